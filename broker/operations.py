@@ -209,6 +209,8 @@ class RenewLocks:
 
     tokens: Sequence[LockToken]
     cookie: object = None
+    duration_ms: int | None = None
+    """How long the locks last from now, if not for the entity's lock duration."""
 
 
 @dataclass(slots=True)
@@ -248,6 +250,8 @@ class ReceiveDeferred:
     subqueue: str
     sequence_numbers: Sequence[int]
     cookie: object = None
+    bytes_max: int | None = None
+    """Lock messages of at most this many bytes, but at least one message."""
 
 
 @dataclass(slots=True)
@@ -264,7 +268,8 @@ class CancelScheduled:
 
 @dataclass(slots=True)
 class Delete:
-    """Remove the oldest messages of a subqueue that are active and not locked. Answered with `Deleted`.
+    """Remove the oldest messages of a subqueue that are in some of the states and not locked. Answered with
+    `Deleted`.
 
     One operation looks at a limited number of messages (`Bounds.deleted_max`); the answer says where to
     continue.
@@ -277,6 +282,69 @@ class Delete:
     """Keep messages that were enqueued at this time or later."""
     from_sequence_number: int = 0
     cookie: object = None
+    states: Sequence[int] = (0,)
+    """Those of `MessageState` that may be removed: only active ones, unless given."""
+    recalls: bool = False
+    """Recall locked messages that no client has seen; `Deleted` says whether it is worth looking again."""
+
+
+@dataclass(slots=True)
+class DeleteExactly:
+    """Remove the messages with these sequence numbers, in any state, unless they are locked. Counts no
+    delivery. Answered with `DeletedExactly`."""
+
+    subqueue: str
+    sequence_numbers: Sequence[int]
+    cookie: object = None
+
+
+@dataclass(slots=True)
+class FindDeadLetters:
+    """Find the messages of a dead-letter subqueue that are not locked, oldest first, and lock none. Answered
+    with `Found`.
+
+    One operation looks at a limited number of messages (`Bounds.deleted_max`); the answer says where to
+    continue.
+    """
+
+    subqueue: str
+    count: int
+    """The most messages to find."""
+    enqueued_before_ms: int
+    """Pass over messages that were enqueued at this time or later."""
+    reason: str | None = None
+    """Only those with this dead-letter reason."""
+    from_sequence_number: int = 0
+    cookie: object = None
+
+
+@dataclass(slots=True)
+class LockExactly:
+    """Lock the messages with these sequence numbers, except those that are locked or missing. Answered with
+    `Locked`.
+
+    Locks as many as one answer may hold (`Bounds.granted_bytes_max`) and at least one.
+    """
+
+    subqueue: str
+    sequence_numbers: Sequence[int]
+    cookie: object = None
+
+
+@dataclass(slots=True)
+class Redrive:
+    """Enqueue locked messages of a dead-letter subqueue anew in the main one, and remove them from it.
+
+    Both happen in one commit: a crash leaves each message in exactly one of the two. Answered with
+    `Redriven`, or `Failed`, after which the messages are available in the dead-letter subqueue.
+    """
+
+    tokens: Sequence[LockToken]
+    messages: Sequence[bytes]
+    """The messages as they are to be stored, one for each token."""
+    time_to_live_ms: Sequence[int | None] | None
+    cookie: object = None
+    columns: ColumnLists = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -305,6 +373,7 @@ Operation = (
     Send | Demand | Withdraw | Complete | Abandon | Defer | DeadLetter | Release | Recalled | RenewLocks
     | Peek
     | Watch | ReceiveDeferred | CancelScheduled | Delete | Update | Detach
+    | DeleteExactly | FindDeadLetters | LockExactly | Redrive
 )  # fmt: skip
 
 
@@ -435,6 +504,45 @@ class Deleted:
     next_sequence_number: int | None
     """Where the next `Delete` continues; None if nothing is left to look at."""
     cookie: object
+    recalls: bool = False
+    """Some of the locked messages may be unseen and are being recalled from their client. The same operation,
+    if it is posted after this answer, finds them available."""
+
+
+@dataclass(slots=True)
+class DeletedExactly:
+    """All messages named by a `DeleteExactly` were removed, durably, except these."""
+
+    locked: list[int]
+    """Sequence numbers of messages that are locked, and stay."""
+    missing: list[int]
+    """Sequence numbers that no message of the subqueue has."""
+    cookie: object
+    recalls: bool = False
+    """Some of the locked messages may be unseen and are being recalled from their client. The same operation,
+    if it is posted after this answer, finds them available."""
+
+
+@dataclass(slots=True)
+class Found:
+    """Answers `FindDeadLetters`."""
+
+    sequence_numbers: list[int]
+    next_sequence_number: int | None
+    """Where the next `FindDeadLetters` continues; None if nothing is left to look at."""
+    cookie: object
+    recalls: bool = False
+    """Some of the locked messages may be unseen and are being recalled from their client. The same operation,
+    if it is posted after this answer, finds them available."""
+
+
+@dataclass(slots=True)
+class Redriven:
+    """Messages were enqueued anew, durably. Answers `Redrive`."""
+
+    sequence_numbers: list[int]
+    """The new sequence numbers, in the order of the operation; 0 for a message whose lock was gone."""
+    cookie: object
 
 
 @dataclass(slots=True)
@@ -467,7 +575,7 @@ class Unavailable:
 
 Answer = (
     Sent | Failed | Locked | Unmet | Withdrawn | Settled | Renewed | Peeked | Arrived | Deleted | Recall
-    | Updated | Unavailable
+    | Updated | Unavailable | DeletedExactly | Found | Redriven
 )  # fmt: skip
 
 

@@ -38,10 +38,13 @@ KINDS: Final[Mapping[int, type]] = {
     72: operations.Recalled, 73: operations.RenewLocks, 74: operations.Peek, 75: operations.Watch,
     76: operations.ReceiveDeferred, 77: operations.Delete, 78: operations.Update, 79: operations.Detach,
     80: operations.CancelScheduled,
+    88: operations.DeleteExactly, 89: operations.FindDeadLetters, 90: operations.LockExactly,
+    91: operations.Redrive,
     96: operations.Sent, 97: operations.Failed, 98: operations.Locked, 99: operations.Unmet,
     100: operations.Withdrawn, 101: operations.Settled, 102: operations.Renewed, 103: operations.Peeked,
     104: operations.Arrived, 105: operations.Deleted, 106: operations.Recall, 107: operations.Updated,
     108: operations.Unavailable,
+    116: operations.DeletedExactly, 117: operations.Found, 118: operations.Redriven,
     120: operations.SubqueueCounts, 121: host.HostSettings, 122: host.HostFolder,
 }  # fmt: skip
 """Every kind of message, and of data within messages, by its number."""

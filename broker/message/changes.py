@@ -74,6 +74,19 @@ def merge_changes(earlier: bytes | None, later: bytes | None) -> bytes | None:
     return _encode_entries(old | new)
 
 
+def has_reason(changed: bytes | None, reason: str) -> bool:
+    """Whether a change sets this dead-letter reason."""
+    if changed is None or (text := reason.encode("utf-8", "surrogatepass")) not in changed:
+        return False  # without decoding anything
+    value = _entries(changed, 0, len(changed)).get(DEAD_LETTER_REASON.encode())
+    return value is not None and text_bytes(value, 0) == text
+
+
+def without_reasons(bare_message: bytes, changed: bytes | None) -> bytes:
+    """The bare message with the change applied, and without a dead-letter reason and description."""
+    return with_changes(bare_message, merge_changes(changed, _NO_REASONS) or _NO_REASONS)
+
+
 def with_changes(bare_message: bytes, changed: bytes) -> bytes:
     """The bare message with the change applied to its application properties; all other sections stay as they
     are."""
@@ -110,3 +123,8 @@ def _entry_bytes(entry: tuple[bytes, bytes]) -> int:
 
 def _encode_entries(entries: Mapping[bytes, bytes]) -> bytes:
     return encode_map([part for key, value in entries.items() for part in (encode_text(key), value)])
+
+
+_NO_REASONS = _encode_entries(
+    dict.fromkeys((DEAD_LETTER_REASON.encode(), DEAD_LETTER_DESCRIPTION.encode()), _NULL)
+)

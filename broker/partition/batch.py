@@ -43,7 +43,7 @@ class Batch:
     __slots__ = (
         "answers", "arrived_in", "commit", "dead_lettered", "expired_locks", "expired_messages", "first_sent",
         "granted", "granted_bytes", "grants",
-        "has_sent", "holes", "marks", "now_ms", "open_grants", "passing", "sent_with", "to_tell",
+        "has_sent", "holes", "marks", "now_ms", "open_grants", "passing", "redriven", "sent_with", "to_tell",
         "wall_ms", "work",
     )  # fmt: skip
 
@@ -66,6 +66,8 @@ class Batch:
         """Kind, body and version of every record that does not belong to a send."""
         self.sent_with: list[NewRecord] = []
         """Records of durable state that belong to the new messages."""
+        self.redriven: list[tuple[int, list[Reference]]] = []
+        """Messages removed because they were enqueued anew, with the number of the subqueue they were in."""
         self.grants: list[Grant] = []
         self.open_grants: dict[tuple[ClientId, int], Grant] = {}
         """By client and subqueue number."""

@@ -13,7 +13,7 @@ from broker.operations import Arrived, ClientId, Delete, Deleted, Peek, Watch
 from broker.partition import records
 from broker.partition.batch import peeked
 from broker.partition.records import Mark
-from broker.partition.references import ACTIVE, SCHEDULED, Reference
+from broker.partition.references import SCHEDULED, Reference
 from broker.partition.subqueue import Subqueue
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.workspace import Workspace
@@ -107,6 +107,7 @@ class Browsing:
         numbers: list[int] = []
         next_number: int | None = None
         looked_at = 0
+        states, recalls = frozenset(delete.states), False
         for looked_at, reference in enumerate(subqueue.browse(max(delete.from_sequence_number, 0))):
             number = reference.sequence_number
             if batch.has_sent and number >= batch.first_sent:
@@ -116,16 +117,19 @@ class Browsing:
             if len(numbers) >= delete.count or looked_at >= space.bounds.deleted_max:
                 next_number = number
                 break
-            if (
-                reference.lease is None
-                and reference.state is ACTIVE
+            if reference.lease is not None:
+                if delete.recalls:
+                    recalls = space.recall_from(reference.lease) or recalls
+            elif (
+                reference.state in states
+                and reference.enqueued_at_ms < delete.enqueued_before_ms
                 and not self._time_to_live.is_overdue(subqueue, reference)
             ):
                 numbers.append(number)
         if numbers:
             space.mark(Mark(records.REMOVED, subqueue.number, numbers))
         batch.work += looked_at + 1
-        space.answer(client, Deleted(len(numbers), next_number, delete.cookie))
+        space.answer(client, Deleted(len(numbers), next_number, delete.cookie, recalls))
 
     def _visible(self, subqueue: Subqueue, from_number: int) -> Iterator[tuple[int, Reference | None]]:
         """Messages that a client may see. Leaves out messages sent in this batch, because they may still be

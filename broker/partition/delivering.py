@@ -13,6 +13,7 @@ from broker.operations import (
     Demand,
     Detach,
     Locked,
+    LockExactly,
     Recall,
     Recalled,
     ReceiveDeferred,
@@ -118,17 +119,47 @@ class Delivering:
                     f"No deferred message has the sequence number {number}, or it is locked.",
                 )
             found.append(reference)
-        room = space.bounds.granted_bytes_max
+        self._lock(client, subqueue, found, receive.cookie, receive.bytes_max)
+
+    def lock_exactly(self, client: ClientId, lock: LockExactly) -> None:
+        """Lock messages that a client names, in any state. Leaves out those that are locked or missing, or
+        were sent in this batch."""
+        space, batch = self._space, self._space.batch
+        subqueue = space.messages.find(lock.subqueue)
+        found: list[Reference] = []
+        for number in dict.fromkeys(lock.sequence_numbers):
+            reference = subqueue.references.get(number)
+            if (
+                reference is not None
+                and reference.lease is None
+                and not (batch.has_sent and number >= batch.first_sent)
+            ):
+                found.append(reference)
+        self._lock(client, subqueue, found, lock.cookie)
+
+    def _lock(
+        self,
+        client: ClientId,
+        subqueue: Subqueue,
+        found: list[Reference],
+        cookie: object,
+        bytes_max: int | None = None,
+    ) -> None:
+        """Lock the first of some messages that are not locked: as many as one answer may hold, and at least
+        one."""
+        space = self._space
+        room = space.bounds.granted_bytes_max if bytes_max is None else bytes_max
         for place, reference in enumerate(found):
             room -= reference.size + len(reference.changed or b"") + _ANSWER_BYTES
             if (room < 0 and place) or place >= space.bounds.granted_max:
                 del found[place:]
                 break
+        space.batch.work += len(found)
         lease = self._new_lease(subqueue)
-        grant = self._new_grant(client, lease, deferred=True, cookie=receive.cookie)
+        grant = self._new_grant(client, lease, deferred=True, cookie=cookie)
         grant.open = False
         if found:
-            subqueue.lock_deferred(found, lease)
+            subqueue.lock_by_number(found, lease)
             space.locks.start(lease)
 
     def finish(self) -> None:

@@ -238,10 +238,22 @@ class DemandBook:
         for client, holder in list(self._recallable.items()):
             if len(self._eager) == 1 and client in self._eager:
                 continue  # never recall from a client on its own behalf
-            del self._recallable[client]
-            holder.asked, holder.granted, holder.under_way = holder.granted, set(), True
-            self._awaited[client] = holder
+            self._ask_back(holder)
             yield client
+
+    def recall_from(self, lease: Lease) -> ClientId | None:
+        """Recall the messages of the client that holds this lease, whoever waits. Returns None if they cannot
+        be recalled, or a recall is under way."""
+        holder = lease.holder
+        if holder is None or holder.client not in self._recallable:
+            return None
+        self._ask_back(holder)
+        return holder.client
+
+    def _ask_back(self, holder: Holder) -> None:
+        del self._recallable[holder.client]
+        holder.asked, holder.granted, holder.under_way = holder.granted, set(), True
+        self._awaited[holder.client] = holder
 
     def recalled(self, client: ClientId) -> None:
         """Note that the client has answered. It kept only messages that were delivered, and returned the

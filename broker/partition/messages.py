@@ -360,6 +360,16 @@ class Messages:
         if in_memory:
             self.payloads.give(in_memory)
 
+    def bring_back(self, subqueue: Subqueue, references: Sequence[Reference]) -> None:
+        """Undo `forget` and the removal of messages that this batch has removed. Their frames must have been
+        kept from being dropped."""
+        self.blocks.touch(
+            subqueue.number, [reference.sequence_number for reference in references], self.position
+        )
+        for reference in references:
+            reference.frame.live += 1
+            subqueue.insert(reference)
+
     def evict(self) -> None:
         """Drop some bodies from memory; they stay on the disk. Looks at EVICTED_AT_ONCE messages, and
         continues from there the next time."""

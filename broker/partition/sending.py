@@ -32,8 +32,9 @@ class Sending:
         self._rest: Iterator[None] | None = None
         """The remaining steps of a long `Send`."""
 
-    def send(self, batch: Batch, description: QueueDescription, send: Send) -> int:
-        """Enqueue the messages, or only the first of many: the caller must then call `go_on`.
+    def send(self, batch: Batch, description: QueueDescription, send: Send, freed: int = 0) -> int:
+        """Enqueue the messages, or only the first of many: the caller must then call `go_on`. `freed` is how
+        many bytes the same operation is going to remove.
 
         Returns the first sequence number. Raises Refused.
         """
@@ -46,7 +47,7 @@ class Sending:
             self._number,
             self._messages.work.occupied.values(),
             self._messages.states.bytes,
-            sum(sizes) + MESSAGE_OVERHEAD_BYTES * len(sizes) + list_bytes(send.columns),
+            sum(sizes) + MESSAGE_OVERHEAD_BYTES * len(sizes) + list_bytes(send.columns) - freed,
         )
         if min(sizes) == max(sizes):
             sizes = [sizes[0]] * len(sizes)  # one number object for all

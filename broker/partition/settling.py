@@ -96,8 +96,11 @@ class Settling:
         """Renew locks."""
         space = self._space
         space.batch.work += len(operation.tokens)
-        failures = space.locks.renew(operation.tokens, space.arrived_ms, space.locked_until_ms)
-        space.answer(client, Renewed(space.locked_until_ms, operation.cookie, failures))
+        until_ms = space.locked_until_ms
+        if operation.duration_ms is not None:
+            until_ms = space.batch.now_ms + operation.duration_ms
+        failures = space.locks.renew(operation.tokens, space.arrived_ms, until_ms)
+        space.answer(client, Renewed(until_ms, operation.cookie, failures))
 
     def _settle(
         self,

@@ -1,7 +1,8 @@
 """The partition's state machine: checks, decides, applies. Pure: no I/O, no clock, no asyncio.
 
 Its parts have files of their own: `sending.py`, `schedule.py`, `delivering.py`, `settling.py`,
-`lock_expiry.py`, `delivery_count.py`, `dead_lettering.py`, `time_to_live.py` and `browsing.py`. They share a
+`lock_expiry.py`, `delivery_count.py`, `dead_lettering.py`, `dead_letters.py`, `time_to_live.py` and
+`browsing.py`. They share a
 `Workspace`.
 
 The task feeds it one *batch* at a time: `begin(commit, now_ms)`, `handle` for each operation, `finish`. Each
@@ -19,6 +20,8 @@ Locks, demand and recalls are volatile; everything else is a fold over the recor
     the time of a schedule      ACTIVATED   a scheduled message goes to the end, with the next sequence number
     Complete, Delete,           REMOVED     the reference is removed
     CancelScheduled
+    Redrive                     ENQUEUED,   a dead letter at the end of the main subqueue, with the next
+                                REMOVED     sequence number
     Abandon, lock expiry        RETURNED    delivery count + 1, available again; a deferred message stays
                                             deferred
                                 MOVED       … or, at the maximum delivery count, to the dead-letter subqueue
@@ -56,14 +59,19 @@ from broker.operations import (
     DeadLetter,
     Defer,
     Delete,
+    DeleteExactly,
     Demand,
     Detach,
     Failed,
+    FindDeadLetters,
     Locked,
+    LockExactly,
     Operation,
     Peek,
     Recalled,
     ReceiveDeferred,
+    Redrive,
+    Redriven,
     Release,
     RenewLocks,
     Send,
@@ -77,6 +85,7 @@ from broker.operations import (
 from broker.partition.batch import Batch
 from broker.partition.batch_bounds import Bounds
 from broker.partition.browsing import Browsing
+from broker.partition.dead_letters import DeadLetters, let_go, restore
 from broker.partition.delivering import Delivering
 from broker.partition.durable_state import read_back
 from broker.partition.lock_expiry import run_out_locks
@@ -117,6 +126,7 @@ class Partition:
         self._delivering = Delivering(self._space, self._time_to_live)
         self._settling = Settling(self._space, self._time_to_live)
         self._browsing = Browsing(self._space, self._time_to_live)
+        self._dead_letters = DeadLetters(self._space, self._sending)
         self._wall_ahead_ms = 0
         """How far wall time was ahead of monotonic time when the latest batch began."""
         self._parts: Parts | None = None
@@ -195,6 +205,8 @@ class Partition:
     def let_go(self) -> None:
         """Release the answered batch with its commit, answers and messages: some MiB, and the next batch may
         be hours away."""
+        if self._space.batch.redriven:
+            let_go(self._space)
         self._space.batch = NO_BATCH
 
     def undo_sends(self, commit: Commit) -> int:
@@ -206,7 +218,7 @@ class Partition:
         batch = self._space.batch
         undone = 0
         for index, (client, answer) in enumerate(batch.answers):
-            if isinstance(answer, Sent):
+            if isinstance(answer, Sent | Redriven):
                 undone += 1
                 failed = Failed(
                     Reason.DISK_FULL,
@@ -221,6 +233,7 @@ class Partition:
                 self.messages.states.undo(read_back(record), batch.commit.start)
             batch.sent_with.clear()
             self.messages.cut(batch.first_sent)
+            restore(self._space)
             batch.has_sent = False
         batch.answers = [
             each
@@ -308,6 +321,14 @@ class Partition:
                 self._schedule.cancel(client, operation)
             case Delete():
                 self._browsing.delete(client, operation)
+            case DeleteExactly():
+                self._dead_letters.delete(client, operation)
+            case FindDeadLetters():
+                self._dead_letters.find(client, operation)
+            case LockExactly():
+                self._delivering.lock_exactly(client, operation)
+            case Redrive():
+                self._dead_letters.redrive(client, operation)
             case Update():
                 self._space.description = operation.description
                 self._space.answer(client, Updated(operation.cookie))

@@ -340,10 +340,12 @@ class Subqueue:
             looks,
         )
 
-    def lock_deferred(self, references: Sequence[Reference], lease: Lease) -> None:
-        """Lock deferred messages that are not locked."""
+    def lock_by_number(self, references: Sequence[Reference], lease: Lease) -> None:
+        """Lock messages that are not locked, in any state."""
         for reference in references:
             reference.lease = lease
+            if reference.state is ACTIVE:
+                self.available -= 1
         self._lock(references, lease)
 
     def renew(self, reference: Reference, lease: Lease) -> None:

@@ -8,7 +8,7 @@ it at once, by the same method that replay uses.
 from __future__ import annotations
 
 from broker.entities.descriptions import QueueDescription
-from broker.operations import Answer, ClientId
+from broker.operations import Answer, ClientId, Recall
 from broker.partition import records
 from broker.partition.batch import Batch
 from broker.partition.batch_bounds import Bounds
@@ -18,6 +18,7 @@ from broker.partition.enqueued_times import EnqueuedTimes
 from broker.partition.locks import Locks
 from broker.partition.messages import Messages
 from broker.partition.records import Mark
+from broker.partition.references import Lease
 from storage.log import Commit, Position
 
 NO_BATCH = Batch(Commit(Position(0)), 0, 0, 0)
@@ -83,6 +84,14 @@ class Workspace:
         batch.commit.add(record.kind, [record.body], record.version)
         (batch.sent_with if with_send else batch.marks).append(record)
         self.messages.states.apply(read_back(record), batch.commit.start)
+
+    def recall_from(self, lease: Lease) -> bool:
+        """Recall the messages that the holder of a lease may hold unseen. Returns whether some may come
+        back: those of this lease are worth another look once the client has answered."""
+        client = self.books[lease.subqueue].recall_from(lease)
+        if client is not None:
+            self.answer(client, Recall(self.number, self.subqueues[lease.subqueue].name))
+        return lease.holder is not None
 
     def mark(self, mark: Mark) -> None:
         """Write a record of what happens to messages and apply it."""

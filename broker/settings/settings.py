@@ -292,6 +292,12 @@ class Settings(BaseSettings):
         1024, ge=1, le=102_400, description="Default for an entity's largest message, in KiB."
     )
 
+    lock_renewal_ms_max: int = Field(
+        3_600_000,
+        ge=1_000,
+        description="Longest lock that a client may ask for with `partibus:renew-lock`.",
+    )
+
     # --- AMQP connections -----------------------------------------------------------------------------------
 
     connections_max: int = Field(10_000, ge=1, description="AMQP connections at a time, over all ports.")

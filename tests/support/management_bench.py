@@ -29,7 +29,9 @@ class Bench:
 
     async def ask(self, operation: str, body: Any, answers: Answers | None = None) -> Response:
         """Make a request, and answer for the partitions until there is a response."""
-        request = Request(None, None, {"operation": f"com.microsoft:{operation}"}, body)
+        request = Request(
+            None, None, {"operation": operation if ":" in operation else f"com.microsoft:{operation}"}, body
+        )
         work = asyncio.ensure_future(self.node.respond(request))
         for _ in range(10_000):
             if work.done():

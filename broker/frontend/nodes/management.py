@@ -23,6 +23,7 @@ from broker.base.errors import Reason, Refused
 from broker.frontend.host import Host
 from broker.frontend.links.outgoing import OutgoingLink
 from broker.frontend.nodes.bodies import NO_CONTENT, integer, integers, lock_tokens, ok, refusal
+from broker.frontend.nodes.own_operations import OWN_PAGES, OWN_WITHOUT_BODY, OwnOperations
 from broker.frontend.nodes.peek_paging import PeekWalks
 from broker.frontend.nodes.request_node import Request, Response
 from broker.message.annotations import deliverables, joined
@@ -80,10 +81,12 @@ class ManagementNode:
             "com.microsoft:update-disposition": ("Listen", self._update_disposition),
             "com.microsoft:batch-delete-messages": ("Listen", self._batch_delete),
         }
+        self._operations |= OwnOperations(connection, address, lambda: self._queue).operations
 
     def is_page(self, request: Request) -> bool:
-        """Return whether the request's operation is one of `PAGES`."""
-        return str(request.properties.get("operation")) in PAGES
+        """Return whether the request's operation is one of `PAGES` or `OWN_PAGES`."""
+        operation = str(request.properties.get("operation"))
+        return operation in PAGES or operation in OWN_PAGES
 
     async def respond(self, request: Request) -> Response:
         """Carry out one request. Every error becomes a response."""
@@ -96,6 +99,8 @@ class ManagementNode:
                 )
             self._connection.authorize(self._path, right)
             self._find_queue()
+            if request.body is None and name in OWN_WITHOUT_BODY:  # the Python client sends no empty map
+                request.body = {}
             if not isinstance(request.body, dict):
                 raise Refused(Reason.ARGUMENT, f"The operation '{name!s:.80}' needs a map as body.")
             self._queue.accessed_at_ms = self._connection.services.clock.now_ms()

@@ -1,0 +1,221 @@
+"""Operations of our own on the `$management` node: what users of Service Bus have asked for in vain
+(AMQP contract 7.5).
+
+Requests and responses have the form of the service's own operations. All names begin with `partibus:`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from broker.access.addresses import Address
+from broker.base.clock import wall_ahead_ms
+from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import MAIN
+from broker.frontend.host import Host
+from broker.frontend.nodes.bodies import elements, integer, integers, lock_tokens, ok
+from broker.frontend.nodes.request_node import Response
+from broker.messaging.asking import ask_about, lock_lost
+from broker.messaging.housekeeping import (
+    Exactly,
+    Progress,
+    delete_exactly,
+    purge,
+    redrive,
+    redrive_exactly,
+)
+from broker.namespace.entity import Entity
+from broker.operations import MessageState, Renewed, RenewLocks, SubqueueCounts
+from protocol.codec import Array, Int, Long, Timestamp, TypeCode, UInt
+
+MESSAGES_MAX = 4_000
+"""Messages that one request deletes or re-drives at most."""
+NEVER_MS = 1 << 62
+"""Later than all enqueued times."""
+STATES: Final[Mapping[str, MessageState]] = {state.name.lower(): state for state in MessageState}
+OWN_PAGES = frozenset(("partibus:delete-messages", "partibus:purge-messages", "partibus:redrive-messages"))
+"""Operations that may concern thousands of messages; each connection has one served at a time."""
+OWN_WITHOUT_BODY = frozenset(("partibus:count-messages",))
+"""Operations whose requests may have no body."""
+
+Operations = dict[str, tuple[str, Callable[[dict[str, Any]], Awaitable[Response]]]]
+
+
+class OwnOperations:
+    """Serves one connection's requests about one subqueue."""
+
+    def __init__(self, connection: Host, address: Address, queue: Callable[[], Entity]) -> None:
+        """`queue` gives the entity as it is found at the time of a request."""
+        self._connection, self._queue = connection, queue
+        self._entity, self._subqueue, self._path = address.entity, address.subqueue, address.path
+        self.operations: Operations = {
+            "partibus:delete-messages": ("Listen", self._delete),
+            "partibus:purge-messages": ("Listen", self._purge),
+            "partibus:redrive-messages": ("Listen", self._redrive),
+            "partibus:renew-lock": ("Listen", self._renew_lock),
+            "partibus:count-messages": ("Listen", self._count),
+        }
+        """The right that each operation needs, and the function that carries it out."""
+
+    async def _delete(self, body: dict[str, Any]) -> Response:
+        """Delete the messages with these sequence numbers, in any state but locked."""
+        queue = self._queue()
+        queue.check_can_receive(self._subqueue)
+        result = await delete_exactly(queue, self._subqueue, _numbers(body))
+        return ok(
+            {
+                "deleted": _longs(result.done),
+                "locked": _longs(result.locked),
+                "missing": _longs(result.missing),
+            }
+        )
+
+    async def _purge(self, body: dict[str, Any]) -> Response:
+        """Delete messages by their state and age, a bounded number for each request."""
+        queue = self._queue()
+        queue.check_can_receive(self._subqueue)
+        progress = await purge(
+            queue, self._subqueue, _states(body), _before_ms(body), _count(body), _start(body)
+        )
+        return _progress(progress)
+
+    async def _redrive(self, body: dict[str, Any]) -> Response:
+        """Send dead letters to their queue again: those with these sequence numbers, or those that match a
+        reason and an age."""
+        queue = self._queue()
+        services = self._connection.services
+        # On the node's own path: the token of an official client covers the dead-letter queue alone, and
+        # its key has the right or has it not.
+        self._connection.authorize(self._path, "Send")
+        if self._subqueue == MAIN:
+            raise Refused(
+                Reason.NOT_ALLOWED,
+                f"'{self._entity}' is no dead-letter queue. Send the request to the management node of the "
+                "dead-letter queue.",
+            )
+        queue.check_can_receive(self._subqueue)
+        queue.check_can_send(MAIN)
+        services.memory.admit(1)
+        if "sequence-numbers" in body:
+            numbers = _numbers(body)
+            result = await redrive_exactly(queue, self._subqueue, numbers, lambda: services.browse_pages)
+            return _redriven(result)
+        reason = body.get("deadletter-reason")
+        if reason is not None and not isinstance(reason, str):
+            raise Refused(Reason.ARGUMENT, "'deadletter-reason' must be a string.")
+        progress = await redrive(
+            queue,
+            self._subqueue,
+            reason,
+            _before_ms(body),
+            _count(body),
+            _start(body),
+            lambda: services.browse_pages,
+        )
+        return _progress(progress)
+
+    async def _renew_lock(self, body: dict[str, Any]) -> Response:
+        """Have locks last for a given time from now, instead of the entity's lock duration."""
+        tokens = lock_tokens(body)
+        duration_ms = integer(body, "duration")
+        duration_ms_max = self._connection.services.settings.lock_renewal_ms_max
+        if not 0 < duration_ms <= duration_ms_max:
+            raise Refused(
+                Reason.ARGUMENT,
+                f"duration is {duration_ms} ms; it must be from 1 to {duration_ms_max} "
+                "(PARTIBUS_LOCK_RENEWAL_MS_MAX).",
+            )
+        until_ms = [0] * len(tokens)
+        refusals: list[Refused] = []
+        ahead_ms = wall_ahead_ms(self._connection.services.clock)
+        for places, answer in await ask_about(
+            self._queue(), tokens, lambda own: RenewLocks(own, duration_ms=duration_ms)
+        ):
+            if isinstance(answer, Refused):
+                refusals.append(answer)
+                continue
+            assert isinstance(answer, Renewed), f"{answer} is no answer to RenewLocks"
+            if answer.failures:
+                refusals.append(lock_lost())
+            for place in places:
+                until_ms[place] = answer.locked_until_ms + ahead_ms
+        if refusals:
+            raise refusals[0]
+        return ok({"expirations": Array(TypeCode.TIMESTAMP, [Timestamp(each) for each in until_ms])})
+
+    async def _count(self, body: dict[str, Any]) -> Response:
+        """Count the messages of the subqueue by state, over all partitions."""
+        runtime = await self._connection.services.namespace.runtime(self._entity)
+        counts = runtime.counts.get(self._subqueue, SubqueueCounts())
+        return ok(
+            {
+                "active": Long(counts.active),
+                "locked": Long(counts.locked),
+                "deferred": Long(counts.deferred),
+                "scheduled": Long(counts.scheduled),
+                "size-in-bytes": Long(counts.bytes),
+            }
+        )
+
+
+def _redriven(result: Exactly) -> Response:
+    return ok(
+        {
+            "message-count": Int(len(result.done)),
+            "redriven": _longs(result.done),
+            "sequence-numbers": _longs(result.new_numbers),
+            "missing": _longs(result.missing),
+        }
+    )
+
+
+def _progress(progress: Progress) -> Response:
+    """The response to a walk. Raises the first refusal if nothing was done and nothing is left to do."""
+    if progress.refusals and not progress.count and progress.next_sequence_number is None:
+        raise next(iter(progress.refusals.values()))
+    body: dict[str, Any] = {"message-count": Int(progress.count)}
+    if progress.next_sequence_number is not None:
+        body["next-sequence-number"] = Long(progress.next_sequence_number)
+    if progress.refusals:
+        body["unavailable-partitions"] = Array(TypeCode.UINT, [UInt(each) for each in progress.refusals])
+    return ok(body)
+
+
+def _numbers(body: dict[str, Any]) -> list[int]:
+    numbers = integers(body, "sequence-numbers")
+    if not numbers:
+        raise Refused(Reason.ARGUMENT, "sequence-numbers is empty.")
+    return numbers
+
+
+def _longs(numbers: list[int]) -> Array:
+    return Array(TypeCode.LONG, [Long(number) for number in numbers])
+
+
+def _states(body: dict[str, Any]) -> list[int]:
+    """The states named in `states`; all of them if there is no such field."""
+    if "states" not in body:
+        return sorted(STATES.values())
+    names = elements(body, "states")
+    unknown = [name for name in names if not isinstance(name, str) or name not in STATES]
+    if unknown or not names:
+        raise Refused(
+            Reason.ARGUMENT, f"'states' must hold some of {', '.join(STATES)}, and not {unknown!r:.80}."
+        )
+    return sorted({STATES[name] for name in names})
+
+
+def _before_ms(body: dict[str, Any]) -> int:
+    return integer(body, "enqueued-time-utc", NEVER_MS)
+
+
+def _count(body: dict[str, Any]) -> int:
+    count = integer(body, "message-count", MESSAGES_MAX)
+    if not 0 < count <= MESSAGES_MAX:
+        raise Refused(Reason.ARGUMENT, f"message-count is {count}; it must be from 1 to {MESSAGES_MAX}.")
+    return count
+
+
+def _start(body: dict[str, Any]) -> int:
+    return integer(body, "from-sequence-number", 0)

@@ -1,0 +1,253 @@
+"""Work on many messages of an entity at once: delete exactly these, purge, re-drive dead letters.
+
+A walk over an entity goes through its partitions one after the other, in the order of sequence numbers, and
+asks each for a bounded piece of work at a time. It ends after a bounded number of pieces, and says where to
+continue: a sequence number, whose top bits name the partition. So no request takes long, and none holds more
+than one piece in memory.
+
+A partition that is down is passed over and named in the result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+
+from broker.base.errors import Refused
+from broker.message.changes import without_reasons
+from broker.message.stored import bare_message_offset
+from broker.messaging.asking import answer_of
+from broker.namespace.entity import Entity, ask, next_client
+from broker.namespace.router import PartitionHandle
+from broker.operations import (
+    PARTITION_SHIFT,
+    Answer,
+    Delete,
+    Deleted,
+    DeletedExactly,
+    DeleteExactly,
+    FindDeadLetters,
+    Found,
+    Locked,
+    LockExactly,
+    Redrive,
+    Redriven,
+    Release,
+    partition_of,
+)
+
+PIECES_MAX = 64
+"""Operations that one walk asks of partitions. Each looks at a few thousand messages at most."""
+NAMED_AT_ONCE = 1_000
+"""Sequence numbers in one operation."""
+REDRIVEN_AT_ONCE = 256
+"""Dead letters that are locked and enqueued anew by one pair of operations. They are in memory meanwhile, up
+to what one answer of a partition may hold."""
+PREPARED_AT_ONCE = 32
+"""Dead letters whose properties are changed in one turn of the event loop: about half a millisecond."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a walk has come."""
+
+    count: int = 0
+    """Messages that it has dealt with."""
+    next_sequence_number: int | None = None
+    """Where to continue; None at the end."""
+    refusals: dict[int, Refused] = field(default_factory=dict)
+    """Partitions that were passed over, and why."""
+
+
+@dataclass(slots=True)
+class Exactly:
+    """What became of the messages that a client named."""
+
+    done: list[int] = field(default_factory=list)
+    """Those that were deleted or re-driven."""
+    new_numbers: list[int] = field(default_factory=list)
+    """The sequence numbers that re-driven messages got, in the order of `done`."""
+    locked: list[int] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
+
+
+async def delete_exactly(queue: Entity, subqueue: str, numbers: Sequence[int]) -> Exactly:
+    """Delete the messages with these sequence numbers, except those that are locked.
+
+    Raises Refused if a partition refuses; messages in other partitions may be deleted by then, and asking
+    again does no harm.
+    """
+    result = Exactly()
+    for handle, part in _by_partition(queue, numbers, result):
+        answer = await ask(handle, DeleteExactly(subqueue, part))
+        assert isinstance(answer, DeletedExactly), f"{answer} is no answer to DeleteExactly"
+        locked = answer.locked
+        result.missing += answer.missing
+        if answer.recalls:
+            again = await ask(handle, DeleteExactly(subqueue, locked))
+            assert isinstance(again, DeletedExactly), f"{again} is no answer to DeleteExactly"
+            locked = again.locked  # a missing one was settled meanwhile
+        result.locked += locked
+        kept = {*locked, *answer.missing}
+        result.done += [number for number in part if number not in kept]
+    return result
+
+
+async def purge(
+    queue: Entity, subqueue: str, states: Sequence[int], before_ms: int, count: int, start: int
+) -> Progress:
+    """Delete messages in these states that were enqueued before a time, from sequence number `start` on, at
+    most `count`. Locked messages stay."""
+    progress = Progress()
+    looked_again_at = -1
+    async for handle, at, left in _walk(queue, start, count, progress):
+        recalls = at != looked_again_at  # once in each place
+        answer = await answer_of(
+            handle, Delete(subqueue, left, before_ms, at, states=states, recalls=recalls)
+        )
+        if isinstance(answer, Refused):
+            progress.refusals[partition_of(at)] = answer
+            progress.next_sequence_number = None
+            continue
+        assert isinstance(answer, Deleted), f"{answer} is no answer to Delete"
+        progress.count += answer.count
+        progress.next_sequence_number = answer.next_sequence_number
+        if answer.recalls:
+            progress.next_sequence_number = looked_again_at = at
+    return progress
+
+
+Turn = Callable[[], AbstractAsyncContextManager[object]]
+"""Waits for a turn to hold some messages in memory."""
+
+
+async def redrive(
+    queue: Entity, subqueue: str, reason: str | None, before_ms: int, count: int, start: int, turn: Turn
+) -> Progress:
+    """Re-drive dead letters with this reason (any, if it is None) that were enqueued before a time, from
+    sequence number `start` on, at most `count`. Locked messages stay."""
+    progress = Progress()
+    looked_again_at = -1
+    async for handle, at, left in _walk(queue, start, count, progress):
+        done = Exactly()
+        find = FindDeadLetters(subqueue, min(left, REDRIVEN_AT_ONCE), before_ms, reason, at)
+        try:
+            found = await ask(handle, find)
+            assert isinstance(found, Found), f"{found} is no answer to FindDeadLetters"
+            progress.next_sequence_number = found.next_sequence_number
+            if found.recalls and at != looked_again_at:
+                progress.next_sequence_number = looked_again_at = at
+            await _redrive(handle, subqueue, found.sequence_numbers, turn, done)
+        except Refused as why:
+            progress.refusals[partition_of(at)] = why
+            progress.next_sequence_number = None
+        progress.count += len(done.done)
+    return progress
+
+
+async def redrive_exactly(queue: Entity, subqueue: str, numbers: Sequence[int], turn: Turn) -> Exactly:
+    """Re-drive the dead letters with these sequence numbers. Those that are locked or missing count as
+    missing.
+
+    Raises Refused if a partition refuses; messages in other partitions may be re-driven by then.
+    """
+    result = Exactly()
+    for handle, part in _by_partition(queue, numbers, result):
+        before = len(result.done)
+        await _redrive(handle, subqueue, part, turn, result)
+        done = frozenset(result.done[before:])
+        result.missing += [number for number in part if number not in done]
+    return result
+
+
+def _by_partition(
+    queue: Entity, numbers: Sequence[int], result: Exactly
+) -> list[tuple[PartitionHandle, list[int]]]:
+    """The numbers by partition, a bounded number at a time. Those that no partition can have assigned go to
+    `result.missing`."""
+    groups: dict[int, list[int]] = {}
+    for number in dict.fromkeys(numbers):
+        if 0 <= partition_of(number) < queue.description.partitions:
+            groups.setdefault(partition_of(number), []).append(number)
+        else:
+            result.missing.append(number)
+    return [
+        (queue.router.handles[place], group[at : at + NAMED_AT_ONCE])
+        for place, group in groups.items()
+        for at in range(0, len(group), NAMED_AT_ONCE)
+    ]
+
+
+async def _walk(
+    queue: Entity, start: int, count: int, progress: Progress
+) -> AsyncIterator[tuple[PartitionHandle, int, int]]:
+    """Yield a partition, the sequence number to begin at, and how many messages are left to deal with.
+
+    The caller counts in `progress`, and sets `next_sequence_number` there to continue in the same partition,
+    or None for the next one.
+    """
+    partitions = queue.description.partitions
+    progress.next_sequence_number = max(start, 0)
+    number = partition_of(progress.next_sequence_number)
+    for _ in range(PIECES_MAX):
+        if progress.next_sequence_number is None:
+            number += 1
+            progress.next_sequence_number = number << PARTITION_SHIFT
+        if number >= partitions:
+            progress.next_sequence_number = None
+            return
+        if progress.count >= count:
+            return
+        yield queue.router.handles[number], progress.next_sequence_number, count - progress.count
+    if progress.next_sequence_number is None and number + 1 < partitions:
+        progress.next_sequence_number = number + 1 << PARTITION_SHIFT
+
+
+async def _redrive(
+    handle: PartitionHandle, subqueue: str, numbers: Sequence[int], turn: Turn, result: Exactly
+) -> None:
+    """Re-drive dead letters of one partition, and add their old and new sequence numbers to `result`. Raises
+    Refused."""
+    left = list(numbers)
+    while left:
+        part = left[:REDRIVEN_AT_ONCE]
+        async with turn():
+            locked = await ask(handle, LockExactly(subqueue, part))
+            assert isinstance(locked, Locked), f"{locked} is no answer to LockExactly"
+            if not locked.tokens:
+                left = left[len(part) :]
+                continue
+            answer = await _enqueue_anew(handle, locked)
+        for old, new in zip(locked.sequence_numbers, answer.sequence_numbers, strict=True):
+            if new:
+                result.done.append(old)
+                result.new_numbers.append(new)
+        left = left[left.index(locked.sequence_numbers[-1]) + 1 :]
+
+
+async def _enqueue_anew(handle: PartitionHandle, locked: Locked) -> Redriven:
+    """Re-drive messages that were just locked. If that fails, they are released. Raises Refused."""
+    try:
+        messages: list[bytes] = []
+        for place, (stored, changed) in enumerate(zip(locked.messages, locked.changed, strict=True)):
+            begin = bare_message_offset(stored)
+            messages.append(stored[:begin] + without_reasons(stored[begin:], changed))
+            if place % PREPARED_AT_ONCE == PREPARED_AT_ONCE - 1:
+                await asyncio.sleep(0)
+        times_to_live_ms = [
+            None if expires_ms is None else max(expires_ms - enqueued_ms, 1)
+            for expires_ms, enqueued_ms in zip(locked.expires_at_ms, locked.enqueued_at_ms, strict=True)
+        ]
+        redrive = Redrive(locked.tokens, messages, times_to_live_ms, columns=locked.columns)
+        answer = await ask(handle, redrive)
+    except BaseException:
+        handle.post(Release(locked.tokens), next_client(), _ignore)
+        raise
+    assert isinstance(answer, Redriven), f"{answer} is no answer to Redrive"
+    return answer
+
+
+def _ignore(answer: Answer) -> None:
+    """Ignore the answer."""

@@ -1,0 +1,143 @@
+"""Operations on messages that clients name by sequence number: deleting exactly these, and re-driving dead
+letters. Pure.
+
+*Re-driving* enqueues a dead letter anew, as if it had just been sent: with a new sequence number and enqueued
+time, no failed deliveries and its full time to live. The new message and the removal of the old one are in
+one commit, so a crash leaves the message in exactly one place. On a full disk neither happens: `undo_sends`
+in `state.py` cuts the new messages off, and `restore` puts the old ones back.
+"""
+
+from __future__ import annotations
+
+from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
+from broker.message.changes import has_reason
+from broker.operations import (
+    ClientId,
+    DeletedExactly,
+    DeleteExactly,
+    FindDeadLetters,
+    Found,
+    Redrive,
+    Redriven,
+    Send,
+    sequence_of_token,
+)
+from broker.partition import records
+from broker.partition.records import Mark
+from broker.partition.references import ACTIVE
+from broker.partition.sending import Sending
+from broker.partition.subqueue import Subqueue
+from broker.partition.workspace import Workspace
+
+
+class DeadLetters:
+    """Deletes and re-drives messages of one partition."""
+
+    __slots__ = ("_sending", "_space")
+
+    def __init__(self, space: Workspace, sending: Sending) -> None:
+        self._space, self._sending = space, sending
+
+    def delete(self, client: ClientId, delete: DeleteExactly) -> None:
+        """Remove messages by number. Messages sent in this batch count as missing, because they may still be
+        refused (durability rule 3)."""
+        space, batch = self._space, self._space.batch
+        subqueue = space.messages.find(delete.subqueue)
+        numbers: list[int] = []
+        locked: list[int] = []
+        missing: list[int] = []
+        recalls = False
+        for number in dict.fromkeys(delete.sequence_numbers):
+            reference = subqueue.references.get(number)
+            if reference is None or (batch.has_sent and number >= batch.first_sent):
+                missing.append(number)
+            elif reference.lease is not None:
+                locked.append(number)
+                recalls = space.recall_from(reference.lease) or recalls
+            else:
+                numbers.append(number)
+        if numbers:
+            space.mark(Mark(records.REMOVED, subqueue.number, numbers))
+        batch.work += len(delete.sequence_numbers)
+        space.answer(client, DeletedExactly(locked, missing, delete.cookie, recalls))
+
+    def find(self, client: ClientId, find: FindDeadLetters) -> None:
+        """Find dead letters that are not locked. Raises Refused(NOT_ALLOWED) for another subqueue."""
+        space = self._space
+        subqueue = space.messages.find(find.subqueue)
+        _check_dead_letters(subqueue)
+        numbers: list[int] = []
+        next_number: int | None = None
+        looked_at = 0
+        recalls = False
+        for looked_at, reference in enumerate(subqueue.browse(max(find.from_sequence_number, 0))):
+            number = reference.sequence_number
+            if reference.enqueued_at_ms >= find.enqueued_before_ms:
+                break  # enqueued times never go back, so later messages are no older
+            if len(numbers) >= find.count or looked_at >= space.bounds.deleted_max:
+                next_number = number
+                break
+            if reference.lease is not None:
+                recalls = space.recall_from(reference.lease) or recalls
+            elif reference.state is ACTIVE and (
+                find.reason is None or has_reason(reference.changed, find.reason)
+            ):
+                numbers.append(number)
+        space.batch.work += looked_at + 1
+        space.answer(client, Found(numbers, next_number, find.cookie, recalls))
+
+    def redrive(self, client: ClientId, redrive: Redrive) -> None:
+        """Enqueue locked dead letters anew. Raises Refused; the locks then stay."""
+        space = self._space
+        found: list[int] = []
+        freed = 0
+        for place, token in enumerate(redrive.tokens):
+            subqueue = space.locks.subqueue_of(token, space.arrived_ms)
+            if subqueue is None:
+                continue
+            _check_dead_letters(subqueue)
+            reference = subqueue.references[sequence_of_token(token)]
+            freed += reference.size + len(reference.changed or b"") + MESSAGE_OVERHEAD_BYTES
+            found.append(place)
+        times_to_live_ms = redrive.time_to_live_ms
+        send = Send(
+            [redrive.messages[place] for place in found],
+            None if times_to_live_ms is None else [times_to_live_ms[place] for place in found],
+            columns={name: [values[place] for place in found] for name, values in redrive.columns.items()},
+        )
+        first = self._sending.send(space.batch, space.description, send, freed)
+        for subqueue, references in space.locks.unlock(
+            [redrive.tokens[place] for place in found], space.arrived_ms
+        ):
+            space.batch.redriven.append((subqueue.number, references))
+            for reference in references:
+                reference.frame.live += 1  # until the batch is durable, lest the frame be dropped
+            mark = Mark(records.REMOVED, subqueue.number, [each.sequence_number for each in references])
+            # Not `Workspace.mark`: on a full disk, this record must not outlive the new messages.
+            space.batch.commit.add(mark.kind, [records.encode_mark(mark)], records.VERSION)
+            space.messages.apply_mark(mark)
+        numbers = [0] * len(redrive.tokens)
+        for new_number, place in enumerate(found, first):
+            numbers[place] = new_number
+        space.answer(client, Redriven(numbers, redrive.cookie))
+
+
+def restore(space: Workspace) -> None:
+    """Put back the dead letters that this batch has enqueued anew, because the disk is full."""
+    for number, references in space.batch.redriven:
+        space.messages.bring_back(space.subqueues[number], references)
+    let_go(space)
+
+
+def let_go(space: Workspace) -> None:
+    """Let go of the frames of these dead letters, because the batch is durable or was undone."""
+    for _, references in space.batch.redriven:
+        for reference in references:
+            reference.frame.live -= 1
+    space.batch.redriven.clear()
+
+
+def _check_dead_letters(subqueue: Subqueue) -> None:
+    if subqueue.role.counts_deliveries:
+        raise Refused(Reason.NOT_ALLOWED, "Only the messages of a dead-letter queue can be re-driven.")

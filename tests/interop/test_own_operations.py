@@ -1,0 +1,226 @@
+"""Operations of our own, through the management links of unchanged clients: Qpid Proton and the official
+Python client (AMQP contract 7.5)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSubQueue
+from proton import timestamp
+
+from tests.interop.own_management import longs, management, uuids
+from tests.interop.proton_blocking import connected
+from tests.support.broker_process import BrokerProcess, queue
+
+WITHIN_S = 30.0
+DEAD = "/$deadletterqueue"
+KEYS = [f"key {number}" for number in range(8)]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    names = ("deleting", "purging", "redriving", "filtering", "renewing", "refusing", "official")
+    queues = [queue(name, PartitionCount=4, Partitioned=True) for name in names]
+    queues[4]["Properties"]["LockDuration"] = "PT1S"  # type: ignore[index]
+    with BrokerProcess(tmp_path_factory.mktemp("own"), queues) as running:
+        yield running
+
+
+@pytest.fixture
+def client(broker: BrokerProcess) -> Iterator[ServiceBusClient]:
+    with ServiceBusClient.from_connection_string(broker.addresses.connection_string()) as connected_client:
+        yield connected_client
+
+
+def send(client: ServiceBusClient, name: str, count: int = len(KEYS), **given: Any) -> None:
+    with client.get_queue_sender(name) as sender:
+        for number in range(count):
+            key = KEYS[number % len(KEYS)]
+            sender.send_messages(ServiceBusMessage(f"{number}", partition_key=key, **given))
+
+
+def peek(client: ServiceBusClient, name: str, **given: Any) -> dict[str, Any]:
+    with client.get_queue_receiver(name, **given) as receiver:
+        return {str(message): message for message in receiver.peek_messages(100, sequence_number=1)}
+
+
+def bury(client: ServiceBusClient, name: str, reason: str, count: int = len(KEYS)) -> None:
+    """Send messages and dead-letter them."""
+    send(client, name, count, application_properties={"colour": "red"})
+    with client.get_queue_receiver(name) as receiver:
+        left = count
+        while left:
+            messages = receiver.receive_messages(left, max_wait_time=WITHIN_S)
+            assert messages
+            for message in messages:
+                receiver.dead_letter_message(message, reason=reason, error_description="no use")
+            left -= len(messages)
+
+
+def test_exactly_the_named_messages_are_deleted(broker: BrokerProcess, client: ServiceBusClient) -> None:
+    send(client, "deleting")
+    numbers = {body: each.sequence_number for body, each in peek(client, "deleting").items()}
+    with client.get_queue_receiver("deleting") as receiver:
+        (locked,) = receiver.receive_messages(1, max_wait_time=WITHIN_S)
+        (deferred,) = receiver.receive_messages(1, max_wait_time=WITHIN_S)
+        receiver.defer_message(deferred)
+        kept = next(body for body in numbers if body not in (str(locked), str(deferred)))
+        named = [number for body, number in numbers.items() if body != kept]
+        with connected(broker.addresses) as connection, management(connection, "deleting") as node:
+            status, body = node.ask("partibus:delete-messages", sequence_numbers=longs([*named, 99 << 48]))
+            assert status == 200
+            assert body["locked"] == [locked.sequence_number] and body["missing"] == [99 << 48]
+            assert sorted(body["deleted"]) == sorted(set(named) - {locked.sequence_number})
+            assert node.ask("partibus:count-messages") == (
+                200,
+                {"active": 2, "locked": 1, "deferred": 0, "scheduled": 0}
+                | {"size-in-bytes": node.ask("partibus:count-messages")[1]["size-in-bytes"]},
+            )
+        receiver.complete_message(locked)
+    assert list(peek(client, "deleting")) == [kept]
+
+
+def test_a_purge_takes_the_states_and_the_age_asked_for(
+    broker: BrokerProcess, client: ServiceBusClient
+) -> None:
+    send(client, "purging")
+    with client.get_queue_receiver("purging") as receiver:
+        (deferred,) = receiver.receive_messages(1, max_wait_time=WITHIN_S)
+        receiver.defer_message(deferred)
+    with connected(broker.addresses) as connection, management(connection, "purging") as node:
+        old = timestamp(int((time.time() - 3600) * 1000))
+        assert node.ask("partibus:purge-messages", enqueued_time_utc=old) == (200, {"message-count": 0})
+        assert node.ask("partibus:purge-messages", states=["deferred"])[1]["message-count"] == 1
+        status, body = node.ask("partibus:purge-messages", states=["active"], message_count=3)
+        assert (status, body["message-count"]) == (200, 3)
+        purged = 3
+        while "next-sequence-number" in body:
+            body = node.ask("partibus:purge-messages", from_sequence_number=body["next-sequence-number"])[1]
+            purged += body["message-count"]
+        assert purged == len(KEYS) - 1
+    assert peek(client, "purging") == {}
+
+
+def test_named_dead_letters_are_redriven(broker: BrokerProcess, client: ServiceBusClient) -> None:
+    redrive_named(broker, client)
+
+
+def test_partitions_in_another_process_do_the_same(tmp_path: Path) -> None:
+    queues = [queue("redriving", PartitionCount=4, Partitioned=True)]
+    with BrokerProcess(tmp_path, queues, environment={"PARTIBUS_PARTITION_PROCESS": "true"}) as split:
+        with ServiceBusClient.from_connection_string(split.addresses.connection_string()) as client:
+            redrive_named(split, client)
+        with connected(split.addresses) as connection:
+            with management(connection, "redriving" + DEAD) as node:
+                assert node.ask("partibus:purge-messages")[1] == {"message-count": len(KEYS) - 3}
+                assert node.ask("partibus:redrive-messages")[1] == {"message-count": 0}
+            with management(connection, "redriving") as node:
+                assert node.ask("partibus:delete-messages", sequence_numbers=[1])[1]["missing"] == [1]
+                assert node.ask("partibus:count-messages")[1]["active"] == 0
+
+
+def redrive_named(broker: BrokerProcess, client: ServiceBusClient) -> None:
+    bury(client, "redriving", "broken")
+    dead = peek(client, "redriving", sub_queue=ServiceBusSubQueue.DEAD_LETTER)
+    named = [dead[body].sequence_number for body in ("1", "2", "3")]
+    with connected(broker.addresses) as connection, management(connection, "redriving" + DEAD) as node:
+        status, body = node.ask("partibus:redrive-messages", sequence_numbers=longs([*named, 5 << 48]))
+        assert (status, body["message-count"], body["missing"]) == (200, 3, [5 << 48])
+        assert sorted(body["redriven"]) == sorted(named)
+        shown = peek(client, "redriving")
+        assert set(shown) == {"1", "2", "3"}
+        assert {each.sequence_number for each in shown.values()} == set(body["sequence-numbers"])
+        assert not set(body["sequence-numbers"]) & set(named)
+    with client.get_queue_receiver("redriving") as receiver:
+        for _ in range(3):
+            (message,) = receiver.receive_messages(1, max_wait_time=WITHIN_S)
+            assert message.delivery_count == 0 and message.dead_letter_reason is None
+            assert message.application_properties == {b"colour": b"red"}
+            receiver.complete_message(message)
+    assert len(peek(client, "redriving", sub_queue=ServiceBusSubQueue.DEAD_LETTER)) == len(KEYS) - 3
+
+
+def test_dead_letters_are_redriven_by_reason_in_slices_and_survive_a_kill(
+    broker: BrokerProcess, client: ServiceBusClient
+) -> None:
+    bury(client, "filtering", "broken", 6)
+    bury(client, "filtering", "late", 2)
+    with connected(broker.addresses) as connection, management(connection, "filtering" + DEAD) as node:
+        redriven, body = 0, {"next-sequence-number": 0}
+        while "next-sequence-number" in body:
+            start = body["next-sequence-number"]
+            status, body = node.ask(
+                "partibus:redrive-messages",
+                deadletter_reason="broken",
+                message_count=2,
+                from_sequence_number=start,
+            )
+            assert status == 200 and body["message-count"] <= 2
+            redriven += body["message-count"]
+        assert redriven == 6
+    broker.kill()
+    broker.start()
+    with ServiceBusClient.from_connection_string(broker.addresses.connection_string()) as again:
+        assert len(peek(again, "filtering")) == 6
+        left = peek(again, "filtering", sub_queue=ServiceBusSubQueue.DEAD_LETTER)
+        assert [each.dead_letter_reason for each in left.values()] == ["late", "late"]
+
+
+def test_a_lock_is_renewed_for_as_long_as_asked(broker: BrokerProcess, client: ServiceBusClient) -> None:
+    send(client, "renewing", 1)
+    with client.get_queue_receiver("renewing") as receiver:
+        (message,) = receiver.receive_messages(1, max_wait_time=WITHIN_S)
+        with connected(broker.addresses) as connection, management(connection, "renewing") as node:
+            before_ms = time.time() * 1000
+            tokens = uuids([message.lock_token])
+            status, body = node.ask("partibus:renew-lock", lock_tokens=tokens, duration=600_000)
+            assert status == 200 and body["expirations"][0] >= before_ms + 599_000
+            assert node.ask("partibus:renew-lock", lock_tokens=tokens, duration=3_600_001)[0] == 400
+            time.sleep(1.2)  # longer than the queue's lock duration
+            assert node.ask("partibus:count-messages")[1]["locked"] == 1
+            completed = {"disposition_status": "completed", "lock_tokens": tokens}
+            assert node.ask("com.microsoft:update-disposition", **completed)[0] == 200
+    assert peek(client, "renewing") == {}
+
+
+def test_requests_that_make_no_sense_are_refused_and_change_nothing(
+    broker: BrokerProcess, client: ServiceBusClient
+) -> None:
+    send(client, "refusing", 2)
+    with connected(broker.addresses) as connection:
+        with management(connection, "refusing") as node:
+            assert node.ask("partibus:redrive-messages")[1]["condition"] == "amqp:not-allowed"
+            for operation, body in (
+                ("delete-messages", {}),
+                ("delete-messages", {"sequence_numbers": longs([])}),
+                ("purge-messages", {"states": ["gone"]}),
+                ("purge-messages", {"message_count": 0}),
+                ("purge-messages", {"message_count": 4_001}),
+                ("purge-messages", {"enqueued_time_utc": "yesterday"}),
+                ("renew-lock", {"duration": 1}),
+            ):
+                status, error = node.ask(f"partibus:{operation}", **body)
+                assert (status, error["condition"]) == (400, "com.microsoft:argument-error"), operation
+        with management(connection, "refusing" + DEAD) as node:
+            assert node.ask("partibus:redrive-messages", deadletter_reason=5)[0] == 400
+    assert len(peek(client, "refusing")) == 2
+
+
+def test_the_official_client_makes_the_same_requests(client: ServiceBusClient) -> None:
+    """Python's client sends any operation over its own management link."""
+    bury(client, "official", "broken")
+
+    def answer(status: int, message: Any, description: str, **_: Any) -> Any:
+        assert status == 200, description
+        return message.value
+
+    with client.get_queue_receiver("official", sub_queue=ServiceBusSubQueue.DEAD_LETTER) as receiver:
+        ask: Any = receiver._mgmt_request_response_with_retry
+        assert ask(b"partibus:count-messages", {}, answer)[b"active"] == len(KEYS)
+        body = ask(b"partibus:redrive-messages", {"deadletter-reason": "broken"}, answer)
+        assert body == {b"message-count": len(KEYS)}
+    assert set(peek(client, "official")) == set(map(str, range(len(KEYS))))

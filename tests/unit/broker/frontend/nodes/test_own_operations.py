@@ -1,0 +1,104 @@
+"""Operations of our own: how requests are read, what they ask of partitions, and which rights they need.
+
+`tests/interop/test_own_operations.py` has them against a running broker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import EntityStatus
+from broker.operations import Delete, Deleted, Renewed, RenewLocks
+from protocol.codec import Array, Timestamp, TypeCode
+from tests.support.management_bench import Bench, bench, status
+
+DEAD = "queue/$deadletterqueue/$management"
+
+
+async def purge(work: Bench, body: dict[str, Any]) -> tuple[Any, list[Delete]]:
+    asked: list[Delete] = []
+
+    def delete(number: int, operation: Delete) -> Deleted:
+        asked.append(operation)
+        return Deleted(0, None, operation.cookie)
+
+    return await work.ask("partibus:purge-messages", body, {Delete: delete}), asked
+
+
+async def test_a_purge_without_fields_takes_all_states_and_ages() -> None:
+    response, asked = await purge(await bench(1), {})
+    assert (status(response), response.body) == ((200, None), {"message-count": 0})
+    assert [(each.count, list(each.states), each.subqueue) for each in asked] == [(4_000, [0, 1, 2], "")]
+    assert asked[0].enqueued_before_ms > 1 << 60
+
+
+async def test_a_purge_takes_the_states_age_count_and_start_asked_for() -> None:
+    body = {
+        "states": ["scheduled", "deferred", "deferred"],
+        "enqueued-time-utc": Timestamp(5_000),
+        "message-count": 7,
+        "from-sequence-number": 3,
+    }
+    _, asked = await purge(await bench(1, DEAD), body)
+    assert [(list(each.states), each.enqueued_before_ms, each.count) for each in asked] == [
+        ([1, 2], 5_000, 7)
+    ]
+    assert asked[0].from_sequence_number == 3 and asked[0].subqueue == "$deadletterqueue"
+
+
+@pytest.mark.parametrize(
+    ("operation", "body"),
+    [
+        ("purge-messages", {"states": []}),
+        ("purge-messages", {"states": ["active", 5]}),
+        ("purge-messages", {"states": "active"}),
+        ("purge-messages", {"message-count": 4_001}),
+        ("purge-messages", {"from-sequence-number": None}),
+        ("delete-messages", {"sequence-numbers": [1.5]}),
+        ("renew-lock", {"lock-tokens": [b"x"], "duration": 5}),
+        ("redrive-messages", {"sequence-numbers": []}),
+        ("redrive-messages", {"deadletter-reason": b"bytes"}),
+    ],
+)
+async def test_a_malformed_request_asks_nothing_of_a_partition(operation: str, body: dict[str, Any]) -> None:
+    work = await bench(1, DEAD)
+    response = await work.ask(f"partibus:{operation}", body)
+    assert status(response) == (400, "com.microsoft:argument-error")
+    assert not any(part.posted for part in work.stack.parts)
+
+
+async def test_a_lock_is_renewed_for_the_duration_asked_for() -> None:
+    work = await bench(1)
+    token = Array(TypeCode.UUID, [UUID(int=0)])
+
+    def renew(number: int, operation: RenewLocks) -> Renewed:
+        assert operation.duration_ms == 5_000
+        return Renewed(7, operation.cookie)
+
+    body = {"lock-tokens": token, "duration": 5_000}
+    response = await work.ask("partibus:renew-lock", body, {RenewLocks: renew})
+    assert status(response) == (200, None)
+
+
+async def test_redriving_needs_both_rights_and_a_queue_that_takes_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    work = await bench(1, DEAD)
+    queue = work.stack.queue
+    active = queue.description
+    disabled = replace(active.settings, status=EntityStatus.SEND_DISABLED)
+    queue.description = replace(active, settings=disabled)
+    assert status(await work.ask("partibus:redrive-messages", {}))[0] == 403
+
+    def only_listen(path: str, *rights: str) -> None:
+        if rights == ("Send",):
+            raise Refused(Reason.UNAUTHORIZED, f"no right to send to {path}")
+
+    queue.description = active
+    monkeypatch.setattr(type(work.client.connection), "authorize", lambda self, *given: only_listen(*given))
+    assert status(await work.ask("partibus:redrive-messages", {}))[0] == 401

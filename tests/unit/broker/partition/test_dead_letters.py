@@ -1,0 +1,230 @@
+"""Deleting messages by their sequence numbers, and enqueueing dead letters anew."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.base.errors import Reason
+from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
+from broker.message.changes import encode_changes
+from broker.operations import (
+    Complete,
+    DeadLetter,
+    Defer,
+    DeletedExactly,
+    DeleteExactly,
+    Demand,
+    Failed,
+    FindDeadLetters,
+    Found,
+    Locked,
+    LockExactly,
+    Recall,
+    Recalled,
+    Redrive,
+    Redriven,
+    Release,
+    Send,
+    Settled,
+)
+from broker.partition.batch_bounds import Bounds
+from broker.partition.task import TaskLimits
+from storage.errors import DiskFull
+from tests.support.partition_harness import Harness, one
+
+NEVER_MS = 1 << 60
+
+
+async def delete(harness: Harness, *numbers: int, subqueue: str = MAIN) -> DeletedExactly:
+    return one(await harness.do(9, DeleteExactly(subqueue, numbers)), DeletedExactly)
+
+
+async def bury(harness: Harness, *bodies: bytes, reason: str = "broken") -> list[int]:
+    """Send messages and dead-letter them; gives their sequence numbers."""
+    await harness.send(*bodies)
+    locked = await harness.receive(1, len(bodies))
+    changed = encode_changes({"DeadLetterReason": reason})
+    assert one(await harness.do(1, DeadLetter(locked.tokens, changed)), Settled).failures == {}
+    return locked.sequence_numbers
+
+
+async def find(harness: Harness, reason: str | None = None, **given: int) -> Found:
+    wanted = {"count": 100, "enqueued_before_ms": NEVER_MS, "from_sequence_number": 0, **given}
+    return one(await harness.do(9, FindDeadLetters(DEAD_LETTER, reason=reason, **wanted)), Found)
+
+
+async def lock(harness: Harness, numbers: list[int], subqueue: str = DEAD_LETTER) -> Locked:
+    return one(await harness.do(9, LockExactly(subqueue, numbers)), Locked)
+
+
+async def bodies(harness: Harness, subqueue: str = MAIN) -> list[bytes]:
+    return (await harness.peek(subqueue)).messages
+
+
+# --- deleting -----------------------------------------------------------------------------------------------
+
+
+async def test_exactly_the_named_messages_are_deleted_whatever_their_state_unless_locked() -> None:
+    harness = Harness()
+    first = await harness.send(b"locked", b"deferred", b"free", b"kept", b"released")
+    tokens = (await harness.receive(1, 2)).tokens
+    await harness.do(1, Defer(tokens[1:]))
+    answer = await delete(harness, first, first + 1, first + 2, first + 4, first + 2, first + 9)
+    assert answer == DeletedExactly([first], [first + 9], None, recalls=True)
+    assert harness.take(1) == [Recall(harness.number, MAIN)]
+    await harness.restart()
+    assert await bodies(harness) == [b"locked", b"kept"]
+    assert (await harness.peek()).delivery_counts == [0, 0]
+
+
+async def test_messages_that_a_client_holds_unseen_are_recalled_and_then_deleted() -> None:
+    harness = Harness()
+    first = await harness.send(b"seen", b"unseen")
+    tokens = (await harness.receive(1, 2)).tokens
+    assert await delete(harness, first, first + 1) == DeletedExactly([first, first + 1], [], None, True)
+    assert (await delete(harness, first + 1)).recalls, "the recall is under way"
+    assert harness.take(1) == [Recall(harness.number, MAIN)]
+    await harness.do(1, Recalled(MAIN, tokens[1:]))
+    assert await delete(harness, first, first + 1) == DeletedExactly([first], [], None)
+    assert await bodies(harness) == [b"seen"]
+    assert one(await harness.do(1, Complete(tokens[:1])), Settled).failures == {}
+
+
+async def test_a_dead_letter_is_deleted_in_its_own_subqueue_only() -> None:
+    harness = Harness()
+    (number,) = await bury(harness, b"dead")
+    assert (await delete(harness, number)).missing == [number]
+    assert await delete(harness, number, subqueue=DEAD_LETTER) == DeletedExactly([], [], None)
+    assert await bodies(harness, DEAD_LETTER) == []
+
+
+async def test_a_message_sent_in_the_same_batch_is_missing_for_it_may_still_be_refused() -> None:
+    harness = Harness()
+    first = await harness.send(b"before")
+    harness.post(1, Send([b"new"], None))
+    harness.post(2, DeleteExactly(MAIN, [first, first + 1]))
+    harness.post(2, LockExactly(MAIN, [first + 1]))
+    await harness.settle()
+    deleted, locked = harness.take(2)
+    assert deleted == DeletedExactly([], [first + 1], None)
+    assert isinstance(locked, Locked) and locked.tokens == []
+    assert await bodies(harness) == [b"new"]
+
+
+# --- finding and locking ------------------------------------------------------------------------------------
+
+
+async def test_dead_letters_are_found_by_reason_and_age() -> None:
+    harness = Harness()
+    (first,) = await bury(harness, b"a", reason="broken")
+    (second,) = await bury(harness, b"b", reason="late")
+    await harness.advance(1_000)
+    now_ms = harness.clock.now_ms()
+    (third,) = await bury(harness, b"c", reason="broken")
+    assert (await find(harness)).sequence_numbers == [first, second, third]
+    assert (await find(harness, "broken")).sequence_numbers == [first, third]
+    assert (await find(harness, "broke")).sequence_numbers == []
+    assert (await find(harness, enqueued_before_ms=now_ms)).sequence_numbers == [first, second]
+    assert await find(harness, count=1) == Found([first], second, None)
+    assert await find(harness, from_sequence_number=second, count=1) == Found([second], third, None)
+
+
+async def test_one_search_looks_at_a_bounded_number_of_messages() -> None:
+    harness = Harness(limits=TaskLimits(bounds=Bounds(deleted_max=3)))
+    numbers = await bury(harness, b"a", b"b", b"c", b"d", b"e")
+    assert await find(harness, "none such") == Found([], numbers[3], None)
+    assert await find(harness, from_sequence_number=numbers[3]) == Found(numbers[3:], None, None)
+
+
+async def test_locked_dead_letters_are_not_found_and_not_locked_again() -> None:
+    harness = Harness()
+    numbers = await bury(harness, b"a", b"b")
+    locked = await lock(harness, numbers[:1])
+    assert locked.messages == [b"a"] and locked.changed[0] is not None
+    assert (await find(harness)).sequence_numbers == numbers[1:]
+    assert (await lock(harness, numbers)).sequence_numbers == numbers[1:]
+    await harness.do(1, Release(locked.tokens))
+    assert (await harness.receive(2, 1, DEAD_LETTER)).messages == [b"a"]
+
+
+async def test_only_dead_letters_can_be_searched_and_redriven() -> None:
+    harness = Harness()
+    first = await harness.send(b"a")
+    failed = one(await harness.do(1, FindDeadLetters(MAIN, 1, NEVER_MS)), Failed)
+    assert failed.reason is Reason.NOT_ALLOWED
+    locked = await lock(harness, [first], MAIN)
+    failed = one(await harness.do(1, Redrive(locked.tokens, [b"a"], None)), Failed)
+    assert failed.reason is Reason.NOT_ALLOWED
+    assert one(await harness.do(1, Complete(locked.tokens)), Settled).failures == {}
+
+
+# --- enqueueing anew ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+async def test_a_redriven_message_is_new_and_its_dead_letter_gone(crashes: bool) -> None:
+    harness = Harness(QueueSettings(max_delivery_count=1))
+    await harness.send(b"spent", b"other")
+    numbers = (await harness.receive(1, 2)).sequence_numbers
+    await harness.advance(60_000)  # both locks run out, which is the last allowed delivery
+    await harness.do(1, Demand(MAIN, 1))
+    await harness.advance(1_000)
+    locked = await lock(harness, numbers[:1])
+    now_ms = harness.clock.now_ms()
+    answer = one(await harness.do(2, Redrive(locked.tokens, [b"as before"], [None])), Redriven)
+    assert answer.sequence_numbers == [numbers[-1] + 1]
+    assert one(harness.take(1), Locked).messages == [b"as before"]  # it goes to a waiting receiver
+    if crashes:
+        await harness.restart()
+    shown = await harness.peek()
+    assert (shown.sequence_numbers, shown.enqueued_at_ms, shown.delivery_counts, shown.changed) == (
+        [numbers[-1] + 1],
+        [now_ms],
+        [0],
+        [None],
+    )
+    assert await bodies(harness, DEAD_LETTER) == [b"other"]
+
+
+async def test_a_message_whose_lock_is_gone_stays_a_dead_letter() -> None:
+    harness = Harness()
+    numbers = await bury(harness, b"a", b"b")
+    locked = await lock(harness, numbers)
+    await harness.do(1, Release(locked.tokens[:1]))
+    answer = one(await harness.do(1, Redrive(locked.tokens, [b"a", b"b"], [None, 5_000])), Redriven)
+    assert answer.sequence_numbers == [0, numbers[-1] + 1]
+    assert await bodies(harness) == [b"b"] and await bodies(harness, DEAD_LETTER) == [b"a"]
+    await harness.advance(5_000)
+    assert await bodies(harness) == []
+
+
+async def test_a_full_queue_can_be_redriven_because_its_size_does_not_grow() -> None:
+    harness = Harness(QueueSettings(max_size_mb=1))
+    size = 300 * 1024
+    numbers = await bury(harness, bytes(size), bytes(size), bytes(size))
+    assert one(await harness.do(1, Send([bytes(size)], None)), Failed).reason is Reason.QUOTA_EXCEEDED
+    locked = await lock(harness, numbers)
+    answer = one(await harness.do(1, Redrive(locked.tokens, locked.messages, None)), Redriven)
+    assert len(answer.sequence_numbers) == 3 and len(await bodies(harness)) == 3
+
+
+async def test_on_a_full_disk_the_dead_letters_stay_and_everything_else_is_done() -> None:
+    """Durability rule 6: no message is lost, and none is in two places."""
+    harness = Harness()
+    first = await harness.send(b"plain")
+    plain = await harness.receive(3, 1)
+    numbers = await bury(harness, b"a", b"b")
+    locked = await lock(harness, numbers)
+    harness.post(1, Redrive(locked.tokens, [b"a", b"b"], None))
+    harness.post(3, Complete(plain.tokens))
+    harness.log.fail_append(DiskFull("no room"))
+    await harness.settle()
+    assert one(harness.take(1), Failed).reason is Reason.DISK_FULL
+    assert one(harness.take(3), Settled).failures == {}
+    for _ in range(2):
+        assert await bodies(harness, DEAD_LETTER) == [b"a", b"b"] and await bodies(harness) == []
+        await harness.restart()
+    locked = await lock(harness, numbers)
+    answer = one(await harness.do(1, Redrive(locked.tokens, [b"a", b"b"], None)), Redriven)
+    assert answer.sequence_numbers[0] > first
+    assert await bodies(harness) == [b"a", b"b"] and await bodies(harness, DEAD_LETTER) == []
