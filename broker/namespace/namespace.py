@@ -376,25 +376,27 @@ class Namespace:
     def runtime_now(self, queue: Entity) -> EntityRuntime:
         """Like `runtime`, without waiting or opening a log. Exact except for partitions that are
         `Entity.unknown`."""
-        counts, availability = queue.counts(), "Available" if queue.available else "Limited"
-        active = scheduled = messages = size = 0
-        dead = {DEAD_LETTER: 0, TRANSFER_DEAD_LETTER: 0}
+        counts = queue.counts()
+        active = scheduled = dead = transfer_dead = messages = size = 0
         for subqueue, each in counts.items():
-            messages += each.active + each.deferred + each.scheduled
+            now = each.active + each.deferred
+            messages += now + each.scheduled
             size += each.bytes
             if subqueue == MAIN:
                 active, scheduled = each.active, each.scheduled
-            else:
-                dead[subqueue] = each.active + each.deferred
+            elif subqueue == DEAD_LETTER:
+                dead = now
+            elif subqueue == TRANSFER_DEAD_LETTER:
+                transfer_dead = now
         return EntityRuntime(
             active,
-            dead[DEAD_LETTER],
+            dead,
             scheduled,
             0,
-            dead[TRANSFER_DEAD_LETTER],
+            transfer_dead,
             messages,
             size,
-            availability,
+            "Available" if queue.available else "Limited",
             queue.accessed_at_ms,
             counts,
         )

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from broker.base.errors import Reason, Refused
-from broker.entities.descriptions import QueueSettings
+from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
 from broker.namespace.entity import ask
 from broker.namespace.namespace import OPENING_MAX
-from broker.operations import Send
+from broker.operations import Send, SubqueueCounts
 from storage.errors import DiskFailed
 from tests.support.namespace_world import Part, World
 
@@ -92,3 +92,23 @@ async def test_a_queue_that_is_deleted_while_it_is_counted_wakes_no_partition_ag
         await ask(queue.router.keyed("a"), Send([b""], None))
     assert refused.value.reason is Reason.ENTITY_NOT_FOUND and world.parts == {}
     assert description.generation not in await world.store.entities()
+
+
+async def test_a_subqueue_that_queues_do_not_have_counts_towards_the_total(world: World) -> None:
+    """An entity may have any number of subqueues (`broker/partition/roles.py`)."""
+    await world.namespace.create_entity("orders", QueueSettings(), 1)
+    queue = world.queue("orders")
+    queue.partition(0)
+    world.parts["orders", 0].held = {
+        MAIN: SubqueueCounts(active=1, scheduled=2, bytes=30),
+        DEAD_LETTER: SubqueueCounts(active=4, deferred=1, bytes=50),
+        "another": SubqueueCounts(active=8, bytes=80),
+    }
+    runtime = world.namespace.runtime_now(queue)
+    assert (runtime.active, runtime.scheduled, runtime.dead_letter, runtime.transfer_dead_letter) == (
+        1,
+        2,
+        5,
+        0,
+    )
+    assert (runtime.message_count, runtime.size_bytes) == (16, 160)
