@@ -184,6 +184,20 @@ class DeadLetter:
 
 
 @dataclass(slots=True)
+class Transact:
+    """Carry out a send and settlements together, in one commit: all of them, or none (AMQP contract 8.2).
+
+    Answered with `Transacted`, or with `Failed` if any of them cannot be carried out.
+    """
+
+    send: Send
+    """May have no messages. Its cookie is not used, and neither are those of the settlements."""
+    settlements: Sequence[Complete | Abandon | Defer | DeadLetter]
+    """Their tokens are all different."""
+    cookie: object = None
+
+
+@dataclass(slots=True)
 class Release:
     """Give back messages that no client has seen, or that are given back unread (§3.4.4), without counting a
     delivery.
@@ -370,8 +384,8 @@ class Detach:
 
 
 Operation = (
-    Send | Demand | Withdraw | Complete | Abandon | Defer | DeadLetter | Release | Recalled | RenewLocks
-    | Peek
+    Send | Demand | Withdraw | Complete | Abandon | Defer | DeadLetter | Transact | Release | Recalled
+    | RenewLocks | Peek
     | Watch | ReceiveDeferred | CancelScheduled | Delete | Update | Detach
     | DeleteExactly | FindDeadLetters | LockExactly | Redrive
 )  # fmt: skip
@@ -447,6 +461,15 @@ class Settled:
 
     cookie: object
     failures: dict[int, Reason] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Transacted:
+    """Everything in a `Transact` was carried out and is durable."""
+
+    sent: int
+    """The number of messages that were sent."""
+    cookie: object
 
 
 @dataclass(slots=True)
@@ -574,8 +597,8 @@ class Unavailable:
 
 
 Answer = (
-    Sent | Failed | Locked | Unmet | Withdrawn | Settled | Renewed | Peeked | Arrived | Deleted | Recall
-    | Updated | Unavailable | DeletedExactly | Found | Redriven
+    Sent | Failed | Locked | Unmet | Withdrawn | Settled | Transacted | Renewed | Peeked | Arrived | Deleted
+    | Recall | Updated | Unavailable | DeletedExactly | Found | Redriven
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ Both ends come from the same release, so nothing here is versioned or stored.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import struct
 import types
 import typing
@@ -33,6 +34,7 @@ KINDS: Final[Mapping[int, type]] = {
     32: messages.Ready, 33: messages.Answered, 34: messages.Detached, 35: messages.Status,
     36: messages.IndexOpening, 37: messages.IndexClosed, 38: messages.Counted, 39: messages.MemoryUsed,
     40: messages.PartFailed, 41: messages.Done, 42: messages.FolderStates,
+    60: operations.Transact,
     64: operations.Send, 65: operations.Demand, 66: operations.Withdraw, 67: operations.Complete,
     68: operations.Abandon, 69: operations.Defer, 70: operations.DeadLetter, 71: operations.Release,
     72: operations.Recalled, 73: operations.RenewLocks, 74: operations.Peek, 75: operations.Watch,
@@ -43,7 +45,7 @@ KINDS: Final[Mapping[int, type]] = {
     96: operations.Sent, 97: operations.Failed, 98: operations.Locked, 99: operations.Unmet,
     100: operations.Withdrawn, 101: operations.Settled, 102: operations.Renewed, 103: operations.Peeked,
     104: operations.Arrived, 105: operations.Deleted, 106: operations.Recall, 107: operations.Updated,
-    108: operations.Unavailable,
+    108: operations.Unavailable, 109: operations.Transacted,
     116: operations.DeletedExactly, 117: operations.Found, 118: operations.Redriven,
     120: operations.SubqueueCounts, 121: host.HostSettings, 122: host.HostFolder,
 }  # fmt: skip
@@ -92,8 +94,9 @@ def _converters(hint: Any) -> tuple[Convert | None, Convert | None]:
             lambda value: {key: _plain(each) for key, each in value.items()},
             lambda value: {key: _made(each) for key, each in value.items()},
         )
-    if items and _is_kind(items[0]):
-        return lambda value: [_plain(each) for each in value], lambda value: tuple(map(_made, value))
+    if items and all(map(_is_kind, _members(items[0]))):
+        collect = tuple if typing.get_origin(hint) is tuple else list
+        return lambda value: [_plain(each) for each in value], lambda value: collect(map(_made, value))
     return None, None
 
 
@@ -110,9 +113,9 @@ def _wire_type(hint: Any) -> Any:
     if all(map(_is_kind, _members(hint))):
         return typing.Union[tuple(_STRUCTS[each] for each in _members(hint))]  # noqa: UP007 - made at run time
     items = typing.get_args(hint)
-    if items and any(map(_is_kind, items)):
+    if items and any(map(_is_kind, itertools.chain.from_iterable(map(_members, items)))):
         origin = typing.get_origin(hint)
-        return origin[tuple(_STRUCTS[each] if _is_kind(each) else each for each in items)]
+        return origin[tuple(map(_wire_type, items))]
     return Any if hint is object else hint
 
 

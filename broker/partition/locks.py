@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from broker.base.errors import Reason
 from broker.operations import LockToken
@@ -30,6 +31,19 @@ _WORDS = struct.Struct(">QQ")
 
 Unlocked = list[tuple[Subqueue, list[Reference]]]
 """Messages whose locks have ended, by subqueue."""
+
+HELD_UNTIL_MS = 1 << 62
+"""When a lock made by `hold` would end: never, since it is ended when the commit has ended."""
+
+
+class Held(NamedTuple):
+    """Messages that `Locks.hold` keeps, all of one lease."""
+
+    nonce: int
+    """That lease's."""
+    until_ms: int
+    lease: Lease
+    """The one that keeps them meanwhile."""
 
 
 class Locks:
@@ -146,6 +160,39 @@ class Locks:
                 if not old.left:
                     self._end(old)
         return failures
+
+    def hold(self, token: LockToken, kept: dict[int, Held]) -> tuple[Subqueue, Reference]:
+        """Make a valid token invalid, but keep its message locked until `take_back` ends the lock or `restore`
+        makes the token valid again.
+
+        `kept` collects what is kept, by the id of the lease that the messages had.
+        """
+        number, nonce = _WORDS.unpack(token)
+        reference = self._find_for(nonce)(number)
+        assert reference is not None and reference.lease is not None and reference.lease.nonce == nonce
+        old = reference.lease
+        held = kept.get(old.id)
+        if held is None:
+            lease = self.new_lease(old.subqueue, HELD_UNTIL_MS)
+            self.start(lease)
+            held = kept[old.id] = Held(old.nonce, old.until_ms, lease)
+        subqueue = self._subqueues[old.subqueue]
+        self._move(subqueue, reference, held.lease)
+        return subqueue, reference
+
+    def restore(self, held: Held) -> None:
+        """Make the tokens of messages that were held valid again. They end when they would have ended."""
+        lease = self._make(held.lease.subqueue, held.nonce, held.until_ms)
+        self.start(lease)
+        for reference in held.lease.references:
+            self._move(self._subqueues[lease.subqueue], reference, lease)
+
+    def _move(self, subqueue: Subqueue, reference: Reference, lease: Lease) -> None:
+        old = reference.lease
+        assert old is not None
+        subqueue.renew(reference, lease)
+        if not old.left:
+            self._end(old)
 
     def run_out(self, now_ms: int) -> Iterator[tuple[Subqueue, list[Reference]]]:
         """Expire leases that are due, as the caller iterates. The remaining ones stay due (`has_ended`)."""

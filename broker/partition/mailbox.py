@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from broker.operations import Answer, ClientId, Demand, Detach, Operation, Send, Sink, Watch
+from broker.operations import Answer, ClientId, Demand, Detach, Operation, Send, Sink, Transact, Watch
 
 Waiting = tuple[ClientId, Operation, Sink, int]
 """An operation in the mailbox, with its client, its sink and its arrival in monotonic time (ms)."""
@@ -45,6 +45,8 @@ class Mailbox:
             batch.append(entry)
             if isinstance(operation, Send):
                 room -= sum(map(len, operation.messages))
+            elif isinstance(operation, Transact):
+                room -= sum(map(len, operation.send.messages))
         self.undecided = batch
         return batch
 

@@ -52,9 +52,13 @@ def check_changes(
     payloads: PayloadShare,
     change: bytes | None,
     messages: int,
+    added: int = 0,
 ) -> None:
     """Check that a settlement may change properties of some messages. Raises Refused(QUOTA_EXCEEDED), or
-    Refused(SERVER_BUSY) while memory is scarce."""
+    Refused(SERVER_BUSY) while memory is scarce.
+
+    `added` are the bytes of changes that come before it in its transaction.
+    """
     if change is None:
         return
     if payloads.is_scarce and len(change) > SCARCE_CHANGE_BYTES_MAX:
@@ -65,7 +69,7 @@ def check_changes(
             f"these take {len(change)}. Please wait 2 seconds and try again.",
         )
     limit = description.settings.max_size_mb * MIB
-    used = sum([subqueue.changed_bytes for subqueue in subqueues])
+    used = sum([subqueue.changed_bytes for subqueue in subqueues]) + added
     if used + len(change) * messages > limit:
         raise Refused(
             Reason.QUOTA_EXCEEDED,

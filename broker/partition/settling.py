@@ -30,6 +30,9 @@ from broker.partition.subqueue import Subqueue
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.workspace import Workspace
 
+Effect = Callable[[Subqueue, list[Reference]], None]
+"""Carries out a settlement for messages of one subqueue."""
+
 
 class Settling:
     """Settles the messages of one partition."""
@@ -46,19 +49,13 @@ class Settling:
     def abandon(self, client: ClientId, operation: Abandon) -> None:
         """Make messages available again, or dead-letter them at the maximum delivery count. Raises
         Refused."""
-        self._check_changes(operation)
-        self._settle(
-            client,
-            operation,
-            lambda subqueue, each: failed_delivery(
-                self._space, self._time_to_live, subqueue, each, operation.changed
-            ),
-        )
+        self.check_changes(operation)
+        self._settle(client, operation, self.effect_of(operation))
 
     def defer(self, client: ClientId, operation: Defer) -> None:
         """Set messages aside. Raises Refused."""
-        self._check_changes(operation)
-        self._settle(client, operation, lambda subqueue, each: self._defer(subqueue, each, operation.changed))
+        self.check_changes(operation)
+        self._settle(client, operation, self.effect_of(operation))
 
     def dead_letter(self, client: ClientId, operation: DeadLetter) -> None:
         """Move messages to the dead-letter subqueue. Raises Refused.
@@ -67,7 +64,7 @@ class Settling:
         contract 10.4).
         """
         space = self._space
-        self._check_changes(operation)
+        self.check_changes(operation)
         failures: dict[int, Reason] = {}
         space.batch.work += 2 * len(operation.tokens)
         places: list[int] = []
@@ -106,7 +103,7 @@ class Settling:
         self,
         client: ClientId,
         operation: Complete | Abandon | Defer | DeadLetter,
-        settle: Callable[[Subqueue, list[Reference]], None],
+        settle: Effect,
     ) -> None:
         space = self._space
         failures: dict[int, Reason] = {}
@@ -115,8 +112,26 @@ class Settling:
             settle(subqueue, references)
         space.answer(client, Settled(operation.cookie, failures))
 
-    def _check_changes(self, operation: Abandon | Defer | DeadLetter) -> None:
-        """Raise Refused if there is no room for the changed properties. The locks stay."""
+    def effect_of(self, operation: Complete | Abandon | Defer | DeadLetter) -> Effect:
+        """What a settlement does to messages of one subqueue whose locks have ended."""
+        space = self._space
+        match operation:
+            case Complete():
+                return self._remove
+            case Abandon():
+                return lambda subqueue, each: failed_delivery(
+                    space, self._time_to_live, subqueue, each, operation.changed
+                )
+            case Defer():
+                return lambda subqueue, each: self._defer(subqueue, each, operation.changed)
+            case DeadLetter():
+                return lambda subqueue, each: dead_letter(space, subqueue, each, operation.changed)
+
+    def check_changes(self, operation: Abandon | Defer | DeadLetter, added: int = 0) -> None:
+        """Raise Refused if there is no room for the changed properties. The locks stay.
+
+        `added` are the bytes of changes that come before them in their transaction.
+        """
         space = self._space
         check_changes(
             space.description,
@@ -125,6 +140,7 @@ class Settling:
             space.messages.payloads,
             operation.changed,
             len(operation.tokens),
+            added,
         )
 
     def _remove(self, subqueue: Subqueue, references: list[Reference]) -> None:

@@ -1,8 +1,8 @@
 """The partition's state machine: checks, decides, applies. Pure: no I/O, no clock, no asyncio.
 
 Its parts have files of their own: `sending.py`, `schedule.py`, `delivering.py`, `settling.py`,
-`lock_expiry.py`, `delivery_count.py`, `dead_lettering.py`, `dead_letters.py`, `time_to_live.py` and
-`browsing.py`. They share a
+`lock_expiry.py`, `delivery_count.py`, `dead_lettering.py`, `dead_letters.py`, `time_to_live.py`,
+`browsing.py` and `transactions.py`. They share a
 `Workspace`.
 
 The task feeds it one *batch* at a time: `begin(commit, now_ms)`, `handle` for each operation, `finish`. Each
@@ -10,7 +10,8 @@ operation appends its changes to the commit as records and applies them at once,
 replay uses. Its answers are collected, and the task releases them after the commit is durable (durability
 rules 1 and 2). When a commit fails, the whole object is thrown away and rebuilt from the log, so nothing here
 undoes anything, with one exception: on a full disk, the sends of a batch are cut off again and the rest is
-committed alone (`undo_sends`, durability rule 6).
+committed alone (`undo_sends`, durability rule 6). So the settlements of a transaction that also sends are
+applied only after the commit (`committed`).
 
 Locks, demand and recalls are volatile; everything else is a fold over the records:
 
@@ -32,6 +33,7 @@ Locks, demand and recalls are volatile; everything else is a fold over the recor
                                             however high the count
     DeadLetter                  MOVED       to the dead-letter subqueue; in a dead-letter subqueue it is
                                             refused, and the lock stays
+    Transact                    as above    those of its send and of its settlements, in one commit
     expiry                      MOVED       to the dead-letter subqueue, or REMOVED (AMQP contract 10.4)
     Release, Recalled, Detach   none        no client saw the message, so no delivery is counted
 
@@ -77,6 +79,8 @@ from broker.operations import (
     Send,
     Sent,
     SubqueueCounts,
+    Transact,
+    Transacted,
     Update,
     Updated,
     Watch,
@@ -95,6 +99,7 @@ from broker.partition.schedule import Schedule
 from broker.partition.sending import Sending
 from broker.partition.settling import Settling
 from broker.partition.time_to_live import TimeToLive
+from broker.partition.transactions import Transactions
 from broker.partition.workspace import NO_BATCH, Workspace
 from storage.log import Commit, Frame
 
@@ -125,6 +130,7 @@ class Partition:
         self._schedule = Schedule(self._space)
         self._delivering = Delivering(self._space, self._time_to_live)
         self._settling = Settling(self._space, self._time_to_live)
+        self._transactions = Transactions(self._space, self._sending, self._settling)
         self._browsing = Browsing(self._space, self._time_to_live)
         self._dead_letters = DeadLetters(self._space, self._sending)
         self._wall_ahead_ms = 0
@@ -218,7 +224,7 @@ class Partition:
         batch = self._space.batch
         undone = 0
         for index, (client, answer) in enumerate(batch.answers):
-            if isinstance(answer, Sent | Redriven):
+            if isinstance(answer, Sent | Redriven) or (isinstance(answer, Transacted) and answer.sent):
                 undone += 1
                 failed = Failed(
                     Reason.DISK_FULL,
@@ -235,6 +241,7 @@ class Partition:
             self.messages.cut(batch.first_sent)
             restore(self._space)
             batch.has_sent = False
+            self._transactions.give_up()
         batch.answers = [
             each
             for each in batch.answers
@@ -244,6 +251,10 @@ class Partition:
             commit.add(kind, [body], version)
         batch.commit = commit
         return undone
+
+    def committed(self) -> None:
+        """The batch is durable: apply what has waited for that. Nothing may be awaited in between."""
+        self._transactions.committed()
 
     def read_ahead(self, frames: Sequence[Frame]) -> None:
         """Keep the bodies of upcoming messages in memory if they are in frames that were read anyway."""
@@ -311,6 +322,8 @@ class Partition:
                 self._settling.dead_letter(client, operation)
             case RenewLocks():
                 self._settling.renew(client, operation)
+            case Transact():
+                self._transactions.carry_out(client, operation)
             case Peek():
                 return self._browsing.peek(client, operation)
             case Watch():

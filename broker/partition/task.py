@@ -379,6 +379,7 @@ class PartitionTask:
             if batch.commit:
                 await self._append(batch.commit, urgent=True)
         else:
+            partition.committed()
             if self._full is not None and batch.has_sent:
                 self._full.end()
                 self._full = None

@@ -102,7 +102,7 @@ class TimeToLive:
 
     def give_back(self, subqueue: Subqueue, references: list[Reference]) -> None:
         """Make unlocked messages available again, except those that expired while they were locked."""
-        subqueue.give_back(references)
+        self._space.give_back(subqueue, references)
         if subqueue.expiry is not None:
             expired = [
                 each

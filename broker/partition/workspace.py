@@ -7,6 +7,8 @@ it at once, by the same method that replay uses.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from broker.entities.descriptions import QueueDescription
 from broker.operations import Answer, ClientId, Recall
 from broker.partition import records
@@ -18,7 +20,8 @@ from broker.partition.enqueued_times import EnqueuedTimes
 from broker.partition.locks import Locks
 from broker.partition.messages import Messages
 from broker.partition.records import Mark
-from broker.partition.references import Lease
+from broker.partition.references import Lease, Reference
+from broker.partition.subqueue import Subqueue
 from storage.log import Commit, Position
 
 NO_BATCH = Batch(Commit(Position(0)), 0, 0, 0)
@@ -34,6 +37,7 @@ class Workspace:
         "books",
         "bounds",
         "description",
+        "held",
         "locks",
         "messages",
         "number",
@@ -61,6 +65,9 @@ class Workspace:
         self.locks = Locks(self.subqueues, self.books, epoch, first_nonce, bounds.tick_ms)
         self.times = EnqueuedTimes()
         self.batch = NO_BATCH
+        self.held: list[Callable[[], None]] | None = None
+        """Collects changes that are written now and applied once the commit is durable; None while changes
+        are applied at once. Set by `transactions.py`."""
         self.arrived_ms = 0
         """When the current operation was put into the mailbox, in monotonic time. Time it has spent waiting
         for the disk since then ends no lock."""
@@ -82,6 +89,9 @@ class Workspace:
         """
         batch = self.batch
         batch.commit.add(record.kind, [record.body], record.version)
+        if self.held is not None:
+            self.held.append(lambda: self.messages.states.apply(read_back(record), batch.commit.start))
+            return
         (batch.sent_with if with_send else batch.marks).append(record)
         self.messages.states.apply(read_back(record), batch.commit.start)
 
@@ -97,5 +107,15 @@ class Workspace:
         """Write a record of what happens to messages and apply it."""
         body = records.encode_mark(mark)
         self.batch.commit.add(mark.kind, [body], records.VERSION)
+        if self.held is not None:
+            self.held.append(lambda: self.messages.apply_mark(mark))
+            return
         self.batch.marks.append((mark.kind, body, records.VERSION))
         self.messages.apply_mark(mark)
+
+    def give_back(self, subqueue: Subqueue, references: Sequence[Reference]) -> None:
+        """Make unlocked messages available again."""
+        if self.held is not None:
+            self.held.append(lambda: subqueue.give_back(references))
+        else:
+            subqueue.give_back(references)
