@@ -45,6 +45,8 @@ _WORDINGS = {
     Reason.PARTITION_UNAVAILABLE: _Wording("com.microsoft:server-busy", 503, 503, 50004),
     Reason.SERVER_BUSY: _Wording("com.microsoft:server-busy", 503, 503, 50004),
     Reason.TIMEOUT: _Wording("com.microsoft:timeout", 408, 504, 50400),
+    Reason.TRANSACTION_UNKNOWN: _Wording("amqp:transaction:unknown-id", 400, 400, 40000),
+    Reason.TRANSACTION_ROLLED_BACK: _Wording("amqp:transaction:rollback", 400, 400, 40000),
     Reason.DECODE: _Wording("amqp:decode-error", 400, 400, 40000),
     Reason.INTERNAL: _Wording("amqp:internal-error", 500, 500, 50000),
 }
@@ -56,9 +58,9 @@ def error_of(refused: Refused) -> ErrorCondition:
 
 
 def no_transactions() -> Refused:
-    """The refusal of anything that belongs to a transaction: it is not carried out, and must never look as if
-    it were."""
-    return Refused(Reason.NOT_IMPLEMENTED, "Transactions are not supported by this version.")
+    """The refusal of something that cannot be part of a transaction: it is not carried out, and must never
+    look as if it were."""
+    return Refused(Reason.NOT_IMPLEMENTED, "This cannot be done in a transaction.")
 
 
 def status_of(reason: Reason) -> tuple[int, str]:

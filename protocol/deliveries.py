@@ -84,13 +84,13 @@ class Deliveries:
         if size == 1 and lib.pn_delivery_aborted(delivery):  # proton reports one byte that does not exist
             self._drop_aborted(link, delivery)
             return
-        if link.max_message_bytes and size > link.max_message_bytes:
-            self._events.append(MessageTooLarge(link, self._drop_rest(link, delivery), size))
-            return
         transaction = self._partial_transactions.get(link)
         if transaction is None and lib.pn_delivery_remote_state(delivery) == _TRANSACTIONAL:
             # Every frame of a delivery names its transaction (§4.4.2); proton reads that of the first one.
             transaction = transaction_of(delivery)
+        if link.max_message_bytes and size > link.max_message_bytes:
+            self._events.append(MessageTooLarge(link, self._drop_rest(link, delivery), size, transaction))
+            return
         if lib.pn_delivery_partial(delivery):
             link.partial_is_batch |= is_batch
             if transaction is not None:

@@ -132,6 +132,8 @@ class MessageTooLarge:
     """The message's delivery, to be rejected; empty if it was sent settled."""
     size: int
     """How many bytes have arrived."""
+    transaction: TransactionalState | None = None
+    """It was sent as work of this transaction (§4.4.2)."""
 
 
 @dataclass(slots=True)

@@ -28,6 +28,8 @@ class Reason(enum.Enum):
     SERVER_BUSY = "server-busy"
     TIMEOUT = "timeout"
     DECODE = "decode"
+    TRANSACTION_UNKNOWN = "transaction-unknown"
+    TRANSACTION_ROLLED_BACK = "transaction-rolled-back"
     INTERNAL = "internal"
 
 

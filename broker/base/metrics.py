@@ -93,6 +93,13 @@ class Metrics:
             "memory_exceeded",
             "1 while receivers hold few unsettled deliveries, for lack of memory, 0 otherwise.",
         )
+        self.transactions_open = gauge(
+            "transactions_open", "Transactions that are neither committed nor rolled back."
+        )
+        self.transactions_committed = counter("transactions_committed", "Transactions committed.")
+        self.transactions_rolled_back = counter(
+            "transactions_rolled_back", "Transactions rolled back by their client or by the broker."
+        )
         self.data_folders = gauge("data_folders", "Data folders by their state.", ("state",))
         self.http_requests = counter(
             "http_requests", "HTTP requests answered, by status.", ("method", "status")

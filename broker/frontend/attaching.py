@@ -11,6 +11,7 @@ from broker.access.addresses import NODE_CBS, NODE_MANAGEMENT, Address, BadAddre
 from broker.base.errors import Reason, Refused
 from broker.frontend.host import Host
 from broker.frontend.links.browse import BrowseLink
+from broker.frontend.links.coordinator import CoordinatorLink
 from broker.frontend.links.delayed_attach import DelayedAttach, Later
 from broker.frontend.links.incoming import IncomingLink
 from broker.frontend.links.outgoing import OutgoingLink
@@ -19,7 +20,7 @@ from broker.frontend.nodes.cbs import CbsNode
 from broker.frontend.nodes.management import ManagementNode
 from broker.frontend.nodes.request_node import RequestLink, RequestNode, ResponseLink
 from broker.namespace.entity import Entity
-from broker.wording import error_of, no_transactions
+from broker.wording import error_of
 from protocol.links import Link
 
 Resolve = Callable[[Host, Link, Address], Later | None]
@@ -56,7 +57,8 @@ class Attaching:
 
     def _attach(self, link: Link) -> None:
         if link.target_is_coordinator:
-            raise no_transactions()
+            CoordinatorLink.attach(self._host, link)
+            return
         text = link.target_address if link.incoming else link.source_address
         check_dynamic(self._engine, link)  # a dynamic node has no address to parse
         try:

@@ -27,6 +27,7 @@ from broker.frontend.slow_readers import Room
 from broker.frontend.token_expiry import Tokens
 from broker.frontend.wire import Wire
 from broker.messaging.receive_cache import ReceiveCache
+from broker.messaging.transactions import Transactions
 from broker.throttle.memory_mark import UNSETTLED_ABOVE_MARK_MAX
 from broker.wording import error_of
 from protocol.engine import PARTIAL_BYTES_MAX, Engine
@@ -43,7 +44,7 @@ from protocol.events import (
     MessageTooLarge,
 )
 from protocol.frames import needs_padding, pad_performatives
-from protocol.links import Link
+from protocol.links import UNSETTLED, Link
 from protocol.sasl import SaslServer
 
 log = structlog.get_logger("connection")
@@ -87,6 +88,8 @@ class Connection:
         """How many more bytes links may hand to the engine before the next write."""
         self.response_bytes = 0
         """Bytes of responses that wait for credit. Written by the response links."""
+        self.transactions = Transactions(services.transactions, self)
+        """Those that the client has declared on its links to coordinators."""
         self.tokens = Tokens(self)
         """What the client may do, and until when."""
         self._loop = asyncio.get_running_loop()
@@ -544,9 +547,11 @@ class Connection:
                     if link.context.received(event) is False:
                         self._undone = events[number:]
                         return
-                case MessageTooLarge(link=link) | MessagesReceived(link=link) if (
-                    link.context is not None and not link.gone
-                ):
+                case MessagesReceived(link=link) if link.context is not None and not link.gone:
+                    link.context.received_in_transaction(event)
+                case MessageTooLarge(link=link) if link.context is not None and not link.gone:
+                    if event.transaction is not None:
+                        self.transactions.fail(event.transaction.txn_id, event.size)
                     link.context.refused(event)
                 case DeliveriesUpdated(link=link) if link.context is not None and not link.gone:
                     link.context.updated(event)
@@ -578,4 +583,6 @@ class Connection:
                 self.engine.close_link(link, error_of(why))
             if link.context is not None:
                 link.context.detached()
+            if link.incoming and link.snd_settle_mode != UNSETTLED:
+                self.transactions.fail_all(why)  # with messages sent settled that nobody will see
             self.flush_soon()

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol
 
 from broker.access.sas import Claim
@@ -14,6 +14,7 @@ from broker.base.errors import Refused
 from broker.frontend.services import Services
 from broker.frontend.slow_readers import Output
 from broker.messaging.receive_cache import ReceiveCache
+from broker.messaging.transactions import Transactions
 from protocol.engine import Engine
 from protocol.links import Link
 
@@ -55,8 +56,14 @@ class Host(Output, Protocol):
     """The bound that all receivers of the connection share."""
     browse_page: asyncio.Semaphore
     """Held while a page of messages is read for this client to look at."""
+    transactions: Transactions
+    """Those that the client has declared."""
     response_bytes: int
     """Bytes of responses that wait for credit. Written by the response links."""
+
+    @property
+    def claims(self) -> Mapping[str, Claim]:
+        """The client's claims, by the audience they were put for."""
 
     @property
     def is_late(self) -> bool:

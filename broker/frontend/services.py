@@ -20,6 +20,7 @@ from broker.frontend.peeking import PAGES_AT_ONCE
 from broker.frontend.slow_readers import LOOK_AGAIN_S, Output, OutputTotal
 from broker.frontend.turns import READ_BYTES, Turns
 from broker.frontend.wire import Wire
+from broker.messaging.transactions import AllTransactions
 from broker.namespace.namespace import Namespace
 from broker.settings.settings import Settings
 from broker.throttle.memory_mark import Memory, traffic_bytes
@@ -70,6 +71,9 @@ class Services:
         """Buffer that sockets are read into; empty between two reads."""
         self.pace = Pace(self.turns.look_again, lambda: self.turns.has_light, elapsed_s)
         self.inflight = Inflight(traffic_bytes(settings.total_inflight_bytes_max, memory.mark))
+        self.transactions = AllTransactions(
+            settings, traffic_bytes(settings.total_transaction_bytes_max, memory.mark), metrics
+        )
         self.connections: set[Client] = set()
         self.handshakes: dict[object, Callable[[], object]] = {}
         """Unfinished TLS handshakes, oldest first, each with a function that ends it. Written by
@@ -96,6 +100,7 @@ class Services:
         metrics.active_links.set_function(
             lambda: sum(connection.engine.link_count for connection in self.connections)
         )
+        metrics.transactions_open.set_function(lambda: self.transactions.count)
         metrics.inflight_bytes.set_function(lambda: self.inflight.bytes)
         metrics.unserved_bytes.set_function(lambda: self.turns.waiting_bytes)
 

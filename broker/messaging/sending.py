@@ -18,7 +18,7 @@ from typing import Generic, Protocol, TypeVar
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MAIN
-from broker.message.batch_envelope import split
+from broker.message.batch_envelope import RoutingHint, split
 from broker.message.stored import StoredRun, store_run
 from broker.message.stored import message_id as stored_message_id
 from broker.namespace.entity import Entity, next_client
@@ -68,6 +68,15 @@ class _Underway(Generic[R]):
     """When they were posted, by the loop's clock."""
     refused_by: dict[int, Reason] = field(default_factory=dict)
     """Partitions that refused them, and why."""
+
+
+@dataclass(slots=True)
+class Collected:
+    """Messages that were checked, and are to be sent with a transaction."""
+
+    send: Send
+    keys: Sequence[str | None]
+    """The keys that pin them to a partition; None for messages without one."""
 
 
 class Sending(Generic[R]):
@@ -231,6 +240,25 @@ class Sending(Generic[R]):
         else:
             number = router.spread(1, self._loop.time())[0][0]
             self._post(router.handles[number], data, times_to_live_ms, scheduled_ms, receipts, 1, number)
+
+    def collect(self, payloads: Sequence[bytes], *, is_batch: bool) -> Collected:
+        """Check messages that are to be sent with a transaction: single ones, or those of one batch. Raises
+        Refused if any of them cannot be sent."""
+        hint: RoutingHint | None = None
+        if is_batch:
+            payloads, hint = split(payloads[0])
+            if not payloads:
+                raise Refused(Reason.ARGUMENT, "The batch holds no message.")
+        self._memory.admit(len(payloads))
+        run = store_run(payloads, self._message_id)
+        self._check(run)
+        if run.refused:
+            raise run.refused.pop(min(run.refused))
+        keys = self._keys(run) or [None] * len(payloads)
+        if hint is not None:  # messages without a key go with those that have one
+            keys = [key for key in keys if key] or [hint.session_id or hint.partition_key]
+        send = Send(run.data, run.times_to_live_ms, scheduled_ms=run.scheduled_enqueue_times_ms)
+        return Collected(send, keys)
 
     def _check(self, run: StoredRun) -> None:
         """Refuse messages that this queue does not take."""

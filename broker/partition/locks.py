@@ -162,8 +162,8 @@ class Locks:
         return failures
 
     def hold(self, token: LockToken, kept: dict[int, Held]) -> tuple[Subqueue, Reference]:
-        """Make a valid token invalid, but keep its message locked until `take_back` ends the lock or `restore`
-        makes the token valid again.
+        """Make a valid token invalid, but keep its message locked until `take_back` ends the lock, or
+        `restore` makes the token valid again.
 
         `kept` collects what is kept, by the id of the lease that the messages had.
         """

@@ -2,8 +2,7 @@
 
 Its parts have files of their own: `sending.py`, `schedule.py`, `delivering.py`, `settling.py`,
 `lock_expiry.py`, `delivery_count.py`, `dead_lettering.py`, `dead_letters.py`, `time_to_live.py`,
-`browsing.py` and `transactions.py`. They share a
-`Workspace`.
+`browsing.py` and `transactions.py`. They share a `Workspace`.
 
 The task feeds it one *batch* at a time: `begin(commit, now_ms)`, `handle` for each operation, `finish`. Each
 operation appends its changes to the commit as records and applies them at once, by the same methods that

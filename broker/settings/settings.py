@@ -363,6 +363,34 @@ class Settings(BaseSettings):
     )
     receive_cache_bytes: int = Field(4 * MIB, ge=0, description="The same in bytes.")
 
+    # --- transactions ---------------------------------------------------------------------------------------
+
+    transaction_messages_max: int = Field(
+        100, ge=1, le=1_000, description="Messages that one transaction may send and settle."
+    )
+    transaction_timeout_ms: int = Field(
+        120_000,
+        ge=100,
+        le=3_600_000,
+        description="Time from a transaction's first operation until the broker rolls it back.",
+    )
+    transactions_per_connection_max: int = Field(
+        1_000, ge=1, description="Transactions that a connection may have open."
+    )
+    transactions_max: int = Field(10_000, ge=1, description="The same over all connections.")
+    connection_transaction_bytes_max: int = Field(
+        64 * MIB,
+        ge=64 * KIB,
+        description="Bytes that the open transactions of a connection may hold.",
+    )
+    total_transaction_bytes_max: int = Field(
+        256 * MIB,
+        ge=MIB,
+        description=(
+            "The same over all connections. At most an eighth of the memory mark, or 16 MiB if that is more."
+        ),
+    )
+
     # --- HTTP -----------------------------------------------------------------------------------------------
 
     http_connections_max: int = Field(

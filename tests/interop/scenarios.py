@@ -127,6 +127,17 @@ JMS: dict[str, dict[str, object]] = {
 }
 """Scenarios for Qpid JMS."""
 
+TRANSACTIONS: dict[str, dict[str, object]] = {
+    "commit": {},
+    "roll-back": {},
+    "connection-drops": {"LockDuration": f"PT{LOCK_SHORT_S}S"},
+    "refusals": {},
+    "two-entities": {},
+    "plain-entity": {"PartitionCount": 1},
+    "too-many": {},
+}
+"""Scenarios with transactions."""
+
 OFFICIAL = {**ROUND_TRIP, **CHANGED_PROPERTIES, **LIMITS}
 
 CLIENTS: dict[str, dict[str, dict[str, object]]] = {
@@ -136,6 +147,7 @@ CLIENTS: dict[str, dict[str, dict[str, object]]] = {
     "python-7.13.0b1": {"delete-messages": {}, "purge-messages": {}},
     "proton-blocking": {**PLAIN_AMQP, **PROTON_ONLY},
     "proton-reactor": {**PLAIN_AMQP, **PROTON_ONLY, **REACTOR_ONLY},
+    "proton-transactions": TRANSACTIONS,
     "javascript": {**OFFICIAL, **DEAD_LETTER_QUEUE, **DELIVERY_ANNOTATIONS},
     "rhea": {**PLAIN_AMQP, **RHEA_ONLY},
     "go": OFFICIAL,

@@ -61,8 +61,12 @@ class DelayedAttach:
         """Close the link: the client sent messages without credit."""
         self._refuse_messages()
 
-    def refused(self, event: MessageTooLarge | MessagesReceived) -> None:
-        """The same, for messages that are too large or belong to a transaction."""
+    def received_in_transaction(self, event: MessagesReceived) -> None:
+        """The same, for messages that belong to a transaction."""
+        self._refuse_messages()
+
+    def refused(self, event: MessageTooLarge) -> None:
+        """The same, for a message that is too large."""
         self._refuse_messages()
 
     def _refuse_messages(self) -> None:

@@ -14,9 +14,9 @@ from broker.entities.descriptions import MAIN
 from broker.frontend.host import Host
 from broker.messaging.sending import Sending, too_large
 from broker.namespace.entity import Entity
-from broker.wording import error_of, no_transactions
+from broker.wording import error_of
 from protocol.codec import Symbol, ULong
-from protocol.events import MessagesReceived, MessageTooLarge
+from protocol.events import MessagesReceived, MessageTooLarge, Outcome
 from protocol.links import Delivery, Link
 
 TRANSFER_DESTINATION = "com.microsoft:transfer-destination-address"
@@ -92,12 +92,25 @@ class IncomingLink:
                 return False
         return True
 
-    def refused(self, event: MessageTooLarge | MessagesReceived) -> None:
-        """Refuse a message that is too large, or messages sent in a transaction."""
-        if isinstance(event, MessageTooLarge):
-            self._refuse(event.deliveries, too_large(self.queue, event.size), 1)
-        else:
-            self._refuse(event.deliveries, no_transactions(), len(event.payloads))
+    def received_in_transaction(self, event: MessagesReceived) -> None:
+        """Add messages to a transaction (§4.4.2). They are accepted at once, and stored with its commit."""
+        connection, state = self._connection, event.transaction
+        assert state is not None
+        self.queue.accessed_at_ms = connection.services.clock.now_ms()
+        try:
+            connection.transactions.find(state.txn_id).send(
+                self.queue, lambda: self._sending.collect(event.payloads, is_batch=event.batch)
+            )
+        except Refused as why:
+            self._refuse(event.deliveries, why, len(event.payloads))
+            return
+        connection.engine.settle_in_transaction(event.deliveries, state.txn_id, Outcome.ACCEPTED)
+        self._replenish(len(event.payloads))
+        connection.flush_soon()
+
+    def refused(self, event: MessageTooLarge) -> None:
+        """Refuse a message that is too large."""
+        self._refuse(event.deliveries, too_large(self.queue, event.size), 1)
 
     # --- outcomes out ---------------------------------------------------------------------------------------
 

@@ -30,9 +30,9 @@ from broker.messaging.settlement import (
 )
 from broker.namespace.entity import Entity
 from broker.operations import Locked, LockToken
-from broker.wording import error_of, no_transactions
+from broker.wording import error_of
 from protocol.codec import DecodeError
-from protocol.events import DeliveriesUpdated, ErrorCondition, Outcome
+from protocol.events import DeliveriesUpdated, ErrorCondition, Outcome, TransactionalState
 from protocol.links import SETTLED, Delivery, Link
 from protocol.values import decode_bounded
 
@@ -166,7 +166,10 @@ class OutgoingLink:
             group[1].append(token)
         if event.settled:
             self._engine.settle(known, 0)
-        if groups:
+        if groups and event.transaction is not None:
+            tokens = [token for _, group in groups.values() for token in group]
+            self._settle_in_transaction(event.transaction, tokens, [] if event.settled else known)
+        elif groups:
             self._settle(groups, event)
         if len(unsettled) + len(known) >= self._unsettled_max:
             self.credit_granted()  # the bound had held messages back
@@ -190,6 +193,31 @@ class OutgoingLink:
                 self._engine.settle(deliveries, Outcome.RELEASED)
             elif event.annotations or event.error is not None:
                 self._connection.took_changes(event.bytes)
+
+    def _settle_in_transaction(
+        self, state: TransactionalState, tokens: Sequence[LockToken], deliveries: Sequence[Delivery]
+    ) -> None:
+        """Add a settlement to a transaction (§4.4.3), and answer with the client's own state: the outcome
+        takes effect with the commit. If it is refused, the messages stay locked."""
+        try:
+            transaction = self._connection.transactions.find(state.txn_id)
+            try:
+                settlement = _settlement(state)
+            except Refused as why:
+                transaction.fail(why)
+                raise
+            transaction.settle(self.queue, tokens, settlement)
+        except Refused as why:
+            self._meter.refused(why.reason, len(tokens))
+            self._engine.reject(deliveries, error_of(why))
+            return
+        self._engine.settle_in_transaction(
+            deliveries,
+            state.txn_id,
+            state.outcome,
+            failed=state.failed,
+            undeliverable_here=state.undeliverable_here,
+        )
 
     def settled(self, note: Settling, settlement: Settlement, failures: Mapping[int, Reason]) -> None:
         """Tell the client that a settlement is durable, except for the messages in `failures`."""
@@ -252,7 +280,7 @@ class OutgoingLink:
         self._connection.close_link(self.link, why)
 
 
-def _settlement(event: DeliveriesUpdated) -> Settlement:
+def _settlement(event: DeliveriesUpdated | TransactionalState) -> Settlement:
     """Translate an outcome (§3.4) into a settlement. Raises Refused."""
     match event.outcome:
         case Outcome.ACCEPTED:
@@ -263,10 +291,8 @@ def _settlement(event: DeliveriesUpdated) -> Settlement:
             return defer(_map(event.annotations))
         case Outcome.MODIFIED:
             return abandon(_map(event.annotations))
-        case Outcome.RELEASED | Outcome.NONE | Outcome.RECEIVED:
-            return RELEASE
         case _:
-            raise no_transactions()
+            return RELEASE
 
 
 def _info(error: ErrorCondition | None) -> dict[Any, Any]:

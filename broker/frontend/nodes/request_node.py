@@ -216,13 +216,14 @@ class RequestLink:
             )
         self._connection.flush_soon()
 
-    def refused(self, event: MessageTooLarge | MessagesReceived) -> None:
-        """Refuse a request that is too large, or requests sent in a transaction."""
-        if isinstance(event, MessageTooLarge):
-            text = f"The request has {event.size} bytes; the limit is {self._node.request_bytes_max}."
-            self._refuse(event.deliveries, Refused(Reason.MESSAGE_TOO_LARGE, text))
-        else:
-            self._refuse(event.deliveries, no_transactions(), len(event.payloads))
+    def received_in_transaction(self, event: MessagesReceived) -> None:
+        """Refuse requests sent in a transaction."""
+        self._refuse(event.deliveries, no_transactions(), len(event.payloads))
+
+    def refused(self, event: MessageTooLarge) -> None:
+        """Refuse a request that is too large."""
+        text = f"The request has {event.size} bytes; the limit is {self._node.request_bytes_max}."
+        self._refuse(event.deliveries, Refused(Reason.MESSAGE_TOO_LARGE, text))
 
     async def _serve(self, request: Request, is_page: bool) -> None:
         try:

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from broker.access.addresses import NODE_CBS
-from protocol.codec import Array, Described, Symbol, TypeCode, ULong
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import message
 from tests.support.link_stack import LinkStack
 
 
-async def test_a_link_to_a_coordinator_is_refused() -> None:
-    client = await LinkStack().connect()
-    fields = raw.sender_attach(0, None)
-    fields[6] = Described(ULong(0x30), [Array(TypeCode.SYMBOL, [Symbol("amqp:local-transactions")])])
-    attach, detach = await client.attach(fields)
-    assert (attach.code, attach.field(5), attach.field(6)) == (raw.ATTACH, None, None)
-    assert detach.code == raw.DETACH and raw.condition_of(detach) == "amqp:not-implemented"
-
-
-async def test_requests_that_belong_to_a_transaction_are_rejected_and_their_credit_comes_back() -> None:
+async def test_requests_to_cbs_in_a_transaction_are_rejected_and_their_credit_comes_back() -> None:
     client = await LinkStack().connect()
     attach, first = await client.attach(raw.sender_attach(0, NODE_CBS))
     assert attach.code == raw.ATTACH

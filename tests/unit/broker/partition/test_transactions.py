@@ -19,6 +19,7 @@ from broker.operations import (
     Failed,
     Locked,
     MessageState,
+    Operation,
     Send,
     Sent,
     Settled,
@@ -94,7 +95,7 @@ async def test_a_transaction_is_one_commit_and_does_what_its_parts_do() -> None:
 async def test_what_a_transaction_makes_available_is_handed_out() -> None:
     harness = Harness()
     tokens = await locked(harness, 5)
-    waiting = [Demand(MAIN, 4), Demand(DEAD_LETTER, 1), Watch(DEAD_LETTER, 0)]
+    waiting: list[Operation] = [Demand(MAIN, 4), Demand(DEAD_LETTER, 1), Watch(DEAD_LETTER, 0)]
     for client, operation in enumerate(waiting, 10):
         await harness.do(client, operation)
     await harness.do(1, everything(tokens))

@@ -316,7 +316,7 @@ async def test_a_time_to_live_goes_along_and_messages_without_an_id_get_one() ->
 
 
 @pytest.mark.parametrize("is_batch", [False, True], ids=["message", "batch"])
-async def test_what_is_sent_in_a_transaction_is_refused_and_never_stored(is_batch: bool) -> None:
+async def test_what_is_sent_in_an_unknown_transaction_is_refused_and_never_stored(is_batch: bool) -> None:
     stack, client = await sending(link_credit=8)
     state = raw.outcome(raw.TRANSACTIONAL, [b"transaction-1"])
     payload = batch(body(1), body(2)) if is_batch else body(1)
@@ -331,7 +331,7 @@ async def test_what_is_sent_in_a_transaction_is_refused_and_never_stored(is_batc
     } == set(range(0, 20, 2))
     for frame in refused:
         condition, description = error_of(frame.field(4))
-        assert condition == "amqp:not-implemented" and "ransaction" in description
+        assert condition == "amqp:transaction:unknown-id" and "ransaction" in description
     assert all_stored(stack) == {}
     assert stack.metrics.entities["queue"].user_errors == 20
     flow = [frame for frame in frames if frame.code == raw.FLOW][-1]

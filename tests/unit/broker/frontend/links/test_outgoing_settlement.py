@@ -186,14 +186,14 @@ async def test_an_outcome_that_comes_in_one_write_with_the_detach_counts() -> No
     assert [frame.code for frame in await client.hear()] == [raw.DETACH]
 
 
-async def test_transactions_are_refused_and_the_messages_go_back() -> None:
+async def test_a_settlement_in_an_unknown_transaction_is_refused_and_the_messages_stay_locked() -> None:
     stack, client = await receiving(4)
-    messages = give(stack, 1, 1)
+    give(stack, 1, 1)
     await client.hear()
     client.dispose(0, 0, Described(ULong(0x34), [b"transaction", raw.outcome(raw.ACCEPTED)]))
-    assert list(stack.parts[1].take(Release)[0].tokens) == messages.tokens
+    assert not stack.parts[1].has(Release) and not stack.parts[1].has(Complete)
     (answer,) = await client.heard(raw.DISPOSITION)
-    assert answer.field(4).value[0].value[0] == "amqp:not-implemented"
+    assert answer.field(4).value[0].value[0] == "amqp:transaction:unknown-id"
 
 
 async def test_what_was_settled_over_management_is_settled_on_the_link() -> None:
