@@ -327,12 +327,13 @@ class Connection:
         """How many more deliveries the link may hold unsettled while the memory mark is exceeded.
 
         A link that has reached the maximum tries again at each write of its connection. Every settlement
-        causes a write, and `Services` causes one when memory has recovered.
+        causes a write, and `Services` causes one when memory has recovered, or when other links have settled
+        what held this one back.
         """
-        room = UNSETTLED_ABOVE_MARK_MAX - unsettled
+        room = self.services.memory.unsettled_room(unsettled)
         if room <= 0:
             self._hungry.add(link)
-            self.services.hold(self)
+            self.services.hold(self, by_others=unsettled < UNSETTLED_ABOVE_MARK_MAX)
             return 0
         return room
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import islice
 from typing import Protocol
 
 from broker.access.sas import Authorizer
@@ -23,7 +24,7 @@ from broker.frontend.wire import Wire
 from broker.messaging.transactions import AllTransactions
 from broker.namespace.namespace import Namespace
 from broker.settings.settings import Settings
-from broker.throttle.memory_mark import Memory, traffic_bytes
+from broker.throttle.memory_mark import UNSETTLED_ABOVE_MARK_MAX, Memory, traffic_bytes
 from protocol.engine import Engine
 
 
@@ -92,6 +93,9 @@ class Services:
         """Bytes of requests that wait for their turn, over all connections. Written by the connections."""
         self._held: set[Client] = set()
         """Connections with links that hold as many unsettled deliveries as they may above the memory mark."""
+        self._held_by_others: dict[Client, None] = {}
+        """Connections with links that could hold more if all links together did not hold as many as they may.
+        The first one has waited longest."""
         self._held_timer: asyncio.TimerHandle | None = None
         self._alone = asyncio.Event()
         self._alone.set()
@@ -122,26 +126,35 @@ class Services:
         self.inflight.forget(connection)
         self.output.forget(connection)
         self._held.discard(connection)
+        self._held_by_others.pop(connection, None)
         self.metrics.connections_closed.inc()
         if not self.connections:
             self._alone.set()
 
-    def hold(self, connection: Client) -> None:
-        """Call its `flush_soon` when the memory mark is not exceeded any more."""
-        self._held.add(connection)
+    def hold(self, connection: Client, *, by_others: bool) -> None:
+        """Call its `flush_soon` when the memory mark is not exceeded any more, or, if other links hold it
+        back, when those have settled some deliveries."""
+        if by_others:
+            self._held_by_others.setdefault(connection)
+        else:
+            self._held.add(connection)
         if self._held_timer is None:
             self._held_timer = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._look_at_memory)
 
     def _look_at_memory(self) -> None:
         self._held_timer = None
-        if not self._held:
-            return
-        if self.memory.exceeded:
-            self._held_timer = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._look_at_memory)
-            return
-        held, self._held = self._held, set()
-        for connection in held:
+        memory = self.memory
+        if memory.exceeded:
+            room = -(-max(0, memory.unsettled_left) // UNSETTLED_ABOVE_MARK_MAX)
+            ready = list(islice(self._held_by_others, room))
+        else:
+            ready = [*self._held_by_others, *self._held]
+        for connection in ready:
+            self._held_by_others.pop(connection, None)
+            self._held.discard(connection)
             connection.flush_soon()
+        if self._held or self._held_by_others:
+            self._held_timer = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._look_at_memory)
 
     async def wait_until_alone(self) -> None:
         """Return when no client is connected."""

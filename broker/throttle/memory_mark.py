@@ -4,17 +4,18 @@ the process for lack of memory.
 Memory in use is resident memory, because that is what the kernel looks at, with two corrections. Each
 admitted message that is not stored yet will take more, so it is added. And Python hardly ever returns the
 memory of small objects to the system: a broker that has delivered a million messages stays as large as it
-was, and reuses that memory before it grows. So the memory that waiting messages and connections have freed is
-subtracted, until others take it or the process shrinks. This estimate is too high if something else has taken
-that memory, so it is limited to half of the mark: with the default mark, the process stays below nine tenths
-of all memory.
+was, and reuses that memory before it grows. So the memory that waiting messages, settled deliveries and
+connections have freed is subtracted, until others take it or the process shrinks. This estimate is too high
+if something else has taken that memory, so it is limited to half of the mark: with the default mark, the
+process stays below nine tenths of all memory.
 
 Everything that frees memory works above the mark: receiving, settling, browsing, deleting, administration.
 But until its client settles it, a delivery takes several times as much memory as the waiting message. So
 while resident memory is a tenth above the mark (`exceeded`), a link gets more deliveries only if it holds few
-unsettled ones. Sends are accepted again once a twentieth of the mark is free. Until then, the C library is
-told now and then to return free pages to the system. Otherwise it keeps free pages that lie between blocks in
-use, and a broker without any messages could stay above its mark.
+unsettled ones, and all links together hold only as many as fit into an eighth of the mark. Beyond that, each
+gets one at a time, so that every receiver goes on. Sends are accepted again once a twentieth of the mark is
+free. Until then, the C library is told now and then to return free pages to the system. Otherwise it keeps
+free pages that lie between blocks in use, and a broker without any messages could stay above its mark.
 
 `memory_of_the_machine` and `resident_bytes` ask the system; `Memory` is pure, apart from its log lines.
 """
@@ -47,7 +48,9 @@ CONNECTION_BYTES = 24 * 1024
 UNSETTLED_ABOVE_MARK_MAX = 100
 """Deliveries that a link may hold unsettled while the mark is exceeded: 300 receivers take about 40 MiB."""
 DELIVERY_BYTES = 1536
-"""The most that a delivery takes until it is settled, beside its message's bytes; the least is 1.1 KiB."""
+"""The most that a delivery takes until it is settled, beside its message's bytes."""
+DELIVERY_BYTES_LEAST = 1126
+"""The least that a delivery takes, and so the least that its settlement frees."""
 DELIVERED_BYTES_MIN = 256 * 1024
 """The least that receivers may take between two looks."""
 RETURN_S = 2.0
@@ -74,11 +77,13 @@ class Memory:
         "_resident",
         "_resident_before",
         "_room",
+        "_unsettled_max",
         "connections",
         "exceeded",
         "limited",
         "mark",
         "under_way",
+        "unsettled",
         "used",
     )
 
@@ -106,10 +111,14 @@ class Memory:
         """Messages that were admitted and have no outcome yet. The connections keep this number."""
         self.connections = 0
         """Open connections. Their owner keeps this number."""
+        self.unsettled = 0
+        """Deliveries that wait for their settlement, over all links."""
+        self._unsettled_max = max(mark // TRAFFIC_PARTS // DELIVERY_BYTES, UNSETTLED_ABOVE_MARK_MAX)
+        """How many of them there may be while the mark is exceeded, if each link holds more than one."""
         self._resident, self._counted, self._changed = resident, counted, changed
         self._resident_before = self._counted_before = 0
         self._freed = 0
-        """Bytes that messages and connections have freed but the process probably still holds."""
+        """Bytes that messages, deliveries and connections have freed but the process probably still holds."""
         self._room = self._delivery_room = 0
 
     def admit(self, messages: int) -> None:
@@ -136,14 +145,31 @@ class Memory:
     def deliver(self, messages: int) -> None:
         """Account for deliveries that wait for their settlement. `exceeded` then says whether the mark is
         exceeded."""
+        self.unsettled += messages
         self._delivery_room -= messages * DELIVERY_BYTES
         if self._delivery_room < 0:
             self.look()
 
+    def settled(self, messages: int) -> None:
+        """Account for deliveries that do not wait for their settlement any more."""
+        self.unsettled -= messages
+
+    def unsettled_room(self, unsettled: int) -> int:
+        """How many more deliveries a link that holds this many unsettled may get while the mark is exceeded.
+
+        Zero or less if none. A link that holds none may always get one.
+        """
+        return min(UNSETTLED_ABOVE_MARK_MAX - unsettled, max(self.unsettled_left, 1 - unsettled))
+
+    @property
+    def unsettled_left(self) -> int:
+        """How many more deliveries all links together may hold unsettled while the mark is exceeded."""
+        return self._unsettled_max - self.unsettled
+
     def look(self) -> None:
         """Measure memory. Decide whether sends are refused from now on, and whether the mark is exceeded."""
         resident, waiting = self._resident(), self._counted()
-        counted = waiting + CONNECTION_BYTES * self.connections
+        counted = waiting + CONNECTION_BYTES * self.connections + DELIVERY_BYTES_LEAST * self.unsettled
         returned = max(0, self._resident_before - resident)
         self._freed = min(max(0, self._freed + self._counted_before - counted - returned), self.mark)
         self._resident_before, self._counted_before = resident, counted

@@ -16,14 +16,13 @@ from tests.support.broker_thread import BrokerThread
 
 WITHIN_S = 30.0
 MESSAGES = 3 * UNSETTLED_ABOVE_MARK_MAX + 1
+QUEUES = [queue("orders", PartitionCount=4)]
 
 
-def test_above_the_memory_mark_a_client_that_settles_nothing_gets_few_messages_and_all_when_it_settles(
-    tmp_path: Path,
-) -> None:
-    queues = [queue("orders", PartitionCount=4)]
+def fill(folder: Path) -> None:
+    """Leave MESSAGES messages in a queue of this data folder."""
     with (
-        BrokerThread(tmp_path, queues, LocalDisk()) as broker,
+        BrokerThread(folder, QUEUES, LocalDisk()) as broker,
         raw.opened(broker.addresses.amqp_port) as client,
     ):
         client.attach_sender(0, "orders")
@@ -34,11 +33,23 @@ def test_above_the_memory_mark_a_client_that_settles_nothing_gets_few_messages_a
             answer = client.read_until(raw.DISPOSITION, within_s=WITHIN_S)
             first = answer.field(1)
             settled += (first if answer.field(2) is None else answer.field(2)) - first + 1
-    # Any process uses more memory than this mark.
-    with (
-        BrokerThread(tmp_path, queues, LocalDisk(), memory_bytes_max=1 << 20) as broker,
-        raw.opened(broker.addresses.amqp_port) as client,
-    ):
+
+
+def above_its_mark(folder: Path) -> BrokerThread:
+    """A broker on this folder. Any process uses more memory than its mark."""
+    return BrokerThread(folder, QUEUES, LocalDisk(), memory_bytes_max=1 << 20)
+
+
+def accepted(first: int, last: int) -> list[object]:
+    """The fields of a disposition that completes these deliveries."""
+    return raw.disposition_fields(True, first, last, True, raw.outcome(raw.ACCEPTED))
+
+
+def test_above_the_memory_mark_a_client_that_settles_nothing_gets_few_messages_and_all_when_it_settles(
+    tmp_path: Path,
+) -> None:
+    fill(tmp_path)
+    with above_its_mark(tmp_path) as broker, raw.opened(broker.addresses.amqp_port) as client:
         client.attach_receiver(0, "orders")
         client.send_frame(raw.FLOW, raw.flow_fields(0, 0, MESSAGES))
         for _ in range(UNSETTLED_ABOVE_MARK_MAX):
@@ -48,12 +59,31 @@ def test_above_the_memory_mark_a_client_that_settles_nothing_gets_few_messages_a
         received = UNSETTLED_ABOVE_MARK_MAX
         for first in range(0, MESSAGES, 50):  # half of the permitted unsettled messages
             last = min(first + 50, MESSAGES) - 1
-            client.send_frame(
-                raw.DISPOSITION, raw.disposition_fields(True, first, last, True, raw.outcome(raw.ACCEPTED))
-            )
+            client.send_frame(raw.DISPOSITION, accepted(first, last))
             due = min(last + 1 + UNSETTLED_ABOVE_MARK_MAX, MESSAGES)
             deadline = time.monotonic() + WITHIN_S
             while received < due:
                 client.read_until(raw.TRANSFER, within_s=max(deadline - time.monotonic(), 0.001))
                 received += 1
         assert received == MESSAGES
+
+
+def test_above_the_memory_mark_many_clients_hold_no_more_than_one_does_and_each_goes_on(
+    tmp_path: Path,
+) -> None:
+    """With so small a mark, all links together may hold as many unsettled deliveries as one."""
+    fill(tmp_path)
+    with above_its_mark(tmp_path) as broker, raw.opened(broker.addresses.amqp_port) as second:
+        with raw.opened(broker.addresses.amqp_port) as first:
+            for client, count in ((first, UNSETTLED_ABOVE_MARK_MAX), (second, 1)):
+                client.attach_receiver(0, "orders")
+                client.send_frame(raw.FLOW, raw.flow_fields(0, 0, MESSAGES))
+                for _ in range(count):
+                    client.read_until(raw.TRANSFER, within_s=WITHIN_S)
+            with pytest.raises(TimeoutError):  # before, each link could hold as many as the first one
+                second.read_until(raw.TRANSFER, within_s=0.5)
+            for number in range(20):
+                second.send_frame(raw.DISPOSITION, accepted(number, number))
+                second.read_until(raw.TRANSFER, within_s=WITHIN_S)
+        for _ in range(UNSETTLED_ABOVE_MARK_MAX - 1):  # the first client is gone, and leaves its room
+            second.read_until(raw.TRANSFER, within_s=WITHIN_S)

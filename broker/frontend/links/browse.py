@@ -27,7 +27,6 @@ from broker.frontend.peeking import PAGE_WITHIN_S, peek_partition
 from broker.message.annotations import peeked_messages
 from broker.namespace.entity import Entity, next_client
 from broker.operations import PARTITION_SHIFT, Answer, Arrived, Detach, Peek, Peeked, Unavailable, Watch
-from broker.throttle.memory_mark import UNSETTLED_ABOVE_MARK_MAX
 from broker.wording import error_of, no_transactions
 from protocol.events import DeliveriesUpdated, Outcome
 from protocol.links import SETTLED, Delivery, Link
@@ -159,9 +158,8 @@ class BrowseLink:
 
     def _finish_drain(self) -> None:
         """Answer a drain (§2.6.7) once there is nothing more to show."""
-        is_held = (
-            self._connection.services.memory.exceeded and len(self._unsettled) >= UNSETTLED_ABOVE_MARK_MAX
-        )
+        memory = self._connection.services.memory
+        is_held = memory.exceeded and memory.unsettled_room(len(self._unsettled)) <= 0
         if self._unread and not is_held:
             return
         if self._engine.draining(self.link) and self._engine.credit(self.link) > 0:
@@ -211,6 +209,7 @@ class BrowseLink:
         """Answer the client's outcomes (§2.7.6) with the same outcomes; they change nothing."""
         known = [delivery for delivery in event.deliveries if delivery in self._unsettled]
         self._unsettled.difference_update(known)
+        self._connection.services.memory.settled(len(known))
         if event.settled:
             self._engine.settle(known, 0)
         elif event.outcome == Outcome.TRANSACTIONAL:
@@ -232,6 +231,7 @@ class BrowseLink:
         self.queue.watchers.discard(self)
         for handle in self._handles:
             handle.post(Detach(), self._client, self._answered)
+        self._connection.services.memory.settled(len(self._unsettled))
         self._unsettled.clear()
 
     def queue_changed(self) -> None:

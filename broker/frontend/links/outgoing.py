@@ -164,6 +164,7 @@ class OutgoingLink:
                 group = groups[number] = ([], [])
             group[0].append(delivery)
             group[1].append(token)
+        self._memory.settled(len(known))
         if event.settled:
             self._engine.settle(known, 0)
         if groups and event.transaction is not None:
@@ -255,6 +256,7 @@ class OutgoingLink:
         if deliveries:
             for delivery in deliveries:
                 del self._unsettled[delivery]
+            self._memory.settled(len(deliveries))
             self._engine.settle(deliveries, Outcome.ACCEPTED)
             self._connection.flush_soon()
             self.credit_granted()  # the bound on unsettled deliveries may have held messages back
@@ -266,6 +268,7 @@ class OutgoingLink:
         out."""
         self.queue.watchers.discard(self)
         self._receiver.end()
+        self._memory.settled(len(self._unsettled))
         self._unsettled.clear()
 
     def queue_changed(self) -> None:

@@ -14,6 +14,8 @@ from structlog.testing import capture_logs
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.throttle.memory_mark import (
+    DELIVERY_BYTES,
+    UNSETTLED_ABOVE_MARK_MAX,
     Memory,
     memory_of_the_machine,
     resident_bytes,
@@ -245,6 +247,34 @@ def test_free_pages_between_blocks_in_use_are_returned_to_the_system() -> None:
     blocks.clear()
     return_free_pages()
     assert len(kept) == 41 and resident_bytes() < full - 60 * MIB
+
+
+def test_what_settled_deliveries_have_given_back_is_used_again_too() -> None:
+    process = Process()
+    process.memory.deliver(60_000)
+    process.resident += 60 * MIB
+    process.memory.look()
+    assert not process.admits()
+    process.memory.settled(60_000)
+    process.memory.look()
+    # Symptom: messages were refused until the process shrank, which it hardly ever does.
+    assert process.resident == 110 * MIB and process.admits()
+
+
+def test_above_the_mark_all_links_together_hold_what_an_eighth_of_it_has_room_for() -> None:
+    memory, held = Process().memory, [0] * 5_000
+    for _ in range(3):
+        for link, unsettled in enumerate(held):
+            more = max(0, memory.unsettled_room(unsettled))
+            memory.deliver(more)
+            held[link] += more
+    assert max(held) == UNSETTLED_ABOVE_MARK_MAX and min(held) == 1, "each link goes on"
+    assert sum(held) * DELIVERY_BYTES < MARK // 8 + len(held) * DELIVERY_BYTES
+    assert memory.unsettled == sum(held) and memory.unsettled_left <= 0
+    memory.settled(held[-1])
+    assert memory.unsettled_room(0) == 1
+    memory.settled(sum(held) // 2)
+    assert memory.unsettled_room(1) == UNSETTLED_ABOVE_MARK_MAX - 1
 
 
 def test_the_mark_is_exceeded_from_a_tenth_above_it_until_a_twentieth_above_it() -> None:

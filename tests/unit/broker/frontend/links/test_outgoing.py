@@ -136,6 +136,26 @@ async def test_unseen_messages_go_back_at_once_when_the_link_ends_and_seen_ones_
     assert not any(part.has(Detach) for part in stack.parts), "it ends once"
 
 
+@pytest.mark.parametrize("end", ["detach", "close the connection"])
+async def test_a_delivery_counts_as_unsettled_until_it_is_settled_or_its_link_ends(end: str) -> None:
+    stack, client = await receiving(4)
+    memory = stack.services.memory
+    give(stack, 0, 3)
+    assert memory.unsettled == len(await client.heard(raw.TRANSFER)) == 3
+    client.dispose(0, 0, raw.outcome(raw.ACCEPTED))
+    await client.hear()
+    assert memory.unsettled == 2
+    client.dispose(0, 1, raw.outcome(raw.ACCEPTED), settled=True)  # one of them for the second time
+    await client.hear()
+    assert memory.unsettled == 1
+    if end == "detach":
+        client.detach(0)
+        await client.hear()
+    else:
+        client.connection.connection_lost()
+    assert memory.unsettled == 0
+
+
 async def test_messages_that_come_after_the_link_has_ended_go_back() -> None:
     stack, client = await receiving(4)
     sinks = [part.take(Demand)[1] for part in stack.parts]
