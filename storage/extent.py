@@ -141,7 +141,7 @@ class ExtentFile:
                     "extent.slot_damaged",
                     path=str(self._path),
                     offset=offset,
-                    advice="The other slot serves; it is repaired.",
+                    advice="The other slot is used, and this one is repaired.",
                 )
             return extent
 

@@ -263,7 +263,7 @@ class ActiveSegment:
             self._disk.truncate(self._fd, self.used)
         except OSError as error:
             raise CommitFailed(
-                f"{self.segment.path}: what a full disk left could not be undone: {error.strerror}"
+                f"{self.segment.path}: a write to a full disk could not be undone: {error.strerror}"
             ) from error
         self._filled = self.used
 

@@ -175,8 +175,7 @@ def _token_parts(text: str) -> tuple[str, str, str, str]:
     """`sr`, `sig` and `se` exactly as in the token, and `skn` decoded."""
     if len(text) > _TOKEN_CHARACTERS_MAX:
         raise _refused(
-            f"MalformedToken: The token has {len(text)} characters, at most {_TOKEN_CHARACTERS_MAX} "
-            "are allowed."
+            f"MalformedToken: The token has {len(text)} characters; the limit is {_TOKEN_CHARACTERS_MAX}."
         )
     if any(
         "\ud800" <= character <= "\udfff" for character in text

@@ -129,10 +129,8 @@ def check_queue(name: str, settings: QueueSettings) -> QueueSettings:
     if len(settings.user_metadata or "") > USER_METADATA_LENGTH_MAX:
         _refuse(
             "UserMetadata",
-            (
-                f"UserMetadata has {len(settings.user_metadata or '')} characters; at most "
-                f"{USER_METADATA_LENGTH_MAX} are allowed."
-            ),
+            f"UserMetadata has {len(settings.user_metadata or '')} characters; the limit is "
+            f"{USER_METADATA_LENGTH_MAX}.",
         )
     check_authorization_rules(settings.authorization_rules)
     _check_combinations(name, settings)

@@ -36,5 +36,5 @@ async def peek_partition(queue: Entity, number: int, peek: Peek) -> Peeked | Non
             log.warning("peek.partition_unseen", entity=queue.name, partition=number)
         return None
     router.unseen.discard(number)
-    assert isinstance(answer, Peeked), f"{answer} is no answer to Peek"
+    assert isinstance(answer, Peeked), f"{answer} is not an answer to Peek"
     return answer

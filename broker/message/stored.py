@@ -249,10 +249,8 @@ def _store(payload: bytes, fallback_message_id: Callable[[], str]) -> StoredMess
     if metadata_bytes > METADATA_BYTES_MAX:
         raise Refused(
             Reason.MESSAGE_TOO_LARGE,
-            (
-                f"The message's annotations and properties take {metadata_bytes} bytes, at most "
-                f"{METADATA_BYTES_MAX} are allowed."
-            ),
+            f"The message's annotations and properties take {metadata_bytes} bytes; the limit is "
+            f"{METADATA_BYTES_MAX}.",
         )
     if metadata_bytes > PROPERTY_BYTES_MAX:  # rare: if the total is smaller, no property can be too large
         _check_property_sizes(payload, sections)

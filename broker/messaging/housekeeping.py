@@ -82,12 +82,12 @@ async def delete_exactly(queue: Entity, subqueue: str, numbers: Sequence[int]) -
     result = Exactly()
     for handle, part in _by_partition(queue, numbers, result):
         answer = await ask(handle, DeleteExactly(subqueue, part))
-        assert isinstance(answer, DeletedExactly), f"{answer} is no answer to DeleteExactly"
+        assert isinstance(answer, DeletedExactly), f"{answer} is not an answer to DeleteExactly"
         locked = answer.locked
         result.missing += answer.missing
         if answer.recalls:
             again = await ask(handle, DeleteExactly(subqueue, locked))
-            assert isinstance(again, DeletedExactly), f"{again} is no answer to DeleteExactly"
+            assert isinstance(again, DeletedExactly), f"{again} is not an answer to DeleteExactly"
             locked = again.locked  # a missing one was settled meanwhile
         result.locked += locked
         kept = {*locked, *answer.missing}
@@ -111,7 +111,7 @@ async def purge(
             progress.refusals[partition_of(at)] = answer
             progress.next_sequence_number = None
             continue
-        assert isinstance(answer, Deleted), f"{answer} is no answer to Delete"
+        assert isinstance(answer, Deleted), f"{answer} is not an answer to Delete"
         progress.count += answer.count
         progress.next_sequence_number = answer.next_sequence_number
         if answer.recalls:
@@ -135,7 +135,7 @@ async def redrive(
         find = FindDeadLetters(subqueue, min(left, REDRIVEN_AT_ONCE), before_ms, reason, at)
         try:
             found = await ask(handle, find)
-            assert isinstance(found, Found), f"{found} is no answer to FindDeadLetters"
+            assert isinstance(found, Found), f"{found} is not an answer to FindDeadLetters"
             progress.next_sequence_number = found.next_sequence_number
             if found.recalls and at != looked_again_at:
                 progress.next_sequence_number = looked_again_at = at
@@ -215,7 +215,7 @@ async def _redrive(
         part = left[:REDRIVEN_AT_ONCE]
         async with turn():
             locked = await ask(handle, LockExactly(subqueue, part))
-            assert isinstance(locked, Locked), f"{locked} is no answer to LockExactly"
+            assert isinstance(locked, Locked), f"{locked} is not an answer to LockExactly"
             if not locked.tokens:
                 left = left[len(part) :]
                 continue
@@ -245,7 +245,7 @@ async def _enqueue_anew(handle: PartitionHandle, locked: Locked) -> Redriven:
     except BaseException:
         handle.post(Release(locked.tokens), next_client(), _ignore)
         raise
-    assert isinstance(answer, Redriven), f"{answer} is no answer to Redrive"
+    assert isinstance(answer, Redriven), f"{answer} is not an answer to Redrive"
     return answer
 
 

@@ -57,7 +57,7 @@ async def remove(handle: PartitionHandle, locked: Locked) -> Locked:
     if isinstance(settled, Refused):
         handle.post(Release(locked.tokens), next_client(), _ignore)
         raise settled
-    assert isinstance(settled, Settled), f"{settled} is no answer to Complete"
+    assert isinstance(settled, Settled), f"{settled} is not an answer to Complete"
     if len(settled.failures) == len(locked.tokens):
         raise lock_lost()
     return removed(locked, settled.failures)

@@ -117,7 +117,7 @@ async def settle(
         if isinstance(answer, Refused):
             refusals.append(answer)
             continue
-        assert isinstance(answer, Settled), f"{answer} is no answer to a settlement"
+        assert isinstance(answer, Settled), f"{answer} is not an answer to a settlement"
         refusals += map(not_settled, answer.failures.values())
         settled += [tokens[place] for index, place in enumerate(places) if index not in answer.failures]
     settlement.count(queue.meter, len(settled))

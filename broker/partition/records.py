@@ -350,7 +350,7 @@ def read_relocated(record: Record) -> Relocated:
 def _head(layout: struct.Struct, record: Record) -> tuple[int, ...]:
     if record.version != VERSION:
         raise UnreadableRecord(
-            f"record kind {record.kind} has version {record.version}, this release reads {VERSION}"
+            f"record kind {record.kind} has version {record.version}; this release reads {VERSION}"
         )
     if len(record.body) < layout.size:
         raise UnreadableRecord(

@@ -1,4 +1,4 @@
-/* The declarations of deliveries.c for Python. cffi reads this file and knows no preprocessor, so it has declarations only. */
+/* The declarations of deliveries.c for Python. cffi reads this file without a preprocessor, so it has declarations only. */
 
 enum { LARGE_BYTES = 2048 }; /* Larger buffers are freed. Smaller ones are used again, and take about as much as the rest of a delivery. */
 

@@ -1,4 +1,4 @@
-/* What Python sees of frames.c. Read by cffi, as runs.h. */
+/* The functions of frames.c that Python calls. Read by cffi, like runs.h. */
 
 /* Pass over whole frames from `offset` on in which protocol/frames.py has nothing to look at: those of at most `small` bytes and plain
    transfers, without an extended header, near whose begin the format of a batch does not occur. Returns the offset of the first other one,

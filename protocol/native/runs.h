@@ -1,4 +1,4 @@
-/* What Python sees of runs.c. Read by cffi, which knows no preprocessor: declarations only. */
+/* The declarations of runs.c for Python. cffi reads this file without a preprocessor, so it has declarations only. */
 
 typedef struct {
     void *link;      /* whose deliveries these are */

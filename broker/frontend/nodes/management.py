@@ -160,7 +160,7 @@ class ManagementNode:
             if isinstance(answer, Refused):
                 refusals.append(answer)
                 continue
-            assert isinstance(answer, Renewed), f"{answer} is no answer to RenewLocks"
+            assert isinstance(answer, Renewed), f"{answer} is not an answer to RenewLocks"
             ahead_ms = wall_ahead_ms(self._connection.services.clock)
             if answer.failures:
                 refusals.append(lock_lost())
@@ -194,7 +194,7 @@ class ManagementNode:
             )
         handle = self._queue.router.of_sequence_number(numbers[0])
         locked = await ask(handle, ReceiveDeferred(self._subqueue, numbers))
-        assert isinstance(locked, Locked), f"{locked} is no answer to ReceiveDeferred"
+        assert isinstance(locked, Locked), f"{locked} is not an answer to ReceiveDeferred"
         if mode == RECEIVE_AND_DELETE:
             locked = await remove(handle, locked)
         partitioned = self._queue.description.partitions > 1
@@ -251,7 +251,7 @@ class ManagementNode:
                     refusals.append(answer)
                     del starts[number]
                     continue
-                assert isinstance(answer, Deleted), f"{answer} is no answer to Delete"
+                assert isinstance(answer, Deleted), f"{answer} is not an answer to Delete"
                 deleted += answer.count
                 if answer.next_sequence_number is None:
                     del starts[number]

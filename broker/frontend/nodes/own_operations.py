@@ -135,7 +135,7 @@ class OwnOperations:
             if isinstance(answer, Refused):
                 refusals.append(answer)
                 continue
-            assert isinstance(answer, Renewed), f"{answer} is no answer to RenewLocks"
+            assert isinstance(answer, Renewed), f"{answer} is not an answer to RenewLocks"
             if answer.failures:
                 refusals.append(lock_lost())
             for place in places:
