@@ -8,49 +8,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from broker.cli.main import app
-from broker.cli.repair import outcome_texts
-from broker.entities.descriptions import QueueDescription
-from broker.entities.documents import encode_description
-from broker.maintenance.repair import Rebuilding
-from broker.partition.salvage import Range
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
 from storage.document_file import file_name_of
 from storage.folders import arrange
-from storage.index_witness import Witness
 from storage.segment import SEGMENT_HEADER_BYTES
-from tests.support.logging_kept import logging_kept
-from tests.support.logs import acquired, append, flip
-from tests.unit.broker.cli.test_main import partibus
-
-GENERATION = "0123456789abcdef" * 2
-
-
-async def data_folder(root: Path) -> Path:
-    """A queue with two commits in partition 3; returns the path of the segment."""
-    async with acquired(root, entity=GENERATION, partition=3) as log:
-        await append(log, b"one" * 20)
-        await append(log, b"two" * 20)
-    await Catalogue(root / "catalogue", LocalDisk()).put(
-        GENERATION, encode_description(QueueDescription("orders", GENERATION, 16))
-    )
-    return segment_in(root)
-
-
-def check(*arguments: str, **environment: str) -> Result:
-    """Run the command in this process: starting a new one takes a second."""
-    with logging_kept():
-        return CliRunner().invoke(
-            app, arguments, env={"COLUMNS": "200", "NO_COLOR": "1", "PARTIBUS_DATA_DIR": None, **environment}
-        )
-
-
-def segment_in(root: Path) -> Path:
-    [segment] = root.rglob("*.segment")
-    return segment
+from tests.support.command_line import GENERATION, check, data_folder, partibus
+from tests.support.logs import flip
 
 
 def test_the_commands_take_the_folders_of_the_settings_and_pass_over_empty_names(tmp_path: Path) -> None:
@@ -179,85 +144,4 @@ def test_help_says_what_findings_and_exit_codes_mean() -> None:
     text = check("check", "--help").stdout
     assert all(
         word in text for word in ("unusable", "spare", "note", "Exit codes", "--json", "PARTIBUS_DATA_DIR")
-    )
-
-
-async def test_repair_says_what_is_gone_and_acts_only_when_asked(tmp_path: Path) -> None:
-    segment = await data_folder(tmp_path)
-    done = partibus("repair", "--data-dir", str(tmp_path))
-    assert done.returncode == 0 and "There is nothing to repair" in done.stdout, done
-    segment.unlink()
-    done = partibus("repair", "--data-dir", str(tmp_path))
-    assert done.returncode == 1 and "Run the command again with --yes" in done.stdout, done
-    [row] = [line for line in done.stdout.splitlines() if "orders" in line]
-    assert f"from {3 << 48 | 1} on" in row and "0 messages" in row
-
-
-async def test_json_names_the_earlier_repair_that_was_finished(tmp_path: Path) -> None:
-    await data_folder(tmp_path)
-    unfinished = tmp_path / "damaged" / f"{GENERATION}-0003-1"
-    (unfinished / "rebuilt").mkdir(parents=True)
-    (unfinished / "report.json").write_text(json.dumps({"entity": GENERATION, "partition": 3}))
-    for option in ([], ["--yes"]):
-        done = check("repair", "--json", "--data-dir", str(tmp_path), *option)
-        assert json.loads(done.stdout)["finished"] == [str(unfinished)], done.stdout
-    assert done.exit_code == 0 and not (unfinished / "rebuilt").exists()
-
-
-async def test_a_repaired_folder_is_counted_again_even_if_the_index_is_in_another_one(tmp_path: Path) -> None:
-    folders = [tmp_path / "a", tmp_path / "b"]
-    arrange(LocalDisk(), folders)
-    segment = await data_folder(folders[1])
-    witness = Witness(folders[1], LocalDisk())
-    await witness.read()
-    await witness.confirm(lambda: 7)
-    segment.unlink()
-    done = await asyncio.to_thread(partibus, "repair", "--yes", "--data-dir", str(folders[1]))
-    assert done.returncode == 1 and "was not named" in done.stdout and "rebuilt" in done.stdout, done
-    assert not witness.path.exists()
-
-
-@pytest.mark.parametrize(
-    ("gone", "commits_gone", "texts"),
-    [
-        ([], 0, ("1 message", "none", "all kept")),
-        (
-            [Range(7, 7)],
-            1,
-            ("1 message", "7", "those in 1 commit are lost: receivers get these messages again"),
-        ),
-        (
-            [Range(7, 8)],
-            2,
-            (
-                "1 message",
-                "7 to 8 (2 messages)",
-                "those in 2 commits are lost: receivers get these messages again",
-            ),
-        ),
-        (
-            [],
-            None,
-            (
-                "1 message",
-                "none",
-                "those in an unknown number of commits are lost: receivers get these messages again",
-            ),
-        ),
-    ],
-    ids=["nothing", "one", "several", "unknown"],
-)
-def test_repair_counts_in_words_that_fit(
-    gone: list[Range], commits_gone: int | None, texts: tuple[str, str, str]
-) -> None:
-    log = Rebuilding(
-        GENERATION, 0, "orders", [], gone, kept=1, commits_gone=commits_gone, next_sequence_number=9
-    )
-    assert outcome_texts(log) == texts
-
-
-def test_help_of_repair_says_that_the_broker_must_be_stopped_and_what_is_moved_where() -> None:
-    text = partibus("repair", "--help").stdout
-    assert all(
-        word in text for word in ("--yes", "Stop the broker", "damaged", "Exit codes", "PARTIBUS_DATA_DIR")
     )

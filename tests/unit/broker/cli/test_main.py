@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -14,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from broker.cli.main import own_url
-from broker.cli.welcome import welcome
 from broker.settings.settings import Settings, load_settings, variable_of
 from tests.support.broker_process import REPOSITORY, BrokerProcess, configuration, queue
+from tests.support.command_line import partibus
 
 
 class HealthyBroker(BaseHTTPRequestHandler):
@@ -38,18 +37,6 @@ def has_ipv6() -> bool:
     except OSError:
         return False
     return True
-
-
-def partibus(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PARTIBUS_")}
-    return subprocess.run(
-        [sys.executable, "-m", "broker", *arguments],
-        env={**kept, "COLUMNS": "200", "NO_COLOR": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 def test_the_version_is_printed() -> None:
@@ -342,17 +329,6 @@ def test_a_ready_broker_prints_its_real_ports_connection_strings_and_authority_w
         "certificate authority": str(tmp_path / "data" / "tls" / "ca.pem"),
         "health, metrics": f"http://localhost:{ports['http']}/health  http://localhost:{ports['http']}/metrics",
     }
-
-
-def test_a_key_of_ones_own_is_not_printed() -> None:
-    settings = load_settings(sas_key="mine alone", host="192.0.2.7")
-    lines = welcome(settings, {"amqp": "192.0.2.7:1", "http": "0.0.0.0:2, [::]:2"}, None)
-    assert not any("mine" in line for line in lines) and any(
-        "sb://192.0.2.7:1;" in line and "<PARTIBUS_SAS_KEY>" in line for line in lines
-    )
-    assert any("sb://localhost:2;" in line for line in lines) and not any(
-        "authority" in line or "amqps" in line for line in lines
-    )
 
 
 def test_the_containers_health_check_asks_where_the_settings_say_and_costs_no_imports() -> None:

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from broker.base.errors import Reason, Refused
-from broker.entities.descriptions import MAIN, QueueDescription, QueueSettings
-from broker.hosting.host import HostFolder, HostSettings
+from broker.entities.descriptions import MAIN
 from broker.hosting.remote import ProcessEnded, RemoteHost, RemotePartition
 from broker.namespace.entity import ask, next_client
 from broker.operations import (
@@ -33,61 +32,8 @@ from broker.operations import (
 )
 from broker.partition.summary import Summary
 from storage.file_store import FolderInUse
-
-WITHIN_S = 30.0
-QUEUE = QueueDescription("orders", "0" * 32, 4, QueueSettings())
-
-
-class Register:
-    """An index of one partition."""
-
-    def __init__(self) -> None:
-        self.entries: list[str | Summary] = []
-
-    def summary(self) -> Summary | None:
-        return None
-
-    async def opening(self) -> None:
-        self.entries.append("open")
-
-    def closed(self, summary: Summary) -> None:
-        self.entries.append(summary)
-
-
-class Meter:
-    """Counts the records of commits."""
-
-    def __init__(self) -> None:
-        self.records = 0
-
-    def committed(self, records: int, size: int, seconds: float) -> None:
-        self.records += records
-
-    def commit_failed(self) -> None:
-        raise AssertionError("no disk fails here")
-
-    def restarted(self) -> None:
-        raise AssertionError("no disk fails here")
-
-    def lapsed(self, dead_lettered: int, expired_messages: int, expired_locks: int) -> None:
-        raise AssertionError("nothing expires here")
-
-
-def settings_of(folder: Path) -> HostSettings:
-    return HostSettings(
-        folders=(HostFolder(str(folder), "", is_missing=False),),
-        unknown=str(folder / "unknown"),
-        open_files_max=16,
-        open_segments_max=16,
-        log_idle_ms=60_000,
-        fsync="always",
-        fsync_interval_ms=100,
-        segment_bytes=1 << 20,
-        committer_threads=1,
-        checkpoint_bytes=1 << 20,
-        disk_timeout_ms=30_000,
-        payload_memory_bytes=1 << 20,
-    )
+from tests.support.hosting import QUEUE, Meter, Register, settings_of
+from tests.support.waiting import WAIT_S
 
 
 class Stack:
@@ -112,7 +58,7 @@ class Stack:
 @asynccontextmanager
 async def stack(folder: Path) -> AsyncIterator[Stack]:
     made = Stack(folder)
-    async with asyncio.timeout(WITHIN_S):
+    async with asyncio.timeout(WAIT_S):
         await made.host.open()
         try:
             yield made

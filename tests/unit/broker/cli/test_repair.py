@@ -1,0 +1,98 @@
+"""`partibus repair`: what it prints, what it does, and its exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from broker.cli.repair import outcome_texts
+from broker.maintenance.repair import Rebuilding
+from broker.partition.salvage import Range
+from storage.disk import LocalDisk
+from storage.folders import arrange
+from storage.index_witness import Witness
+from tests.support.command_line import GENERATION, check, data_folder, partibus
+
+
+async def test_repair_says_what_is_gone_and_acts_only_when_asked(tmp_path: Path) -> None:
+    segment = await data_folder(tmp_path)
+    done = partibus("repair", "--data-dir", str(tmp_path))
+    assert done.returncode == 0 and "There is nothing to repair" in done.stdout, done
+    segment.unlink()
+    done = partibus("repair", "--data-dir", str(tmp_path))
+    assert done.returncode == 1 and "Run the command again with --yes" in done.stdout, done
+    [row] = [line for line in done.stdout.splitlines() if "orders" in line]
+    assert f"from {3 << 48 | 1} on" in row and "0 messages" in row
+
+
+async def test_json_names_the_earlier_repair_that_was_finished(tmp_path: Path) -> None:
+    await data_folder(tmp_path)
+    unfinished = tmp_path / "damaged" / f"{GENERATION}-0003-1"
+    (unfinished / "rebuilt").mkdir(parents=True)
+    (unfinished / "report.json").write_text(json.dumps({"entity": GENERATION, "partition": 3}))
+    for option in ([], ["--yes"]):
+        done = check("repair", "--json", "--data-dir", str(tmp_path), *option)
+        assert json.loads(done.stdout)["finished"] == [str(unfinished)], done.stdout
+    assert done.exit_code == 0 and not (unfinished / "rebuilt").exists()
+
+
+async def test_a_repaired_folder_is_counted_again_even_if_the_index_is_in_another_one(tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    arrange(LocalDisk(), folders)
+    segment = await data_folder(folders[1])
+    witness = Witness(folders[1], LocalDisk())
+    await witness.read()
+    await witness.confirm(lambda: 7)
+    segment.unlink()
+    done = await asyncio.to_thread(partibus, "repair", "--yes", "--data-dir", str(folders[1]))
+    assert done.returncode == 1 and "was not named" in done.stdout and "rebuilt" in done.stdout, done
+    assert not witness.path.exists()
+
+
+@pytest.mark.parametrize(
+    ("gone", "commits_gone", "texts"),
+    [
+        ([], 0, ("1 message", "none", "all kept")),
+        (
+            [Range(7, 7)],
+            1,
+            ("1 message", "7", "those in 1 commit are lost: receivers get these messages again"),
+        ),
+        (
+            [Range(7, 8)],
+            2,
+            (
+                "1 message",
+                "7 to 8 (2 messages)",
+                "those in 2 commits are lost: receivers get these messages again",
+            ),
+        ),
+        (
+            [],
+            None,
+            (
+                "1 message",
+                "none",
+                "those in an unknown number of commits are lost: receivers get these messages again",
+            ),
+        ),
+    ],
+    ids=["nothing", "one", "several", "unknown"],
+)
+def test_repair_counts_in_words_that_fit(
+    gone: list[Range], commits_gone: int | None, texts: tuple[str, str, str]
+) -> None:
+    log = Rebuilding(
+        GENERATION, 0, "orders", [], gone, kept=1, commits_gone=commits_gone, next_sequence_number=9
+    )
+    assert outcome_texts(log) == texts
+
+
+def test_help_of_repair_says_that_the_broker_must_be_stopped_and_what_is_moved_where() -> None:
+    text = partibus("repair", "--help").stdout
+    assert all(
+        word in text for word in ("--yes", "Stop the broker", "damaged", "Exit codes", "PARTIBUS_DATA_DIR")
+    )

@@ -1,0 +1,91 @@
+"""Partitions in the broker's own process: where their logs are, and what they share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from broker.base.clock import ManualClock
+from broker.entities.descriptions import MAIN
+from broker.hosting.local import LocalHost
+from broker.namespace.entity import ask
+from broker.operations import Demand, Locked, Peek, Peeked, Send
+from storage.disk import LocalDisk
+from tests.support.hosting import QUEUE, Meter, Register, settings_of
+from tests.support.waiting import WAIT_S, until
+
+
+class Stack:
+    """A host, and the tasks of its partitions."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock, self.tasks = ManualClock(), dict[str, asyncio.Task[None]]()
+        self.host = LocalHost(
+            settings_of(folder),
+            LocalDisk(),
+            self.clock,
+            spawn=lambda work, name: self.tasks.setdefault(name, asyncio.create_task(work, name=name)),
+            failed=lambda name, error: None,
+        )
+
+
+@asynccontextmanager
+async def stack(folder: Path) -> AsyncIterator[Stack]:
+    made = Stack(folder)
+    await made.host.open()
+    async with asyncio.timeout(WAIT_S):
+        try:
+            yield made
+        finally:
+            await made.host.close()
+
+
+async def turns() -> None:
+    """Let everything happen that needs no clock."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+async def test_a_partition_finds_again_what_it_has_stored(tmp_path: Path) -> None:
+    for expected in ([b"one"], [b"one", b"one"]):
+        async with stack(tmp_path) as made:
+            register = Register()
+            partition = made.host.start(QUEUE, 3, Meter(), register)
+            assert list(made.tasks) == ["partition orders/3"]
+            await ask(partition, Send([b"one"], None))
+            peeked = await ask(partition, Peek(MAIN, 0, 10))
+            assert isinstance(peeked, Peeked) and peeked.messages == expected
+            assert await made.host.partitions(QUEUE.generation) == [3]
+            await partition.stop()
+            assert register.entries[0] == "open" and len(register.entries) == 2
+
+
+async def test_waiting_messages_count_over_all_partitions(tmp_path: Path) -> None:
+    async with stack(tmp_path) as made:
+        partitions = [made.host.start(QUEUE, number, Meter(), Register()) for number in (0, 1)]
+        before = made.host.waiting_bytes
+        for partition in partitions:
+            await ask(partition, Send([bytes(1_000)], None))
+        assert made.host.waiting_bytes - before >= 2 * 1_000
+        for partition in partitions:
+            await partition.stop()
+        assert made.host.waiting_bytes == before
+
+
+async def test_after_a_suspend_every_partition_looks_at_the_clock(tmp_path: Path) -> None:
+    async with stack(tmp_path) as made:
+        partition = made.host.start(QUEUE, 0, Meter(), Register())
+        await ask(partition, Send([b"one"], None))
+        locked = await ask(partition, Demand(MAIN, 1))
+        assert isinstance(locked, Locked)
+        await until(lambda: not partition._mailbox.waiting and not partition._mailbox.undecided)
+        await turns()
+        made.clock.advance(QUEUE.settings.lock_duration_ms + 1_000)
+        await turns()
+        assert partition.counts()[MAIN].locked == 1, "the event loop's timer has not fired"
+        made.host.wake()
+        await turns()
+        assert partition.counts()[MAIN].locked == 0
+        await partition.stop()

@@ -1,0 +1,41 @@
+"""Asking several partitions at once: each answers for its own tokens, and a refusal concerns nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+
+from broker.base.errors import Reason, Refused
+from broker.messaging.asking import ask_about, by_partition
+from broker.operations import Complete, Failed, LockToken, Settled
+from tests.support.link_stack import LinkStack, turn
+
+
+def token(partition: int, number: int) -> LockToken:
+    return LockToken((partition << 48 | number).to_bytes(8, "big") + bytes(8))
+
+
+TOKENS = [token(2, 1), token(0, 1), token(2, 2), token(7, 1), token(0, 2)]
+
+
+def test_tokens_are_grouped_by_the_partition_that_gave_them() -> None:
+    assert by_partition(TOKENS) == {
+        2: [TOKENS[0], TOKENS[2]],
+        0: [TOKENS[1], TOKENS[4]],
+        7: [TOKENS[3]],
+    }
+
+
+async def test_each_partition_is_asked_once_and_its_answer_comes_with_the_places_of_its_tokens() -> None:
+    stack = LinkStack()
+    asked = asyncio.create_task(ask_about(stack.queue, TOKENS, lambda tokens: Complete(tokens, "mine")))
+    await turn()
+    assert [len(part.take_all(Complete)) for part in stack.parts if part.number not in (0, 2)] == [0, 0]
+    down = Failed(Reason.PARTITION_UNAVAILABLE, "down", "mine")
+    done = Settled("mine", {1: Reason.LOCK_LOST})
+    assert stack.parts[0].answer(Complete, lambda _: done) == Complete([TOKENS[1], TOKENS[4]], "mine")
+    assert stack.parts[2].answer(Complete, lambda _: down) == Complete([TOKENS[0], TOKENS[2]], "mine")
+    (places2, refused), (places0, settled), (places7, lost) = await asked
+    assert (places2, places0, places7) == ([0, 2], [1, 4], [3])
+    assert isinstance(refused, Refused) and refused.reason is Reason.PARTITION_UNAVAILABLE
+    assert settled is done
+    assert isinstance(lost, Refused) and lost.reason is Reason.LOCK_LOST, "no partition gave this token"
