@@ -62,9 +62,17 @@ _NOT_YET: tuple[tuple[str, Callable[[QueueSettings], object], str], ...] = (
         lambda settings: settings.anonymous_accessible or None,
         "no entity is open without a key",
     ),
+    (
+        "EnableExpress",
+        lambda settings: settings.enable_express or None,
+        "no queue keeps messages in memory before it writes them",
+    ),
 )
 """Settings that this version keeps but does not carry out: the element, its value (None if it asks for
-nothing), and what is missing."""
+nothing), and what is missing.
+
+EnableBatchedOperations is a hint to the service's own storage, and SupportOrdering changes nothing for queues
+in the service either (HTTP contract 3.2), so both values of each are honoured by keeping them."""
 
 
 class WrongProperty(Refused):

@@ -107,6 +107,7 @@ def test_every_property_comes_back_as_it_was_set(admin: ServiceBusAdministration
         {"forward_to": "queue"},
         {"forward_dead_lettered_messages_to": "queue"},
         {"auto_delete_on_idle": datetime.timedelta(days=3)},
+        {"enable_express": True},
     ],
     ids=lambda given: next(iter(given)),
 )

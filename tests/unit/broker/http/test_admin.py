@@ -590,6 +590,7 @@ async def test_forwarding_needs_manage_on_the_target_by_the_same_token_or_by_a_s
         ("ForwardDeadLetteredMessagesTo", "target", "forward_dead_lettered_to", "target"),
         ("AutoDeleteOnIdle", "PT5M", "auto_delete_on_idle_ms", 300_000),
         ("IsAnonymousAccessible", "true", "anonymous_accessible", True),
+        ("EnableExpress", "true", "enable_express", True),
     ],
 )
 async def test_a_setting_without_effect_is_refused_unless_it_is_stored_already(
@@ -606,6 +607,17 @@ async def test_a_setting_without_effect_is_refused_unless_it_is_stored_already(
     assert status == 200 and value(text, element) == (
         f"sb://127.0.0.1:{stack.port}/target" if value_given == "target" else value_given
     )
+
+
+async def test_what_clients_send_by_default_and_hints_are_taken(stack: HttpStack) -> None:
+    body = queue_body(
+        "<EnableBatchedOperations>false</EnableBatchedOperations><SupportOrdering>false</SupportOrdering>"
+        "<EnableExpress>false</EnableExpress>"
+    )
+    status, text, _ = await stack.ask("PUT", "/orders", body)
+    assert status == 201
+    for element in ("EnableBatchedOperations", "SupportOrdering", "EnableExpress"):
+        assert value(text, element) == "false"
 
 
 async def test_a_setting_without_effect_cannot_be_added_later(stack: HttpStack) -> None:
