@@ -154,6 +154,8 @@ class Abandon:
     """Application properties to change: an encoded AMQP map, laid over earlier changes; a null removes a
     property."""
     cookie: object = None
+    delay_ms: int = 0
+    """Offer the messages again after this time, also after a restart. Until then they count as locked."""
 
 
 @dataclass(slots=True)

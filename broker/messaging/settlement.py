@@ -18,6 +18,10 @@ from broker.namespace.entity import Entity
 from broker.namespace.meter import EntityMeter
 from broker.operations import Abandon, Complete, DeadLetter, Defer, LockToken, Release, Settled
 
+DELAY = "partibus:delay"
+"""The property of an abandon that delays the next delivery, in milliseconds (AMQP contract 7.5)."""
+DELAY_MS_MAX = 7 * 24 * 3_600_000
+
 
 class Kind(Enum):
     """The kinds of settlement."""
@@ -32,6 +36,8 @@ class Settlement:
     kind: Kind
     changed: bytes | None = None
     """Application properties to set with it, an encoded AMQP map, or None."""
+    delay_ms: int = 0
+    """With an abandon: offer the messages again after this time."""
 
     @property
     def is_answered(self) -> bool:
@@ -46,7 +52,7 @@ class Settlement:
             case Kind.COMPLETE:
                 return Complete(tokens, cookie)
             case Kind.ABANDON:
-                return Abandon(tokens, self.changed, cookie)
+                return Abandon(tokens, self.changed, cookie, self.delay_ms)
             case Kind.DEFER:
                 return Defer(tokens, self.changed, cookie)
             case Kind.DEAD_LETTER:
@@ -74,8 +80,25 @@ _ABANDON, _DEFER, _DEAD_LETTER = map(Settlement, (Kind.ABANDON, Kind.DEFER, Kind
 
 
 def abandon(properties: Mapping[Any, Any]) -> Settlement:
-    """Give messages back with a delivery counted. Raises Refused for properties that cannot be set."""
-    return Settlement(Kind.ABANDON, encode_changes(properties)) if properties else _ABANDON
+    """Give messages back with a delivery counted. Raises Refused for properties that cannot be set.
+
+    The property DELAY is none of the message's: it says how long to wait before the messages are offered
+    again.
+    """
+    if not properties:
+        return _ABANDON
+    if DELAY not in properties:
+        return Settlement(Kind.ABANDON, encode_changes(properties))
+    delay_ms = properties[DELAY]
+    if isinstance(delay_ms, float) and delay_ms.is_integer():
+        delay_ms = int(delay_ms)  # some clients encode every number so
+    if not isinstance(delay_ms, int) or isinstance(delay_ms, bool) or not 0 <= delay_ms <= DELAY_MS_MAX:
+        raise Refused(
+            Reason.ARGUMENT,
+            f"'{DELAY}' is {delay_ms!r:.80}; it must be from 0 to {DELAY_MS_MAX} milliseconds.",
+        )
+    rest = {name: value for name, value in properties.items() if name != DELAY}
+    return Settlement(Kind.ABANDON, encode_changes(rest), int(delay_ms))
 
 
 def defer(properties: Mapping[Any, Any]) -> Settlement:

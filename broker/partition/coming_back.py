@@ -144,6 +144,7 @@ class ComingBack:
             first_nonce=first_nonce,
             bounds=self._bounds,
         )
+        await self._slices.run(partition.restore(wall_ahead_ms(self._clock)))
         return partition, replay
 
     def try_later(self) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from broker.message.changes import merge_changes
 from broker.partition import records
 from broker.partition.dead_lettering import MAX_DELIVERIES, dead_letter
+from broker.partition.delaying import delay
 from broker.partition.records import Mark
 from broker.partition.references import Reference
 from broker.partition.subqueue import Subqueue
@@ -24,9 +25,10 @@ def failed_delivery(
     subqueue: Subqueue,
     references: list[Reference],
     changed: bytes | None,
+    delay_ms: int = 0,
 ) -> None:
-    """Handle a failed delivery: give unlocked messages back, or dead-letter those that had their last allowed
-    delivery."""
+    """Handle a failed delivery: give unlocked messages back, after a delay if there is one, or dead-letter
+    those that had their last allowed delivery."""
     kind = records.RETURNED
     if not subqueue.role.counts_deliveries:
         kind = records.CHANGED
@@ -41,4 +43,7 @@ def failed_delivery(
             space.mark(
                 Mark(kind, subqueue.number, [reference.sequence_number for reference in references], changed)
             )
-        time_to_live.give_back(subqueue, references)
+        if delay_ms:
+            delay(space, subqueue, references, delay_ms)
+        else:
+            time_to_live.give_back(subqueue, references)

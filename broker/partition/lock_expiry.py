@@ -17,7 +17,13 @@ def run_out_locks(space: Workspace, time_to_live: TimeToLive, until_ms: int) -> 
     """End the locks that expire by `until_ms`, up to the batch's limit."""
     batch, ended_max = space.batch, space.bounds.ended_locks_max
     ended = space.locks.run_out(until_ms)
-    while batch.expired_locks < ended_max and (lease := next(ended, None)) is not None:
-        subqueue, references = lease
+    delayed = 0
+    while batch.expired_locks + delayed < ended_max and (next_ended := next(ended, None)) is not None:
+        lease, subqueue, references = next_ended
+        if lease.is_delay:
+            delayed += len(references)
+            batch.arrived_in.add(subqueue.number)
+            time_to_live.give_back(subqueue, references)
+            continue
         batch.expired_locks += len(references)
         failed_delivery(space, time_to_live, subqueue, references, None)

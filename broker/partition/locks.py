@@ -194,7 +194,7 @@ class Locks:
         if not old.left:
             self._end(old)
 
-    def run_out(self, now_ms: int) -> Iterator[tuple[Subqueue, list[Reference]]]:
+    def run_out(self, now_ms: int) -> Iterator[tuple[Lease, Subqueue, list[Reference]]]:
         """Expire leases that are due, as the caller iterates. The remaining ones stay due (`has_ended`)."""
         self._ended.add(self._ends.expire(now_ms))
         while self._ended:
@@ -203,7 +203,7 @@ class Locks:
                 if lease is not None:
                     references = [reference for reference in lease.references if reference.lease is lease]
                     self.take_back(lease, references)
-                    yield self._subqueues[lease.subqueue], references
+                    yield lease, self._subqueues[lease.subqueue], references
 
     def take_back(self, lease: Lease, references: Sequence[Reference]) -> None:
         """End the locks of some of a lease's messages."""

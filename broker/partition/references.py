@@ -90,7 +90,7 @@ class Reference:
 class Lease:
     """Messages locked together for one client. Their locks share one end, and their lock tokens one nonce."""
 
-    __slots__ = ("holder", "id", "left", "nonce", "references", "subqueue", "until_ms")
+    __slots__ = ("holder", "id", "is_delay", "left", "nonce", "references", "subqueue", "until_ms")
 
     def __init__(self, id: int, nonce: int, subqueue: int, holder: Holder | None, until_ms: int) -> None:
         self.id = id
@@ -102,6 +102,8 @@ class Lease:
         """The client that the messages can be recalled from; None if it asked for these messages by
         number."""
         self.until_ms = until_ms
+        self.is_delay = False
+        """No client has locked the messages: they are offered again when this lease ends (`delays.py`)."""
         self.references: list[Reference] = []
         """The messages that were locked. This lease no longer holds those whose `lease` is now another
         one."""

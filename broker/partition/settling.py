@@ -120,7 +120,7 @@ class Settling:
                 return self._remove
             case Abandon():
                 return lambda subqueue, each: failed_delivery(
-                    space, self._time_to_live, subqueue, each, operation.changed
+                    space, self._time_to_live, subqueue, each, operation.changed, operation.delay_ms
                 )
             case Defer():
                 return lambda subqueue, each: self._defer(subqueue, each, operation.changed)

@@ -89,6 +89,7 @@ from broker.partition.batch import Batch
 from broker.partition.batch_bounds import Bounds
 from broker.partition.browsing import Browsing
 from broker.partition.dead_letters import DeadLetters, let_go, restore
+from broker.partition.delaying import restore as restore_delays
 from broker.partition.delivering import Delivering
 from broker.partition.durable_state import read_back
 from broker.partition.lock_expiry import run_out_locks
@@ -141,6 +142,10 @@ class Partition:
     def nonce(self) -> int:
         """How many leases were created in this epoch."""
         return self._space.locks.nonce
+
+    def restore(self, wall_ahead_ms: int) -> Iterator[int]:
+        """Finish opening, in steps, before the first batch: hold the messages whose delay has not ended."""
+        return restore_delays(self._space, wall_ahead_ms)
 
     # --- one batch ------------------------------------------------------------------------------------------
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from broker.partition.delays import Delays
 from broker.partition.durable_state import FIRST_KIND, DurableState, NewRecord
 from broker.partition.records import UnreadableRecord
 from storage.log import Position, Record
 
-KINDS: tuple[Callable[[], DurableState], ...] = ()
+KINDS: tuple[Callable[[], DurableState], ...] = (Delays,)
 """All kinds of durable state. Each `Messages` starts with an empty instance of each."""
 
 T = TypeVar("T")

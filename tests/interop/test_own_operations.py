@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSubQueue
-from proton import timestamp
+from proton import Delivery, symbol, timestamp
 
 from tests.interop.own_management import longs, management, uuids
-from tests.interop.proton_blocking import connected
+from tests.interop.proton_blocking import Receiver, connected
 from tests.support.broker_process import BrokerProcess, queue
 
 WITHIN_S = 30.0
@@ -23,7 +23,7 @@ KEYS = [f"key {number}" for number in range(8)]
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    names = ("deleting", "purging", "redriving", "filtering", "renewing", "refusing", "official")
+    names = ("deleting", "purging", "redriving", "filtering", "renewing", "refusing", "official", "delaying")
     queues = [queue(name, PartitionCount=4, Partitioned=True) for name in names]
     queues[4]["Properties"]["LockDuration"] = "PT1S"  # type: ignore[index]
     with BrokerProcess(tmp_path_factory.mktemp("own"), queues) as running:
@@ -185,6 +185,44 @@ def test_a_lock_is_renewed_for_as_long_as_asked(broker: BrokerProcess, client: S
             completed = {"disposition_status": "completed", "lock_tokens": tokens}
             assert node.ask("com.microsoft:update-disposition", **completed)[0] == 200
     assert peek(client, "renewing") == {}
+
+
+def test_an_abandoned_message_comes_back_after_its_delay_even_after_a_kill(
+    broker: BrokerProcess, client: ServiceBusClient
+) -> None:
+    """Once over the management node, and once as an outcome on the link, with the broker killed meanwhile."""
+    send(client, "delaying", 1)
+    with client.get_queue_receiver("delaying") as receiver:
+        (message,) = receiver.receive_messages(1, max_wait_time=WITHIN_S)
+        with connected(broker.addresses) as connection, management(connection, "delaying") as node:
+            abandoned = {"disposition_status": "abandoned", "lock_tokens": uuids([message.lock_token])}
+            delay = {"partibus:delay": 1_000}
+            assert (
+                node.ask("com.microsoft:update-disposition", **abandoned, properties_to_modify=delay)[0]
+                == 200
+            )
+            assert node.ask("partibus:count-messages")[1]["locked"] == 1
+        (again,) = receiver.receive_messages(1, max_wait_time=WITHIN_S)
+        assert (again.sequence_number, again.delivery_count) == (message.sequence_number, 1)
+        assert again.application_properties is None
+        receiver.abandon_message(again)
+    with connected(broker.addresses) as connection:
+        link = Receiver(connection, "delaying")
+        (received,) = link.receive(1)
+        received.delivery.local.annotations = {symbol("partibus:delay"): 3_000}
+        received.delivery.local.failed = True
+        began = time.monotonic()
+        link.settle(received, Delivery.MODIFIED)
+    broker.kill()
+    broker.start()
+    with (
+        ServiceBusClient.from_connection_string(broker.addresses.connection_string()) as restarted,
+        restarted.get_queue_receiver("delaying") as receiver,
+    ):
+        (last,) = receiver.receive_messages(1, max_wait_time=WITHIN_S)
+        assert (last.sequence_number, last.delivery_count) == (message.sequence_number, 3)
+        assert time.monotonic() - began > 2.9
+        receiver.complete_message(last)
 
 
 def test_requests_that_make_no_sense_are_refused_and_change_nothing(

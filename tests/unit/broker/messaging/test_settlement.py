@@ -9,7 +9,17 @@ import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.message.changes import encode_changes
-from broker.messaging.settlement import COMPLETE, RELEASE, Settlement, abandon, dead_letter, defer, settle
+from broker.messaging.settlement import (
+    COMPLETE,
+    DELAY,
+    DELAY_MS_MAX,
+    RELEASE,
+    Settlement,
+    abandon,
+    dead_letter,
+    defer,
+    settle,
+)
 from broker.operations import Abandon, Complete, DeadLetter, Defer, Failed, Release, Settled
 from tests.support.link_stack import LinkStack, turn
 
@@ -43,6 +53,22 @@ def test_each_settlement_asks_one_thing_of_the_partition(settlement: Settlement,
 def test_properties_that_cannot_be_set_are_refused(make: Any) -> None:
     with pytest.raises(Refused):
         make({1: "no text"})
+
+
+@pytest.mark.parametrize("delay", [5_000, 5_000.0])
+def test_an_abandon_may_be_delayed_and_the_delay_is_no_property(delay: Any) -> None:
+    plain = abandon({DELAY: delay}).operation(TOKENS, 7)
+    assert plain == Abandon(TOKENS, None, 7, delay_ms=5_000)
+    changed = abandon({DELAY: delay, "a": 1}).operation(TOKENS, 7)
+    assert changed == Abandon(TOKENS, encode_changes({"a": 1}), 7, delay_ms=5_000)
+    assert abandon({DELAY: 0}).operation(TOKENS, 7) == Abandon(TOKENS, None, 7)
+
+
+@pytest.mark.parametrize("delay", [-1, DELAY_MS_MAX + 1, 0.5, True, "5", None])
+def test_a_delay_that_makes_no_sense_is_refused(delay: Any) -> None:
+    with pytest.raises(Refused) as refused:
+        abandon({DELAY: delay})
+    assert refused.value.reason is Reason.ARGUMENT
 
 
 async def test_messages_of_several_partitions_are_settled_and_what_fails_is_said() -> None:

@@ -1,0 +1,158 @@
+"""Durable state: when messages that were abandoned with a delay are offered again. Pure.
+
+`delaying.py` holds the messages until then. An entry is forgotten when its time (wall time) has come.
+
+    40 DELAYED   offset  size  field
+                      0     8  offered again at, wall time
+                      8    8n  sequence numbers
+
+A block of the section "delayed" holds pairs of a sequence number (8 bytes) and the time (8 bytes), for the
+sequence numbers of one block of messages (`blocks.py`). All numbers are little endian.
+"""
+
+from __future__ import annotations
+
+import heapq
+import struct
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from broker.partition import records
+from broker.partition.blocks import ChangedBlocks, block_of
+from broker.partition.durable_state import NewRecord
+from broker.partition.records import UnreadableRecord, read_table
+from storage.log import Position, Record
+
+DELAYED = 40
+ENTRY_BYTES = 256
+"""The memory that one delayed message takes here."""
+EXPIRED_AT_ONCE = 1_024
+"""Entries that one call forgets: less than a millisecond. The others stay due."""
+_TIME, _PAIR = struct.Struct("<Q"), struct.Struct("<QQ")
+
+
+class Delays:
+    """When each delayed message of a partition is offered again."""
+
+    def __init__(self) -> None:
+        self.name, self.version = "delayed", 1
+        self.record_kinds: Collection[int] = (DELAYED,)
+        self._by_block: dict[int, dict[int, int]] = {}
+        """Times by sequence number, by block."""
+        self._count = 0
+        self._changed = ChangedBlocks()
+        self._ends: list[tuple[int, int]] = []
+        """A heap of times and sequence numbers, with entries that were replaced since."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory used."""
+        return self._count * ENTRY_BYTES
+
+    def entries(self) -> Iterator[tuple[int, int]]:
+        """All sequence numbers and their times. Nothing may change meanwhile."""
+        for block in self._by_block.values():
+            yield from block.items()
+
+    # --- records --------------------------------------------------------------------------------------------
+
+    def apply(self, record: Record, position: Position) -> None:
+        """Note messages that are delayed. Raises UnreadableRecord."""
+        count, rest = divmod(len(record.body) - _TIME.size, 8)
+        if record.version != 1 or rest or count < 0:
+            raise UnreadableRecord(
+                f"record kind {DELAYED} has version {record.version} and {len(record.body)} bytes"
+            )
+        (until_ms,) = _TIME.unpack_from(record.body)
+        numbers, _ = read_table("Q", record.body, _TIME.size, count)
+        self._changed.touch_blocks(dict.fromkeys(block_of(0, number) for number in numbers), position)
+        for number in numbers:
+            self._add(number, until_ms)
+
+    def undo(self, record: Record, position: Position) -> None:
+        """Never called: no delay belongs to a send."""
+        raise AssertionError("a delay does not belong to a send")
+
+    def as_records(self) -> Iterator[NewRecord]:
+        """One record for each entry."""
+        return (delayed(until_ms, [number]) for number, until_ms in self.entries())
+
+    def _add(self, number: int, until_ms: int) -> None:
+        block = self._by_block.setdefault(block_of(0, number), {})
+        self._count += number not in block
+        block[number] = until_ms
+        heapq.heappush(self._ends, (until_ms, number))
+
+    # --- time -----------------------------------------------------------------------------------------------
+
+    def next_expiry_ms(self) -> int | None:
+        """When the next delay ends, in wall time."""
+        return self._ends[0][0] if self._ends else None
+
+    def expire(self, wall_ms: int, position: Position) -> None:
+        """Forget delays that have ended, some at a time."""
+        for _ in range(EXPIRED_AT_ONCE):
+            if not self._ends or self._ends[0][0] > wall_ms:
+                return
+            until_ms, number = heapq.heappop(self._ends)
+            place = block_of(0, number)
+            block = self._by_block.get(place)
+            if block is not None and block.get(number) == until_ms:
+                self._changed.touch_blocks((place,), position)
+                del block[number]
+                self._count -= 1
+                if not block:
+                    del self._by_block[place]
+
+    # --- checkpoints ----------------------------------------------------------------------------------------
+
+    def changed_since(self, base: Position | None) -> Sequence[int]:
+        """See `Section`."""
+        return self._changed.changed_since(base)
+
+    def encode(self, block: int) -> bytes:
+        """The entries of a block."""
+        return b"".join(_PAIR.pack(*entry) for entry in self._by_block.get(block, {}).items())
+
+    def decode(self, block: int, data: bytes) -> None:
+        """Add the entries of a block. Raises UnreadableRecord."""
+        if len(data) % _PAIR.size:
+            raise UnreadableRecord(f"a block of delays has {len(data)} bytes")
+        for number, until_ms in _PAIR.iter_unpack(data):
+            self._add(number, until_ms)
+
+    def decoded(self, taken: Mapping[int, Position]) -> Iterator[None]:
+        """See `Section`."""
+        return self._changed.adopt(taken)
+
+    def saved(self, gone: Sequence[int]) -> None:
+        """See `Section`."""
+        self._changed.forget(gone)
+
+    def cost(self, base: Position | None) -> int:
+        """See `Section`."""
+        changed = self._changed.count_since(base)
+        return changed * 40 + _PAIR.size * self._count if changed else 0
+
+    def needed_from(self) -> Position | None:
+        """Nothing here refers to the log."""
+        return None
+
+    def drop(self) -> Iterator[None]:
+        """Free the memory, in steps."""
+        while self._by_block:
+            self._by_block.popitem()
+            yield
+        self._ends.clear()
+
+    def check(self) -> None:
+        """Assert that the count, the blocks and the heap agree."""
+        self._changed.check_blocks(self._by_block.keys())
+        assert self._count == sum(map(len, self._by_block.values()))
+        ends = set(self._ends)
+        assert all(block for block in self._by_block.values())
+        assert all((until_ms, number) in ends for number, until_ms in self.entries())
+
+
+def delayed(until_ms: int, numbers: Sequence[int]) -> NewRecord:
+    """The record that says that messages are delayed."""
+    return NewRecord(DELAYED, _TIME.pack(until_ms) + records.table("Q", numbers))
