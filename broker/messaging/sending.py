@@ -129,10 +129,10 @@ class Sending(Generic[R]):
         """
         self._memory.admit(len(payloads))
         run = store_run(payloads, self._message_id)
-        self._check(run)
+        check(run, self._queue)
         for index, why in run.refused.items():
             self._refused(receipts[index : index + 1], why, 1)
-        keys = self._keys(run)
+        keys = keys_of(run, self._queue)
         if keys is None and not run.refused:
             self._post_unkeyed(run.data, run.times_to_live_ms, run.scheduled_enqueue_times_ms, receipts)
             return
@@ -145,30 +145,15 @@ class Sending(Generic[R]):
             group = unkeyed if key is None else pinned.setdefault(router.number_of(key), [])
             group.append(index)
         if unkeyed:
-            self._post_unkeyed(*_chosen(run, receipts, unkeyed))
+            self._post_unkeyed(*chosen(run, receipts, unkeyed))
         for number, indexes in pinned.items():
-            data, times_to_live_ms, scheduled_ms, own = _chosen(run, receipts, indexes)
+            data, times_to_live_ms, scheduled_ms, own = chosen(run, receipts, indexes)
             try:
                 handle = router.pinned(number)
             except Refused as why:
                 self._refused(own, why, len(indexes))
                 continue
             self._post(handle, data, times_to_live_ms, scheduled_ms, own, len(indexes))
-
-    def _keys(self, run: StoredRun) -> Sequence[str | None] | None:
-        """The keys that pin the messages to partitions (AMQP contract 10.7): the session-id, else the
-        partition-key, else, with duplicate detection, the message-id. None if no message has a key."""
-        sessions, keys = run.session_ids, run.partition_keys
-        if sessions is not None and keys is not None:
-            keys = [session or key for session, key in zip(sessions, keys, strict=True)]
-        elif sessions is not None:
-            keys = [session or None for session in sessions]
-        if self._queue.description.settings.requires_duplicate_detection:
-            keys = [
-                key or (stored_message_id(data).hex() if data else None)
-                for key, data in zip(keys or [None] * len(run.data), run.data, strict=True)
-            ]
-        return keys
 
     def _post_unkeyed(
         self,
@@ -214,7 +199,7 @@ class Sending(Generic[R]):
         for start in range(0, len(inner), TAKEN_APART_AT_ONCE):
             yield
             run = store_run(inner[start : start + TAKEN_APART_AT_ONCE], message_id)
-            self._check(run)
+            check(run, self._queue)
             if run.refused:
                 raise run.refused.pop(min(run.refused))
             for session, key in zip_longest(run.session_ids or (), run.partition_keys or ()):
@@ -251,21 +236,14 @@ class Sending(Generic[R]):
                 raise Refused(Reason.ARGUMENT, "The batch holds no message.")
         self._memory.admit(len(payloads))
         run = store_run(payloads, self._message_id)
-        self._check(run)
+        check(run, self._queue)
         if run.refused:
             raise run.refused.pop(min(run.refused))
-        keys = self._keys(run) or [None] * len(payloads)
+        keys = keys_of(run, self._queue) or [None] * len(payloads)
         if hint is not None:  # messages without a key go with those that have one
             keys = [key for key in keys if key] or [hint.session_id or hint.partition_key]
         send = Send(run.data, run.times_to_live_ms, scheduled_ms=run.scheduled_enqueue_times_ms)
         return Collected(send, keys)
-
-    def _check(self, run: StoredRun) -> None:
-        """Refuse messages that this queue does not take."""
-        if self._queue.requires_session(MAIN):
-            for index, session_id in enumerate(run.session_ids or repeat(None, len(run.data))):
-                if session_id is None:
-                    run.refused.setdefault(index, _without_session())
 
     def _post(
         self,
@@ -363,7 +341,31 @@ class Sending(Generic[R]):
         return Failed(Reason.PARTITION_UNAVAILABLE, text, last.cookie)
 
 
-def _chosen(
+def check(run: StoredRun, queue: Entity) -> None:
+    """Refuse messages that this queue does not take."""
+    if queue.requires_session(MAIN):
+        for index, session_id in enumerate(run.session_ids or repeat(None, len(run.data))):
+            if session_id is None:
+                run.refused.setdefault(index, _without_session())
+
+
+def keys_of(run: StoredRun, queue: Entity) -> Sequence[str | None] | None:
+    """The keys that pin the messages to partitions (AMQP contract 10.7): the session-id, else the
+    partition-key, else, with duplicate detection, the message-id. None if no message has a key."""
+    sessions, keys = run.session_ids, run.partition_keys
+    if sessions is not None and keys is not None:
+        keys = [session or key for session, key in zip(sessions, keys, strict=True)]
+    elif sessions is not None:
+        keys = [session or None for session in sessions]
+    if queue.description.settings.requires_duplicate_detection:
+        keys = [
+            key or (stored_message_id(data).hex() if data else None)
+            for key, data in zip(keys or [None] * len(run.data), run.data, strict=True)
+        ]
+    return keys
+
+
+def chosen(
     run: StoredRun, receipts: Sequence[R], indexes: Sequence[int]
 ) -> tuple[list[bytes], list[int | None] | None, list[int | None] | None, list[R]]:
     """The data, times to live, schedule and receipts (if any) of some messages of a run."""

@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from datetime import datetime
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
@@ -28,6 +29,8 @@ class Sender(Protocol):
 
     async def send_messages(self, message: Any) -> None: ...
     async def create_message_batch(self) -> ServiceBusMessageBatch: ...
+    async def schedule_messages(self, messages: Any, schedule_time_utc: datetime) -> list[int]: ...
+    async def cancel_scheduled_messages(self, sequence_numbers: Any) -> None: ...
 
 
 class Receiver(Protocol):
@@ -142,6 +145,12 @@ class SyncSender:
 
     async def create_message_batch(self) -> ServiceBusMessageBatch:
         return await call(self._inner.create_message_batch)
+
+    async def schedule_messages(self, messages: Any, schedule_time_utc: datetime) -> list[int]:
+        return await call(self._inner.schedule_messages, messages, schedule_time_utc)
+
+    async def cancel_scheduled_messages(self, sequence_numbers: Any) -> None:
+        await call(self._inner.cancel_scheduled_messages, sequence_numbers)
 
 
 class SyncReceiver:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageState
+from azure.servicebus.exceptions import MessageNotFoundError
 
 from tests.interop.azure_clients import body, receive_exactly
 from tests.interop.azure_scenarios import SCENARIOS, Bench, scenario
@@ -60,6 +62,36 @@ async def scheduled_by_annotation(bench: Bench) -> None:
         await receiver.complete_message(message)
     (left,) = await receiver.peek_messages(10, sequence_number=1)
     assert body(left) == b"late" and left.state == ServiceBusMessageState.SCHEDULED
+
+
+@scenario
+async def schedule_and_cancel(bench: Bench) -> None:
+    """Requests to schedule name sequence numbers, by which the messages can be cancelled before their time
+    (AMQP contract 7.3.6, 7.3.7).
+    """
+    sender = await bench.client.sender(bench.queue)
+    keys = (None, "a", "b", "a", None)
+    messages = [
+        ServiceBusMessage(f"{place}", message_id=f"id-{place}", partition_key=key)
+        for place, key in enumerate(keys)
+    ]
+    numbers = await sender.schedule_messages(messages, at(SOON))
+    late = await sender.schedule_messages(ServiceBusMessage("late"), at(LATE))
+    receiver = await bench.receiver()
+    shown = {body(each): each.sequence_number for each in await receiver.peek_messages(10, sequence_number=1)}
+    assert shown == {b"late": late[0]} | {b"%d" % place: number for place, number in enumerate(numbers)}
+    same_key = numbers[1] >> 48
+    assert numbers[3] >> 48 == same_key and numbers[0] >> 48 == numbers[4] >> 48
+    await sender.cancel_scheduled_messages([numbers[1], late[0], numbers[4]])
+    due = await receive_exactly(receiver, 3, within_s=WITHIN_S)
+    assert {body(message) for message in due} == {b"0", b"2", b"3"}
+    for message in due:
+        await receiver.complete_message(message)
+    assert await receiver.peek_messages(10, sequence_number=1) == []
+    async with bench.connect(retry_total=0) as impatient:
+        other = await impatient.sender(bench.queue)
+        with pytest.raises(MessageNotFoundError):
+            await other.cancel_scheduled_messages(numbers[0])
 
 
 @scenario

@@ -38,6 +38,9 @@ DEAD_LETTER_QUEUE: dict[str, dict[str, object]] = {
 }
 """For clients that can learn of a refused dead-lettering: Java's cannot (AMQP contract 6.2)."""
 
+SCHEDULED: dict[str, dict[str, object]] = {"schedule-and-cancel": {}}
+"""For the current official clients."""
+
 DELIVERY_ANNOTATIONS: dict[str, dict[str, object]] = {"delivery-annotations": {}}
 """For clients that expose delivery-annotations."""
 
@@ -138,11 +141,12 @@ TRANSACTIONS: dict[str, dict[str, object]] = {
 }
 """Scenarios with transactions."""
 
-OFFICIAL = {**ROUND_TRIP, **CHANGED_PROPERTIES, **LIMITS}
+OFFICIAL = {**ROUND_TRIP, **CHANGED_PROPERTIES, **SCHEDULED, **LIMITS}
+OFFICIAL_PYTHON = {**ROUND_TRIP, **DEAD_LETTER_QUEUE, **SCHEDULED, **DELIVERY_ANNOTATIONS, **LIMITS}
 
 CLIENTS: dict[str, dict[str, dict[str, object]]] = {
-    "python-sync": {**ROUND_TRIP, **DEAD_LETTER_QUEUE, **DELIVERY_ANNOTATIONS, **LIMITS, **PYTHON_ONLY},
-    "python-aio": {**ROUND_TRIP, **DEAD_LETTER_QUEUE, **DELIVERY_ANNOTATIONS, **LIMITS, **PYTHON_ONLY},
+    "python-sync": {**OFFICIAL_PYTHON, **PYTHON_ONLY},
+    "python-aio": {**OFFICIAL_PYTHON, **PYTHON_ONLY},
     "python-7.14.3": ROUND_TRIP,
     "python-7.13.0b1": {"delete-messages": {}, "purge-messages": {}},
     "proton-blocking": {**PLAIN_AMQP, **PROTON_ONLY},

@@ -63,6 +63,18 @@ def integers(body: dict[str, Any], key: str) -> list[int]:
     return [int(value) for value in values]
 
 
+def encoded_messages(body: dict[str, Any]) -> list[bytes]:
+    """The messages of a request to schedule them: at least one. Everything that counts is in their encoded
+    form (7.3.6)."""
+    values = elements(body, "messages")
+    found = [value.get("message") for value in values if isinstance(value, dict)]
+    if not values or len(found) < len(values) or not all(isinstance(each, bytes) and each for each in found):
+        raise Refused(
+            Reason.ARGUMENT, "'messages' must hold at least one map, each with the encoded 'message'."
+        )
+    return [bytes(each) for each in found if each]
+
+
 def lock_tokens(body: dict[str, Any]) -> list[LockToken]:
     """Lock tokens: uuids in RFC order on this node, but in GUID order as delivery tags (AMQP contract
     5.3)."""

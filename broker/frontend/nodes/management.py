@@ -1,5 +1,5 @@
 """The `$management` node of an entity: peek, renew lock, receive by sequence number, update disposition,
-delete (AMQP contract 7).
+delete, schedule and cancel (AMQP contract 7).
 
 A request about several partitions asks all of them. If some are down or refuse, the work of the others still
 counts, and the response reports the first refusal.
@@ -20,15 +20,25 @@ import structlog
 from broker.access.addresses import Address
 from broker.base.clock import wall_ahead_ms
 from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import MAIN
 from broker.frontend.host import Host
 from broker.frontend.links.outgoing import OutgoingLink
-from broker.frontend.nodes.bodies import NO_CONTENT, integer, integers, lock_tokens, ok, refusal
+from broker.frontend.nodes.bodies import (
+    NO_CONTENT,
+    encoded_messages,
+    integer,
+    integers,
+    lock_tokens,
+    ok,
+    refusal,
+)
 from broker.frontend.nodes.own_operations import OWN_PAGES, OWN_WITHOUT_BODY, OwnOperations
 from broker.frontend.nodes.peek_paging import PeekWalks
 from broker.frontend.nodes.request_node import Request, Response
 from broker.message.annotations import deliverables, joined
 from broker.messaging.asking import answer_of, ask_about, lock_lost
 from broker.messaging.receive_and_delete import remove
+from broker.messaging.scheduling import cancel, schedule
 from broker.messaging.settlement import COMPLETE, Settlement, abandon, dead_letter, defer, settle
 from broker.namespace.entity import Entity, ask, next_client
 from broker.namespace.namespace import not_found_text
@@ -44,7 +54,7 @@ from broker.operations import (
     RenewLocks,
     partition_of,
 )
-from protocol.codec import Array, Int, Timestamp, TypeCode
+from protocol.codec import Array, Int, Long, Timestamp, TypeCode
 from protocol.values import VALUES_MAX
 
 log = structlog.get_logger("management")
@@ -80,6 +90,8 @@ class ManagementNode:
             "com.microsoft:receive-by-sequence-number": ("Listen", self._receive_by_sequence_number),
             "com.microsoft:update-disposition": ("Listen", self._update_disposition),
             "com.microsoft:batch-delete-messages": ("Listen", self._batch_delete),
+            "com.microsoft:schedule-message": ("Send", self._schedule),
+            "com.microsoft:cancel-scheduled-message": ("Send", self._cancel_scheduled),
         }
         self._operations |= OwnOperations(connection, address, lambda: self._queue).operations
 
@@ -278,6 +290,33 @@ class ManagementNode:
             )
         )
         return [(number, answer) for (number, _), answer in zip(asked, answers, strict=True)]
+
+    async def _schedule(self, body: dict[str, Any]) -> Response:
+        self._check_is_main()
+        services = self._connection.services
+        numbers = await schedule(
+            self._queue,
+            encoded_messages(body),
+            memory=services.memory,
+            message_id=services.message_id,
+        )
+        return ok({"sequence-numbers": Array(TypeCode.LONG, [Long(number) for number in numbers])})
+
+    async def _cancel_scheduled(self, body: dict[str, Any]) -> Response:
+        """Remove scheduled messages. Those that are there are removed even if the response is that others are
+        not."""
+        self._check_is_main()
+        numbers = integers(body, "sequence-numbers")
+        if not numbers:
+            raise Refused(Reason.ARGUMENT, "sequence-numbers is empty.")
+        refusals = await cancel(self._queue, numbers)
+        if refusals:
+            raise refusals[0]
+        return ok({})
+
+    def _check_is_main(self) -> None:
+        if self._subqueue != MAIN:
+            raise Refused(Reason.NOT_ALLOWED, "Only the queue itself has scheduled messages.")
 
     def _forget(self, tokens: Set[LockToken]) -> None:
         """Settle messages that were delivered over links of this connection on those links, too."""

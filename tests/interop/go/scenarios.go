@@ -22,6 +22,7 @@ var scenarios = map[string]func(*bench){
 	"defer-with-properties":       deferWithProperties,
 	"dead-letter-with-properties": deadLetterWithProperties,
 	"defer-and-fetch":             deferAndFetch,
+	"schedule-and-cancel":         scheduleAndCancel,
 	"dead-letter":                 deadLetter,
 	"peek-pages":                  peekPages,
 	"renew-lock":                  renewLock,
@@ -169,6 +170,23 @@ func deferAndFetch(b *bench) {
 	equal(len(fetched), 2, "fetched")
 	equal(string(fetched[0].Body)+", "+string(fetched[1].Body), "later, later still", "bodies")
 	for _, message := range fetched {
+		check(receiver.CompleteMessage(b.ctx, message, nil))
+	}
+	equal(len(must(b.receiver().PeekMessages(b.ctx, 10, nil))), 0, "peeked")
+}
+
+func scheduleAndCancel(b *bench) {
+	sender := must(b.client.NewSender(b.queue, nil))
+	soon, late := time.Now().Add(3*time.Second), time.Now().Add(time.Hour)
+	numbers := must(sender.ScheduleMessages(b.ctx, numbered(3), soon, nil))
+	equal(len(numbers), 3, "sequence numbers")
+	later := must(sender.ScheduleMessages(b.ctx, []*azservicebus.Message{text("late", "late"), text("later", "later")}, late, nil))
+	check(sender.CancelScheduledMessages(b.ctx, later, nil))
+	receiver := b.receiver()
+	due := b.exactly(receiver, 3)
+	same(ids(due), idsUpTo(3), "due")
+	for _, message := range due {
+		equal(message.EnqueuedTime.Before(*message.ScheduledEnqueueTime), false, "enqueued before its time")
 		check(receiver.CompleteMessage(b.ctx, message, nil))
 	}
 	equal(len(must(b.receiver().PeekMessages(b.ctx, 10, nil))), 0, "peeked")

@@ -141,6 +141,28 @@ const scenarios = {
     for (const message of fetched) await receiver.completeMessage(message);
     assert.deepEqual(await client.createReceiver(queue).peekMessages(10), []);
   },
+  "schedule-and-cancel": async (client, queue) => {
+    const sender = client.createSender(queue);
+    const soon = new Date(Date.now() + 3_000);
+    const late = new Date(Date.now() + 3_600_000);
+    const messages = [{ body: "0" }, { body: "1", partitionKey: "a" }, { body: "2", partitionKey: "b" }];
+    const numbers = await sender.scheduleMessages(messages, soon);
+    assert.equal(new Set(numbers.map(String)).size, 3);
+    await sender.sendMessages({ body: "3", scheduledEnqueueTimeUtc: soon });
+    const later = await sender.scheduleMessages([{ body: "late" }, { body: "later", partitionKey: "a" }], late);
+    const receiver = client.createReceiver(queue);
+    const waiting = (await receiver.peekMessages(10)).find((message) => message.sequenceNumber.equals(later[0]));
+    assert.deepEqual([waiting.body, waiting.state], ["late", "scheduled"]);
+    await sender.cancelScheduledMessages(later);
+    const due = await receiveExactly(receiver, 4, 30_000);
+    assert.deepEqual(due.map((message) => message.body).sort(), ["0", "1", "2", "3"]);
+    for (const message of due) {
+      assert.ok(message.enqueuedTimeUtc >= message.scheduledEnqueueTimeUtc);
+      await receiver.completeMessage(message);
+    }
+    assert.deepEqual(await client.createReceiver(queue).peekMessages(10), []);
+    assert.equal((await rejection(sender.cancelScheduledMessages(later[0]))).code, "MessageNotFound");
+  },
   "dead-letter": async (client, queue) => {
     await send(client, queue, { body: "spoilt", messageId: "m" });
     const receiver = client.createReceiver(queue);

@@ -528,7 +528,7 @@ async def test_from_a_queue_that_gives_nothing_out_nothing_is_received() -> None
 
 async def test_an_operation_that_there_is_not_is_refused_and_so_is_one_without_a_right() -> None:
     work = await bench()
-    assert status(await work.ask("schedule-message", {"messages": []})) == (501, "amqp:not-implemented")
+    assert status(await work.ask("no-such-operation", {})) == (501, "amqp:not-implemented")
     work.client.connection.tokens.claims.clear()
     response = await work.ask("peek-message", {"from-sequence-number": 1, "message-count": 1})
     assert status(response) == (401, "amqp:unauthorized-access")

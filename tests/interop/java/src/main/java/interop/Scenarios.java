@@ -42,6 +42,7 @@ final class Scenarios {
         Map.entry("defer-with-properties", Scenarios::deferWithProperties),
         Map.entry("dead-letter-with-properties", Scenarios::deadLetterWithProperties),
         Map.entry("defer-and-fetch", Scenarios::deferAndFetch),
+        Map.entry("schedule-and-cancel", Scenarios::scheduleAndCancel),
         Map.entry("dead-letter", Scenarios::deadLetter),
         Map.entry("peek-pages", Scenarios::peekPages),
         Map.entry("renew-lock", Scenarios::renewLock),
@@ -170,6 +171,25 @@ final class Scenarios {
         List<ServiceBusReceivedMessage> fetched = receiver.receiveDeferredMessageBatch(numbers).stream().toList();
         equal(fetched.stream().map(message -> message.getBody().toString()).toList(), List.of("later", "later still"), "fetched");
         fetched.forEach(receiver::complete);
+        equal(bench.receiver().peekMessages(10).stream().count(), 0L, "peeked");
+    }
+
+    private static void scheduleAndCancel(Bench bench) {
+        ServiceBusSenderClient sender = bench.sender();
+        OffsetDateTime soon = OffsetDateTime.now().plusSeconds(3);
+        OffsetDateTime late = OffsetDateTime.now().plusHours(1);
+        List<Long> numbers = new ArrayList<>();
+        sender.scheduleMessages(Arrays.asList(numbered(3)), soon).forEach(numbers::add);
+        equal(numbers.stream().distinct().count(), 3L, "sequence numbers");
+        sender.cancelScheduledMessage(sender.scheduleMessage(message("late", "late"), late));
+        sender.cancelScheduledMessages(sender.scheduleMessages(List.of(message("later", "later"), message("latest", "latest")), late));
+        ServiceBusReceiverClient receiver = bench.receiver();
+        List<ServiceBusReceivedMessage> due = exactly(receiver, 3);
+        equal(ids(due), idsUpTo(3), "due");
+        for (ServiceBusReceivedMessage message : due) {
+            equal(message.getEnqueuedTime().isBefore(message.getScheduledEnqueueTime()), false, "enqueued before its time");
+            receiver.complete(message);
+        }
         equal(bench.receiver().peekMessages(10).stream().count(), 0L, "peeked");
     }
 

@@ -1,0 +1,137 @@
+"""Schedule messages and cancel them on request, with answers that name sequence numbers (AMQP contract 7.3.6,
+7.3.7).
+
+The messages of one request are placed by their keys, as those of sends are; those without a key go to one
+partition together. If a partition refuses, the others cancel what they have scheduled, so that a client that
+tries again does not schedule it twice.
+
+Knows nothing of AMQP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import MAIN
+from broker.message.stored import store_run
+from broker.messaging.asking import answer_of
+from broker.messaging.sending import ONE_DISK, SEVERAL_DISKS, check, chosen, keys_of, too_large
+from broker.namespace.entity import Entity, ask
+from broker.operations import CancelScheduled, Send, Sent, Settled, partition_of
+from broker.throttle.memory_mark import Memory
+
+CANCELLED_AT_ONCE = 1024
+"""Sequence numbers that one operation cancels."""
+
+
+async def schedule(
+    queue: Entity, payloads: Sequence[bytes], *, memory: Memory, message_id: Callable[[], str]
+) -> list[int]:
+    """Store messages, each as its sender encoded it with its scheduled time. A message without a time, or
+    whose time has passed, is enqueued at once.
+
+    Returns their sequence numbers, in order, once all are durable. Raises Refused; then none is scheduled.
+    `message_id` makes ids for messages that have none.
+    """
+    queue.check_can_send(MAIN)
+    memory.admit(len(payloads))
+    for payload in payloads:
+        if len(payload) > queue.message_bytes_max:
+            raise too_large(queue, len(payload))
+    run = store_run(payloads, message_id)
+    check(run, queue)
+    if run.refused:
+        raise run.refused[min(run.refused)]
+    keys = keys_of(run, queue) or [None] * len(payloads)
+    groups: dict[int | None, list[int]] = {}
+    for place, key in enumerate(keys):
+        groups.setdefault(None if key is None else queue.router.number_of(key), []).append(place)
+    began = asyncio.get_running_loop().time()
+    sends: list[Send] = []
+    for places in groups.values():
+        data, times_to_live_ms, scheduled_ms, _ = chosen(run, (), places)
+        sends.append(Send(data, times_to_live_ms, scheduled_ms=scheduled_ms))
+    answers = await asyncio.gather(
+        *(_sent(queue, number, send) for number, send in zip(groups, sends, strict=True))
+    )
+    numbers = [0] * len(payloads)
+    refusals: list[Refused] = []
+    for places, answer in zip(groups.values(), answers, strict=True):
+        if isinstance(answer, Refused):
+            refusals.append(answer)
+            continue
+        for number, place in enumerate(places, answer.first):
+            numbers[place] = number
+    if refusals:
+        await cancel(queue, [number for number in numbers if number])
+        raise refusals[0]
+    meter = queue.meter
+    meter.incoming_messages += len(payloads)
+    meter.incoming_bytes += sum(len(data) for send in sends for data in send.messages)
+    meter.successful_requests += 1
+    meter.send_seconds.observe(asyncio.get_running_loop().time() - began)
+    return numbers
+
+
+async def _sent(queue: Entity, number: int | None, send: Send) -> Sent | Refused:
+    """Have a partition store messages: this one, or any if it is None. Returns the last refusal if none
+    does."""
+    router, loop = queue.router, asyncio.get_running_loop()
+    refused_by: set[int] = set()
+    try:
+        if number is not None:
+            return _as_sent(await ask(router.pinned(number), send))
+        number = router.spread(len(send.messages), loop.time())[0][0]
+    except Refused as why:
+        return why
+    while True:
+        answer = await answer_of(router.handles[number], send)
+        if not isinstance(answer, Refused):
+            return _as_sent(answer)
+        refused_by.add(number)
+        if answer.reason not in (ONE_DISK if queue.description.folders == 1 else SEVERAL_DISKS):
+            return answer
+        another = router.another(refused_by, len(send.messages), loop.time())
+        if another is None:
+            return answer
+        number = another
+
+
+def _as_sent(answer: object) -> Sent:
+    assert isinstance(answer, Sent), f"{answer} is no answer to Send"
+    return answer
+
+
+async def cancel(queue: Entity, sequence_numbers: Sequence[int]) -> list[Refused]:
+    """Remove scheduled messages durably. Returns why some could not be removed: they are not scheduled (any
+    more), or their partition is down. The others are removed all the same."""
+    groups: dict[int, list[int]] = {}
+    refusals: list[Refused] = []
+    for number in sequence_numbers:
+        groups.setdefault(partition_of(number), []).append(number)
+    asked = []
+    for numbers in groups.values():
+        try:
+            handle = queue.router.of_sequence_number(numbers[0])
+        except Refused as why:
+            refusals.append(why)
+            continue
+        for start in range(0, len(numbers), CANCELLED_AT_ONCE):
+            part = numbers[start : start + CANCELLED_AT_ONCE]
+            asked.append((part, answer_of(handle, CancelScheduled(part))))
+    answers = await asyncio.gather(*(answer for _, answer in asked))
+    for (part, _), answer in zip(asked, answers, strict=True):
+        if isinstance(answer, Refused):
+            refusals.append(answer)
+            continue
+        assert isinstance(answer, Settled), f"{answer} is no answer to CancelScheduled"
+        refusals += [_not_scheduled(part[place]) for place in answer.failures]
+    return refusals
+
+
+def _not_scheduled(number: int) -> Refused:
+    return Refused(
+        Reason.MESSAGE_NOT_FOUND, f"No scheduled message has the sequence number {number}; it may be active."
+    )
