@@ -13,7 +13,6 @@ No text made here repeats a key, a signature or a token.
 from __future__ import annotations
 
 import base64
-import hashlib
 import hmac
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -177,7 +176,7 @@ def _token_parts(text: str) -> tuple[str, str, str, str]:
         raise _refused(
             f"MalformedToken: The token has {len(text)} characters; the limit is {_TOKEN_CHARACTERS_MAX}."
         )
-    if any(
+    if not text.isascii() and any(
         "\ud800" <= character <= "\udfff" for character in text
     ):  # Python HTTP stacks decode a header that is not UTF-8 to surrogates
         raise _refused("MalformedToken: The token is no UTF-8.")
@@ -215,7 +214,7 @@ def _keys(rule: AuthorizationRule) -> list[str]:
 
 
 def _signature(key: str, signed: bytes) -> bytes:
-    return base64.b64encode(hmac.new(key.encode(), signed, hashlib.sha256).digest())
+    return base64.b64encode(hmac.digest(key.encode(), signed, "sha256"))
 
 
 def _refused(description: str) -> Refused:

@@ -10,41 +10,47 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TypeVar
 
+from broker.base.clock import elapsed_s
+
 T = TypeVar("T")
 
-SLICE_S = 0.003
-"""How long a slice lasts; its last step may run over."""
+SLICE_S = 0.001
+"""How long a slice lasts; its last step may run over. A client that needs four or five turns of the loop for
+an answer is hardly delayed."""
+LONG_SLICE_S = 0.003
+"""For work that clients wait for, such as opening a partition: it should be done soon even on a busy loop."""
 
 
 class Slices:
     """Lets long pieces of work take turns. Used in the event loop."""
 
-    def __init__(self, slice_s: float = SLICE_S, seconds: Callable[[], float] | None = None) -> None:
-        """`seconds` is the clock; the event loop's own unless given."""
+    def __init__(self, slice_s: float = SLICE_S, seconds: Callable[[], float] = elapsed_s) -> None:
+        """`seconds` is the clock. The event loop's own is too coarse, since uvloop counts milliseconds."""
         self._slice_s, self._seconds = slice_s, seconds
         self._turn = asyncio.Lock()
 
     async def of(self, steps: Iterable[T]) -> AsyncIterator[list[T]]:
         """Yield the results of the steps, a slice at a time. Each step must take at most 1 ms. The caller may
-        wait between slices."""
-        seconds = self._seconds or asyncio.get_running_loop().time
+        wait between slices, and has the results of its last slice at once: only the next slice, of whoever
+        asks for it, waits for another turn of the loop."""
+        seconds, call_soon = self._seconds, asyncio.get_running_loop().call_soon
         remaining = iter(steps)
-        more = True
-        while more:
+        while True:
             found: list[T] = []
-            async with self._turn:
-                end = seconds() + self._slice_s
-                more = False
-                for each in remaining:
-                    found.append(each)
-                    if seconds() >= end:
-                        more = True
-                        break
-                await asyncio.sleep(
-                    0
-                )  # still holding the lock, so that the next slice runs in another turn of the loop
+            await self._turn.acquire()
+            call_soon(self._turn.release)  # in the next turn, whatever becomes of the caller
+            end = seconds() + self._slice_s
+            more = False
+            for each in remaining:
+                found.append(each)
+                if seconds() >= end:
+                    more = True
+                    break
             if found:
                 yield found
+            if not more:
+                return
+            await asyncio.sleep(0)
 
     async def run(self, steps: Iterable[object]) -> None:
         """Run all steps, a slice at a time."""

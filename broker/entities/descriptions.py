@@ -7,6 +7,7 @@ Durations are in milliseconds; None means without limit. This module does not kn
 from __future__ import annotations
 
 import enum
+import functools
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -118,6 +119,16 @@ class QueueDescription:
 EntitySettings = QueueSettings
 EntityDescription = QueueDescription
 """The settings and descriptions of all kinds of entities. These become unions once there is a second kind."""
+SHARED_MAX = 1_024
+
+
+@functools.lru_cache(SHARED_MAX)
+def shared(settings: EntitySettings) -> EntitySettings:
+    """One object for all equal settings: most entities of a namespace have the same ones. The SHARED_MAX
+    latest are known."""
+    return settings
+
+
 KINDS: Mapping[str, tuple[type[EntityDescription], type[EntitySettings]]] = {
     "queue": (QueueDescription, QueueSettings)
 }

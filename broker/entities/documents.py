@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from broker.entities.descriptions import (
@@ -23,6 +23,7 @@ from broker.entities.descriptions import (
     EntitySettings,
     EntityStatus,
     namespace_of,
+    shared,
 )
 
 CATALOGUE_VERSION = 1
@@ -87,4 +88,4 @@ def _decode_settings(settings_of: type[EntitySettings], fields: dict[str, Any]) 
         for rule in fields.pop("authorization_rules")
     )
     status = EntityStatus(fields.pop("status"))
-    return replace(settings_of(**fields), authorization_rules=rules, status=status)
+    return shared(settings_of(**fields, authorization_rules=rules, status=status))

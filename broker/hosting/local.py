@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.base.clock import Clock
-from broker.base.slices import Slices
+from broker.base.slices import LONG_SLICE_S, Slices
 from broker.entities.descriptions import QueueDescription
 from broker.hosting.host import HostFolder, HostSettings
 from broker.partition.idle import Register
@@ -43,7 +43,7 @@ class LocalHost(SpreadStore):
         self.catalogue_lane: Executor = stores[0].lanes.catalogue
         self.index_lanes: Sequence[Executor] = [store.lanes.index for store in stores]
         self.payloads = PayloadBudget(settings.payload_memory_bytes)
-        self._opening = Slices()
+        self._opening = Slices(LONG_SLICE_S)
         """Time slices for opening, recovering and forgetting partitions."""
         self._limits = TaskLimits(
             disk_timeout_ms=settings.disk_timeout_ms,

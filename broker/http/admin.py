@@ -94,7 +94,7 @@ class Administration:
         self._defaults = QueueDefaults(settings.partitioned_by_default, settings.message_kb_max)
         self._bodies = Bodies(settings.http_body_bytes_max)
         self._started_ms = clock.now_ms()
-        self._entries = EntryTexts(namespace.name)
+        self._entries = EntryTexts(namespace.name, namespace.runtime_now)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Serve every path that no other route matches. Raises HttpRefusal and Refused."""
@@ -203,18 +203,12 @@ class Administration:
         skip, count = _page(request)
         await self._namespace.counted()
         queues = self._namespace.entities_between(skip, skip + count)
-        for queue in queues:
-            if queue.unknown:  # not counted in time: wait for this one
-                with contextlib.suppress(Refused):
-                    await self._namespace.runtime(queue.name)
-        address = EntryAddress(request.host, *_url_parts(request))
-        write, runtime_now = self._entries.entry, self._namespace.runtime_now
-
-        def entry(queue: Entity) -> bytes:
-            return (
-                write(queue.description, runtime_now(queue), address) if queue.gone is None else b""
-            )  # deleted in the meantime
-
+        if self._namespace.unknown_count:  # not all were counted in time: wait for these
+            for queue in queues:
+                if queue.unknown:
+                    with contextlib.suppress(Refused):
+                        await self._namespace.runtime(queue.name)
+        entry = self._entries.at(EntryAddress(request.host, *_url_parts(request))).entry
         next_url = _next_url(request, "$Resources/queues", skip, count, self._namespace.entity_count)
         return await self._list(request, "Queues", map(entry, queues), next_url)
 

@@ -6,7 +6,8 @@ one piece would hold the event loop for milliseconds and double the memory it ne
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Iterable, Sequence
 
 from aiohttp import web
 
@@ -47,15 +48,37 @@ async def answer_in_slices(
     return response
 
 
+async def answer_whole(
+    request: web.Request, pieces: Sequence[bytes], content_type: str
+) -> web.StreamResponse:
+    """Send an answer that is ready, in portions, with its length."""
+    size = sum(map(len, pieces))
+    headers = {"Content-Type": content_type}
+    if size <= SHORT_BYTES:
+        return web.Response(body=b"".join(pieces), headers=headers)
+    response = web.StreamResponse(headers=headers)
+    response.content_length = size
+    await response.prepare(request)
+    if request.method != "HEAD":
+        await send_portions(response, pieces)
+    await response.write_eof()
+    return response
+
+
 async def send_portions(response: web.StreamResponse, pieces: Iterable[bytes]) -> None:
-    """Send pieces of an answer, joining small ones. Waits for a client that reads slowly."""
+    """Send pieces of an answer, joining small ones. Waits for a client that reads slowly, and for a turn of
+    the loop after every SHORT_BYTES."""
     gathered: list[bytes] = []
-    size = 0
+    size = sent = 0
     for piece in pieces:
         gathered.append(piece)
         size += len(piece)
         if size >= PORTION_BYTES:
             await response.write(b"".join(gathered))
+            sent += size
+            if sent >= SHORT_BYTES:  # if the client keeps up, writing has not waited
+                await asyncio.sleep(0)
+                sent = 0
             gathered.clear()
             size = 0
     if size:

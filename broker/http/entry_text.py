@@ -3,8 +3,7 @@ second.
 
 Most queues of a namespace have the same settings. One entry with these settings is written by `atom.py` and
 `queue_xml.py`, with marks in place of what differs from queue to queue: name, times and counts. The text
-around the marks then serves for all other queues. Values that stay the same until a queue is updated are kept
-for each queue (some 400 bytes).
+around the marks then serves for all other queues. Only templates are kept, and nothing about single queues.
 """
 
 from __future__ import annotations
@@ -14,34 +13,40 @@ import urllib.parse
 from collections.abc import Callable
 from operator import itemgetter
 from typing import NamedTuple
-from xml.sax.saxutils import escape
 
 from broker.entities.descriptions import QueueDescription, QueueSettings
-from broker.http.atom import NEVER, Entry, printable, timestamp, write_entry
+from broker.http.atom import NEVER, Entry, escaped, timestamp, timestamp_bytes, write_entry
 from broker.http.queue_xml import write_queue
+from broker.namespace.entity import Entity
 from broker.namespace.namespace import EntityRuntime
 
 TEMPLATES_MAX = 256
-"""Each template takes about 3 KiB."""
-KEPT_MAX = 20_000
-"""The number of queues whose unchanging values are kept."""
+"""For each address. A template takes about 5 KiB."""
+ADDRESSES_MAX = 8
 
 _TEXT_MARKS = ("mark-of-the-quoted-name", "mark-of-the-name", "mark-of-availability")
 _TIME_MARKS = (1, 2, 3)
 """Published, updated, accessed: times long before any broker ran."""
 _NUMBER_MARKS = tuple(range(-7_654_321_000, -7_654_321_000 + 7))
 """Size, messages, and the five counts."""
-_PLAIN = re.compile(r"[A-Za-z0-9._/~$-]+")
+_PLAIN = re.compile(r"[A-Za-z0-9._/~$-]+").fullmatch
 _NEVER = NEVER.encode()
+
+_Values = tuple[bytes | int, ...]
 
 
 class _Template(NamedTuple):
     """Text as bytes: formatting bytes takes a third of the time of formatting text and then encoding it."""
 
+    settings: QueueSettings
+    """Kept, so that no other settings get the same `id` while the template is found by it."""
     text: bytes
     """With %b or %d in place of each mark."""
-    in_order: Callable[[tuple[bytes | int, ...]], tuple[bytes | int, ...]]
-    """Reorders the values from the order of `_marks` to the order of the text."""
+    in_order: Callable[[_Values], _Values]
+    """Reorders the values from the order of `_MARKS` to the order of the text."""
+    unused_text: bytes
+    """The same for a queue that nobody has used and that holds nothing: %b in place of its name and times."""
+    unused_in_order: Callable[[_Values], _Values]
 
 
 class Address(NamedTuple):
@@ -54,88 +59,90 @@ class Address(NamedTuple):
     """The URL after the name."""
 
 
-class _Kept(NamedTuple):
-    """The values that stay the same until the queue is updated."""
-
-    description: QueueDescription
-    settings: int
-    """The number given to its settings. Using it as a key takes a tenth of the time of hashing them."""
-    texts: tuple[bytes, bytes, bytes, bytes]
-    """Quoted name, name, published, updated."""
-
-
-def _marks() -> tuple[str, ...]:
-    """All marks, in the order in which `EntryTexts.entry` gives the values."""
+def _marks() -> list[bytes]:
+    """All marks, in the order in which `Entries.entry` gives their values."""
     quoted, name, availability = _TEXT_MARKS
     published, updated, accessed = map(timestamp, _TIME_MARKS)
-    return (quoted, name, published, updated, accessed, availability, *map(str, _NUMBER_MARKS))
+    marks = (quoted, name, published, updated, accessed, availability, *map(str, _NUMBER_MARKS))
+    return list(map(str.encode, marks))
 
 
+_MARKS = _marks()
+_UNUSED = (_NEVER, b"Available", *(b"0" for _ in _NUMBER_MARKS))
+"""The values of an unused queue, in the order of the marks from the fifth on."""
 _TIMES_SEEN = {0: 2, 2: 2, 3: 2}
-"""Marks that occur more than once in an entry, by their place in `_marks`: the quoted name, and the two times
+"""Marks that occur more than once in an entry, by their place in `_MARKS`: the quoted name, and the two times
 of the description."""
 
 
 class EntryTexts:
     """Writes the same entries as `write_entry`, faster. One per broker."""
 
-    def __init__(self, author: str) -> None:
-        self._author = author
-        self._numbers: dict[QueueSettings, int] = {}
-        self._next_number = 0
-        self._templates: dict[tuple[Address, int], _Template | None] = {}
-        """By address and number of the settings; None where the address or the settings themselves contain a
-        mark."""
-        self._kept: dict[str, _Kept] = {}
+    def __init__(self, author: str, runtime_of: Callable[[Entity], EntityRuntime]) -> None:
+        """`author`: the namespace's name. `runtime_of` gives what a queue holds now."""
+        self._author, self._runtime_of = author, runtime_of
+        self._by_address: dict[Address, Entries] = {}
 
-    def entry(self, queue: QueueDescription, runtime: EntityRuntime, address: Address) -> bytes:
-        """Write a queue's entry."""
-        kept = self._kept.get(queue.generation)
-        if kept is None or kept.description is not queue:
-            kept = self._keep(queue)
-        key = (address, kept.settings)
-        template = self._templates.get(key)
+    def at(self, address: Address) -> Entries:
+        """The writer for clients that use this address."""
+        entries = self._by_address.get(address)
+        if entries is None:
+            if len(self._by_address) >= ADDRESSES_MAX:
+                self._by_address.clear()
+            entries = self._by_address[address] = Entries(self._author, self._runtime_of, address)
+        return entries
+
+
+class Entries:
+    """Writes entries for clients that address the broker in one way."""
+
+    def __init__(self, author: str, runtime_of: Callable[[Entity], EntityRuntime], address: Address) -> None:
+        self._author, self._runtime_of, self._address = author, runtime_of, address
+        self._templates: dict[int, _Template | None] = {}
+        """By the `id` of the settings, which most queues share (`descriptions.shared`): a hash of the
+        settings takes ten times as long. None where the address or the settings contain a mark."""
+        self._unmatched: list[QueueSettings] = []
+        """The settings without a template, kept for the same reason as `_Template.settings`."""
+
+    def entry(self, queue: Entity) -> bytes:
+        """Write a queue's entry; nothing if the queue was deleted or is out of service."""
+        if queue.gone is not None:
+            return b""
+        description = queue.description
+        settings = description.settings
+        try:
+            template = self._templates[id(settings)]
+        except KeyError:
+            template = self._know(settings)
         if template is None:
-            template = self._template(key, queue.settings)
-            if template is None:
-                return self._write(
-                    queue, runtime, address.host, address.start + _quoted(queue.name) + address.end
-                )
-        accessed = _NEVER if runtime.accessed_at_ms is None else timestamp(runtime.accessed_at_ms).encode()
+            return self._write(description, self._runtime_of(queue))
+        name, created_ms, updated_ms = description.name, description.created_at_ms, description.updated_at_ms
+        created = timestamp_bytes(created_ms)
+        updated = created if updated_ms == created_ms else timestamp_bytes(updated_ms)
+        quoted = shown = name.encode()
+        if not _PLAIN(name):
+            quoted, shown = _ascii(_quoted(name)), _ascii(name)
+        if queue.is_unused:
+            return template.unused_text % template.unused_in_order((quoted, shown, created, updated))
+        runtime = self._runtime_of(queue)
+        accessed = _NEVER if runtime.accessed_at_ms is None else timestamp_bytes(runtime.accessed_at_ms)
         values = (
-            *kept.texts, accessed, runtime.availability.encode(), runtime.size_bytes, runtime.message_count,
-            runtime.active, runtime.dead_letter, runtime.scheduled, runtime.transfer,
+            quoted, shown, created, updated, accessed, runtime.availability.encode(), runtime.size_bytes,
+            runtime.message_count, runtime.active, runtime.dead_letter, runtime.scheduled, runtime.transfer,
             runtime.transfer_dead_letter,
         )  # fmt: skip
         return template.text % template.in_order(values)
 
-    def _keep(self, queue: QueueDescription) -> _Kept:
-        number = self._numbers.get(queue.settings)
-        if number is None:
-            if len(self._numbers) >= TEMPLATES_MAX:
-                self._numbers.clear()
-            number = self._numbers[queue.settings] = self._next_number
-            self._next_number += 1
-        if len(self._kept) >= KEPT_MAX:
-            self._kept.clear()
-        name, created_ms, updated_ms = queue.name, queue.created_at_ms, queue.updated_at_ms
-        created = timestamp(created_ms).encode()
-        updated = timestamp(updated_ms).encode() if updated_ms != created_ms else created
-        if _PLAIN.fullmatch(name):
-            quoted = shown = name.encode()
-        else:
-            quoted, shown = _ascii(escape(_quoted(name), {'"': "&quot;"})), _ascii(escape(printable(name)))
-        kept = self._kept[queue.generation] = _Kept(queue, number, (quoted, shown, created, updated))
-        return kept
+    def _know(self, settings: QueueSettings) -> _Template | None:
+        if len(self._templates) >= TEMPLATES_MAX:
+            self._templates.clear()
+            self._unmatched.clear()
+        template = self._templates[id(settings)] = self._make(settings)
+        if template is None:
+            self._unmatched.append(settings)
+        return template
 
-    def _template(self, key: tuple[Address, int], settings: QueueSettings) -> _Template | None:
-        if key not in self._templates:
-            if len(self._templates) >= TEMPLATES_MAX:
-                self._templates.clear()
-            self._templates[key] = self._make(settings, key[0])
-        return self._templates[key]
-
-    def _make(self, settings: QueueSettings, address: Address) -> _Template | None:
+    def _make(self, settings: QueueSettings) -> _Template | None:
         quoted, name, availability = _TEXT_MARKS
         published, updated, accessed = _TIME_MARKS
         size, messages, active, dead, scheduled, transfer, transfer_dead = _NUMBER_MARKS
@@ -143,24 +150,33 @@ class EntryTexts:
         runtime = EntityRuntime(
             active, dead, scheduled, transfer, transfer_dead, messages, size, availability, accessed
         )
-        text = self._write(queue, runtime, address.host, address.start + quoted + address.end).replace(
-            b"%", b"%%"
-        )
-        marks = list(map(str.encode, _marks()))
-        if any(text.count(mark) != _TIMES_SEEN.get(place, 1) for place, mark in enumerate(marks)):
+        address = self._address
+        text = self._write(queue, runtime, address.start + quoted + address.end).replace(b"%", b"%%")
+        if any(text.count(mark) != _TIMES_SEEN.get(place, 1) for place, mark in enumerate(_MARKS)):
             return None
-        either = re.compile(b"|".join(map(re.escape, marks)))
-        numbers = frozenset(marks[-len(_NUMBER_MARKS) :])
-        order = [marks.index(found) for found in either.findall(text)]
+        values = dict.fromkeys(_MARKS, b"%b") | dict.fromkeys(_MARKS[-len(_NUMBER_MARKS) :], b"%d")
+        unused = dict.fromkeys(_MARKS[:4], b"%b") | dict(zip(_MARKS[4:], _UNUSED, strict=True))
+        order = [_MARKS.index(found) for found in _EITHER.findall(text)]
         return _Template(
-            either.sub(lambda found: b"%d" if found[0] in numbers else b"%b", text), itemgetter(*order)
+            settings,
+            _EITHER.sub(lambda found: values[found[0]], text),
+            itemgetter(*order),
+            _EITHER.sub(lambda found: unused[found[0]], text),
+            itemgetter(*(place for place in order if place < 4)),
         )
 
-    def _write(self, queue: QueueDescription, runtime: EntityRuntime, host: str, url: str) -> bytes:
-        description = write_queue(queue, runtime, host)
+    def _write(self, queue: QueueDescription, runtime: EntityRuntime, url: str | None = None) -> bytes:
+        """Write an entry without a template."""
+        address = self._address
+        if url is None:
+            url = address.start + _quoted(queue.name) + address.end
+        description = write_queue(queue, runtime, address.host)
         return write_entry(
             Entry(url, queue.name, self._author, queue.created_at_ms, queue.updated_at_ms, description)
         )
+
+
+_EITHER = re.compile(b"|".join(map(re.escape, _MARKS)))
 
 
 def _quoted(name: str) -> str:
@@ -168,4 +184,4 @@ def _quoted(name: str) -> str:
 
 
 def _ascii(text: str) -> bytes:
-    return text.encode("ascii", "xmlcharrefreplace")
+    return escaped(text).encode("ascii", "xmlcharrefreplace")

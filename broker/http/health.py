@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from aiohttp import web
 
 from broker.base.slices import Slices
+from broker.http.answer_portions import answer_whole
 from broker.namespace.entity import Entity
 from broker.namespace.namespace import Namespace
 from broker.throttle.memory_mark import Memory
@@ -39,7 +40,7 @@ class HealthHandler:
         self._namespace, self._serving, self._slices, self._memory = namespace, serving, slices, memory
         self._folders = folders
 
-    async def handle(self, request: web.Request) -> web.Response:
+    async def handle(self, request: web.Request) -> web.StreamResponse:
         if not self._serving():
             return web.json_response(UNHEALTHY, status=503)
         states: dict[str, int] = {}
@@ -55,19 +56,18 @@ class HealthHandler:
             "damaged_entities": sorted(self._namespace.damaged),
         }
         about = json.dumps({**HEALTHY, "namespace": self._namespace.name, "memory": memory, **summary})
-        return web.Response(
-            text=f'{about[:-1]}, "entities": {{{", ".join(entities)}}}}}', content_type="application/json"
-        )
+        pieces = [f'{about[:-1]}, "entities": {{'.encode(), *entities, b"}}"]
+        return await answer_whole(request, pieces, "application/json; charset=utf-8")
 
-    def _entities(self, states: dict[str, int]) -> Iterator[str]:
-        """The members of the object `entities`, a few queues per step. Adds all partitions to `states`, by
-        their state."""
+    def _entities(self, states: dict[str, int]) -> Iterator[bytes]:
+        """The members of the object `entities` with commas between them, a few queues per step. Adds all
+        partitions to `states`, by their state."""
         queues = list(self._namespace.live_entities())
         for start in range(0, len(queues), _QUEUES_PER_STEP):
             some = {queue.name: _entity(queue) for queue in queues[start : start + _QUEUES_PER_STEP]}
             for queue in queues[start : start + _QUEUES_PER_STEP]:
                 queue.count_health(states)
-            yield json.dumps(some)[1:-1]
+            yield (", " if start else "").encode() + json.dumps(some)[1:-1].encode()
 
 
 def _entity(queue: Entity) -> dict[str, object]:

@@ -61,8 +61,8 @@ class MetricsHandler:
         await response.prepare(request)
         if request.method != "HEAD":
             await self._namespace.counted()
-            async for texts in self._slices.of(self._texts()):
-                await send_portions(response, map(str.encode, texts))
+            async for texts in self._slices.of(map(str.encode, self._texts())):
+                await send_portions(response, texts)
         await response.write_eof()
         return response
 

@@ -86,10 +86,10 @@ class Sites:
     def _answers_to(self, name: str) -> bool:
         if (
             "." not in name
+            or name in self._names
             or name.endswith(".localhost")
             or _is_address(name)
             or "*" in self._names
-            or name in self._names
         ):
             return True
         return f"*.{name.partition('.')[2]}" in self._names

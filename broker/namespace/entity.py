@@ -247,6 +247,12 @@ class Entity(ABC):
         return total
 
     @property
+    def is_unused(self) -> bool:
+        """Whether nobody has used the entity since the broker started, it holds nothing and is available, as
+        far as is known."""
+        return not (self._partitions or self.counts()) and self.accessed_at_ms is None and self.available
+
+    @property
     def unknown(self) -> Collection[int]:
         """Partitions that may hold messages but whose content is unknown until they are opened."""
         return self._resting.unknown(self.description.generation)

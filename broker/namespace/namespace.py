@@ -43,6 +43,7 @@ from broker.entities.descriptions import (
     EntitySettings,
     describe,
     key_of,
+    shared,
 )
 from broker.entities.documents import decode_description, encode_description, salvage_name
 from broker.entities.validation import check_effect, check_settings, check_update, without_effect
@@ -202,13 +203,14 @@ class Namespace:
         except StorageError as error:  # none of the folders can be listed
             log.error("entity.logs_not_checked", error=str(error))
             return
-        for queue in list(self._queues.values()):
-            numbers = missing.get(queue.description.generation, ())
+        if not missing:
+            return
+        for queue in [each for each in self._queues.values() if each.description.generation in missing]:
+            numbers = missing[queue.description.generation]
             with contextlib.suppress(Refused):  # it was deleted meanwhile
-                if numbers:
-                    await queue.opened(
-                        [number for number in numbers if number < queue.description.partitions], self._opening
-                    )
+                await queue.opened(
+                    [number for number in numbers if number < queue.description.partitions], self._opening
+                )
 
     def _note_damaged(self, damaged: Damaged, why: str) -> None:
         found = list(map(salvage_name, damaged.remains))
@@ -418,7 +420,7 @@ class Namespace:
         `_on_disk`.
         """
         name = name.strip("/")
-        settings = check_settings(name, settings)
+        settings = shared(check_settings(name, settings))
         if file_settings is None:
             check_effect(settings)
         async with self._change(name):
@@ -467,7 +469,7 @@ class Namespace:
             await self._confirm(key_of(name))
             queue = self._existing(name)
             rules = queue.description.settings.authorization_rules
-            settings = check_update(queue.description.name, queue.description.settings, settings)
+            settings = shared(check_update(queue.description.name, queue.description.settings, settings))
             if file_settings is None:
                 check_effect(settings, queue.description.settings)
             description = queue.description.updated(settings, self._clock.now_ms(), file_settings)

@@ -43,7 +43,7 @@ import structlog
 
 from broker.base.clock import Clock
 from broker.base.errors import Reason
-from broker.base.slices import Slices
+from broker.base.slices import LONG_SLICE_S, Slices
 from broker.entities.descriptions import QueueDescription
 from broker.operations import (
     ClientId,
@@ -161,7 +161,7 @@ class PartitionTask:
         self._limits = limits or TaskLimits()
         self._on_health, self._meter = on_health, meter
         self._rest = Rest(register, clock, self._limits.rest_ms)
-        self._slices = slices or Slices()
+        self._slices = slices or Slices(LONG_SLICE_S)
         self._health = Health.CLOSED
         self.available = True
         """Whether the partition takes operations, now or as soon as it is open. An attribute, because routers

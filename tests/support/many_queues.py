@@ -42,9 +42,10 @@ def write_queues(data: Path, names: Iterable[str], partitions: int = 16) -> None
 async def _write(data: Path, names: Iterable[str], partitions: int) -> None:
     catalogue = Catalogue(data / "catalogue", _NewDisk())
     await catalogue.load_all()
-    for name in names:
+    for number, name in enumerate(names):
+        created_ms = 1_700_000_000_000 + 7 * number
         description = QueueDescription(
-            name, uuid.uuid4().hex, partitions, QueueSettings(), 1_000, 2_000, None
+            name, uuid.uuid4().hex, partitions, QueueSettings(), created_ms, created_ms + number % 3, None
         )
         await catalogue.put(description.generation, encode_description(description))
 

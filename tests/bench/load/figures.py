@@ -397,7 +397,7 @@ MANY_FIRST_LIST = Figure(
     "many_first_list",
     "ms",
     "the first list of all queues after that",
-    "10 µs more for each entry than later ones",
+    "as later ones",
     600,
     300,
 )
@@ -416,7 +416,7 @@ MANY_STALL = Figure(
     "many_stall",
     "ms",
     "longest wait of an AMQP client for an answer that needs only the event loop, meanwhile",
-    "a few slices of 3 ms",
+    "a few slices of 1 ms",
     50,
     10,
 )
@@ -424,7 +424,7 @@ MANY_HOLD = Figure(
     "many_hold",
     "ms",
     "most processor time that the event loop uses during one such wait",
-    "four or five turns of the loop until it is answered, each with a slice of 3 ms",
+    "four or five turns of the loop until it is answered, each with a slice of 1 ms at most",
     20,
     10,
 )

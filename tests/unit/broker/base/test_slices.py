@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator
 
 from broker.base.slices import Slices
+from tests.support.ticker import Ticker
 
 
 class Watch:
@@ -65,3 +66,16 @@ async def test_one_who_stops_listening_leaves_the_turn_to_the_others() -> None:
     await asyncio.sleep(0)
     waiting.cancel()
     assert [found async for found in slices.of(watch.steps(2))] == [[0, 1]]
+
+
+async def test_the_results_of_a_slice_are_there_at_once_and_the_next_slice_is_in_another_turn() -> None:
+    watch = Watch()
+    slices = Slices(0.0035, lambda: watch.now_s)
+    async with Ticker() as ticker:
+        await asyncio.sleep(0)
+        begun, seen = ticker.turns, []
+        async for found in slices.of(watch.steps(10)):
+            seen += [(ticker.turns - begun, len(found))]
+    assert [count for _, count in seen] == [4, 4, 2]
+    turns = [turn for turn, _ in seen]
+    assert turns[0] == 0 and sorted(set(turns)) == turns

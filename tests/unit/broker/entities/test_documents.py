@@ -51,3 +51,12 @@ def test_a_document_names_its_namespace_and_one_from_before_belongs_to_the_only_
     fields = json.loads(encode_description(before))
     assert fields.pop("namespace") == NAMESPACE
     assert decode_description(json.dumps(fields).encode()) == before
+
+
+def test_equal_settings_of_two_documents_are_one_object() -> None:
+    first, second = (
+        decode_description(encode_description(QueueDescription(name, "a" * 32, 16, SETTINGS, 1, 2, SETTINGS)))
+        for name in ("orders", "invoices")
+    )
+    assert first.settings is second.settings is second.file_settings
+    assert first.settings == SETTINGS

@@ -11,14 +11,23 @@ import pytest
 from aiohttp import web
 
 from broker.base.slices import Slices
-from broker.http.answer_portions import PORTION_BYTES, SHORT_BYTES, answer_in_slices, send_portions
+from broker.http.answer_portions import (
+    PORTION_BYTES,
+    SHORT_BYTES,
+    answer_in_slices,
+    answer_whole,
+    send_portions,
+)
+from tests.support.ticker import Ticker
 
 
 @asynccontextmanager
-async def answering(pieces: Iterable[bytes]) -> AsyncIterator[aiohttp.ClientSession]:
-    """A server that answers each request with these pieces."""
+async def answering(pieces: Iterable[bytes], whole: bool = False) -> AsyncIterator[aiohttp.ClientSession]:
+    """A server that answers each request with these pieces, while they are made or once they all are."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
+        if whole:
+            return await answer_whole(request, list(pieces), "text/plain")
         return await answer_in_slices(request, Slices(0.0), pieces, "text/plain")
 
     application = web.Application()
@@ -58,6 +67,16 @@ async def test_the_head_of_a_long_answer_comes_without_the_pieces_being_made() -
     assert made < 1_000, "no more than shows that the answer is a long one"
 
 
+@pytest.mark.parametrize("count", [1, SHORT_BYTES // 1024, 2_000])
+async def test_an_answer_that_is_ready_has_its_length_however_long_it_is(count: int) -> None:
+    async with answering([b"x" * 1024] * count, whole=True) as session:
+        async with session.get("/") as response:
+            assert await response.read() == b"x" * 1024 * count
+            assert response.headers["Content-Length"] == str(1024 * count)
+        async with session.head("/") as response:
+            assert (await response.read(), response.headers["Content-Length"]) == (b"", str(1024 * count))
+
+
 class Written(web.StreamResponse):
     """A response that keeps what is written."""
 
@@ -78,3 +97,18 @@ async def test_small_pieces_are_joined_and_large_ones_are_not_kept_back(size: in
     assert b"".join(response.portions) == b"".join(pieces)
     assert all(len(each) >= PORTION_BYTES for each in response.portions[:-1])
     assert all(len(each) < PORTION_BYTES + size for each in response.portions)
+
+
+class KeepsUp(Written):
+    """A client that takes everything at once, so that no write waits."""
+
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.portions.append(bytes(data))
+
+
+async def test_a_client_that_keeps_up_does_not_have_the_loop_for_the_whole_answer() -> None:
+    response = KeepsUp()
+    async with Ticker() as ticker:
+        await send_portions(response, [b"x" * 1024] * (8 * SHORT_BYTES // 1024))
+        assert ticker.turns >= 8
+    assert len(b"".join(response.portions)) == 8 * SHORT_BYTES

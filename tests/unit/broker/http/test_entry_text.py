@@ -8,6 +8,7 @@ from pathlib import Path
 from lxml import etree
 
 from broker.entities.descriptions import QueueSettings
+from broker.http.entry_text import ADDRESSES_MAX, TEMPLATES_MAX, Address, EntryTexts
 from broker.operations import SubqueueCounts
 from tests.support.http_stack import http_stack
 
@@ -59,3 +60,37 @@ async def test_a_list_shows_each_queue_as_it_is_shown_alone_and_opens_no_log(tmp
         assert not any(queue._partitions.keys() - {0, 1} for queue in stack.namespace.live_entities()), (
             "nobody was woken"
         )
+
+
+async def test_equal_settings_share_a_template_and_nothing_grows_with_queues_addresses_or_settings(
+    tmp_path: Path,
+) -> None:
+    async with http_stack(tmp_path) as stack:
+        texts = EntryTexts("sbemulatorns", stack.namespace.runtime_now)
+        for number in range(20):
+            await stack.namespace.create_entity(f"alike-{number}", QueueSettings(max_delivery_count=7))
+        for number in range(ADDRESSES_MAX + 3):
+            entries = texts.at(Address(f"host-{number}", f"http://host-{number}/", ""))
+            written = {entries.entry(queue) for queue in stack.namespace.live_entities()}
+            assert len(written) == 20 and all(b"http://host-%d/alike-" % number in text for text in written)
+        assert len(texts._by_address) <= ADDRESSES_MAX
+        assert len(entries._templates) == 1, "twenty queues with one description of their settings"
+
+        queue = stack.queue("alike-0")
+        for number in range(1, TEMPLATES_MAX + 3):
+            settings = QueueSettings(
+                max_delivery_count=number, user_metadata="mark-of-the-name" * (number % 2)
+            )
+            queue.description = queue.description.updated(settings, number)
+            assert b"<MaxDeliveryCount>%d<" % number in entries.entry(queue)
+        assert len(entries._templates) <= TEMPLATES_MAX
+
+
+async def test_a_deleted_queue_has_no_entry(tmp_path: Path) -> None:
+    async with http_stack(tmp_path) as stack:
+        entries = EntryTexts("ns", stack.namespace.runtime_now).at(Address("h", "http://h/", ""))
+        await stack.namespace.create_entity("orders", QueueSettings())
+        queue = stack.queue("orders")
+        assert entries.entry(queue)
+        await stack.namespace.delete_entity("orders")
+        assert entries.entry(queue) == b""

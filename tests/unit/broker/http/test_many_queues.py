@@ -106,7 +106,7 @@ async def test_a_long_answer_is_made_in_steps_of_a_few_queues(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each step takes one turn of the loop here, so the number of turns is the same on any machine. The
-    amount of work in a slice of 3 ms is not."""
+    amount of work in a slice of 1 ms is not."""
     monkeypatch.setattr("broker.http.server.Slices", lambda: Slices(0.0))
     async with http_stack(folder) as stack:
         turns = []
