@@ -552,7 +552,9 @@ class Connection:
                     link.context.received_in_transaction(event)
                 case MessageTooLarge(link=link) if link.context is not None and not link.gone:
                     if event.transaction is not None:
-                        self.transactions.fail(event.transaction.txn_id, event.size)
+                        text = f"A message of {event.size} bytes was too large."
+                        why = Refused(Reason.MESSAGE_TOO_LARGE, text)
+                        self.transactions.fail(event.transaction.txn_id, why)
                     link.context.refused(event)
                 case DeliveriesUpdated(link=link) if link.context is not None and not link.gone:
                     link.context.updated(event)

@@ -165,10 +165,10 @@ class Transactions:
         for txn_id in [txn_id for txn_id, each in self._open.items() if each.owner is owner]:
             self.roll_back(txn_id)
 
-    def fail(self, txn_id: bytes, size: int) -> None:
-        """Fail a transaction, if it exists, because a message of `size` bytes was too large for it."""
+    def fail(self, txn_id: bytes, why: Refused) -> None:
+        """Fail a transaction, if it exists: an operation in it was refused."""
         if (transaction := self._open.get(txn_id)) is not None:
-            transaction.fail(Refused(Reason.MESSAGE_TOO_LARGE, f"a message of {size} bytes was too large."))
+            transaction.fail(why)
 
     def fail_all(self, why: Refused) -> None:
         """Fail all open transactions, because messages that belong to them may have been dropped unseen."""

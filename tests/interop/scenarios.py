@@ -127,6 +127,8 @@ JMS: dict[str, dict[str, object]] = {
     "selector-refused": {},
     "topic-refused": {},
     "anonymous-refused": {},
+    "transacted-session": {"PartitionCount": 1},
+    "transacted-group": {},
 }
 """Scenarios for Qpid JMS."""
 
@@ -140,6 +142,13 @@ TRANSACTIONS: dict[str, dict[str, object]] = {
     "too-many": {},
 }
 """Scenarios with transactions."""
+
+JAVA_TRANSACTIONS: dict[str, dict[str, object]] = {
+    "transaction-commit": {},
+    "transaction-roll-back": {},
+    "transaction-refusals": {},
+}
+"""Of the official clients, those for Java and .NET have transactions."""
 
 OFFICIAL = {**ROUND_TRIP, **CHANGED_PROPERTIES, **SCHEDULED, **LIMITS}
 OFFICIAL_PYTHON = {**ROUND_TRIP, **DEAD_LETTER_QUEUE, **SCHEDULED, **DELIVERY_ANNOTATIONS, **LIMITS}
@@ -155,7 +164,7 @@ CLIENTS: dict[str, dict[str, dict[str, object]]] = {
     "javascript": {**OFFICIAL, **DEAD_LETTER_QUEUE, **DELIVERY_ANNOTATIONS},
     "rhea": {**PLAIN_AMQP, **RHEA_ONLY},
     "go": OFFICIAL,
-    "java": OFFICIAL,
+    "java": {**OFFICIAL, **JAVA_TRANSACTIONS},
     "jms": JMS,
 }
 

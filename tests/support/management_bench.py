@@ -27,11 +27,14 @@ class Bench:
         self.stack, self.client = stack, client
         self.node = ManagementNode(client.connection, stack.queue, parse_address(address))
 
-    async def ask(self, operation: str, body: Any, answers: Answers | None = None) -> Response:
+    async def ask(
+        self, operation: str, body: Any, answers: Answers | None = None, *, txn_id: bytes | None = None
+    ) -> Response:
         """Make a request, and answer for the partitions until there is a response."""
         request = Request(
             None, None, {"operation": operation if ":" in operation else f"com.microsoft:{operation}"}, body
         )
+        request.txn_id = txn_id
         work = asyncio.ensure_future(self.node.respond(request))
         for _ in range(10_000):
             if work.done():

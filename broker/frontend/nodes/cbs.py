@@ -28,6 +28,7 @@ class CbsNode:
 
     request_bytes_max = 64 * 1024
     request_values_max = 256
+    serves_transactions = False
 
     def __init__(self, connection: Host) -> None:
         self._connection = connection

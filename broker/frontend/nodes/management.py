@@ -79,6 +79,7 @@ class ManagementNode:
 
     request_bytes_max = 4 * 1024 * 1024
     request_values_max = VALUES_MAX
+    serves_transactions = True
 
     def __init__(self, connection: Host, queue: Entity, address: Address) -> None:
         self._connection, self._queue, self._entity = connection, queue, address.entity
@@ -116,8 +117,13 @@ class ManagementNode:
             if not isinstance(request.body, dict):
                 raise Refused(Reason.ARGUMENT, f"The operation '{name!s:.80}' needs a map as body.")
             self._queue.accessed_at_ms = self._connection.services.clock.now_ms()
-            return await operation({str(key): value for key, value in request.body.items()})
+            body = {str(key): value for key, value in request.body.items()}
+            if request.txn_id is not None:
+                return await self._respond_in_transaction(request.txn_id, str(name), body)
+            return await operation(body)
         except Refused as why:
+            if request.txn_id is not None:
+                self._connection.transactions.fail(request.txn_id, why)
             self._queue.meter.refused(why.reason, 1)
             return refusal(why)
         except Exception:
@@ -125,6 +131,21 @@ class ManagementNode:
             return refusal(
                 Refused(Reason.INTERNAL, "The broker met an error it did not foresee. It has been logged.")
             )
+
+    async def _respond_in_transaction(self, txn_id: bytes, name: str, body: dict[str, Any]) -> Response:
+        """Carry out a request that is part of a transaction (AMQP contract 8.2): settlements wait for the
+        commit, and a lock is renewed at once. Raises Refused."""
+        transaction = self._connection.transactions.find(txn_id)
+        if name == "com.microsoft:renew-lock":
+            return await self._renew_lock(body)
+        if name != "com.microsoft:update-disposition":
+            raise Refused(
+                Reason.NOT_IMPLEMENTED, f"The operation '{name:.80}' is not supported in a transaction."
+            )
+        tokens = lock_tokens(body)
+        transaction.settle(self._queue, tokens, _settlement(body))
+        self._forget(frozenset(tokens))
+        return ok({})
 
     def _find_queue(self) -> None:
         """Look up the queue again: it may have been deleted since the links were attached, and created

@@ -57,6 +57,8 @@ class Request:
     """The amqp-value; None if there is none."""
     size: int = field(default=0, compare=False)
     """About how much memory it takes, in bytes."""
+    txn_id: bytes | None = None
+    """The transaction that it is part of."""
 
 
 @dataclass(slots=True)
@@ -77,6 +79,8 @@ class Handler(Protocol):
     """The largest request accepted, in bytes."""
     request_values_max: int
     """The largest number of values in a request; each takes time to decode."""
+    serves_transactions: bool
+    """Whether requests may be part of a transaction."""
 
     def is_page(self, request: Request) -> bool:
         """Return whether the response may be large. Such requests are served one at a time, and only with
@@ -99,6 +103,7 @@ class RequestNode:
             handler.request_bytes_max,
             handler.request_values_max,
         )
+        self.serves_transactions = handler.serves_transactions
         self._handler, self._on_empty = handler, on_empty
         self._responders: list[ResponseLink] = []
         self._links = 0
@@ -182,6 +187,18 @@ class RequestLink:
     def received(self, event: MessagesReceived) -> None:
         """Accept each request's transfer at once, and carry the request out; the response is a separate
         message."""
+        self._receive(event, None)
+
+    def received_in_transaction(self, event: MessagesReceived) -> None:
+        """The same for requests that are part of a transaction."""
+        assert event.transaction is not None
+        if self._node.serves_transactions:
+            self._receive(event, event.transaction.txn_id)
+        else:
+            txn_id = event.transaction.txn_id
+            self._refuse(event.deliveries, no_transactions(), len(event.payloads), txn_id)
+
+    def _receive(self, event: MessagesReceived, txn_id: bytes | None) -> None:
         engine = self._connection.engine
         for index, payload in enumerate(event.payloads):
             own = event.deliveries[index : index + 1]
@@ -192,12 +209,14 @@ class RequestLink:
                         Reason.SERVER_BUSY,
                         f"{self._under_way} requests are under way on this link. Please try again.",
                     ),
+                    txn_id=txn_id,
                 )
                 continue
             try:
                 request = decode_request(payload, self._node.request_values_max)
             except DecodeError as error:
-                self._refuse(own, Refused(Reason.DECODE, f"The request is malformed: {error}."))
+                why = Refused(Reason.DECODE, f"The request is malformed: {error}.")
+                self._refuse(own, why, txn_id=txn_id)
                 continue
             is_page = self._node.is_page(request)
             if is_page and not self._connection.may_queue(request.size):
@@ -205,20 +224,20 @@ class RequestLink:
                     "The requests whose responses wait for credit, or to be read, take too much memory. "
                     "Please try again."
                 )
-                self._refuse(own, Refused(Reason.SERVER_BUSY, text))
+                self._refuse(own, Refused(Reason.SERVER_BUSY, text), txn_id=txn_id)
                 continue
             self._under_way += 1
-            engine.accept(own)
+            if txn_id is None:
+                engine.accept(own)
+            else:
+                request.txn_id = txn_id
+                engine.settle_in_transaction(own, txn_id, Outcome.ACCEPTED)
             # Credit comes back with the response, which holds back a client that floods requests.
             name = f"request {request.properties.get('operation')!s:.40}"
             self._connection.spawn(
                 self._serve(request, is_page), name=name, size=request.size, queued=is_page
             )
         self._connection.flush_soon()
-
-    def received_in_transaction(self, event: MessagesReceived) -> None:
-        """Refuse requests sent in a transaction."""
-        self._refuse(event.deliveries, no_transactions(), len(event.payloads))
 
     def refused(self, event: MessageTooLarge) -> None:
         """Refuse a request that is too large."""
@@ -237,9 +256,13 @@ class RequestLink:
                 self._connection.engine.grant(self.link, 1)
                 self._connection.flush_soon()
 
-    def _refuse(self, deliveries: list[Delivery], why: Refused, count: int = 1) -> None:
+    def _refuse(
+        self, deliveries: list[Delivery], why: Refused, count: int = 1, txn_id: bytes | None = None
+    ) -> None:
         """Reject `count` requests and give their credit back; `deliveries` holds those that did not come
         settled."""
+        if txn_id is not None:
+            self._connection.transactions.fail(txn_id, why)
         self._connection.engine.reject(deliveries, error_of(why))
         self._connection.engine.grant(self.link, count)
         self._connection.flush_soon()

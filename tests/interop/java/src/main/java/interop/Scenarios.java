@@ -17,7 +17,9 @@ import com.azure.messaging.servicebus.ServiceBusMessageBatch;
 import com.azure.messaging.servicebus.ServiceBusReceivedMessage;
 import com.azure.messaging.servicebus.ServiceBusReceiverClient;
 import com.azure.messaging.servicebus.ServiceBusSenderClient;
+import com.azure.messaging.servicebus.ServiceBusTransactionContext;
 import com.azure.messaging.servicebus.models.AbandonOptions;
+import com.azure.messaging.servicebus.models.CompleteOptions;
 import com.azure.messaging.servicebus.models.DeadLetterOptions;
 import com.azure.messaging.servicebus.models.DeferOptions;
 import java.time.Duration;
@@ -51,7 +53,10 @@ final class Scenarios {
         Map.entry("large-message", Scenarios::largeMessage),
         Map.entry("message-too-large", Scenarios::messageTooLarge),
         Map.entry("unknown-queue", Scenarios::unknownQueue),
-        Map.entry("wrong-key", Scenarios::wrongKey));
+        Map.entry("wrong-key", Scenarios::wrongKey),
+        Map.entry("transaction-commit", Scenarios::transactionCommit),
+        Map.entry("transaction-roll-back", Scenarios::transactionRollBack),
+        Map.entry("transaction-refusals", Scenarios::transactionRefusals));
 
     private static final Map<String, Object> CHANGES = Map.of("replaced", "new", "added", 5L);
 
@@ -289,6 +294,66 @@ final class Scenarios {
     private static void wrongKey(Bench bench) {
         ServiceBusException refused = refusal(() -> bench.send(message("x", "m")));
         equal(refused.getReason(), ServiceBusFailureReason.UNAUTHORIZED, refused.toString());
+    }
+
+    private static ServiceBusMessage keyed(String id) {
+        return message("message " + id, id).setPartitionKey("k");
+    }
+
+    private static void transactionCommit(Bench bench) {
+        bench.send(keyed("0"), keyed("1"), keyed("2"), keyed("3"), keyed("4"));
+        ServiceBusReceiverClient receiver = bench.receiver();
+        List<ServiceBusReceivedMessage> found = exactly(receiver, 5);
+        receiver.defer(found.get(4));
+        ServiceBusReceivedMessage deferred = receiver.receiveDeferredMessage(found.get(4).getSequenceNumber());
+        ServiceBusSenderClient sender = bench.sender();
+        ServiceBusTransactionContext txn = sender.createTransaction();
+        sender.sendMessage(keyed("5"), txn);
+        sender.sendMessages(List.of(keyed("6"), keyed("7")), txn);
+        receiver.complete(found.get(0), new CompleteOptions().setTransactionContext(txn));
+        receiver.abandon(found.get(1), new AbandonOptions().setTransactionContext(txn));
+        receiver.deadLetter(found.get(2), new DeadLetterOptions().setTransactionContext(txn));
+        receiver.defer(found.get(3), new DeferOptions().setTransactionContext(txn));
+        receiver.complete(deferred, new CompleteOptions().setTransactionContext(txn));
+        equal(ids(receiver.peekMessages(20).stream().toList()), List.of("0", "1", "2", "3", "4"), "before the commit");
+        sender.commitTransaction(txn);
+        equal(ids(bench.receiver().peekMessages(20).stream().toList()), List.of("1", "3", "5", "6", "7"), "after the commit");
+        List<ServiceBusReceivedMessage> left = exactly(receiver, 4);
+        equal(ids(left), List.of("1", "5", "6", "7"), "left");
+        equal(ids(exactly(bench.deadLetters(), 1)), List.of("2"), "dead letters");
+    }
+
+    private static void transactionRollBack(Bench bench) {
+        bench.send(keyed("0"));
+        ServiceBusReceiverClient receiver = bench.receiver();
+        ServiceBusReceivedMessage found = one(receiver);
+        ServiceBusSenderClient sender = bench.sender();
+        ServiceBusTransactionContext txn = sender.createTransaction();
+        sender.sendMessage(keyed("1"), txn);
+        receiver.complete(found, new CompleteOptions().setTransactionContext(txn));
+        sender.rollbackTransaction(txn);
+        equal(ids(receiver.peekMessages(20).stream().toList()), List.of("0"), "after the roll-back");
+    }
+
+    private static void transactionRefusals(Bench bench) {
+        ServiceBusSenderClient sender = bench.sender();
+        for (ServiceBusMessage second : List.of(message("x", "other").setPartitionKey("other"), message("x", "without"))) {
+            ServiceBusTransactionContext txn = sender.createTransaction();
+            sender.sendMessage(keyed("1"), txn);
+            sender.sendMessage(second, txn); // this client takes every outcome of a send in a transaction for success
+            Throwable rolledBack = failure(() -> sender.commitTransaction(txn));
+            equal(rolledBack.toString().contains("amqp:transaction:rollback"), true, rolledBack.toString());
+        }
+        equal(bench.receiver().peekMessages(20).stream().count(), 0L, "kept");
+    }
+
+    private static Throwable failure(Runnable action) {
+        try {
+            action.run();
+        } catch (RuntimeException failed) {
+            return failed;
+        }
+        throw new AssertionError("no error");
     }
 
     private static ServiceBusException refusal(Runnable action) {

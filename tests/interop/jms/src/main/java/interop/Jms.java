@@ -40,6 +40,8 @@ public final class Jms {
         SCENARIOS.put("selector-refused", Jms::selectorRefused);
         SCENARIOS.put("topic-refused", Jms::topicRefused);
         SCENARIOS.put("anonymous-refused", Jms::anonymousRefused);
+        SCENARIOS.put("transacted-session", Jms::transactedSession);
+        SCENARIOS.put("transacted-group", Jms::transactedGroup);
     }
 
     public static void main(String[] arguments) {
@@ -177,6 +179,54 @@ public final class Jms {
         }
         equal(text.split("amqp:unauthorized-access", -1).length - 1, 3, "refused: " + text);
         equal(ids(session, queue), idsUpTo(1), "left for a consumer");
+    }
+
+    /** What a transacted session receives and sends takes effect with its commit, and a roll-back changes nothing. */
+    private static void transactedSession(Session unused, Queue queue) throws JMSException {
+        send(unused, queue, 4);
+        try (Connection connection = connected("&jms.prefetchPolicy.all=0")) {
+            Session session = connection.createSession(true, Session.SESSION_TRANSACTED);
+            MessageConsumer consumer = session.createConsumer(queue);
+            consumer.receive(WAIT_MS);
+            consumer.receive(WAIT_MS);
+            sendOne(session, queue, "new", null);
+            equal(browsed(unused, queue), idsUpTo(4), "before the commit");
+            session.commit();
+            equal(browsed(unused, queue), List.of("id-2", "id-3", "new"), "after the commit");
+            consumer.receive(WAIT_MS);
+            sendOne(session, queue, "never", null);
+            session.rollback();
+            equal(browsed(unused, queue), List.of("id-2", "id-3", "new"), "after the roll-back");
+            sendOne(session, queue, "next", null);
+            session.commit();
+            equal(browsed(unused, queue), List.of("id-2", "id-3", "new", "next"), "in the next transaction");
+        }
+    }
+
+    /** In a partitioned queue, the messages of a transaction are of one group. */
+    private static void transactedGroup(Session unused, Queue queue) throws JMSException {
+        Session session = connected("").createSession(true, Session.SESSION_TRANSACTED);
+        sendOne(session, queue, "one", "group");
+        sendOne(session, queue, "two", "group");
+        session.commit();
+        equal(browsed(unused, queue), List.of("one", "two"), "committed");
+        sendOne(session, queue, "three", "group");
+        sendOne(session, queue, "four", null); // the client looks at the outcomes of its sends in the commit
+        String text = refusal(session::commit);
+        equal(text.contains("without a key"), true, "the reason is named in " + text);
+        equal(browsed(unused, queue), List.of("one", "two"), "rolled back");
+        session.close();
+    }
+
+    private static void sendOne(Session session, Queue queue, String id, String group) throws JMSException {
+        try (MessageProducer producer = session.createProducer(queue)) {
+            TextMessage message = session.createTextMessage("message " + id);
+            message.setStringProperty("id", id);
+            if (group != null) {
+                message.setStringProperty("JMSXGroupID", group);
+            }
+            producer.send(message);
+        }
     }
 
     @FunctionalInterface

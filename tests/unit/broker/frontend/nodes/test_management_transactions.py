@@ -1,0 +1,82 @@
+"""Requests to `$management` that are part of a transaction (AMQP contract 8.2)."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from broker.access.addresses import NODE_MANAGEMENT
+from broker.base.errors import Refused
+from broker.operations import Complete, Defer, Renewed, RenewLocks, Transact
+from protocol.codec import Array, TypeCode
+from tests.support import raw_amqp as raw
+from tests.support.amqp_messages import APPLICATION, VALUE, section, sections
+from tests.support.link_stack import LinkStack
+from tests.support.locked import locked
+from tests.support.management_bench import bench, status
+from tests.support.transactions import Coordinator, outcome_of
+
+
+def uuids(tokens: list[bytes]) -> Array:
+    return Array(TypeCode.UUID, [uuid.UUID(bytes_le=token) for token in tokens])
+
+
+async def test_a_disposition_waits_for_the_commit() -> None:
+    work = await bench(4)
+    coordinator = await Coordinator.attach(work.client)
+    txn_id = await coordinator.declare()
+    tokens = locked(2, 3).tokens
+    for some, how in ((tokens[:2], "completed"), (tokens[2:], "defered")):
+        body = {"lock-tokens": uuids(some), "disposition-status": how}
+        assert status(await work.ask("update-disposition", body, txn_id=txn_id)) == (200, None)
+    assert not work.stack.parts[2].posted
+    await coordinator.discharge(txn_id)
+    transact, _ = work.stack.parts[2].take(Transact)
+    assert list(transact.settlements) == [Complete(tokens[:2]), Defer(tokens[2:])]
+
+
+async def test_a_refused_request_fails_the_transaction() -> None:
+    work = await bench(4)
+    coordinator = await Coordinator.attach(work.client)
+    for operation, body in (
+        ("update-disposition", {"lock-tokens": uuids([bytes(16)]), "disposition-status": "eaten"}),
+        ("peek-message", {"from-sequence-number": 0, "message-count": 1}),
+        ("no-such-operation", {}),
+    ):
+        txn_id = await coordinator.declare()
+        assert status(await work.ask(operation, body, txn_id=txn_id))[0] in (400, 501)
+        with pytest.raises(Refused):
+            work.client.connection.transactions.commit(txn_id, lambda why: None)
+
+
+async def test_a_lock_is_renewed_at_once() -> None:
+    work = await bench(4)
+    txn_id = await (await Coordinator.attach(work.client)).declare()
+    answers = {RenewLocks: lambda number, each: Renewed(1_000, each.cookie)}
+    body = {"lock-tokens": uuids(locked(1).tokens)}
+    assert status(await work.ask("renew-lock", body, answers, txn_id=txn_id)) == (200, None)
+
+
+async def test_a_request_in_an_unknown_transaction_is_refused_in_its_response() -> None:
+    work = await bench(4)
+    body = {"lock-tokens": uuids(locked(1).tokens), "disposition-status": "completed"}
+    response = await work.ask("update-disposition", body, txn_id=b"never")
+    assert status(response) == (400, "amqp:transaction:unknown-id")
+
+
+async def test_the_transfer_of_a_request_is_answered_in_the_transaction() -> None:
+    stack = LinkStack()
+    client = await stack.connect()
+    coordinator = await Coordinator.attach(client)
+    await client.sender(0, f"queue/{NODE_MANAGEMENT}")
+    await client.receiver(1, address=f"queue/{NODE_MANAGEMENT}", credit=1)
+    txn_id = await coordinator.declare()
+    body = {"lock-tokens": uuids(locked(1).tokens), "disposition-status": "completed"}
+    operation = {"operation": "com.microsoft:update-disposition"}
+    coordinator.send(0, section(APPLICATION, operation) + section(VALUE, body), txn_id)
+    frames = await client.hear()
+    outcome = outcome_of(frames)
+    assert outcome.descriptor == raw.TRANSACTIONAL and outcome.value[0] == txn_id
+    (response,) = (frame for frame in frames if frame.code == raw.TRANSFER)
+    assert sections(response.payload)[APPLICATION]["statusCode"] == 200
