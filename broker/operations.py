@@ -16,32 +16,25 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NewType
+from typing import Final
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import QueueDescription
-
-ClientId = NewType("ClientId", int)
-LockToken = bytes
-
-PARTITION_SHIFT = 48
-"""The partition is in the bits of a sequence number from this one up (AMQP contract 10.2)."""
-
-
-def partition_of(sequence_number: int) -> int:
-    """The partition whose counter gave this sequence number."""
-    return sequence_number >> PARTITION_SHIFT
-
-
-def partition_of_token(token: LockToken) -> int:
-    """The partition that issued this lock token."""
-    return token[0] << 8 | token[1]
-
-
-def sequence_of_token(token: LockToken) -> int:
-    """The sequence number of the message that a lock token locks."""
-    return int.from_bytes(token[:8], "big")
-
+from broker.identifiers import NO_CLIENT as NO_CLIENT
+from broker.identifiers import PARTITION_SHIFT as PARTITION_SHIFT
+from broker.identifiers import ClientId as ClientId
+from broker.identifiers import LockToken as LockToken
+from broker.identifiers import partition_of as partition_of
+from broker.identifiers import partition_of_token as partition_of_token
+from broker.identifiers import sequence_of_token as sequence_of_token
+from broker.session_operations import (
+    AcceptSession,
+    RenewSession,
+    SessionAccepted,
+    SessionLost,
+    SessionRenewed,
+    WatchSessions,
+)
 
 BYTES_UNBOUNDED = 1 << 62
 
@@ -64,9 +57,12 @@ class Column:
     default: int | bytes | None
     """The value of messages that came without one. A column in which all values are the default is not
     stored."""
+    is_answered: bool = True
+    """Whether `Locked` and `Peeked` show it. If not, only the partition uses it."""
 
 
-COLUMNS: Final[tuple[Column, ...]] = ()
+SESSION_ID: Final = "session_id"
+COLUMNS: Final[tuple[Column, ...]] = (Column(SESSION_ID, 1, "", None, is_answered=False),)
 """The columns that a sender may give to its messages, and that stay with them from then on.
 
 *To add one, add it here.* A `Send` with the column in its `columns` has it stored with the message. Recovery,
@@ -240,6 +236,8 @@ class Peek:
     cookie: object = None
     bytes_max: int | None = None
     """Show at most this many bytes, but at least one message. The partition's own bound also applies."""
+    session_id: bytes | None = None
+    """Show the messages of this session only."""
 
 
 @dataclass(slots=True)
@@ -268,6 +266,10 @@ class ReceiveDeferred:
     cookie: object = None
     bytes_max: int | None = None
     """Lock messages of at most this many bytes, but at least one message."""
+    session_id: bytes | None = None
+    """The session of the messages, if the subqueue has sessions …"""
+    holder: ClientId = NO_CLIENT
+    """… and the client that holds it, for which they are locked."""
 
 
 @dataclass(slots=True)
@@ -388,8 +390,8 @@ class Detach:
 Operation = (
     Send | Demand | Withdraw | Complete | Abandon | Defer | DeadLetter | Transact | Release | Recalled
     | RenewLocks | Peek
-    | Watch | ReceiveDeferred | CancelScheduled | Delete | Update | Detach
-    | DeleteExactly | FindDeadLetters | LockExactly | Redrive
+    | Watch | ReceiveDeferred | CancelScheduled | AcceptSession | WatchSessions | RenewSession | Delete
+    | Update | Detach | DeleteExactly | FindDeadLetters | LockExactly | Redrive
 )  # fmt: skip
 
 
@@ -437,7 +439,7 @@ class Locked:
     voids_demand: bool = False
     """The demand's `bytes_max` was reached, so the partition has dropped the rest of the demand."""
     columns: ColumnLists = field(default_factory=dict)
-    """All of `COLUMNS`."""
+    """Those of `COLUMNS` that are answered."""
 
 
 @dataclass(slots=True)
@@ -510,7 +512,7 @@ class Peeked:
     more: bool = False
     """More messages follow, but this answer is as large as allowed."""
     columns: ColumnLists = field(default_factory=dict)
-    """All of `COLUMNS`."""
+    """Those of `COLUMNS` that are answered."""
 
 
 @dataclass(slots=True)
@@ -600,7 +602,8 @@ class Unavailable:
 
 Answer = (
     Sent | Failed | Locked | Unmet | Withdrawn | Settled | Transacted | Renewed | Peeked | Arrived | Deleted
-    | Recall | Updated | Unavailable | DeletedExactly | Found | Redriven
+    | Recall | Updated | SessionAccepted | SessionLost | SessionRenewed | Unavailable | DeletedExactly
+    | Found | Redriven
 )  # fmt: skip
 
 
@@ -608,7 +611,7 @@ def refusal_of(operation: Operation, partition: int, reason: Reason, description
     """The answer to an operation that reaches a partition that is gone for good; None if the operation is
     never answered."""
     match operation:
-        case Demand() | Watch():
+        case Demand() | Watch() | WatchSessions():
             return Unavailable(partition, for_good=True)
         case Withdraw():
             return Withdrawn(partition, operation.subqueue)

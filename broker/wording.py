@@ -29,6 +29,9 @@ class _Wording:
 
 _WORDINGS = {
     Reason.LOCK_LOST: _Wording("com.microsoft:message-lock-lost", 410, 404, 40400),
+    Reason.SESSION_LOCKED: _Wording("com.microsoft:session-cannot-be-locked", 409, 409, 40900),
+    Reason.SESSION_LOCK_LOST: _Wording("com.microsoft:session-lock-lost", 410, 404, 40400),
+    Reason.SESSION_NOT_FOUND: _Wording("com.microsoft:session-not-found", 404, 404, 40400),
     Reason.MESSAGE_NOT_FOUND: _Wording("com.microsoft:message-not-found", 404, 404, 40400),
     Reason.ENTITY_NOT_FOUND: _Wording("amqp:not-found", 404, 404, 40400),
     Reason.ENTITY_EXISTS: _Wording("com.microsoft:entity-already-exists", 409, 409, 40900),

@@ -14,6 +14,9 @@ class Reason(enum.Enum):
 
     LOCK_LOST = "lock-lost"
     MESSAGE_NOT_FOUND = "message-not-found"
+    SESSION_LOCKED = "session-locked"
+    SESSION_LOCK_LOST = "session-lock-lost"
+    SESSION_NOT_FOUND = "session-not-found"
     ENTITY_NOT_FOUND = "entity-not-found"
     ENTITY_EXISTS = "entity-exists"
     ENTITY_DISABLED = "entity-disabled"

@@ -41,11 +41,6 @@ _RIGHTS = frozenset({"Manage", "Send", "Listen"})
 
 _NOT_YET: tuple[tuple[str, Callable[[QueueSettings], object], str], ...] = (
     (
-        "RequiresSession",
-        lambda settings: settings.requires_session or None,
-        "message sessions are not supported",
-    ),
-    (
         "RequiresDuplicateDetection",
         lambda settings: settings.requires_duplicate_detection or None,
         "duplicates are not detected",

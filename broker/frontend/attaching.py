@@ -15,7 +15,8 @@ from broker.frontend.links.coordinator import CoordinatorLink
 from broker.frontend.links.delayed_attach import DelayedAttach, Later
 from broker.frontend.links.incoming import IncomingLink
 from broker.frontend.links.outgoing import OutgoingLink
-from broker.frontend.links.termini import check_dynamic, check_node, check_request_node
+from broker.frontend.links.session_link import SessionLink
+from broker.frontend.links.termini import asks_for_session, check_dynamic, check_node, check_request_node
 from broker.frontend.nodes.cbs import CbsNode
 from broker.frontend.nodes.management import ManagementNode
 from broker.frontend.nodes.request_node import RequestLink, RequestNode, ResponseLink
@@ -110,5 +111,7 @@ def attach_to_entity(host: Host, link: Link, address: Address) -> Later | None:
     if queue is None:
         raise namespace.missing(address.entity)
     check_node(host.engine, link, queue)
+    if served_by is OutgoingLink and asks_for_session(host.engine, link):
+        return SessionLink.ask(host, link, queue, address)
     served_by.attach(host, link, queue, address)
     return None

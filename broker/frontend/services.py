@@ -21,6 +21,7 @@ from broker.frontend.peeking import PAGES_AT_ONCE
 from broker.frontend.slow_readers import LOOK_AGAIN_S, Output, OutputTotal
 from broker.frontend.turns import READ_BYTES, Turns
 from broker.frontend.wire import Wire
+from broker.messaging.accepting import SessionFinders
 from broker.messaging.transactions import AllTransactions
 from broker.namespace.namespace import Namespace
 from broker.settings.settings import Settings
@@ -89,6 +90,7 @@ class Services:
         self.browse_pages = asyncio.Semaphore(PAGES_AT_ONCE)
         """Held while a page is read for a browsing link or a peek. `Connection.browse_page` allows each
         connection one page at a time."""
+        self.session_finders = SessionFinders()
         self.queued_bytes = 0
         """Bytes of requests that wait for their turn, over all connections. Written by the connections."""
         self._held: set[Client] = set()

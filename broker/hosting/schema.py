@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from broker import operations
+from broker import operations, session_operations
 from broker.entities.descriptions import QueueDescription
 from broker.entities.documents import decode_description, encode_description
 from broker.hosting import host, messages
@@ -40,12 +40,16 @@ KINDS: Final[Mapping[int, type]] = {
     72: operations.Recalled, 73: operations.RenewLocks, 74: operations.Peek, 75: operations.Watch,
     76: operations.ReceiveDeferred, 77: operations.Delete, 78: operations.Update, 79: operations.Detach,
     80: operations.CancelScheduled,
+    84: session_operations.AcceptSession, 85: session_operations.WatchSessions,
+    86: session_operations.RenewSession,
     88: operations.DeleteExactly, 89: operations.FindDeadLetters, 90: operations.LockExactly,
     91: operations.Redrive,
     96: operations.Sent, 97: operations.Failed, 98: operations.Locked, 99: operations.Unmet,
     100: operations.Withdrawn, 101: operations.Settled, 102: operations.Renewed, 103: operations.Peeked,
     104: operations.Arrived, 105: operations.Deleted, 106: operations.Recall, 107: operations.Updated,
     108: operations.Unavailable, 109: operations.Transacted,
+    110: session_operations.SessionAccepted, 111: session_operations.SessionLost,
+    112: session_operations.SessionRenewed,
     116: operations.DeletedExactly, 117: operations.Found, 118: operations.Redriven,
     120: operations.SubqueueCounts, 121: host.HostSettings, 122: host.HostFolder,
 }  # fmt: skip
@@ -192,6 +196,7 @@ def type_text(hint: Any) -> str:
         "collections.abc.",
         "typing.",
         "broker.operations.",
+        "broker.identifiers.",
         "broker.hosting.host.",
         "broker.base.errors.",
     ):

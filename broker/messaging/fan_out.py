@@ -9,10 +9,68 @@ that the client works with, up to RUN_MESSAGES_MAX.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 RUN_MESSAGES_MAX = 256
 """The longest run. A longer one would leave the partition's other clients only what they can recall."""
 RUN_MESSAGES = 32
 """Ask a flowing partition for at least this many, or half the largest credit so far if that is less."""
+
+
+class Plan(Protocol):
+    """What a receiver asks of the partitions. `DemandPlan` says what the methods do."""
+
+    asked: list[int]
+
+    def ask(self, wanted: int, run_max: int) -> list[tuple[int, int, bool]]: ...
+    def ask_once(self, wanted: int, run_max: int, everywhere: bool) -> list[tuple[int, int]]: ...
+    def answered(self, number: int, count: int, *, voids_demand: bool = False) -> None: ...
+    def unmet(self, number: int) -> None: ...
+    def withdraw(self) -> list[int]: ...
+    def forget(self, number: int) -> None: ...
+    def give_up(self, number: int) -> None: ...
+
+
+class SessionPlan:
+    """The demand of one link for the messages of a session: at the session's partition, and never more than
+    the client wants. An abandoned message has to come before those behind it, so none of them may wait in
+    the link's cache."""
+
+    __slots__ = ("_number", "asked")
+
+    def __init__(self, partitions: int, number: int) -> None:
+        self.asked = [0] * partitions
+        self._number = number
+
+    def ask(self, wanted: int, run_max: int) -> list[tuple[int, int, bool]]:
+        return [(number, count, False) for number, count in self.ask_once(wanted, run_max, True)]
+
+    def ask_once(self, wanted: int, run_max: int, everywhere: bool) -> list[tuple[int, int]]:
+        number = self._number
+        missing = min(wanted, run_max) - self.asked[number]
+        if missing <= 0:
+            return []
+        self.asked[number] += missing
+        return [(number, missing)]
+
+    def answered(self, number: int, count: int, *, voids_demand: bool = False) -> None:
+        self.asked[number] = 0 if voids_demand else max(self.asked[number] - count, 0)
+
+    def unmet(self, number: int) -> None:
+        """A partition has no more for now: nothing to note, as it is not asked for more than is wanted."""
+
+    def withdraw(self) -> list[int]:
+        number = self._number
+        if not self.asked[number]:
+            return []
+        self.asked[number] = 0
+        return [number]
+
+    def forget(self, number: int) -> None:
+        self.asked[number] = 0
+
+    def give_up(self, number: int) -> None:
+        self.forget(number)
 
 
 class DemandPlan:

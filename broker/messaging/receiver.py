@@ -9,6 +9,9 @@ A drain asks every partition once, then withdraws the demand, and is answered wh
 confirmed that nothing more is on its way. The end of a receiver does not settle anything: messages that the
 client has seen stay locked until their locks run out; unseen messages go back at once.
 
+The receiver of a message session asks the session's partition alone, holds nothing ready, and ends when the
+session is lost. Its end frees the session, with all messages that are not settled.
+
 Knows nothing of AMQP: messages go to a `Taker`. Runs in the event loop; nothing here waits.
 """
 
@@ -20,8 +23,9 @@ from typing import Generic, Protocol, TypeVar
 
 from broker.base.clock import Clock
 from broker.base.errors import Reason, Refused
+from broker.messaging.accepting import HeldSession
 from broker.messaging.asking import by_partition
-from broker.messaging.fan_out import DemandPlan
+from broker.messaging.fan_out import DemandPlan, Plan, SessionPlan
 from broker.messaging.receive_and_delete import Removals, removed
 from broker.messaging.receive_cache import ReceiveCache, Shelf, split
 from broker.messaging.settlement import Settlement
@@ -43,6 +47,7 @@ from broker.operations import (
     Withdraw,
     Withdrawn,
 )
+from broker.session_operations import SessionLost
 
 WITHDRAW_AFTER_S = 0.02
 """How long demand outlives the client's credit. A client that receives in a loop asks again at once."""
@@ -92,6 +97,9 @@ class Taker(Protocol[R_contra]):
     def not_settled(self, note: R_contra, why: Refused) -> None:
         """A settlement failed as a whole."""
 
+    def session_lost(self) -> None:
+        """The lock of the client's session has ended: end this client."""
+
     def fail(self) -> None:
         """An unexpected exception is being handled: end this client, and no other."""
 
@@ -114,6 +122,7 @@ class Receiver(Generic[R]):
         "_removals",
         "_removes",
         "_retry_timer",
+        "_session",
         "_settling",
         "_shelf",
         "_shelf_timer",
@@ -132,13 +141,20 @@ class Receiver(Generic[R]):
         cache: ReceiveCache,
         clock: Clock,
         removes: bool,
+        session: HeldSession | None = None,
     ) -> None:
-        """`removes` selects receive-and-delete instead of peek-lock."""
+        """`removes` selects receive-and-delete instead of peek-lock. `session` is the session to receive
+        from."""
         self._queue, self._subqueue, self._taker = queue, subqueue, taker
         self._cache, self._clock, self._removes = cache, clock, removes
-        self._client = next_client()
         self._handles = queue.router.handles
-        self._plan = DemandPlan(len(self._handles))
+        self._session = session
+        if session is None:
+            self._client = next_client()
+            self._plan: Plan = DemandPlan(len(self._handles))
+        else:
+            self._client = session.client
+            self._plan = SessionPlan(len(self._handles), session.partition)
         self._withdrawals = [0] * len(self._handles)
         """By partition: `Withdrawn` answers still to come."""
         self._drain_asked = False
@@ -276,6 +292,8 @@ class Receiver(Generic[R]):
                 )
             case Failed():
                 self._failed(answer)
+            case SessionLost():
+                self._session_lost()
             case Unavailable():
                 self._unavailable(answer.partition, answer.for_good)
             case _:  # Renewed: the lock was extended when it was handed over
@@ -296,7 +314,9 @@ class Receiver(Generic[R]):
                 assert now is not None
                 self._meter.receive_cache_misses += len(now.tokens)
                 self._hand_over(now)
-        if rest is not None:
+        if rest is not None and self._session is not None:
+            self._handles[rest.partition].post(Release(rest.tokens), self._client, self._answered)
+        elif rest is not None:
             self._keep(rest)
             self._serve_from_shelf()
         if not self._drain_asked:
@@ -402,7 +422,7 @@ class Receiver(Generic[R]):
         _, _, note = self._settling.pop(failed.cookie)
         self._taker.not_settled(note, Refused(failed.reason, failed.description))
 
-    # --- partitions that go down ----------------------------------------------------------------------------
+    # --- sessions and partitions that are lost --------------------------------------------------------------
 
     def _unavailable(self, number: int, for_good: bool) -> None:
         """Locks and demand in the partition are void. Ask again later, unless the partition is down for
@@ -411,10 +431,17 @@ class Receiver(Generic[R]):
             self._plan.give_up(number)
         else:
             self._plan.forget(number)
+        if self._session is not None:
+            self._session_lost()
+            return
         self._withdrawals[number] = 0  # the partition has forgotten any withdrawal it had not answered
         self._shelf.recall(number, self._subqueue)
         if self._retry_timer is None and not self._has_ended:
             self._retry_timer = asyncio.get_running_loop().call_later(RETRY_UNAVAILABLE_S, self._retry)
+
+    def _session_lost(self) -> None:
+        if not self._has_ended:
+            self._taker.session_lost()
 
     def _retry(self) -> None:
         self._retry_timer = None
@@ -432,4 +459,6 @@ class Receiver(Generic[R]):
         unseen = by_partition([token for chunk in self._shelf.clear() for token in chunk.tokens])
         self._meter.receive_cache_returns += sum(map(len, unseen.values()))
         for number, handle in enumerate(self._handles):
+            if self._session is not None and number != self._session.partition:
+                continue
             handle.post(Detach(unseen.get(number, ())), self._client, self._answered)

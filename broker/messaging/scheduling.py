@@ -17,7 +17,7 @@ from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MAIN
 from broker.message.stored import store_run
 from broker.messaging.asking import answer_of
-from broker.messaging.sending import ONE_DISK, SEVERAL_DISKS, check, chosen, keys_of, too_large
+from broker.messaging.sending import ONE_DISK, SEVERAL_DISKS, check, chosen, columns_of, keys_of, too_large
 from broker.namespace.entity import Entity, ask
 from broker.operations import CancelScheduled, Send, Sent, Settled, partition_of
 from broker.throttle.memory_mark import Memory
@@ -52,7 +52,8 @@ async def schedule(
     sends: list[Send] = []
     for places in groups.values():
         data, times_to_live_ms, scheduled_ms, _ = chosen(run, (), places)
-        sends.append(Send(data, times_to_live_ms, scheduled_ms=scheduled_ms))
+        columns = columns_of(queue, run, places)
+        sends.append(Send(data, times_to_live_ms, columns=columns, scheduled_ms=scheduled_ms))
     answers = await asyncio.gather(
         *(_sent(queue, number, send) for number, send in zip(groups, sends, strict=True))
     )

@@ -18,12 +18,13 @@ from typing import Generic, Protocol, TypeVar
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MAIN
+from broker.identifiers import encode_session_id
 from broker.message.batch_envelope import RoutingHint, split
 from broker.message.stored import StoredRun, store_run
 from broker.message.stored import message_id as stored_message_id
 from broker.namespace.entity import Entity, next_client
 from broker.namespace.router import PartitionHandle
-from broker.operations import Answer, Failed, Send, Sent
+from broker.operations import SESSION_ID, Answer, ColumnLists, Failed, Send, Sent
 from broker.throttle.memory_mark import Memory
 
 TAKEN_APART_AT_ONCE = 64
@@ -153,7 +154,8 @@ class Sending(Generic[R]):
             except Refused as why:
                 self._refused(own, why, len(indexes))
                 continue
-            self._post(handle, data, times_to_live_ms, scheduled_ms, own, len(indexes))
+            columns = columns_of(self._queue, run, indexes)
+            self._post(handle, data, times_to_live_ms, scheduled_ms, own, len(indexes), columns=columns)
 
     def _post_unkeyed(
         self,
@@ -196,14 +198,19 @@ class Sending(Generic[R]):
         times_to_live_ms: list[int | None] = []
         scheduled_ms: list[int | None] = []
         keys: set[str] = set()
+        columns: ColumnLists = {}
+        has_sessions = self._queue.requires_session(MAIN)
         for start in range(0, len(inner), TAKEN_APART_AT_ONCE):
             yield
             run = store_run(inner[start : start + TAKEN_APART_AT_ONCE], message_id)
             check(run, self._queue)
             if run.refused:
                 raise run.refused.pop(min(run.refused))
+            for name, values in columns_of(self._queue, run, range(len(run.data))).items():
+                columns.setdefault(name, []).extend(values)
             for session, key in zip_longest(run.session_ids or (), run.partition_keys or ()):
-                if either := session or key:
+                either = session or key
+                if either or (has_sessions and either is not None):
                     keys.add(either)
             data += run.data
             times_to_live_ms += run.times_to_live_ms or [None] * len(run.data)
@@ -220,8 +227,9 @@ class Sending(Generic[R]):
         if not key and self._queue.description.settings.requires_duplicate_detection:
             key = stored_message_id(data[0]).hex()  # the official clients put this id on the envelope
         router = self._queue.router
-        if key:
-            self._post(router.keyed(key), data, times_to_live_ms, scheduled_ms, receipts, 1)
+        if key or has_sessions:
+            handle = router.keyed(key or "")
+            self._post(handle, data, times_to_live_ms, scheduled_ms, receipts, 1, columns=columns)
         else:
             number = router.spread(1, self._loop.time())[0][0]
             self._post(router.handles[number], data, times_to_live_ms, scheduled_ms, receipts, 1, number)
@@ -243,6 +251,7 @@ class Sending(Generic[R]):
         if hint is not None:  # messages without a key go with those that have one
             keys = [key for key in keys if key] or [hint.session_id or hint.partition_key]
         send = Send(run.data, run.times_to_live_ms, scheduled_ms=run.scheduled_enqueue_times_ms)
+        send.columns = columns_of(self._queue, run, range(len(run.data)))
         return Collected(send, keys)
 
     def _post(
@@ -254,6 +263,7 @@ class Sending(Generic[R]):
         receipts: Sequence[R],
         count: int,
         number: int | None = None,
+        columns: ColumnLists | None = None,
     ) -> None:
         """Ask a partition to store messages. `number` is the partition's if another one may take them
         instead."""
@@ -263,7 +273,7 @@ class Sending(Generic[R]):
             times_to_live_ms = None
         if scheduled_ms is not None and not any(scheduled_ms):
             scheduled_ms = None
-        send = Send(data, times_to_live_ms, self._sends, scheduled_ms=scheduled_ms)
+        send = Send(data, times_to_live_ms, self._sends, columns or {}, scheduled_ms=scheduled_ms)
         self._waiting[self._sends] = _Underway(send, receipts, count, size, number, self._loop.time())
         self._under_way.took(size, len(data))
         partition.post(send, self._client, self._answered)
@@ -353,6 +363,8 @@ def keys_of(run: StoredRun, queue: Entity) -> Sequence[str | None] | None:
     """The keys that pin the messages to partitions (AMQP contract 10.7): the session-id, else the
     partition-key, else, with duplicate detection, the message-id. None if no message has a key."""
     sessions, keys = run.session_ids, run.partition_keys
+    if queue.requires_session(MAIN):
+        return sessions  # an empty one is a session too
     if sessions is not None and keys is not None:
         keys = [session or key for session, key in zip(sessions, keys, strict=True)]
     elif sessions is not None:
@@ -376,6 +388,19 @@ def chosen(
         scheduled_ms and [scheduled_ms[index] for index in indexes],
         [receipts[index] for index in indexes] if receipts else [],
     )
+
+
+def columns_of(queue: Entity, run: StoredRun, indexes: Sequence[int]) -> ColumnLists:
+    """The columns of some messages of a run: where a queue requires sessions, the session of each."""
+    if not queue.requires_session(MAIN):
+        return {}
+    session_ids = run.session_ids
+    assert session_ids is not None, "messages without a session were refused"
+    encoded: dict[str | None, bytes] = {}
+    for session_id in session_ids:
+        if session_id not in encoded:
+            encoded[session_id] = encode_session_id(session_id or "")
+    return {SESSION_ID: [encoded[session_ids[index]] for index in indexes]}
 
 
 def _without_session() -> Refused:

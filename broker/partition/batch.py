@@ -13,7 +13,7 @@ from typing import Any
 
 from broker.base.errors import Reason
 from broker.operations import COLUMNS, KNOWN_COLUMNS, Answer, ClientId, Failed, Locked, Peeked
-from broker.partition.columns import of_references
+from broker.partition.columns import answered
 from broker.partition.durable_state import NewRecord
 from broker.partition.references import Lease, Reference
 from storage.log import Commit, Frame, Position
@@ -132,11 +132,11 @@ def write_locked(answer: Locked, lease: Lease) -> None:
     nonce = lease.nonce.to_bytes(8, "big")
     answer.tokens = [number.to_bytes(8, "big") + nonce for number in answer.sequence_numbers]
     if COLUMNS:
-        answer.columns = of_references(references)
+        answer.columns = answered(references)
 
 
 def peeked(found: Sequence[Reference], cookie: object, more: bool) -> Peeked:
     """Make the answer that shows these messages. Messages that are not in memory are empty."""
     states: list[int] = list(map(_STATE, found))
     known: dict[str, list[Any]] = {name: list(map(get, found)) for name, get in _GETTERS}
-    return Peeked(**known, states=states, cookie=cookie, more=more, columns=of_references(found))
+    return Peeked(**known, states=states, cookie=cookie, more=more, columns=answered(found))

@@ -44,7 +44,7 @@ class Browsing:
         room, more = space.bounds.peeked_bytes_max, False
         if peek.bytes_max is not None:
             room = max(min(room, peek.bytes_max), 1)
-        for number, reference in self._visible(subqueue, peek.from_sequence_number):
+        for number, reference in self._visible(subqueue, peek.from_sequence_number, peek.session_id):
             if len(found) >= peek.count:
                 break
             if reference is None and not found:
@@ -131,9 +131,11 @@ class Browsing:
         batch.work += looked_at + 1
         space.answer(client, Deleted(len(numbers), next_number, delete.cookie, recalls))
 
-    def _visible(self, subqueue: Subqueue, from_number: int) -> Iterator[tuple[int, Reference | None]]:
-        """Messages that a client may see. Leaves out messages sent in this batch, because they may still be
-        refused (durability rule 3).
+    def _visible(
+        self, subqueue: Subqueue, from_number: int, session_id: bytes | None = None
+    ) -> Iterator[tuple[int, Reference | None]]:
+        """Messages that a client may see, of all sessions or of one. Leaves out messages sent in this batch,
+        because they may still be refused (durability rule 3).
 
         Ends with a number and no message if it has passed over as many messages as one batch may look at.
         Continue from that number.
@@ -144,7 +146,9 @@ class Browsing:
             number = reference.sequence_number
             if batch.has_sent and number >= batch.first_sent:
                 return
-            if not self._time_to_live.is_overdue(subqueue, reference):
+            if session_id is not None and reference.session_id != session_id:
+                pass
+            elif not self._time_to_live.is_overdue(subqueue, reference):
                 yield number, reference
                 continue
             passed_over += 1

@@ -1,8 +1,9 @@
 """Columns of messages in references, records and checkpoints. Pure.
 
 `COLUMNS` in `broker/operations.py` declares the columns; this file knows none by name. A reference has a slot
-for each column. If any message has a value other than the default, the tables of a record or checkpoint block
-end with a *column part*, and a flag in the head says so. Little endian:
+for each column, unless all its columns have their defaults (`ColumnedReference`). If any message has a value
+other than the default, the tables of a record or checkpoint block end with a *column part*, and a flag in the
+head says so. Little endian:
 
     offset  size  field
          0     2  number of columns
@@ -23,11 +24,12 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from operator import attrgetter
 from types import MappingProxyType
 
 from broker.operations import COLUMNS, Column, ColumnLists
-from broker.partition.references import Reference
+from broker.partition.references import ColumnedReference, Reference
 
 Columns = Mapping[str, Sequence[int | bytes | None]]
 """Columns of some messages, by name. All messages have the default in a missing column."""
@@ -38,6 +40,7 @@ _COLUMN = struct.Struct("<HHI")
 _NO_VALUE = 0xFFFFFFFF
 _BY_NUMBER = {column.number: column for column in COLUMNS}
 _GETTERS = [(column.name, attrgetter(column.name)) for column in COLUMNS]
+_ANSWERED = [(column.name, attrgetter(column.name)) for column in COLUMNS if column.is_answered]
 _OF_BYTES = [column.name for column in COLUMNS if not column.code]
 
 assert len(_BY_NUMBER) == len(COLUMNS) == len(set(_GETTERS)), "names and numbers are given once"
@@ -54,19 +57,31 @@ class UnreadableColumns(Exception):
 
 
 def of_references(references: Sequence[Reference]) -> ColumnLists:
-    """All columns of some messages."""
+    """All columns of some messages; empty if none of them has columns."""
+    if all(type(reference) is Reference for reference in references):
+        return {}
     return {name: list(map(get, references)) for name, get in _GETTERS}
 
 
+def answered(references: Sequence[Reference]) -> ColumnLists:
+    """The columns that clients are told of some messages."""
+    return {name: list(map(get, references)) for name, get in _ANSWERED}
+
+
+def class_for(columns: Columns) -> type[Reference]:
+    """The class for references to messages with these columns."""
+    return ColumnedReference if columns else Reference
+
+
 def give(references: Sequence[Reference], columns: Columns) -> None:
-    """Set the columns of new references."""
+    """Set the columns of new references, which `class_for` has chosen the class of. References that exist
+    already may be without columns; they keep the defaults."""
+    if not columns:
+        return
     for column in COLUMNS:
-        values = columns.get(column.name)
-        if values is None:
-            for reference in references:
-                setattr(reference, column.name, column.default)
-        else:
-            for reference, value in zip(references, values, strict=True):
+        values: Iterable[int | bytes | None] = columns.get(column.name) or repeat(column.default)
+        for reference, value in zip(references, values, strict=False):
+            if type(reference) is not Reference:
                 setattr(reference, column.name, value)
 
 
@@ -79,7 +94,12 @@ def value_bytes(references: Iterable[Reference]) -> int:
     """Total size of these messages' values in columns of type bytes."""
     if not _OF_BYTES:
         return 0
-    return sum(len(getattr(reference, name) or b"") for reference in references for name in _OF_BYTES)
+    return sum(
+        len(getattr(reference, name) or b"")
+        for reference in references
+        if type(reference) is not Reference
+        for name in _OF_BYTES
+    )
 
 
 def list_bytes(columns: Columns) -> int:

@@ -24,8 +24,9 @@ from broker.operations import (
     sequence_of_token,
 )
 from broker.partition import records
+from broker.partition.columns import of_references
 from broker.partition.records import Mark
-from broker.partition.references import ACTIVE
+from broker.partition.references import ACTIVE, Reference
 from broker.partition.sending import Sending
 from broker.partition.subqueue import Subqueue
 from broker.partition.workspace import Workspace
@@ -91,6 +92,7 @@ class DeadLetters:
         """Enqueue locked dead letters anew. Raises Refused; the locks then stay."""
         space = self._space
         found: list[int] = []
+        dead: list[Reference] = []
         freed = 0
         for place, token in enumerate(redrive.tokens):
             subqueue = space.locks.subqueue_of(token, space.arrived_ms)
@@ -100,11 +102,13 @@ class DeadLetters:
             reference = subqueue.references[sequence_of_token(token)]
             freed += reference.size + len(reference.changed or b"") + MESSAGE_OVERHEAD_BYTES
             found.append(place)
+            dead.append(reference)
         times_to_live_ms = redrive.time_to_live_ms
         send = Send(
             [redrive.messages[place] for place in found],
             None if times_to_live_ms is None else [times_to_live_ms[place] for place in found],
-            columns={name: [values[place] for place in found] for name, values in redrive.columns.items()},
+            columns=of_references(dead)
+            | {name: [values[place] for place in found] for name, values in redrive.columns.items()},
         )
         first = self._sending.send(space.batch, space.description, send, freed)
         for subqueue, references in space.locks.unlock(

@@ -12,7 +12,6 @@ from broker.operations import (
     ClientId,
     Demand,
     Detach,
-    Locked,
     LockExactly,
     Recall,
     Recalled,
@@ -20,9 +19,11 @@ from broker.operations import (
     Unmet,
     Withdrawn,
 )
-from broker.partition.batch import Grant, write_locked
+from broker.partition.batch import Grant
 from broker.partition.demand import DemandBook, Waiter
-from broker.partition.references import DEFERRED, Lease, Reference
+from broker.partition.granting import close_grant, has_granted_enough, new_grant, write_grant
+from broker.partition.references import DEFERRED, Lease, Reference, SessionLock
+from broker.partition.session_locks import SessionLocks
 from broker.partition.subqueue import Subqueue
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.workspace import Workspace
@@ -34,10 +35,10 @@ _ANSWER_BYTES = 256
 class Delivering:
     """Hands out the messages of one partition."""
 
-    __slots__ = ("_asked", "_space", "_time_to_live")
+    __slots__ = ("_asked", "_sessions", "_space", "_time_to_live")
 
-    def __init__(self, space: Workspace, time_to_live: TimeToLive) -> None:
-        self._space, self._time_to_live = space, time_to_live
+    def __init__(self, space: Workspace, time_to_live: TimeToLive, sessions: SessionLocks) -> None:
+        self._space, self._time_to_live, self._sessions = space, time_to_live, sessions
         self._asked: dict[int, tuple[Subqueue, DemandBook]] = {}
         """Subqueues where a client has demand or holds messages that can be recalled. The others are
         skipped."""
@@ -51,6 +52,9 @@ class Delivering:
         """Raise a client's demand. First completes the client's withdrawal if one is pending."""
         space = self._space
         subqueue = space.messages.find(demand.subqueue)
+        if self._sessions.serves(subqueue):
+            self._sessions.demand(client, subqueue, demand)
+            return
         book = space.books[subqueue.number]
         if book.is_leaving(client):
             book.leave(client)
@@ -66,6 +70,8 @@ class Delivering:
         so first meet the demand as far as possible and recall messages for it. Returns False if that must
         continue in the next batch."""
         space = self._space
+        if self._sessions.serves(subqueue) and not self._sessions.withdraw(client, subqueue):
+            return False
         book = space.books[subqueue.number]
         self._hand_out(subqueue, book)
         if (
@@ -77,7 +83,7 @@ class Delivering:
         self._recall(subqueue, book)
         if book.withdraw(client):
             space.answer(client, Withdrawn(space.number, subqueue.name))
-        self._close_grant(client, subqueue)
+        close_grant(space, client, subqueue.number)
         return True
 
     def recalled(self, client: ClientId, recalled: Recalled) -> None:
@@ -93,7 +99,7 @@ class Delivering:
         if returned:
             book.pass_turn(client)
             while subqueue.available and (waiter := book.latest_but(client)) is not None:
-                if not self._grant(subqueue, book, waiter, waiter.count) and self._has_granted_enough:
+                if not self._grant(subqueue, book, waiter, waiter.count) and has_granted_enough(self._space):
                     return
 
     def detach(self, client: ClientId, detach: Detach) -> None:
@@ -105,21 +111,32 @@ class Delivering:
             book.detach(client)
         for subqueue, references in returned:
             self._time_to_live.give_back(subqueue, references)
+        self._sessions.detach(client)
 
     def receive_deferred(self, client: ClientId, receive: ReceiveDeferred) -> None:
-        """Lock deferred messages for a client that names them. Raises Refused(MESSAGE_NOT_FOUND)."""
+        """Lock deferred messages for a client that names them. Raises Refused: MESSAGE_NOT_FOUND,
+        SESSION_LOCK_LOST."""
         space = self._space
         subqueue = space.messages.find(receive.subqueue)
+        session_id, held = None, None
+        if self._sessions.serves(subqueue):
+            session, lock = self._sessions.held(receive.holder, receive.session_id, subqueue)
+            session_id, held = session.id, (lock, receive.holder)
         found: list[Reference] = []
         for number in dict.fromkeys(receive.sequence_numbers):
             reference = subqueue.references.get(number)
-            if reference is None or reference.state is not DEFERRED or reference.lease is not None:
+            if (
+                reference is None
+                or reference.state is not DEFERRED
+                or reference.lease is not None
+                or (session_id is not None and reference.session_id != session_id)
+            ):
                 raise Refused(
                     Reason.MESSAGE_NOT_FOUND,
                     f"No deferred message has the sequence number {number}, or it is locked.",
                 )
             found.append(reference)
-        self._lock(client, subqueue, found, receive.cookie, receive.bytes_max)
+        self._lock(client, subqueue, found, receive.cookie, receive.bytes_max, held)
 
     def lock_exactly(self, client: ClientId, lock: LockExactly) -> None:
         """Lock messages that a client names, in any state. Leaves out those that are locked or missing, or
@@ -144,9 +161,10 @@ class Delivering:
         found: list[Reference],
         cookie: object,
         bytes_max: int | None = None,
+        session: tuple[SessionLock, ClientId] | None = None,
     ) -> None:
         """Lock the first of some messages that are not locked: as many as one answer may hold, and at least
-        one."""
+        one. `session`: the lock of their session, and its holder."""
         space = self._space
         room = space.bounds.granted_bytes_max if bytes_max is None else bytes_max
         for place, reference in enumerate(found):
@@ -155,8 +173,11 @@ class Delivering:
                 del found[place:]
                 break
         space.batch.work += len(found)
-        lease = self._new_lease(subqueue)
-        grant = self._new_grant(client, lease, deferred=True, cookie=cookie)
+        if session is None:
+            lease = self._new_lease(subqueue)
+        else:
+            lease = self._sessions.lease_by_number(*session, subqueue)
+        grant = new_grant(space, client, lease, deferred=True, cookie=cookie)
         grant.open = False
         if found:
             subqueue.lock_by_number(found, lease)
@@ -165,6 +186,7 @@ class Delivering:
     def finish(self) -> None:
         """End the batch by handing out available messages in each subqueue."""
         space, batch = self._space, self._space.batch
+        self._sessions.hand_out()
         for number in sorted(self._asked):
             subqueue, book = self._asked[number]
             if book.is_idle:
@@ -176,7 +198,7 @@ class Delivering:
             self._recall(subqueue, book)
             for client in book.left():
                 space.answer(client, Withdrawn(space.number, subqueue.name))
-                self._close_grant(client, subqueue)
+                close_grant(space, client, subqueue.number)
         for client, number in batch.to_tell:
             if not space.subqueues[number].available and space.books[number].waits(client):
                 space.answer(client, Unmet(space.number, space.subqueues[number].name))
@@ -184,7 +206,7 @@ class Delivering:
     def write_answers(self) -> None:
         """Write the batch's answers. They grow no further."""
         for grant in self._space.batch.grants:
-            self._write(grant)
+            write_grant(self._space, grant)
 
     def ungrant(self, grant: Grant) -> None:
         """Remove messages sent in this batch from a lease made in this batch, and restore the client's demand
@@ -201,10 +223,13 @@ class Delivering:
         ]
         space.locks.take_back(lease, undone)
         batch.holes = [hole for hole in batch.holes if hole[0] is not grant.answer.messages]
-        self._write(grant)
+        write_grant(space, grant)
         if grant.open:
             grant.answer.voids_demand = False
             size = sum(reference.size for reference in undone)
+            if lease.session is not None:
+                self._sessions.ask_again(grant, len(undone) + grant.void, size)
+                return
             book = space.books[lease.subqueue]
             self._asked[lease.subqueue] = space.subqueues[lease.subqueue], book
             book.ask_again(grant.client, len(undone) + grant.void, size, grant.bytes_left)
@@ -212,16 +237,8 @@ class Delivering:
     def _hand_out(self, subqueue: Subqueue, book: DemandBook) -> None:
         """Grant available messages to waiting clients, in order."""
         while subqueue.available and (waiter := book.first()) is not None:
-            if not self._grant(subqueue, book, waiter, waiter.count) and self._has_granted_enough:
+            if not self._grant(subqueue, book, waiter, waiter.count) and has_granted_enough(self._space):
                 return
-
-    @property
-    def _has_granted_enough(self) -> bool:
-        space = self._space
-        return (
-            space.batch.granted_bytes >= space.bounds.granted_bytes_max
-            or space.batch.granted >= space.bounds.granted_max
-        )
 
     def _grant(self, subqueue: Subqueue, book: DemandBook, waiter: Waiter, count: int) -> int:
         """Lock up to `count` messages for a waiter, and return how many. Also handles the expired messages it
@@ -241,7 +258,7 @@ class Delivering:
                 space.locks.start(lease)
                 lease.holder = book.holder(client)
                 book.granted(lease)
-                grant = self._new_grant(client, lease)
+                grant = new_grant(space, client, lease)
                 batch.open_grants[client, subqueue.number] = grant
             size = sum(reference.size for reference in taken)
             batch.granted_bytes += size
@@ -262,36 +279,3 @@ class Delivering:
 
     def _new_lease(self, subqueue: Subqueue) -> Lease:
         return self._space.locks.new_lease(subqueue.number, self._space.locked_until_ms)
-
-    def _new_grant(
-        self, client: ClientId, lease: Lease, deferred: bool = False, cookie: object = None
-    ) -> Grant:
-        space = self._space
-        answer = Locked(
-            space.number,
-            space.subqueues[lease.subqueue].name,
-            [],
-            [],
-            [],
-            [],
-            [],
-            [],
-            [],
-            lease.until_ms,
-            deferred,
-            cookie,
-        )
-        grant = Grant(client, lease, answer)
-        space.batch.grants.append(grant)
-        space.answer(client, answer)
-        return grant
-
-    def _write(self, grant: Grant) -> None:
-        write_locked(grant.answer, grant.lease)
-        if b"" in grant.answer.messages:
-            self._space.batch.holes.append((grant.answer.messages, list(grant.lease.references)))
-
-    def _close_grant(self, client: ClientId, subqueue: Subqueue) -> None:
-        grant = self._space.batch.open_grants.pop((client, subqueue.number), None)
-        if grant is not None:
-            grant.open = False

@@ -22,6 +22,7 @@ from broker.operations import (
     Withdrawn,
 )
 from broker.partition.mailbox import Mailbox, Waiting
+from broker.session_operations import WatchSessions
 
 _NEEDS_NO_LOG = (Withdraw, Detach, Release, Recalled, Update)
 """Operations that do not open a closed partition, because no client waits or holds anything in it."""
@@ -65,7 +66,7 @@ class GoingDown:
         match operation:
             case Demand():
                 self._mailbox.attached[client] = sink  # so that it is told when the partition is back
-            case Watch():
+            case Watch() | WatchSessions():
                 sink(self._unavailable())
             case Withdraw():
                 sink(Withdrawn(self._number, operation.subqueue))

@@ -10,6 +10,9 @@ promised millisecond, whether or not its timer has fired.
 
 Invariants: a reference is locked if and only if its `lease` is set, and it is then in that lease's
 `references`; `left` counts those; a lease with none left is forgotten at once.
+
+Messages of a session are locked for as long as their session is (AMQP contract 10.3). Their leases have no
+timer: `session_locks.py` ends them, and moves `until_ms` when the session's lock is renewed.
 """
 
 from __future__ import annotations
@@ -19,9 +22,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from broker.base.errors import Reason
-from broker.operations import LockToken
+from broker.identifiers import NO_CLIENT, ClientId, LockToken
 from broker.partition.demand import DemandBook
-from broker.partition.references import Lease, Reference
+from broker.partition.references import Lease, Reference, SessionLock
 from broker.partition.subqueue import Subqueue
 from broker.partition.timers import DueKeys, TimerWheel
 
@@ -44,6 +47,10 @@ class Held(NamedTuple):
     until_ms: int
     lease: Lease
     """The one that keeps them meanwhile."""
+    session: SessionLock | None
+    """The lock of the messages' session, if they have one."""
+    holder: ClientId
+    """The client that holds the session for them."""
 
 
 class Locks:
@@ -70,17 +77,22 @@ class Locks:
         self._ended = DueKeys()
         """Leases that have expired but still hold their messages. Their tokens are no longer valid."""
 
-    def new_lease(self, subqueue: int, until_ms: int) -> Lease:
-        """Make a lease with a new nonce, in the subqueue with this number. It takes effect when started."""
+    def new_nonce(self) -> int:
+        """A number that no lock of this partition has had before, also across restarts."""
         self.nonce += 1
         assert self.nonce < 1 << 32, "an epoch has room for four billion leases"
-        return self._make(subqueue, self._epoch << 32 | self.nonce, until_ms)
+        return self._epoch << 32 | self.nonce
+
+    def new_lease(self, subqueue: int, until_ms: int, session: SessionLock | None = None) -> Lease:
+        """Make a lease with a new nonce, in the subqueue with this number. It takes effect when started."""
+        return self._make(subqueue, self.new_nonce(), until_ms, session)
 
     def start(self, lease: Lease) -> None:
-        """Start a lease, once it holds messages. It expires at its `until_ms`."""
+        """Start a lease, once it holds messages. It expires at its `until_ms`, or with its session's lock."""
         self._leases[lease.id] = lease
         self._homes.setdefault(lease.nonce, [lease.subqueue, 0])[1] += 1
-        self._ends.add(lease.until_ms, lease.id)
+        if lease.session is None:
+            self._ends.add(lease.until_ms, lease.id)
 
     def next_due_ms(self) -> int | None:
         """When the next lease expires; None if there is none."""
@@ -149,6 +161,9 @@ class Locks:
             if reference is None or old is None or old.nonce != nonce or old.until_ms <= now_ms:
                 failures[index] = Reason.LOCK_LOST
                 continue
+            if old.session is not None:  # it is renewed with its session
+                failures[index] = Reason.NOT_ALLOWED
+                continue
             new = renewed.get(old.id)
             if new is None:
                 new = renewed[old.id] = self._make(old.subqueue, nonce, until_ms)
@@ -175,15 +190,23 @@ class Locks:
         if held is None:
             lease = self.new_lease(old.subqueue, HELD_UNTIL_MS)
             self.start(lease)
-            held = kept[old.id] = Held(old.nonce, old.until_ms, lease)
+            session = old.session
+            holder = session.leases.get(old, NO_CLIENT) if session is not None else NO_CLIENT
+            held = kept[old.id] = Held(old.nonce, old.until_ms, lease, session, holder)
         subqueue = self._subqueues[old.subqueue]
         self._move(subqueue, reference, held.lease)
         return subqueue, reference
 
     def restore(self, held: Held) -> None:
         """Make the tokens of messages that were held valid again. They end when they would have ended."""
-        lease = self._make(held.lease.subqueue, held.nonce, held.until_ms)
+        session = held.session
+        if session is not None and held.holder not in session.holders:
+            session = None  # it has ended meanwhile
+        lease = self._make(held.lease.subqueue, held.nonce, held.until_ms, session)
         self.start(lease)
+        if session is not None:
+            lease.until_ms = session.until_ms
+            session.leases[lease] = held.holder
         for reference in held.lease.references:
             self._move(self._subqueues[lease.subqueue], reference, lease)
 
@@ -232,11 +255,11 @@ class Locks:
         for lease in self._leases.values():
             homes.setdefault(lease.nonce, [lease.subqueue, 0])[1] += 1
         assert homes == self._homes
-        self._ends.check(lease.until_ms for lease in self._leases.values())
+        self._ends.check(lease.until_ms for lease in self._leases.values() if lease.session is None)
 
-    def _make(self, subqueue: int, nonce: int, until_ms: int) -> Lease:
+    def _make(self, subqueue: int, nonce: int, until_ms: int, session: SessionLock | None = None) -> Lease:
         self._ids += 1
-        return Lease(self._ids, nonce, subqueue, None, until_ms)
+        return Lease(self._ids, nonce, subqueue, None, until_ms, session)
 
     def _let_go(self, lease: Lease | None, count: int) -> None:
         """Note that a lease holds `count` fewer messages."""
@@ -251,7 +274,10 @@ class Locks:
         home[1] -= 1
         if not home[1]:
             del self._homes[lease.nonce]
-        self._ends.cancel(lease.until_ms)
+        if lease.session is None:
+            self._ends.cancel(lease.until_ms)
+        else:
+            lease.session.leases.pop(lease, None)
         self._books[lease.subqueue].ended(lease)
 
     def _find_for(self, nonce: int) -> Callable[[int], Reference | None]:

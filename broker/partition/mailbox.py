@@ -6,11 +6,12 @@ from collections import deque
 from collections.abc import Iterable
 
 from broker.operations import Answer, ClientId, Demand, Detach, Operation, Send, Sink, Transact, Watch
+from broker.session_operations import AcceptSession, WatchSessions
 
 Waiting = tuple[ClientId, Operation, Sink, int]
 """An operation in the mailbox, with its client, its sink and its arrival in monotonic time (ms)."""
 
-_MAY_BE_ANSWERED_LATER = (Demand, Watch)
+_MAY_BE_ANSWERED_LATER = (Demand, Watch, AcceptSession, WatchSessions)
 
 
 class Mailbox:
@@ -24,7 +25,7 @@ class Mailbox:
         """The batch being committed. If the commit fails, its operations are refused after the log has been
         reopened or could not be."""
         self.attached: dict[ClientId, Sink] = {}
-        """Clients with demand or a watch. Answers may be sent to them at any time until they detach."""
+        """Clients with demand, a watch or a session. They may be answered at any time until they detach."""
 
     def __bool__(self) -> bool:
         return bool(self.waiting)
@@ -57,8 +58,8 @@ class Mailbox:
         del batch[place:]
 
     def note(self, client: ClientId, operation: Operation, sink: Sink) -> None:
-        """Before an operation is carried out, note whether its client may get answers later (`Demand`,
-        `Watch`), or no longer (`Detach`)."""
+        """Before an operation is carried out, note whether its client may get answers later
+        (`_MAY_BE_ANSWERED_LATER`), or no longer (`Detach`)."""
         if isinstance(operation, _MAY_BE_ANSWERED_LATER):
             self.attached[client] = sink
         elif isinstance(operation, Detach):

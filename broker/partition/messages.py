@@ -116,6 +116,7 @@ class Messages:
             total += (
                 subqueue.changed_bytes
                 + subqueue.column_bytes
+                + subqueue.session_bytes
                 + MESSAGE_OVERHEAD_BYTES * len(subqueue.references)
             )
         return total
@@ -129,15 +130,24 @@ class Messages:
         byte takes forty more in a RELOCATED record, and one record may have given 32 KiB of changed
         properties to each of a thousand messages.
         """
+        row_bytes = records.RELOCATED_MESSAGE_BYTES
         total = 0
+        if self._has_columns:
+            row_bytes += columns.MESSAGE_BYTES
+            total += columns.PART_BYTES
         for subqueue in self.work.occupied.values():
             total += (
                 subqueue.bytes
                 + subqueue.changed_bytes
                 + subqueue.column_bytes
-                + records.RELOCATED_MESSAGE_BYTES * len(subqueue.references)
+                + row_bytes * len(subqueue.references)
             )
         return total
+
+    @property
+    def _has_columns(self) -> bool:
+        """Whether some message may have columns, so that records have a column part."""
+        return any(subqueue.has_columns for subqueue in self.work.occupied.values())
 
     @property
     def count(self) -> int:
@@ -234,7 +244,7 @@ class Messages:
                     lives[0] = None
         references = list(
             map(
-                Reference,
+                columns.class_for(column_lists),
                 numbers,
                 repeat(frame),
                 accumulate(sizes[:-1], initial=offset),
@@ -309,6 +319,7 @@ class Messages:
         frame.live += len(relocated.sequence_numbers)
         offset = relocated.messages_offset
         found: list[Reference] = []
+        make = columns.class_for(relocated.columns)
         for (
             number,
             enqueued_ms,
@@ -323,7 +334,7 @@ class Messages:
             self.blocks.touch(subqueue_number, (number,), position)
             reference = subqueue.references.get(number)
             if reference is None:
-                reference = Reference(number, frame, offset, size, enqueued_ms, expires_ms or None)
+                reference = make(number, frame, offset, size, enqueued_ms, expires_ms or None)
                 reference.delivery_count, reference.state = deliveries, state_of(state)
                 reference.changed = changed
                 untrack([reference])
@@ -530,6 +541,8 @@ class Messages:
                 yield count
             if subqueue.expiry is not None:
                 yield from subqueue.expiry.drop()
+            if subqueue.sessions is not None:
+                yield from subqueue.sessions.drop()
         for _ in self.states.drop():
             yield 0
         for _ in self.renumbered.drop():
@@ -584,12 +597,16 @@ class Messages:
         found: list[tuple[Subqueue, Reference]] = []
         messages: list[bytes] = []
         room = bytes_max - records.RELOCATED_FRAME_BYTES
+        row_bytes = records.RELOCATED_MESSAGE_BYTES
+        if self._has_columns:
+            row_bytes += columns.MESSAGE_BYTES
+            room -= columns.PART_BYTES
         while candidates:
             frame, number = candidates[0]
             standing = self._standing_in(frame, number)
             if standing is not None:
                 reference = standing[1]
-                room -= reference.size + len(reference.changed or b"") + records.RELOCATED_MESSAGE_BYTES
+                room -= reference.size + len(reference.changed or b"") + row_bytes
                 room -= columns.value_bytes((reference,))
                 if found and (room < 0 or len(found) == RELOCATED_AT_ONCE):
                     break

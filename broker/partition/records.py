@@ -81,9 +81,9 @@ from storage.log import FRAME_HEADER_BYTES, RECORD_HEADER_BYTES, Commit, Record
 ENQUEUED, REMOVED, RETURNED, DEFERRED, MOVED, COUNTERS, RELOCATED, CHANGED, ACTIVATED = range(1, 10)
 VERSION = 1
 
-RELOCATED_MESSAGE_BYTES = 3 * 8 + 3 * 4 + 2 * 2 + column_parts.MESSAGE_BYTES
-"""Size of one message's row in the tables of a RELOCATED record. The message, its changed properties and the
-byte values of its columns come on top."""
+RELOCATED_MESSAGE_BYTES = 3 * 8 + 3 * 4 + 2 * 2
+"""Size of one message's row in the tables of a RELOCATED record. The message, its changed properties and its
+columns (`columns.MESSAGE_BYTES` and their values) come on top."""
 
 _HAS_EXPIRIES, _HAS_COLUMNS, _HAS_SCHEDULE = 1, 2, 4
 _RELOCATED_HAS_COLUMNS = 1
@@ -98,8 +98,9 @@ _ACTIVATED = struct.Struct("<QQII")
 assert array("Q").itemsize == 8 and array("I").itemsize == 4 and array("H").itemsize == 2
 
 
-RELOCATED_FRAME_BYTES = FRAME_HEADER_BYTES + RECORD_HEADER_BYTES + _RELOCATED.size + column_parts.PART_BYTES
-"""Bytes in a frame with one RELOCATED record before the record's tables."""
+RELOCATED_FRAME_BYTES = FRAME_HEADER_BYTES + RECORD_HEADER_BYTES + _RELOCATED.size
+"""Bytes in a frame with one RELOCATED record before the record's tables. A column part takes
+`columns.PART_BYTES` besides."""
 
 
 class UnreadableRecord(Exception):

@@ -14,6 +14,8 @@ while a lease holds it; the code that ends the lease or drops the state breaks t
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from broker.operations import COLUMNS, ClientId, MessageState
 from broker.partition._untracked import keep_untracked
 from storage.log import Position
@@ -53,8 +55,10 @@ class Reference:
         "sequence_number",
         "size",
         "state",
-        *(column.name for column in COLUMNS),  # set by `columns.give`
     )
+
+    if TYPE_CHECKING:  # see `ColumnedReference`
+        session_id: bytes | None
 
     def __init__(
         self,
@@ -87,12 +91,42 @@ class Reference:
         self.changed: bytes | None = None
 
 
+for _column in COLUMNS:
+    setattr(Reference, _column.name, _column.default)
+
+
+@keep_untracked
+class ColumnedReference(Reference):
+    """What a subqueue knows of a message with columns. All other messages have the columns' defaults, as
+    attributes of the class, and pay nothing for columns that they do not use."""
+
+    __slots__ = tuple(column.name for column in COLUMNS)  # set by `columns.give`
+
+
 class Lease:
     """Messages locked together for one client. Their locks share one end, and their lock tokens one nonce."""
 
-    __slots__ = ("holder", "id", "is_delay", "left", "nonce", "references", "subqueue", "until_ms")
+    __slots__ = (
+        "holder",
+        "id",
+        "is_delay",
+        "left",
+        "nonce",
+        "references",
+        "session",
+        "subqueue",
+        "until_ms",
+    )
 
-    def __init__(self, id: int, nonce: int, subqueue: int, holder: Holder | None, until_ms: int) -> None:
+    def __init__(
+        self,
+        id: int,
+        nonce: int,
+        subqueue: int,
+        holder: Holder | None,
+        until_ms: int,
+        session: SessionLock | None = None,
+    ) -> None:
         self.id = id
         self.nonce = nonce
         """The second half of the lock tokens. A renewal creates another lease with the same nonce."""
@@ -104,6 +138,9 @@ class Lease:
         self.until_ms = until_ms
         self.is_delay = False
         """No client has locked the messages: they are offered again when this lease ends (`delays.py`)."""
+        self.session = session
+        """The lock of the messages' session. If there is one, the lease ends with it and has no end of its
+        own."""
         self.references: list[Reference] = []
         """The messages that were locked. This lease no longer holds those whose `lease` is now another
         one."""
@@ -123,3 +160,35 @@ class Holder:
         self.asked: set[Lease] = set()
         """Leases named in the recall under way that still hold messages."""
         self.under_way = False
+
+
+class SessionLock:
+    """The lock of a message session: its holders, and the leases of its messages, all of which end with
+    it."""
+
+    __slots__ = ("holders", "is_shared", "key", "leases", "token", "until_ms")
+
+    def __init__(self, key: int, token: bytes, until_ms: int, is_shared: bool) -> None:
+        self.key = key
+        """Identifies the lock for as long as the partition is open."""
+        self.token = token
+        """16 bytes that identify the lock for clients, also across restarts."""
+        self.until_ms = until_ms
+        self.is_shared = is_shared
+        """Whether other clients may hold it as well, if they know its token."""
+        self.holders: dict[ClientId, SessionHolder] = {}
+        self.leases: dict[Lease, ClientId] = {}
+        """Leases of the session's messages that still hold some, and the holder that each was made for."""
+
+
+class SessionHolder:
+    """A client that holds a session, and its demand."""
+
+    __slots__ = ("bytes", "client", "count")
+
+    def __init__(self, client: ClientId) -> None:
+        self.client = client
+        self.count = 0
+        """Messages that it still wants."""
+        self.bytes = 0
+        """Bytes it may still be given under its latest demand; at 0 the demand is void."""

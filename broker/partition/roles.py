@@ -20,11 +20,13 @@ class Role:
     """Messages expire. Dead-letter subqueues ignore the time to live (AMQP contract 5.6)."""
     counts_deliveries: bool
     """A failed delivery is counted, up to the maximum delivery count (AMQP contract 10.3)."""
+    has_sessions: bool
+    """If the entity requires sessions, messages are received with their session (AMQP contract 5.4)."""
 
 
-SERVES_RECEIVERS: Final = Role(enforces_time_to_live=True, counts_deliveries=True)
+SERVES_RECEIVERS: Final = Role(enforces_time_to_live=True, counts_deliveries=True, has_sessions=True)
 """For messages to be received."""
-KEEPS_DEAD_LETTERS: Final = Role(enforces_time_to_live=False, counts_deliveries=False)
+KEEPS_DEAD_LETTERS: Final = Role(enforces_time_to_live=False, counts_deliveries=False, has_sessions=False)
 """For messages that could not be received, or could not be forwarded."""
 
 

@@ -55,7 +55,7 @@ from broker.partition.durable_state import Section
 from broker.partition.gradual_sort import sort_gradually
 from broker.partition.messages import Messages
 from broker.partition.records import UnreadableRecord, read_columns, read_table, table
-from broker.partition.references import Reference, StoredFrame
+from broker.partition.references import StoredFrame
 from broker.partition.replaying import state_of
 from storage.log import Checkpoint, Position
 from storage.log import Section as StoredSection
@@ -290,7 +290,7 @@ class _MessagesSection:
         share = shared.setdefault
         references = list(
             map(
-                Reference,
+                columns.class_for(column_lists),
                 map(first.__add__, places),
                 map(frames.__getitem__, frame_places),
                 offsets,

@@ -2,7 +2,7 @@
 
 Its parts have files of their own: `sending.py`, `schedule.py`, `delivering.py`, `settling.py`,
 `lock_expiry.py`, `delivery_count.py`, `dead_lettering.py`, `dead_letters.py`, `time_to_live.py`,
-`browsing.py` and `transactions.py`. They share a `Workspace`.
+`browsing.py`, `session_locks.py` and `transactions.py`. They share a `Workspace`.
 
 The task feeds it one *batch* at a time: `begin(commit, now_ms)`, `handle` for each operation, `finish`. Each
 operation appends its changes to the commit as records and applies them at once, by the same methods that
@@ -97,10 +97,12 @@ from broker.partition.long_operations import Divisible, Parts
 from broker.partition.messages import NO_NUMBER, Messages
 from broker.partition.schedule import Schedule
 from broker.partition.sending import Sending
+from broker.partition.session_locks import SessionLocks
 from broker.partition.settling import Settling
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.transactions import Transactions
 from broker.partition.workspace import NO_BATCH, Workspace
+from broker.session_operations import AcceptSession, RenewSession, WatchSessions
 from storage.log import Commit, Frame
 
 Totals = Sequence[tuple[int, int, int, int]]
@@ -128,7 +130,8 @@ class Partition:
         self._time_to_live = TimeToLive(self._space)
         self._sending = Sending(number, messages, self._space.bounds.work_max, self._space.times)
         self._schedule = Schedule(self._space)
-        self._delivering = Delivering(self._space, self._time_to_live)
+        self._sessions = SessionLocks(self._space, self._time_to_live)
+        self._delivering = Delivering(self._space, self._time_to_live, self._sessions)
         self._settling = Settling(self._space, self._time_to_live)
         self._transactions = Transactions(self._space, self._sending, self._settling)
         self._browsing = Browsing(self._space, self._time_to_live)
@@ -161,7 +164,7 @@ class Partition:
         self.messages.states.expire(wall_ms, commit.start)
         self._schedule.enqueue_due()
         self.messages.evicted_below = self.messages.next_number
-        run_out_locks(self._space, self._time_to_live, now_ms if since_ms is None else since_ms)
+        self._end_locks(now_ms if since_ms is None else since_ms)
         self._time_to_live.expire_overdue()
 
     def handle(self, client: ClientId, operation: Operation, arrived_ms: int | None = None) -> bool:
@@ -197,11 +200,10 @@ class Partition:
         """
         batch = self._space.batch
         deque(self.go_on(), maxlen=0)
-        run_out_locks(
-            self._space, self._time_to_live, batch.now_ms if waiting_since_ms is None else waiting_since_ms
-        )
+        self._end_locks(batch.now_ms if waiting_since_ms is None else waiting_since_ms)
         self._delivering.finish()
         self._browsing.tell_watchers()
+        self._sessions.tell_watchers()
         self._delivering.write_answers()
         for reference in batch.passing:
             reference.payload = b""
@@ -275,14 +277,15 @@ class Partition:
     def has_more(self) -> bool:
         """Whether work is left for the next batch, which should follow at once."""
         waits = self._time_to_live.has_more or self._browsing.has_more or self._space.locks.has_ended
-        return waits or self._schedule.has_more or self._delivering.has_more
+        waits = waits or self._schedule.has_more or self._sessions.has_more
+        return waits or self._delivering.has_more
 
     def next_due_ms(self) -> int | None:
         """When a batch is due even if no operation arrives."""
-        lock_ends_ms = self._space.locks.next_due_ms()
         due_ms = self._time_to_live.next_due_ms()
-        if due_ms is None or (lock_ends_ms is not None and lock_ends_ms < due_ms):
-            due_ms = lock_ends_ms
+        for lock_ends_ms in (self._space.locks.next_due_ms(), self._sessions.next_due_ms()):
+            if due_ms is None or (lock_ends_ms is not None and lock_ends_ms < due_ms):
+                due_ms = lock_ends_ms
         for wall_ms in (self.messages.states.next_expiry_ms(), self._schedule.next_due_ms()):
             if wall_ms is not None:
                 wall_ms -= self._wall_ahead_ms
@@ -336,6 +339,12 @@ class Partition:
                 self._delivering.receive_deferred(client, operation)
             case CancelScheduled():
                 self._schedule.cancel(client, operation)
+            case AcceptSession():
+                self._sessions.accept(client, operation)
+            case RenewSession():
+                self._sessions.renew(client, operation)
+            case WatchSessions():
+                self._sessions.watch(client, operation)
             case Delete():
                 self._browsing.delete(client, operation)
             case DeleteExactly():
@@ -376,6 +385,11 @@ class Partition:
         self._space.answer(client, parts.answer())
         return True
 
+    def _end_locks(self, until_ms: int) -> None:
+        """End the locks of messages and sessions that end by `until_ms`."""
+        run_out_locks(self._space, self._time_to_live, until_ms)
+        self._sessions.run_out(until_ms)
+
     def totals(self) -> Totals:
         """What `counts` needs to know of each subqueue, apart from locks. Cheap enough for every batch."""
         return [
@@ -403,6 +417,7 @@ class Partition:
         """Assert all invariants of the whole state, between batches."""
         self.messages.check()
         self._space.locks.check()
+        self._sessions.check()
         for subqueue, book in zip(self._space.subqueues, self._space.books, strict=True):
             book.check()
             assert self.has_more or not (subqueue.available and book), (

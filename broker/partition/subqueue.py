@@ -11,6 +11,9 @@ place (because it was given back or moved here) is added to the heap `_returned`
 always in `_order` from `_next` on, or in `_returned`. Either may hold stale or duplicate numbers, so each
 message is checked before it is used. Scheduled and deferred messages are in the order too, for those who
 look.
+
+Message sessions: if the messages belong to sessions, `sessions` has the order of each session, and neither
+`_next` nor `_returned` is used. Subqueues without sessions have no such index.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from broker.message.changes import merge_changes
 from broker.partition._untracked import untrack
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.columns import value_bytes
+from broker.partition.message_sessions import MessageSession, MessageSessions
 from broker.partition.order import Order
 from broker.partition.references import ACTIVE, DEFERRED, SCHEDULED, Lease, Reference
 from broker.partition.roles import Place
@@ -72,6 +76,7 @@ class Subqueue:
         "dead_letters_to",
         "deferred",
         "expiry",
+        "has_columns",
         "locked",
         "name",
         "number",
@@ -79,6 +84,7 @@ class Subqueue:
         "role",
         "schedule",
         "scheduled",
+        "sessions",
     )
 
     def __init__(self, number: int, place: Place, work: Work) -> None:
@@ -107,6 +113,11 @@ class Subqueue:
         """The size of all changed properties, summed over the messages."""
         self.column_bytes = 0
         """The size of all byte values in columns (`columns.py`)."""
+        self.has_columns = False
+        """Some message has had columns since the subqueue was made."""
+        self.sessions: MessageSessions | None = None
+        """The messages by session. None if no message has had a session, no client has asked for one, and
+        before `rebuild`."""
         self._order: Order | None = None
         """None until `rebuild`."""
         self._next = 0
@@ -121,7 +132,13 @@ class Subqueue:
             + self.changed_bytes
             + self.column_bytes
             + MESSAGE_OVERHEAD_BYTES * len(self.references)
+            + self.session_bytes
         )
+
+    @property
+    def session_bytes(self) -> int:
+        """The memory that the index of sessions takes, about."""
+        return self.sessions.size_bytes if self.sessions is not None else 0
 
     # --- coming in and leaving ------------------------------------------------------------------------------
 
@@ -133,10 +150,14 @@ class Subqueue:
             self._order.extend(sequence_numbers)
         self.available += len(references)
         self.bytes += size
-        self.column_bytes += value_bytes(references)
+        if self.has_columns or type(references[0]) is not Reference:
+            self._add_columns(references)
 
     def postpone(self, references: Iterable[Reference]) -> None:
         """Make active messages scheduled ones; their times are set."""
+        if self.sessions is not None:
+            references = list(references)
+            self.sessions.set_aside(references)
         for reference in references:
             reference.state = SCHEDULED
             self.available -= 1
@@ -156,7 +177,8 @@ class Subqueue:
         self.references[number] = reference
         self._work.occupied[self.number] = self
         self.bytes += reference.size
-        self.column_bytes += value_bytes((reference,))
+        if type(reference) is not Reference:
+            self._add_columns((reference,))
         if reference.changed is not None:
             self.changed_bytes += len(reference.changed)
         if self._order is not None:
@@ -173,8 +195,23 @@ class Subqueue:
             self.expiry.add(reference.lives_until_ms, number)
             self._work.timed[self.number] = self
 
-    def bring_back(self, references: Iterable[Reference]) -> None:
+    def _add_columns(self, references: Sequence[Reference]) -> None:
+        """Count the columns of messages that were added, and enter the messages in their sessions."""
+        self.column_bytes += value_bytes(references)
+        self.has_columns = True
+        if self._order is not None and self.role.has_sessions:
+            self.start_sessions().add(references)
+
+    def start_sessions(self) -> MessageSessions:
+        """The index of sessions, made if there is none."""
+        if self.sessions is None:
+            self.sessions = MessageSessions(self.references)
+        return self.sessions
+
+    def bring_back(self, references: Sequence[Reference]) -> None:
         """Add messages read from a log or checkpoint; `rebuild` puts them in order."""
+        if references and type(references[0]) is not Reference:
+            self.has_columns = True
         self.references.update((reference.sequence_number, reference) for reference in references)
         self._work.occupied[self.number] = self
 
@@ -219,7 +256,10 @@ class Subqueue:
             cancelled += 1
         self._cancel_expiry(lives_until_ms, cancelled)
         self.bytes -= size
-        self.column_bytes -= value_bytes(removed)
+        if self.column_bytes:
+            self.column_bytes -= value_bytes(removed)
+        if self.sessions is not None:
+            self.sessions.remove(removed)
         if self.changed_bytes:
             self.changed_bytes -= sum(
                 len(reference.changed) for reference in removed if reference.changed is not None
@@ -340,8 +380,44 @@ class Subqueue:
             looks,
         )
 
+    def take_from_session(
+        self,
+        session: MessageSession,
+        count: int,
+        bytes_max: int,
+        lease: Lease,
+        now_ms: int,
+        looks_max: int,
+    ) -> tuple[list[Reference], list[Reference], int]:
+        """As `take`, but the oldest available messages of one session."""
+        assert self.sessions is not None, "it has this session"
+        taken: list[Reference] = []
+        expired: list[Reference] = []
+        looks = 0
+        waiting = session.waiting
+        while count > 0 and bytes_max > 0 and looks < looks_max and waiting:
+            looks += 1
+            reference = self.sessions.next_in(session)
+            if reference is None:
+                continue
+            if self.expiry is not None and (
+                reference.lives_until_ms is not None and reference.lives_until_ms <= now_ms
+            ):
+                expired.append(reference)
+                continue
+            reference.lease = lease
+            taken.append(reference)
+            count -= 1
+            bytes_max -= reference.size
+        self.available -= len(taken)
+        self.sessions.lost_available(session, len(taken))
+        self._lock(taken, lease)
+        return taken, expired, looks
+
     def lock_by_number(self, references: Sequence[Reference], lease: Lease) -> None:
         """Lock messages that are not locked, in any state."""
+        if self.sessions is not None:
+            self.sessions.set_aside(references)
         for reference in references:
             reference.lease = lease
             if reference.state is ACTIVE:
@@ -363,9 +439,14 @@ class Subqueue:
         for reference in references:
             if reference.state is ACTIVE:
                 self.available += 1
+        if self.sessions is not None:
+            self.sessions.unlock(references)
 
     def give_back(self, references: Iterable[Reference]) -> None:
         """Make unlocked messages available again, each at its old place in the order."""
+        if self.sessions is not None:
+            self.sessions.give_back(references)
+            return
         returned = self._returned
         before = len(returned)
         for reference in references:
@@ -375,6 +456,9 @@ class Subqueue:
 
     def defer(self, references: Iterable[Reference]) -> None:
         """Set unlocked messages aside, so that only their sequence numbers find them."""
+        if self.sessions is not None:
+            references = list(references)
+            self.sessions.set_aside(references)
         for reference in references:
             if reference.state is ACTIVE:
                 reference.state = DEFERRED
@@ -427,12 +511,16 @@ class Subqueue:
         order = Order(references)
         self.locked = self.deferred = self.scheduled = 0
         self.bytes = self.changed_bytes = self.column_bytes = 0
+        has_sessions = self.has_columns and self.role.has_sessions
         strays: list[int] = []
         latest = -1
         remaining = iter(references.items())
         while part := list(islice(remaining, REBUILT_AT_ONCE)):
             untrack([reference for _, reference in part])  # those from a checkpoint
-            self.column_bytes += value_bytes(reference for _, reference in part)
+            if self.has_columns:
+                self.column_bytes += value_bytes(reference for _, reference in part)
+            if has_sessions:
+                self.start_sessions().add([reference for _, reference in part])
             ascending: list[int] = []
             expiring: list[int] = []
             for number, reference in part:
@@ -496,6 +584,9 @@ class Subqueue:
         assert self.bytes == sum(each.size for each in references)
         assert self.changed_bytes == sum(len(each.changed) for each in references if each.changed is not None)
         assert self.column_bytes == value_bytes(references)
+        if self.sessions is not None:
+            self.sessions.check()
+        assert not self.role.has_sessions or self.sessions is not None or not self.column_bytes
         assert self._order is not None
         self._order.check()
         assert self.references.keys() <= set(self._order.numbers(0)), "a message that peeking does not reach"

@@ -443,12 +443,5 @@ def _warnings(user_config: UserConfig, queues: Iterable[QueueSpec]) -> Iterable[
         names = ", ".join(topic.name for topic in namespace.topics)
         yield f"topics come in a later version; not created: {names}"
     for queue in queues:
-        if inactive := [each for each in without_effect(queue.settings) if each != "RequiresSession"]:
+        if inactive := without_effect(queue.settings):
             yield f"queue {queue.name}: kept, without effect in this version: {', '.join(inactive)}"
-        if (
-            queue.settings.requires_session
-        ):  # it has an effect, and a bad one: messages can be sent but not received
-            yield (
-                f"queue {queue.name}: RequiresSession is kept, but sessions come in a later version: "
-                "messages with a session id are accepted, but no client can receive them"
-            )

@@ -312,6 +312,14 @@ class Settings(BaseSettings):
     sessions_per_connection_max: int = Field(
         256, ge=1, le=65_535, description="AMQP sessions per connection."
     )
+    session_wait_ms_max: int = Field(
+        65_000,
+        ge=100,
+        description=(
+            "How long a receiver may wait for the next free message session; also applies to receivers that "
+            "do not say how long they wait."
+        ),
+    )
     links_per_connection_max: int = Field(5_000, ge=1, description="Links per connection.")
     frame_bytes_max: int = Field(
         256 * KIB, ge=512, le=16 * MIB, description="Largest AMQP frame accepted, announced in open."

@@ -16,8 +16,9 @@ from broker import operations
 from broker.operations import Column
 
 operations.COLUMNS = (  # type: ignore[misc]
-    Column("priority", 1, "H", 0),
-    Column("group", 2, "", None),
+    *operations.COLUMNS,
+    Column("priority", 1_001, "H", 0),
+    Column("group", 1_002, "", None),
 )
 
 from broker.entities.descriptions import DEAD_LETTER
@@ -46,7 +47,7 @@ def frame_of(commit: Commit) -> Frame:
 def seen(messages: Messages) -> list[tuple[object, ...]]:
     """What the partition knows of each message."""
     return [
-        (each.sequence_number, *(getattr(each, column.name) for column in operations.COLUMNS))
+        (each.sequence_number, *(getattr(each, name) for name in COLUMNS))
         for subqueue in messages.subqueues
         for each in subqueue.browse(0)
     ]

@@ -24,6 +24,8 @@ LAYERS = (
     ("protocol", "storage"),
     ("broker.base",),
     ("broker.entities",),
+    ("broker.identifiers",),
+    ("broker.session_operations",),
     ("broker.operations",),
     ("broker.settings", "broker.access", "broker.message", "broker.wording", "broker.throttle"),
     ("broker.partition",),

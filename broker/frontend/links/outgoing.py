@@ -18,6 +18,7 @@ from broker.frontend.links.termini import check_sessions
 from broker.message.annotations import deliverables
 from broker.message.changes import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON
 from broker.message.stored import HEAD
+from broker.messaging.accepting import HeldSession
 from broker.messaging.receiver import Receiver
 from broker.messaging.settlement import (
     COMPLETE,
@@ -54,7 +55,14 @@ class OutgoingLink:
         accept_receiver(connection, link, queue, address)
         link.context = cls(connection, link, queue, address)
 
-    def __init__(self, connection: Host, link: Link, queue: Entity, address: Address) -> None:
+    def __init__(
+        self,
+        connection: Host,
+        link: Link,
+        queue: Entity,
+        address: Address,
+        session: HeldSession | None = None,
+    ) -> None:
         self.link, self.queue, self.path, self._subqueue = link, queue, address.path, address.subqueue
         self._connection, self._engine = connection, connection.engine
         self._settled_mode = link.snd_settle_mode == SETTLED
@@ -70,6 +78,7 @@ class OutgoingLink:
             cache=connection.cache,
             clock=connection.services.clock,
             removes=self._settled_mode,
+            session=session,
         )
         self.credit_granted = self._receiver.credit_granted
         """Called when the client's credit has changed, or the wire takes bytes again."""
@@ -119,6 +128,10 @@ class OutgoingLink:
     def shelved(self, size: int) -> None:
         """Count `size` more bytes held ready as pending output of this connection."""
         self._connection.services.output.add(self._connection, size)
+
+    def session_lost(self) -> None:
+        """Only the link of a session loses it (`session_link.py`)."""
+        raise AssertionError("this link receives from no session")
 
     def fail(self) -> None:
         """End the connection after an unexpected exception."""

@@ -16,7 +16,13 @@ from protocol.codec import DecodeError, Described
 from protocol.engine import Engine
 from protocol.links import Link
 
-SESSION_FILTER = "com.microsoft:session-filter"
+SESSION_FILTERS = (
+    "com.microsoft:session-filter",
+    "com.microsoft:non-exclusive-session-filter",
+    "com.microsoft:non-exclusive-session-filter:list",
+)
+"""The keys under which clients ask for a message session (AMQP contract 5.4); `session_link.py` reads
+them."""
 FILTER_TYPES = {
     0x0000_468C_0000_0003: "apache.org:no-local-filter:list",
     0x0000_468C_0000_0004: "apache.org:selector-filter:string",
@@ -26,10 +32,10 @@ filters)."""
 
 
 def check_node(engine: Engine, link: Link, entity: Entity) -> None:
-    """Raise Refused if a link to an entity asks for something the broker does not support. `check_sessions`
-    checks a receiver's session filter."""
-    for name, value in _filters(engine, link).items():
-        if link.incoming or name != SESSION_FILTER:
+    """Raise Refused if a link to an entity asks for something the broker does not support. Receivers check
+    their session filter themselves."""
+    for name, value in filters_of(engine, link).items():
+        if link.incoming or name not in SESSION_FILTERS:
             raise _not_applied(name, value)
     for capability in engine.node_capabilities(link):
         if capability in entity.FOREIGN_CAPABILITIES:
@@ -41,26 +47,34 @@ def check_node(engine: Engine, link: Link, entity: Entity) -> None:
             )
 
 
+def asks_for_session(engine: Engine, link: Link) -> bool:
+    """Whether an attach has a session filter. Raises Refused if its filters cannot be read."""
+    return not filters_of(engine, link).keys().isdisjoint(SESSION_FILTERS)
+
+
 def check_sessions(engine: Engine, link: Link, queue: Entity, address: Address) -> None:
-    """Raise Refused if a receiver asks for a message session of a queue without sessions, or for none where
-    the queue requires one."""
-    filtered = SESSION_FILTER in _filters(engine, link)
+    """Raise Refused if a link that receives without a session or browses needs one, or asks for one."""
     if queue.requires_session(address.subqueue):
-        if filtered:
-            raise Refused(Reason.NOT_IMPLEMENTED, "Message sessions are not supported by this version.")
-        raise Refused(Reason.NOT_ALLOWED, "It is not possible for an entity that requires "
-f"sessions ('{queue.name}') to create a "
-                      "non-sessionful message receiver.")  # fmt: skip
-    if filtered:
         raise Refused(
             Reason.NOT_ALLOWED,
-            f"The entity '{queue.name}' does not require sessions: it has no session to receive from.",
+            f"It is not possible for an entity that requires sessions ('{queue.name}') to create a "
+            "non-sessionful message receiver.",
         )
+    if asks_for_session(engine, link):
+        raise no_session(queue)
+
+
+def no_session(queue: Entity) -> Refused:
+    """The refusal of a request for a session of an entity that has none."""
+    return Refused(
+        Reason.NOT_ALLOWED,
+        f"The entity '{queue.name}' does not require sessions: it has no session to receive from.",
+    )
 
 
 def check_request_node(engine: Engine, link: Link) -> None:
     """Raise Refused if a link to `$cbs` or `$management` asks for something the broker does not support."""
-    for name, value in _filters(engine, link).items():
+    for name, value in filters_of(engine, link).items():
         raise _not_applied(name, value)
     if link.copies and not link.incoming:
         raise Refused(
@@ -77,7 +91,8 @@ def check_dynamic(engine: Engine, link: Link) -> None:
         )
 
 
-def _filters(engine: Engine, link: Link) -> dict[str, Any]:
+def filters_of(engine: Engine, link: Link) -> dict[str, Any]:
+    """The filter set of an attach, by key. Raises Refused(DECODE)."""
     try:
         return engine.source_filter(link)
     except DecodeError as error:

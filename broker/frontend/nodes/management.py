@@ -35,6 +35,8 @@ from broker.frontend.nodes.bodies import (
 from broker.frontend.nodes.own_operations import OWN_PAGES, OWN_WITHOUT_BODY, OwnOperations
 from broker.frontend.nodes.peek_paging import PeekWalks
 from broker.frontend.nodes.request_node import Request, Response
+from broker.frontend.nodes.session_requests import holder_of, peek_session, renew_session_lock, session_of
+from broker.identifiers import encode_session_id
 from broker.message.annotations import deliverables, joined
 from broker.messaging.asking import answer_of, ask_about, lock_lost
 from broker.messaging.receive_and_delete import remove
@@ -93,6 +95,7 @@ class ManagementNode:
             "com.microsoft:batch-delete-messages": ("Listen", self._batch_delete),
             "com.microsoft:schedule-message": ("Send", self._schedule),
             "com.microsoft:cancel-scheduled-message": ("Send", self._cancel_scheduled),
+            "com.microsoft:renew-session-lock": ("Listen", self._renew_session_lock),
         }
         self._operations |= OwnOperations(connection, address, lambda: self._queue).operations
 
@@ -162,13 +165,19 @@ class ManagementNode:
         The broker builds a few pages at a time. A partition that is down is skipped, and one that is late is
         shown on a later page. If nothing else is left to show, the client is told to try again.
         """
-        _check_no_session(body)
+        session_id = session_of(self._queue, self._subqueue, body)
         start = integer(body, "from-sequence-number")
         count = min(integer(body, "message-count"), PEEK_MESSAGES_MAX)
         if count <= 0:
             raise Refused(Reason.ARGUMENT, f"message-count is {count}; it must be positive.")
         async with self._connection.services.browse_pages:
-            return await self._page(max(start, 0), count)
+            if session_id is None:
+                return await self._page(max(start, 0), count)
+            size_max = self._connection.services.settings.message_kb_max * 1024
+            messages = await peek_session(
+                self._queue, self._subqueue, session_id, max(start, 0), count, size_max
+            )
+            return ok({"messages": [{"message": each} for each in messages]}) if messages else NO_CONTENT
 
     async def _page(self, start: int, count: int) -> Response:
         size_max = self._connection.services.settings.message_kb_max * 1024
@@ -184,6 +193,9 @@ class ManagementNode:
         return (
             ok({"messages": [{"message": each} for each in page.messages]}) if page.messages else NO_CONTENT
         )
+
+    async def _renew_session_lock(self, body: dict[str, Any]) -> Response:
+        return ok(await renew_session_lock(self._connection, self._queue, self._subqueue, body))
 
     async def _renew_lock(self, body: dict[str, Any]) -> Response:
         tokens = lock_tokens(body)
@@ -211,7 +223,7 @@ class ManagementNode:
         others stay as they are, and the client can ask for them again.
         """
         self._queue.check_can_receive(self._subqueue)
-        _check_no_session(body)
+        session_id = session_of(self._queue, self._subqueue, body)
         numbers = integers(body, "sequence-numbers")
         mode = integer(body, "receiver-settle-mode", PEEK_LOCK)
         if not numbers:
@@ -226,7 +238,14 @@ class ManagementNode:
                 "The sequence numbers belong to different partitions; ask for those of one at a time.",
             )
         handle = self._queue.router.of_sequence_number(numbers[0])
-        locked = await ask(handle, ReceiveDeferred(self._subqueue, numbers))
+        receive = ReceiveDeferred(self._subqueue, numbers)
+        if session_id is not None:
+            if partition_of(numbers[0]) != self._queue.router.number_of(session_id):
+                text = f"Session '{session_id}' has no message with the sequence number {numbers[0]}."
+                raise Refused(Reason.MESSAGE_NOT_FOUND, text)
+            receive.session_id = encode_session_id(session_id)
+            receive.holder = holder_of(self._connection, self._queue, session_id)
+        locked = await ask(handle, receive)
         assert isinstance(locked, Locked), f"{locked} is not an answer to ReceiveDeferred"
         if mode == RECEIVE_AND_DELETE:
             locked = await remove(handle, locked)
@@ -251,9 +270,12 @@ class ManagementNode:
         return response
 
     async def _update_disposition(self, body: dict[str, Any]) -> Response:
+        session_id = session_of(self._queue, self._subqueue, body)
         settled, refusals = await settle(self._queue, lock_tokens(body), _settlement(body))
         self._forget(frozenset(settled))
         if refusals:
+            if session_id is not None and refusals[0].reason is Reason.LOCK_LOST:
+                holder_of(self._connection, self._queue, session_id)  # refuses if the session is lost
             raise refusals[0]
         return ok({})
 

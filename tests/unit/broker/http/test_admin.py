@@ -584,7 +584,6 @@ async def test_forwarding_needs_manage_on_the_target_by_the_same_token_or_by_a_s
 @pytest.mark.parametrize(
     ("element", "value_given", "field", "stored"),
     [
-        ("RequiresSession", "true", "requires_session", True),
         ("RequiresDuplicateDetection", "true", "requires_duplicate_detection", True),
         ("ForwardTo", "target", "forward_to", "target"),
         ("ForwardDeadLetteredMessagesTo", "target", "forward_dead_lettered_to", "target"),

@@ -50,6 +50,9 @@ class Caller:
     def is_draining(self) -> bool:
         return self.drains
 
+    def session_lost(self) -> None:
+        raise AssertionError("there is no session")
+
     def is_blocked(self) -> bool:
         return False
 

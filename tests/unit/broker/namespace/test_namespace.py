@@ -204,7 +204,7 @@ async def test_stored_settings_without_effect_stay_and_are_listed_at_the_start(w
         for line in lines
         if line["event"] == "entity.settings_without_effect"
     ]
-    assert named == [("kept", ["RequiresSession", "AutoDeleteOnIdle"])]
+    assert named == [("kept", ["AutoDeleteOnIdle"])]
     assert restarted.queue("kept").description.settings == stored
     await restarted.namespace.close()
     await restarted.store.close()

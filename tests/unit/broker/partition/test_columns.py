@@ -39,7 +39,10 @@ def test_what_is_known_of_all_messages_is_in_both_answers_and_in_a_reference() -
         assert name in Locked.__slots__ and name in Peeked.__slots__
         assert hasattr(reference, attribute)
     assert len({column.number for column in COLUMNS}) == len(COLUMNS)
-    assert columns.of_references([reference]) == {column.name: [column.default] for column in COLUMNS}
+    assert all(getattr(reference, column.name) == column.default for column in COLUMNS)
+    assert columns.of_references([reference]) == {}, "without columns of its own"
+    shown = {column.name: [column.default] for column in COLUMNS if column.is_answered}
+    assert columns.answered([reference]) == shown
 
 
 @pytest.mark.parametrize(

@@ -479,11 +479,11 @@ async def test_a_malformed_request_is_refused_before_a_partition_hears_of_it(
         ("receive-by-sequence-number", {"sequence-numbers": [1], "receiver-settle-mode": 1}),
     ],
 )
-async def test_messages_of_one_session_are_refused_where_those_of_all_would_be_given(
+async def test_a_session_is_refused_where_the_queue_has_none_and_no_other_message_is_given(
     operation: str, body: dict[str, Any]
 ) -> None:
     work = await bench()
-    assert status(await work.ask(operation, {**body, "session-id": "s"})) == (501, "amqp:not-implemented")
+    assert status(await work.ask(operation, {**body, "session-id": "s"})) == (400, "amqp:not-allowed")
     assert not any(part.posted for part in work.stack.parts)
 
 

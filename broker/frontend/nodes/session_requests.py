@@ -1,0 +1,95 @@
+"""What `$management` does for message sessions (AMQP contract 7.3.2, 7.3.8, 7.3.9).
+
+A request that needs the lock of a session is carried out for the link of the same connection that holds the
+session. Without such a link, the lock counts as lost.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.base.clock import wall_ahead_ms
+from broker.base.errors import Reason, Refused
+from broker.frontend.host import Host
+from broker.frontend.links.session_link import SessionLink
+from broker.frontend.links.termini import no_session
+from broker.frontend.peeking import peek_partition
+from broker.identifiers import encode_session_id
+from broker.message.annotations import peeked_messages
+from broker.namespace.entity import Entity, ask
+from broker.operations import ClientId, Peek, partition_of
+from broker.session_operations import RenewSession, SessionRenewed
+from protocol.codec import Timestamp
+
+
+def session_of(queue: Entity, subqueue: str, body: dict[str, Any]) -> str | None:
+    """The session that a request names; None if it names none. Raises Refused if the entity has no
+    sessions."""
+    session_id = body.get("session-id")
+    if session_id is None:
+        return None
+    if not isinstance(session_id, str):
+        raise Refused(Reason.ARGUMENT, f"'session-id' must be a string, not {session_id!r:.80}.")
+    if not queue.requires_session(subqueue):
+        raise no_session(queue)
+    return session_id
+
+
+def needed_session_of(queue: Entity, subqueue: str, body: dict[str, Any]) -> str:
+    """As `session_of`, but raises Refused if the request names no session."""
+    session_id = session_of(queue, subqueue, body)
+    if session_id is None:
+        if not queue.requires_session(subqueue):
+            raise no_session(queue)
+        raise Refused(
+            Reason.ARGUMENT, f"The entity '{queue.name}' requires sessions: the request needs a 'session-id'."
+        )
+    return session_id
+
+
+def holder_of(connection: Host, queue: Entity, session_id: str) -> ClientId:
+    """The link of this connection that holds a session. Raises Refused(SESSION_LOCK_LOST)."""
+    for link in connection.engine.links():
+        context = link.context
+        if (
+            isinstance(context, SessionLink)
+            and not link.gone
+            and context.queue is queue
+            and context.session_id == session_id
+        ):
+            return context.client
+    raise Refused(
+        Reason.SESSION_LOCK_LOST,
+        f"No receiver of this connection holds the lock of session '{session_id}'. Accept the session again.",
+    )
+
+
+async def renew_session_lock(
+    connection: Host, queue: Entity, subqueue: str, body: dict[str, Any]
+) -> dict[str, Any]:
+    """Renew the lock of a session. Raises Refused."""
+    session_id = needed_session_of(queue, subqueue, body)
+    holder = holder_of(connection, queue, session_id)
+    answer = await ask(
+        queue.router.keyed(session_id), RenewSession(subqueue, encode_session_id(session_id), holder)
+    )
+    assert isinstance(answer, SessionRenewed), f"{answer} is not an answer to RenewSession"
+    ahead_ms = wall_ahead_ms(connection.services.clock)
+    return {"expiration": Timestamp(answer.locked_until_ms + ahead_ms)}
+
+
+async def peek_session(
+    queue: Entity, subqueue: str, session_id: str, start: int, count: int, bytes_max: int
+) -> list[bytes]:
+    """One page of a session's messages, from a sequence number on. Raises Refused."""
+    number = queue.router.number_of(session_id)
+    if partition_of(start) > number:
+        return []
+    peek = Peek(subqueue, start, count, bytes_max=bytes_max, session_id=encode_session_id(session_id))
+    peeked = await peek_partition(queue, number, peek)
+    if peeked is None:
+        raise Refused(
+            Reason.PARTITION_UNAVAILABLE,
+            f"Partition {number}, which holds session '{session_id}', is not available. Please try again.",
+        )
+    return peeked_messages(peeked, partitioned=queue.description.partitions > 1)

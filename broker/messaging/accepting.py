@@ -1,0 +1,239 @@
+"""Accept message sessions: one by its id, or the next one that is free, over all partitions (AMQP contract
+5.4).
+
+A session's id is the key of its messages, so a named session can be in one partition only. For the next free
+session, a *finder* knows which partitions have some: each partition tells it once when it has one
+(`WatchSessions`), and again after it had none left. Clients that wait are served in the order in which they
+came. Each asks one partition at a time, so no session is locked in vain, and a partition that does not answer
+holds up nobody before it has said that it has something.
+
+Knows nothing of AMQP. Runs in the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from heapq import heapify, heappop, heappush
+from weakref import WeakKeyDictionary
+
+from broker.base.errors import Reason, Refused
+from broker.identifiers import decode_session_id, encode_session_id
+from broker.namespace.entity import Entity, next_client
+from broker.operations import Answer, Arrived, ClientId, Detach, Failed, Unavailable
+from broker.session_operations import AcceptSession, SessionAccepted, SessionLost, WatchSessions
+
+WATCH_AGAIN_S = 0.25
+"""How long to wait before asking a partition again that went down."""
+LEFT_MAX = 64
+"""Clients that have stopped waiting and are remembered nevertheless."""
+
+
+class HeldSession:
+    """A session that a client holds. Its receiver asks with the client's number (`Receiver`)."""
+
+    __slots__ = ("_has_ended", "_lost", "accepted", "client", "partition")
+
+    def __init__(self) -> None:
+        self.client: ClientId = next_client()
+        self.partition = 0
+        self.accepted = SessionAccepted(0, "", b"", b"", 0, None)
+        """The partition's answer; a placeholder until it comes."""
+        self._lost: Callable[[], None] | None = None
+        self._has_ended = False
+
+    @property
+    def session_id(self) -> str:
+        return decode_session_id(self.accepted.session_id)
+
+    def on_lost(self, lost: Callable[[], None]) -> None:
+        """Call this function when the session is lost; at once if it already is."""
+        self._lost = lost
+        if self._has_ended:
+            lost()
+
+    def heard(self, answer: Answer) -> None:
+        """Take an answer of the partition that no receiver has asked for."""
+        if isinstance(answer, SessionLost | Unavailable):
+            self._has_ended = True
+            if self._lost is not None:
+                self._lost()
+
+    def give_up(self, queue: Entity) -> None:
+        """Free the session."""
+        queue.router.handles[self.partition].post(Detach(), self.client, self.heard)
+
+
+async def accept_named(
+    queue: Entity, subqueue: str, session_id: str, *, is_shared: bool = False, token: bytes | None = None
+) -> HeldSession:
+    """Lock a session. Raises Refused: SESSION_LOCKED, PARTITION_UNAVAILABLE."""
+    held = HeldSession()
+    held.partition = queue.router.number_of(session_id)
+    handle = queue.router.pinned(held.partition)
+    answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+    def sink(answer: Answer) -> None:
+        if not answered.done():
+            answered.set_result(answer)
+        else:
+            held.heard(answer)
+
+    handle.post(AcceptSession(subqueue, encode_session_id(session_id), is_shared, token), held.client, sink)
+    try:
+        answer = await answered
+    except asyncio.CancelledError:
+        held.give_up(queue)
+        raise
+    if not isinstance(answer, SessionAccepted):
+        held.give_up(queue)
+        raise _refusal(answer)
+    held.accepted = answer
+    return held
+
+
+class _Waiting:
+    """A client that waits for the next free session."""
+
+    __slots__ = ("accepted", "held", "is_shared", "number")
+
+    def __init__(self, number: int, is_shared: bool) -> None:
+        self.number = number
+        self.held = HeldSession()
+        self.is_shared = is_shared
+        self.accepted: asyncio.Future[HeldSession] = asyncio.get_running_loop().create_future()
+
+
+class SessionFinder:
+    """Finds free sessions in one subqueue of an entity, over all its partitions."""
+
+    def __init__(self, queue: Entity, subqueue: str) -> None:
+        self._queue, self._subqueue = queue, subqueue
+        self._client = next_client()
+        self._with_free: OrderedDict[int, None] = OrderedDict()
+        """Partitions that have said they have a free session, in the order in which they are asked next."""
+        self._waiting: list[tuple[int, _Waiting]] = []
+        """A heap of the clients that ask no partition now, by the order in which they came. Some of them may
+        wait no longer."""
+        self._came = 0
+        """How many clients have come."""
+        self._left = 0
+        """How many clients have stopped waiting since the heap was last rid of them."""
+        for number in range(len(queue.router.handles)):
+            self._watch(number)
+
+    async def accept(self, *, is_shared: bool = False) -> HeldSession:
+        """Lock the next free session. Waits until there is one; if cancelled, locks none. Raises Refused if
+        the entity is gone."""
+        self._came += 1
+        waiting = _Waiting(self._came, is_shared)
+        heappush(self._waiting, (waiting.number, waiting))
+        self._match()
+        try:
+            return await waiting.accepted
+        except asyncio.CancelledError:
+            if waiting.accepted.done() and not waiting.accepted.cancelled():
+                waiting.held.give_up(self._queue)
+            waiting.accepted.cancel()
+            self._forget_some()
+            raise
+
+    def _forget_some(self) -> None:
+        """Forget the clients that have stopped waiting, once they are half of all."""
+        self._left += 1
+        if self._left > LEFT_MAX + len(self._waiting) // 2:
+            self._left = 0
+            self._waiting = [entry for entry in self._waiting if not entry[1].accepted.cancelled()]
+            heapify(self._waiting)
+
+    def _match(self) -> None:
+        """Let the clients that wait ask the partitions with free sessions, both in turn."""
+        while self._waiting and self._with_free:
+            _, waiting = heappop(self._waiting)
+            if waiting.accepted.cancelled():
+                continue
+            number = next(iter(self._with_free))
+            self._with_free.move_to_end(number)
+            held = waiting.held
+            held.partition = number
+            handle = self._queue.router.handles[number]
+            accept = AcceptSession(self._subqueue, None, waiting.is_shared, cookie=number)
+            handle.post(accept, held.client, partial(self._answered, waiting))
+
+    def _answered(self, waiting: _Waiting, answer: Answer) -> None:
+        """A partition has answered a client, or tells it something later."""
+        held = waiting.held
+        if isinstance(answer, SessionAccepted):
+            held.accepted = answer
+            if waiting.accepted.cancelled():
+                held.give_up(self._queue)
+            else:
+                waiting.accepted.set_result(held)
+        elif isinstance(answer, Failed):
+            held.give_up(self._queue)  # the partition forgets the client
+            self._with_free.pop(held.partition, None)
+            if self._queue.gone is not None:
+                if not waiting.accepted.cancelled():
+                    waiting.accepted.set_exception(_refusal(answer))
+                return
+            if answer.reason is Reason.SESSION_NOT_FOUND:
+                self._watch(held.partition)
+            else:
+                self._watch_later(held.partition)
+            if not waiting.accepted.cancelled():
+                heappush(self._waiting, (waiting.number, waiting))
+            self._match()
+        else:
+            held.heard(answer)
+
+    def _watch(self, number: int) -> None:
+        handle = self._queue.router.handles[number]
+        handle.post(WatchSessions(self._subqueue), self._client, partial(self._arrived, number))
+
+    def _arrived(self, number: int, answer: Answer) -> None:
+        if isinstance(answer, Arrived):
+            self._with_free[number] = None
+            self._match()
+        elif isinstance(answer, Unavailable) and not answer.for_good:
+            self._with_free.pop(number, None)
+            self._watch_later(number)
+
+    def _watch_later(self, number: int) -> None:
+        asyncio.get_running_loop().call_later(WATCH_AGAIN_S, self._watch_again, number)
+
+    def _watch_again(self, number: int) -> None:
+        if self._queue.gone is None:
+            self._watch(number)
+
+
+class SessionFinders:
+    """The finders of all entities. One for the whole broker, so that clients are served in turn."""
+
+    def __init__(self) -> None:
+        self._finders: WeakKeyDictionary[Entity, dict[str, SessionFinder]] = WeakKeyDictionary()
+
+    async def accept_next(
+        self, queue: Entity, subqueue: str, within_s: float, *, is_shared: bool = False
+    ) -> HeldSession:
+        """Lock the session that has been free for longest in some partition. Raises Refused(TIMEOUT) if none
+        becomes free in time."""
+        finders = self._finders.setdefault(queue, {})
+        finder = finders.get(subqueue)
+        if finder is None:
+            finder = finders[subqueue] = SessionFinder(queue, subqueue)
+        try:
+            async with asyncio.timeout(within_s):
+                return await finder.accept(is_shared=is_shared)
+        except TimeoutError as error:
+            raise Refused(
+                Reason.TIMEOUT,
+                f"No session of '{queue.name}' with messages became free within {within_s:.1f} s.",
+            ) from error
+
+
+def _refusal(answer: Answer) -> Refused:
+    if isinstance(answer, Failed):
+        return Refused(answer.reason, answer.description)
+    return Refused(Reason.PARTITION_UNAVAILABLE, "The session's partition went down. Please try again.")

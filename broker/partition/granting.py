@@ -1,0 +1,52 @@
+"""Grants: the `Locked` answers of a batch, and the leases behind them. Pure."""
+
+from __future__ import annotations
+
+from broker.operations import ClientId, Locked
+from broker.partition.batch import Grant, write_locked
+from broker.partition.references import Lease
+from broker.partition.workspace import Workspace
+
+
+def new_grant(
+    space: Workspace, client: ClientId, lease: Lease, *, deferred: bool = False, cookie: object = None
+) -> Grant:
+    """Add an answer that gives a client the messages of a lease."""
+    answer = Locked(
+        space.number,
+        space.subqueues[lease.subqueue].name,
+        [],
+        [],
+        [],
+        [],
+        [],
+        [],
+        [],
+        lease.until_ms,
+        deferred,
+        cookie,
+    )
+    grant = Grant(client, lease, answer)
+    space.batch.grants.append(grant)
+    space.answer(client, answer)
+    return grant
+
+
+def write_grant(space: Workspace, grant: Grant) -> None:
+    """Write the columns of the answer, and note which messages must be read from the log."""
+    write_locked(grant.answer, grant.lease)
+    if b"" in grant.answer.messages:
+        space.batch.holes.append((grant.answer.messages, list(grant.lease.references)))
+
+
+def close_grant(space: Workspace, client: ClientId, subqueue: int) -> None:
+    """The client has withdrawn: its answer grows no further in this batch."""
+    grant = space.batch.open_grants.pop((client, subqueue), None)
+    if grant is not None:
+        grant.open = False
+
+
+def has_granted_enough(space: Workspace) -> bool:
+    """Whether the batch has handed out as much of the current subqueue as allowed."""
+    batch, bounds = space.batch, space.bounds
+    return batch.granted_bytes >= bounds.granted_bytes_max or batch.granted >= bounds.granted_max

@@ -1,0 +1,209 @@
+"""The message sessions of one subqueue: which messages each has, in order, and which sessions are free. Pure.
+
+A subqueue tells this index of each change to a message with a session-id. For each session, `waiting` is a
+heap of the sequence numbers of its available messages. It may hold stale or duplicate numbers, so each
+message is checked before it is used (`next_in`). Nothing scans: finding the next free session, and the next
+message of a session, takes the same time however many there are.
+
+*Free* sessions have available messages and no lock, in the order in which they became so. *Hungry* ones are
+locked and have both available messages and a holder that wants some. `session_locks.py` locks sessions and
+serves their holders.
+
+A session is known while it has messages, in whatever state, or is locked.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from broker.operations import SESSION_ID
+from broker.partition._untracked import keep_untracked, untrack
+from broker.partition.references import ACTIVE, Reference, SessionLock
+from broker.partition.sifted_heap import SiftedHeap
+
+SESSION_BYTES = 512
+"""The memory that a session takes besides its messages, about. Counts towards the quota of the entity."""
+DROPPED_AT_ONCE = 512
+"""Sessions that one step of `drop` frees: less than a millisecond."""
+
+
+@keep_untracked
+class MessageSession:
+    """One session."""
+
+    __slots__ = ("available", "count", "id", "lock", "waiting")
+
+    def __init__(self, id: bytes) -> None:
+        self.id = id
+        """The session-id as UTF-8. All its messages' references share this object."""
+        self.count = 0
+        """Messages in any state."""
+        self.available = 0
+        """Messages that are ACTIVE and not locked."""
+        self.waiting = SiftedHeap()
+        self.lock: SessionLock | None = None
+
+
+class MessageSessions:
+    """The sessions of one subqueue. Owned by it."""
+
+    __slots__ = ("_by_id", "_references", "free", "hungry")
+
+    def __init__(self, references: Mapping[int, Reference]) -> None:
+        """`references` are the subqueue's."""
+        self._references = references
+        self._by_id: dict[bytes, MessageSession] = {}
+        self.free: OrderedDict[bytes, MessageSession] = OrderedDict()
+        """The longest free first."""
+        self.hungry: OrderedDict[bytes, MessageSession] = OrderedDict()
+        """The longest hungry first."""
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory that the index takes, about."""
+        return SESSION_BYTES * len(self._by_id)
+
+    def find(self, id: bytes) -> MessageSession | None:
+        """The session with this id; None if it has no messages and no lock."""
+        return self._by_id.get(id)
+
+    def find_or_make(self, id: bytes) -> MessageSession:
+        """The session with this id. The caller must lock one that has no messages."""
+        session = self._by_id.get(id)
+        if session is None:
+            session = self._by_id[id] = MessageSession(id)
+            untrack([session, session.waiting])
+        return session
+
+    def ids(self) -> Iterator[bytes]:
+        """The ids of all sessions with messages."""
+        return (id for id, session in self._by_id.items() if session.count)
+
+    def review(self, session: MessageSession) -> None:
+        """Note whether the session is free, hungry, or not known any longer. Call this after each change to
+        it."""
+        lock, id = session.lock, session.id
+        if lock is None:
+            self.hungry.pop(id, None)
+            if session.available:
+                self.free[id] = session
+            else:
+                self.free.pop(id, None)
+                if not session.count:
+                    self._by_id.pop(id, None)
+        else:
+            self.free.pop(id, None)
+            if session.available and any(holder.count for holder in lock.holders.values()):
+                self.hungry[id] = session
+            else:
+                self.hungry.pop(id, None)
+
+    # --- what happens to messages ---------------------------------------------------------------------------
+
+    def add(self, references: Iterable[Reference]) -> None:
+        """Enter messages that were added to the subqueue; none is locked."""
+        for reference in references:
+            id = reference.session_id
+            if id is None:
+                continue
+            session = self.find_or_make(id)
+            setattr(reference, SESSION_ID, session.id)
+            session.count += 1
+            if reference.state is ACTIVE:
+                session.waiting.push(reference.sequence_number)
+                session.available += 1
+                if session.available == 1:
+                    self.review(session)
+
+    def remove(self, references: Iterable[Reference]) -> None:
+        """Drop messages that were removed from the subqueue; none is locked."""
+        for reference in references:
+            session = self._of(reference)
+            if session is None:
+                continue
+            session.count -= 1
+            if reference.state is ACTIVE:
+                session.available -= 1
+            if not session.available:
+                self.review(session)
+            session.waiting.tidy(self._references, session.available)
+
+    def lost_available(self, session: MessageSession, count: int) -> None:
+        """Note that messages of a session were locked or set aside."""
+        session.available -= count
+        if not session.available:
+            self.review(session)
+
+    def unlock(self, references: Iterable[Reference]) -> None:
+        """Note that the locks of messages have ended. `give_back`, `remove` or `set_aside` follows."""
+        for reference in references:
+            session = self._of(reference)
+            if session is not None and reference.state is ACTIVE:
+                session.available += 1
+                if session.available == 1:
+                    self.review(session)
+
+    def give_back(self, references: Iterable[Reference]) -> None:
+        """Put unlocked messages back at their places in their sessions."""
+        for reference in references:
+            session = self._of(reference)
+            if session is not None and reference.state is ACTIVE:
+                session.waiting.push(reference.sequence_number)
+                session.waiting.tidy(self._references, session.available)
+
+    def set_aside(self, references: Iterable[Reference]) -> None:
+        """Note that unlocked messages are about to be deferred, scheduled or locked by their numbers."""
+        for reference in references:
+            session = self._of(reference)
+            if session is not None and reference.state is ACTIVE:
+                self.lost_available(session, 1)
+
+    def next_in(self, session: MessageSession) -> Reference | None:
+        """Take the next number out of a session's order; returns its message if it is available."""
+        reference = self._references.get(session.waiting.pop())
+        if (
+            reference is None
+            or reference.session_id is not session.id  # its number was given again after a full disk
+            or reference.state is not ACTIVE
+            or reference.lease is not None
+        ):
+            return None
+        return reference
+
+    def _of(self, reference: Reference) -> MessageSession | None:
+        return None if reference.session_id is None else self._by_id.get(reference.session_id)
+
+    # --- the end --------------------------------------------------------------------------------------------
+
+    def drop(self) -> Iterator[int]:
+        """Free the index, in steps. It is no longer used."""
+        self.free.clear()
+        self.hungry.clear()
+        while self._by_id:
+            count = min(len(self._by_id), DROPPED_AT_ONCE)
+            for _ in range(count):
+                self._by_id.popitem()[1].lock = None
+            yield count
+
+    def check(self) -> None:
+        """Assert that the index agrees with the subqueue's messages."""
+        messages: dict[bytes, list[Reference]] = {}
+        for reference in self._references.values():
+            if reference.session_id is not None:
+                messages.setdefault(reference.session_id, []).append(reference)
+        held = {id for id, session in self._by_id.items() if session.lock is not None}
+        assert self._by_id.keys() == messages.keys() | held
+        for id, session in self._by_id.items():
+            own: Sequence[Reference] = messages.get(id, ())
+            available = {each.sequence_number for each in own if each.state is ACTIVE and each.lease is None}
+            assert session.id == id and all(each.session_id is session.id for each in own)
+            assert session.count == len(own) and session.available == len(available)
+            assert available <= set(session.waiting), "a message that its session does not reach"
+            lock = session.lock
+            assert (id in self.free) == (lock is None and bool(available))
+            wanted = lock is not None and any(holder.count for holder in lock.holders.values())
+            assert (id in self.hungry) == (wanted and bool(available))
+            assert lock is None or lock.holders, "a session is locked for somebody"
+            locks = {each.lease.session for each in own if each.lease is not None}
+            assert locks <= {lock, None}, "a message is locked with its session, or by its number"

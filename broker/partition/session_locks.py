@@ -1,0 +1,400 @@
+"""Locks of message sessions: accepting, renewing and losing them, and handing out a session's messages. Pure.
+
+AMQP contract 5.4 and 10.3. A client (a receiving link) accepts a session by name, or the one that has been
+free for longest. Until it detaches or the lock ends, it alone is given the session's messages, in their
+order. Several clients may hold a session only if the first one has said so and the others know the lock's
+token (the non-exclusive filter of the .NET client).
+
+Locks are volatile, like those of messages: a restart frees all sessions. When a lock ends, the session's
+locked messages have had a failed delivery, and each holder is told (`SessionLost`). When a holder detaches,
+its unsettled messages go back, and no delivery is counted.
+
+A lock ends at exactly the promised millisecond, whether or not its timer has fired. An operation counts if it
+arrived before that (`Workspace.arrived_ms`).
+"""
+
+from __future__ import annotations
+
+from broker.base.errors import Reason, Refused
+from broker.identifiers import decode_session_id
+from broker.operations import Arrived, ClientId, Demand
+from broker.partition.batch import Grant
+from broker.partition.delivery_count import failed_delivery
+from broker.partition.granting import close_grant, has_granted_enough, new_grant
+from broker.partition.message_sessions import MessageSession
+from broker.partition.references import Lease, Reference, SessionHolder, SessionLock
+from broker.partition.subqueue import Subqueue
+from broker.partition.time_to_live import TimeToLive
+from broker.partition.timers import DueKeys, TimerWheel
+from broker.partition.workspace import Workspace
+from broker.session_operations import (
+    AcceptSession,
+    RenewSession,
+    SessionAccepted,
+    SessionLost,
+    SessionRenewed,
+    WatchSessions,
+)
+
+
+class SessionLocks:
+    """The locked sessions of one partition."""
+
+    __slots__ = (
+        "_by_client",
+        "_by_key",
+        "_ended",
+        "_ends",
+        "_has_broken_off",
+        "_keys",
+        "_space",
+        "_subqueues",
+        "_time_to_live",
+        "_watches",
+    )
+
+    def __init__(self, space: Workspace, time_to_live: TimeToLive) -> None:
+        self._space, self._time_to_live = space, time_to_live
+        self._subqueues: dict[int, Subqueue] = {}
+        """The subqueues in which a session was ever locked, by number."""
+        self._keys = 0
+        """How many sessions were locked so far."""
+        self._by_key: dict[int, tuple[Subqueue, MessageSession]] = {}
+        """All locked sessions."""
+        self._by_client: dict[ClientId, int] = {}
+        """The session that each client holds, by key. A client holds at most one."""
+        self._ends = TimerWheel(space.bounds.tick_ms, self._by_key.__contains__)
+        self._ended = DueKeys()
+        """Keys of locks that have come due and may have ended."""
+        self._has_broken_off = False
+        """The batch reached its limit before all hungry sessions were served."""
+        self._watches: dict[int, dict[ClientId, None]] = {}
+        """Clients to tell when a session becomes free, by the subqueue's number."""
+
+    @property
+    def has_more(self) -> bool:
+        """Whether work is left for the next batch."""
+        return bool(self._ended) or self._has_broken_off
+
+    def next_due_ms(self) -> int | None:
+        """When the next lock ends; None if no session is locked."""
+        return self._ends.next_due_ms()
+
+    def serves(self, subqueue: Subqueue) -> bool:
+        """Whether the subqueue's messages are received with their sessions only."""
+        return subqueue.role.has_sessions and self._space.description.settings.requires_session
+
+    # --- accepting ------------------------------------------------------------------------------------------
+
+    def accept(self, client: ClientId, accept: AcceptSession) -> None:
+        """Lock a session for a client. Raises Refused: SESSION_NOT_FOUND if none is free, SESSION_LOCKED,
+        NOT_ALLOWED."""
+        space = self._space
+        subqueue = space.messages.find(accept.subqueue)
+        if not self.serves(subqueue):
+            raise Refused(
+                Reason.NOT_ALLOWED, f"The entity '{space.description.name}' does not require sessions."
+            )
+        assert client not in self._by_client, "a client holds one session"
+        sessions = subqueue.start_sessions()
+        if accept.session_id is None:
+            session = next(iter(sessions.free.values()), None)
+            if session is None:
+                raise Refused(Reason.SESSION_NOT_FOUND, "No session with messages is free.")
+        else:
+            session = sessions.find_or_make(accept.session_id)
+            if session.lock is not None and session.lock.until_ms <= space.arrived_ms:
+                self._lose(subqueue, session)
+                session = sessions.find_or_make(accept.session_id)
+        lock = session.lock
+        if lock is None:
+            lock = session.lock = self._new_lock(accept.is_shared)
+            self._by_key[lock.key] = subqueue, session
+            self._ends.add(lock.until_ms, lock.key)
+            self._subqueues[subqueue.number] = subqueue
+        elif not (lock.is_shared and accept.is_shared and accept.token == lock.token):
+            raise Refused(
+                Reason.SESSION_LOCKED,
+                f"The session '{decode_session_id(session.id)}' cannot be accepted. It may be locked "
+                "by another receiver.",
+            )
+        lock.holders[client] = SessionHolder(client)
+        self._by_client[client] = lock.key
+        sessions.review(session)
+        space.answer(
+            client,
+            SessionAccepted(
+                space.number, subqueue.name, session.id, lock.token, lock.until_ms, accept.cookie
+            ),
+        )
+
+    def _new_lock(self, is_shared: bool) -> SessionLock:
+        space = self._space
+        self._keys += 1
+        token = space.messages.first_number.to_bytes(8, "big") + space.locks.new_nonce().to_bytes(8, "big")
+        return SessionLock(self._keys, token, space.locked_until_ms, is_shared)
+
+    def watch(self, client: ClientId, watch: WatchSessions) -> None:
+        """Tell the client when a session with messages is free."""
+        subqueue = self._space.messages.find(watch.subqueue)
+        self._watches.setdefault(subqueue.number, {})[client] = None
+
+    def tell_watchers(self) -> None:
+        """Report free sessions. The answers leave with the batch, so a client that then asks for one may be
+        given messages that this batch brought."""
+        space = self._space
+        for number in list(self._watches):
+            subqueue = space.subqueues[number]
+            if subqueue.sessions is not None and subqueue.sessions.free:
+                for client in self._watches.pop(number):
+                    space.answer(client, Arrived(space.number, subqueue.name))
+
+    # --- holding --------------------------------------------------------------------------------------------
+
+    def held(
+        self, client: ClientId, session_id: bytes | None, subqueue: Subqueue
+    ) -> tuple[MessageSession, SessionLock]:
+        """The session that a client holds in a subqueue, which must have this id. Raises
+        Refused(SESSION_LOCK_LOST)."""
+        found = self._by_key.get(self._by_client.get(client, 0))
+        if found is not None:
+            home, session = found
+            lock = session.lock
+            if (
+                home is subqueue
+                and session.id == session_id
+                and lock is not None
+                and lock.until_ms > self._space.arrived_ms
+            ):
+                return session, lock
+        raise session_lock_lost(session_id or b"")
+
+    def renew(self, client: ClientId, renew: RenewSession) -> None:
+        """Extend the lock of a session that `renew.holder` holds. Raises Refused(SESSION_LOCK_LOST)."""
+        space = self._space
+        subqueue = space.messages.find(renew.subqueue)
+        _, lock = self.held(renew.holder, renew.session_id, subqueue)
+        self._ends.cancel(lock.until_ms)
+        lock.until_ms = space.locked_until_ms
+        self._ends.add(lock.until_ms, lock.key)
+        for lease in lock.leases:
+            lease.until_ms = lock.until_ms
+        space.answer(client, SessionRenewed(lock.until_ms, renew.cookie))
+
+    def lease_by_number(self, lock: SessionLock, holder: ClientId, subqueue: Subqueue) -> Lease:
+        """A lease for messages that a holder has asked for by number."""
+        lease = self._space.locks.new_lease(subqueue.number, lock.until_ms, lock)
+        lock.leases[lease] = holder
+        return lease
+
+    # --- the end of a lock ----------------------------------------------------------------------------------
+
+    def run_out(self, until_ms: int) -> None:
+        """End the locks that end by `until_ms`, up to the batch's limit."""
+        batch, ended_max = self._space.batch, self._space.bounds.ended_locks_max
+        self._ended.add(self._ends.expire(until_ms))
+        while self._ended and batch.expired_locks < ended_max:
+            for key in self._ended.take(1):
+                found = self._by_key.get(key)
+                # A renewed lock comes out again at its new end.
+                if found is not None and found[1].lock is not None and found[1].lock.until_ms <= until_ms:
+                    self._lose(*found)
+
+    def _lose(self, subqueue: Subqueue, session: MessageSession) -> None:
+        """End a lock whose time is over: its messages have had a failed delivery."""
+        space, lock = self._space, session.lock
+        assert lock is not None
+        holders = list(lock.holders)
+        references = self._take_back(lock, list(lock.leases))
+        space.batch.expired_locks += len(references)
+        self._free(subqueue, session)
+        if references:
+            failed_delivery(space, self._time_to_live, subqueue, references, None)
+        for holder in holders:
+            close_grant(space, holder, subqueue.number)
+            space.answer(holder, SessionLost(space.number, subqueue.name))
+
+    def detach(self, client: ClientId) -> None:
+        """A holder has gone: its unsettled messages go back, and the last one frees the session."""
+        found = self._by_key.get(self._by_client.pop(client, 0))
+        for number, clients in list(self._watches.items()):
+            clients.pop(client, None)
+            if not clients:
+                del self._watches[number]
+        if found is None:
+            return
+        subqueue, session = found
+        lock = session.lock
+        assert lock is not None and subqueue.sessions is not None
+        references = self._take_back(lock, [lease for lease, owner in lock.leases.items() if owner == client])
+        self._space.batch.work += len(references)
+        del lock.holders[client]
+        if not lock.holders:
+            self._free(subqueue, session)
+        self._time_to_live.give_back(subqueue, references)
+        if session.lock is not None:
+            subqueue.sessions.review(session)
+
+    def _take_back(self, lock: SessionLock, leases: list[Lease]) -> list[Reference]:
+        """End some leases of a session; returns their messages, in order."""
+        taken: list[Reference] = []
+        for lease in leases:
+            references = [reference for reference in lease.references if reference.lease is lease]
+            taken += references
+            if references:
+                self._space.locks.take_back(lease, references)
+            lock.leases.pop(lease, None)
+        taken.sort(key=_number)
+        return taken
+
+    def _free(self, subqueue: Subqueue, session: MessageSession) -> None:
+        lock = session.lock
+        assert lock is not None and subqueue.sessions is not None
+        for client in lock.holders:
+            self._by_client.pop(client, None)
+        del self._by_key[lock.key]
+        self._ends.cancel(lock.until_ms)
+        session.lock = None
+        subqueue.sessions.review(session)
+
+    # --- handing out ----------------------------------------------------------------------------------------
+
+    def demand(self, client: ClientId, subqueue: Subqueue, demand: Demand) -> None:
+        """Raise a holder's demand. A client that holds no session is told that it has lost it."""
+        space = self._space
+        found = self._by_key.get(self._by_client.get(client, 0))
+        if found is None or found[0] is not subqueue:
+            space.answer(client, SessionLost(space.number, subqueue.name))
+            return
+        self._ask(subqueue, found[1], client, demand.count, demand.bytes_max)
+
+    def ask_again(self, grant: Grant, count: int, size: int) -> None:
+        """Restore a holder's demand for messages that were taken back from it."""
+        found = self._by_key.get(self._by_client.get(grant.client, 0))
+        if found is None:
+            return
+        subqueue, session = found
+        lock = session.lock
+        assert lock is not None
+        holder = lock.holders[grant.client]
+        left = holder.bytes if holder.count else grant.bytes_left
+        self._ask(subqueue, session, grant.client, count, size + left)
+
+    def _ask(
+        self, subqueue: Subqueue, session: MessageSession, client: ClientId, count: int, bytes_max: int
+    ) -> None:
+        lock = session.lock
+        assert lock is not None and subqueue.sessions is not None
+        holder = lock.holders[client]
+        holder.count += count
+        holder.bytes = max(bytes_max, 1)  # serving a client that can take nothing would never end
+        subqueue.sessions.review(session)
+
+    def withdraw(self, client: ClientId, subqueue: Subqueue) -> bool:
+        """Meet a holder's demand as far as possible, then end it. Returns False if that must continue in the
+        next batch."""
+        space = self._space
+        found = self._by_key.get(self._by_client.get(client, 0))
+        if found is None or found[0] is not subqueue:
+            return True
+        session = found[1]
+        lock, sessions = session.lock, subqueue.sessions
+        assert lock is not None and sessions is not None
+        holder = lock.holders[client]
+        if holder.count and session.available:
+            self._serve(subqueue, session, holder)
+            has_enough = has_granted_enough(space) and session.available
+            if holder.count and has_enough and (client, subqueue.number) not in space.batch.open_grants:
+                return False  # the batch has reached its limit, and this client has been given nothing yet
+        holder.count = 0
+        sessions.review(session)
+        close_grant(space, client, subqueue.number)
+        return True
+
+    def hand_out(self) -> None:
+        """End the batch by handing out the messages of hungry sessions."""
+        batch = self._space.batch
+        self._has_broken_off = False
+        for subqueue in self._subqueues.values():
+            sessions = subqueue.sessions
+            assert sessions is not None, "a session was locked"
+            if not sessions.hungry:
+                continue
+            batch.granted_bytes = batch.granted = 0
+            for session in list(sessions.hungry.values()):
+                lock = session.lock
+                assert lock is not None
+                for holder in list(lock.holders.values()):
+                    if holder.count:
+                        self._serve(subqueue, session, holder)
+                if session.id in sessions.hungry:
+                    sessions.hungry.move_to_end(session.id)
+                if has_granted_enough(self._space):
+                    self._has_broken_off = bool(sessions.hungry)
+                    break
+
+    def _serve(self, subqueue: Subqueue, session: MessageSession, holder: SessionHolder) -> None:
+        """Give a holder available messages of its session, up to its demand and the batch's limits."""
+        space, lock, sessions = self._space, session.lock, subqueue.sessions
+        assert lock is not None and sessions is not None
+        batch = space.batch
+        if lock.until_ms <= batch.now_ms:
+            return  # it ends with the next batch, and nothing may begin in it
+        while holder.count and session.available and not has_granted_enough(space):
+            grant = batch.open_grants.get((holder.client, subqueue.number))
+            lease = grant.lease if grant else space.locks.new_lease(subqueue.number, lock.until_ms, lock)
+            taken, expired, looks = subqueue.take_from_session(
+                session,
+                holder.count,
+                min(space.bounds.granted_bytes_max - batch.granted_bytes, holder.bytes),
+                lease,
+                batch.now_ms,
+                space.bounds.granted_max - batch.granted,
+            )
+            assert looks, "its available messages are waiting"
+            batch.granted += looks
+            if taken:
+                if grant is None:
+                    space.locks.start(lease)
+                    lock.leases[lease] = holder.client
+                    grant = new_grant(space, holder.client, lease)
+                    batch.open_grants[holder.client, subqueue.number] = grant
+                size = sum(reference.size for reference in taken)
+                batch.granted_bytes += size
+                holder.count -= len(taken)
+                holder.bytes -= size
+                if holder.bytes <= 0 and holder.count:
+                    grant.void += holder.count
+                    grant.answer.voids_demand = True
+                    holder.count = 0
+                grant.bytes_left = holder.bytes
+            self._time_to_live.expire(subqueue, expired)
+        sessions.review(session)
+
+    def check(self) -> None:
+        """Assert that the locked sessions are known by their keys and holders."""
+        locks: dict[int, SessionLock] = {}
+        for key, (subqueue, session) in self._by_key.items():
+            lock = session.lock
+            assert lock is not None and lock.key == key and subqueue.sessions is not None
+            assert subqueue.sessions.find(session.id) is session
+            locks[key] = lock
+        assert self._by_client == {client: key for key, lock in locks.items() for client in lock.holders}
+        for lock in locks.values():
+            assert set(lock.leases.values()) <= set(lock.holders)
+            assert all(lease.left > 0 and lease.session is lock for lease in lock.leases)
+            assert all(lease.until_ms == lock.until_ms for lease in lock.leases)
+        self._ends.check(lock.until_ms for lock in locks.values())
+
+
+def session_lock_lost(session_id: bytes) -> Refused:
+    """The refusal of an operation that needs the lock of a session."""
+    return Refused(
+        Reason.SESSION_LOCK_LOST,
+        f"The session lock for session '{decode_session_id(session_id)}' has expired, or another receiver "
+        "has it. Accept the session again.",
+    )
+
+
+def _number(reference: Reference) -> int:
+    return reference.sequence_number

@@ -1,0 +1,86 @@
+"""Operations on message sessions, and their answers (AMQP contract 5.4). Plain data, like those in
+`operations.py`, which lists all of them.
+
+A session-id is in UTF-8 here (`identifiers.py`). `holder` is the client that holds the session: the receiving
+link, on whose behalf somebody else may ask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from broker.identifiers import ClientId
+
+# --- operations ---------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class AcceptSession:
+    """Lock a message session for this client, until it detaches or the lock ends (AMQP contract 5.4).
+    Answered with `SessionAccepted` or `Failed`.
+
+    From then on, `Demand` of this client asks for the messages of this session. A client holds at most one
+    session.
+    """
+
+    subqueue: str
+    session_id: bytes | None
+    """In UTF-8; None for the session with messages that has been free for longest."""
+    is_shared: bool = False
+    """Other clients may hold the session as well, if they ask for it so and know the lock's token."""
+    token: bytes | None = None
+    """The token of a shared lock."""
+    cookie: object = None
+
+
+@dataclass(slots=True)
+class WatchSessions:
+    """Tell the client once when a session with messages is free. Answered with `Arrived`, now or later, as
+    `Watch` is."""
+
+    subqueue: str
+
+
+@dataclass(slots=True)
+class RenewSession:
+    """Extend the lock of a session by the entity's lock duration from now. Answered with `SessionRenewed` or
+    `Failed`."""
+
+    subqueue: str
+    session_id: bytes
+    holder: ClientId
+    """The client that holds the session."""
+    cookie: object = None
+
+
+# --- answers ------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class SessionAccepted:
+    """The client holds this session."""
+
+    partition: int
+    subqueue: str
+    session_id: bytes
+    token: bytes
+    """16 bytes that identify the lock."""
+    locked_until_ms: int
+    """In monotonic time."""
+    cookie: object
+
+
+@dataclass(slots=True)
+class SessionLost:
+    """The client holds no session here any more: the lock has ended. Its demand is void."""
+
+    partition: int
+    subqueue: str
+
+
+@dataclass(slots=True)
+class SessionRenewed:
+    """The lock of the session lasts until `locked_until_ms`, in monotonic time."""
+
+    locked_until_ms: int
+    cookie: object

@@ -1,0 +1,102 @@
+"""Requests about message sessions: carried out for the link of the connection that holds the session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from broker.entities.descriptions import QueueSettings
+from broker.identifiers import PARTITION_SHIFT, ClientId
+from broker.operations import Peek, Peeked, ReceiveDeferred
+from broker.session_operations import AcceptSession, RenewSession, SessionAccepted, SessionRenewed
+from protocol.codec import Described, Symbol, ULong
+from tests.support import raw_amqp as raw
+from tests.support.link_stack import until
+from tests.support.management_bench import Bench, status
+from tests.support.management_bench import bench as bench_of
+
+FILTER = "com.microsoft:session-filter"
+
+
+async def bench(partitions: int = 1) -> Bench:
+    return await bench_of(partitions, settings=QueueSettings(requires_session=True))
+
+
+async def hold(work: Bench, session_id: str) -> ClientId:
+    """Let a link of the same connection hold a session; returns its client."""
+    fields = raw.receiver_attach(7, "queue")
+    fields[5] = Described(ULong(raw.SOURCE), ["queue", *[None] * 6, {Symbol(FILTER): session_id}])
+    work.client.say(raw.frame(raw.ATTACH, fields))
+    await until(lambda: any(part.has(AcceptSession) for part in work.stack.parts))
+    part = work.stack.part_of(AcceptSession)
+    client = next(client for operation, client, _ in part.posted if isinstance(operation, AcceptSession))
+    id = session_id.encode()
+    part.answer(AcceptSession, lambda each: SessionAccepted(part.number, "", id, b"t" * 16, 0, each.cookie))
+    await work.client.hear()
+    return client
+
+
+async def test_a_renewal_is_for_the_link_that_holds_the_session() -> None:
+    work = await bench()
+    client = await hold(work, "a")
+    until_ms = work.stack.clock.monotonic_ms() + 5_000
+    asked: list[RenewSession] = []
+
+    def renew(number: int, operation: RenewSession) -> SessionRenewed:
+        asked.append(operation)
+        return SessionRenewed(until_ms, operation.cookie)
+
+    response = await work.ask("renew-session-lock", {"session-id": "a"}, {RenewSession: renew})
+    assert [(each.session_id, each.holder) for each in asked] == [(b"a", client)]
+    assert response.body == {"expiration": work.stack.clock.now_ms() + 5_000}
+
+
+@pytest.mark.parametrize(
+    ("operation", "body"),
+    [
+        ("renew-session-lock", {}),
+        ("receive-by-sequence-number", {"sequence-numbers": [1], "receiver-settle-mode": 1}),
+    ],
+)
+async def test_a_session_that_no_link_of_the_connection_holds_is_lost(
+    operation: str, body: dict[str, Any]
+) -> None:
+    work = await bench()
+    await hold(work, "a")
+    response = await work.ask(operation, {**body, "session-id": "b"})
+    assert status(response) == (410, "com.microsoft:session-lock-lost")
+    assert not any(part.has(RenewSession) or part.has(ReceiveDeferred) for part in work.stack.parts)
+
+
+@pytest.mark.parametrize("body", [{}, {"session-id": 7}], ids=str)
+async def test_a_renewal_needs_a_session(body: dict[str, Any]) -> None:
+    work = await bench()
+    assert status(await work.ask("renew-session-lock", body)) == (400, "com.microsoft:argument-error")
+
+
+async def test_peek_asks_the_partition_of_the_session_alone_and_needs_no_lock() -> None:
+    work = await bench(4)
+    number = work.stack.queue.router.number_of("a")
+    asked: list[tuple[int, Peek]] = []
+
+    def peek(partition: int, operation: Peek) -> Peeked:
+        asked.append((partition, operation))
+        return Peeked([], [], [], [], [], [], [], operation.cookie)
+
+    body = {"from-sequence-number": 1, "message-count": 5, "session-id": "a"}
+    assert status(await work.ask("peek-message", body, {Peek: peek}))[0] == 204
+    ((partition, operation),) = asked
+    assert (partition, operation.session_id, operation.count) == (number, b"a", 5)
+    beyond = {"from-sequence-number": (number + 1) << PARTITION_SHIFT, "message-count": 5}
+    assert status(await work.ask("peek-message", {**beyond, "session-id": "a"}))[0] == 204
+
+
+async def test_a_deferred_message_of_another_partition_is_not_in_the_session() -> None:
+    work = await bench(4)
+    other = (work.stack.queue.router.number_of("a") + 1) % 4 << PARTITION_SHIFT | 1
+    response = await work.ask(
+        "receive-by-sequence-number",
+        {"sequence-numbers": [other], "receiver-settle-mode": 1, "session-id": "a"},
+    )
+    assert status(response) == (404, "com.microsoft:message-not-found")

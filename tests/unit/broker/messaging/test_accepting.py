@@ -1,0 +1,158 @@
+"""Accepting message sessions over several partitions: who is asked, who is served, what is given back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import QueueSettings
+from broker.messaging.accepting import HeldSession, SessionFinder, SessionFinders, accept_named
+from broker.operations import Arrived, Detach, Failed, Unavailable
+from broker.session_operations import AcceptSession, SessionAccepted, SessionLost, WatchSessions
+from tests.support.link_stack import LinkStack, Part, turn, until
+
+WAIT_S = 20.0
+
+
+def stack_of(partitions: int = 4) -> LinkStack:
+    return LinkStack(partitions, QueueSettings(requires_session=True))
+
+
+def arrive(part: Part) -> None:
+    """The partition has a free session."""
+    part.answer(WatchSessions, lambda each: Arrived(part.number, each.subqueue))
+
+
+def give(part: Part, session_id: str) -> None:
+    part.answer(
+        AcceptSession,
+        lambda each: SessionAccepted(part.number, "", session_id.encode(), b"t" * 16, 0, each.cookie),
+    )
+
+
+def give_none(part: Part) -> None:
+    part.answer(AcceptSession, lambda each: Failed(Reason.SESSION_NOT_FOUND, "none", each.cookie))
+
+
+async def test_a_named_session_is_asked_for_in_its_partition_alone() -> None:
+    stack = stack_of()
+    asking = asyncio.ensure_future(accept_named(stack.queue, "", "cart"))
+    await turn()
+    part = stack.part_of(AcceptSession)
+    assert part.number == stack.queue.router.number_of("cart")
+    give(part, "cart")
+    held = await asking
+    assert (held.session_id, held.partition) == ("cart", part.number)
+
+
+async def test_a_refused_session_leaves_nothing_behind() -> None:
+    stack = stack_of(1)
+    asking = asyncio.ensure_future(accept_named(stack.queue, "", "cart"))
+    await turn()
+    stack.parts[0].answer(AcceptSession, lambda each: Failed(Reason.SESSION_LOCKED, "held", each.cookie))
+    with pytest.raises(Refused, match="held"):
+        await asking
+    assert stack.parts[0].has(Detach)
+
+
+async def test_whoever_stops_waiting_for_a_named_session_gives_it_back() -> None:
+    stack = stack_of(1)
+    asking = asyncio.ensure_future(accept_named(stack.queue, "", "cart"))
+    await turn()
+    asking.cancel()
+    await turn()
+    assert asking.cancelled() and stack.parts[0].has(Detach)
+
+
+async def test_clients_are_served_in_the_order_in_which_they_came_and_partitions_in_turn() -> None:
+    stack, finders = stack_of(2), SessionFinders()
+    clients = [asyncio.ensure_future(finders.accept_next(stack.queue, "", WAIT_S)) for _ in range(3)]
+    await turn()
+    first, second = stack.parts
+    arrive(first)
+    asked = first.take_all(AcceptSession)
+    assert len(asked) == 3, "as long as it has not said that it has no more, it may have one for each"
+    stack, finders = stack_of(2), SessionFinders()
+    for client in clients:
+        client.cancel()
+    clients = [asyncio.ensure_future(finders.accept_next(stack.queue, "", WAIT_S)) for _ in range(3)]
+    await turn()
+    first, second = stack.parts
+    arrive(first)
+    give(first, "a")
+    give_none(first)
+    assert first.has(WatchSessions), "it is to say when it has another one"
+    give_none(first)
+    assert (await clients[0]).session_id == "a"
+    arrive(second)
+    give(second, "b")
+    assert (await clients[1]).session_id == "b", "it kept its place"
+    arrive(first)
+    while not first.has(AcceptSession):
+        give_none(second)
+    give(first, "c")
+    assert (await clients[2]).session_id == "c"
+
+
+async def test_nobody_waits_longer_than_it_says() -> None:
+    stack, finders = stack_of(1), SessionFinders()
+    with pytest.raises(Refused) as refused:
+        await finders.accept_next(stack.queue, "", 0.01)
+    assert refused.value.reason is Reason.TIMEOUT
+    arrive(stack.parts[0])
+    assert not stack.parts[0].has(AcceptSession), "nobody waits for it"
+
+
+async def test_clients_that_have_stopped_waiting_are_forgotten() -> None:
+    stack = stack_of(1)
+    finder = SessionFinder(stack.queue, "")
+    stays = asyncio.ensure_future(finder.accept())
+    await turn()
+    for _ in range(500):
+        leaves = asyncio.ensure_future(finder.accept())
+        await asyncio.sleep(0)
+        leaves.cancel()
+        await asyncio.wait([leaves])
+    assert len(finder._waiting) < 250
+    arrive(stack.parts[0])
+    give(stack.parts[0], "a")
+    assert (await stays).session_id == "a"
+
+
+async def test_a_session_that_comes_too_late_goes_back_and_the_next_client_is_served() -> None:
+    stack, finders = stack_of(1), SessionFinders()
+    gone = asyncio.ensure_future(finders.accept_next(stack.queue, "", WAIT_S))
+    await turn()
+    arrive(stack.parts[0])
+    gone.cancel()
+    await turn()
+    give(stack.parts[0], "a")
+    assert stack.parts[0].has(Detach)
+    stays = asyncio.ensure_future(finders.accept_next(stack.queue, "", WAIT_S))
+    await turn()
+    give(stack.parts[0], "a")
+    assert (await stays).session_id == "a"
+
+
+async def test_a_partition_that_goes_down_is_watched_again_and_another_one_serves() -> None:
+    stack, finders = stack_of(2), SessionFinders()
+    client = asyncio.ensure_future(finders.accept_next(stack.queue, "", WAIT_S))
+    await turn()
+    first, second = stack.parts
+    first.answer(WatchSessions, lambda each: Unavailable(0))
+    arrive(second)
+    second.answer(AcceptSession, lambda each: Failed(Reason.PARTITION_UNAVAILABLE, "down", each.cookie))
+    await until(lambda: first.has(WatchSessions) and second.has(WatchSessions))
+    arrive(first)
+    give(first, "a")
+    assert (await client).session_id == "a"
+
+
+def test_a_held_session_tells_of_its_loss_also_if_nobody_listened_yet() -> None:
+    heard: list[str] = []
+    held = HeldSession()
+    held.heard(SessionLost(0, ""))
+    held.on_lost(lambda: heard.append("lost"))
+    assert heard == ["lost"]

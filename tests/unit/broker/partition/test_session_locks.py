@@ -1,0 +1,312 @@
+"""Message sessions in a partition: accepting, order, locks that are renewed, lost or given up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.base.errors import Reason
+from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
+from broker.operations import (
+    NO_CLIENT,
+    Abandon,
+    Answer,
+    Arrived,
+    ClientId,
+    Complete,
+    DeadLetter,
+    Defer,
+    Demand,
+    Detach,
+    Failed,
+    Locked,
+    ReceiveDeferred,
+    Renewed,
+    RenewLocks,
+    Send,
+    Sent,
+    Settled,
+    Withdraw,
+    Withdrawn,
+)
+from broker.partition.batch_bounds import Bounds
+from broker.partition.task import TaskLimits
+from broker.session_operations import (
+    AcceptSession,
+    RenewSession,
+    SessionAccepted,
+    SessionLost,
+    SessionRenewed,
+    WatchSessions,
+)
+from tests.support.partition_harness import Harness, one
+
+LOCK_MS = 60_000
+TICK_MS = Bounds().tick_ms
+
+
+def harness_of(limits: TaskLimits | None = None, **settings: Any) -> Harness:
+    return Harness(QueueSettings(requires_session=True, lock_duration_ms=LOCK_MS, **settings), limits=limits)
+
+
+async def send(harness: Harness, session: str, *bodies: str, ttl_ms: int | None = None) -> int:
+    """Send messages of one session; returns the first sequence number."""
+    data = [body.encode() for body in bodies]
+    columns: dict[str, list[int | bytes | None]] = {"session_id": [session.encode()] * len(data)}
+    ttl = None if ttl_ms is None else [ttl_ms] * len(data)
+    return one(await harness.do(1000, Send(data, ttl, None, columns)), Sent).first
+
+
+async def accept(harness: Harness, client: int, session: str | None = None) -> Answer:
+    """Accept a session; returns the answer."""
+    (answer,) = await harness.do(
+        client, AcceptSession(MAIN, session.encode() if session is not None else None)
+    )
+    return answer
+
+
+async def accepted(harness: Harness, client: int, session: str | None = None) -> str:
+    """Accept a session that must be free; returns its id."""
+    answer = await accept(harness, client, session)
+    assert isinstance(answer, SessionAccepted), answer
+    return answer.session_id.decode()
+
+
+async def receive(harness: Harness, client: int, count: int = 10) -> list[str]:
+    """Ask for messages and return the bodies of those that are there."""
+    return bodies(await harness.do(client, Demand(MAIN, count), Withdraw(MAIN)))
+
+
+def bodies(answers: list[Answer]) -> list[str]:
+    return [body.decode() for each in answers if isinstance(each, Locked) for body in each.messages]
+
+
+def refusal(answer: Answer) -> Reason:
+    assert isinstance(answer, Failed), answer
+    return answer.reason
+
+
+async def test_a_session_is_received_in_order_and_no_other_message_with_it() -> None:
+    harness = harness_of()
+    await send(harness, "a", "a1", "a2")
+    await send(harness, "b", "b1")
+    await send(harness, "a", "a3")
+    assert await accepted(harness, 1, "a") == "a"
+    assert await receive(harness, 1) == ["a1", "a2", "a3"]
+    assert await harness.do(1, Demand(MAIN, 10)) == []
+    await send(harness, "b", "b2")
+    assert harness.take(1) == []
+    await send(harness, "a", "a4")
+    assert bodies(harness.take(1)) == ["a4"], "standing demand"
+    assert await accepted(harness, 2, "b") == "b"
+    assert await receive(harness, 2) == ["b1", "b2"]
+
+
+async def test_a_locked_session_is_refused_to_others_until_its_holder_detaches() -> None:
+    harness = harness_of()
+    await send(harness, "a", "a1", "a2", "a3")
+    await accepted(harness, 1, "a")
+    locked = await harness.receive(1, 2)
+    assert refusal(await accept(harness, 2, "a")) is Reason.SESSION_LOCKED
+    assert refusal(await accept(harness, 2)) is Reason.SESSION_NOT_FOUND
+    one(await harness.do(1, Complete(locked.tokens[:1])), Settled)
+    assert await harness.do(1, Detach()) == []
+    assert await accepted(harness, 2) == "a"
+    again = await harness.receive(2, 3)
+    assert again.messages == [b"a2", b"a3"] and again.delivery_counts == [0, 0]
+    late = one(await harness.do(1, Complete(locked.tokens[1:])), Settled)
+    assert late.failures == {0: Reason.LOCK_LOST}, "it went to another receiver"
+
+
+async def test_the_next_free_session_is_the_one_that_has_been_free_for_longest() -> None:
+    harness = harness_of()
+    for name in ("a", "b", "c"):
+        await send(harness, name, name)
+    assert [await accepted(harness, client) for client in (1, 2)] == ["a", "b"]
+    await harness.do(1, Detach())
+    assert [await accepted(harness, client) for client in (3, 4)] == ["c", "a"]
+    assert refusal(await accept(harness, 5)) is Reason.SESSION_NOT_FOUND
+    assert await accepted(harness, 5, "empty") == "empty", "a session needs no message to be accepted by name"
+    assert await receive(harness, 5) == []
+    await send(harness, "empty", "now")
+    assert await receive(harness, 5) == ["now"]
+
+
+async def test_when_its_lock_ends_a_session_is_lost_and_its_messages_had_a_failed_delivery() -> None:
+    harness = harness_of(max_delivery_count=2)
+    await send(harness, "a", "a1", "a2")
+    await accepted(harness, 1, "a")
+    first = await harness.receive(1, 1)
+    await harness.advance(LOCK_MS + TICK_MS)
+    one(harness.take(1), SessionLost)
+    assert one(await harness.do(1, Complete(first.tokens)), Settled).failures == {0: Reason.LOCK_LOST}
+    one(await harness.do(1, Demand(MAIN, 1)), SessionLost)
+    assert await accepted(harness, 2) == "a"
+    second = await harness.receive(2, 2)
+    assert second.messages == [b"a1", b"a2"] and second.delivery_counts == [1, 0]
+    await harness.advance(LOCK_MS + TICK_MS)
+    assert (await harness.peek(DEAD_LETTER)).messages == [b"a1"], "at the maximum delivery count"
+    await accepted(harness, 3, "a")
+    assert (await harness.receive(3, 2)).messages == [b"a2"]
+
+
+async def test_a_renewal_extends_the_session_and_all_its_messages() -> None:
+    harness = harness_of()
+    await send(harness, "a", "a1", "a2")
+    await accepted(harness, 1, "a")
+    before = await harness.receive(1, 1)
+    await harness.advance(LOCK_MS // 2)
+    renewed = one(await harness.do(7, RenewSession(MAIN, b"a", ClientId(1))), SessionRenewed)
+    assert renewed.locked_until_ms == before.locked_until_ms + LOCK_MS // 2
+    await harness.advance(LOCK_MS // 2 + TICK_MS)
+    after = await harness.receive(1, 1)
+    assert after.locked_until_ms == renewed.locked_until_ms
+    assert one(await harness.do(1, Complete([*before.tokens, *after.tokens])), Settled).failures == {}
+    for holder, session in ((NO_CLIENT, b"a"), (ClientId(2), b"a"), (ClientId(1), b"b")):
+        (answer,) = await harness.do(7, RenewSession(MAIN, session, holder))
+        assert refusal(answer) is Reason.SESSION_LOCK_LOST
+    await harness.advance(LOCK_MS + TICK_MS)
+    (answer,) = await harness.do(7, RenewSession(MAIN, b"a", ClientId(1)))
+    assert refusal(answer) is Reason.SESSION_LOCK_LOST
+
+
+async def test_the_lock_of_a_message_cannot_be_renewed_without_its_session() -> None:
+    harness = harness_of()
+    await send(harness, "a", "a1")
+    await accepted(harness, 1, "a")
+    locked = await harness.receive(1)
+    assert one(await harness.do(1, RenewLocks(locked.tokens)), Renewed).failures == {0: Reason.NOT_ALLOWED}
+
+
+async def test_an_abandoned_message_comes_again_before_those_behind_it() -> None:
+    harness = harness_of(max_delivery_count=2)
+    await send(harness, "a", *"123456")
+    await accepted(harness, 1, "a")
+    locked = await harness.receive(1, 4)
+    await harness.do(1, Abandon(locked.tokens[1:2]))
+    await harness.do(1, DeadLetter(locked.tokens[2:3]))
+    assert await receive(harness, 1, 2) == ["2", "5"]
+    await harness.do(1, Detach())
+    await accepted(harness, 2, "a")
+    assert await receive(harness, 2) == ["1", "2", "4", "5", "6"]
+    assert (await harness.peek(DEAD_LETTER)).messages == [b"3"]
+
+
+async def test_a_deferred_message_stays_in_its_session_and_needs_its_lock() -> None:
+    harness = harness_of()
+    first = await send(harness, "a", "a1", "a2")
+    await accepted(harness, 1, "a")
+    locked = await harness.receive(1, 1)
+    await harness.do(1, Defer(locked.tokens))
+    assert await receive(harness, 1) == ["a2"]
+    for session, holder in ((b"a", 2), (b"b", 1), (None, 1)):
+        (answer,) = await harness.do(
+            7, ReceiveDeferred(MAIN, [first], None, None, session, ClientId(holder)), Detach()
+        )
+        assert refusal(answer) is Reason.SESSION_LOCK_LOST
+    deferred = one(
+        await harness.do(7, ReceiveDeferred(MAIN, [first], None, None, b"a", ClientId(1)), Detach()), Locked
+    )
+    assert deferred.messages == [b"a1"] and deferred.delivery_counts == [1]
+    await harness.do(1, Detach())
+    assert one(await harness.do(1, Complete(deferred.tokens)), Settled).failures == {0: Reason.LOCK_LOST}
+    await accepted(harness, 2, "a")
+    again = one(
+        await harness.do(7, ReceiveDeferred(MAIN, [first], None, None, b"a", ClientId(2)), Detach()), Locked
+    )
+    assert again.delivery_counts == [1], "the end of a link counts no delivery"
+    assert one(await harness.do(2, Complete(again.tokens)), Settled).failures == {}
+    other = await send(harness, "b", "b1")
+    (answer,) = await harness.do(7, ReceiveDeferred(MAIN, [other], None, None, b"a", ClientId(2)), Detach())
+    assert refusal(answer) is Reason.MESSAGE_NOT_FOUND
+
+
+async def test_a_watch_tells_of_the_next_free_session_once() -> None:
+    harness = harness_of()
+    assert await harness.do(9, WatchSessions(MAIN)) == []
+    await send(harness, "a", "a1", "a2")
+    one(harness.take(9), Arrived)
+    one(await harness.do(9, WatchSessions(MAIN)), Arrived)
+    await accepted(harness, 1)
+    assert await harness.do(9, WatchSessions(MAIN)) == []
+    await receive(harness, 1, 1)
+    await harness.do(1, Detach())
+    one(harness.take(9), Arrived)
+    await accepted(harness, 2)
+    await harness.do(9, WatchSessions(MAIN), Detach())
+    await harness.do(2, Detach())
+    assert harness.take(9) == []
+
+
+async def test_a_restart_frees_every_session_and_finds_its_messages_in_order() -> None:
+    harness = harness_of()
+    await send(harness, "a", *"12345")
+    await send(harness, "b", "b1")
+    await accepted(harness, 1, "a")
+    locked = await harness.receive(1, 5)
+    await harness.do(1, Complete(locked.tokens[1:2]))
+    await harness.do(1, Abandon(locked.tokens[2:3]))
+    await harness.do(1, Defer(locked.tokens[3:4]))
+    for clean in (False, True):
+        await harness.restart(clean=clean)
+        assert await accepted(harness, 1, "a") == "a" and await accepted(harness, 2) == "b"
+        assert await receive(harness, 1) == ["1", "3", "5"] and await receive(harness, 2) == ["b1"]
+        (answer,) = await harness.do(1, RenewSession(MAIN, b"b", ClientId(1)))
+        assert refusal(answer) is Reason.SESSION_LOCK_LOST
+
+
+async def test_expired_messages_leave_their_session() -> None:
+    harness = harness_of()
+    await send(harness, "a", "a1", ttl_ms=1_000)
+    await send(harness, "b", "b1", ttl_ms=1_000)
+    await send(harness, "b", "b2")
+    await harness.advance(1_100)
+    assert await accepted(harness, 1) == "b"
+    assert await receive(harness, 1) == ["b2"]
+    assert refusal(await accept(harness, 2)) is Reason.SESSION_NOT_FOUND
+
+
+async def test_several_clients_hold_a_shared_session_if_they_know_its_token() -> None:
+    harness = harness_of()
+    await send(harness, "a", *"1234")
+    first = one(await harness.do(1, AcceptSession(MAIN, None, is_shared=True)), SessionAccepted)
+    for token in (None, bytes(16)):
+        (answer,) = await harness.do(2, AcceptSession(MAIN, b"a", is_shared=True, token=token))
+        assert refusal(answer) is Reason.SESSION_LOCKED
+    assert refusal(await accept(harness, 2, "a")) is Reason.SESSION_LOCKED
+    second = one(
+        await harness.do(2, AcceptSession(MAIN, b"a", is_shared=True, token=first.token)), SessionAccepted
+    )
+    assert (second.token, second.locked_until_ms) == (first.token, first.locked_until_ms)
+    assert await receive(harness, 1, 2) == ["1", "2"] and await receive(harness, 2, 1) == ["3"]
+    await harness.do(1, Detach())
+    assert await receive(harness, 2, 9) == ["1", "2", "4"], "what the first one held goes to the second"
+    assert refusal(await accept(harness, 3, "a")) is Reason.SESSION_LOCKED
+    await harness.do(2, Detach())
+    await accepted(harness, 3, "a")
+
+
+async def test_the_bounds_of_a_batch_apply_to_sessions_and_all_are_served_in_the_end() -> None:
+    harness = harness_of(TaskLimits(bounds=Bounds(granted_max=3)))
+    for client in range(1, 5):
+        await send(harness, str(client), *"abcd")
+        await accepted(harness, client, str(client))
+    for client in range(1, 5):
+        harness.post(client, Demand(MAIN, 4))
+    await harness.settle()
+    for client in range(1, 5):
+        assert bodies(harness.take(client)) == [*"abcd"]
+
+
+async def test_a_demand_ends_at_its_bytes() -> None:
+    harness = harness_of()
+    await send(harness, "a", "1234", "5678", "9")
+    await accepted(harness, 1, "a")
+    locked = one(await harness.do(1, Demand(MAIN, 10, bytes_max=5)), Locked)
+    assert locked.messages == [b"1234", b"5678"] and locked.voids_demand
+    assert await harness.do(1, Withdraw(MAIN)) == [Withdrawn(harness.number, MAIN)]
+
+
+async def test_a_queue_without_sessions_refuses_to_accept_one() -> None:
+    harness = Harness()
+    (answer,) = await harness.do(1, AcceptSession(MAIN, b"a"))
+    assert refusal(answer) is Reason.NOT_ALLOWED
