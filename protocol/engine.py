@@ -4,7 +4,7 @@ Drives proton's C engine through its cffi surface, because one Python wrapper ob
 more than everything else together. Plain deliveries (whole messages, their acceptance) go through `runs.py`,
 many in one call. The rest is decided in Python, one event at a time: `deliveries.py` handles transfers and
 dispositions, `link_table.py` links and sessions, and this file the connection itself. python-qpid-proton is
-pinned, and `tests/unit/protocol/test_engine_surface.py` fails when an upgrade changes what is used here.
+pinned, and `tests/unit/protocol/test_proton_values.py` fails when an upgrade changes what is used here.
 
 Proton leaves three things to us:
 

@@ -11,42 +11,12 @@ from pathlib import Path
 import pytest
 
 from storage.catalogue import Catalogue
-from storage.check import Progress, check_documents, check_log, log_folders
-from storage.disk import LocalDisk
+from storage.check import Progress, check_documents, check_log
 from storage.document_file import file_name_of
-from storage.log import Frame, Position
 from storage.segment import SEGMENT_HEADER_BYTES
-from storage.survey import Finding, Gap, LogFolder, Severity, frames, survey_files
-from tests.support.logs import ENTITY, acquired, append, checkpoint_of, flip, small_store
-
-DISK = LocalDisk()
-
-
-async def written(root: Path, *, trim: bool = False) -> list[Position]:
-    """Write twelve commits, three to a segment, with two checkpoints, the last one at the end; returns the
-    commits' positions."""
-    positions: list[Position] = []
-    async with acquired(root, segment_bytes_max=700) as log:
-        for number in range(12):
-            positions.append(await append(log, b"%02d" % number * 30))
-            if number in (7, 11):
-                await log.save_checkpoint(checkpoint_of(log.end, b"state"))
-        if trim:
-            await log.trim(positions[4])
-    return positions
-
-
-def folder_of(root: Path) -> LogFolder:
-    [folder] = log_folders(DISK, root)
-    return folder
-
-
-def check(root: Path) -> list[Finding]:
-    return check_log(DISK, folder_of(root), lambda seconds: None, Progress())
-
-
-def files(root: Path, suffix: str) -> list[Path]:
-    return sorted(path for path in root.rglob(f"*{suffix}") if path.is_file())
+from storage.survey import Finding, Severity
+from tests.support.logs import ENTITY, append, checkpoint_of, flip, small_store
+from tests.support.surveyed import DISK, check, files, folder_of, written
 
 
 @pytest.mark.parametrize("trim", [False, True], ids=["whole", "trimmed"])
@@ -73,25 +43,6 @@ async def test_every_bit_that_is_turned_is_found_where_it_is(tmp_path: Path, tri
     assert check(tmp_path) == []
 
 
-async def test_behind_a_damaged_frame_reading_goes_on(tmp_path: Path) -> None:
-    positions = await written(tmp_path)
-    first, second, *_ = files(tmp_path, ".segment")
-    flip(first, SEGMENT_HEADER_BYTES + positions[1] + 70)
-    flip(second, 30)
-    flip(second, SEGMENT_HEADER_BYTES + 8)
-    survey = survey_files(DISK, folder_of(tmp_path))
-    found = list(frames(DISK, survey))
-    assert [frame.position for frame in found if isinstance(frame, Frame)] == [
-        each for each in positions if each not in (positions[1], positions[3])
-    ]
-    gaps = [gap for gap in found if isinstance(gap, Gap)]
-    assert [(gap.path, gap.position, gap.end) for gap in gaps] == [
-        (first, positions[1], positions[2]),
-        (second, positions[3], positions[4]),
-    ]
-    assert [gap.offset for gap in gaps] == [SEGMENT_HEADER_BYTES + positions[1], SEGMENT_HEADER_BYTES]
-
-
 @pytest.mark.parametrize("trim", [False, True], ids=["whole", "trimmed"])
 async def test_every_file_that_is_missing_or_cut_off_is_found(tmp_path: Path, trim: bool) -> None:
     await written(tmp_path / "good", trim=trim)
@@ -112,30 +63,6 @@ async def test_every_file_that_is_missing_or_cut_off_is_found(tmp_path: Path, tr
                 [finding] = found
                 assert finding.path == str(path) and finding.offset <= cut
             shutil.rmtree(root)
-
-
-async def test_the_folder_of_a_log_that_is_missing_is_found(tmp_path: Path) -> None:
-    await written(tmp_path)
-    shutil.rmtree(tmp_path / "logs")
-    [finding] = check(tmp_path)
-    assert (finding.severity, finding.entity, finding.partition) == (Severity.UNUSABLE, ENTITY, 0)
-    assert "all segments of the log are missing" in finding.why
-
-
-async def test_an_unfinished_commit_is_no_damage(tmp_path: Path) -> None:
-    async with acquired(tmp_path) as log:
-        for number in range(3):
-            await append(log, b"%d" % number * 100)
-        [path] = files(tmp_path, ".segment")
-        end = SEGMENT_HEADER_BYTES + log.end
-    whole = path.read_bytes()[:end]
-    assert len(whole) == end
-    for cut in (end - 1, end - 100, end - 150):
-        path.write_bytes(whole[:cut] + bytes(1_000))
-        [finding] = check(tmp_path)
-        assert (finding.severity, finding.path) == (Severity.NOTE, str(path)) and finding.offset < cut
-    path.write_bytes(whole + bytes(5_000))
-    assert check(tmp_path) == [], "room that is not used yet"
 
 
 async def test_a_log_that_is_written_to_rolled_checkpointed_trimmed_and_acquired_meanwhile_is_sound(

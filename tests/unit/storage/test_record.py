@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from storage.log import FRAME_HEADER_BYTES, RECORD_HEADER_BYTES, Commit, Frame, Position
+from storage.log import FRAME_HEADER_BYTES, Position
 from storage.record import CHAIN_START, NO_DIGEST, Chain, FrameCodec, after, crc32c, digest_of, follows
 
 SALT = bytes(range(16))
@@ -47,25 +47,3 @@ def test_a_frame_follows_only_at_its_position_in_its_turn_and_behind_its_predece
     assert not follows(place._replace(position=Position(68)), second)
     assert not follows(place._replace(sequence=2), second)
     assert not follows(place._replace(before=NO_DIGEST), second)
-
-
-def test_records_come_back_where_the_commit_said_they_would_stand() -> None:
-    commit = Commit(Position(0))
-    assert not commit
-    offsets = [
-        commit.add(1, [b"ab", b"", b"cd"]),
-        commit.add(2, [], version=9),
-        commit.add(255, [b"x" * 500]),
-    ]
-    assert commit and commit.bytes == sum(map(len, commit.parts))
-    body = b"".join(commit.parts)
-    frame = Frame(Position(0), bytes(FRAME_HEADER_BYTES) + body)
-    records = frame.records()
-    assert [(record.kind, record.version, bytes(record.body)) for record in records] == [
-        (1, 1, b"abcd"),
-        (2, 9, b""),
-        (255, 1, b"x" * 500),
-    ]
-    assert [record.offset for record in records] == offsets
-    assert frame.data[offsets[0] : offsets[0] + 4] == b"abcd"
-    assert offsets[1] == offsets[0] + 4 + RECORD_HEADER_BYTES

@@ -15,11 +15,19 @@ WAIT_S = 20
 
 
 @pytest.fixture
-def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
+def released() -> threading.Event:
+    """What work that hangs waits for. Set after each test, so that a test that fails does not hang."""
+    return threading.Event()
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch, released: threading.Event) -> Iterator[Workers]:
     monkeypatch.setattr(module, "LOOK_S", 0.01)
     pool = Workers(2, "test")
     yield pool
-    pool.shutdown()
+    released.set()
+    pool.shutdown(wait=False)
+    assert pool.join(WAIT_S)
 
 
 async def run(pool: Workers, *functions: Callable[[], object]) -> list[object]:
@@ -44,8 +52,7 @@ async def test_no_more_threads_work_at_a_time_than_there_may_be(workers: Workers
     assert len(workers._threads) == 2
 
 
-async def test_work_that_hangs_holds_up_no_other_work(workers: Workers) -> None:
-    released = threading.Event()
+async def test_work_that_hangs_holds_up_no_other_work(workers: Workers, released: threading.Event) -> None:
     loop = asyncio.get_running_loop()
     hung = [loop.run_in_executor(workers, released.wait) for _ in range(6)]
     assert await run(workers, lambda: 1) == [1]
@@ -56,8 +63,7 @@ async def test_work_that_hangs_holds_up_no_other_work(workers: Workers) -> None:
     assert not workers._stuck
 
 
-async def test_the_end_does_not_wait_for_work_that_hangs(workers: Workers) -> None:
-    released = threading.Event()
+async def test_the_end_does_not_wait_for_work_that_hangs(workers: Workers, released: threading.Event) -> None:
     hung = asyncio.get_running_loop().run_in_executor(workers, released.wait)
     workers.shutdown(wait=False)
     assert not workers.join(0.01)
