@@ -52,7 +52,11 @@ class DamagedIdentity(WrongFolders):
     """A folder's file no longer tells which folder it is."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(f"{path} is damaged, so this data folder does not say whose it is")
+        super().__init__(
+            f"{path} is damaged, so this data folder does not say whose it is. Run 'partibus repair' with "
+            "all data folders of the broker named: it says whether it can write the file again, and does so "
+            "with --yes"
+        )
         self.path = path
 
 
@@ -68,7 +72,9 @@ class Folder:
 
 
 @dataclass(slots=True, frozen=True)
-class _Identity:
+class Identity:
+    """What a file `folder` says."""
+
     set: str
     id: str
     folders: tuple[tuple[str, Path], ...]
@@ -81,11 +87,11 @@ def arrange(disk: Disk, paths: Sequence[Path]) -> list[Folder]:
     A folder whose identity is damaged or unreadable counts as missing if the other folders list it. Raises
     WrongFolders, DiskFailed.
     """
-    found: dict[Path, _Identity | None] = {}
+    found: dict[Path, Identity | None] = {}
     unreadable: dict[Path, DamagedIdentity | StorageError] = {}
     for path in paths:
         try:
-            found[path] = _read(disk, path)
+            found[path] = read_identity(disk, path)
         except DamagedIdentity as error:
             unreadable[path] = error
         except OSError as error:
@@ -97,7 +103,7 @@ def arrange(disk: Disk, paths: Sequence[Path]) -> list[Folder]:
             return [Folder(paths[0])]
         with contextlib.ExitStack() as locks:
             for path, identity in found.items():
-                if identity is not None or _has_data(disk, path):
+                if identity is not None or has_data(disk, path):
                     _lock(disk, path, locks)
             return _arrange(disk, found)
     except OSError as error:
@@ -105,7 +111,7 @@ def arrange(disk: Disk, paths: Sequence[Path]) -> list[Folder]:
 
 
 def _check_named(
-    found: Mapping[Path, _Identity | None], unreadable: Mapping[Path, DamagedIdentity | StorageError]
+    found: Mapping[Path, Identity | None], unreadable: Mapping[Path, DamagedIdentity | StorageError]
 ) -> None:
     """Raise the error of an unreadable folder, unless the other folders list it: then it counts as missing,
     and they serve."""
@@ -122,11 +128,12 @@ def _check_named(
         if latest is None or not ids:
             raise error
         if isinstance(error, DamagedIdentity):
-            line = _line(_Identity(latest.set, ids[0], latest.folders)).decode().rstrip()
+            line = _line(Identity(latest.set, ids[0], latest.folders)).decode().rstrip()
             log.error(
                 "folder.damaged",
                 path=str(path / FILE_NAME),
-                advice="Its partitions are unavailable until the file has this line.",
+                advice="Its partitions are unavailable until the file has this line. 'partibus repair' can "
+                "write it, with the broker stopped.",
                 line=line,
             )
         else:
@@ -136,7 +143,9 @@ def _check_named(
 def unnamed(disk: Disk, paths: Sequence[Path]) -> list[Path]:
     """The recorded paths of folders that belong to the same broker but are not among `paths`. Changes
     nothing. Raises WrongFolders, OSError."""
-    identities = [identity for identity in (_read(disk, path) for path in paths) if identity is not None]
+    identities = [
+        identity for identity in (read_identity(disk, path) for path in paths) if identity is not None
+    ]
     known = max((identity.folders for identity in identities), key=len, default=())
     named = {identity.id for identity in identities}
     return [path for id_, path in known if id_ not in named]
@@ -150,10 +159,10 @@ def _lock(disk: Disk, path: Path, locks: contextlib.ExitStack) -> None:
     locks.callback(close_quietly, disk, fd)
 
 
-def _arrange(disk: Disk, found: dict[Path, _Identity | None]) -> list[Folder]:
+def _arrange(disk: Disk, found: dict[Path, Identity | None]) -> list[Folder]:
     identities = {path: identity for path, identity in found.items() if identity is not None}
     blank = [path for path, identity in found.items() if identity is None]
-    with_data = [path for path in blank if _has_data(disk, path)]
+    with_data = [path for path in blank if has_data(disk, path)]
     sets = {identity.set for identity in identities.values()}
     if len(sets) > 1 or len(with_data) > (not sets):
         strangers = with_data if sets else with_data[1:]
@@ -189,9 +198,9 @@ def _arrange(disk: Disk, found: dict[Path, _Identity | None]) -> list[Folder]:
     set_id = next(iter(sets), None) or uuid.uuid4().hex
     # New folders first, so that after a crash the longer list in any of them leads to the same arrangement.
     for id_, path in reversed(entries):
-        if found[path] is None or found[path] != _Identity(set_id, id_, wanted):
+        if found[path] is None or found[path] != Identity(set_id, id_, wanted):
             make_root(disk, path)
-            _write(disk, path, _Identity(set_id, id_, wanted))
+            write_identity_file(disk, path, Identity(set_id, id_, wanted))
     for path in new:
         log.info("folder.added", path=str(path), number=len(known) + new.index(path))
     return [Folder(path, id_) for id_, path in entries]
@@ -205,15 +214,17 @@ def _is_there(disk: Disk, path: Path, id_: str) -> bool:
     return True
 
 
-def _has_data(disk: Disk, path: Path) -> bool:
+def has_data(disk: Disk, path: Path) -> bool:
+    """Whether a broker has used this folder. Raises OSError."""
     return not {CATALOGUE_DIRECTORY, "logs"}.isdisjoint(disk.names(path))
 
 
-def _write(disk: Disk, path: Path, identity: _Identity) -> None:
+def write_identity_file(disk: Disk, path: Path, identity: Identity) -> None:
+    """Write the file `folder` of an existing folder, durably. Raises StorageError, OSError."""
     close_quietly(disk, publish(disk, path / FILE_NAME, [_line(identity)]))
 
 
-def _line(identity: _Identity) -> bytes:
+def _line(identity: Identity) -> bytes:
     fields = {
         "version": _VERSION,
         "set": identity.set,
@@ -224,7 +235,7 @@ def _line(identity: _Identity) -> bytes:
     return b"%08x %s\n" % (crc32c(content), content)
 
 
-def _read(disk: Disk, path: Path) -> _Identity | None:
+def read_identity(disk: Disk, path: Path) -> Identity | None:
     """A folder's identity; None if the folder or its file is missing. Raises WrongFolders, OSError."""
     if FILE_NAME not in disk.names(path):
         return None
@@ -234,7 +245,7 @@ def _read(disk: Disk, path: Path) -> _Identity | None:
     fields: dict[str, Any] = json.loads(content)
     if fields["version"] != _VERSION:
         raise WrongFolders(f"{path / FILE_NAME} has version {fields['version']}; only {_VERSION} is known")
-    return _Identity(
+    return Identity(
         fields["set"], fields["id"], tuple((each["id"], Path(each["path"])) for each in fields["folders"])
     )
 
@@ -271,7 +282,7 @@ def check_identity(disk: Disk, path: Path, id_: str) -> None:
     if not id_:
         return
     try:
-        identity = _read(disk, path)
+        identity = read_identity(disk, path)
     except OSError as error:
         raise disk_error(error, path) from error
     except DamagedIdentity as error:

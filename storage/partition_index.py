@@ -222,6 +222,14 @@ class PartitionIndex:
             self._write_later()
         return True
 
+    def look(self) -> bool:
+        """Read the index and change nothing; False if it is missing or damaged. Raises UnknownFormat,
+        DiskFailed."""
+        found = self._load()
+        if found is not None:
+            self._rows = found.rows
+        return found is not None
+
     def damage(self) -> list[tuple[Path, int, str]]:
         """The files that are damaged or missing: path, byte and reason. Changes nothing. Raises OSError."""
         found: list[tuple[Path, int, str]] = []

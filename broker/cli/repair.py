@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, NoReturn
 
 import typer
 from rich.table import Table
 
 from broker.cli.check import AsJson, DataDir, counted, data_folders, fail, output, shown
 from broker.maintenance.check import NoDataFolder
-from broker.maintenance.repair import DAMAGED_DIRECTORY, InUse, Plan, Rebuilding, Repair
+from broker.maintenance.giving_up import GivenUp, GivingUp, LostPartition
+from broker.maintenance.locking import InUse
+from broker.maintenance.repair import DAMAGED_DIRECTORY, Plan, Rebuilding, Repair
 from broker.partition.salvage import Range
 from broker.settings.logs import configure_logging
 from broker.settings.settings import WrongSettings
 from storage.check import Progress
 from storage.errors import StorageError
+from storage.folders import FILE_NAME
 
 REPAIR_EPILOG = """
 Stop the broker first: it holds the folder's lock, and the command refuses to work beside it.
@@ -27,10 +31,16 @@ With `--yes`:
 * A damaged log is rebuilt from everything in it that can be read. Settlements that cannot be read are
   lost: such messages come again.
 * A damaged file whose copy serves is set aside, and the broker makes a new one.
+* A damaged file `folder` of one of several data folders is written again if it is certain which folder it is.
 * Nothing is deleted: what is replaced moves to the folder `damaged`, with a report. Remove that folder
   once you do not need it any more.
 
 A rebuilt log needs room for its messages beside the old one.
+
+With `--give-up FOLDER`, the command does one thing only: an empty folder takes the place of a data folder
+that is lost for good. It says which partitions have lost messages, and how many as far as that is known. Name
+the folders that are left and the empty one with `--data-dir`. Messages in the lost folder cannot come back
+after that, so restore it from a backup if you can.
 
 Exit codes: 0 nothing was damaged, or all of it was repaired; 1 something is damaged and was not repaired;
 2 the command could not work.
@@ -39,9 +49,19 @@ Examples:
 
 * `partibus repair --data-dir /var/lib/partibus`
 * `partibus repair --data-dir /var/lib/partibus --yes`
+* `partibus repair --data-dir /disk1/bus --data-dir /disk3/bus --give-up /disk2/bus`
 * `partibus repair --json | jq '.logs[] | {queue, partition, gone}'`
 """
 
+GiveUp = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        show_default=False,
+        help="Give up this data folder, which is lost for good: an empty folder that you name with "
+        "--data-dir takes its place.",
+    ),
+]
 Yes = Annotated[
     bool,
     typer.Option("--yes", help="Carry it out. Without this option the command only says what it would do."),
@@ -49,13 +69,19 @@ Yes = Annotated[
 
 
 def repair(
-    context: typer.Context, data_dir: DataDir = None, yes: Yes = False, as_json: AsJson = False
+    context: typer.Context,
+    data_dir: DataDir = None,
+    give_up: GiveUp = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what can be saved of a damaged data folder and which messages are gone; with --yes, repair it.
 
     The broker must be stopped. Damaged files are moved aside, never deleted.
     """
     configure_logging("console", "warning")
+    if give_up is not None:
+        _give_up(context, data_dir, give_up, yes=yes, as_json=as_json)
     plans: list[Plan] = []
     try:
         work = Repair(data_folders(context, data_dir))
@@ -80,6 +106,51 @@ def repair(
             _print(plan)
     is_well = all(plan.is_empty or (plan.done and plan.is_complete) for plan in plans)
     raise typer.Exit(0 if is_well else 1)
+
+
+def _give_up(
+    context: typer.Context, data_dir: list[Path] | None, lost: Path, *, yes: bool, as_json: bool
+) -> NoReturn:
+    try:
+        work = GivingUp(data_folders(context, data_dir), lost)
+        work.open()
+        try:
+            plan = work.plan()
+            if yes:
+                work.carry_out(plan)
+        finally:
+            work.close()
+    except (WrongSettings, InUse, StorageError, OSError) as error:
+        fail(error)
+    if as_json:
+        typer.echo(json.dumps(plan.as_json(), indent=1))
+    else:
+        _print_given_up(plan)
+    raise typer.Exit(0 if plan.done else 1)
+
+
+def _print_given_up(plan: GivenUp) -> None:
+    console = output()
+    if plan.partitions:
+        table = Table("Queue", "Partition", "Messages lost")
+        for each in plan.partitions:
+            table.add_row(each.queue, str(each.partition), lost_text(each))
+        console.print(table)
+    verb = "is" if plan.done else "would be"
+    console.print(
+        f"Data folder {plan.number} ({plan.lost}) {verb} given up, and {plan.place} {verb} in its place. "
+        f"Known to be lost: {counted(plan.messages, 'message')}."
+        + (f" Not known: those in {counted(plan.uncertain, 'partition')}." if plan.uncertain else "")
+    )
+    if not plan.done:
+        console.print("Nothing was changed. Run the command again with --yes to carry this out.")
+
+
+def lost_text(lost: LostPartition) -> str:
+    """How many messages a partition has lost, as people read it."""
+    if lost.messages is not None:
+        return str(lost.messages)
+    return "not known" if lost.last_known is None else f"not known; {lost.last_known} when last counted"
 
 
 def _print(plan: Plan) -> None:
@@ -120,6 +191,12 @@ def _print(plan: Plan) -> None:
         console.print(
             f"{paths[0]}: the document {done} from the good parts of its two files, which {moved} "
             f"{DAMAGED_DIRECTORY}/"
+        )
+    for folder in plan.identities:
+        done = "was written again" if plan.done else "would be written again"
+        console.print(
+            f"{folder.path}: this is data folder {folder.number} of the broker. Its damaged file {FILE_NAME} "
+            f"{moved} {DAMAGED_DIRECTORY}/, and {done}."
         )
     for each in plan.hopeless:
         console.print(

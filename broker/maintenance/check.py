@@ -22,7 +22,7 @@ from storage.checkpoints import read_blocks
 from storage.disk import Disk, LocalDisk, read_file
 from storage.document_file import file_name_of
 from storage.file_store import LOGS_DIRECTORY
-from storage.folders import FILE_NAME, DamagedIdentity, WrongFolders, unnamed
+from storage.folders import FILE_NAME, DamagedIdentity, WrongFolders, read_identity, unnamed
 from storage.log import Frame
 from storage.survey import Finding, LogFolder, Severity, frames, survey_files
 
@@ -39,6 +39,8 @@ class Report:
     """The data folders, usually each on its own disk."""
     queues: dict[str, str] = field(default_factory=dict)
     """Names by generation; a damaged entry's name only if it is legible."""
+    descriptions: dict[str, QueueDescription] = field(default_factory=dict)
+    """The descriptions of queues that are legible, by generation."""
     findings: list[Finding] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
 
@@ -92,7 +94,7 @@ def check_folders(
         or Path(each.path).name
         in disk.names(Path(each.path).parent)  # otherwise an absent folder may hold it
     ]
-    described = _read_descriptions(disk, report, documents)
+    described = report.descriptions = _read_descriptions(disk, report, documents)
     folders = [folder for root in roots for folder in log_folders(disk, root, report.findings)]
     report.progress.logs = len(folders)
     for folder in folders:
@@ -112,6 +114,13 @@ def _check_identities(disk: Disk, roots: Sequence[Path], absent: Sequence[Path])
     `absent` are the named folders that `data_folders_among` could not use.
     """
     named = {path.absolute() for path in absent}
+    damaged = [path for path in roots if _has_damaged_identity(disk, path)]
+    if damaged:
+        why = (
+            "the file that identifies this data folder is damaged; `partibus repair` says whether it can "
+            "write it again"
+        )
+        return [Finding(Severity.UNUSABLE, None, None, str(path / FILE_NAME), 0, 0, why) for path in damaged]
     why = (
         "this data folder of the broker was not named, so nothing in it was checked: name "
         "it with --data-dir as well"
@@ -122,14 +131,18 @@ def _check_identities(disk: Disk, roots: Sequence[Path], absent: Sequence[Path])
             for path in unnamed(disk, roots)
             if path.absolute() not in named
         ]
-    except DamagedIdentity as error:
-        why = (
-            "the file that identifies this data folder is damaged; the broker logs its proper content "
-            "when it starts (folder.damaged)"
-        )
-        return [Finding(Severity.UNUSABLE, None, None, str(error.path), 0, 0, why)]
     except WrongFolders as error:
         return [Finding(Severity.UNUSABLE, None, None, str(roots[0] / FILE_NAME), 0, 0, str(error))]
+
+
+def _has_damaged_identity(disk: Disk, path: Path) -> bool:
+    try:
+        read_identity(disk, path)
+    except DamagedIdentity:
+        return True
+    except WrongFolders:
+        return False
+    return False
 
 
 def _messages_missing(disk: Disk, folder: LogFolder) -> list[Finding]:

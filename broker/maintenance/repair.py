@@ -4,7 +4,8 @@ replaced move to `damaged/`.
 A damaged log is *rebuilt*: its legible messages are written to a new log beside the old one, with their
 sequence numbers, delivery counts and properties, and then the two change places. A damaged checkpoint, extent
 or document with an intact copy is *set aside*, and the broker makes a new one. Two damaged files of one
-document are *merged* if their good parts make a whole one.
+document are *merged* if their good parts make a whole one. A damaged file `folder` is *written again* if the
+other data folders and the logs in this one leave no doubt which folder it is.
 
     damaged/<entity>-<partition>-<n>/
         report.json     what is done, and which sequence numbers are gone; written before the exchange
@@ -30,6 +31,8 @@ from typing import Any
 from urllib.parse import quote
 
 from broker.maintenance.check import Report, check_folders, data_folders_among
+from broker.maintenance.identifying import Identification, identify
+from broker.maintenance.locking import FolderLocks
 from broker.partition import records
 from broker.partition.records import Counters, UnreadableRecord
 from broker.partition.salvage import Range, Salvage
@@ -39,7 +42,6 @@ from storage.checkpoints import read_blocks
 from storage.disk import (
     Disk,
     LocalDisk,
-    close_quietly,
     make_directories,
     publish,
     publish_together,
@@ -49,6 +51,8 @@ from storage.document_file import merge_files
 from storage.errors import StorageError
 from storage.extent import EXTENT_SUFFIX
 from storage.file_store import EXTENTS_DIRECTORIES, LOGS_DIRECTORY, FileLogStore
+from storage.folder_survey import FolderSurvey, survey_folders, write_identity
+from storage.folders import FILE_NAME
 from storage.index_witness import WITNESS_NAME
 from storage.log import Frame
 from storage.partition_index import COPY_NAME, INDEX_NAME
@@ -59,10 +63,6 @@ REPORT_NAME = "report.json"
 REBUILT_DIRECTORY = "rebuilt"
 OLD_LOG = "log"
 COMMIT_BYTES_MAX = 1 << 20
-
-
-class InUse(Exception):
-    """A broker or another repair holds the folder's lock."""
 
 
 @dataclass(slots=True)
@@ -116,6 +116,8 @@ class Plan:
     for both."""
     hopeless: list[Finding] = field(default_factory=list)
     """Findings that this command cannot repair."""
+    identities: list[Identification] = field(default_factory=list)
+    """Files `folder` that can be written again."""
     finished: list[str] = field(default_factory=list)
     """Folders of earlier, interrupted repairs that this repair finishes."""
     done: bool = False
@@ -123,12 +125,13 @@ class Plan:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to repair."""
-        return not (self.logs or self.aside or self.merged or self.hopeless or self.finished)
+        return not (self.can_help or self.logs or self.hopeless)
 
     @property
     def can_help(self) -> bool:
         """Whether anything can be repaired."""
-        return bool(self.aside or self.merged or self.finished or any(not log.refused for log in self.logs))
+        done = self.aside or self.merged or self.identities or self.finished
+        return bool(done or any(not log.refused for log in self.logs))
 
     @property
     def is_complete(self) -> bool:
@@ -144,6 +147,7 @@ class Plan:
             "logs": [log.as_json() for log in self.logs],
             "set_aside": [each.path for each in self.aside],
             "merged": [str(path) for paths, _ in self.merged for path in paths],
+            "identities": [{"path": str(each.path), "number": each.number} for each in self.identities],
             "not_repaired": [{"path": each.path, "why": each.why} for each in self.hopeless],
         }
 
@@ -154,25 +158,18 @@ class Repair:
     def __init__(self, roots: Sequence[Path], disk: Disk | None = None) -> None:
         self._named = self._roots = roots
         self._disk: Disk = disk or LocalDisk()
-        self._lock_fds: list[int] = []
+        self._locks = FolderLocks(self._disk)
         self._folders: dict[tuple[str, int], LogFolder] = {}
+        self._survey = FolderSurvey()
 
     def open(self) -> None:
         """Take the locks of all folders. Raises NoDataFolder, InUse, OSError."""
         self._roots, _ = data_folders_among(self._disk, self._named)
-        for root in self._roots:
-            try:
-                self._lock_fds.append(self._disk.lock(root / "lock"))
-            except BlockingIOError as error:
-                self.close()
-                raise InUse(
-                    f"{root}: a broker uses this folder. Stop it first; `partibus check` works beside it."
-                ) from error
+        self._locks.take(self._roots)
 
     def close(self) -> None:
         """Release the locks."""
-        while self._lock_fds:
-            close_quietly(self._disk, self._lock_fds.pop())
+        self._locks.release()
 
     # --- the plan -------------------------------------------------------------------------------------------
 
@@ -195,6 +192,7 @@ class Repair:
             else:
                 plan.aside.append(finding)
         self._plan_merges(plan)
+        self._plan_identities(plan)
         for (entity, partition), findings in by_log.items():
             if any(finding.severity is Severity.UNUSABLE for finding in findings):
                 plan.logs.append(self._plan_log(plan.report, self._folders[entity, partition], findings))
@@ -220,6 +218,16 @@ class Repair:
             if merged is not None:
                 plan.merged.append((paths, merged))
                 plan.hopeless = [finding for finding in plan.hopeless if Path(finding.path) not in paths]
+
+    def _plan_identities(self, plan: Plan) -> None:
+        """Move damaged files `folder` that can be written again from the hopeless findings to the
+        identities."""
+        if not any(Path(each.path).name == FILE_NAME for each in plan.hopeless):
+            return
+        self._survey = survey_folders(self._disk, self._roots)
+        plan.identities = identify(self._disk, self._survey, plan.report.descriptions)
+        known = {str(each.path / FILE_NAME) for each in plan.identities}
+        plan.hopeless = [finding for finding in plan.hopeless if finding.path not in known]
 
     def _plan_log(self, report: Report, folder: LogFolder, findings: Sequence[Finding]) -> Rebuilding:
         why = [f"{Path(each.path).name}, byte {each.offset}: {each.why}" for each in findings]
@@ -298,6 +306,9 @@ class Repair:
                 self._set_aside(path)
             for path in paths:  # the files may be in different folders
                 publish_together(self._disk, [path], [content])
+        for each in plan.identities:
+            self._set_aside(each.path / FILE_NAME)
+            write_identity(self._disk, each.path, self._survey, each.number)
         plan.done = True
 
     def _set_aside(self, path: Path) -> None:

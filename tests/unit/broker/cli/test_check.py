@@ -49,7 +49,8 @@ def test_a_damaged_folder_file_is_named_and_repair_does_not_offer_what_it_cannot
     flip(folders[1] / "folder", 25)
     named = [argument for folder in folders for argument in ("--data-dir", str(folder))]
     [finding] = json.loads(check("check", "--json", *named).stdout)["findings"]
-    assert finding["path"] == str(folders[1] / "folder") and "folder.damaged" in finding["why"]
+    assert finding["path"] == str(folders[1] / "folder") and "partibus repair" in finding["why"]
+    flip(folders[0] / "folder", 25)  # now no folder says which ones there are
     for done in (check("repair", *named), check("repair", "--yes", *named)):
         assert (
             done.exit_code == 1
