@@ -17,7 +17,8 @@ from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MAIN
 from broker.message.stored import store_run
 from broker.messaging.asking import answer_of
-from broker.messaging.sending import ONE_DISK, SEVERAL_DISKS, check, chosen, columns_of, keys_of, too_large
+from broker.messaging.sending import ONE_DISK, SEVERAL_DISKS, check, keys_of, too_large
+from broker.messaging.sends import at, part_of, send_of
 from broker.namespace.entity import Entity, ask
 from broker.operations import CancelScheduled, Send, Sent, Settled, partition_of
 from broker.throttle.memory_mark import Memory
@@ -49,11 +50,8 @@ async def schedule(
     for place, key in enumerate(keys):
         groups.setdefault(None if key is None else queue.router.number_of(key), []).append(place)
     began = asyncio.get_running_loop().time()
-    sends: list[Send] = []
-    for places in groups.values():
-        data, times_to_live_ms, scheduled_ms, _ = chosen(run, (), places)
-        columns = columns_of(queue, run, places)
-        sends.append(Send(data, times_to_live_ms, columns=columns, scheduled_ms=scheduled_ms))
+    whole = send_of(run, queue)
+    sends = [part_of(whole, at(places)) for places in groups.values()]
     answers = await asyncio.gather(
         *(_sent(queue, number, send) for number, send in zip(groups, sends, strict=True))
     )

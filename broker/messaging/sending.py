@@ -11,20 +11,21 @@ Knows nothing of AMQP. Runs in the event loop; nothing here waits.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat, zip_longest
+from operator import itemgetter
 from typing import Generic, Protocol, TypeVar
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MAIN
-from broker.identifiers import encode_session_id
 from broker.message.batch_envelope import RoutingHint, split
 from broker.message.stored import StoredRun, store_run
 from broker.message.stored import message_id as stored_message_id
+from broker.messaging.sends import at, merged, part_of, send_of
 from broker.namespace.entity import Entity, next_client
 from broker.namespace.router import PartitionHandle
-from broker.operations import SESSION_ID, Answer, ColumnLists, Failed, Send, Sent
+from broker.operations import Answer, Failed, Send, Sent
 from broker.throttle.memory_mark import Memory
 
 TAKEN_APART_AT_ONCE = 64
@@ -77,7 +78,7 @@ class Collected:
 
     send: Send
     keys: Sequence[str | None]
-    """The keys that pin them to a partition; None for messages without one."""
+    """The keys that pin them to a partition; None for messages without one. A batch has one key."""
 
 
 class Sending(Generic[R]):
@@ -133,9 +134,9 @@ class Sending(Generic[R]):
         check(run, self._queue)
         for index, why in run.refused.items():
             self._refused(receipts[index : index + 1], why, 1)
-        keys = keys_of(run, self._queue)
+        keys, whole = keys_of(run, self._queue), send_of(run, self._queue)
         if keys is None and not run.refused:
-            self._post_unkeyed(run.data, run.times_to_live_ms, run.scheduled_enqueue_times_ms, receipts)
+            self._post_unkeyed(whole, receipts)
             return
         unkeyed: list[int] = []
         pinned: dict[int, list[int]] = {}
@@ -146,41 +147,31 @@ class Sending(Generic[R]):
             group = unkeyed if key is None else pinned.setdefault(router.number_of(key), [])
             group.append(index)
         if unkeyed:
-            self._post_unkeyed(*chosen(run, receipts, unkeyed))
+            self._post_unkeyed(*_chosen(whole, receipts, unkeyed))
         for number, indexes in pinned.items():
-            data, times_to_live_ms, scheduled_ms, own = chosen(run, receipts, indexes)
+            part, own = _chosen(whole, receipts, indexes)
             try:
                 handle = router.pinned(number)
             except Refused as why:
                 self._refused(own, why, len(indexes))
                 continue
-            columns = columns_of(self._queue, run, indexes)
-            self._post(handle, data, times_to_live_ms, scheduled_ms, own, len(indexes), columns=columns)
+            self._post(handle, part, own, len(indexes))
 
-    def _post_unkeyed(
-        self,
-        data: Sequence[bytes],
-        times_to_live_ms: Sequence[int | None] | None,
-        scheduled_ms: Sequence[int | None] | None,
-        receipts: Sequence[R],
-    ) -> None:
-        router = self._queue.router
+    def _post_unkeyed(self, whole: Send, receipts: Sequence[R]) -> None:
+        router, count = self._queue.router, len(whole.messages)
         try:
-            runs = router.spread(len(data), self._loop.time())
+            runs = router.spread(count, self._loop.time())
         except Refused as why:
-            self._refused(receipts, why, len(data))
+            self._refused(receipts, why, count)
+            return
+        if len(runs) == 1:
+            number, _, _ = runs[0]
+            self._post(router.handles[number], whole, receipts, count, number)
             return
         for number, start, stop in runs:
             here = slice(start, stop)
-            self._post(
-                router.handles[number],
-                data[here],
-                times_to_live_ms and times_to_live_ms[here],
-                scheduled_ms and scheduled_ms[here],
-                receipts[here],
-                stop - start,
-                number,
-            )
+            part = part_of(whole, itemgetter(here))
+            self._post(router.handles[number], part, receipts[here], stop - start, number)
 
     def send_batch(self, payload: bytes, receipts: Sequence[R]) -> Iterator[None]:
         """Enqueue a batch as a whole, in one partition: that of its messages' single key, else the next in
@@ -194,45 +185,40 @@ class Sending(Generic[R]):
         message_id = self._message_id
         if not inner:
             raise Refused(Reason.ARGUMENT, "The batch holds no message.")
-        data: list[bytes] = []
-        times_to_live_ms: list[int | None] = []
-        scheduled_ms: list[int | None] = []
+        parts: list[Send] = []
         keys: set[str] = set()
-        columns: ColumnLists = {}
-        has_sessions = self._queue.requires_session(MAIN)
         for start in range(0, len(inner), TAKEN_APART_AT_ONCE):
             yield
             run = store_run(inner[start : start + TAKEN_APART_AT_ONCE], message_id)
             check(run, self._queue)
             if run.refused:
                 raise run.refused.pop(min(run.refused))
-            for name, values in columns_of(self._queue, run, range(len(run.data))).items():
-                columns.setdefault(name, []).extend(values)
-            for session, key in zip_longest(run.session_ids or (), run.partition_keys or ()):
-                either = session or key
-                if either or (has_sessions and either is not None):
-                    keys.add(either)
-            data += run.data
-            times_to_live_ms += run.times_to_live_ms or [None] * len(run.data)
-            scheduled_ms += run.scheduled_enqueue_times_ms or [None] * len(run.data)
+            keys.update(_given_keys(run, self._queue))
+            parts.append(send_of(run, self._queue))
+        key = self._key_of_batch(keys, parts[0].messages[0], hint)
+        router, whole = self._queue.router, merged(parts)
+        if key is not None:
+            self._post(router.keyed(key), whole, receipts, 1)
+        else:
+            number = router.spread(1, self._loop.time())[0][0]
+            self._post(router.handles[number], whole, receipts, 1, number)
+
+    def _key_of_batch(self, keys: Collection[str], first: bytes, hint: RoutingHint) -> str | None:
+        """The key of a batch with these keys and this first message; None if it has none (AMQP contract
+        4.5). Raises Refused if it has several."""
         if len(keys) > 1 and self._queue.description.partitions > 1:
             one, other, *_ = sorted(keys)
             raise Refused(
                 Reason.NOT_ALLOWED,
                 f"The batch carries different partition keys ('{one}' and '{other}'): a batch goes to "
-                "one partition of the entity as a "
-                "whole. Send one batch for each key.",
+                "one partition of the entity as a whole. Send one batch for each key.",
             )
+        if self._queue.requires_session(MAIN):
+            return next(iter(keys))  # an empty one is a session too
         key = next(iter(keys), "") or hint.session_id or hint.partition_key
         if not key and self._queue.description.settings.requires_duplicate_detection:
-            key = stored_message_id(data[0]).hex()  # the official clients put this id on the envelope
-        router = self._queue.router
-        if key or has_sessions:
-            handle = router.keyed(key or "")
-            self._post(handle, data, times_to_live_ms, scheduled_ms, receipts, 1, columns=columns)
-        else:
-            number = router.spread(1, self._loop.time())[0][0]
-            self._post(router.handles[number], data, times_to_live_ms, scheduled_ms, receipts, 1, number)
+            key = stored_message_id(first).hex()  # the official clients put this id on the envelope
+        return key or None
 
     def collect(self, payloads: Sequence[bytes], *, is_batch: bool) -> Collected:
         """Check messages that are to be sent with a transaction: single ones, or those of one batch. Raises
@@ -247,35 +233,26 @@ class Sending(Generic[R]):
         check(run, self._queue)
         if run.refused:
             raise run.refused.pop(min(run.refused))
-        keys = keys_of(run, self._queue) or [None] * len(payloads)
-        if hint is not None:  # messages without a key go with those that have one
-            keys = [key for key in keys if key] or [hint.session_id or hint.partition_key]
-        send = Send(run.data, run.times_to_live_ms, scheduled_ms=run.scheduled_enqueue_times_ms)
-        send.columns = columns_of(self._queue, run, range(len(run.data)))
-        return Collected(send, keys)
+        whole = send_of(run, self._queue)
+        if hint is None:
+            return Collected(whole, keys_of(run, self._queue) or [None] * len(payloads))
+        return Collected(whole, [self._key_of_batch(set(_given_keys(run, self._queue)), run.data[0], hint)])
 
     def _post(
         self,
         partition: PartitionHandle,
-        data: Sequence[bytes],
-        times_to_live_ms: Sequence[int | None] | None,
-        scheduled_ms: Sequence[int | None] | None,
+        send: Send,
         receipts: Sequence[R],
         count: int,
         number: int | None = None,
-        columns: ColumnLists | None = None,
     ) -> None:
         """Ask a partition to store messages. `number` is the partition's if another one may take them
         instead."""
-        size = sum(map(len, data))
+        size = sum(map(len, send.messages))
         self._sends += 1
-        if times_to_live_ms is not None and not any(times_to_live_ms):
-            times_to_live_ms = None
-        if scheduled_ms is not None and not any(scheduled_ms):
-            scheduled_ms = None
-        send = Send(data, times_to_live_ms, self._sends, columns or {}, scheduled_ms=scheduled_ms)
+        send.cookie = self._sends
         self._waiting[self._sends] = _Underway(send, receipts, count, size, number, self._loop.time())
-        self._under_way.took(size, len(data))
+        self._under_way.took(size, len(send.messages))
         partition.post(send, self._client, self._answered)
 
     # --- outcomes back --------------------------------------------------------------------------------------
@@ -377,30 +354,18 @@ def keys_of(run: StoredRun, queue: Entity) -> Sequence[str | None] | None:
     return keys
 
 
-def chosen(
-    run: StoredRun, receipts: Sequence[R], indexes: Sequence[int]
-) -> tuple[list[bytes], list[int | None] | None, list[int | None] | None, list[R]]:
-    """The data, times to live, schedule and receipts (if any) of some messages of a run."""
-    times_to_live_ms, scheduled_ms = run.times_to_live_ms, run.scheduled_enqueue_times_ms
-    return (
-        [run.data[index] for index in indexes],
-        times_to_live_ms and [times_to_live_ms[index] for index in indexes],
-        scheduled_ms and [scheduled_ms[index] for index in indexes],
-        [receipts[index] for index in indexes] if receipts else [],
-    )
+def _chosen(whole: Send, receipts: Sequence[R], indexes: Sequence[int]) -> tuple[Send, list[R]]:
+    """Some messages, and their receipts (if any)."""
+    return part_of(whole, at(indexes)), [receipts[index] for index in indexes] if receipts else []
 
 
-def columns_of(queue: Entity, run: StoredRun, indexes: Sequence[int]) -> ColumnLists:
-    """The columns of some messages of a run: where a queue requires sessions, the session of each."""
-    if not queue.requires_session(MAIN):
-        return {}
-    session_ids = run.session_ids
-    assert session_ids is not None, "messages without a session were refused"
-    encoded: dict[str | None, bytes] = {}
-    for session_id in session_ids:
-        if session_id not in encoded:
-            encoded[session_id] = encode_session_id(session_id or "")
-    return {SESSION_ID: [encoded[session_ids[index]] for index in indexes]}
+def _given_keys(run: StoredRun, queue: Entity) -> Iterator[str]:
+    """The keys that senders have given messages: the session-id, else the partition-key."""
+    has_sessions = queue.requires_session(MAIN)
+    for session, key in zip_longest(run.session_ids or (), run.partition_keys or ()):
+        either = session or key
+        if either or (has_sessions and either is not None):
+            yield either
 
 
 def _without_session() -> Refused:

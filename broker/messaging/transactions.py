@@ -25,12 +25,11 @@ from broker.base.metrics import Metrics
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.messaging.asking import lock_lost
 from broker.messaging.sending import Collected, UnderWay
+from broker.messaging.sends import merged
 from broker.messaging.settlement import Settlement
 from broker.namespace.entity import Entity, next_client
 from broker.operations import (
-    COLUMNS,
     Answer,
-    ColumnLists,
     Failed,
     LockToken,
     Send,
@@ -411,33 +410,3 @@ class Transaction:
 def rolled_back(why: Refused) -> Refused:
     """The refusal of a transaction that has failed, and of all further operations in it."""
     return Refused(Reason.TRANSACTION_ROLLED_BACK, f"The transaction was rolled back: {why.description}")
-
-
-def merged(sends: Sequence[Send]) -> Send:
-    """One operation for the messages of all."""
-    if len(sends) == 1:
-        return sends[0]
-    messages = [message for send in sends for message in send.messages]
-    columns: ColumnLists = {}
-    for column in COLUMNS:
-        if any(column.name in send.columns for send in sends):
-            columns[column.name] = [
-                each
-                for send in sends
-                for each in send.columns.get(column.name) or [column.default] * len(send.messages)
-            ]
-    return Send(
-        messages,
-        _joined(sends, lambda send: send.time_to_live_ms),
-        columns=columns,
-        scheduled_ms=_joined(sends, lambda send: send.scheduled_ms),
-    )
-
-
-def _joined(
-    sends: Sequence[Send], times_of: Callable[[Send], Sequence[int | None] | None]
-) -> list[int | None] | None:
-    """The times of all messages; None if no message has one."""
-    if all(times_of(send) is None for send in sends):
-        return None
-    return [each for send in sends for each in times_of(send) or [None] * len(send.messages)]

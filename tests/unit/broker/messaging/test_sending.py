@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import QueueSettings
 from broker.messaging.sending import Sending
 from broker.operations import Failed, Send, Sent
 from tests.support.amqp_messages import DATA, message, section
@@ -91,3 +92,23 @@ async def test_refusals_keep_nothing_of_what_was_sent_until_the_garbage_collecto
     finally:
         gc.enable()
     assert caller.heard == [([1], Reason.DECODE)]
+
+
+@pytest.mark.parametrize("hinted", [None, "pk"])
+@pytest.mark.parametrize("detects_duplicates", [False, True])
+async def test_a_batch_has_the_same_key_in_a_transaction_as_outside(
+    hinted: str | None, detects_duplicates: bool
+) -> None:
+    """AMQP contract 4.5: the envelope's key counts, then the message-id of the first message."""
+    stack = LinkStack(16, QueueSettings(requires_duplicate_detection=detects_duplicates))
+    caller = Caller(stack)
+    annotations = {"x-opt-partition-key": hinted} if hinted else None
+    batch = message(annotations=annotations, body=[message(properties=["one"]), message(properties=["two"])])
+    collected = caller.sending.collect([batch], is_batch=True)
+    assert len(collected.keys) == 1 and len(collected.send.messages) == 2
+    list(caller.sending.send_batch(batch, [1]))
+    (key,) = collected.keys
+    if key is None:
+        assert not hinted and not detects_duplicates
+    else:
+        assert stack.parts[stack.queue.router.number_of(key)].has(Send)

@@ -1,8 +1,7 @@
-"""Transactions without AMQP: what they hold, what they refuse, and how their sends are put together."""
+"""Transactions without AMQP: what they hold, and what they refuse."""
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from broker.base.errors import Reason, Refused
 from broker.messaging.sending import Collected
 from broker.messaging.settlement import COMPLETE, RELEASE, abandon
-from broker.messaging.transactions import AllTransactions, Transactions, merged
+from broker.messaging.transactions import AllTransactions, Transactions
 from broker.operations import Complete, Failed, Send, Transact, Transacted
 from tests.support.link_stack import LinkStack, Part
 from tests.support.locked import locked
@@ -133,14 +132,3 @@ async def test_a_release_is_refused() -> None:
     with pytest.raises(Refused) as why:
         caller.transactions.find(txn_id).settle(stack.queue, locked(0).tokens, RELEASE)
     assert why.value.reason is Reason.NOT_ALLOWED
-
-
-def test_sends_are_put_together_with_everything_they_carry() -> None:
-    sends = [Send([b"1"], None), Send([b"2", b"3"], [None, 5]), Send([b"4"], [7], scheduled_ms=[9])]
-    assert merged(sends) == Send(
-        [b"1", b"2", b"3", b"4"], [None, None, 5, 7], scheduled_ms=[None, None, None, 9]
-    )
-    assert merged(sends[:1]) == sends[0]
-    assert merged([]) == Send([], None)
-    known = {"messages", "time_to_live_ms", "cookie", "columns", "scheduled_ms"}
-    assert {each.name for each in fields(Send)} == known, "merge the new field as well"
