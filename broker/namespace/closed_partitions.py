@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import heapq
 from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from typing import Protocol
@@ -31,6 +30,8 @@ from typing import Protocol
 import structlog
 
 from broker.base.clock import Clock
+from broker.namespace.appointments import Appointments
+from broker.namespace.appointments import Key as _Key
 from broker.operations import SubqueueCounts
 from broker.partition.summary import Summary, decode, is_readable, survey, total_of, wake_at_ms
 from storage.errors import StorageError
@@ -54,10 +55,6 @@ ASKED_AGAIN_S = 2.0
 """How long to wait before asking a folder again that did not answer at startup."""
 LISTING_MAX = 32
 """How many entities' logs are listed at a time when the index is rebuilt."""
-_SLACK = 64
-
-_Key = tuple[str, int]
-"""The entity's generation and the partition's number."""
 
 
 class Sleeper(Protocol):
@@ -110,13 +107,11 @@ class Resting:
         self._totals: dict[str, dict[str, SubqueueCounts]] = {}
         """What each entity's closed partitions hold. Added up while their notes are read, and kept until
         first used or out of date."""
-        self._due: dict[_Key, int] = {}
+        self._due = Appointments()
         """When each closed partition must be opened, in wall time."""
-        self._heap: list[tuple[int, _Key]] = []
-        """The same times, earliest first; includes outdated ones."""
         self._sleepers: dict[str, Sleeper] = {}
-        self._waiting: list[_Key] = []
-        """Unknown partitions still to be looked at, most urgent last."""
+        self._waiting = Appointments()
+        """Unknown partitions still to be looked at: when each had to act next, according to its last note."""
         self._changed = asyncio.Event()
         self._all_known = asyncio.Event()
         self._folders = max(1, len(index.witnesses))
@@ -208,9 +203,7 @@ class Resting:
             for generation, numbers in (await self._doubt([witness], generations, store)).items():
                 if self._is_started and generation in self._sleepers and numbers:
                     self._totals.pop(generation, None)
-                    self._unknown.setdefault(generation, set()).update(numbers)
-                    self._waiting += [(generation, number) for number in numbers]
-                    self._all_known.clear()
+                    self._wait_for(generation, numbers)
             self._changed.set()
 
     def unasked(self) -> Collection[int]:
@@ -221,10 +214,8 @@ class Resting:
         """Start opening unknown partitions, and waking those that fall due, of all served queues."""
         self._is_started = True
         for generation in self._sleepers:
-            self._due.update(self._take_up(generation))
-        self._make_heap()
-        now_ms = self._clock.now_ms()
-        if due := sum(at_ms <= now_ms for at_ms in self._due.values()):
+            self._take_up(generation)
+        if due := self._due.count_until(self._clock.now_ms()):
             log.info(
                 "partitions.due",
                 partitions=due,
@@ -259,8 +250,8 @@ class Resting:
         """Start serving a queue of this generation."""
         self._sleepers[generation] = sleeper
         if self._is_started:
-            for key, at_ms in self._take_up(generation):
-                self._appoint(key, at_ms)
+            self._take_up(generation)
+            self._changed.set()
 
     def leave(self, generation: str, sleeper: Sleeper) -> None:
         """Stop serving this queue."""
@@ -269,12 +260,11 @@ class Resting:
             self._totals.pop(generation, None)
             self._unknown.pop(generation, None)
             for number, *_ in self._index.partitions(generation):
-                self._due.pop((generation, number), None)
+                self._due.cancel((generation, number))
             self._look_whether_all_known()
 
-    def _take_up(self, generation: str) -> list[tuple[_Key, int]]:
-        """Record what a queue holds and what is unknown about it; returns when its partitions must be
-        woken."""
+    def _take_up(self, generation: str) -> None:
+        """Record what a queue holds, what is unknown about it, and when its partitions must be woken."""
         numbers: list[int] = []
         notes: list[bytes] = []
         unknown: list[int] = []
@@ -289,15 +279,20 @@ class Resting:
             self._totals[generation] = total
         unknown += [numbers[place] for place in unreadable]
         if unknown:
-            self._unknown.setdefault(generation, set()).update(unknown)
-            self._waiting += [(generation, number) for number in unknown]
-            self._all_known.clear()
-            self._changed.set()
-        return [
-            ((generation, number), at_ms)
+            self._wait_for(generation, unknown)
+        self._due.set_many(
+            (at_ms, (generation, number))
             for number, at_ms in zip(numbers, wakes, strict=True)
             if at_ms is not None
-        ]
+        )
+
+    def _wait_for(self, generation: str, numbers: Collection[int]) -> None:
+        """Have these partitions opened because nobody knows what they hold, the most urgent first."""
+        self._unknown.setdefault(generation, set()).update(numbers)
+        notes = {number: note for number, _, note in self._index.partitions(generation)}
+        self._waiting.set_many((_urgency(notes.get(number)), (generation, number)) for number in numbers)
+        self._all_known.clear()
+        self._changed.set()
 
     def forget(self, generation: str) -> None:
         """The entity was deleted with all its logs."""
@@ -320,7 +315,7 @@ class Resting:
 
     async def opening(self, generation: str, number: int) -> None:
         """See `PartitionRegister.opening`."""
-        self._due.pop((generation, number), None)
+        self._due.cancel((generation, number))
         self._totals.pop(generation, None)
         sleeper = self._sleepers.get(generation)
         await self._index.opened(generation, number, 0 if sleeper is None else sleeper.folder_of(number))
@@ -332,7 +327,8 @@ class Resting:
         if (
             summary.wake_at_ms is not None and generation in self._sleepers
         ):  # a deleted queue's logs are closed after `leave`
-            self._appoint((generation, number), summary.wake_at_ms)
+            self._due.set((generation, number), summary.wake_at_ms)
+            self._changed.set()
 
     # --- unknown partitions ---------------------------------------------------------------------------------
 
@@ -361,16 +357,18 @@ class Resting:
     async def _keep(self) -> None:
         """Open the unknown partitions in order of urgency, and whatever falls due in the meantime and
         afterwards."""
-        self._waiting.sort(key=lambda key: (self._urgency(*key), key), reverse=True)
         while True:
             self._changed.clear()
+            if self._due.settle() or self._waiting.settle():
+                await asyncio.sleep(0)
+                continue
             looked_at = self._start_some()
             if looked_at == LOOKED_AT_ONCE:
                 await asyncio.sleep(0)
                 continue
             wait_s = None
-            if self._heap and not self._all_folders_busy:
-                wait_s = min(self._look_s, max(0, self._heap[0][0] - self._clock.now_ms()) / 1_000)
+            if (first_ms := self._due.first_at) is not None and not self._all_folders_busy:
+                wait_s = min(self._look_s, max(0, first_ms - self._clock.now_ms()) / 1_000)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._changed.wait()
@@ -383,7 +381,9 @@ class Resting:
         for looked_at in range(LOOKED_AT_ONCE):
             if self._all_folders_busy:
                 return looked_at
-            key = self._next_due() or (self._waiting.pop() if self._waiting else None)
+            if self._due.drop_outdated() or self._waiting.drop_outdated():
+                continue
+            key = self._due.take(self._clock.now_ms()) or self._waiting.take(float("inf"))
             if key is None:
                 return looked_at
             folder = self._folder_of(key)
@@ -427,35 +427,12 @@ class Resting:
         if not self._unknown:
             self._all_known.set()
 
-    def _urgency(self, generation: str, number: int) -> float:
-        """When a partition that was open had to act next, according to its last note."""
-        for each, _, note in self._index.partitions(generation):
-            if each == number and is_readable(note) and (at_ms := wake_at_ms(note)) is not None:
-                return at_ms
+
+def _urgency(note: bytes | None) -> float:
+    """When a partition that was open had to act next, according to its last note."""
+    if note is None or not is_readable(note) or (at_ms := wake_at_ms(note)) is None:
         return float("inf")
-
-    def _appoint(self, key: _Key, at_ms: int) -> None:
-        self._due[key] = at_ms
-        heapq.heappush(self._heap, (at_ms, key))
-        if len(self._heap) > _SLACK + 2 * len(self._due):
-            self._make_heap()
-        self._changed.set()
-
-    def _make_heap(self) -> None:
-        self._heap = [(at_ms, key) for key, at_ms in self._due.items()]
-        heapq.heapify(self._heap)
-
-    def _next_due(self) -> _Key | None:
-        """Take out a closed partition that is due now; None if there is none."""
-        now_ms = self._clock.now_ms()
-        while self._heap and (
-            self._heap[0][0] <= now_ms or self._due.get(self._heap[0][1]) != self._heap[0][0]
-        ):
-            at_ms, key = heapq.heappop(self._heap)
-            if self._due.get(key) == at_ms:
-                del self._due[key]
-                return key
-        return None
+    return at_ms
 
 
 async def _listed(generations: Mapping[str, int], store: EntityLogs) -> dict[str, list[int]]:

@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from broker.base.sifted_heap import SiftedHeap
 from broker.operations import SESSION_ID
 from broker.partition._untracked import keep_untracked, untrack
 from broker.partition.references import ACTIVE, Reference, SessionLock
-from broker.partition.sifted_heap import SiftedHeap
 
 SESSION_BYTES = 512
 """The memory that a session takes besides its messages, about. Counts towards the quota of the entity."""
@@ -41,7 +41,7 @@ class MessageSession:
         """Messages in any state."""
         self.available = 0
         """Messages that are ACTIVE and not locked."""
-        self.waiting = SiftedHeap()
+        self.waiting: SiftedHeap[int] = SiftedHeap()
         self.lock: SessionLock | None = None
 
 

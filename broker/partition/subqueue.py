@@ -22,6 +22,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
+from broker.base.sifted_heap import SiftedHeap
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.message.changes import merge_changes
 from broker.partition._untracked import untrack
@@ -31,7 +32,6 @@ from broker.partition.message_sessions import MessageSession, MessageSessions
 from broker.partition.order import Order
 from broker.partition.references import ACTIVE, DEFERRED, SCHEDULED, Lease, Reference
 from broker.partition.roles import Place
-from broker.partition.sifted_heap import SiftedHeap
 from broker.partition.timers import TimerWheel
 
 _FEW = 4096
@@ -121,7 +121,7 @@ class Subqueue:
         self._order: Order | None = None
         """None until `rebuild`."""
         self._next = 0
-        self._returned = SiftedHeap()
+        self._returned: SiftedHeap[int] = SiftedHeap()
 
     @property
     def size_bytes(self) -> int:

@@ -15,8 +15,8 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
+from broker.base.sifted_heap import SiftedHeap
 from broker.partition._untracked import keep_untracked, untrack
-from broker.partition.sifted_heap import SiftedHeap
 
 PASSED_OVER_MAX = 1024
 """Empty ticks that one search for the next due time skips: less than a millisecond."""
@@ -47,7 +47,7 @@ class TimerWheel:
         self._tick_ms = tick_ms
         self._is_live = is_live
         self._buckets: dict[int, _Bucket] = {}
-        self._ticks = SiftedHeap()
+        self._ticks: SiftedHeap[int] = SiftedHeap()
 
     def add(self, due_ms: int, key: int) -> None:
         """Add a key that comes due at `due_ms`."""

@@ -1,4 +1,4 @@
-"""broker/partition/sifted_heap.py: the least number comes first, and no call handles more than a few
+"""broker/base/sifted_heap.py: the least number comes first, and no call handles more than a few
 numbers."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from broker.partition.sifted_heap import SIFTED_AT_ONCE, SiftedHeap
+from broker.base.sifted_heap import SIFTED_AT_ONCE, SiftedHeap
 
 
 class Counted(set[int]):
@@ -19,7 +19,7 @@ class Counted(set[int]):
         return super().__contains__(number)
 
 
-def drained(heap: SiftedHeap, live: set[int]) -> Iterator[int]:
+def drained(heap: SiftedHeap[int], live: set[int]) -> Iterator[int]:
     while heap:
         number = heap.pop()
         if set.__contains__(live, number):
@@ -30,7 +30,7 @@ def test_numbers_come_in_order_and_stale_ones_leave_a_few_at_a_time() -> None:
     chance = random.Random(7)
     numbers = list(range(20_000))
     chance.shuffle(numbers)
-    heap, live = SiftedHeap(), Counted(numbers)
+    heap, live = SiftedHeap[int](), Counted(numbers)
     for number in numbers:
         heap.push(number)
     for number in numbers[:18_000]:
@@ -47,7 +47,7 @@ def test_numbers_come_in_order_and_stale_ones_leave_a_few_at_a_time() -> None:
 
 
 def test_the_heap_keeps_pace_with_an_owner_who_adds_many_at_once() -> None:
-    heap, live = SiftedHeap(), set[int]()
+    heap, live = SiftedHeap[int](), set[int]()
     for start in range(0, 400_000, 4_000):
         for number in range(start, start + 4_000):
             heap.push(number)
@@ -59,7 +59,7 @@ def test_the_heap_keeps_pace_with_an_owner_who_adds_many_at_once() -> None:
 
 
 def test_a_number_that_was_gone_and_is_back_comes_out() -> None:
-    heap, live = SiftedHeap(), set(range(1_000))
+    heap, live = SiftedHeap[int](), set(range(1_000))
     for number in range(1_000):
         heap.push(number)
     live = {998}

@@ -2,13 +2,15 @@
 
 Rebuilding a heap of a million numbers takes half a second. So when most of the numbers are stale, the heap is
 set aside, and its live numbers move one by one to a new heap. Both heaps are in use until that is done.
-Numbers are taken from the end of the old heap, so that the rest of it stays a heap.
+Numbers are taken from the end of the old heap, so that the rest of it stays a heap. A heap may also hold
+something else that has an order, such as tuples.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Container, Iterator
+from typing import Any, Generic, Protocol, TypeVar
 
 SIFTED_AT_ONCE = 64
 """Numbers that one `tidy` looks at, unless more were added: about 20 microseconds."""
@@ -16,14 +18,23 @@ _SLACK = 64
 """With fewer stale numbers than this, `tidy` does nothing."""
 
 
-class SiftedHeap:
+class Ordered(Protocol):
+    """What can be compared with its like."""
+
+    def __lt__(self, other: Any, /) -> bool: ...
+
+
+T = TypeVar("T", bound=Ordered)
+
+
+class SiftedHeap(Generic[T]):
     """A heap of numbers, lowest first. A number may occur twice."""
 
     __slots__ = ("_aside", "_numbers")
 
     def __init__(self) -> None:
-        self._numbers: list[int] = []
-        self._aside: list[int] | None = None
+        self._numbers: list[T] = []
+        self._aside: list[T] | None = None
         """The heap being sifted."""
 
     def __bool__(self) -> bool:
@@ -32,21 +43,21 @@ class SiftedHeap:
     def __len__(self) -> int:
         return len(self._numbers) + len(self._aside or ())
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[T]:
         """Yield all numbers, in no particular order."""
         yield from self._numbers
         yield from self._aside or ()
 
     @property
-    def first(self) -> int:
+    def first(self) -> T:
         """The lowest number. The heap must not be empty."""
         return self._least()[0]
 
-    def push(self, number: int) -> None:
+    def push(self, number: T) -> None:
         """Add a number."""
         heapq.heappush(self._numbers, number)
 
-    def pop(self) -> int:
+    def pop(self) -> T:
         """Remove and return the lowest number. The heap must not be empty."""
         return heapq.heappop(self._least())
 
@@ -61,7 +72,7 @@ class SiftedHeap:
         if self._aside:
             del self._aside[-count:]
 
-    def tidy(self, live: Container[int], live_count: int, changed: int = 1) -> None:
+    def tidy(self, live: Container[T], live_count: int, changed: int = 1) -> None:
         """Sift out some stale numbers, so that the heap stays in proportion to the live ones.
 
         The caller has just lost or added `changed` numbers.
@@ -78,7 +89,7 @@ class SiftedHeap:
         if not aside:
             self._aside = None
 
-    def _least(self) -> list[int]:
+    def _least(self) -> list[T]:
         numbers, aside = self._numbers, self._aside
         if not aside:
             return numbers
