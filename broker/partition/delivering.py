@@ -194,7 +194,8 @@ class Delivering:
                     del self._asked[number]
                 continue
             batch.granted_bytes = batch.granted = 0  # limits per subqueue, so that none starves the others
-            self._hand_out(subqueue, book)
+            if not space.hands_out_later:
+                self._hand_out(subqueue, book)
             self._recall(subqueue, book)
             for client in book.left():
                 space.answer(client, Withdrawn(space.number, subqueue.name))

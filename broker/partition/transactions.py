@@ -76,8 +76,10 @@ class Transactions:
         space.answer(client, Transacted(sent, operation.cookie))
 
     def committed(self) -> None:
-        """Apply the settlements that have waited for the commit. What becomes available by it is handed out
-        in the next batch."""
+        """Apply the settlements that have waited for the commit. The next batch hands out messages again."""
+        if not self._pending:
+            return
+        self._space.hands_out_later = False
         for pending in self._pending:
             for held in pending.locks:
                 self._space.locks.take_back(held.lease, held.lease.references)
@@ -89,6 +91,7 @@ class Transactions:
         """The sends of this batch were undone: forget the settlements that belong to them, and restore the
         locks."""
         batch = self._space.batch
+        self._space.hands_out_later = False
         for pending in self._pending:
             batch.dead_lettered -= pending.dead_lettered
             batch.expired_messages -= pending.expired
@@ -147,6 +150,7 @@ class Transactions:
                     effect(subqueue, references)
         finally:
             space.held = None
+        space.hands_out_later = True
         self._pending.append(
             _Pending(
                 list(kept.values()),

@@ -37,6 +37,7 @@ class Workspace:
         "books",
         "bounds",
         "description",
+        "hands_out_later",
         "held",
         "locks",
         "messages",
@@ -68,6 +69,8 @@ class Workspace:
         self.held: list[Callable[[], None]] | None = None
         """Collects changes that are written now and applied once the commit is durable; None while changes
         are applied at once. Set by `transactions.py`."""
+        self.hands_out_later = False
+        """Changes wait for the commit, and may make older messages available: hand out nothing before."""
         self.arrived_ms = 0
         """When the current operation was put into the mailbox, in monotonic time. Time it has spent waiting
         for the disk since then ends no lock."""

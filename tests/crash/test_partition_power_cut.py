@@ -34,6 +34,7 @@ from broker.operations import (
     Send,
     Sent,
     Settled,
+    Transact,
     Unmet,
     Withdraw,
     Withdrawn,
@@ -230,6 +231,9 @@ def next_operation(rng: random.Random, held: list[LockToken], known: State) -> O
         tokens = [held.pop(rng.randrange(len(held))) for _ in range(min(len(held), rng.randrange(1, 4)))]
         changed = rng.choice([None, encode_changes({"colour": "red"}), encode_changes({"note": "x" * 400})])
         make: type[Abandon | Defer | DeadLetter] = rng.choice((Abandon, Abandon, Defer, DeadLetter))
+        if rng.random() < 0.3:
+            sent = Send([bytes(rng.choice((5, 300))) for _ in range(rng.randrange(3))], None)
+            return Transact(sent, [Complete(tokens[:1]), make(tokens[1:], changed)])
         return Complete(tokens) if rng.random() < 0.2 else make(tokens, changed)
     deferred = [number for number, each in known.items() if each[:2] == (MAIN, DEFERRED)]
     if deferred and rng.random() < 0.3:

@@ -51,12 +51,12 @@ from broker.operations import (
 from broker.partition.batch_bounds import Bounds
 from broker.partition.task import Health
 from tests.property.partition_driver import EXAMPLES, SEED, STEPS
-from tests.property.partition_faults import PartitionFaults
 from tests.property.partition_model import CHANGES, CLIENTS, LOCK_MS, SUBQUEUES, properties
+from tests.property.partition_transactions import PartitionTransactions
 from tests.support.partition_harness import NUMBER
 
 
-class PartitionMachine(PartitionFaults):
+class PartitionMachine(PartitionTransactions):
     """Each rule runs one batch of the partition and applies the same operations to the model."""
 
     @rule(

@@ -105,6 +105,14 @@ async def test_what_a_transaction_makes_available_is_handed_out() -> None:
     assert len(harness.take(12)) == 1
 
 
+async def test_a_message_given_back_is_handed_out_before_those_sent_with_it() -> None:
+    harness = Harness()
+    tokens = await locked(harness, 1)
+    await harness.do(10, Demand(MAIN, 1))
+    await harness.do(1, Transact(Send([b"new"], None), [Abandon(tokens)]))
+    assert one(harness.take(10), Locked).messages == [b"old 0"]
+
+
 @pytest.mark.parametrize("sends", [True, False], ids=["with a send", "settlements alone"])
 async def test_settled_locks_are_gone(sends: bool) -> None:
     harness = Harness()
