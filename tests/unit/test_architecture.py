@@ -186,6 +186,44 @@ def test_no_modules_import_one_another_in_a_circle() -> None:
     assert import_circles() == []
 
 
+WITHOUT_TESTS_OF_THEIR_OWN = {
+    "broker.__main__": "two lines; the tests of the command run it",
+    "broker.base.errors": "an enumeration and an exception",
+    "broker.frontend.host": "an interface, which `Connection` implements",
+    "broker.frontend.wire": "an interface, which the listener and the tests implement",
+    "broker.hosting.host": "an interface, which test_local and test_remote test",
+    "broker.hosting.messages": "messages without code; test_schema encodes and decodes each of them",
+    "broker.http.seams": "interfaces, which `Authorizer` implements",
+    "broker.session_operations": "operations and answers without code",
+    "protocol.links": "data without code, which the engine fills in",
+    "protocol.native.build": "runs when the package is built",
+    "protocol.types": "types without code; test_codec encodes and decodes each of them",
+    "storage.errors": "exceptions",
+}
+"""Modules in which there is nothing to test by itself, and why."""
+
+
+def unit_test_of(path: Path) -> Path:
+    """Where the unit tests of a module belong."""
+    return ROOT / "tests" / "unit" / path.relative_to(ROOT).parent / f"test_{path.name}"
+
+
+def test_every_module_has_a_test_file_of_its_own_name() -> None:
+    """The folders of `tests/unit` mirror those of the product, so a reader can guess where a test is."""
+    modules = {module_of(path): path for path in SOURCES if path.name != "__init__.py"}
+    without = {name for name, path in modules.items() if not unit_test_of(path).exists()}
+    assert without == WITHOUT_TESTS_OF_THEIR_OWN.keys(), "add tests, or remove the exception"
+
+
+def test_packages_have_no_code_outside_of_modules() -> None:
+    code = [
+        module_of(path)
+        for path in SOURCES
+        if path.name == "__init__.py" and any(not isinstance(node, ast.Expr) for node in tree_of(path).body)
+    ]
+    assert code == []
+
+
 def homes(of: object) -> list[str]:
     assert callable(of)
     return [module_of(path) for path in SOURCES if of(path)]

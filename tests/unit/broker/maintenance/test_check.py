@@ -1,0 +1,76 @@
+"""Checks of whole data folders: findings carry the names of queues, and entries and logs must match.
+
+`tests/unit/broker/cli/test_check.py` has what the command prints, `tests/unit/storage/test_check.py` what is
+found in logs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broker.maintenance.check import NoDataFolder, Report, check_folders, data_folders_among
+from storage.catalogue import Catalogue
+from storage.disk import LocalDisk
+from storage.segment import SEGMENT_HEADER_BYTES
+from storage.survey import Finding, Severity
+from tests.support.command_line import GENERATION, data_folder
+from tests.support.logs import acquired, append, flip
+
+
+async def test_a_sound_folder_has_no_findings_and_damage_names_its_queue(tmp_path: Path) -> None:
+    segment = await data_folder(tmp_path)
+    report = check_folders([tmp_path])
+    assert report.findings == [] and not report.damaged
+    flip(segment, SEGMENT_HEADER_BYTES + 70)
+    report = check_folders([tmp_path])
+    (finding,) = report.findings
+    assert (report.name_of(finding.entity), finding.partition, report.damaged) == ("orders", 3, True)
+    assert report.shorten(finding.path) == str(segment.relative_to(tmp_path))
+    assert report.as_json()["findings"][0]["queue"] == "orders"
+
+
+async def test_a_damaged_entry_still_names_its_queue_if_the_name_can_be_read(tmp_path: Path) -> None:
+    await data_folder(tmp_path)
+    for file in (tmp_path / "catalogue").glob(f"{GENERATION}*"):
+        flip(file, file.read_bytes().index(b"lock_duration_ms"))
+    report = check_folders([tmp_path])
+    assert [each.severity for each in report.findings] == [Severity.UNUSABLE] * 2
+    assert report.name_of(GENERATION) == "orders"
+
+
+async def test_logs_of_an_entity_without_an_entry_are_found_and_an_entry_without_logs_is_none(
+    tmp_path: Path,
+) -> None:
+    await data_folder(tmp_path)
+    async with acquired(tmp_path, entity="f" * 32, partition=0) as log:
+        await append(log, b"one")
+    (finding,) = check_folders([tmp_path]).findings
+    assert finding.entity == "f" * 32 and "belong to no queue" in finding.why
+    await Catalogue(tmp_path / "catalogue", LocalDisk()).put("f" * 32, b"{}")
+    (finding,) = check_folders([tmp_path]).findings
+    assert "describes no queue" in finding.why
+
+
+def test_a_note_is_no_damage_and_a_spare_is() -> None:
+    def report(severity: Severity) -> Report:
+        finding = Finding(severity, None, None, "/data/x", 0, 0, "why")
+        return Report([Path("/data"), Path("/more")], findings=[finding])
+
+    assert not report(Severity.NOTE).damaged
+    assert report(Severity.SPARE).damaged and report(Severity.UNUSABLE).damaged
+    assert report(Severity.NOTE).shorten("/data/x") == "/data/x", "with several folders, paths stay whole"
+    assert report(Severity.NOTE).name_of(None) == "?"
+
+
+def test_folders_that_are_no_data_folders_are_findings_as_long_as_one_is(tmp_path: Path) -> None:
+    good, empty, file = tmp_path / "good", tmp_path / "empty", tmp_path / "file"
+    (good / "logs").mkdir(parents=True)
+    empty.mkdir()
+    file.touch()
+    found, absent = data_folders_among(LocalDisk(), [empty, good, file])
+    assert found == [good] and [each.path for each in absent] == [str(empty), str(file)]
+    with pytest.raises(NoDataFolder) as nothing:
+        data_folders_among(LocalDisk(), [empty, file])
+    assert str(empty) in str(nothing.value) and str(file) in str(nothing.value)

@@ -1,0 +1,117 @@
+"""Repairs of data folders: what is planned, what is set aside, and that nothing is deleted.
+
+`tests/crash/test_repair.py` interrupts repairs and compares what is left with a ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from broker.entities.descriptions import QueueDescription
+from broker.entities.documents import encode_description
+from broker.identifiers import PARTITION_SHIFT
+from broker.maintenance.check import check_folders
+from broker.maintenance.locking import InUse
+from broker.maintenance.repair import DAMAGED_DIRECTORY, REPORT_NAME, Plan, Repair
+from broker.partition.records import add_enqueued
+from broker.partition.salvage import Range
+from storage.catalogue import Catalogue
+from storage.disk import LocalDisk
+from storage.segment import SEGMENT_HEADER_BYTES
+from tests.support.command_line import GENERATION, data_folder, segment_in
+from tests.support.logs import acquired, flip
+
+
+@contextmanager
+def repairing(*roots: Path) -> Iterator[Repair]:
+    repair = Repair(roots)
+    repair.open()
+    try:
+        yield repair
+    finally:
+        repair.close()
+
+
+async def two_messages(root: Path) -> Path:
+    """A queue with two messages in partition 3, in two commits; returns the path of the segment."""
+    await Catalogue(root / "catalogue", LocalDisk()).put(
+        GENERATION, encode_description(QueueDescription("orders", GENERATION, 16))
+    )
+    async with acquired(root, entity=GENERATION, partition=3) as log:
+        for number in (1, 2):
+            commit = log.begin()
+            add_enqueued(commit, 3 << PARTITION_SHIFT | number, 1_000, [7], None, [b"message"])
+            await log.append(commit)
+    return segment_in(root)
+
+
+def repair(root: Path) -> Plan:
+    """Plan a repair and carry it out."""
+    with repairing(root) as work:
+        plan = work.plan()
+        work.carry_out(plan)
+    return plan
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+async def test_a_plan_changes_nothing_and_of_a_sound_folder_is_empty(tmp_path: Path) -> None:
+    segment = await two_messages(tmp_path)
+    with repairing(tmp_path) as work:
+        assert work.plan().is_empty
+    flip(segment, SEGMENT_HEADER_BYTES + 70)
+    before = contents(tmp_path)
+    with repairing(tmp_path) as work:
+        plan = await asyncio.to_thread(work.plan)
+    assert not plan.is_empty and plan.can_help and plan.is_complete and not plan.done
+    assert {path: data for path, data in contents(tmp_path).items() if path in before} == before
+    (log,) = plan.logs
+    assert (log.queue, log.partition, log.kept, log.moved_to) == ("orders", 3, 1, "")
+    assert log.gone == [Range(3 << PARTITION_SHIFT | 1, 3 << PARTITION_SHIFT | 1)]
+
+
+async def test_one_damaged_file_of_a_document_is_set_aside_and_two_are_put_together(tmp_path: Path) -> None:
+    await data_folder(tmp_path)
+    one, other = sorted((tmp_path / "catalogue").glob(f"{GENERATION}*"))
+    whole = one.read_bytes()
+    flip(one, 40)
+    damaged = one.read_bytes()
+    plan = await asyncio.to_thread(repair, tmp_path)
+    assert [each.path for each in plan.aside] == [str(one)] and not plan.merged and not one.exists()
+    (aside,) = (tmp_path / DAMAGED_DIRECTORY).iterdir()
+    assert aside.read_bytes() == damaged
+    one.write_bytes(damaged)
+    flip(other, 60)
+    plan = await asyncio.to_thread(repair, tmp_path)
+    assert [sorted(paths) for paths, _ in plan.merged] == [[one, other]]
+    assert one.read_bytes() == other.read_bytes() == whole
+    assert not check_folders([tmp_path]).damaged
+
+
+async def test_a_rebuilt_log_leaves_the_old_one_and_a_report_behind(tmp_path: Path) -> None:
+    segment = await two_messages(tmp_path)
+    flip(segment, SEGMENT_HEADER_BYTES + 70)
+    old = segment.read_bytes()
+    (log,) = (await asyncio.to_thread(repair, tmp_path)).logs
+    directory = Path(log.moved_to)
+    assert json.loads((directory / REPORT_NAME).read_bytes()) | {"moved_to": None} == log.as_json() | {
+        "moved_to": None
+    }
+    assert [path.read_bytes() for path in (directory / "log").glob("*.segment")] == [old]
+    assert not check_folders([tmp_path]).damaged
+    with repairing(tmp_path) as work:
+        assert work.plan().is_empty
+
+
+async def test_a_folder_in_use_is_not_repaired(tmp_path: Path) -> None:
+    await data_folder(tmp_path)
+    with repairing(tmp_path), pytest.raises(InUse), repairing(tmp_path):
+        pass
