@@ -158,6 +158,9 @@ class PartitionProcess:
         self._requests: dict[int, asyncio.Future[Done]] = {}
         self._numbers = count(1)
         self._is_closed = False
+        self._folders_told: list[str] | None = None
+        """The last states of the data folders that the broker was told; None until it has asked for the logs
+        in them."""
 
     async def run(self) -> None:
         """Serve until the broker says `Close`. If the broker is gone, end at once, as in a crash."""
@@ -258,6 +261,8 @@ class PartitionProcess:
             spawn=self._spawn,
             failed=lambda name, error: self.send(PartFailed(name, repr(error))),
         )
+        self._host.keep_looking()
+        self._host.keep_looking()
         reporting = asyncio.create_task(self._report_resources(self._host))
         reporting.add_done_callback(lambda task: task.cancelled() or task.result())
         self._reporting = reporting
@@ -282,16 +287,26 @@ class PartitionProcess:
         else:
             done = Done(request, found or {})
         self._tell()  # send earlier answers first
+        self._tell_folders()
         self.send(done)
 
+    def _tell_folders(self) -> None:
+        """Tell the broker if a data folder has been lost or is back."""
+        assert self._host is not None
+        states = [str(state) for state in self._host.folder_states()]
+        if states != self._folders_told:
+            self._folders_told = states
+            self.send(FolderStates(states))
+
     async def _report_resources(self, host: LocalHost) -> None:
-        told: tuple[MemoryUsed, FolderStates] | None = None
+        told: MemoryUsed | None = None
         while not self._is_closed:
-            now = MemoryUsed(host.waiting_bytes, resident_bytes()), FolderStates(list(host.folder_states()))
+            now = MemoryUsed(host.waiting_bytes, resident_bytes())
             if now != told:
-                for each in now:
-                    self.send(each)
+                self.send(now)
                 told = now
+            if self._folders_told is not None:
+                self._tell_folders()
             await asyncio.sleep(RESOURCES_EVERY_S)
 
 

@@ -186,15 +186,16 @@ def wait_for(broker: BrokerThread, state: str, availability: str) -> None:
     assert state in folder_states(broker)
 
 
+@pytest.mark.parametrize("partition_process", [False, True], ids=["here", "in a process"])
 def test_while_the_folder_with_the_index_is_missing_nobody_takes_the_counts_for_complete(
-    tmp_path: Path,
+    tmp_path: Path, partition_process: bool
 ) -> None:
     with broker_on(tmp_path) as broker, client_of(broker.addresses) as client:
         assert send_to_each(client) == [None] * PARTITIONS
         assert shown_as_lost(broker, "missing") == set()
     away = tmp_path / "away"
     (tmp_path / "first").rename(away)
-    with broker_on(tmp_path, disk_timeout_ms=500) as broker:
+    with broker_on(tmp_path, disk_timeout_ms=500, partition_process=partition_process) as broker:
         # Symptom: the queue was available and held half of its messages, as if the others had never been.
         gone = numbers_in(broker, 0)
         assert shown_as_lost(broker, "missing") == gone
