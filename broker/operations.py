@@ -29,10 +29,15 @@ from broker.identifiers import partition_of_token as partition_of_token
 from broker.identifiers import sequence_of_token as sequence_of_token
 from broker.session_operations import (
     AcceptSession,
+    GetSessionState,
+    ListSessions,
     RenewSession,
     SessionAccepted,
+    SessionList,
     SessionLost,
     SessionRenewed,
+    SessionState,
+    SetSessionState,
     WatchSessions,
 )
 
@@ -391,6 +396,7 @@ Operation = (
     Send | Demand | Withdraw | Complete | Abandon | Defer | DeadLetter | Transact | Release | Recalled
     | RenewLocks | Peek
     | Watch | ReceiveDeferred | CancelScheduled | AcceptSession | WatchSessions | RenewSession | Delete
+    | GetSessionState | SetSessionState | ListSessions
     | Update | Detach | DeleteExactly | FindDeadLetters | LockExactly | Redrive
 )  # fmt: skip
 
@@ -602,6 +608,7 @@ class Unavailable:
 
 Answer = (
     Sent | Failed | Locked | Unmet | Withdrawn | Settled | Transacted | Renewed | Peeked | Arrived | Deleted
+    | SessionState | SessionList
     | Recall | Updated | SessionAccepted | SessionLost | SessionRenewed | Unavailable | DeletedExactly
     | Found | Redriven
 )  # fmt: skip

@@ -53,6 +53,44 @@ class RenewSession:
     cookie: object = None
 
 
+@dataclass(slots=True)
+class SetSessionState:
+    """Store the state of a session. Answered with `Updated` or `Failed`."""
+
+    subqueue: str
+    session_id: bytes
+    holder: ClientId
+    state: bytes | None
+    """None clears it."""
+    states_max: int
+    """How many sessions of the partition may have a state."""
+    cookie: object = None
+
+
+@dataclass(slots=True)
+class GetSessionState:
+    """Fetch the state of a session. Answered with `SessionState` or `Failed`."""
+
+    subqueue: str
+    session_id: bytes
+    holder: ClientId
+    cookie: object = None
+
+
+@dataclass(slots=True)
+class ListSessions:
+    """List sessions that have messages or a state. Answered with `SessionList`."""
+
+    subqueue: str
+    skip: int
+    """Leave out this many."""
+    count: int
+    """List at most this many."""
+    changed_after_ms: int | None = None
+    """Only sessions whose state has changed after this time, in wall time."""
+    cookie: object = None
+
+
 # --- answers ------------------------------------------------------------------------------------------------
 
 
@@ -83,4 +121,22 @@ class SessionRenewed:
     """The lock of the session lasts until `locked_until_ms`, in monotonic time."""
 
     locked_until_ms: int
+    cookie: object
+
+
+@dataclass(slots=True)
+class SessionState:
+    """The state of a session; None if it has none."""
+
+    state: bytes | None
+    cookie: object
+
+
+@dataclass(slots=True)
+class SessionList:
+    """Some sessions of a partition."""
+
+    session_ids: list[bytes]
+    skipped: int
+    """How many were left out: fewer than asked if there are no more."""
     cookie: object

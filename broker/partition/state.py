@@ -2,7 +2,7 @@
 
 Its parts have files of their own: `sending.py`, `schedule.py`, `delivering.py`, `settling.py`,
 `lock_expiry.py`, `delivery_count.py`, `dead_lettering.py`, `dead_letters.py`, `time_to_live.py`,
-`browsing.py`, `session_locks.py` and `transactions.py`. They share a `Workspace`.
+`browsing.py`, `session_locks.py`, `session_data.py` and `transactions.py`. They share a `Workspace`.
 
 The task feeds it one *batch* at a time: `begin(commit, now_ms)`, `handle` for each operation, `finish`. Each
 operation appends its changes to the commit as records and applies them at once, by the same methods that
@@ -97,12 +97,20 @@ from broker.partition.long_operations import Divisible, Parts
 from broker.partition.messages import NO_NUMBER, Messages
 from broker.partition.schedule import Schedule
 from broker.partition.sending import Sending
+from broker.partition.session_data import SessionData
 from broker.partition.session_locks import SessionLocks
 from broker.partition.settling import Settling
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.transactions import Transactions
 from broker.partition.workspace import NO_BATCH, Workspace
-from broker.session_operations import AcceptSession, RenewSession, WatchSessions
+from broker.session_operations import (
+    AcceptSession,
+    GetSessionState,
+    ListSessions,
+    RenewSession,
+    SetSessionState,
+    WatchSessions,
+)
 from storage.log import Commit, Frame
 
 Totals = Sequence[tuple[int, int, int, int]]
@@ -131,6 +139,7 @@ class Partition:
         self._sending = Sending(number, messages, self._space.bounds.work_max, self._space.times)
         self._schedule = Schedule(self._space)
         self._sessions = SessionLocks(self._space, self._time_to_live)
+        self._session_data = SessionData(self._space, self._sessions)
         self._delivering = Delivering(self._space, self._time_to_live, self._sessions)
         self._settling = Settling(self._space, self._time_to_live)
         self._transactions = Transactions(self._space, self._sending, self._settling)
@@ -345,6 +354,12 @@ class Partition:
                 self._sessions.renew(client, operation)
             case WatchSessions():
                 self._sessions.watch(client, operation)
+            case GetSessionState():
+                self._session_data.get(client, operation)
+            case SetSessionState():
+                self._session_data.set(client, operation)
+            case ListSessions():
+                self._session_data.list(client, operation)
             case Delete():
                 self._browsing.delete(client, operation)
             case DeleteExactly():

@@ -320,6 +320,15 @@ class Settings(BaseSettings):
             "do not say how long they wait."
         ),
     )
+    session_state_kb_max: int = Field(
+        1_024,
+        ge=1,
+        le=102_400,
+        description="Largest state of a message session, in KiB; also limited by the size of its messages.",
+    )
+    session_states_max: int = Field(
+        100_000, ge=1, description="Message sessions of one partition that may have a state."
+    )
     links_per_connection_max: int = Field(5_000, ge=1, description="Links per connection.")
     frame_bytes_max: int = Field(
         256 * KIB, ge=512, le=16 * MIB, description="Largest AMQP frame accepted, announced in open."

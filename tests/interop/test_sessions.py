@@ -32,7 +32,7 @@ from tests.support.broker_process import BrokerProcess, queue
 
 WITHIN_S = 30.0
 SHORT = f"PT{LOCK_SHORT_S}S"
-NAMES = ("order", "held", "next", "waits", "mixed", "deferred", "removed", "peeked")
+NAMES = ("order", "held", "next", "waits", "mixed", "deferred", "removed", "peeked", "states", "listed")
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +55,14 @@ def client(broker: BrokerProcess) -> Iterator[ServiceBusClient]:
 
 
 def send(client: ServiceBusClient, name: str, session: str, *bodies: str) -> None:
-    """Send messages one by one."""
+    """Send messages of one session, one by one."""
+    send_all(client, name, *((session, body) for body in bodies))
+
+
+def send_all(client: ServiceBusClient, name: str, *messages: tuple[str, str]) -> None:
+    """Send messages of several sessions, one by one."""
     with client.get_queue_sender(name) as sender:
-        for body in bodies:
+        for session, body in messages:
             sender.send_messages(ServiceBusMessage(body, session_id=session))
 
 
@@ -150,8 +155,7 @@ def test_the_lock_of_a_session_is_renewed_and_without_that_lost(client: ServiceB
 
 
 def test_each_free_session_is_accepted_once_and_then_there_is_none(client: ServiceBusClient) -> None:
-    for number in range(6):
-        send(client, "next", f"s{number}", f"message {number}")
+    send_all(client, "next", *((f"s{number}", f"message {number}") for number in range(6)))
     receivers = [accept(client, "next", NEXT_AVAILABLE_SESSION, max_wait_time=20) for _ in range(6)]
     try:
         found = {}
@@ -234,3 +238,38 @@ def test_receive_and_delete_takes_the_messages_of_a_session(client: ServiceBusCl
         assert [*map(str, receive(receiver, 3))] == [*"123"]
     with accept(client, "removed", "a") as receiver:
         assert receiver.peek_messages(10) == []
+
+
+def test_the_state_of_a_session_is_kept_until_it_is_cleared(client: ServiceBusClient) -> None:
+    with accept(client, "states", "a") as receiver:
+        session = session_of(receiver)
+        assert session.get_state() is None
+        session.set_state("first")
+        session.set_state(b"\x00" * 100_000)
+        with pytest.raises(ServiceBusError, match="maximum"):
+            session.set_state(b"x" * (1024 * 1024 + 1))
+    with accept(client, "states", "a") as receiver:
+        session = session_of(receiver)
+        assert session.get_state() == b"\x00" * 100_000
+        session.set_state(None)
+        assert session.get_state() is None
+
+
+def test_sessions_are_listed_with_messages_or_state_over_all_partitions_page_by_page(
+    client: ServiceBusClient,
+) -> None:
+    assert list(client.list_queue_sessions("listed")) == []
+    names = {f"s{number:03}" for number in range(130)}
+    send_all(client, "listed", *((name, "message") for name in sorted(names)))
+    before = datetime.now(UTC) - timedelta(minutes=5)
+    assert list(client.list_queue_sessions("listed", state_updated_after=before)) == []
+    with accept(client, "listed", "only a state") as receiver:
+        session_of(receiver).set_state("here")
+    with accept(client, "listed", "s007") as receiver:
+        session_of(receiver).set_state("here too")
+    found = list(client.list_queue_sessions("listed"))
+    assert sorted(found) == sorted({*names, "only a state"}), "each once"
+    changed = list(client.list_queue_sessions("listed", state_updated_after=before))
+    assert sorted(changed) == ["only a state", "s007"]
+    later = datetime.now(UTC) + timedelta(minutes=5)
+    assert list(client.list_queue_sessions("listed", state_updated_after=later)) == []

@@ -35,7 +35,15 @@ from broker.frontend.nodes.bodies import (
 from broker.frontend.nodes.own_operations import OWN_PAGES, OWN_WITHOUT_BODY, OwnOperations
 from broker.frontend.nodes.peek_paging import PeekWalks
 from broker.frontend.nodes.request_node import Request, Response
-from broker.frontend.nodes.session_requests import holder_of, peek_session, renew_session_lock, session_of
+from broker.frontend.nodes.session_requests import (
+    get_session_state,
+    holder_of,
+    list_sessions,
+    peek_session,
+    renew_session_lock,
+    session_of,
+    set_session_state,
+)
 from broker.identifiers import encode_session_id
 from broker.message.annotations import deliverables, joined
 from broker.messaging.asking import answer_of, ask_about, lock_lost
@@ -96,6 +104,9 @@ class ManagementNode:
             "com.microsoft:schedule-message": ("Send", self._schedule),
             "com.microsoft:cancel-scheduled-message": ("Send", self._cancel_scheduled),
             "com.microsoft:renew-session-lock": ("Listen", self._renew_session_lock),
+            "com.microsoft:set-session-state": ("Listen", self._set_session_state),
+            "com.microsoft:get-session-state": ("Listen", self._get_session_state),
+            "com.microsoft:get-message-sessions": ("Listen", self._list_sessions),
         }
         self._operations |= OwnOperations(connection, address, lambda: self._queue).operations
 
@@ -196,6 +207,16 @@ class ManagementNode:
 
     async def _renew_session_lock(self, body: dict[str, Any]) -> Response:
         return ok(await renew_session_lock(self._connection, self._queue, self._subqueue, body))
+
+    async def _set_session_state(self, body: dict[str, Any]) -> Response:
+        return ok(await set_session_state(self._connection, self._queue, self._subqueue, body))
+
+    async def _get_session_state(self, body: dict[str, Any]) -> Response:
+        return ok(await get_session_state(self._connection, self._queue, self._subqueue, body))
+
+    async def _list_sessions(self, body: dict[str, Any]) -> Response:
+        found = await list_sessions(self._queue, self._subqueue, body)
+        return NO_CONTENT if found is None else ok(found)
 
     async def _renew_lock(self, body: dict[str, Any]) -> Response:
         tokens = lock_tokens(body)

@@ -13,13 +13,28 @@ from broker.base.errors import Reason, Refused
 from broker.frontend.host import Host
 from broker.frontend.links.session_link import SessionLink
 from broker.frontend.links.termini import no_session
+from broker.frontend.nodes.bodies import integer
 from broker.frontend.peeking import peek_partition
-from broker.identifiers import encode_session_id
+from broker.identifiers import decode_session_id, encode_session_id
 from broker.message.annotations import peeked_messages
 from broker.namespace.entity import Entity, ask
-from broker.operations import ClientId, Peek, partition_of
-from broker.session_operations import RenewSession, SessionRenewed
-from protocol.codec import Timestamp
+from broker.operations import ClientId, Peek, Updated, partition_of
+from broker.session_operations import (
+    GetSessionState,
+    ListSessions,
+    RenewSession,
+    SessionList,
+    SessionRenewed,
+    SessionState,
+    SetSessionState,
+)
+from protocol.codec import Array, Int, Timestamp, TypeCode
+
+SESSIONS_MAX = 10_000
+"""Sessions that one page may list."""
+EVER_MS = 253_402_300_799_999
+"""A `last-updated-time` from this one on asks for all sessions. Clients send the end of the year 9999, which
+some of them round up."""
 
 
 def session_of(queue: Entity, subqueue: str, body: dict[str, Any]) -> str | None:
@@ -76,6 +91,71 @@ async def renew_session_lock(
     assert isinstance(answer, SessionRenewed), f"{answer} is not an answer to RenewSession"
     ahead_ms = wall_ahead_ms(connection.services.clock)
     return {"expiration": Timestamp(answer.locked_until_ms + ahead_ms)}
+
+
+async def set_session_state(
+    connection: Host, queue: Entity, subqueue: str, body: dict[str, Any]
+) -> dict[str, Any]:
+    """Store the state of a session. Raises Refused."""
+    session_id = needed_session_of(queue, subqueue, body)
+    state = body.get("session-state")
+    if "session-state" not in body or not isinstance(state, bytes | None):
+        raise Refused(
+            Reason.ARGUMENT, f"'session-state' must be binary, or null to clear it, not {state!r:.80}."
+        )
+    settings = connection.services.settings
+    size_max = min(settings.session_state_kb_max * 1024, queue.message_bytes_max)
+    if state is not None and len(state) > size_max:
+        raise Refused(
+            Reason.QUOTA_EXCEEDED,
+            f"The state has {len(state)} bytes; the maximum for a session is {size_max}.",
+        )
+    holder = holder_of(connection, queue, session_id)
+    operation = SetSessionState(
+        subqueue, encode_session_id(session_id), holder, state, settings.session_states_max
+    )
+    answer = await ask(queue.router.keyed(session_id), operation)
+    assert isinstance(answer, Updated), f"{answer} is not an answer to SetSessionState"
+    return {}
+
+
+async def get_session_state(
+    connection: Host, queue: Entity, subqueue: str, body: dict[str, Any]
+) -> dict[str, Any]:
+    """Fetch the state of a session. Raises Refused."""
+    session_id = needed_session_of(queue, subqueue, body)
+    holder = holder_of(connection, queue, session_id)
+    operation = GetSessionState(subqueue, encode_session_id(session_id), holder)
+    answer = await ask(queue.router.keyed(session_id), operation)
+    assert isinstance(answer, SessionState), f"{answer} is not an answer to GetSessionState"
+    return {"session-state": answer.state}
+
+
+async def list_sessions(queue: Entity, subqueue: str, body: dict[str, Any]) -> dict[str, Any] | None:
+    """One page of the sessions, over all partitions in order; None if there are none. Raises Refused."""
+    if not queue.requires_session(subqueue):
+        raise no_session(queue)
+    skip, top = integer(body, "skip"), integer(body, "top")
+    if skip < 0 or not 0 < top <= SESSIONS_MAX:
+        raise Refused(
+            Reason.ARGUMENT, f"skip is {skip} and top is {top}; top must be from 1 to {SESSIONS_MAX}."
+        )
+    since_ms = integer(body, "last-updated-time")
+    found: list[str] = []
+    left = skip
+    for handle in queue.router.handles:
+        answer = await ask(
+            handle,
+            ListSessions(subqueue, left, top - len(found), None if since_ms >= EVER_MS else since_ms),
+        )
+        assert isinstance(answer, SessionList), f"{answer} is not an answer to ListSessions"
+        found += map(decode_session_id, answer.session_ids)
+        left -= answer.skipped
+        if len(found) == top:
+            break
+    if not found:
+        return None
+    return {"skip": Int(skip + len(found)), "sessions-ids": Array(TypeCode.STRING, found)}
 
 
 async def peek_session(

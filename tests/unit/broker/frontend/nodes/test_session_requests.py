@@ -7,9 +7,17 @@ from typing import Any
 import pytest
 
 from broker.entities.descriptions import QueueSettings
+from broker.frontend.nodes.session_requests import EVER_MS
 from broker.identifiers import PARTITION_SHIFT, ClientId
 from broker.operations import Peek, Peeked, ReceiveDeferred
-from broker.session_operations import AcceptSession, RenewSession, SessionAccepted, SessionRenewed
+from broker.session_operations import (
+    AcceptSession,
+    ListSessions,
+    RenewSession,
+    SessionAccepted,
+    SessionList,
+    SessionRenewed,
+)
 from protocol.codec import Described, Symbol, ULong
 from tests.support import raw_amqp as raw
 from tests.support.link_stack import until
@@ -100,3 +108,64 @@ async def test_a_deferred_message_of_another_partition_is_not_in_the_session() -
         {"sequence-numbers": [other], "receiver-settle-mode": 1, "session-id": "a"},
     )
     assert status(response) == (404, "com.microsoft:message-not-found")
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "wanted"),
+    [
+        ("set-session-state", {"session-id": "a"}, (400, "com.microsoft:argument-error")),
+        (
+            "set-session-state",
+            {"session-id": "a", "session-state": "x"},
+            (400, "com.microsoft:argument-error"),
+        ),
+        (
+            "set-session-state",
+            {"session-id": "a", "session-state": bytes(2 << 20)},
+            (403, "amqp:resource-limit-exceeded"),
+        ),
+        ("get-session-state", {"session-id": "b"}, (410, "com.microsoft:session-lock-lost")),
+        (
+            "get-message-sessions",
+            {"last-updated-time": EVER_MS, "skip": 0, "top": 0},
+            (400, "com.microsoft:argument-error"),
+        ),
+        (
+            "get-message-sessions",
+            {"last-updated-time": EVER_MS, "skip": -1, "top": 1},
+            (400, "com.microsoft:argument-error"),
+        ),
+    ],
+    ids=str,
+)
+async def test_what_a_session_request_lacks_is_named_before_a_partition_hears_of_it(
+    operation: str, body: dict[str, Any], wanted: tuple[int, str]
+) -> None:
+    work = await bench()
+    await hold(work, "a")
+    assert status(await work.ask(operation, body)) == wanted
+    assert not any(part.posted for part in work.stack.parts)
+
+
+async def test_a_page_of_sessions_goes_on_where_the_one_before_ended_over_all_partitions() -> None:
+    work = await bench(4)
+    sessions = {0: ["a", "b", "c"], 1: [], 2: ["d", "e"], 3: ["f"]}
+    asked: list[tuple[int, int | None]] = []
+
+    def sessions_of(number: int, operation: ListSessions) -> SessionList:
+        asked.append((number, operation.changed_after_ms))
+        own = sessions[number]
+        page = own[operation.skip : operation.skip + operation.count]
+        skipped = min(operation.skip, len(own))
+        return SessionList([each.encode() for each in page], skipped, operation.cookie)
+
+    async def page(skip: int, at_ms: int = EVER_MS) -> Any:
+        body = {"last-updated-time": at_ms, "skip": skip, "top": 2}
+        return await work.ask("get-message-sessions", body, {ListSessions: sessions_of})
+
+    found = [(await page(skip)).body for skip in (0, 2, 4)]
+    assert [each["sessions-ids"].values for each in found] == [["a", "b"], ["c", "d"], ["e", "f"]]
+    assert [each["skip"] for each in found] == [2, 4, 6]
+    assert status(await page(6))[0] == 204 and {each for _, each in asked} == {None}
+    await page(0, 5)
+    assert asked[-1] == (0, 5)

@@ -1,0 +1,203 @@
+"""Durable state: what receivers have stored with their message sessions. Pure.
+
+AMQP contract 7.3.8. The state of a session is opaque bytes. It stays until a receiver clears it, with or
+without messages in the session. The time of its latest change answers which sessions have changed since.
+
+    48 SESSION_STATE   offset  size  field
+                            0     8  changed at, wall time
+                            8     2  subqueue
+                           10     2  length k of the session-id
+                           12     4  size v of the state, 2^32 - 1 if it was cleared
+                           16     k  session-id, UTF-8
+                            …     v  state
+
+A block of the section "session-states" holds the sessions whose ids have the same checksum modulo BLOCKS: for
+each, a 4-byte length and the body of its record. All numbers are little endian.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from broker.partition.blocks import ChangedBlocks
+from broker.partition.durable_state import NewRecord
+from broker.partition.records import UnreadableRecord
+from storage.log import Position, Record
+
+SESSION_STATE = 48
+BLOCKS = 4_096
+"""So many that a block holds few sessions, because a checkpoint writes changed blocks as a whole."""
+ENTRY_BYTES = 512
+"""The memory that a session's state takes besides its bytes, about."""
+DROPPED_AT_ONCE = 64
+"""Blocks that one step of `drop` frees: less than a millisecond."""
+_HEAD, _SIZE = struct.Struct("<QHHI"), struct.Struct("<I")
+_CLEARED = 0xFFFFFFFF
+
+Key = tuple[int, bytes]
+"""The number of the subqueue, and the session-id."""
+
+
+class Entry(NamedTuple):
+    """The state of one session."""
+
+    value: bytes
+    changed_at_ms: int
+    """In wall time."""
+
+
+class SessionStates:
+    """The states of a partition's sessions."""
+
+    def __init__(self) -> None:
+        self.name, self.version = "session-states", 1
+        self.record_kinds: Collection[int] = (SESSION_STATE,)
+        self.entries: dict[Key, Entry] = {}
+        self.state_bytes = 0
+        self._by_block: dict[int, dict[Key, None]] = {}
+        self._block_bytes: dict[int, int] = {}
+        """What each block takes in a checkpoint."""
+        self._changed = ChangedBlocks()
+
+    # --- records --------------------------------------------------------------------------------------------
+
+    def apply(self, record: Record, position: Position) -> None:
+        """Set or clear the state of a session. Raises UnreadableRecord."""
+        if record.version != 1:
+            raise UnreadableRecord(f"record kind {SESSION_STATE} has version {record.version}")
+        key, entry = _read(bytes(record.body))
+        block = _block_of(key)
+        self._changed.touch_blocks((block,), position)
+        self._remove(key, block)
+        if entry is not None:
+            self._add(key, entry, block)
+
+    def undo(self, record: Record, position: Position) -> None:
+        """Never called: no state belongs to a send."""
+        raise AssertionError("a session's state does not belong to a send")
+
+    def as_records(self) -> Iterator[NewRecord]:
+        """One record for each session."""
+        return (set_state(*key, entry.value, entry.changed_at_ms) for key, entry in self.entries.items())
+
+    def _add(self, key: Key, entry: Entry, block: int) -> None:
+        self.entries[key] = entry
+        self._by_block.setdefault(block, {})[key] = None
+        self._count(key, entry, block, 1)
+
+    def _remove(self, key: Key, block: int) -> None:
+        entry = self.entries.pop(key, None)
+        if entry is not None:
+            del self._by_block[block][key]
+            if not self._by_block[block]:
+                del self._by_block[block]
+            self._count(key, entry, block, -1)
+
+    def _count(self, key: Key, entry: Entry, block: int, sign: int) -> None:
+        size = len(key[1]) + len(entry.value)
+        self.state_bytes += sign * (size + ENTRY_BYTES)
+        left = self._block_bytes.get(block, 0) + sign * (size + _HEAD.size + _SIZE.size)
+        if left:
+            self._block_bytes[block] = left
+        else:
+            self._block_bytes.pop(block, None)
+
+    # --- time -----------------------------------------------------------------------------------------------
+
+    def next_expiry_ms(self) -> int | None:
+        """States do not end by themselves."""
+        return None
+
+    def expire(self, wall_ms: int, position: Position) -> None:
+        """States do not end by themselves."""
+
+    # --- checkpoints ----------------------------------------------------------------------------------------
+
+    def changed_since(self, base: Position | None) -> Sequence[int]:
+        """See `Section`."""
+        return self._changed.changed_since(base)
+
+    def encode(self, block: int) -> bytes:
+        """The sessions of a block."""
+        parts: list[bytes] = []
+        for key in self._by_block.get(block, ()):
+            body = set_state(*key, *self.entries[key]).body
+            parts += _SIZE.pack(len(body)), body
+        return b"".join(parts)
+
+    def decode(self, block: int, data: bytes) -> None:
+        """Add the sessions of a block. Raises UnreadableRecord."""
+        at = 0
+        while at < len(data):
+            if at + _SIZE.size > len(data):
+                raise UnreadableRecord(f"a block of session states ends early, at byte {len(data)}")
+            begin = at + _SIZE.size
+            at = begin + _SIZE.unpack_from(data, at)[0]
+            key, entry = _read(data[begin:at])
+            if entry is None or _block_of(key) != block:
+                raise UnreadableRecord("a block of session states holds a session that is not in it")
+            self._add(key, entry, block)
+
+    def decoded(self, taken: Mapping[int, Position]) -> Iterator[None]:
+        """See `Section`."""
+        return self._changed.adopt(taken)
+
+    def saved(self, gone: Sequence[int]) -> None:
+        """See `Section`."""
+        self._changed.forget(gone)
+
+    def cost(self, base: Position | None) -> int:
+        """See `Section`."""
+        if not self._changed.count_since(base):
+            return 0
+        return sum(40 + self._block_bytes.get(block, 0) for block in self.changed_since(base))
+
+    def needed_from(self) -> Position | None:
+        """Nothing here refers to the log."""
+        return None
+
+    def drop(self) -> Iterator[None]:
+        """Free the memory, in steps."""
+        while self._by_block:
+            for _ in range(min(DROPPED_AT_ONCE, len(self._by_block))):
+                for key in self._by_block.popitem()[1]:
+                    del self.entries[key]
+            yield
+
+    def check(self) -> None:
+        """Assert that the blocks and the sums agree with the entries."""
+        self._changed.check_blocks(self._by_block.keys())
+        assert {key: _block_of(key) for key in self.entries} == {
+            key: block for block, keys in self._by_block.items() for key in keys
+        }
+        assert self.state_bytes == sum(
+            len(key[1]) + len(entry.value) + ENTRY_BYTES for key, entry in self.entries.items()
+        )
+        assert self._block_bytes == {block: len(self.encode(block)) for block in self._by_block}
+
+
+def set_state(subqueue: int, session_id: bytes, state: bytes | None, changed_at_ms: int) -> NewRecord:
+    """The record that sets the state of a session; None clears it."""
+    size = _CLEARED if state is None else len(state)
+    head = _HEAD.pack(changed_at_ms, subqueue, len(session_id), size)
+    return NewRecord(SESSION_STATE, head + session_id + (state or b""))
+
+
+def _read(body: bytes) -> tuple[Key, Entry | None]:
+    if len(body) < _HEAD.size:
+        raise UnreadableRecord(f"record kind {SESSION_STATE} has {len(body)} bytes")
+    changed_at_ms, subqueue, length, size = _HEAD.unpack_from(body)
+    end = _HEAD.size + length
+    if len(body) != end + (0 if size == _CLEARED else size):
+        raise UnreadableRecord(
+            f"record kind {SESSION_STATE} has {len(body)} bytes, its head speaks of others"
+        )
+    key = subqueue, body[_HEAD.size : end]
+    return key, None if size == _CLEARED else Entry(body[end:], changed_at_ms)
+
+
+def _block_of(key: Key) -> int:
+    return zlib.crc32(key[1]) % BLOCKS
