@@ -17,7 +17,8 @@ from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MAIN
 from broker.message.stored import store_run
 from broker.messaging.asking import answer_of
-from broker.messaging.sending import ONE_DISK, SEVERAL_DISKS, check, keys_of, too_large
+from broker.messaging.elsewhere import another_partition, refusal_of_all
+from broker.messaging.sending import check, keys_of, too_large
 from broker.messaging.sends import at, part_of, send_of
 from broker.namespace.entity import Entity, ask
 from broker.operations import CancelScheduled, Send, Sent, Settled, partition_of
@@ -75,31 +76,31 @@ async def schedule(
 
 
 async def _sent(queue: Entity, number: int | None, send: Send) -> Sent | Refused:
-    """Have a partition store messages: this one, or any if it is None. Returns the last refusal if none
+    """Have a partition store messages: this one, or any if it is None. Returns the refusal if none
     does."""
     router, loop = queue.router, asyncio.get_running_loop()
-    refused_by: set[int] = set()
+    refused_by: dict[int, Reason] = {}
+    began = loop.time()
     try:
         if number is not None:
             return _as_sent(await ask(router.pinned(number), send))
-        number = router.spread(len(send.messages), loop.time())[0][0]
+        another: int | None = router.spread(len(send.messages), began)[0][0]
     except Refused as why:
         return why
     while True:
-        answer = await answer_of(router.handles[number], send)
+        assert another is not None, "the loop ends with the last partition"
+        answer = await answer_of(router.handles[another], send)
         if not isinstance(answer, Refused):
             return _as_sent(answer)
-        refused_by.add(number)
-        if answer.reason not in (ONE_DISK if queue.description.folders == 1 else SEVERAL_DISKS):
-            return answer
-        another = router.another(refused_by, len(send.messages), loop.time())
+        another = another_partition(
+            queue, another, answer.reason, refused_by, len(send.messages), began=began, now=loop.time()
+        )
         if another is None:
-            return answer
-        number = another
+            return refusal_of_all(queue, refused_by, answer)
 
 
 def _as_sent(answer: object) -> Sent:
-    assert isinstance(answer, Sent), f"{answer} is no answer to Send"
+    assert isinstance(answer, Sent), f"{answer} is not an answer to Send"
     return answer
 
 
@@ -125,7 +126,7 @@ async def cancel(queue: Entity, sequence_numbers: Sequence[int]) -> list[Refused
         if isinstance(answer, Refused):
             refusals.append(answer)
             continue
-        assert isinstance(answer, Settled), f"{answer} is no answer to CancelScheduled"
+        assert isinstance(answer, Settled), f"{answer} is not an answer to CancelScheduled"
         refusals += [_not_scheduled(part[place]) for place in answer.failures]
     return refusals
 

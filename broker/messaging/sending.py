@@ -22,6 +22,7 @@ from broker.entities.descriptions import MAIN
 from broker.message.batch_envelope import RoutingHint, split
 from broker.message.stored import StoredRun, store_run
 from broker.message.stored import message_id as stored_message_id
+from broker.messaging.elsewhere import another_partition, refusal_of_all
 from broker.messaging.sends import at, merged, part_of, send_of
 from broker.namespace.entity import Entity, next_client
 from broker.namespace.router import PartitionHandle
@@ -30,12 +31,6 @@ from broker.throttle.memory_mark import Memory
 
 TAKEN_APART_AT_ONCE = 64
 """Messages of a batch to store in one step, which takes less than a millisecond."""
-ONE_DISK = frozenset((Reason.PARTITION_UNAVAILABLE, Reason.QUOTA_EXCEEDED))
-SEVERAL_DISKS = ONE_DISK | {Reason.DISK_FULL}
-"""Reasons for which another partition may take what one refused, if the queue is in one data folder or in
-several."""
-ELSEWHERE_WITHIN_S = 7.0
-"""Try no further partition after this many seconds (clients wait 15 s and more for an outcome)."""
 
 R = TypeVar("R")
 """A sender's receipt for a message, returned with its outcome."""
@@ -269,10 +264,8 @@ class Sending(Generic[R]):
             return
         assert isinstance(answer.cookie, int), "cookies of a sender are numbers"
         sent = self._waiting.pop(answer.cookie)
-        if isinstance(answer, Failed):
-            if self._sent_elsewhere(sent, answer):
-                return
-            answer = self._of_all(sent, answer)
+        if isinstance(answer, Failed) and self._sent_elsewhere(sent, answer):
+            return
         self._under_way.finished_with(sent.size, len(sent.send.messages))
         if isinstance(answer, Sent):
             meter = self._queue.meter
@@ -282,50 +275,32 @@ class Sending(Generic[R]):
             meter.send_seconds.observe(self._loop.time() - sent.began)
             self._stored(sent.receipts, sent.count)
         else:
-            self._refused(sent.receipts, Refused(answer.reason, answer.description), sent.count)
+            why = Refused(answer.reason, answer.description)
+            if sent.number is not None:
+                why = refusal_of_all(self._queue, sent.refused_by, why)
+            self._refused(sent.receipts, why, sent.count)
 
     def _sent_elsewhere(self, sent: _Underway[R], failed: Failed) -> bool:
-        """Post messages without a key to another partition if theirs is down or full; returns whether it did.
-
-        A partition that answers `Failed` guarantees that the messages will never be read there, so they
-        cannot be stored twice (except if a process ends while that disk still refuses, see
-        `partition/task.py`). Each partition is tried once, for ELSEWHERE_WITHIN_S in all: a partition whose
-        disk hangs takes seconds to say so, and the client must hear in time that it can try again. A full
-        disk counts only if the partitions are on several disks; otherwise they would all write to the same
-        one in vain.
-        """
-        elsewhere = ONE_DISK if self._queue.description.folders == 1 else SEVERAL_DISKS
-        if sent.number is None or failed.reason not in elsewhere:
+        """Post messages without a key to another partition if theirs is down or full (`elsewhere.py`);
+        returns whether it did."""
+        if sent.number is None:
             return False
-        router, now = self._queue.router, self._loop.time()
-        if now - sent.began > ELSEWHERE_WITHIN_S:
-            return False
-        if failed.reason is not Reason.PARTITION_UNAVAILABLE:
-            router.full(sent.number, now)
-        sent.refused_by[sent.number] = failed.reason
-        number = router.another(sent.refused_by, len(sent.send.messages), now)
+        number = another_partition(
+            self._queue,
+            sent.number,
+            failed.reason,
+            sent.refused_by,
+            len(sent.send.messages),
+            began=sent.began,
+            now=self._loop.time(),
+        )
         if number is None:
             return False
         sent.number = number
         assert isinstance(sent.send.cookie, int), "cookies of a sender are numbers"
         self._waiting[sent.send.cookie] = sent
-        router.handles[number].post(sent.send, self._client, self._answered)
+        self._queue.router.handles[number].post(sent.send, self._client, self._answered)
         return True
-
-    def _of_all(self, sent: _Underway[R], last: Failed) -> Failed:
-        """Combine the partitions' refusals: report a full queue only if every partition is full, because one
-        that is down may come back with room."""
-        full, partitions = (
-            list(sent.refused_by.values()).count(Reason.QUOTA_EXCEEDED),
-            self._queue.description.partitions,
-        )
-        if last.reason is not Reason.QUOTA_EXCEEDED or sent.number is None or full == partitions:
-            return last
-        text = (
-            f"{full} of the {partitions} partitions of '{self._queue.name}' are full, the others are not "
-            "available. Please try again."
-        )
-        return Failed(Reason.PARTITION_UNAVAILABLE, text, last.cookie)
 
 
 def check(run: StoredRun, queue: Entity) -> None:

@@ -174,3 +174,26 @@ async def test_what_is_not_scheduled_is_named_and_the_rest_is_cancelled() -> Non
         Reason.PARTITION_UNAVAILABLE,
     ]
     assert str(first_of(1) + 1) in refusals[1].description
+
+
+async def test_a_full_partition_is_left_out_for_a_while_as_by_senders() -> None:
+    asked = Asked(2)
+    await asked.schedule(scheduled("a"), answers=refused_by(0, reason=Reason.QUOTA_EXCEEDED))
+    asked.operations.clear()
+    for _ in range(3):
+        await asked.schedule(scheduled("b"))
+    assert {number for number, _ in asked.operations} == {1}
+
+
+async def test_a_queue_is_full_only_if_all_its_partitions_are() -> None:
+    """One that is down may come back with room, so the client is told to try again, as a sender is."""
+    asked = Asked(2)
+
+    def answers(number: int, send: Send) -> Answer:
+        down = number == 0
+        reason = Reason.PARTITION_UNAVAILABLE if down else Reason.QUOTA_EXCEEDED
+        return Failed(reason, "down" if down else "full", send.cookie)
+
+    with pytest.raises(Refused) as refusal:
+        await asked.schedule(scheduled("a"), answers=answers)
+    assert refusal.value.reason is Reason.PARTITION_UNAVAILABLE

@@ -1,0 +1,60 @@
+"""Messages without a key that a partition refuses: which other partition may take them, and what the client
+hears if none does.
+
+A partition that refuses messages guarantees that they will never be read there, so they cannot be stored
+twice (except if a process ends while that disk still refuses, see `partition/task.py`). Each partition is
+tried once, for ELSEWHERE_WITHIN_S in all: a partition whose disk hangs takes seconds to say so, and the
+client must hear in time that it can try again. A full disk counts only if the partitions are on several
+disks; otherwise they would all write to the same one in vain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from broker.base.errors import Reason, Refused
+from broker.namespace.entity import Entity
+
+ONE_DISK = frozenset((Reason.PARTITION_UNAVAILABLE, Reason.QUOTA_EXCEEDED))
+SEVERAL_DISKS = ONE_DISK | {Reason.DISK_FULL}
+"""Reasons for which another partition may take what one refused, if the queue is in one data folder or in
+several."""
+ELSEWHERE_WITHIN_S = 7.0
+"""Try no further partition after this many seconds (clients wait 15 s and more for an outcome)."""
+
+
+def another_partition(
+    queue: Entity,
+    number: int,
+    reason: Reason,
+    refused_by: dict[int, Reason],
+    count: int,
+    *,
+    began: float,
+    now: float,
+) -> int | None:
+    """Note that partition `number` has refused `count` messages; returns one that may take them, or None.
+
+    `refused_by` holds the partitions that refused them before. `began` is when the first one was asked.
+    """
+    if reason not in (ONE_DISK if queue.description.folders == 1 else SEVERAL_DISKS):
+        return None
+    if now - began > ELSEWHERE_WITHIN_S:
+        return None
+    if reason is not Reason.PARTITION_UNAVAILABLE:
+        queue.router.full(number, now)
+    refused_by[number] = reason
+    return queue.router.another(refused_by, count, now)
+
+
+def refusal_of_all(queue: Entity, refused_by: Mapping[int, Reason], last: Refused) -> Refused:
+    """The refusal for the client, given the partition's last one. A queue is full only if every partition is,
+    because one that is down may come back with room."""
+    full, partitions = list(refused_by.values()).count(Reason.QUOTA_EXCEEDED), queue.description.partitions
+    if last.reason is not Reason.QUOTA_EXCEEDED or full == partitions:
+        return last
+    return Refused(
+        Reason.PARTITION_UNAVAILABLE,
+        f"{full} of the {partitions} partitions of '{queue.name}' are full, the others are not available. "
+        "Please try again.",
+    )
