@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +37,7 @@ from tests.bench.load import (
     report,
     stalls,
     traffic,
+    transactions,
 )
 from tests.bench.load.endpoint import Endpoint
 from tests.bench.load.figures import FIGURES, Figure, Result, Verdict
@@ -229,6 +231,11 @@ def _traffic_round(run: Run, target: Target, pid: int | None, is_peer: bool) -> 
             lambda: traffic.send_and_receive(target, scale.messages, CONNECTIONS),
             eight,
         )
+    if run.wants((figures.TRANSACTIONS,)) and not is_peer:
+        count = scale.messages // 5
+        load = partial(transactions.committed_per_s, target.endpoint, count, CONNECTIONS)
+        measured(figures.TRANSACTIONS, load, {**eight, "messages": count, "window": transactions.MESSAGES})
+        traffic.receive(target, count - count % (CONNECTIONS * transactions.MESSAGES))
     if run.wants((figures.SEND_LATENCY, figures.PEER_SEND_LATENCY)):
         latency_us = statistics.median(traffic.send_latencies_us(target, scale.latency_messages))
         traffic.receive(target, scale.latency_messages)

@@ -147,6 +147,12 @@ EIGHT_CONNECTIONS = Figure(
     Reference.PEER,
     more_is_better=True,
 )
+TRANSACTIONS = Figure(
+    "transactions",
+    "messages/s",
+    "sent in transactions of 10 and committed: 8 connections, one transaction at a time on each",
+    "a fifth of sending: a state with each transfer and each outcome, and three round trips for ten messages",
+)
 SEND_LATENCY = Figure(
     "send_latency",
     "µs",
@@ -548,7 +554,9 @@ STALLS: Mapping[str, tuple[Figure, Figure]] = {
 }
 """99th percentile and worst, by the step's name."""
 
-TRAFFIC: Sequence[Figure] = (SEND, RECEIVE, EIGHT_CONNECTIONS, SEND_LATENCY, PEER_SEND_LATENCY)
+TRAFFIC: Sequence[Figure] = (
+    SEND, RECEIVE, EIGHT_CONNECTIONS, TRANSACTIONS, SEND_LATENCY, PEER_SEND_LATENCY
+)  # fmt: skip
 WAITING: Sequence[Figure] = (MEMORY_WAITING, MEMORY_WAITING_RESTARTED, RESTART_KILLED, RESTART_STOPPED)
 IDLE: Sequence[Figure] = (IDLE_MEMORY, IDLE_CPU, IDLE_USED_MEMORY, IDLE_USED_CPU)
 DISK_SPACE: Sequence[Figure] = (DISK_DRAINED, DISK_DEFERRED)
