@@ -13,6 +13,28 @@ from broker.hosting.host import HostSettings
 from broker.operations import Answer, ClientId, Operation, SubqueueCounts
 from broker.settings.settings import LogFormat, LogLevel
 
+
+@dataclass(slots=True)
+class Request:
+    """A message that the other side answers with `Done`, under the same number."""
+
+    request: int
+
+
+@dataclass(slots=True)
+class EntityRequest(Request):
+    """A request about the logs of one entity."""
+
+    entity: str
+
+
+@dataclass(slots=True)
+class PartitionRequest(Request):
+    """A request about one partition."""
+
+    partition: int
+
+
 # --- to the partitions --------------------------------------------------------------------------------------
 
 
@@ -48,19 +70,14 @@ class Post:
 
 
 @dataclass(slots=True)
-class OpenPartition:
+class OpenPartition(PartitionRequest):
     """Open the partition's log if it is not open. Done once it is open or opening has failed."""
-
-    request: int
-    partition: int
 
 
 @dataclass(slots=True)
-class StopPartition:
+class StopPartition(PartitionRequest):
     """Finish the commit under way and close the log."""
 
-    request: int
-    partition: int
     is_deleted: bool
 
 
@@ -72,48 +89,33 @@ class Forget:
 
 
 @dataclass(slots=True)
-class ListEntities:
+class ListEntities(Request):
     """See `storage.log.EntityLogs.entities`. Done with the entities."""
 
-    request: int
-
 
 @dataclass(slots=True)
-class ListPartitions:
+class ListPartitions(EntityRequest):
     """See `EntityLogs.partitions`. Done with the numbers under the entity's name."""
 
-    request: int
-    entity: str
-
 
 @dataclass(slots=True)
-class ListMissing:
+class ListMissing(Request):
     """See `EntityLogs.missing`. Done with the numbers by entity."""
 
-    request: int
-
 
 @dataclass(slots=True)
-class FindLogs:
+class FindLogs(EntityRequest):
     """See `EntityLogs.is_without_logs`. Done with the entity if it has logs, else with nothing."""
 
-    request: int
-    entity: str
-
 
 @dataclass(slots=True)
-class DeleteLogs:
+class DeleteLogs(EntityRequest):
     """See `EntityLogs.delete`."""
 
-    request: int
-    entity: str
-
 
 @dataclass(slots=True)
-class Close:
+class Close(Request):
     """All partitions have stopped: close the data folders, then end."""
-
-    request: int
 
 
 @dataclass(slots=True)
@@ -165,11 +167,8 @@ class Status:
 
 
 @dataclass(slots=True)
-class IndexOpening:
+class IndexOpening(PartitionRequest):
     """The partition is about to be opened or changed: enter that in the index. Answered with `Done`."""
-
-    request: int
-    partition: int
 
 
 @dataclass(slots=True)

@@ -22,38 +22,10 @@ import uvloop
 
 from broker.base.clock import SystemClock
 from broker.entities.descriptions import MAIN
+from broker.hosting import messages
 from broker.hosting.channel import Channel
 from broker.hosting.errors import error_of
 from broker.hosting.local import LocalHost
-from broker.hosting.messages import (
-    Answered,
-    Close,
-    Configure,
-    Counted,
-    DeleteLogs,
-    Detached,
-    Done,
-    FindLogs,
-    FolderStates,
-    Forget,
-    IndexClosed,
-    IndexOpening,
-    ListEntities,
-    ListMissing,
-    ListPartitions,
-    LookAtClock,
-    MemoryScarce,
-    MemoryUsed,
-    OpenPartition,
-    PartFailed,
-    Post,
-    Ready,
-    Start,
-    Status,
-    StopPartition,
-    ToBroker,
-    ToPartitions,
-)
 from broker.hosting.schema import decode_to_partitions, encode
 from broker.operations import Answer, ClientId, Detach, Sink, Withdraw
 from broker.partition.summary import Summary, decode
@@ -73,13 +45,13 @@ _PR_SET_PDEATHSIG = 1
 class _Hosted:
     """One partition in this process: its register, its meter, and the sinks of its clients."""
 
-    def __init__(self, process: PartitionProcess, start: Start) -> None:
+    def __init__(self, process: PartitionProcess, start: messages.Start) -> None:
         self._process, self._partition, self._summary = process, start.partition, start.summary
         self.task: PartitionTask
-        self.counted: Counted | None = None
+        self.counted: messages.Counted | None = None
         self._sinks: dict[ClientId, Sink] = {}
 
-    def post(self, message: Post) -> None:
+    def post(self, message: messages.Post) -> None:
         """Pass a client's operation to the partition."""
         client = message.client
         sink = self._sinks.get(client)
@@ -93,21 +65,21 @@ class _Hosted:
     def _sink_of(self, client: ClientId) -> Sink:
         def sink(answer: Answer) -> None:
             self._process.changed(self)
-            self._process.answers.append(Answered(self._partition, client, answer))
+            self._process.answers.append(messages.Answered(self._partition, client, answer))
 
         return sink
 
     def _detached(self, client: ClientId) -> None:
         self._process.changed(self)
-        self._process.answers.append(Detached(self._partition, client))
+        self._process.answers.append(messages.Detached(self._partition, client))
 
     def changed(self) -> None:
         """The partition's health has changed."""
         self._process.changed(self)
 
-    def status(self) -> Status:
+    def status(self) -> messages.Status:
         """The partition's report about itself."""
-        return Status(self._partition, self.task.health, self.task.available, self.task.counts())
+        return messages.Status(self._partition, self.task.health, self.task.available, self.task.counts())
 
     # --- the register (`broker.partition.idle.Register`) ----------------------------------------------------
 
@@ -115,16 +87,16 @@ class _Hosted:
         return None if self._summary is None else decode(self._summary)
 
     async def opening(self) -> None:
-        await self._process.ask(lambda request: IndexOpening(request, self._partition))
+        await self._process.ask(lambda request: messages.IndexOpening(request, self._partition))
 
     def closed(self, summary: Summary) -> None:
-        self._process.send(IndexClosed(self._partition, summary.encode()))
+        self._process.send(messages.IndexClosed(self._partition, summary.encode()))
 
     # --- the meter (`broker.partition.task.PartitionMeter`) -------------------------------------------------
 
-    def _counting(self) -> Counted:
+    def _counting(self) -> messages.Counted:
         if self.counted is None:
-            self.counted = Counted(self._partition)
+            self.counted = messages.Counted(self._partition)
         self._process.changed(self)
         return self.counted
 
@@ -152,10 +124,10 @@ class PartitionProcess:
         self._host: LocalHost | None = None
         self._partitions: dict[int, _Hosted] = {}
         self._changed: dict[_Hosted, None] = {}
-        self.answers: list[Answered | Detached] = []
+        self.answers: list[messages.Answered | messages.Detached] = []
         """Answers of this turn of the event loop."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._requests: dict[int, asyncio.Future[Done]] = {}
+        self._requests: dict[int, asyncio.Future[messages.Done]] = {}
         self._numbers = count(1)
         self._is_closed = False
         self._folders_told: list[str] | None = None
@@ -173,11 +145,11 @@ class PartitionProcess:
         await asyncio.gather(*self._tasks)
         await self._channel.close()
 
-    def send(self, message: ToBroker) -> None:
+    def send(self, message: messages.ToBroker) -> None:
         """Send a message to the broker."""
         self._channel.send(encode(message))
 
-    async def ask(self, make: Callable[[int], ToBroker]) -> None:
+    async def ask(self, make: Callable[[int], messages.ToBroker]) -> None:
         """Send a request and wait until it is done. Raises StorageError."""
         request = next(self._numbers)
         self._requests[request] = future = asyncio.get_running_loop().create_future()
@@ -209,64 +181,63 @@ class PartitionProcess:
 
     # --- from the broker ------------------------------------------------------------------------------------
 
-    def _hear(self, message: ToPartitions) -> None:
-        if isinstance(message, Configure):
+    def _hear(self, message: messages.ToPartitions) -> None:
+        if isinstance(message, messages.Configure):
             self._set_up(message)
             return
         host = self._host
         assert host is not None, "the first message is Configure"
         match message:
-            case Post():
+            case messages.Post():
                 if (hosted := self._partitions.get(message.partition)) is not None:
                     hosted.post(message)
-            case Start():
+            case messages.Start():
                 hosted = self._partitions[message.partition] = _Hosted(self, message)
                 hosted.task = host.start(message.description, message.number, hosted, hosted, hosted.changed)
-            case OpenPartition():
+            case messages.OpenPartition():
                 self._do(message.request, self._partitions[message.partition].task.opened())
-            case StopPartition():
+            case messages.StopPartition():
                 task = self._partitions[message.partition].task
                 self._do(message.request, task.stop(is_deleted=message.is_deleted))
-            case Forget():
+            case messages.Forget():
                 self._partitions.pop(message.partition, None)
-            case ListEntities():
+            case messages.ListEntities():
                 self._do(message.request, _entities(host))
-            case ListPartitions():
+            case messages.ListPartitions():
                 self._do(message.request, _partitions(host, message.entity))
-            case ListMissing():
+            case messages.ListMissing():
                 self._do(message.request, host.missing())
-            case FindLogs():
+            case messages.FindLogs():
                 self._do(message.request, _with_logs(host, message.entity))
-            case DeleteLogs():
+            case messages.DeleteLogs():
                 self._do(message.request, host.delete(message.entity))
-            case Close():
+            case messages.Close():
                 self._is_closed = True
                 self._do(message.request, host.close())
-            case LookAtClock():
+            case messages.LookAtClock():
                 host.wake()
-            case MemoryScarce():
+            case messages.MemoryScarce():
                 host.set_scarce(message.is_scarce)
-            case Done():
+            case messages.Done():
                 if (future := self._requests.get(message.request)) is not None and not future.done():
                     future.set_result(message)
             case _:
                 assert_never(message)
 
-    def _set_up(self, message: Configure) -> None:
+    def _set_up(self, message: messages.Configure) -> None:
         configure_logging(message.log_format, message.log_level)
         self._host = LocalHost(
             message.settings,
             LocalDisk(),
             SystemClock(),
             spawn=self._spawn,
-            failed=lambda name, error: self.send(PartFailed(name, repr(error))),
+            failed=lambda name, error: self.send(messages.PartFailed(name, repr(error))),
         )
-        self._host.keep_looking()
         self._host.keep_looking()
         reporting = asyncio.create_task(self._report_resources(self._host))
         reporting.add_done_callback(lambda task: task.cancelled() or task.result())
         self._reporting = reporting
-        self.send(Ready())
+        self.send(messages.Ready())
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)
@@ -280,12 +251,12 @@ class PartitionProcess:
         try:
             found = await work
         except StorageError as error:
-            done = Done(request, error=type(error).__name__, message=str(error))
+            done = messages.Done(request, error=type(error).__name__, message=str(error))
         except Exception as error:
-            self.send(PartFailed("partitions", repr(error)))
+            self.send(messages.PartFailed("partitions", repr(error)))
             raise
         else:
-            done = Done(request, found or {})
+            done = messages.Done(request, found or {})
         self._tell()  # send earlier answers first
         self._tell_folders()
         self.send(done)
@@ -296,12 +267,12 @@ class PartitionProcess:
         states = [str(state) for state in self._host.folder_states()]
         if states != self._folders_told:
             self._folders_told = states
-            self.send(FolderStates(states))
+            self.send(messages.FolderStates(states))
 
     async def _report_resources(self, host: LocalHost) -> None:
-        told: MemoryUsed | None = None
+        told: messages.MemoryUsed | None = None
         while not self._is_closed:
-            now = MemoryUsed(host.waiting_bytes, resident_bytes())
+            now = messages.MemoryUsed(host.waiting_bytes, resident_bytes())
             if now != told:
                 self.send(now)
                 told = now

@@ -25,38 +25,10 @@ import structlog
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import QueueDescription
+from broker.hosting import messages
 from broker.hosting.channel import Channel
 from broker.hosting.errors import error_of
 from broker.hosting.host import HostSettings
-from broker.hosting.messages import (
-    Answered,
-    Close,
-    Configure,
-    Counted,
-    DeleteLogs,
-    Detached,
-    Done,
-    FindLogs,
-    FolderStates,
-    Forget,
-    IndexClosed,
-    IndexOpening,
-    ListEntities,
-    ListMissing,
-    ListPartitions,
-    LookAtClock,
-    MemoryScarce,
-    MemoryUsed,
-    OpenPartition,
-    PartFailed,
-    Post,
-    Ready,
-    Start,
-    Status,
-    StopPartition,
-    ToBroker,
-    ToPartitions,
-)
 from broker.hosting.schema import decode_to_broker, encode
 from broker.operations import (
     Answer,
@@ -120,10 +92,12 @@ class RemotePartition:
             return
         if not isinstance(operation, Release | Recalled):  # these are never answered
             self._sinks[client] = sink
-        self._host.send(Post(self._partition, client, self._host.keep_cookie(self, client, operation)))
+        self._host.send(
+            messages.Post(self._partition, client, self._host.keep_cookie(self, client, operation))
+        )
 
     async def opened(self) -> None:
-        await self._host.ask(lambda request: OpenPartition(request, self._partition))
+        await self._host.ask(lambda request: messages.OpenPartition(request, self._partition))
 
     async def stop(self, *, is_deleted: bool = False) -> None:
         if self._stopped is None or is_deleted:
@@ -133,7 +107,7 @@ class RemotePartition:
     async def _stop(self, is_deleted: bool) -> None:
         if self._health == "gone":
             return
-        await self._host.ask(lambda request: StopPartition(request, self._partition, is_deleted))
+        await self._host.ask(lambda request: messages.StopPartition(request, self._partition, is_deleted))
         self.available, self._health = False, "gone"
         self._host.forget(self._partition)
 
@@ -156,7 +130,7 @@ class RemotePartition:
         for sink in sinks.values():
             sink(Unavailable(self.number, for_good=True))
 
-    def heard(self, status: Status) -> None:
+    def heard(self, status: messages.Status) -> None:
         """The partition has reported a change."""
         self._health, self.available, self._counts = status.health, status.available, status.counts
 
@@ -173,7 +147,7 @@ class RemoteHost:
         failed: OwnerFailed,
     ) -> None:
         """`failed` is called if the process ends unasked or one of its background tasks dies."""
-        self._configure = Configure(settings, log_format, log_level)
+        self._configure = messages.Configure(settings, log_format, log_level)
         self._failed = failed
         self.catalogue_lane: Executor = Workers(1, "storage-catalogue")
         self.index_lanes: Sequence[Executor] = [Workers(1, "storage-index") for _ in settings.folders]
@@ -187,9 +161,9 @@ class RemoteHost:
         self._partitions: dict[int, tuple[RemotePartition, PartitionMeter]] = {}
         self._cookies: dict[int, tuple[RemotePartition, ClientId, object]] = {}
         """The partition, client and cookie behind each number that was sent and has not come back."""
-        self._requests: dict[int, asyncio.Future[Done]] = {}
+        self._requests: dict[int, asyncio.Future[messages.Done]] = {}
         self._entering: set[asyncio.Task[None]] = set()
-        self._memory = MemoryUsed(0, 0)
+        self._memory = messages.MemoryUsed(0, 0)
         self._folder_states: list[str] = [FolderState.OK for _ in settings.folders]
 
     async def open(self) -> None:
@@ -213,15 +187,15 @@ class RemoteHost:
 
     # --- to the process -------------------------------------------------------------------------------------
 
-    def send(self, message: ToPartitions) -> None:
+    def send(self, message: messages.ToPartitions) -> None:
         """Send a message, unless the process has ended."""
         if self._channel is not None and not self.has_ended:
             self._channel.send(encode(message))
 
-    async def ask(self, make: Callable[[int], ToPartitions]) -> Done:
+    async def ask(self, make: Callable[[int], messages.ToPartitions]) -> messages.Done:
         """Send a request and wait for its answer. Raises StorageError."""
         request = next(self._numbers)
-        future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[messages.Done] = asyncio.get_running_loop().create_future()
         if self.has_ended:
             raise StorageError("The process that runs the partitions has ended.")
         self._requests[request] = future
@@ -258,35 +232,37 @@ class RemoteHost:
         made = RemotePartition(self, partition, number, register)
         self._partitions[partition] = made, meter
         summary = register.summary()
-        self.send(Start(partition, number, description, None if summary is None else summary.encode()))
+        self.send(
+            messages.Start(partition, number, description, None if summary is None else summary.encode())
+        )
         return made
 
     def forget(self, partition: int) -> None:
         """The partition has stopped; nothing more is posted to it."""
         self._partitions.pop(partition, None)
-        self.send(Forget(partition))
+        self.send(messages.Forget(partition))
 
     async def entities(self) -> list[str]:
-        return sorted((await self.ask(ListEntities)).found)
+        return sorted((await self.ask(messages.ListEntities)).found)
 
     async def partitions(self, entity: str) -> list[int]:
-        done = await self.ask(lambda request: ListPartitions(request, entity))
+        done = await self.ask(lambda request: messages.ListPartitions(request, entity))
         return done.found[entity]
 
     async def missing(self) -> dict[str, list[int]]:
-        return (await self.ask(ListMissing)).found
+        return (await self.ask(messages.ListMissing)).found
 
     async def is_without_logs(self, entity: str) -> bool:
-        return not (await self.ask(lambda request: FindLogs(request, entity))).found
+        return not (await self.ask(lambda request: messages.FindLogs(request, entity))).found
 
     async def delete(self, entity: str) -> None:
-        await self.ask(lambda request: DeleteLogs(request, entity))
+        await self.ask(lambda request: messages.DeleteLogs(request, entity))
 
     def wake(self) -> None:
-        self.send(LookAtClock())
+        self.send(messages.LookAtClock())
 
     def set_scarce(self, is_scarce: bool) -> None:
-        self.send(MemoryScarce(is_scarce))
+        self.send(messages.MemoryScarce(is_scarce))
 
     def folder_states(self) -> Sequence[str]:
         return self._folder_states
@@ -303,7 +279,7 @@ class RemoteHost:
         self._is_closing = True
         if self._channel is not None and self._process is not None:
             with contextlib.suppress(StorageError):
-                await self.ask(Close)
+                await self.ask(messages.Close)
             await self._channel.close()
             try:
                 await asyncio.wait_for(self._process.wait(), ENDS_WITHIN_S)
@@ -342,57 +318,57 @@ class RemoteHost:
         if not self._is_closing:
             self._failed("partitions", error)
 
-    def _hear(self, message: ToBroker) -> None:
+    def _hear(self, message: messages.ToBroker) -> None:
         match message:
-            case Answered():
+            case messages.Answered():
                 if (found := self._partitions.get(message.partition)) is not None:
                     found[0].answered(message.client, self._with_cookie(message.answer))
-            case Status():
+            case messages.Status():
                 if (found := self._partitions.get(message.partition)) is not None:
                     found[0].heard(message)
-            case Counted():
+            case messages.Counted():
                 if (found := self._partitions.get(message.partition)) is not None:
                     _count(found[1], message)
-            case Detached():
+            case messages.Detached():
                 if (found := self._partitions.get(message.partition)) is not None:
                     found[0].detached(message.client)
-            case Done():
+            case messages.Done():
                 if (future := self._requests.get(message.request)) is not None and not future.done():
                     future.set_result(message)
-            case IndexOpening():
+            case messages.IndexOpening():
                 self._enter(message)
-            case IndexClosed():
+            case messages.IndexClosed():
                 summary = decode_summary(message.summary)
                 assert summary is not None, "both ends are of one release"
                 if (found := self._partitions.get(message.partition)) is not None:
                     found[0].register.closed(summary)
-            case MemoryUsed():
+            case messages.MemoryUsed():
                 self._memory = message
-            case FolderStates():
+            case messages.FolderStates():
                 self._folder_states = message.states
-            case PartFailed():
+            case messages.PartFailed():
                 self._failed(message.name, ProcessEnded(message.error))
-            case Ready():
+            case messages.Ready():
                 assert self._ready is not None
                 self._ready.set_result(None)
 
-    def _enter(self, message: IndexOpening) -> None:
+    def _enter(self, message: messages.IndexOpening) -> None:
         task = asyncio.create_task(self._enter_opening(message))
         self._entering.add(task)
         task.add_done_callback(self._entering.discard)
 
-    async def _enter_opening(self, message: IndexOpening) -> None:
+    async def _enter_opening(self, message: messages.IndexOpening) -> None:
         found = self._partitions.get(message.partition)
         try:
             if found is not None:
                 await found[0].register.opening()
         except StorageError as error:
-            self.send(Done(message.request, error=type(error).__name__, message=str(error)))
+            self.send(messages.Done(message.request, error=type(error).__name__, message=str(error)))
         else:
-            self.send(Done(message.request))
+            self.send(messages.Done(message.request))
 
 
-def _count(meter: PartitionMeter, counted: Counted) -> None:
+def _count(meter: PartitionMeter, counted: messages.Counted) -> None:
     for commit in counted.commits:
         meter.committed(*commit)
     for _ in range(counted.commit_failures):

@@ -23,6 +23,7 @@ from broker.access.addresses import Address
 from broker.base.errors import Refused
 from broker.frontend.host import Host
 from broker.frontend.links.outgoing import accept_receiver
+from broker.frontend.links.receive_watch import ReceiveWatch
 from broker.frontend.peeking import PAGE_WITHIN_S, peek_partition
 from broker.message.annotations import peeked_messages
 from broker.namespace.entity import Entity, next_client
@@ -71,7 +72,7 @@ class BrowseLink:
         self._unsettled: set[Delivery] = set()
         self._tags = 0
         self._look_again_timer: asyncio.TimerHandle | None = None
-        queue.watchers.add(self)
+        self._watch = ReceiveWatch(connection, link, queue, self.subqueue)
 
     # --- reading --------------------------------------------------------------------------------------------
 
@@ -228,19 +229,8 @@ class BrowseLink:
         if self._look_again_timer is not None:
             self._look_again_timer.cancel()
             self._look_again_timer = None
-        self.queue.watchers.discard(self)
+        self._watch.end()
         for handle in self._handles:
             handle.post(Detach(), self._client, self._answered)
         self._connection.services.memory.settled(len(self._unsettled))
         self._unsettled.clear()
-
-    def queue_changed(self) -> None:
-        """Close the link if the queue's new settings do not allow receiving."""
-        try:
-            self.queue.check_can_receive(self.subqueue)
-        except Refused as why:
-            self._connection.close_link(self.link, why)
-
-    def queue_ended(self, why: Refused) -> None:
-        """Close the link: the queue was deleted."""
-        self._connection.close_link(self.link, why)

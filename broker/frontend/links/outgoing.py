@@ -14,6 +14,7 @@ from typing import Any
 from broker.access.addresses import Address
 from broker.base.errors import Reason, Refused
 from broker.frontend.host import Host
+from broker.frontend.links.receive_watch import ReceiveWatch
 from broker.frontend.links.termini import check_sessions
 from broker.message.annotations import deliverables
 from broker.message.changes import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON
@@ -82,7 +83,7 @@ class OutgoingLink:
         )
         self.credit_granted = self._receiver.credit_granted
         """Called when the client's credit has changed, or the wire takes bytes again."""
-        queue.watchers.add(self)
+        self._watch = ReceiveWatch(connection, link, queue, self._subqueue)
 
     # --- for the receiver (Taker) ---------------------------------------------------------------------------
 
@@ -279,21 +280,10 @@ class OutgoingLink:
     def detached(self) -> None:
         """End the receiver: messages the client has not seen go back at once, the others when their locks run
         out."""
-        self.queue.watchers.discard(self)
+        self._watch.end()
         self._receiver.end()
         self._memory.settled(len(self._unsettled))
         self._unsettled.clear()
-
-    def queue_changed(self) -> None:
-        """Close the link if the queue's new settings do not allow receiving."""
-        try:
-            self.queue.check_can_receive(self._subqueue)
-        except Refused as why:
-            self._connection.close_link(self.link, why)
-
-    def queue_ended(self, why: Refused) -> None:
-        """Close the link: the queue was deleted."""
-        self._connection.close_link(self.link, why)
 
 
 def _settlement(event: DeliveriesUpdated | TransactionalState) -> Settlement:

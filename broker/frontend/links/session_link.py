@@ -18,6 +18,7 @@ from broker.base.errors import Reason, Refused
 from broker.frontend.host import Host
 from broker.frontend.links.delayed_attach import Later
 from broker.frontend.links.outgoing import OutgoingLink
+from broker.frontend.links.receive_watch import ReceiveWatch
 from broker.frontend.links.termini import SESSION_FILTERS, filters_of, no_session
 from broker.message.stored import KEY_CHARACTERS_MAX
 from broker.messaging.accepting import HeldSession, accept_named
@@ -98,12 +99,11 @@ class SessionLink(OutgoingLink):
             raise no_session(queue)
 
         async def wait() -> Callable[[], None]:
-            watcher = _WhileWaiting(connection, link, queue, address)
-            queue.watchers.add(watcher)
+            watch = ReceiveWatch(connection, link, queue, address.subqueue)
             try:
                 held = await _accept(connection, link, queue, address, asked)
             finally:
-                queue.watchers.discard(watcher)
+                watch.end()
             return lambda: cls(connection, link, queue, address, held)._answer(asked, held)
 
         return Later(address.path, cls.rights, wait)
@@ -137,23 +137,6 @@ class SessionLink(OutgoingLink):
                 f"The session lock for session '{self.session_id}' has expired. Accept the session again.",
             ),
         )
-
-
-class _WhileWaiting:
-    """Refuses a link that waits for a session when its queue is deleted or disabled."""
-
-    def __init__(self, connection: Host, link: Link, queue: Entity, address: Address) -> None:
-        self._connection, self._link = connection, link
-        self._queue, self._subqueue = queue, address.subqueue
-
-    def queue_changed(self) -> None:
-        try:
-            self._queue.check_can_receive(self._subqueue)
-        except Refused as why:
-            self._connection.close_link(self._link, why)
-
-    def queue_ended(self, why: Refused) -> None:
-        self._connection.close_link(self._link, why)
 
 
 async def _accept(
