@@ -186,7 +186,8 @@ class Delivering:
     def finish(self) -> None:
         """End the batch by handing out available messages in each subqueue."""
         space, batch = self._space, self._space.batch
-        self._sessions.hand_out()
+        if not space.hands_out_later:
+            self._sessions.hand_out()
         for number in sorted(self._asked):
             subqueue, book = self._asked[number]
             if book.is_idle:

@@ -210,6 +210,7 @@ class Partition:
         batch = self._space.batch
         deque(self.go_on(), maxlen=0)
         self._end_locks(batch.now_ms if waiting_since_ms is None else waiting_since_ms)
+        self._transactions.has_more = False
         self._delivering.finish()
         self._browsing.tell_watchers()
         self._sessions.tell_watchers()
@@ -287,7 +288,7 @@ class Partition:
         """Whether work is left for the next batch, which should follow at once."""
         waits = self._time_to_live.has_more or self._browsing.has_more or self._space.locks.has_ended
         waits = waits or self._schedule.has_more or self._sessions.has_more
-        return waits or self._delivering.has_more
+        return waits or self._delivering.has_more or self._transactions.has_more
 
     def next_due_ms(self) -> int | None:
         """When a batch is due even if no operation arrives."""

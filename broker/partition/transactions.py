@@ -52,12 +52,15 @@ class _Pending:
 class Transactions:
     """Carries out the transactions of one partition."""
 
-    __slots__ = ("_pending", "_sending", "_settling", "_space")
+    __slots__ = ("_pending", "_sending", "_settling", "_space", "has_more")
 
     def __init__(self, space: Workspace, sending: Sending, settling: Settling) -> None:
         self._space, self._sending, self._settling = space, sending, settling
         self._pending: list[_Pending] = []
         """Of the current batch, until its commit is durable."""
+        self.has_more = False
+        """The next batch must follow at once, because the last one handed nothing out. `state.py` resets
+        it."""
 
     def carry_out(self, client: ClientId, operation: Transact) -> None:
         """Carry out a transaction. Raises Refused if any part of it cannot be carried out."""
@@ -80,6 +83,7 @@ class Transactions:
         if not self._pending:
             return
         self._space.hands_out_later = False
+        self.has_more = True
         for pending in self._pending:
             for held in pending.locks:
                 self._space.locks.take_back(held.lease, held.lease.references)
@@ -92,6 +96,7 @@ class Transactions:
         locks."""
         batch = self._space.batch
         self._space.hands_out_later = False
+        self.has_more = bool(self._pending)
         for pending in self._pending:
             batch.dead_lettered -= pending.dead_lettered
             batch.expired_messages -= pending.expired

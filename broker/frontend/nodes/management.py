@@ -73,6 +73,7 @@ PEEK_MESSAGES_MAX = 250
 DELETED_MESSAGES_MAX = 4_000
 """Per request, as in the service's largest tier (AMQP contract 7.3.11)."""
 RECEIVE_AND_DELETE, PEEK_LOCK = 0, 1
+RENEWALS = frozenset(("com.microsoft:renew-lock", "com.microsoft:renew-session-lock"))
 PAGES = frozenset(
     (
         "com.microsoft:peek-message",
@@ -133,7 +134,9 @@ class ManagementNode:
             self._queue.accessed_at_ms = self._connection.services.clock.now_ms()
             body = {str(key): value for key, value in request.body.items()}
             if request.txn_id is not None:
-                return await self._respond_in_transaction(request.txn_id, str(name), body)
+                if name in RENEWALS:  # at once: locks are no part of the transaction
+                    return await operation(body)
+                return self._respond_in_transaction(request.txn_id, str(name), body)
             return await operation(body)
         except Refused as why:
             if request.txn_id is not None:
@@ -146,12 +149,10 @@ class ManagementNode:
                 Refused(Reason.INTERNAL, "The broker met an error it did not foresee. It has been logged.")
             )
 
-    async def _respond_in_transaction(self, txn_id: bytes, name: str, body: dict[str, Any]) -> Response:
-        """Carry out a request that is part of a transaction (AMQP contract 8.2): settlements wait for the
-        commit, and a lock is renewed at once. Raises Refused."""
+    def _respond_in_transaction(self, txn_id: bytes, name: str, body: dict[str, Any]) -> Response:
+        """Carry out a request that is part of a transaction (AMQP contract 8.2): a settlement waits for the
+        commit. Raises Refused."""
         transaction = self._connection.transactions.find(txn_id)
-        if name == "com.microsoft:renew-lock":
-            return await self._renew_lock(body)
         if name != "com.microsoft:update-disposition":
             raise Refused(
                 Reason.NOT_IMPLEMENTED, f"The operation '{name:.80}' is not supported in a transaction."

@@ -29,6 +29,7 @@ from broker.operations import (
 )
 from broker.partition.batch_bounds import Bounds
 from broker.partition.task import TaskLimits
+from broker.session_operations import AcceptSession
 from storage.errors import CommitFailed, DiskFull
 from tests.support.partition_harness import Harness, one
 
@@ -318,3 +319,41 @@ async def test_a_long_send_of_a_transaction_is_in_the_same_commit() -> None:
     await harness.do(1, Transact(Send(sent, None), [Complete(tokens)]))
     assert len(harness.log.disk.frames) == frames + 1
     assert [each[0] for each in (await contents(harness))[MAIN]] == sent
+
+
+# --- message sessions ---------------------------------------------------------------------------------------
+
+
+async def in_session(harness: Harness, *bodies: bytes) -> list[bytes]:
+    """The tokens of new messages of the session that client 1 has accepted."""
+    await harness.do(1000, of_session(*bodies))
+    return one(await harness.do(1, Demand(MAIN, len(bodies))), Locked).tokens
+
+
+def of_session(*bodies: bytes) -> Send:
+    return Send(list(bodies), None, columns={"session_id": [b"s"] * len(bodies)})
+
+
+async def test_messages_of_a_session_are_settled_in_a_transaction_and_stay_in_order() -> None:
+    harness = Harness(QueueSettings(requires_session=True))
+    await harness.do(1, AcceptSession(MAIN, b"s"))
+    tokens = await in_session(harness, b"old 0", b"old 1", b"old 2")
+    await harness.do(1, Demand(MAIN, 1))
+    transaction = Transact(of_session(b"new"), [Complete(tokens[:1]), Abandon(tokens[1:2])], "mine")
+    answers = await harness.do(1, transaction)
+    assert Transacted(1, "mine") in answers
+    assert [each.messages for each in answers if isinstance(each, Locked)] == [[b"old 1"]]
+    await harness.restart()
+    assert [each[0] for each in (await contents(harness))[MAIN]] == [b"old 1", b"old 2", b"new"]
+
+
+async def test_a_full_disk_gives_a_session_its_locks_back() -> None:
+    harness = Harness(QueueSettings(requires_session=True))
+    await harness.do(1, AcceptSession(MAIN, b"s"))
+    tokens = await in_session(harness, b"old 0", b"old 1")
+    harness.log.fill_disk()
+    transaction = Transact(of_session(b"new"), [Complete(tokens[:1]), Abandon(tokens[1:])])
+    assert one(await harness.do(1, transaction), Failed).reason is Reason.DISK_FULL
+    harness.log.empty_disk()
+    assert one(await harness.do(1, transaction), Transacted).sent == 1
+    assert [each[0] for each in (await contents(harness))[MAIN]] == [b"old 1", b"new"]
