@@ -3,7 +3,8 @@ order.
 
 Start: catalogue, namespace, entities of the configuration file, then the sockets; `server.ready` gives their
 addresses. Stop (SIGTERM, Ctrl-C): accept no new connections; tell and disconnect every client; have every
-partition finish its commit, write a checkpoint and close its log; end the committer's threads last.
+partition finish its commit, write a checkpoint if much of the log follows the last one, and close its log;
+end the committer's threads last.
 """
 
 from __future__ import annotations

@@ -21,6 +21,10 @@ from storage.file_store import FileLogStore
 from storage.spread_store import SpreadStore
 from storage.threads import OwnerFailed
 
+TAIL_BYTES_AT_STOP = 16 * 1024
+"""To replay this much of a log takes no longer than to read a checkpoint. To write one takes two milliseconds
+or more, and a broker may stop with thousands of partitions."""
+
 Spawn = Callable[[Coroutine[Any, Any, None], str], object]
 """Runs a coroutine as a task of this name."""
 
@@ -48,7 +52,9 @@ class LocalHost(SpreadStore):
         self._limits = TaskLimits(
             disk_timeout_ms=settings.disk_timeout_ms,
             rest_ms=settings.log_idle_ms if settings.fsync == "always" else None,
-            upkeep=UpkeepLimits(checkpoint_bytes=settings.checkpoint_bytes),
+            upkeep=UpkeepLimits(
+                checkpoint_bytes=settings.checkpoint_bytes, tail_bytes_at_stop=TAIL_BYTES_AT_STOP
+            ),
         )
         self._tasks: weakref.WeakSet[PartitionTask] = weakref.WeakSet()
         """All started partitions that are still referenced."""

@@ -247,6 +247,11 @@ class Entity(ABC):
         return total
 
     @property
+    def has_started(self) -> bool:
+        """Whether any partition has started."""
+        return bool(self._partitions)
+
+    @property
     def is_unused(self) -> bool:
         """Whether nobody has used the entity since the broker started, it holds nothing and is available, as
         far as is known."""

@@ -538,7 +538,7 @@ class Namespace:
                 await asyncio.wait([task], timeout=self._disk_timeout_s)
         await self._resting.stop()
         await self._confirm_each()
-        await asyncio.gather(*(queue.stop() for queue in self._queues.values()))
+        await asyncio.gather(*(queue.stop() for queue in self._queues.values() if queue.has_started))
         await asyncio.gather(self._resting.close(), self._catalogue.close())
 
     async def _keep(self, description: EntityDescription) -> None:

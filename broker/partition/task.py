@@ -246,8 +246,8 @@ class PartitionTask:
             await self._settled.wait()
 
     async def stop(self, *, is_deleted: bool = False) -> None:
-        """Carry out the operations in the mailbox, save a checkpoint unless the log is about to be deleted,
-        and close the log. Safe to call twice."""
+        """Carry out the operations in the mailbox, save a checkpoint if many operations have followed the
+        last one, and close the log. If the log is about to be deleted, save nothing. Safe to call twice."""
         self._stopping = True
         self._is_deleted |= is_deleted
         self._wake.set()
@@ -277,6 +277,8 @@ class PartitionTask:
             while not self._stopping and self._health not in _FOR_GOOD:
                 await self._wake.wait()
                 self._wake.clear()
+                if self._stopping and self._health is Health.HEALTHY:
+                    break  # `_shut_down` carries out what is in the mailbox
                 if await self.step():
                     self._wake.set()
                 if self._health is Health.HEALTHY and self._partition is not None and not self._mailbox:
@@ -541,7 +543,7 @@ class PartitionTask:
                 await self._serve()
         if self._health is Health.HEALTHY and self._upkeep is not None and not self._is_deleted:
             with contextlib.suppress(Hung):
-                await self._upkeep.save_checkpoint(self._clock.monotonic_ms())
+                await self._upkeep.save_last_checkpoint(self._clock.monotonic_ms())
         opened = self._health is not Health.CLOSED
         summary = None
         if self._partition is not None and self._upkeep is not None and self._health is Health.HEALTHY:

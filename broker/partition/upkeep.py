@@ -79,6 +79,9 @@ class UpkeepLimits:
 
     checkpoint_bytes: int = 64 * MIB
     """Bytes of log written since the last checkpoint."""
+    tail_bytes_at_stop: int = 0
+    """With at most this many bytes of log after the last checkpoint, a stop saves none, and the next start
+    replays them."""
     garbage_bytes_min: int = 64 * MIB
     """Bytes of garbage in the log that make trimming or compaction worthwhile under any load."""
     garbage_bytes_at_rest: int = 3 * MIB // 4
@@ -211,10 +214,12 @@ class Upkeep:
         trimmed."""
         return self._trim_place(self._checkpoints(2))
 
-    async def save_checkpoint(self, now_ms: int) -> bool:
-        """Save a checkpoint, unless the newest one already has this state. False if the disk refused. Raises
-        Hung."""
-        return self._checkpoints(1) == self._log.end or await self._save_another(now_ms)
+    async def save_last_checkpoint(self, now_ms: int) -> bool:
+        """Save a checkpoint before the log is closed, unless the newest one has nearly this state. False if
+        the disk refused. Raises Hung."""
+        log = self._log
+        is_short = log.end - self._checkpoints(1) <= self._limits.tail_bytes_at_stop
+        return (is_short and not self._lacks_checkpoint()) or await self._save_another(now_ms)
 
     async def _save_another(self, now_ms: int) -> bool:
         """Save a checkpoint; the state must not change meanwhile. False if the disk refused. Raises Hung."""
@@ -247,14 +252,18 @@ class Upkeep:
 
     def _is_checkpoint_due(self) -> bool:
         log = self._log
-        # One was damaged, or an earlier release kept only one.
-        if log.start > 0 and len(log.checkpoints) < 2:
+        if self._lacks_checkpoint():
             return True
         newest, points = self._checkpoints(1), log.trim_points
         is_due = log.end - newest >= self._limits.checkpoint_bytes
         if log.is_confined and not is_due:
             is_due = len(points) - bisect_right(points, newest) >= self._limits.confined_segments
         return is_due and self._is_checkpoint_paid()
+
+    def _lacks_checkpoint(self) -> bool:
+        """Whether one of the two checkpoints of a trimmed log was damaged, or an earlier release kept only
+        one."""
+        return self._log.start > 0 and len(self._log.checkpoints) < 2
 
     def _is_checkpoint_paid(self, freed: int = 0) -> bool:
         """Whether the bytes appended since the checkpoint to be replaced, plus the bytes freed, make up for

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from broker.base.clock import ManualClock
 from broker.entities.descriptions import MAIN
-from broker.hosting.local import LocalHost
+from broker.hosting.local import TAIL_BYTES_AT_STOP, LocalHost
 from broker.namespace.entity import ask
 from broker.operations import Demand, Locked, Peek, Peeked, Send
 from storage.disk import LocalDisk
@@ -40,6 +40,11 @@ async def stack(folder: Path) -> AsyncIterator[Stack]:
             yield made
         finally:
             await made.host.close()
+
+
+def checkpointed(folder: Path) -> set[str]:
+    """The folders of partitions with a checkpoint."""
+    return {path.parent.name for path in folder.rglob("*checkpoint*")}
 
 
 async def turns() -> None:
@@ -89,3 +94,12 @@ async def test_after_a_suspend_every_partition_looks_at_the_clock(tmp_path: Path
         await turns()
         assert partition.counts()[MAIN].locked == 0
         await partition.stop()
+
+
+async def test_a_stop_writes_a_checkpoint_only_where_a_replay_would_take_long(tmp_path: Path) -> None:
+    async with stack(tmp_path) as made:
+        short, long = (made.host.start(QUEUE, number, Meter(), Register()) for number in (0, 1))
+        await ask(short, Send([b"one"], None))
+        await ask(long, Send([bytes(TAIL_BYTES_AT_STOP)], None))
+        await asyncio.gather(short.stop(), long.stop())
+    assert checkpointed(tmp_path) == {"0001"}

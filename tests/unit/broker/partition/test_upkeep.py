@@ -338,3 +338,35 @@ async def test_a_crash_at_every_point_of_compaction_and_trimming_loses_nothing()
             harness.log.disk.checkpoint = checkpoint
             await harness.restart()
             assert (await harness.peek()).messages[:12] == [b"old %d" % index for index in range(12)]
+
+
+async def test_a_stop_leaves_a_short_tail_of_the_log_to_the_next_start_and_shortens_a_long_one() -> None:
+    upkeep = UpkeepLimits(tail_bytes_at_stop=2_000)
+    harness = Harness(limits=TaskLimits(upkeep=upkeep))
+    sent = [b"%d" % number for number in range(5)]
+    for message in sent:
+        await harness.send(message)
+    await harness.restart(clean=True)
+    assert not harness.log.disk.checkpoints, "a few records are replayed as fast as a checkpoint is read"
+    assert (await harness.peek()).messages == sent
+    await harness.send(bytes(2_000))
+    await harness.restart(clean=True)
+    assert harness.log.disk.checkpoint is not None
+    saved_at = harness.log.disk.checkpoint.position
+    await harness.send(b"more")
+    await harness.restart(clean=True)
+    assert harness.log.disk.checkpoint.position == saved_at, "the tail counts from the last checkpoint"
+    assert (await harness.peek()).messages == [*sent, bytes(2_000), b"more"]
+
+
+async def test_a_stop_replaces_a_checkpoint_that_was_damaged_however_short_the_tail_is() -> None:
+    upkeep = UpkeepLimits(checkpoint_bytes=20_000, garbage_bytes_min=8_000, tail_bytes_at_stop=1 << 30)
+    harness = Harness(limits=TaskLimits(upkeep=upkeep), segment_bytes=SEGMENT_BYTES)
+    await flow(harness, 2_000)
+    disk = harness.log.disk
+    assert harness.log.start > 0 and len(disk.checkpoints) == 2
+    disk.checkpoints.pop()
+    await harness.restart()
+    await harness.peek()
+    await harness.restart(clean=True)
+    assert len(disk.checkpoints) == 2
