@@ -200,7 +200,7 @@ class Transactions:
             self._all.metrics.transactions_rolled_back.inc()
             why = Refused(answer.reason, answer.description)
             transaction.fail(why)
-            done(rolled_back(why))
+            done(rolled_back(why.description))
 
 
 class Transaction:
@@ -236,7 +236,7 @@ class Transaction:
         """The key of its messages, in a partitioned entity."""
         self._sends: list[Send] = []
         self._settlements: list[tuple[Settlement, list[LockToken]]] = []
-        self._failure: Refused | None = None
+        self._failure: str | None = None
         """Why it can only be rolled back."""
         self._timer: asyncio.TimerHandle | None = None
 
@@ -280,7 +280,7 @@ class Transaction:
     def fail(self, why: Refused) -> None:
         """Drop everything: the transaction can only be rolled back."""
         if self._failure is None:
-            self._failure = rolled_back(why)
+            self._failure = why.description
             if self._queue is not None:
                 self._queue.meter.refused(why.reason, 1)
             self.drop()
@@ -302,8 +302,7 @@ class Transaction:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._failure is not None:
-            raise self._failure
+        self._check_failure()
         if self._queue is None:
             return None
         settlements = [settlement.operation(tokens) for settlement, tokens in self._settlements]
@@ -324,7 +323,7 @@ class Transaction:
 
     def _check_failure(self) -> None:
         if self._failure is not None:
-            raise self._failure
+            raise rolled_back(self._failure)
 
     def _check_entity(self, queue: Entity) -> None:
         if self._queue is not None and self._queue is not queue:
@@ -407,6 +406,6 @@ class Transaction:
         self.fail(Refused(Reason.TIMEOUT, text))
 
 
-def rolled_back(why: Refused) -> Refused:
+def rolled_back(why: str) -> Refused:
     """The refusal of a transaction that has failed, and of all further operations in it."""
-    return Refused(Reason.TRANSACTION_ROLLED_BACK, f"The transaction was rolled back: {why.description}")
+    return Refused(Reason.TRANSACTION_ROLLED_BACK, f"The transaction was rolled back: {why}")

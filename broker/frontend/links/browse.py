@@ -211,6 +211,8 @@ class BrowseLink:
         known = [delivery for delivery in event.deliveries if delivery in self._unsettled]
         self._unsettled.difference_update(known)
         self._connection.services.memory.settled(len(known))
+        if event.transaction is not None:
+            self._connection.transactions.fail(event.transaction.txn_id, no_transactions())
         if event.settled:
             self._engine.settle(known, 0)
         elif event.outcome == Outcome.TRANSACTIONAL:

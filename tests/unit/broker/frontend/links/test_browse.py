@@ -33,6 +33,7 @@ from tests.support.link_stack import Client, LinkStack, turn, until
 from tests.support.locked import stored
 from tests.support.raw_amqp import Frame
 from tests.support.receiving import ends_when_receiving_is_disabled
+from tests.support.transactions import Coordinator, condition_of
 
 
 def browser_attach(handle: int = 0, address: str = "queue", **given: Any) -> list[Any]:
@@ -282,15 +283,18 @@ async def test_an_outcome_is_answered_with_the_same_one_and_changes_nothing(outc
     assert await client.hear() == [], "told twice"
 
 
-async def test_an_outcome_of_a_transaction_is_refused() -> None:
+async def test_an_outcome_of_a_transaction_is_refused_and_fails_the_transaction() -> None:
     _, client, _ = await browsing([1], credit=1)
     await client.hear()
-    client.dispose(0, 0, Described(ULong(0x34), [b"txn", raw.outcome(Outcome.ACCEPTED)]))
+    coordinator = await Coordinator.attach(client)
+    txn_id = await coordinator.declare()
+    client.dispose(0, 0, Described(ULong(0x34), [txn_id, raw.outcome(Outcome.ACCEPTED)]))
     (answer,) = await client.heard(raw.DISPOSITION)
     assert (
         answer.field(4).descriptor == Outcome.REJECTED
         and answer.field(4).value[0].value[0] == "amqp:not-implemented"
     )
+    assert condition_of(await coordinator.discharge(txn_id))[0] == "amqp:transaction:rollback"
 
 
 async def test_deliveries_that_are_not_settled_are_bounded_and_the_browse_goes_on_when_they_are() -> None:

@@ -21,7 +21,7 @@ from broker.operations import (
     Transact,
     Transacted,
 )
-from protocol.codec import Described, UByte, UInt, ULong
+from protocol.codec import Described, Symbol, UByte, UInt, ULong
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import DATA, message, sections
 from tests.support.link_stack import Client, LinkStack, until
@@ -76,6 +76,19 @@ async def test_the_attach_is_echoed_with_its_target_and_credit() -> None:
     client = await LinkStack().connect()
     attach, flow = await client.attach(coordinator_attach(0))
     assert attach.field(6).descriptor == 0x30 and flow.field(6) > 0
+
+
+async def test_the_attach_of_the_net_client_is_accepted() -> None:
+    """Its source has an address of its own and the distribution mode `move`; its target no capabilities."""
+    client = await LinkStack().connect()
+    fields = coordinator_attach(0)
+    source = ["d6c2a1e0-5a3f-4f5e-9d0a-1f6a7c1f0b11", None, None, None, None, None, Symbol("move")]
+    fields[5] = Described(ULong(raw.SOURCE), source)
+    fields[6] = Described(ULong(0x30), [])
+    attach, flow = await client.attach(fields)
+    assert attach.field(5).value[0] == source[0] and flow.code == raw.FLOW
+    client.transfer(0, 0, declare())
+    assert outcome_of(await client.hear()).descriptor == 0x33
 
 
 @pytest.mark.parametrize("settled_mode", [True, False])
