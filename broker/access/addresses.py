@@ -25,7 +25,7 @@ _ILLEGAL = frozenset("@?#*\\")
 
 
 class BadAddress(ValueError):
-    """Text that cannot be an entity's address; says why."""
+    """The text is not an entity's address; the message says why."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -102,9 +102,11 @@ def _checked_entity(segments: list[str], text: str) -> str:
             f"The entity path has {len(entity)} characters; the limit is {ENTITY_CHARACTERS_MAX}."
         )
     if not all(segments) or any(segment.startswith("$") for segment in segments):
-        raise BadAddress(f"'{entity}' is not an entity path: a part of it is empty or begins with '$'.")
+        raise BadAddress(
+            f"'{entity}' is not an entity path: one of its segments is empty or begins with '$'."
+        )
     if not {".", ".."}.isdisjoint(segments):
-        raise BadAddress(f"'{entity}' is not an entity path: '.' and '..' are not names.")
+        raise BadAddress(f"'{entity}' is not an entity path: its segments must not be '.' or '..'.")
     if not entity.isprintable() or not _ILLEGAL.isdisjoint(entity):
         raise BadAddress(f"'{entity}' is not an entity path: it contains a character that is not allowed.")
     return entity

@@ -18,17 +18,17 @@ SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256
 PREFIX = "partibus_"
 COUNTERS: Mapping[str, str] = {
     "incoming_messages": "Messages sent to the entity and acknowledged.",
-    "incoming_bytes": "Their size.",
+    "incoming_bytes": "Bytes of the messages sent to the entity and acknowledged.",
     "outgoing_messages": "Messages handed to receivers.",
-    "outgoing_bytes": "Their size.",
+    "outgoing_bytes": "Bytes of the messages handed to receivers.",
     "completed_messages": "Messages removed by their receiver.",
-    "abandoned_messages": "Messages given back with a delivery counted.",
+    "abandoned_messages": "Messages abandoned by their receiver.",
     "deferred_messages": "Messages set aside by their receiver.",
     "dead_lettered_messages": "Messages moved to the dead-letter subqueue, for whatever reason.",
     "expired_messages": "Messages whose time to live ran out.",
     "expired_locks": "Locks that ran out before their message was settled.",
     "successful_requests": "Operations carried out.",
-    "user_errors": "Operations refused because of what was asked: unknown entity, lost lock, no right.",
+    "user_errors": "Operations refused because of the client: unknown entity, lost lock, missing right.",
     "server_errors": "Operations that failed because of the broker or its disk.",
     "receive_cache_hits": "Messages that a receiver got from its connection's cache.",
     "receive_cache_misses": "Messages that came from a partition on request.",
@@ -38,7 +38,7 @@ COUNTERS: Mapping[str, str] = {
 """The counters of each entity: the attribute of `EntityCounters`, which is also the name without `partibus_`
 and `_total`, and the help text."""
 SEND_SECONDS = "send_seconds"
-SEND_SECONDS_TEXT = "From a transfer's arrival to its acknowledgement."
+SEND_SECONDS_TEXT = "Time from the arrival of a message to its acknowledgement."
 ENTITY_SERIES = frozenset({*(f"{PREFIX}{name}_total" for name in COUNTERS), PREFIX + SEND_SECONDS})
 """The names under which the documentation lists them."""
 

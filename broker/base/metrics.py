@@ -114,7 +114,7 @@ class Metrics:
         self.commit_records = counter("commit_records", "Records written by commits.")
         self.commit_seconds = Histogram(
             "commit_seconds",
-            "From a commit's handing over to its being durable.",
+            "Time from submitting a commit until it is durable.",
             namespace="partibus",
             registry=self.registry,
             buckets=SECONDS,

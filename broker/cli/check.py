@@ -28,7 +28,7 @@ What the findings mean:
   `partibus repair` says what can be saved.
 * `spare`: one of two copies is damaged or missing. The other serves; the broker or `partibus repair`
   replaces it.
-* `note`: no damage, for example an unfinished commit that a crash has left. The next start clears it away.
+* `note`: no damage, such as an unfinished commit left by a crash. The next start removes it.
 
 Exit codes: 0 nothing is damaged, 1 something is damaged or missing, 2 the folder could not be checked.
 
@@ -43,7 +43,7 @@ DataDir = Annotated[
     typer.Option(
         envvar=variable_of("data_dir"),
         show_default="data",
-        help="The broker's data folder. Give it once for each, if there are several.",
+        help="The broker's data folder. Repeat the option if there are several.",
     ),
 ]
 AsJson = Annotated[

@@ -1,8 +1,8 @@
 """The command line: `partibus serve`, and small helpers around it.
 
-Reads options, environment and configuration file, says what is wrong with them in words that help, and hands
-over to `server.py`. Exit codes: 0 ended as asked, 1 the world failed (a port is taken, a disk is broken), 2
-the settings or the configuration file are wrong.
+Reads options, environment and configuration file, reports what is wrong with them, and starts `server.py`.
+Exit codes: 0 the broker stopped as asked; 1 something outside it failed (a port is taken, a disk is broken);
+2 the settings or the configuration file are wrong.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ Every other setting is a `PARTIBUS_...` variable too: `partibus settings` lists 
 """
 
 PORTS_ADVICE = (
-    "Another program listens there. Choose other ports with --amqp-port, --amqps-port and --http-port; 0 "
-    "takes a free one."
+    "Another program is listening there. Choose other ports with --amqp-port, --amqps-port and "
+    "--http-port; 0 picks a free one."
 )
 
 app = typer.Typer(
@@ -104,7 +104,7 @@ def serve(
         typer.Option(
             envvar=variable_of("config"),
             show_default=False,
-            help="Entities to begin with: the emulator's `config.json`, with our additions.",
+            help="Entities to create at the start: the emulator's `config.json`, with our additions.",
         ),
     ] = None,
     data_dir: Annotated[
@@ -113,8 +113,8 @@ def serve(
             envvar=variable_of("data_dir"),
             show_default="data",
             help=(
-                "Folder for the logs and the generated certificate. Give it once for each disk: new queues "
-                "are spread over all of them."
+                "Folder for the logs and the generated certificate. Repeat the option for each disk: new "
+                "queues are spread over all of them."
             ),
         ),
     ] = None,
@@ -123,13 +123,13 @@ def serve(
         typer.Option(
             envvar=variable_of("host"),
             show_default="127.0.0.1",
-            help="Address to listen on; `0.0.0.0` is every one.",
+            help="Address to listen on; `0.0.0.0` means all IPv4 addresses.",
         ),
     ] = None,
     amqp_port: Annotated[
         int | None,
         typer.Option(
-            envvar=variable_of("amqp_port"), show_default="5672", help="AMQP port. 0 takes any free one."
+            envvar=variable_of("amqp_port"), show_default="5672", help="AMQP port. 0 picks a free one."
         ),
     ] = None,
     amqps_port: Annotated[
@@ -138,7 +138,7 @@ def serve(
             envvar=variable_of("amqps_port"),
             show_default="5671",
             metavar="INTEGER|none",
-            help="AMQP over TLS. 0: any free one; `none`: off.",
+            help="AMQP over TLS. 0 picks a free port, `none` turns it off.",
         ),
     ] = None,
     http_port: Annotated[
@@ -146,7 +146,7 @@ def serve(
         typer.Option(
             envvar=variable_of("http_port"),
             show_default="5300",
-            help="Administration, health, metrics and WebSocket, plain and TLS. 0 takes any free one.",
+            help="Administration, health, metrics and WebSocket, plain and TLS. 0 picks a free port.",
         ),
     ] = None,
     log_format: Annotated[
@@ -219,7 +219,7 @@ def health(
         ),
     ] = "",
 ) -> None:
-    """Ask a running broker how it is: exit code 0 when it serves, 1 when not. For container health checks."""
+    """Check whether a running broker serves: exit code 0 if it does, else 1. For container health checks."""
     try:
         address = url or own_url(load_settings())
     except WrongSettings as wrong:
@@ -262,8 +262,8 @@ def own_url(settings: Settings) -> str:
     """The HTTP port of a broker on this machine that has the same settings. Raises WrongSettings."""
     if settings.http_port == 0:
         raise WrongSettings(
-            f"{variable_of('http_port')}: with 0 the broker takes any free port, which cannot be known here; "
-            "its log names it (`server.ready`): give that address with --url"
+            f"{variable_of('http_port')}: with 0, the broker picks a free port, which this command cannot "
+            "know. The broker's log names it (`server.ready`): give that address with --url"
         )
     host = settings.host
     with contextlib.suppress(ValueError):  # a name
@@ -291,8 +291,8 @@ def _warn(settings: Settings, file: ConfigFile | None) -> None:
 
 
 def _cause(error: Exception) -> Exception | None:
-    """What the world or the user did, out of the groups that tasks wrap it in; None for a fault of our
-    own."""
+    """The error of the user or the system, taken out of the groups that tasks wrap it in; None if the fault
+    is ours."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error if isinstance(error, OSError | WrongCertificate | StorageError | Refused) else None
@@ -303,7 +303,7 @@ def _fail(reason: object, code: int) -> NoReturn:
         typer.echo(f"partibus: {line}", err=True)
     if code == 2:
         typer.echo(
-            "Nothing was started. `partibus serve --help` and docs/configuration.md say what is possible.",
+            "Nothing was started. `partibus serve --help` and docs/configuration.md describe the settings.",
             err=True,
         )
     raise typer.Exit(code)

@@ -119,7 +119,7 @@ def check_queue(name: str, settings: QueueSettings) -> QueueSettings:
             "LockDuration",
             "The supplied lock time exceeds the allowed maximum of '5' minutes."
             if settings.lock_duration_ms > 0
-            else "LockDuration must be longer than nothing.",
+            else "LockDuration must be positive.",
         )
     _check_range("MaxSizeInMegabytes", settings.max_size_mb, 1, MAX_SIZE_MB_MAX)
     _check_range("MaxDeliveryCount", settings.max_delivery_count, 1, MAX_DELIVERY_COUNT_MAX)
@@ -210,7 +210,8 @@ def check_authorization_rules(rules: tuple[AuthorizationRule, ...]) -> None:
         if not rule.rights or not rule.rights <= _RIGHTS:
             _refuse(
                 "AuthorizationRules",
-                f"The authorization rule '{rule.key_name}' must have rights out of Manage, Send and Listen.",
+                f"The authorization rule '{rule.key_name}' must have one or more of the rights "
+                "Manage, Send and Listen.",
             )
         if "Manage" in rule.rights and rule.rights != _RIGHTS:
             _refuse(

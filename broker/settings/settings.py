@@ -66,9 +66,7 @@ _ORIGIN = re.compile(r"(?i:https?)://(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]+)(:(?P<p
 
 def _check_host_name(text: str) -> str:
     if not _HOST_NAME.fullmatch(text):
-        raise ValueError(
-            "a name is given without scheme, port and path, like bus.example.com or *.example.com"
-        )
+        raise ValueError("give a name without scheme, port or path, such as bus.example.com or *.example.com")
     return text
 
 
@@ -76,8 +74,8 @@ def _check_origin(text: str) -> str:
     match = _ORIGIN.fullmatch(text)
     if not match or len(text) > 300 or not 0 < int(match["port"] or 1) < 1 << 16:
         raise ValueError(
-            "an origin is http or https, a host, and a port if it is another than the usual one: "
-            "https://app.example.com, no path"
+            "give an origin as http or https, a host and, if it is not the default, a port, "
+            "such as https://app.example.com; it has no path"
         )
     return text
 
@@ -101,7 +99,7 @@ class SasRule(BaseModel):
     @model_validator(mode="after")
     def _manage_includes_the_others(self) -> Self:
         if "Manage" in self.rights and set(self.rights) != {"Manage", "Send", "Listen"}:
-            raise ValueError("the right Manage requires Send and Listen beside it")
+            raise ValueError("the right Manage requires the rights Send and Listen")
         return self
 
     def as_rule(self) -> AuthorizationRule:
@@ -126,11 +124,11 @@ class Settings(BaseSettings):
     host: str = Field(
         "127.0.0.1",
         min_length=1,
-        description="Address to listen on, for all ports; 0.0.0.0 is every IPv4 address.",
+        description="Address to listen on, for all ports. 0.0.0.0 means all IPv4 addresses.",
     )
-    amqp_port: int = Field(5672, ge=0, le=65535, description="AMQP over plain TCP. 0 takes any free port.")
+    amqp_port: int = Field(5672, ge=0, le=65535, description="AMQP over plain TCP. 0 picks a free port.")
     amqps_port: int | None = Field(
-        5671, ge=0, le=65535, description="AMQP over TLS. 0 takes any free port, `none` turns it off."
+        5671, ge=0, le=65535, description="AMQP over TLS. 0 picks a free port, `none` turns it off."
     )
     http_port: int = Field(
         5300,
@@ -141,14 +139,15 @@ class Settings(BaseSettings):
         ),
     )
     tls_certificate: Path | None = Field(
-        None, description="Certificate chain (PEM). Without one, a certificate is made in the data folder."
+        None,
+        description="Certificate chain (PEM). If unset, the broker makes a certificate in the data folder.",
     )
     tls_key: Path | None = Field(None, description="Private key (PEM) of the certificate.")
     hostnames: HostNames = Field(
         ("host.docker.internal", "host.containers.internal"),
         description=(
-            "More names under which the HTTP port answers, separated by commas. `*.example.com` stands for "
-            "one label before it."
+            "Additional host names that the HTTP port answers to, separated by commas. `*.example.com` "
+            "matches any one label in place of the star."
         ),
     )
     origins: Origins = Field(
@@ -165,7 +164,7 @@ class Settings(BaseSettings):
         DEVELOPMENT_KEY_NAME,
         min_length=1,
         max_length=256,
-        description="Name of the root key, which may do everything.",
+        description="Name of the root key, which has all rights.",
     )
     sas_key: str = Field(
         DEVELOPMENT_KEY,
@@ -178,7 +177,8 @@ class Settings(BaseSettings):
         max_length=11,
         repr=False,
         description=(
-            "More keys of the namespace: a JSON list of key_name, primary_key, secondary_key, rights."
+            "Additional keys of the namespace: a JSON list of objects with key_name, primary_key, "
+            "secondary_key and rights."
         ),
     )
     sas_grace_ms: int = Field(
@@ -186,8 +186,8 @@ class Settings(BaseSettings):
         ge=0,
         le=3_600_000,
         description=(
-            "How long an expired token is still accepted over HTTP, because the Python client re-uses its "
-            "own that long."
+            "How long an expired token is still accepted over HTTP. The Python client reuses its tokens "
+            "for that long."
         ),
     )
 
@@ -196,55 +196,53 @@ class Settings(BaseSettings):
     data_dir: Path = Field(
         Path("data"),
         description=(
-            "Folder of the logs, the catalogue and the generated certificate. Several, separated by `:`, "
-            "share the partitions."
+            "Folder for the logs, the catalogue and the generated certificate. With several, separated "
+            "by `:`, the partitions are spread over them."
         ),
     )
     more_data_dirs: tuple[Path, ...] = Field(
         (),
         description=(
-            "More folders, as a JSON list: they come after those of `PARTIBUS_DATA_DIR` or `--data-dir`."
+            "Additional data folders, as a JSON list. They follow those in `PARTIBUS_DATA_DIR` or "
+            "`--data-dir`."
         ),
     )
     fsync: FsyncPolicy = Field(
         "always",
         description=(
-            "When a commit is forced to the disk: before it is acknowledged (`always`), every "
-            "fsync_interval_ms, or `never`."
+            "When commits are synced to disk: before they are acknowledged (`always`), every "
+            "fsync_interval_ms (`interval`), or `never`."
         ),
     )
     fsync_interval_ms: int = Field(
         100,
         ge=1,
         le=60_000,
-        description="Time between two syncs when fsync is `interval`; refused with any other fsync.",
+        description="Time between two syncs if fsync is `interval`; refused otherwise.",
     )
     segment_bytes: int = Field(
         64 * MIB,
         ge=64 * KIB,
         le=4096 * MIB,
         description=(
-            "The largest size of a log's segment file. Short logs, and logs on a disk with little room, "
+            "Largest size of a log's segment file. Short logs, and logs on a disk with little free space, "
             "use smaller ones."
         ),
     )
     checkpoint_bytes: int = Field(
-        64 * MIB, ge=64 * KIB, description="Log written since the last checkpoint that makes a new one due."
+        64 * MIB, ge=64 * KIB, description="Bytes written to a log until its next checkpoint is due."
     )
     partition_process: bool = Field(
         False,
-        description="Run the partitions in a process of their own, beside the one that serves clients. Costs "
-        "about a fifth more CPU, and gains nothing on two cores; it shows that nothing but messages passes "
-        "between the two.",
+        description="Run the partitions in a separate process. This takes about a fifth more CPU and is no "
+        "faster on two cores; it proves that only messages pass between the two processes.",
     )
     committer_threads: int = Field(4, ge=1, le=64, description="Threads that write and sync the logs.")
     log_files_max: int | None = Field(
         None,
         ge=16,
-        description="Log files kept open, a quarter of them for reading; "
-        "the least recently used is closed for "
-        "another. "
-        "Without a number: a third of the process's descriptors, 8,192 at most.",
+        description="Log files to keep open, a quarter of them for reading. The least recently used one is "
+        "closed to make room. If unset: a third of the process's file descriptors, at most 8,192.",
     )
     log_idle_ms: int = Field(
         60_000,
@@ -256,23 +254,20 @@ class Settings(BaseSettings):
         5_000,
         ge=100,
         le=60_000,
-        description="How long a partition waits for its disk. Then it is unavailable until the disk answers; "
-        "messages without a key "
-        "go elsewhere.",
+        description="How long a partition waits for its disk. After that it is unavailable until the disk "
+        "answers, and messages without a key go to other partitions.",
     )
     payload_memory_bytes: int = Field(
         32 * MIB,
         ge=0,
-        description="Message bodies kept in memory, over all partitions; others are read from the log.",
+        description="Memory for message bodies, over all partitions. Other bodies are read from the log.",
     )
     memory_percent_max: int = Field(
         60,
         ge=1,
         le=100,
-        description="Share of the memory that the container, or else the "
-        "machine, has. If the process uses more, "
-        "sends are refused until "
-        "receivers have made room.",
+        description="Share of the container's memory (outside a container, of the machine's). If the process "
+        "uses more, sends are refused until receivers have made room.",
     )
     memory_bytes_max: int | None = Field(None, ge=MIB, description="The same in bytes; overrides the share.")
 
@@ -282,14 +277,14 @@ class Settings(BaseSettings):
         PARTITIONS_DEFAULT,
         ge=1,
         le=PARTITIONS_MAX,
-        description="Partitions of an entity whose description does not give a number.",
+        description="Number of partitions of an entity that is created without one.",
     )
     partitioned_by_default: bool = Field(
         True, description="Whether an entity created without EnablePartitioning is partitioned."
     )
-    entities_max: int = Field(10_000, ge=1, description="Entities in the namespace.")
+    entities_max: int = Field(10_000, ge=1, description="Largest number of entities in the namespace.")
     message_kb_max: int = Field(
-        1024, ge=1, le=102_400, description="Default for an entity's largest message, in KiB."
+        1024, ge=1, le=102_400, description="Default for the largest message that an entity accepts, in KiB."
     )
 
     lock_renewal_ms_max: int = Field(
@@ -300,9 +295,11 @@ class Settings(BaseSettings):
 
     # --- AMQP connections -----------------------------------------------------------------------------------
 
-    connections_max: int = Field(10_000, ge=1, description="AMQP connections at a time, over all ports.")
+    connections_max: int = Field(
+        10_000, ge=1, description="Largest number of AMQP connections at a time, over all ports."
+    )
     connection_open_timeout_ms: int = Field(
-        60_000, ge=100, description="Time a new connection has to finish its TLS, SASL and open."
+        60_000, ge=100, description="Time for a new connection to finish TLS, SASL and the AMQP open."
     )
     unclaimed_timeout_ms: int = Field(
         20_000,
@@ -337,7 +334,7 @@ class Settings(BaseSettings):
         240_000,
         ge=1_000,
         description=(
-            "Idle time-out announced in open; a peer that was silent for twice as long is disconnected."
+            "Idle time-out announced in open. A peer that is silent for twice as long is disconnected."
         ),
     )
     link_credit: int = Field(
@@ -350,7 +347,7 @@ class Settings(BaseSettings):
         5_000, ge=1, description="Deliveries a receiver may hold unsettled on one link."
     )
     connection_inflight_bytes_max: int = Field(
-        16 * MIB, ge=64 * KIB, description="Received and not yet acknowledged bytes, per connection."
+        16 * MIB, ge=64 * KIB, description="Bytes received and not yet acknowledged, per connection."
     )
     total_inflight_bytes_max: int = Field(
         256 * MIB,
@@ -363,15 +360,15 @@ class Settings(BaseSettings):
         4 * MIB,
         ge=64 * KIB,
         description=(
-            "Output that may wait for a client before its links get no more; 256 KiB until the client has "
-            "shown that it reads."
+            "Output that may wait for a client before its links stop sending; 256 KiB until the client "
+            "has shown that it reads."
         ),
     )
     total_output_bytes_max: int = Field(
         256 * MIB,
         ge=MIB,
         description=(
-            "The same over all connections. Once half is used, each connection has its share of the rest, "
+            "The same over all connections. Once half is used, each connection gets a share of the rest, "
             "at least 16 KiB. At most an eighth of the memory mark, or 16 MiB if that is more."
         ),
     )
@@ -414,8 +411,8 @@ class Settings(BaseSettings):
         1_000,
         ge=1,
         description=(
-            "HTTP connections at a time, WebSockets included. A further client takes the place of the one "
-            "that has waited longest."
+            "HTTP connections at a time, WebSockets included. Beyond that, a new client takes the place of "
+            "the one that has waited longest."
         ),
     )
     http_header_bytes_max: int = Field(
@@ -427,10 +424,8 @@ class Settings(BaseSettings):
     http_header_timeout_ms: int = Field(
         5_000,
         ge=10,
-        description="Time for a whole request header: on a new connection "
-        "including the TLS handshake, on a kept "
-        "one from the first byte. "
-        "Also the time for the AMQP header on a new WebSocket.",
+        description="Time for a complete request header: including the TLS handshake on a new connection, "
+        "from the first byte on a reused one. Also applies to the AMQP header on a new WebSocket.",
     )
     http_transfer_timeout_ms: int = Field(
         30_000,
@@ -444,9 +439,9 @@ class Settings(BaseSettings):
     # --- running --------------------------------------------------------------------------------------------
 
     log_format: LogFormat | None = Field(
-        None, description="`console` or `json`. Without one: console in a terminal, otherwise JSON."
+        None, description="`console` or `json`. If unset: console in a terminal, otherwise JSON."
     )
-    log_level: LogLevel = Field("info", description="Least severe log line that is written.")
+    log_level: LogLevel = Field("info", description="Lowest severity of the log lines to write.")
     shutdown_timeout_ms: int = Field(
         10_000, ge=0, description="Time that open requests have to finish when the broker stops."
     )

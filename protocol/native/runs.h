@@ -1,41 +1,42 @@
 /* The declarations of runs.c for Python. cffi reads this file without a preprocessor, so it has declarations only. */
 
 typedef struct {
-    void *link;      /* whose deliveries these are */
-    size_t count;    /* deliveries; 0: there is no run */
-    size_t bytes;    /* of messages, all together; incoming links only */
-    bool incoming;   /* messages that came; otherwise outcomes of what was sent */
-    bool settled;    /* by the peer */
-    bool last;       /* nothing is behind it in the collector; otherwise what is not plain, or another run */
+    void *link;      /* the link of the deliveries */
+    size_t count;    /* number of deliveries; 0 if there is no run */
+    size_t bytes;    /* size of all messages together; incoming links only */
+    bool incoming;   /* received messages; otherwise outcomes of sent messages */
+    bool settled;    /* the peer has settled the deliveries */
+    bool last;       /* nothing follows in the collector; otherwise an event that is not plain, or another run */
 } run_t;
 
-/* The functions of proton's C core that are called, by name, to the first null. */
+/* The names of the functions of proton's C core that this file calls; ends with a null. */
 extern const char *const runs_functions[];
 
-/* To be called first: their addresses, and the values of PN_TRANSPORT, of both states of an attached link, of PN_ACCEPTED. */
+/* Call this first, with the addresses of these functions and the values of PN_TRANSPORT, of the two states of an attached link together,
+   and of PN_ACCEPTED. */
 void runs_bind(const uintptr_t *functions, int transport_event, int attached, uint64_t accepted);
 
-/* Take events off the collector while they are plain and alike: whole messages of one link, without a state, of its largest size at
-   most, or outcomes `accepted` of one link. Of settled messages, `deliveries` are not to be used: they are gone. */
+/* Take events from the collector as long as they are plain and of the same kind: whole messages of one link, without a state and no larger
+   than the link allows, or `accepted` outcomes of one link. Do not use the `deliveries` of settled messages: they are gone. */
 void runs_take(void *collector, run_t *run, void **deliveries, uint32_t *sizes, size_t count_max, char *bytes, size_t bytes_max);
 
-/* Messages to be sent, in two parts that lie end to end each: what stands in front, and the rest, of which the first `skipped` bytes
-   are left out (a rest may be empty). Each has a delivery tag of `tag_size` bytes. */
+/* Messages to send. Each consists of a front and a rest; all fronts are stored end to end, and so are all rests. The first `skipped` bytes
+   of each rest are left out (a rest may be empty). Each message has a delivery tag of `tag_size` bytes. */
 typedef struct {
     size_t count, tag_size, skipped;
     const char *tags, *fronts, *rests;
-    const uint32_t *front_sizes, *rest_sizes; /* rest_sizes may be null: there are fronts only */
+    const uint32_t *front_sizes, *rest_sizes; /* rest_sizes is null if there are only fronts */
 } messages_t;
 
-/* Send them; gives their deliveries, of which settled ones are only good for `deliveries_trim`. True if any message is large. */
+/* Send the messages; returns their deliveries. Settled ones may only be passed to `deliveries_trim`. True if any message is large. */
 bool runs_send(void *link, const messages_t *messages, bool settled, void **deliveries);
 
-/* Settle deliveries, with an outcome unless it is 0. */
+/* Settle deliveries, with `outcome` unless that is 0. */
 void runs_settle(void *const *deliveries, size_t count, uint64_t outcome);
 
-/* Hand over what the peer sent; gives how much was taken: less than all when the connection is closed or broken. */
+/* Pass bytes from the peer to the transport. Returns how many it took: fewer than `size` if the connection is closed or broken. */
 size_t runs_push(void *transport, const char *bytes, size_t size);
 
-/* Take what is to be written to the peer, as much as has room; gives how much. `left` becomes the size of the next part, which had none,
-   0 when there is nothing more now, and less than 0 when nothing will ever follow. */
+/* Copy pending output into `bytes`, as much as fits, and return its size. `left` is set to the size of the next part that did not fit, to 0
+   if there is no more output now, and below 0 if there will never be any. */
 size_t runs_output(void *transport, char *bytes, size_t size, ssize_t *left);

@@ -182,7 +182,7 @@ def test_the_health_of_a_broker_on_any_free_port_cannot_be_asked_without_its_add
     done = partibus("health", PARTIBUS_HTTP_PORT="0")
     assert done.returncode == 2
     assert done.stderr.startswith(
-        "partibus: PARTIBUS_HTTP_PORT: with 0 the broker takes any free port, which cannot be known here;"
+        "partibus: PARTIBUS_HTTP_PORT: with 0, the broker picks a free port, which this command cannot know."
     )
     assert "--url" in done.stderr
 

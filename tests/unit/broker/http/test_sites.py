@@ -341,7 +341,7 @@ def test_an_origin_that_could_never_match_is_refused_in_words(
 ) -> None:
     """An origin with a scheme other than http and https was once accepted, and then ignored."""
     monkeypatch.setenv("PARTIBUS_ORIGINS", wrong)
-    with pytest.raises(WrongSettings, match="an origin is http or https") as refused:
+    with pytest.raises(WrongSettings, match="give an origin as http or https") as refused:
         load_settings()
     assert "PARTIBUS_ORIGINS" in str(refused.value) and wrong in str(refused.value)
 
@@ -353,5 +353,5 @@ def test_a_name_with_more_than_a_name_is_refused_in_words(
     monkeypatch: pytest.MonkeyPatch, wrong: str
 ) -> None:
     monkeypatch.setenv("PARTIBUS_HOSTNAMES", wrong)
-    with pytest.raises(WrongSettings, match="without scheme, port and path"):
+    with pytest.raises(WrongSettings, match="without scheme, port or path"):
         load_settings()
