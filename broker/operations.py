@@ -107,6 +107,8 @@ class Send:
     scheduled_ms: Sequence[int | None] | None = None
     """Per message, when it is to be enqueued, in wall time; None or a time that has passed for at once. None
     if all are enqueued at once."""
+    identities: Sequence[bytes] | None = None
+    """The messages' identities (`broker/message/identity.py`), if duplicates are to be dropped."""
 
 
 @dataclass(slots=True)
@@ -411,6 +413,9 @@ class Sent:
 
     first: int
     cookie: object
+    duplicates: list[int] = field(default_factory=list)
+    """The places of messages that were dropped, because the window of duplicate detection holds their
+    identities. They have no sequence number."""
 
 
 @dataclass(slots=True)
@@ -642,3 +647,5 @@ class SubqueueCounts:
     deferred: int = 0
     scheduled: int = 0
     bytes: int = 0
+    message_ids: int = 0
+    """Message-ids remembered to detect duplicates, in the main subqueue of an open partition."""

@@ -393,6 +393,7 @@ def _host_settings(settings: Settings, folders: Sequence[Folder], shares: Shares
         checkpoint_bytes=settings.checkpoint_bytes,
         disk_timeout_ms=settings.disk_timeout_ms,
         payload_memory_bytes=settings.payload_memory_bytes,
+        message_ids_max=settings.message_ids_max,
     )
 
 

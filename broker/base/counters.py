@@ -19,6 +19,7 @@ PREFIX = "partibus_"
 COUNTERS: Mapping[str, str] = {
     "incoming_messages": "Messages sent to the entity and acknowledged.",
     "incoming_bytes": "Bytes of the messages sent to the entity and acknowledged.",
+    "duplicate_messages": "Messages acknowledged and dropped, because their message-ids were known.",
     "outgoing_messages": "Messages handed to receivers.",
     "outgoing_bytes": "Bytes of the messages handed to receivers.",
     "completed_messages": "Messages removed by their receiver.",
@@ -72,6 +73,7 @@ class EntityCounters:
         "completed_messages",
         "dead_lettered_messages",
         "deferred_messages",
+        "duplicate_messages",
         "entity",
         "expired_locks",
         "expired_messages",
@@ -95,7 +97,7 @@ class EntityCounters:
         self.completed_messages = self.abandoned_messages = self.deferred_messages = (
             self.dead_lettered_messages
         ) = 0
-        self.expired_messages = self.expired_locks = 0
+        self.expired_messages = self.expired_locks = self.duplicate_messages = 0
         self.successful_requests = self.user_errors = self.server_errors = 0
         self.receive_cache_hits = self.receive_cache_misses = self.receive_cache_recalls = (
             self.receive_cache_returns

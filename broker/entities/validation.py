@@ -40,11 +40,6 @@ _RIGHTS = frozenset({"Manage", "Send", "Listen"})
 
 
 _NOT_YET: tuple[tuple[str, Callable[[QueueSettings], object], str], ...] = (
-    (
-        "RequiresDuplicateDetection",
-        lambda settings: settings.requires_duplicate_detection or None,
-        "duplicates are not detected",
-    ),
     ("ForwardTo", lambda settings: settings.forward_to, "messages are not forwarded"),
     (
         "ForwardDeadLetteredMessagesTo",

@@ -50,6 +50,7 @@ class HostSettings:
     checkpoint_bytes: int
     disk_timeout_ms: int
     payload_memory_bytes: int
+    message_ids_max: int
 
 
 class HostedPartition(Protocol):

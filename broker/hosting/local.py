@@ -12,6 +12,7 @@ from broker.base.clock import Clock
 from broker.base.slices import LONG_SLICE_S, Slices
 from broker.entities.descriptions import QueueDescription
 from broker.hosting.host import HostFolder, HostSettings
+from broker.partition.batch_bounds import Bounds
 from broker.partition.idle import Register
 from broker.partition.payloads import PayloadBudget
 from broker.partition.task import PartitionMeter, PartitionTask, TaskLimits
@@ -55,6 +56,7 @@ class LocalHost(SpreadStore):
             upkeep=UpkeepLimits(
                 checkpoint_bytes=settings.checkpoint_bytes, tail_bytes_at_stop=TAIL_BYTES_AT_STOP
             ),
+            bounds=Bounds(message_ids_max=settings.message_ids_max),
         )
         self._tasks: weakref.WeakSet[PartitionTask] = weakref.WeakSet()
         """All started partitions that are still referenced."""

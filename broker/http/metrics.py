@@ -18,6 +18,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from broker.base.counters import exposition, heading, label_of
 from broker.base.metrics import Metrics
 from broker.base.slices import Slices
+from broker.entities.descriptions import MAIN
 from broker.http.answer_portions import send_portions
 from broker.namespace.entity import DOWN, MISSING, Entity
 from broker.namespace.namespace import Namespace
@@ -28,6 +29,10 @@ ENTITY_GAUGES = {
     "partibus_scheduled_messages": "Messages not yet due.",
     "partibus_messages": "All messages, whatever their state.",
     "partibus_size_bytes": "Bytes stored.",
+    "partibus_message_ids": (
+        "Message-ids remembered to detect duplicates, in open partitions. Each takes about 100 bytes of "
+        "memory."
+    ),
     "partibus_entity_available": "1 when every partition works, 0 when one is down or missing.",
 }
 """Gauges per entity, gathered at scrape time."""
@@ -127,7 +132,7 @@ class MetricsHandler:
         empty, so an empty queue takes a shortcut."""
         available = int(queue.available)
         if not queue.counts():
-            return 0, 0, 0, 0, 0, available
+            return 0, 0, 0, 0, 0, 0, available
         runtime = self._namespace.runtime_now(queue)
         return (
             runtime.active,
@@ -135,5 +140,6 @@ class MetricsHandler:
             runtime.scheduled,
             runtime.message_count,
             runtime.size_bytes,
+            runtime.counts[MAIN].message_ids if MAIN in runtime.counts else 0,
             available,
         )

@@ -34,7 +34,8 @@ async def schedule(
     """Store messages, each as its sender encoded it with its scheduled time. A message without a time, or
     whose time has passed, is enqueued at once.
 
-    Returns their sequence numbers, in order, once all are durable. Raises Refused; then none is scheduled.
+    Returns their sequence numbers, in order, once all are durable; 0 for a message that was dropped as a
+    duplicate. Raises Refused; then none is scheduled.
     `message_id` makes ids for messages that have none.
     """
     queue.check_can_send(MAIN)
@@ -56,18 +57,20 @@ async def schedule(
     answers = await asyncio.gather(
         *(_sent(queue, number, send) for number, send in zip(groups, sends, strict=True))
     )
+    meter = queue.meter
     numbers = [0] * len(payloads)
     refusals: list[Refused] = []
     for places, answer in zip(groups.values(), answers, strict=True):
         if isinstance(answer, Refused):
             refusals.append(answer)
             continue
-        for number, place in enumerate(places, answer.first):
+        new = [place for index, place in enumerate(places) if index not in answer.duplicates]
+        meter.duplicate_messages += len(answer.duplicates)
+        for number, place in enumerate(new, answer.first):
             numbers[place] = number
     if refusals:
         await cancel(queue, [number for number in numbers if number])
         raise refusals[0]
-    meter = queue.meter
     meter.incoming_messages += len(payloads)
     meter.incoming_bytes += sum(len(data) for send in sends for data in send.messages)
     meter.successful_requests += 1

@@ -11,7 +11,7 @@ Knows nothing of AMQP. Runs in the event loop; nothing here waits.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat, zip_longest
 from operator import itemgetter
@@ -20,8 +20,8 @@ from typing import Generic, Protocol, TypeVar
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MAIN
 from broker.message.batch_envelope import RoutingHint, split
+from broker.message.identity import key_text
 from broker.message.stored import StoredRun, store_run
-from broker.message.stored import message_id as stored_message_id
 from broker.messaging.elsewhere import another_partition, refusal_of_all
 from broker.messaging.sends import at, merged, part_of, send_of
 from broker.namespace.entity import Entity, next_client
@@ -49,6 +49,24 @@ class UnderWay(Protocol):
         """An unexpected exception is being handled: end this client, and no other."""
 
 
+class _Whole:
+    """A batch whose messages went to several partitions. It has one outcome."""
+
+    __slots__ = ("_left", "failed")
+
+    def __init__(self, parts: int) -> None:
+        self._left = parts
+        self.failed: Failed | None = None
+        """The first refusal."""
+
+    def waits_for_more(self, answer: Sent | Failed) -> bool:
+        """Note a partition's answer; returns whether others have not answered yet."""
+        if isinstance(answer, Failed) and self.failed is None:
+            self.failed = answer
+        self._left -= 1
+        return self._left > 0
+
+
 @dataclass(slots=True)
 class _Underway(Generic[R]):
     """Messages that one partition was asked to store."""
@@ -65,6 +83,8 @@ class _Underway(Generic[R]):
     """When they were posted, by the loop's clock."""
     refused_by: dict[int, Reason] = field(default_factory=dict)
     """Partitions that refused them, and why."""
+    whole: _Whole | None = None
+    """The batch that they are a part of, if it went to several partitions."""
 
 
 @dataclass(slots=True)
@@ -73,7 +93,8 @@ class Collected:
 
     send: Send
     keys: Sequence[str | None]
-    """The keys that pin them to a partition; None for messages without one. A batch has one key."""
+    """The keys that pin them to a partition; None for messages without one. A batch has one key, unless
+    its messages go by their message-ids."""
 
 
 class Sending(Generic[R]):
@@ -170,7 +191,8 @@ class Sending(Generic[R]):
 
     def send_batch(self, payload: bytes, receipts: Sequence[R]) -> Iterator[None]:
         """Enqueue a batch as a whole, in one partition: that of its messages' single key, else the next in
-        turn (AMQP contract 4.5). Raises Refused.
+        turn (AMQP contract 4.5). If the entity detects duplicates, the messages of a batch without a key go
+        to the partitions of their message-ids (10.5). Raises Refused.
 
         A batch may hold thousands of messages, so it is taken apart in steps and posted in the last one.
         """
@@ -182,6 +204,7 @@ class Sending(Generic[R]):
             raise Refused(Reason.ARGUMENT, "The batch holds no message.")
         parts: list[Send] = []
         keys: set[str] = set()
+        groups: dict[int, list[int]] = {}
         for start in range(0, len(inner), TAKEN_APART_AT_ONCE):
             yield
             run = store_run(inner[start : start + TAKEN_APART_AT_ONCE], message_id)
@@ -190,17 +213,34 @@ class Sending(Generic[R]):
                 raise run.refused.pop(min(run.refused))
             keys.update(_given_keys(run, self._queue))
             parts.append(send_of(run, self._queue))
-        key = self._key_of_batch(keys, parts[0].messages[0], hint)
+            if parts[0].identities is not None:
+                for index, message in enumerate(run.data, start):
+                    groups.setdefault(self._queue.router.number_of(key_text(message)), []).append(index)
+        key = self._key_of_batch(keys, hint)
         router, whole = self._queue.router, merged(parts)
         if key is not None:
             self._post(router.keyed(key), whole, receipts, 1)
+        elif groups:
+            self._post_split(groups, whole, receipts)
         else:
             number = router.spread(1, self._loop.time())[0][0]
             self._post(router.handles[number], whole, receipts, 1, number)
 
-    def _key_of_batch(self, keys: Collection[str], first: bytes, hint: RoutingHint) -> str | None:
-        """The key of a batch with these keys and this first message; None if it has none (AMQP contract
-        4.5). Raises Refused if it has several."""
+    def _post_split(self, groups: Mapping[int, Sequence[int]], send: Send, receipts: Sequence[R]) -> None:
+        """Post the messages of a batch to several partitions: `groups` has the places of their messages.
+
+        The batch is accepted once all of them are durable, and refused if one partition refuses; if it is
+        sent again, the others drop what they have. Raises Refused if a partition is known to be down; then
+        nothing is posted.
+        """
+        handles = [self._queue.router.pinned(number) for number in groups]
+        whole = _Whole(len(groups))
+        for handle, places in zip(handles, groups.values(), strict=True):
+            self._post(handle, part_of(send, at(places)), receipts, 1, whole=whole)
+
+    def _key_of_batch(self, keys: Collection[str], hint: RoutingHint) -> str | None:
+        """The key of a batch with these keys; None if it has none (AMQP contract 4.5). Raises Refused if it
+        has several."""
         if len(keys) > 1 and self._queue.description.partitions > 1:
             one, other, *_ = sorted(keys)
             raise Refused(
@@ -210,10 +250,7 @@ class Sending(Generic[R]):
             )
         if self._queue.requires_session(MAIN):
             return next(iter(keys))  # an empty one is a session too
-        key = next(iter(keys), "") or hint.session_id or hint.partition_key
-        if not key and self._queue.description.settings.requires_duplicate_detection:
-            key = stored_message_id(first).hex()  # the official clients put this id on the envelope
-        return key or None
+        return next(iter(keys), "") or hint.session_id or hint.partition_key or None
 
     def collect(self, payloads: Sequence[bytes], *, is_batch: bool) -> Collected:
         """Check messages that are to be sent with a transaction: single ones, or those of one batch. Raises
@@ -229,9 +266,10 @@ class Sending(Generic[R]):
         if run.refused:
             raise run.refused.pop(min(run.refused))
         whole = send_of(run, self._queue)
-        if hint is None:
-            return Collected(whole, keys_of(run, self._queue) or [None] * len(payloads))
-        return Collected(whole, [self._key_of_batch(set(_given_keys(run, self._queue)), run.data[0], hint)])
+        key = None if hint is None else self._key_of_batch(set(_given_keys(run, self._queue)), hint)
+        if key is not None or (hint is not None and whole.identities is None):
+            return Collected(whole, [key])
+        return Collected(whole, keys_of(run, self._queue) or [None] * len(payloads))
 
     def _post(
         self,
@@ -240,13 +278,15 @@ class Sending(Generic[R]):
         receipts: Sequence[R],
         count: int,
         number: int | None = None,
+        whole: _Whole | None = None,
     ) -> None:
         """Ask a partition to store messages. `number` is the partition's if another one may take them
-        instead."""
+        instead; `whole` is the batch that they are a part of."""
         size = sum(map(len, send.messages))
         self._sends += 1
         send.cookie = self._sends
-        self._waiting[self._sends] = _Underway(send, receipts, count, size, number, self._loop.time())
+        began = self._loop.time()
+        self._waiting[self._sends] = _Underway(send, receipts, count, size, number, began, whole=whole)
         self._under_way.took(size, len(send.messages))
         partition.post(send, self._client, self._answered)
 
@@ -267,8 +307,14 @@ class Sending(Generic[R]):
         if isinstance(answer, Failed) and self._sent_elsewhere(sent, answer):
             return
         self._under_way.finished_with(sent.size, len(sent.send.messages))
+        meter = self._queue.meter
+        if isinstance(answer, Sent) and answer.duplicates:
+            meter.duplicate_messages += len(answer.duplicates)
+        if sent.whole is not None:
+            if sent.whole.waits_for_more(answer):
+                return
+            answer = sent.whole.failed or answer
         if isinstance(answer, Sent):
-            meter = self._queue.meter
             meter.incoming_messages += len(sent.send.messages)
             meter.incoming_bytes += sent.size
             meter.successful_requests += sent.count
@@ -323,7 +369,7 @@ def keys_of(run: StoredRun, queue: Entity) -> Sequence[str | None] | None:
         keys = [session or None for session in sessions]
     if queue.description.settings.requires_duplicate_detection:
         keys = [
-            key or (stored_message_id(data).hex() if data else None)
+            key or (key_text(data) if data else None)
             for key, data in zip(keys or [None] * len(run.data), run.data, strict=True)
         ]
     return keys

@@ -11,6 +11,7 @@ from typing import Any
 
 from broker.entities.descriptions import MAIN
 from broker.identifiers import encode_session_id
+from broker.message.identity import identities
 from broker.message.stored import StoredRun
 from broker.namespace.entity import Entity
 from broker.operations import COLUMNS, SESSION_ID, ColumnLists, Send
@@ -26,7 +27,22 @@ def send_of(run: StoredRun, queue: Entity) -> Send:
         run.times_to_live_ms,
         columns=_columns_of(run) if queue.requires_session(MAIN) else {},
         scheduled_ms=run.scheduled_enqueue_times_ms,
+        identities=_identities_of(run, queue),
     )
+
+
+def _identities_of(run: StoredRun, queue: Entity) -> list[bytes] | None:
+    """The messages' identities, if the queue detects duplicates (AMQP contract 10.5)."""
+    if not queue.description.settings.requires_duplicate_detection:
+        return None
+    none = [None] * len(run.data)
+    sessions, keys = run.session_ids or none, run.partition_keys or none
+    if not queue.requires_session(MAIN):  # else an empty session-id is a session too
+        sessions = [session or None for session in sessions]
+    either = [
+        key or None if session is None else session for session, key in zip(sessions, keys, strict=True)
+    ]
+    return identities(queue.description.generation, run.data, either)
 
 
 def _columns_of(run: StoredRun) -> ColumnLists:
@@ -49,6 +65,7 @@ def part_of(send: Send, take: Take) -> Send:
         None if times_to_live_ms is None else _some(times_to_live_ms, take),
         columns={name: take(values) for name, values in columns.items()} if columns else {},  # type: ignore[misc]
         scheduled_ms=None if scheduled_ms is None else _some(scheduled_ms, take),
+        identities=None if send.identities is None else take(send.identities),
     )
 
 
@@ -70,7 +87,13 @@ def merged(sends: Sequence[Send]) -> Send:
         _joined(sends, lambda send: send.time_to_live_ms),
         columns=columns,
         scheduled_ms=_joined(sends, lambda send: send.scheduled_ms),
+        identities=[each for send in sends for each in send.identities or ()] if _detect(sends) else None,
     )
+
+
+def _detect(sends: Sequence[Send]) -> bool:
+    """Whether duplicates of the messages are to be dropped: of all, or of none."""
+    return any(send.identities is not None for send in sends)
 
 
 def _some(values: Sequence[int | None], take: Take) -> Sequence[int | None] | None:

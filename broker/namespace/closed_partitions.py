@@ -460,3 +460,4 @@ def add_counts(total: dict[str, SubqueueCounts], counts: Mapping[str, SubqueueCo
         sum_.deferred += each.deferred
         sum_.scheduled += each.scheduled
         sum_.bytes += each.bytes
+        sum_.message_ids += each.message_ids

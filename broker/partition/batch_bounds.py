@@ -33,6 +33,8 @@ class Bounds:
     """Messages whose time to live is enforced."""
     activated_max: int = 1024
     """Scheduled messages that become active."""
+    message_ids_max: int = 5_000_000
+    """Message-ids that the partition remembers to detect duplicates."""
     told_max: int = 64
     """Clients told of arrivals in one batch. Each of them then does work in the event loop."""
     tick_ms: int = 20

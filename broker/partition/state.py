@@ -48,6 +48,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import assert_never
 
 from broker.base.errors import Reason, Refused
@@ -136,7 +137,14 @@ class Partition:
         self.messages = messages
         self._space = Workspace(number, description, messages, bounds or Bounds(), epoch, first_nonce)
         self._time_to_live = TimeToLive(self._space)
-        self._sending = Sending(number, messages, self._space.bounds.work_max, self._space.times)
+        self._sending = Sending(
+            number,
+            messages,
+            self._space.bounds,
+            self._space.times,
+            partial(self._space.record, with_send=True),
+        )
+        self._duplicates = messages.states.duplicates
         self._schedule = Schedule(self._space)
         self._sessions = SessionLocks(self._space, self._time_to_live)
         self._session_data = SessionData(self._space, self._sessions)
@@ -171,6 +179,8 @@ class Partition:
         self.messages.position = commit.start
         self._wall_ahead_ms = wall_ms - now_ms
         self.messages.states.expire(wall_ms, commit.start)
+        if self._duplicates.slots:
+            self._duplicates.forget_old(now_ms, wall_ms, self._window_ms, commit.start)
         self._schedule.enqueue_due()
         self.messages.evicted_below = self.messages.next_number
         self._end_locks(now_ms if since_ms is None else since_ms)
@@ -296,11 +306,19 @@ class Partition:
         for lock_ends_ms in (self._space.locks.next_due_ms(), self._sessions.next_due_ms()):
             if due_ms is None or (lock_ends_ms is not None and lock_ends_ms < due_ms):
                 due_ms = lock_ends_ms
+        if self._duplicates.slots:
+            forget_ms = self._duplicates.next_due_ms(self._window_ms)
+            if forget_ms is not None and (due_ms is None or forget_ms < due_ms):
+                due_ms = forget_ms
         for wall_ms in (self.messages.states.next_expiry_ms(), self._schedule.next_due_ms()):
             if wall_ms is not None:
                 wall_ms -= self._wall_ahead_ms
                 due_ms = wall_ms if due_ms is None else min(due_ms, wall_ms)
         return due_ms
+
+    @property
+    def _window_ms(self) -> int:
+        return self._space.description.settings.duplicate_detection_window_ms
 
     def next_expiry_ms(self) -> int | None:
         """When the next message expires if the partition is closed; None if none does. Locks need no wake-up:
@@ -315,8 +333,8 @@ class Partition:
         """Carry out an operation; False if it is not done yet."""
         match operation:
             case Send():
-                first = self._sending.send(self._space.batch, self._space.description, operation)
-                self._space.answer(client, Sent(first, operation.cookie))
+                first, known = self._sending.send_new(self._space.batch, self._space.description, operation)
+                self._space.answer(client, Sent(first, operation.cookie, known))
             case Complete() | Abandon() | Defer() | DeadLetter() | RenewLocks() if (
                 len(operation.tokens) > self._space.bounds.settled_max
             ):
@@ -416,7 +434,7 @@ class Partition:
     def counts(self, totals: Totals | None = None) -> dict[str, SubqueueCounts]:
         """The message counts and size of each subqueue: now, or as of `totals`, without locks."""
         now = totals is None
-        return {
+        counts = {
             subqueue.name: SubqueueCounts(
                 active=messages - deferred - scheduled,
                 locked=subqueue.locked if now else 0,
@@ -428,6 +446,9 @@ class Partition:
                 self.messages.subqueues, self.totals() if totals is None else totals, strict=True
             )
         }
+        if now:
+            counts[self.messages.main.name].message_ids = self._duplicates.count
+        return counts
 
     def check(self) -> None:
         """Assert all invariants of the whole state, between batches."""

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from broker.partition.delays import Delays
+from broker.partition.duplicates import Duplicates
 from broker.partition.durable_state import FIRST_KIND, DurableState, NewRecord
 from broker.partition.records import UnreadableRecord
 from broker.partition.session_states import SessionStates
 from storage.log import Position, Record
 
-KINDS: tuple[Callable[[], DurableState], ...] = (Delays, SessionStates)
+KINDS: tuple[Callable[[], DurableState], ...] = (Delays, SessionStates, Duplicates)
 """All kinds of durable state. Each `Messages` starts with an empty instance of each."""
 
 T = TypeVar("T")
@@ -37,6 +38,11 @@ class DurableStates:
     def of(self, kind: type[T]) -> T:
         """The state of this kind."""
         return next(state for state in self.all if isinstance(state, kind))
+
+    @property
+    def duplicates(self) -> Duplicates:
+        """The message-ids of duplicate detection."""
+        return next((state for state in self.all if isinstance(state, Duplicates)), None) or Duplicates()
 
     def apply(self, record: Record, position: Position) -> None:
         """Have the state that owns a record apply it. Raises UnreadableRecord."""

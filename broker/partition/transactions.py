@@ -69,7 +69,7 @@ class Transactions:
             space.batch.work += len(settlement.tokens)
         self._check(operation.settlements)
         sent = len(operation.send.messages)
-        self._sending.send(space.batch, space.description, operation.send)
+        self._sending.send_new(space.batch, space.description, operation.send)
         for _ in self._sending.go_on():
             pass
         if sent and operation.settlements:

@@ -262,6 +262,12 @@ class Settings(BaseSettings):
         ge=0,
         description="Memory for message bodies, over all partitions. Other bodies are read from the log.",
     )
+    message_ids_max: int = Field(
+        5_000_000,
+        ge=1,
+        description="Message-ids that one partition remembers to detect duplicates, about 100 bytes of "
+        "memory each. Beyond this, sends to the partition are refused until the window has moved on.",
+    )
     memory_percent_max: int = Field(
         60,
         ge=1,

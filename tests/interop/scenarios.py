@@ -73,6 +73,14 @@ PYTHON_ONLY: dict[str, dict[str, object]] = {
     "full-partitions": {"PartitionCount": 3, "MaxSizeInMegabytes": 1},
     "one-partition-keeps-order": {"PartitionCount": 1},
     "key-keeps-order": {},
+    "duplicates-dropped": {
+        "RequiresDuplicateDetection": True,
+        "DuplicateDetectionHistoryTimeWindow": "PT10M",
+    },
+    "duplicates-forgotten": {
+        "RequiresDuplicateDetection": True,
+        "DuplicateDetectionHistoryTimeWindow": "PT5S",
+    },
     "scheduled-by-annotation": {},
     "scheduled-messages-live-from-their-time": {"DeadLetteringOnMessageExpiration": True},
 }
@@ -112,6 +120,12 @@ PLAIN_AMQP: dict[str, dict[str, object]] = {
 `$management`.
 """
 
+JAVASCRIPT_ONLY: dict[str, dict[str, object]] = {
+    "duplicates": {
+        "RequiresDuplicateDetection": True,
+        "DuplicateDetectionHistoryTimeWindow": "PT10M",
+    }
+}
 RHEA_ONLY: dict[str, dict[str, object]] = {"modified-not-failed": {}, "credit-one-by-one": {}}
 PROTON_ONLY: dict[str, dict[str, object]] = {"send-batch-unmarked": {}, "dead-letter": {}}
 REACTOR_ONLY: dict[str, dict[str, object]] = {"both-ways-at-once": {}, "same-name-again": {}}
@@ -161,7 +175,7 @@ CLIENTS: dict[str, dict[str, dict[str, object]]] = {
     "proton-blocking": {**PLAIN_AMQP, **PROTON_ONLY},
     "proton-reactor": {**PLAIN_AMQP, **PROTON_ONLY, **REACTOR_ONLY},
     "proton-transactions": TRANSACTIONS,
-    "javascript": {**OFFICIAL, **DEAD_LETTER_QUEUE, **DELIVERY_ANNOTATIONS},
+    "javascript": {**OFFICIAL, **JAVASCRIPT_ONLY, **DEAD_LETTER_QUEUE, **DELIVERY_ANNOTATIONS},
     "rhea": {**PLAIN_AMQP, **RHEA_ONLY},
     "go": OFFICIAL,
     "java": {**OFFICIAL, **JAVA_TRANSACTIONS},

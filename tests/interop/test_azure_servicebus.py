@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.interop import azure_scheduling, azure_settling, scenarios
+from tests.interop import azure_duplicates, azure_scheduling, azure_settling, scenarios
 from tests.interop.azure_clients import Client, connect
 from tests.interop.azure_scenarios import SCENARIOS, Bench
 from tests.interop.programs import CACHE, HERE, Report, build, is_newer, run_program
@@ -76,7 +76,7 @@ def test_the_python_aio_client(outcomes: dict[str, Outcomes], scenario: str) -> 
 def test_every_scenario_is_written_and_every_written_scenario_is_run() -> None:
     """Every listed scenario is implemented, and every implemented one is listed."""
     assert set(SCENARIOS) == set(scenarios.CLIENTS["python-sync"])
-    assert SCENARIOS is azure_settling.SCENARIOS is azure_scheduling.SCENARIOS
+    assert SCENARIOS is azure_settling.SCENARIOS is azure_scheduling.SCENARIOS is azure_duplicates.SCENARIOS
 
 
 @pytest.fixture(scope="session")

@@ -62,4 +62,5 @@ def settings_of(folder: Path) -> HostSettings:
         checkpoint_bytes=1 << 20,
         disk_timeout_ms=30_000,
         payload_memory_bytes=1 << 20,
+        message_ids_max=1_000_000,
     )

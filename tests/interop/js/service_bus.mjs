@@ -141,6 +141,20 @@ const scenarios = {
     for (const message of fetched) await receiver.completeMessage(message);
     assert.deepEqual(await client.createReceiver(queue).peekMessages(10), []);
   },
+  // This client copies the properties of a batch's first message to the envelope.
+  "duplicates": async (client, queue) => {
+    const sender = client.createSender(queue);
+    for (const body of ["first", "second"]) await sender.sendMessages({ body, messageId: "a" });
+    for (const text of ["batch", "batch again"]) {
+      await sender.sendMessages(["a", "b", "c", "d"].map((messageId) => ({ body: `${text} ${messageId}`, messageId })));
+    }
+    await sender.sendMessages({ body: "another key", messageId: "a", partitionKey: "k" });
+    const receiver = client.createReceiver(queue);
+    const found = await receiveExactly(receiver, 5);
+    assert.deepEqual(found.map((message) => message.body).sort(), ["another key", "batch b", "batch c", "batch d", "first"]);
+    for (const message of found) await receiver.completeMessage(message);
+    await assertEmpty(receiver);
+  },
   "schedule-and-cancel": async (client, queue) => {
     const sender = client.createSender(queue);
     const soon = new Date(Date.now() + 3_000);

@@ -584,7 +584,6 @@ async def test_forwarding_needs_manage_on_the_target_by_the_same_token_or_by_a_s
 @pytest.mark.parametrize(
     ("element", "value_given", "field", "stored"),
     [
-        ("RequiresDuplicateDetection", "true", "requires_duplicate_detection", True),
         ("ForwardTo", "target", "forward_to", "target"),
         ("ForwardDeadLetteredMessagesTo", "target", "forward_dead_lettered_to", "target"),
         ("AutoDeleteOnIdle", "PT5M", "auto_delete_on_idle_ms", 300_000),
@@ -617,6 +616,19 @@ async def test_what_clients_send_by_default_and_hints_are_taken(stack: HttpStack
     assert status == 201
     for element in ("EnableBatchedOperations", "SupportOrdering", "EnableExpress"):
         assert value(text, element) == "false"
+
+
+async def test_duplicate_detection_is_fixed_at_creation_and_its_window_is_not(stack: HttpStack) -> None:
+    window = "<DuplicateDetectionHistoryTimeWindow>{}</DuplicateDetectionHistoryTimeWindow>"
+    detects = "<RequiresDuplicateDetection>{}</RequiresDuplicateDetection>"
+    body = queue_body(detects.format("true") + window.format("PT30S"))
+    status, text, _ = await stack.ask("PUT", "/orders", body)
+    assert status == 201 and value(text, "RequiresDuplicateDetection") == "true"
+    longer = queue_body(detects.format("true") + window.format("PT1H"))
+    status, text, _ = await stack.ask("PUT", "/orders", longer, headers=UPDATE)
+    assert status == 200 and value(text, "DuplicateDetectionHistoryTimeWindow") == "PT1H"
+    without = queue_body(detects.format("false"))
+    assert (await stack.ask("PUT", "/orders", without, headers=UPDATE))[0] == 400
 
 
 async def test_a_setting_without_effect_cannot_be_added_later(stack: HttpStack) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import QueueSettings
+from broker.message.identity import IDENTITY_BYTES
 from broker.messaging.scheduling import CANCELLED_AT_ONCE, cancel, schedule
 from broker.operations import PARTITION_SHIFT, Answer, CancelScheduled, Failed, Send, Sent, Settled
 from protocol.codec import Timestamp
@@ -97,6 +98,18 @@ async def test_messages_go_to_the_partitions_of_their_keys_and_the_others_togeth
     assert numbers[3] == numbers[1] + 1
     assert all(set(each.scheduled_ms or ()) == {AT_MS} for each in asked.of(Send).values())
     assert asked.stack.metrics.entities["queue"].incoming_messages == 5
+
+
+async def test_a_duplicate_has_no_sequence_number() -> None:
+    asked = Asked(requires_duplicate_detection=True, partitions=1)
+    twice = message(properties=["m"], body=[b"x"]), message(properties=["m"], body=[b"y"])
+
+    def second_dropped(number: int, send: Send) -> Answer:
+        assert send.identities is not None and list(map(len, send.identities)) == [IDENTITY_BYTES] * 2
+        return Sent(first_of(number), send.cookie, [1])
+
+    assert await asked.schedule(*twice, answers=second_dropped) == [first_of(0), 0]
+    assert asked.stack.metrics.entities["queue"].duplicate_messages == 1
 
 
 async def test_if_a_partition_refuses_the_others_cancel_what_they_have_scheduled() -> None:

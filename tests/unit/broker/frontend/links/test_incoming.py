@@ -395,21 +395,6 @@ async def test_in_a_queue_of_one_partition_keys_may_differ() -> None:
     assert all_stored(stack) == {0: [b"x", b"x"]}
 
 
-async def test_where_duplicates_are_detected_a_batch_of_different_ids_goes_by_the_first_one() -> None:
-    stack = LinkStack(4, QueueSettings(requires_duplicate_detection=True))
-    client = await stack.connect()
-    await client.sender()
-    for number in range(2):
-        client.transfer(
-            0,
-            number,
-            batch(message(properties=["one"], body=[b"1"]), message(properties=["two"], body=[b"2"])),
-            batch=True,
-        )
-    (bodies,) = all_stored(stack).values()
-    assert bodies == [b"1", b"2", b"1", b"2"], "sent again it meets itself"
-
-
 async def test_without_a_key_another_partition_takes_what_one_went_down_with() -> None:
     stack, client = await sending()
     client.transfer(0, 0, body(1))
