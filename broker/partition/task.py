@@ -197,7 +197,7 @@ class PartitionTask:
         self._open_wanted = False
         self._stopping = self._is_deleted = False
         self._running = False
-        self._settled = Once()
+        self._opening_ended = Once()
         """The log has been opened, or could not be."""
         self._ended = Once()
         self._full: FullDisk | None = None
@@ -243,7 +243,7 @@ class PartitionTask:
         if self._health in (Health.CLOSED, Health.OPENING):
             self._open_wanted = True
             self._wake.set()
-            await self._settled.wait()
+            await self._opening_ended.wait()
 
     async def stop(self, *, is_deleted: bool = False) -> None:
         """Carry out the operations in the mailbox, save a checkpoint if many operations have followed the
@@ -296,7 +296,7 @@ class PartitionTask:
             self._running = False
             self._cancel_timer()
             self._patience.close()
-            self._settled.set()
+            self._opening_ended.set()
             self._ended.set()
 
     async def step(self) -> bool:
@@ -452,7 +452,7 @@ class PartitionTask:
                     self._meter.restarted()
         finally:
             self._is_opening = self._is_late = False
-        self._settled.set()
+        self._opening_ended.set()
 
     async def _load(self, first_nonce: int = 0) -> None:
         """Rebuild the state from the log."""
@@ -499,7 +499,7 @@ class PartitionTask:
             self._is_late = True
             self._become(Health.RECOVERING)
             self._going_down.refuse_waiting()
-            self._settled.set()
+            self._opening_ended.set()
         else:
             self._give_up()
 
@@ -535,7 +535,7 @@ class PartitionTask:
         self._going_down.start_anew()
         self._mailbox.attached.clear()
         self._discard()
-        self._settled.set()
+        self._opening_ended.set()
 
     async def _shut_down(self) -> None:
         if self._health is Health.HEALTHY:
@@ -562,7 +562,7 @@ class PartitionTask:
                 summary = None
         if summary is not None:
             self._rest.closed(summary)
-        self._settled.set()
+        self._opening_ended.set()
         await self._coming_back.free_dropped()
 
     def _discard(self) -> None:
