@@ -1,4 +1,4 @@
-"""Log: append a batch, replay, trim. All that broker/ sees of storage.
+"""Log: append a commit, replay, trim. All that broker/ sees of storage.
 
 A log is a sequence of *frames*. A frame is one commit: it becomes durable as a whole or not at all, and holds
 one or more *records*, each a kind (one byte, the caller's) and a body (opaque bytes).
