@@ -246,15 +246,15 @@ class Resting:
 
     # --- queues and their partitions ------------------------------------------------------------------------
 
-    def serve(self, generation: str, sleeper: Sleeper) -> None:
-        """Start serving a queue of this generation."""
+    def enter(self, generation: str, sleeper: Sleeper) -> None:
+        """From now on, wake the partitions of this queue."""
         self._sleepers[generation] = sleeper
         if self._is_started:
             self._take_up(generation)
             self._changed.set()
 
     def leave(self, generation: str, sleeper: Sleeper) -> None:
-        """Stop serving this queue."""
+        """Wake this queue's partitions no more."""
         if self._sleepers.get(generation) is sleeper:
             del self._sleepers[generation]
             self._totals.pop(generation, None)

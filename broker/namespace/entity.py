@@ -121,7 +121,7 @@ class Entity(ABC):
             _Sleeping(self, number) for number in range(description.partitions)
         ]
         self.router = Router(self._handles)
-        resting.serve(description.generation, self)
+        resting.enter(description.generation, self)
 
     @abstractmethod
     def check_can_send(self, subqueue: str) -> None:

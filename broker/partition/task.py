@@ -312,10 +312,10 @@ class PartitionTask:
                 await self._open()
         if self._health is not Health.HEALTHY:
             return False
-        more = await self._serve()
+        more = await self._do_round()
         return more or bool(self._mailbox) or (self._partition is not None and self._partition.has_more)
 
-    async def _serve(self) -> bool:
+    async def _do_round(self) -> bool:
         """Carry out one batch and then the log's upkeep. True if the upkeep has more to do."""
         partition = self._partition
         assert partition is not None
@@ -540,7 +540,7 @@ class PartitionTask:
     async def _shut_down(self) -> None:
         if self._health is Health.HEALTHY:
             while self._mailbox and self._health is Health.HEALTHY:
-                await self._serve()
+                await self._do_round()
         if self._health is Health.HEALTHY and self._upkeep is not None and not self._is_deleted:
             with contextlib.suppress(Hung):
                 await self._upkeep.save_last_checkpoint(self._clock.monotonic_ms())

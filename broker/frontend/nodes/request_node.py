@@ -123,14 +123,14 @@ class RequestNode:
             self._on_empty()
 
     def is_page(self, request: Request) -> bool:
-        """Return whether the request has to wait for its turn (`serve_page`)."""
+        """Return whether the request has to wait for its turn (`answer_page`)."""
         return self._handler.is_page(request)
 
-    async def serve_page(self, request: Request, connection: Host) -> None:
+    async def answer_page(self, request: Request, connection: Host) -> None:
         """Carry out one request with a large response when its turn has come.
 
-        Each response link has one such request served at a time, and only with credit and room for the
-        response, because a response that is not built takes no memory. Each connection has one served at a
+        Each response link has one such request answered at a time, and only with credit and room for the
+        response, because a response that is not built takes no memory. Each connection has one answered at a
         time. The others wait, and end with the connection. If their response link goes away, they use one
         that is left.
         """
@@ -138,18 +138,18 @@ class RequestNode:
             responder = self._responder(request.reply_to)
             if responder is None:
                 async with connection.browse_page:
-                    await self.serve(request)
+                    await self.answer(request)
                 return
             with responder.queued(request.size):
                 async with responder.page:
                     await responder.has_become_ready()
                     async with connection.browse_page:
                         if responder.is_ready:  # other requests may have used credit or room meanwhile
-                            await self.serve(request)
+                            await self.answer(request)
                             return
             await asyncio.sleep(0)
 
-    async def serve(self, request: Request) -> None:
+    async def answer(self, request: Request) -> None:
         """Carry out one request and send the response over the link it belongs to."""
         response = await self._handler.respond(request)
         responder = self._responder(request.reply_to)
@@ -235,7 +235,7 @@ class RequestLink:
             # Credit comes back with the response, which holds back a client that floods requests.
             name = f"request {request.properties.get('operation')!s:.40}"
             self._connection.spawn(
-                self._serve(request, is_page), name=name, size=request.size, queued=is_page
+                self._answer(request, is_page), name=name, size=request.size, queued=is_page
             )
         self._connection.flush_soon()
 
@@ -244,12 +244,12 @@ class RequestLink:
         text = f"The request has {event.size} bytes; the limit is {self._node.request_bytes_max}."
         self._refuse(event.deliveries, Refused(Reason.MESSAGE_TOO_LARGE, text))
 
-    async def _serve(self, request: Request, is_page: bool) -> None:
+    async def _answer(self, request: Request, is_page: bool) -> None:
         try:
             if is_page:
-                await self._node.serve_page(request, self._connection)
+                await self._node.answer_page(request, self._connection)
             else:
-                await self._node.serve(request)
+                await self._node.answer(request)
         finally:
             self._under_way -= 1
             if not self.link.gone:

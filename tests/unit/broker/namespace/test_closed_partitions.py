@@ -65,7 +65,7 @@ class World:
     async def start(self, generations: dict[str, int], store: Store | None = None) -> World:
         for generation in generations:
             self.queues[generation] = Queue()
-            self.resting.serve(generation, self.queues[generation])
+            self.resting.enter(generation, self.queues[generation])
         await self.resting.load(generations, cast(LogStore, store or Store()))
         self.resting.start()
         return self
