@@ -26,13 +26,15 @@ SESSION_BYTES = 512
 """The memory that a session takes besides its messages, about. Counts towards the quota of the entity."""
 DROPPED_AT_ONCE = 512
 """Sessions that one step of `drop` frees: less than a millisecond."""
+_NONE_DELAYED: set[int] = set()
+"""Shared by all sessions without delayed messages. It stays empty."""
 
 
 @keep_untracked
 class MessageSession:
     """One session."""
 
-    __slots__ = ("available", "count", "id", "lock", "waiting")
+    __slots__ = ("available", "count", "delayed", "id", "lock", "waiting")
 
     def __init__(self, id: bytes) -> None:
         self.id = id
@@ -41,6 +43,8 @@ class MessageSession:
         """Messages in any state."""
         self.available = 0
         """Messages that are ACTIVE and not locked."""
+        self.delayed: set[int] = _NONE_DELAYED
+        """Messages that were abandoned with a delay. Those behind them wait for them."""
         self.waiting: SiftedHeap[int] = SiftedHeap()
         self.lock: SessionLock | None = None
 
@@ -86,7 +90,7 @@ class MessageSessions:
         lock, id = session.lock, session.id
         if lock is None:
             self.hungry.pop(id, None)
-            if session.available:
+            if self.has_next(session):
                 self.free[id] = session
             else:
                 self.free.pop(id, None)
@@ -94,10 +98,21 @@ class MessageSessions:
                     self._by_id.pop(id, None)
         else:
             self.free.pop(id, None)
-            if session.available and any(holder.count for holder in lock.holders.values()):
+            if any(holder.count for holder in lock.holders.values()) and self.has_next(session):
                 self.hungry[id] = session
             else:
                 self.hungry.pop(id, None)
+
+    def has_next(self, session: MessageSession) -> bool:
+        """Whether the session has a message to give out, and does not wait for a delayed one."""
+        if not session.available or not session.delayed:
+            return session.available > 0
+        waiting, delayed = session.waiting, min(session.delayed)
+        while waiting and waiting.first < delayed:
+            if self._standing(session, waiting.first) is not None:
+                return True
+            waiting.pop()
+        return False
 
     # --- what happens to messages ---------------------------------------------------------------------------
 
@@ -113,7 +128,7 @@ class MessageSessions:
             if reference.state is ACTIVE:
                 session.waiting.push(reference.sequence_number)
                 session.available += 1
-                if session.available == 1:
+                if session.available == 1 or session.delayed:
                     self.review(session)
 
     def remove(self, references: Iterable[Reference]) -> None:
@@ -141,6 +156,8 @@ class MessageSessions:
             session = self._of(reference)
             if session is not None and reference.state is ACTIVE:
                 session.available += 1
+                if session.delayed:
+                    session.delayed.discard(reference.sequence_number)
                 if session.available == 1:
                     self.review(session)
 
@@ -151,6 +168,17 @@ class MessageSessions:
             if session is not None and reference.state is ACTIVE:
                 session.waiting.push(reference.sequence_number)
                 session.waiting.tidy(self._references, session.available)
+                self.review(session)
+
+    def delay(self, references: Iterable[Reference]) -> None:
+        """Note that messages are locked until their delay ends."""
+        for reference in references:
+            session = self._of(reference)
+            if session is not None:
+                if session.delayed is _NONE_DELAYED:
+                    session.delayed = set()
+                session.delayed.add(reference.sequence_number)
+                self.review(session)
 
     def set_aside(self, references: Iterable[Reference]) -> None:
         """Note that unlocked messages are about to be deferred, scheduled or locked by their numbers."""
@@ -161,7 +189,11 @@ class MessageSessions:
 
     def next_in(self, session: MessageSession) -> Reference | None:
         """Take the next number out of a session's order; returns its message if it is available."""
-        reference = self._references.get(session.waiting.pop())
+        return self._standing(session, session.waiting.pop())
+
+    def _standing(self, session: MessageSession, number: int) -> Reference | None:
+        """The message with this number, if it is an available one of the session."""
+        reference = self._references.get(number)
         if (
             reference is None
             or reference.session_id is not session.id  # its number was given again after a full disk
@@ -201,9 +233,13 @@ class MessageSessions:
             assert session.count == len(own) and session.available == len(available)
             assert available <= set(session.waiting), "a message that its session does not reach"
             lock = session.lock
-            assert (id in self.free) == (lock is None and bool(available))
+            assert session.delayed <= {
+                each.sequence_number for each in own if each.lease is not None and each.lease.is_delay
+            }
+            can_be_given = any(not session.delayed or each < min(session.delayed) for each in available)
+            assert (id in self.free) == (lock is None and can_be_given)
             wanted = lock is not None and any(holder.count for holder in lock.holders.values())
-            assert (id in self.hungry) == (wanted and bool(available))
+            assert (id in self.hungry) == (wanted and can_be_given)
             assert lock is None or lock.holders, "a session is locked for somebody"
             locks = {each.lease.session for each in own if each.lease is not None}
             assert locks <= {lock, None}, "a message is locked with its session, or by its number"

@@ -301,9 +301,9 @@ class SessionLocks:
         lock, sessions = session.lock, subqueue.sessions
         assert lock is not None and sessions is not None
         holder = lock.holders[client]
-        if holder.count and session.available:
+        if holder.count and sessions.has_next(session):
             self._serve(subqueue, session, holder)
-            has_enough = has_granted_enough(space) and session.available
+            has_enough = has_granted_enough(space) and sessions.has_next(session)
             if holder.count and has_enough and (client, subqueue.number) not in space.batch.open_grants:
                 return False  # the batch has reached its limit, and this client has been given nothing yet
         holder.count = 0
@@ -340,7 +340,7 @@ class SessionLocks:
         batch = space.batch
         if lock.until_ms <= batch.now_ms:
             return  # it ends with the next batch, and nothing may begin in it
-        while holder.count and session.available and not has_granted_enough(space):
+        while holder.count and sessions.has_next(session) and not has_granted_enough(space):
             grant = batch.open_grants.get((holder.client, subqueue.number))
             lease = grant.lease if grant else space.locks.new_lease(subqueue.number, lock.until_ms, lock)
             taken, expired, looks = subqueue.take_from_session(

@@ -396,6 +396,8 @@ class Subqueue:
         looks = 0
         waiting = session.waiting
         while count > 0 and bytes_max > 0 and looks < looks_max and waiting:
+            if session.delayed and not self.sessions.has_next(session):
+                break
             looks += 1
             reference = self.sessions.next_in(session)
             if reference is None:
@@ -422,6 +424,8 @@ class Subqueue:
             reference.lease = lease
             if reference.state is ACTIVE:
                 self.available -= 1
+        if lease.is_delay and self.sessions is not None:
+            self.sessions.delay(references)
         self._lock(references, lease)
 
     def renew(self, reference: Reference, lease: Lease) -> None:

@@ -164,7 +164,10 @@ JAVA_TRANSACTIONS: dict[str, dict[str, object]] = {
 }
 """Of the official clients, those for Java and .NET have transactions."""
 
-OFFICIAL = {**ROUND_TRIP, **CHANGED_PROPERTIES, **SCHEDULED, **LIMITS}
+SESSIONS: dict[str, dict[str, object]] = {"sessions": {"RequiresSession": True}}
+"""For the official clients other than Python's, which has `test_sessions.py`."""
+
+OFFICIAL = {**ROUND_TRIP, **CHANGED_PROPERTIES, **SCHEDULED, **SESSIONS, **LIMITS}
 OFFICIAL_PYTHON = {**ROUND_TRIP, **DEAD_LETTER_QUEUE, **SCHEDULED, **DELIVERY_ANNOTATIONS, **LIMITS}
 
 CLIENTS: dict[str, dict[str, dict[str, object]]] = {

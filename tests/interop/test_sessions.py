@@ -259,7 +259,7 @@ def test_sessions_are_listed_with_messages_or_state_over_all_partitions_page_by_
     client: ServiceBusClient,
 ) -> None:
     assert list(client.list_queue_sessions("listed")) == []
-    names = {f"s{number:03}" for number in range(130)}
+    names = {f"s{number:03}" for number in range(104)}
     send_all(client, "listed", *((name, "message") for name in sorted(names)))
     before = datetime.now(UTC) - timedelta(minutes=5)
     assert list(client.list_queue_sessions("listed", state_updated_after=before)) == []

@@ -48,14 +48,18 @@ class SessionFilter:
     """Whether other receivers may join."""
     token: bytes | None = None
     """The token of the lock to join."""
+    descriptor: Any = None
+    """The descriptor of the session-id, if it has one."""
 
     def answer(self, held: HeldSession) -> bytes:
-        """The filter of the answer, with the session that was accepted. Official clients want a plain string,
-        however they asked."""
+        """The filter of the answer, with the session that was accepted, in the form in which the client
+        asked: JavaScript's reads a plain string only, and Go's a described one only."""
         value: Any = held.session_id
         if self.is_shared:
             fields = [held.session_id, uuid.UUID(bytes=held.accepted.token)]
             value = Described(ULong(NON_EXCLUSIVE), fields)
+        elif self.descriptor is not None:
+            value = Described(self.descriptor, value)
         return encode({Symbol(self.key): value})
 
 
@@ -83,7 +87,7 @@ def session_filter_of(host: Host, link: Link) -> SessionFilter | None:
             Reason.ARGUMENT,
             f"The session-id has {len(value)} characters; {KEY_CHARACTERS_MAX} are the maximum.",
         )
-    return SessionFilter(key, value, is_shared, token.bytes if token is not None else None)
+    return SessionFilter(key, value, is_shared, token.bytes if token is not None else None, descriptor)
 
 
 class SessionLink(OutgoingLink):

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -23,6 +24,7 @@ var scenarios = map[string]func(*bench){
 	"dead-letter-with-properties": deadLetterWithProperties,
 	"defer-and-fetch":             deferAndFetch,
 	"schedule-and-cancel":         scheduleAndCancel,
+	"sessions":                    sessions,
 	"dead-letter":                 deadLetter,
 	"peek-pages":                  peekPages,
 	"renew-lock":                  renewLock,
@@ -223,6 +225,39 @@ func peekPages(b *bench) {
 	}
 	same(ids(seen), idsUpTo(30), "peeked")
 	same(ids(b.exactly(receiver, 30)), idsUpTo(30), "received afterwards")
+}
+
+func sessions(b *bench) {
+	for _, body := range []string{"a1", "b1", "a2", "a3"} {
+		b.send(&azservicebus.Message{Body: []byte(body), SessionID: to(body[:1])})
+	}
+	receiver := must(b.client.AcceptSessionForQueue(b.ctx, b.queue, "a", nil))
+	equal(receiver.SessionID(), "a", "session")
+	before := receiver.LockedUntil()
+	equal(before.After(time.Now()), true, "locked")
+	_, err := b.client.AcceptSessionForQueue(b.ctx, b.queue, "a", nil)
+	equal(err != nil && strings.Contains(err.Error(), "session-cannot-be-locked"), true, fmt.Sprintf("a held session: %v", err))
+	var bodies []string
+	for len(bodies) < 3 {
+		for _, message := range must(receiver.ReceiveMessages(b.ctx, 3-len(bodies), nil)) {
+			bodies = append(bodies, string(message.Body))
+			if len(bodies) < 3 {
+				check(receiver.CompleteMessage(b.ctx, message, nil))
+			}
+		}
+	}
+	equal(strings.Join(bodies, " "), "a1 a2 a3", "in order")
+	check(receiver.RenewSessionLock(b.ctx, nil))
+	equal(receiver.LockedUntil().After(before), true, "renewed")
+	check(receiver.SetSessionState(b.ctx, []byte("seen"), nil))
+	equal(string(must(receiver.GetSessionState(b.ctx, nil))), "seen", "state")
+	check(receiver.Close(b.ctx))
+	next := map[string]string{}
+	for range 2 {
+		one := must(b.client.AcceptNextSessionForQueue(b.ctx, b.queue, nil))
+		next[one.SessionID()] = string(must(one.ReceiveMessages(b.ctx, 1, nil))[0].Body)
+	}
+	equal(next["a"]+" "+next["b"], "a3 b1", "next sessions")
 }
 
 func renewLock(b *bench) {

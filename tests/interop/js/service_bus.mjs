@@ -177,6 +177,42 @@ const scenarios = {
     assert.deepEqual(await client.createReceiver(queue).peekMessages(10), []);
     assert.equal((await rejection(sender.cancelScheduledMessages(later[0]))).code, "MessageNotFound");
   },
+  "sessions": async (client, queue) => {
+    const messages = ["a1", "b1", "a2", "a3"].map((body) => ({ body, sessionId: body[0] }));
+    await send(client, queue, ...messages);
+    const refused = await rejection(client.createSender(queue).sendMessages({ body: "none" }));
+    assert.match(refused.message, /requires sessions/);
+    const receiver = await client.acceptSession(queue, "a");
+    assert.equal(receiver.sessionId, "a");
+    assert.ok(receiver.sessionLockedUntilUtc > new Date());
+    assert.equal((await rejection(client.acceptSession(queue, "a"))).code, "SessionCannotBeLocked");
+    const found = await receiveExactly(receiver, 3);
+    assert.deepEqual(found.map((message) => message.body), ["a1", "a2", "a3"]);
+    await receiver.abandonMessage(found[0]);
+    const [again] = await receiveExactly(receiver, 1);
+    assert.deepEqual([again.body, again.deliveryCount], ["a1", 1]);
+    await receiver.completeMessage(again);
+    await receiver.deferMessage(found[1]);
+    const [deferred] = await receiver.receiveDeferredMessages(found[1].sequenceNumber);
+    assert.deepEqual([deferred.body, deferred.sessionId], ["a2", "a"]);
+    await receiver.completeMessage(deferred);
+    assert.deepEqual((await receiver.peekMessages(10)).map((message) => message.body), ["a3"]);
+    const before = receiver.sessionLockedUntilUtc;
+    await sleep(100);
+    assert.ok((await receiver.renewSessionLock()) > before);
+    await receiver.setSessionState({ seen: 2 });
+    assert.deepEqual(await receiver.getSessionState(), { seen: 2 });
+    await receiver.close();
+    const next = {};
+    for (let round = 0; round < 2; round++) {
+      const one = await client.acceptNextSession(queue);
+      next[one.sessionId] = (await receiveExactly(one, 1))[0].body;
+    }
+    assert.deepEqual(next, { a: "a3", b: "b1" });
+    const short = new ServiceBusClient(connectionString, { retryOptions: { maxRetries: 0, timeoutInMs: 2_000 } });
+    assert.equal((await rejection(short.acceptNextSession(queue))).code, "ServiceTimeout");
+    await short.close();
+  },
   "dead-letter": async (client, queue) => {
     await send(client, queue, { body: "spoilt", messageId: "m" });
     const receiver = client.createReceiver(queue);

@@ -310,3 +310,32 @@ async def test_a_queue_without_sessions_refuses_to_accept_one() -> None:
     harness = Harness()
     (answer,) = await harness.do(1, AcceptSession(MAIN, b"a"))
     assert refusal(answer) is Reason.NOT_ALLOWED
+
+
+async def test_the_messages_behind_one_that_was_abandoned_with_a_delay_wait_for_it() -> None:
+    harness = harness_of()
+    await send(harness, "a", *"1234")
+    await accepted(harness, 1, "a")
+    locked = await harness.receive(1, 2)
+    await harness.do(1, Abandon(locked.tokens[1:], delay_ms=5_000))
+    assert await receive(harness, 1) == []
+    await harness.do(1, Abandon(locked.tokens[:1]))
+    assert await receive(harness, 1) == ["1"], "it is before the delayed one"
+    await harness.do(1, Detach())
+    await accepted(harness, 2, "a")
+    assert await receive(harness, 2) == ["1"]
+    await harness.do(2, Detach())
+    for clean in (False, True):
+        await harness.restart(clean=clean)
+        assert await accepted(harness, 1) == "a"
+        assert await receive(harness, 1) == ["1"]
+    await harness.do(1, Detach())
+    await accepted(harness, 3, "a")
+    first = await harness.receive(3, 10)
+    assert first.messages == [b"1"]
+    await harness.do(3, Complete(first.tokens))
+    await harness.do(3, Detach())
+    assert refusal(await accept(harness, 4)) is Reason.SESSION_NOT_FOUND, "it has nothing to give for now"
+    await harness.advance(5_100)
+    assert await accepted(harness, 4) == "a"
+    assert await receive(harness, 4) == ["2", "3", "4"]

@@ -65,7 +65,7 @@ async def holding(stack: LinkStack, session_id: str = "a") -> Client:
     ("asked", "answered"),
     [
         ("cart", "cart"),
-        (Described(GO, "cart"), "cart"),
+        (Described(GO, "cart"), Described(GO, "cart")),
         (Described(NON_EXCLUSIVE, ["cart", None]), Described(NON_EXCLUSIVE, ["cart", TOKEN])),
         (
             Described(Symbol("com.microsoft:non-exclusive-session-filter:list"), ["cart", TOKEN]),
@@ -82,7 +82,7 @@ async def test_a_named_session_is_granted_with_its_id_and_the_end_of_its_lock(
     client.say(raw.frame(raw.ATTACH, attach_fields(asked)))
     assert await client.hear() == []
     operation = accept(stack, stack.parts[0], "cart")
-    shared = answered != "cart"
+    shared = isinstance(answered, Described) and answered.descriptor == NON_EXCLUSIVE
     joins = shared and asked.value[1] is not None
     assert (operation.session_id, operation.is_shared) == (b"cart", shared)
     assert operation.token == (TOKEN.bytes if joins else None)

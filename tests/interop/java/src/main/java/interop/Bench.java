@@ -6,6 +6,7 @@ import com.azure.messaging.servicebus.ServiceBusMessage;
 import com.azure.messaging.servicebus.ServiceBusReceivedMessage;
 import com.azure.messaging.servicebus.ServiceBusReceiverClient;
 import com.azure.messaging.servicebus.ServiceBusSenderClient;
+import com.azure.messaging.servicebus.ServiceBusSessionReceiverClient;
 import com.azure.messaging.servicebus.models.ServiceBusReceiveMode;
 import com.azure.messaging.servicebus.models.SubQueue;
 import java.time.Duration;
@@ -36,6 +37,10 @@ final class Bench implements AutoCloseable {
 
     ServiceBusReceiverClient receiver() {
         return opened(builder.receiver().queueName(queue).maxAutoLockRenewDuration(Duration.ZERO).buildClient());
+    }
+
+    ServiceBusSessionReceiverClient sessions() {
+        return opened(builder.sessionReceiver().queueName(queue).maxAutoLockRenewDuration(Duration.ZERO).buildClient());
     }
 
     ServiceBusReceiverClient deletingReceiver() {

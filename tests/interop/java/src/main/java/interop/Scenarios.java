@@ -17,6 +17,7 @@ import com.azure.messaging.servicebus.ServiceBusMessageBatch;
 import com.azure.messaging.servicebus.ServiceBusReceivedMessage;
 import com.azure.messaging.servicebus.ServiceBusReceiverClient;
 import com.azure.messaging.servicebus.ServiceBusSenderClient;
+import com.azure.messaging.servicebus.ServiceBusSessionReceiverClient;
 import com.azure.messaging.servicebus.ServiceBusTransactionContext;
 import com.azure.messaging.servicebus.models.AbandonOptions;
 import com.azure.messaging.servicebus.models.CompleteOptions;
@@ -28,6 +29,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
+import java.util.TreeMap;
 import java.util.function.BiConsumer;
 import java.util.function.BiFunction;
 
@@ -45,6 +47,7 @@ final class Scenarios {
         Map.entry("dead-letter-with-properties", Scenarios::deadLetterWithProperties),
         Map.entry("defer-and-fetch", Scenarios::deferAndFetch),
         Map.entry("schedule-and-cancel", Scenarios::scheduleAndCancel),
+        Map.entry("sessions", Scenarios::sessions),
         Map.entry("dead-letter", Scenarios::deadLetter),
         Map.entry("peek-pages", Scenarios::peekPages),
         Map.entry("renew-lock", Scenarios::renewLock),
@@ -227,6 +230,29 @@ final class Scenarios {
         }
         equal(ids(seen), idsUpTo(30), "peeked");
         equal(ids(exactly(receiver, 30)), idsUpTo(30), "received afterwards");
+    }
+
+    private static void sessions(Bench bench) {
+        for (String body : List.of("a1", "b1", "a2", "a3")) {
+            bench.send(message(body, body).setSessionId(body.substring(0, 1)));
+        }
+        ServiceBusSessionReceiverClient accepting = bench.sessions();
+        ServiceBusReceiverClient receiver = accepting.acceptSession("a");
+        equal(receiver.getSessionId(), "a", "session");
+        List<ServiceBusReceivedMessage> found = exactly(receiver, 3);
+        equal(found.stream().map(each -> each.getBody().toString()).toList(), List.of("a1", "a2", "a3"), "in order");
+        receiver.complete(found.get(0));
+        receiver.complete(found.get(1));
+        equal(receiver.renewSessionLock().isAfter(OffsetDateTime.now()), true, "renewed");
+        receiver.setSessionState("seen".getBytes());
+        equal(new String(receiver.getSessionState()), "seen", "state");
+        receiver.close();
+        Map<String, String> next = new TreeMap<>();
+        for (int round = 0; round < 2; round++) {
+            ServiceBusReceiverClient one = accepting.acceptNextSession();
+            next.put(one.getSessionId(), one(one).getBody().toString());
+        }
+        equal(next, Map.of("a", "a3", "b", "b1"), "next sessions");
     }
 
     private static void renewLock(Bench bench) {
