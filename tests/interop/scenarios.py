@@ -126,7 +126,11 @@ JAVASCRIPT_ONLY: dict[str, dict[str, object]] = {
         "DuplicateDetectionHistoryTimeWindow": "PT10M",
     }
 }
-RHEA_ONLY: dict[str, dict[str, object]] = {"modified-not-failed": {}, "credit-one-by-one": {}}
+RHEA_ONLY: dict[str, dict[str, object]] = {
+    "modified-not-failed": {},
+    "credit-one-by-one": {},
+    "transaction": {},
+}
 PROTON_ONLY: dict[str, dict[str, object]] = {"send-batch-unmarked": {}, "dead-letter": {}}
 REACTOR_ONLY: dict[str, dict[str, object]] = {"both-ways-at-once": {}, "same-name-again": {}}
 """What only one of these clients can express, or does in its own way."""

@@ -2,6 +2,7 @@
 import assert from "node:assert/strict";
 import rhea from "rhea";
 import { connect, decode, lockTokens, openReceiver, openSender, outcomes, request, sequenceNumbers } from "./amqp.mjs";
+import { openCoordinator } from "./transactions.mjs";
 import { lockShortMs, rejection, run, sleep } from "./harness.mjs";
 
 const { types, message } = rhea;
@@ -345,6 +346,39 @@ Object.assign(scenarios, {
     assert.deepEqual(await left(connection, queue), ids(numbered(2)));
   },
 });
+
+const seen = async (connection, address) => ids(await (await browse(connection, address)).drain(100));
+
+scenarios["transaction"] = async (connection, queue) => {
+  const keyed = (id, key = "k") => ({ message_id: id, body: id, message_annotations: { "x-opt-partition-key": key } });
+  await send(connection, queue, keyed("old-0"), keyed("old-1"));
+  const receiver = await openReceiver(connection, queue);
+  const [first, second] = await receiver.receive(2);
+  const sender = await openSender(connection, queue);
+  const coordinator = await openCoordinator(connection);
+
+  const rolledBack = await coordinator.declare();
+  assert.equal((await rolledBack.send(sender, keyed("never"))).outcome, "accepted");
+  await rolledBack.settle(receiver, first.delivery, outcomes.accepted());
+  await rolledBack.discharge(true);
+  assert.deepEqual(await seen(connection, queue), ["old-0", "old-1"]);
+
+  const committed = await coordinator.declare();
+  assert.equal((await committed.send(sender, keyed("new-0"))).outcome, "accepted");
+  assert.equal((await committed.send(sender, keyed("new-1"))).outcome, "accepted");
+  await committed.settle(receiver, second.delivery, outcomes.accepted());
+  assert.deepEqual(await seen(connection, queue), ["old-0", "old-1"]);
+  await committed.discharge(false);
+  assert.deepEqual(await seen(connection, queue), ["new-0", "new-1", "old-0"]);
+
+  const refused = await coordinator.declare();
+  await refused.send(sender, keyed("kept back"));
+  const { outcome, error } = await refused.send(sender, keyed("x", "other"));
+  assert.deepEqual([outcome, error.condition], ["rejected", "amqp:not-allowed"]);
+  const failure = await rejection(refused.discharge(false));
+  assert.equal(failure.condition, "amqp:transaction:rollback");
+  assert.deepEqual(await seen(connection, queue), ["new-0", "new-1", "old-0"]);
+};
 
 for (const [name, scenario] of Object.entries(scenarios)) scenarios[name] = withConnection(scenario);
 await run(scenarios);
