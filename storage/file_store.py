@@ -458,7 +458,8 @@ class FileLogStore:
                 done, _ = await asyncio.wait([look], timeout=within_ms / 1_000)
                 if not done:
                     self._found(DiskHangs(f"{self.root}: no answer within {within_ms / 1_000:g} s"))
-                self._found(await look)  # a folder that hangs is not asked twice
+                    await asyncio.wait([look])  # a folder that hangs is not asked twice
+                self._found(look.result())
             finally:
                 look.cancel()
 

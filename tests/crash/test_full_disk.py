@@ -115,7 +115,7 @@ def mounted(folder: Path, size_bytes: int) -> Iterator[bool]:
             subprocess.run(["umount", str(folder)], check=True)
 
 
-@pytest.mark.parametrize(("disk_bytes", "body_bytes", "window"), CASES)
+@pytest.mark.parametrize(("disk_bytes", "body_bytes", "window"), [*CASES, (64 * MIB, 100_000, 20)])
 def test_a_small_file_system_recovers_by_draining_alone(
     disk_bytes: int, body_bytes: int, window: int, tmp_path: Path
 ) -> None:

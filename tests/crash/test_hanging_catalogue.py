@@ -20,6 +20,7 @@ from structlog.testing import capture_logs
 from broker.entities.documents import decode_description
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
+from storage.document_file import DOCUMENT_SUFFIX
 from storage.errors import CommitFailed, DiskHangs
 from storage.partition_index import INDEX_NAME, PartitionIndex
 from tests.crash.test_broker_disk_faults import PARTITIONS, client_of, health, wait_until
@@ -161,7 +162,7 @@ def test_the_broker_stops_while_its_catalogue_or_index_hangs(what: str, tmp_path
             client_of(broker.addresses) as client,
         ):
             assert client.send(0) is None
-            disk.hang("sync", INDEX_NAME if what == "index" else CATALOGUE)
+            disk.hang("sync", INDEX_NAME if what == "index" else DOCUMENT_SUFFIX)
             if what != "index":
                 refusal(Admin(broker).create("new"))
             if what == "deletion":
