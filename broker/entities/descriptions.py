@@ -105,14 +105,20 @@ class QueueDescription:
     folders: int = 1
     """The number of data folders that its partitions are spread over: as many as there were when it was
     created."""
+    idle_ms: int = 0
+    """How long it had been idle when that was last noted (`broker/namespace/idle_deletion.py`)."""
 
     def updated(
         self, settings: QueueSettings, now_ms: int, file_settings: QueueSettings | None = None
     ) -> QueueDescription:
         """The same queue with new settings; `file_settings` is given if they come from the configuration
-        file."""
+        file. An update counts as use."""
         return replace(
-            self, settings=settings, updated_at_ms=now_ms, file_settings=file_settings or self.file_settings
+            self,
+            settings=settings,
+            updated_at_ms=now_ms,
+            file_settings=file_settings or self.file_settings,
+            idle_ms=0,
         )
 
 

@@ -3,7 +3,8 @@
     {"version": 1, "kind": "queue", "namespace": …, "name": …, "generation": …, "partitions": …,
      "settings": {…}, "created_at_ms": …, "updated_at_ms": …,
      "file_settings": null, or {…} as the configuration file gave them when they were last applied,
-     "folders": the number of data folders over which its partitions are spread; 1 where it is missing}
+     "folders": the number of data folders over which its partitions are spread; 1 where it is missing,
+     "idle_ms": for how long it has been idle, as last noted; 0 where it is missing}
 
 Older documents lack fields that were added later, such as `namespace`, `file_settings` and some of the
 settings; such fields get their defaults. The namespace is that of the generation.

@@ -46,7 +46,6 @@ _NOT_YET: tuple[tuple[str, Callable[[QueueSettings], object], str], ...] = (
         lambda settings: settings.forward_dead_lettered_to,
         "messages are not forwarded",
     ),
-    ("AutoDeleteOnIdle", lambda settings: settings.auto_delete_on_idle_ms, "idle entities are not deleted"),
     (
         "IsAnonymousAccessible",
         lambda settings: settings.anonymous_accessible or None,
@@ -106,8 +105,11 @@ def check_entity_name(name: str) -> None:
         )
 
 
-def check_queue(name: str, settings: QueueSettings) -> QueueSettings:
-    """Check each setting of a queue, and how they combine. Returns the settings as they take effect."""
+def check_queue(
+    name: str, settings: QueueSettings, idle_ms_min: int = AUTO_DELETE_ON_IDLE_MS_MIN
+) -> QueueSettings:
+    """Check each setting of a queue, and how they combine. Returns the settings as they take effect.
+    `idle_ms_min` is the shortest AutoDeleteOnIdle."""
     check_entity_name(name)
     if not 0 < settings.lock_duration_ms <= LOCK_DURATION_MS_MAX:
         _refuse(
@@ -123,7 +125,7 @@ def check_queue(name: str, settings: QueueSettings) -> QueueSettings:
         "DuplicateDetectionHistoryTimeWindow", settings.duplicate_detection_window_ms, *DUPLICATE_WINDOW_MS
     )
     _check_duration("DefaultMessageTimeToLive", settings.default_time_to_live_ms, 1_000, None)
-    _check_duration("AutoDeleteOnIdle", settings.auto_delete_on_idle_ms, AUTO_DELETE_ON_IDLE_MS_MIN, None)
+    _check_duration("AutoDeleteOnIdle", settings.auto_delete_on_idle_ms, idle_ms_min, None)
     if len(settings.user_metadata or "") > USER_METADATA_LENGTH_MAX:
         _refuse(
             "UserMetadata",
@@ -137,14 +139,21 @@ def check_queue(name: str, settings: QueueSettings) -> QueueSettings:
     return settings
 
 
-def check_settings(name: str, settings: EntitySettings) -> EntitySettings:
+def check_settings(
+    name: str, settings: EntitySettings, idle_ms_min: int = AUTO_DELETE_ON_IDLE_MS_MIN
+) -> EntitySettings:
     """Check the settings of a new entity of any kind. Returns them as they take effect."""
     match settings:
         case QueueSettings():
-            return check_queue(name, settings)
+            return check_queue(name, settings, idle_ms_min)
 
 
-def check_update(name: str, old: EntitySettings, new: EntitySettings) -> EntitySettings:
+def check_update(
+    name: str,
+    old: EntitySettings,
+    new: EntitySettings,
+    idle_ms_min: int = AUTO_DELETE_ON_IDLE_MS_MIN,
+) -> EntitySettings:
     """Check the settings of an existing entity: as `check_settings`, and nothing fixed at creation may
     change."""
     for element, before, after in (
@@ -158,7 +167,7 @@ def check_update(name: str, old: EntitySettings, new: EntitySettings) -> EntityS
             )
     if old.enable_partitioning != new.enable_partitioning:
         _refuse("EnablePartitioning", "Partitioning cannot be changed for Queue/Topic.")
-    return check_settings(name, new)
+    return check_settings(name, new, idle_ms_min)
 
 
 def without_effect(settings: EntitySettings) -> list[str]:

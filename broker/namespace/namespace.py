@@ -27,7 +27,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
 
 import structlog
@@ -46,9 +46,16 @@ from broker.entities.descriptions import (
     shared,
 )
 from broker.entities.documents import decode_description, encode_description, salvage_name
-from broker.entities.validation import check_effect, check_settings, check_update, without_effect
+from broker.entities.validation import (
+    AUTO_DELETE_ON_IDLE_MS_MIN,
+    check_effect,
+    check_settings,
+    check_update,
+    without_effect,
+)
 from broker.namespace.closed_partitions import Resting
 from broker.namespace.entity import Entity
+from broker.namespace.idle_deletion import IdleDeletion
 from broker.operations import SubqueueCounts
 from storage.catalogue import Catalogue
 from storage.catalogue_recovery import Damaged
@@ -102,6 +109,7 @@ class Namespace:
         resting: Resting,
         partitions_default: int,
         entities_max: int,
+        idle_ms_min: int = AUTO_DELETE_ON_IDLE_MS_MIN,
         folders: int = 1,
         unserved_topics: Iterable[str] = (),
         confirm_retry_ms: int = 1_000,
@@ -128,6 +136,7 @@ class Namespace:
             resting,
         )
         self._partitions_default, self._entities_max = partitions_default, entities_max
+        self._idle_ms_min = idle_ms_min
         self._queues: dict[str, Entity] = {}
         self._keys: list[str] | None = None
         """The keys of all queues, sorted; None until they are needed after a queue was added or removed."""
@@ -142,6 +151,8 @@ class Namespace:
         """Generations whose entry may not match the queue being served, by key."""
         self._confirming: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[None] | None = None
+        self.idle_deletion = IdleDeletion(clock, self.live_entities, self.delete_entity, self._keep_idle)
+        self._deleting_idle: asyncio.Task[None] | None = None
         self._damaged: dict[str, str] = {}
         """Generations of damaged entries with a legible name, by key."""
         self._illegible: set[str] = set()
@@ -194,6 +205,7 @@ class Namespace:
         )
         self._resting.start()
         self._checking = start_background(self._open_missing(), "namespace-check", self._failed)
+        self._deleting_idle = start_background(self.idle_deletion.run(), "namespace-idle", self._failed)
 
     async def _open_missing(self) -> None:
         """Open the partitions whose logs are missing, in the background. Each partition finds the damage,
@@ -420,7 +432,7 @@ class Namespace:
         `_on_disk`.
         """
         name = name.strip("/")
-        settings = shared(check_settings(name, settings))
+        settings = shared(check_settings(name, settings, self._idle_ms_min))
         if file_settings is None:
             check_effect(settings)
         async with self._change(name):
@@ -468,14 +480,14 @@ class Namespace:
         async with self._change(name):
             await self._confirm(key_of(name))
             queue = self._existing(name)
-            rules = queue.description.settings.authorization_rules
-            settings = shared(check_update(queue.description.name, queue.description.settings, settings))
+            before = queue.description.settings
+            settings = shared(check_update(queue.description.name, before, settings, self._idle_ms_min))
             if file_settings is None:
-                check_effect(settings, queue.description.settings)
+                check_effect(settings, before)
             description = queue.description.updated(settings, self._clock.now_ms(), file_settings)
             await self._keep(description)
             await queue.update(description)
-            if settings.authorization_rules != rules:
+            if settings.authorization_rules != before.authorization_rules:
                 self.rules_changed()
             log.info("entity.updated", entity=description.name)
             return description
@@ -532,7 +544,7 @@ class Namespace:
 
     async def close(self) -> None:
         """Stop all partitions; each finishes what it has begun."""
-        for task in (self._confirming, self._checking):
+        for task in (self._confirming, self._checking, self._deleting_idle):
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task], timeout=self._disk_timeout_s)
@@ -544,6 +556,14 @@ class Namespace:
     async def _keep(self, description: EntityDescription) -> None:
         entry = self._catalogue.put(description.generation, encode_description(description))
         await self._on_disk(key_of(description.name), description.generation, entry)
+
+    async def _keep_idle(self, queue: Entity, idle_ms: int) -> None:
+        """Keep how long a queue has been idle. Raises Refused, as `_on_disk`."""
+        async with self._change(queue.name):
+            if self.find(queue.name) is queue:
+                description = replace(queue.description, idle_ms=idle_ms)
+                await self._keep(description)
+                queue.description = description
 
     # --- disk failures --------------------------------------------------------------------------------------
 

@@ -429,7 +429,11 @@ def _as_spec(queue: Queue, defaults: Settings) -> QueueSpec:
         else defaults.message_kb_max,
         authorization_rules=tuple(policy.as_rule() for policy in file.authorization_rules),
     )
-    return QueueSpec(queue.name, check_queue(queue.name, settings), file.partition_count)
+    return QueueSpec(
+        queue.name,
+        check_queue(queue.name, settings, defaults.auto_delete_on_idle_ms_min),
+        file.partition_count,
+    )
 
 
 def _warnings(user_config: UserConfig, queues: Iterable[QueueSpec]) -> Iterable[str]:

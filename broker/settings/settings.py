@@ -30,6 +30,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
 from broker.entities.descriptions import PARTITIONS_DEFAULT, AuthorizationRule
+from broker.entities.validation import AUTO_DELETE_ON_IDLE_MS_MIN
 
 ENVIRONMENT_PREFIX = "PARTIBUS_"
 DEVELOPMENT_KEY_NAME = "RootManageSharedAccessKey"
@@ -293,6 +294,11 @@ class Settings(BaseSettings):
         1024, ge=1, le=102_400, description="Default for the largest message that an entity accepts, in KiB."
     )
 
+    auto_delete_on_idle_ms_min: int = Field(
+        AUTO_DELETE_ON_IDLE_MS_MIN,
+        ge=1_000,
+        description="Shortest AutoDeleteOnIdle that an entity may have.",
+    )
     lock_renewal_ms_max: int = Field(
         3_600_000,
         ge=1_000,

@@ -586,7 +586,6 @@ async def test_forwarding_needs_manage_on_the_target_by_the_same_token_or_by_a_s
     [
         ("ForwardTo", "target", "forward_to", "target"),
         ("ForwardDeadLetteredMessagesTo", "target", "forward_dead_lettered_to", "target"),
-        ("AutoDeleteOnIdle", "PT5M", "auto_delete_on_idle_ms", 300_000),
         ("IsAnonymousAccessible", "true", "anonymous_accessible", True),
         ("EnableExpress", "true", "enable_express", True),
     ],
@@ -634,11 +633,21 @@ async def test_duplicate_detection_is_fixed_at_creation_and_its_window_is_not(st
 async def test_a_setting_without_effect_cannot_be_added_later(stack: HttpStack) -> None:
     await stack.ask("PUT", "/orders", queue_body())
     status, text, _ = await stack.ask(
-        "PUT", "/orders", queue_body("<AutoDeleteOnIdle>PT5M</AutoDeleteOnIdle>"), headers=UPDATE
+        "PUT", "/orders", queue_body("<EnableExpress>true</EnableExpress>"), headers=UPDATE
     )
-    assert status == 501 and "idle entities are not deleted yet" in text
+    assert status == 501 and "EnableExpress is not supported" in text
     found = stack.namespace.describe("orders")
-    assert found is not None and found.settings.auto_delete_on_idle_ms is None
+    assert found is not None and not found.settings.enable_express
+
+
+async def test_auto_delete_on_idle_can_be_set_and_changed(stack: HttpStack) -> None:
+    body = queue_body("<AutoDeleteOnIdle>PT5M</AutoDeleteOnIdle>")
+    assert (await stack.ask("PUT", "/orders", body))[0] == 201
+    body = queue_body("<AutoDeleteOnIdle>P1D</AutoDeleteOnIdle>")
+    status, text, _ = await stack.ask("PUT", "/orders", body, headers=UPDATE)
+    assert status == 200 and value(text, "AutoDeleteOnIdle") == "P1D"
+    body = queue_body("<AutoDeleteOnIdle>PT4M59S</AutoDeleteOnIdle>")
+    assert (await stack.ask("PUT", "/orders", body, headers=UPDATE))[0] == 400
 
 
 async def test_whatever_else_a_client_adds_to_the_query_is_ignored(stack: HttpStack) -> None:

@@ -194,7 +194,7 @@ async def test_the_rules_of_an_entity_are_found_by_its_path_and_a_missing_one_ha
 
 
 async def test_stored_settings_without_effect_stay_and_are_listed_at_the_start(world: World) -> None:
-    stored = QueueSettings(requires_session=True, auto_delete_on_idle_ms=300_000)
+    stored = QueueSettings(requires_session=True, anonymous_accessible=True)
     await world.namespace.create_entity("kept", stored, file_settings=stored)
     await world.namespace.create_entity("plain", QueueSettings())
     with capture_logs() as lines:
@@ -204,7 +204,7 @@ async def test_stored_settings_without_effect_stay_and_are_listed_at_the_start(w
         for line in lines
         if line["event"] == "entity.settings_without_effect"
     ]
-    assert named == [("kept", ["AutoDeleteOnIdle"])]
+    assert named == [("kept", ["IsAnonymousAccessible"])]
     assert restarted.queue("kept").description.settings == stored
     await restarted.namespace.close()
     await restarted.store.close()

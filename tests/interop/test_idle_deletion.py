@@ -1,0 +1,52 @@
+"""AutoDeleteOnIdle with the official Python clients: a queue in use stays, an idle one is deleted (AMQP
+contract 10.8)."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from azure.core.exceptions import ResourceNotFoundError
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from azure.servicebus.exceptions import MessagingEntityNotFoundError
+from azure.servicebus.management import ServiceBusAdministrationClient
+
+from tests.interop.test_admin_python import client_of
+from tests.support.broker_process import BrokerProcess, queue
+
+WITHIN_S = 30.0
+MINIMUM = {"PARTIBUS_AUTO_DELETE_ON_IDLE_MS_MIN": "1000"}
+
+
+def is_there(admin: ServiceBusAdministrationClient, name: str) -> bool:
+    try:
+        admin.get_queue(name)
+    except ResourceNotFoundError:
+        return False
+    return True
+
+
+def test_an_idle_queue_is_deleted_and_one_with_a_receiver_is_not(tmp_path: Path) -> None:
+    queues = [queue("from-file", AutoDeleteOnIdle="PT1S")]
+    with BrokerProcess(tmp_path, queues, environment=MINIMUM) as broker:
+        admin = client_of(broker)
+        admin.create_queue("used", auto_delete_on_idle=timedelta(seconds=2))
+        with ServiceBusClient.from_connection_string(broker.addresses.connection_string()) as client:
+            with client.get_queue_receiver("used") as receiver:
+                until = time.monotonic() + WITHIN_S
+                while is_there(admin, "from-file") and time.monotonic() < until:
+                    assert receiver.receive_messages(1, max_wait_time=1) == []
+                assert not is_there(admin, "from-file")
+                time.sleep(2.5)  # longer than the queue may be idle
+                assert is_there(admin, "used")
+            with client.get_queue_sender("used") as sender:
+                sender.send_messages(ServiceBusMessage("goes with the queue"))
+            until = time.monotonic() + WITHIN_S
+            while is_there(admin, "used") and time.monotonic() < until:
+                time.sleep(0.2)
+            assert not is_there(admin, "used")
+            with pytest.raises(MessagingEntityNotFoundError), client.get_queue_receiver("used") as receiver:
+                receiver.receive_messages(1, max_wait_time=1)
+        assert '"event": "entity.idle"' in broker.log

@@ -1,0 +1,149 @@
+"""When idle queues are deleted, what counts as use, and what a restart keeps. Time is the test's."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from structlog.testing import capture_logs
+
+from broker.entities.descriptions import MAIN, QueueSettings
+from broker.entities.documents import decode_description
+from broker.namespace.entity import Entity
+from broker.operations import SubqueueCounts
+from tests.support.namespace_world import Watcher, World, again
+
+PERIOD_MS = 800_000
+SETTINGS = QueueSettings(auto_delete_on_idle_ms=PERIOD_MS)
+
+
+async def pass_time(world: World, milliseconds: int, step_ms: int = 25_000) -> None:
+    """Advance the clock, with a look at each step."""
+    while milliseconds > 0:
+        world.clock.advance(min(step_ms, milliseconds))
+        milliseconds -= step_ms
+        await world.namespace.idle_deletion.look()
+
+
+async def create(world: World, name: str = "orders", settings: QueueSettings = SETTINGS) -> Entity:
+    await world.namespace.create_entity(name, settings)
+    await world.namespace.idle_deletion.look()
+    return world.queue(name)
+
+
+async def kept_ms(world: World) -> int:
+    """How long the queue has been idle according to its catalogue entry."""
+    (content,) = (await world.namespace._catalogue.load_all()).values()
+    return decode_description(content).idle_ms
+
+
+async def test_an_idle_queue_is_deleted_at_its_time_with_its_watchers_told(world: World) -> None:
+    queue = await create(world)
+    await create(world, "kept", QueueSettings())
+    await pass_time(world, PERIOD_MS - 1)
+    assert world.namespace.find("orders") is queue
+    await pass_time(world, 1)
+    assert [each.name for each in world.namespace.descriptions()] == ["kept"]
+    assert queue.gone is not None
+    restarted = await again(world)
+    assert [each.name for each in restarted.namespace.descriptions()] == ["kept"]
+    await restarted.store.close()
+
+
+def access(world: World, queue: Entity) -> None:
+    queue.accessed_at_ms = world.clock.now_ms()
+
+
+def schedule(world: World, queue: Entity) -> None:
+    queue.partition(0)
+    world.parts[queue.name, 0].held = {MAIN: SubqueueCounts(scheduled=1)}
+
+
+def end_schedule(world: World, queue: Entity) -> None:
+    world.parts[queue.name, 0].held = {}
+
+
+def attach(world: World, queue: Entity) -> None:
+    queue.watchers.add(Watcher())
+
+
+def detach(world: World, queue: Entity) -> None:
+    queue.watchers.clear()
+
+
+def nothing(world: World, queue: Entity) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("use", "end"),
+    [(access, nothing), (schedule, end_schedule), (attach, detach)],
+    ids=lambda each: each.__name__,
+)
+async def test_use_begins_the_time_anew(
+    world: World, use: Callable[[World, Entity], None], end: Callable[[World, Entity], None]
+) -> None:
+    queue = await create(world)
+    await pass_time(world, PERIOD_MS - 1)
+    use(world, queue)
+    await pass_time(world, 25_000)
+    if end is not nothing:
+        await pass_time(world, 3 * PERIOD_MS)
+    end(world, queue)
+    await pass_time(world, PERIOD_MS - 25_001)
+    assert world.namespace.find("orders") is queue
+    await pass_time(world, 25_001)
+    assert world.namespace.find("orders") is None
+
+
+async def test_an_update_counts_as_use_and_may_take_the_setting_away(world: World) -> None:
+    queue = await create(world)
+    await pass_time(world, PERIOD_MS - 1)
+    await world.namespace.update_entity("orders", replace(SETTINGS, max_delivery_count=3))
+    await pass_time(world, PERIOD_MS - 1)
+    assert world.namespace.find("orders") is queue
+    await world.namespace.update_entity("orders", QueueSettings())
+    await pass_time(world, 3 * PERIOD_MS)
+    assert world.namespace.find("orders") is queue
+
+
+async def test_a_restart_keeps_eighths_of_the_time_and_time_while_down_does_not_count(world: World) -> None:
+    await create(world)
+    await pass_time(world, 650_000)
+    assert await kept_ms(world) == 600_000
+    world.clock.advance(100 * PERIOD_MS)
+    restarted = await again(world)
+    await restarted.namespace.idle_deletion.look()
+    await pass_time(restarted, 199_999)
+    assert restarted.namespace.find("orders") is not None
+    await pass_time(restarted, 1)
+    assert restarted.namespace.find("orders") is None
+    await restarted.store.close()
+
+
+async def test_once_the_queue_is_used_a_restart_begins_anew(world: World) -> None:
+    queue = await create(world)
+    await pass_time(world, 650_000)
+    access(world, queue)
+    await world.namespace.idle_deletion.look()
+    assert await kept_ms(world) == 0
+    restarted = await again(world)
+    await restarted.namespace.idle_deletion.look()
+    await pass_time(restarted, PERIOD_MS - 1)
+    assert restarted.namespace.find("orders") is not None
+    await restarted.store.close()
+
+
+async def test_a_full_disk_is_tried_again_at_the_next_look(world: World) -> None:
+    queue = await create(world)
+    await pass_time(world, 75_000)
+    with capture_logs() as lines:
+        world.disk.fail("write", errno.ENOSPC, path_part="catalogue", times=1_000)
+        await pass_time(world, 25_000)
+        world.disk.heal()
+    assert any(line["event"] == "entity.idle_not_handled" for line in lines)
+    assert queue.description.idle_ms == 0
+    await pass_time(world, 25_000)
+    assert await kept_ms(world) == 100_000
