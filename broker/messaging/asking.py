@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from broker.base.errors import Reason, Refused
 from broker.namespace.entity import Entity, ask
 from broker.namespace.router import PartitionHandle
-from broker.operations import Answer, LockToken, Operation, partition_of_token
+from broker.operations import Answer, LockToken, Operation, Renewed, RenewLocks, partition_of_token
 
 
 def lock_lost() -> Refused:
@@ -58,3 +58,27 @@ async def ask_about(
         for places in groups.values()
     ]
     return list(zip(groups.values(), await asyncio.gather(*asked), strict=True))
+
+
+async def renew_locks(
+    queue: Entity, tokens: Sequence[LockToken], duration_ms: int | None = None
+) -> list[int]:
+    """Renew these locks, by the entity's lock duration unless another is given. Returns when each of them
+    ends, in monotonic time. Raises the first refusal; the locks that could be renewed are renewed all the
+    same."""
+    until_ms = [0] * len(tokens)
+    refusals: list[Refused] = []
+    for places, answer in await ask_about(
+        queue, tokens, lambda own: RenewLocks(own, duration_ms=duration_ms)
+    ):
+        if isinstance(answer, Refused):
+            refusals.append(answer)
+            continue
+        assert isinstance(answer, Renewed), f"{answer} is not an answer to RenewLocks"
+        if answer.failures:
+            refusals.append(lock_lost())
+        for place in places:
+            until_ms[place] = answer.locked_until_ms
+    if refusals:
+        raise refusals[0]
+    return until_ms

@@ -36,10 +36,9 @@ from storage.partition_index import PartitionIndex
 from tests.support import raw_amqp as raw
 from tests.support.engine_peer import frames_of
 from tests.support.raw_amqp import Frame
+from tests.support.waiting import until as until
 
 O = TypeVar("O")  # noqa: E741
-
-WAIT_S = 5.0
 
 
 class Part:
@@ -282,15 +281,6 @@ async def turn() -> None:
     """Let the event loop run everything that is due now."""
     for _ in range(4):
         await asyncio.sleep(0)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait, for a bounded time, until the condition is true."""
-    for _ in range(int(WAIT_S / 0.002)):
-        if condition():
-            return
-        await asyncio.sleep(0.002)
-    raise TimeoutError("it has not come true")
 
 
 def tags_of(frames: Sequence[Frame]) -> list[bytes]:

@@ -12,7 +12,7 @@ from broker.base.errors import Reason, Refused
 from broker.frontend.nodes.request_node import Response
 from broker.operations import LockToken
 from broker.wording import status_of
-from protocol.codec import Array, Int, Symbol
+from protocol.codec import Array, Int, Symbol, Timestamp, TypeCode
 
 ELEMENTS_MAX = 4_000
 """Elements of one array: sequence numbers, lock tokens."""
@@ -34,6 +34,12 @@ def refusal(why: Refused) -> Response:
             "errorCondition": Symbol(condition),
         },
     )
+
+
+def expirations(until_ms: list[int], wall_ahead_ms: int) -> Response:
+    """The response to a renewal of locks: when each of them ends. `until_ms` is in monotonic time."""
+    times = [Timestamp(each + wall_ahead_ms) for each in until_ms]
+    return ok({"expirations": Array(TypeCode.TIMESTAMP, times)})
 
 
 def integer(body: dict[str, Any], key: str, default: int | None = None) -> int:

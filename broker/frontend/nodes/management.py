@@ -26,6 +26,7 @@ from broker.frontend.links.outgoing import OutgoingLink
 from broker.frontend.nodes.bodies import (
     NO_CONTENT,
     encoded_messages,
+    expirations,
     integer,
     integers,
     lock_tokens,
@@ -46,7 +47,7 @@ from broker.frontend.nodes.session_requests import (
 )
 from broker.identifiers import encode_session_id
 from broker.message.annotations import deliverables, joined
-from broker.messaging.asking import answer_of, ask_about, lock_lost
+from broker.messaging.asking import answer_of, renew_locks
 from broker.messaging.receive_and_delete import remove
 from broker.messaging.scheduling import cancel, schedule
 from broker.messaging.settlement import COMPLETE, Settlement, abandon, dead_letter, defer, settle
@@ -60,11 +61,9 @@ from broker.operations import (
     LockToken,
     ReceiveDeferred,
     Release,
-    Renewed,
-    RenewLocks,
     partition_of,
 )
-from protocol.codec import Array, Int, Long, Timestamp, TypeCode
+from protocol.codec import Array, Int, Long, TypeCode
 from protocol.values import VALUES_MAX
 
 log = structlog.get_logger("management")
@@ -220,22 +219,8 @@ class ManagementNode:
         return NO_CONTENT if found is None else ok(found)
 
     async def _renew_lock(self, body: dict[str, Any]) -> Response:
-        tokens = lock_tokens(body)
-        until_ms = [0] * len(tokens)
-        refusals: list[Refused] = []
-        for places, answer in await ask_about(self._queue, tokens, RenewLocks):
-            if isinstance(answer, Refused):
-                refusals.append(answer)
-                continue
-            assert isinstance(answer, Renewed), f"{answer} is not an answer to RenewLocks"
-            ahead_ms = wall_ahead_ms(self._connection.services.clock)
-            if answer.failures:
-                refusals.append(lock_lost())
-            for place in places:
-                until_ms[place] = answer.locked_until_ms + ahead_ms
-        if refusals:
-            raise refusals[0]
-        return ok({"expirations": Array(TypeCode.TIMESTAMP, [Timestamp(each) for each in until_ms])})
+        until_ms = await renew_locks(self._queue, lock_tokens(body))
+        return expirations(until_ms, wall_ahead_ms(self._connection.services.clock))
 
     async def _receive_by_sequence_number(self, body: dict[str, Any]) -> Response:
         """Receive deferred messages; in a partitioned entity, all must be in one partition (AMQP contract

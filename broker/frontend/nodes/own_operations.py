@@ -14,9 +14,9 @@ from broker.base.clock import wall_ahead_ms
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MAIN
 from broker.frontend.host import Host
-from broker.frontend.nodes.bodies import elements, integer, integers, lock_tokens, ok
+from broker.frontend.nodes.bodies import elements, expirations, integer, integers, lock_tokens, ok
 from broker.frontend.nodes.request_node import Response
-from broker.messaging.asking import ask_about, lock_lost
+from broker.messaging.asking import renew_locks
 from broker.messaging.housekeeping import (
     Exactly,
     Progress,
@@ -26,8 +26,8 @@ from broker.messaging.housekeeping import (
     redrive_exactly,
 )
 from broker.namespace.entity import Entity
-from broker.operations import MessageState, Renewed, RenewLocks, SubqueueCounts
-from protocol.codec import Array, Int, Long, Timestamp, TypeCode, UInt
+from broker.operations import MessageState, SubqueueCounts
+from protocol.codec import Array, Int, Long, TypeCode, UInt
 
 MESSAGES_MAX = 4_000
 """Messages that one request deletes or re-drives at most."""
@@ -126,23 +126,8 @@ class OwnOperations:
                 f"duration is {duration_ms} ms; it must be from 1 to {duration_ms_max} "
                 "(PARTIBUS_LOCK_RENEWAL_MS_MAX).",
             )
-        until_ms = [0] * len(tokens)
-        refusals: list[Refused] = []
-        ahead_ms = wall_ahead_ms(self._connection.services.clock)
-        for places, answer in await ask_about(
-            self._queue(), tokens, lambda own: RenewLocks(own, duration_ms=duration_ms)
-        ):
-            if isinstance(answer, Refused):
-                refusals.append(answer)
-                continue
-            assert isinstance(answer, Renewed), f"{answer} is not an answer to RenewLocks"
-            if answer.failures:
-                refusals.append(lock_lost())
-            for place in places:
-                until_ms[place] = answer.locked_until_ms + ahead_ms
-        if refusals:
-            raise refusals[0]
-        return ok({"expirations": Array(TypeCode.TIMESTAMP, [Timestamp(each) for each in until_ms])})
+        until_ms = await renew_locks(self._queue(), tokens, duration_ms)
+        return expirations(until_ms, wall_ahead_ms(self._connection.services.clock))
 
     async def _count(self, body: dict[str, Any]) -> Response:
         """Count the messages of the subqueue by state, over all partitions."""

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import shutil
 import threading
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from storage.folders import arrange
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.logs import append, contents, flat, save_twice, small_store
 from tests.support.recording_disk import RecordingDisk
+from tests.support.waiting import until
 
 ROOT = Path("/data/below/that")
 
@@ -288,14 +288,6 @@ async def test_a_log_that_hangs_does_not_delay_the_syncs_of_the_others(tmp_path:
     for log in logs:
         await log.close()
     await store.close()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while True:
-            if holds():
-                return
-            await asyncio.sleep(0.001)
 
 
 async def test_a_trimmed_file_that_cannot_be_removed_is_reported_once_and_removed_later() -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from storage.partition_index import COPY_NAME, INDEX_NAME, PartitionIndex
 from storage.record import crc32c
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.recording_disk import RecordingDisk
+from tests.support.waiting import until
 
 FOLDERS = (Path("/first"), Path("/second"))
 HANGS = "/first/catalogue"
@@ -57,12 +57,6 @@ def open_of(index: PartitionIndex) -> set[tuple[str, int]]:
         for number, is_open, _ in index.partitions(entity)
         if is_open
     }
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.001)
 
 
 @pytest.fixture

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from broker.base.errors import Reason, Refused
-from broker.messaging.asking import ask_about, by_partition
-from broker.operations import Complete, Failed, LockToken, Settled
+from broker.messaging.asking import ask_about, by_partition, renew_locks
+from broker.operations import Complete, Failed, LockToken, Renewed, RenewLocks, Settled
 from tests.support.link_stack import LinkStack, turn
 
 
@@ -39,3 +41,22 @@ async def test_each_partition_is_asked_once_and_its_answer_comes_with_the_places
     assert isinstance(refused, Refused) and refused.reason is Reason.PARTITION_UNAVAILABLE
     assert settled is done
     assert isinstance(lost, Refused) and lost.reason is Reason.LOCK_LOST, "no partition gave this token"
+
+
+@pytest.mark.parametrize("failures", [{}, {1: Reason.LOCK_LOST}], ids=["all", "one lost"])
+async def test_locks_of_several_partitions_are_renewed_whatever_becomes_of_the_others(
+    failures: dict[int, Reason],
+) -> None:
+    stack = LinkStack()
+    asked = asyncio.create_task(renew_locks(stack.queue, [*TOKENS[:3], TOKENS[4]], 7_000))
+    await turn()
+    two = stack.parts[2].answer(RenewLocks, lambda _: Renewed(1_002, None, failures))
+    zero = stack.parts[0].answer(RenewLocks, lambda _: Renewed(1_000, None, {}))
+    assert two == RenewLocks([TOKENS[0], TOKENS[2]], duration_ms=7_000)
+    assert zero == RenewLocks([TOKENS[1], TOKENS[4]], duration_ms=7_000)
+    if failures:
+        with pytest.raises(Refused) as refused:
+            await asked
+        assert refused.value.reason is Reason.LOCK_LOST
+    else:
+        assert await asked == [1_002, 1_000, 1_002, 1_000]

@@ -4,7 +4,7 @@ when, and what is known while they are closed."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -23,6 +23,7 @@ from storage.index_witness import Says, Witness
 from storage.log import LogStore
 from storage.partition_index import PartitionIndex
 from tests.support.recording_disk import RecordingDisk
+from tests.support.waiting import until
 
 ROOT = Path("/catalogue")
 
@@ -74,11 +75,6 @@ class World:
         await self.resting.stop()
         await self.resting.close()
         return self.disk
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
-            while not condition():  # noqa: ASYNC110 - nobody tells
-                await asyncio.sleep(0.001)
 
 
 def holding(active: int, wake_at_ms: int | None = None) -> Summary:
@@ -190,9 +186,9 @@ async def test_what_falls_due_is_opened_then_and_not_before_and_what_was_opened_
     await asyncio.sleep(0.02)
     assert queue.woken == []
     world.clock.advance(1_000)
-    await world.until(lambda: queue.woken == [1])
+    await until(lambda: queue.woken == [1])
     world.clock.step(4_000)
-    await world.until(lambda: queue.woken == [1, 0])
+    await until(lambda: queue.woken == [1, 0])
     await world.stop()
 
 
@@ -203,7 +199,7 @@ async def test_an_appointment_outlives_a_restart_whatever_its_reason() -> None:
     world = await World(await world.stop()).start({"a": 2})
     assert await world.resting.all_known(0) and world.resting.summary("a", 1) is not None
     world.clock.advance(1_000)
-    await world.until(lambda: world.queues["a"].woken == [1])
+    await until(lambda: world.queues["a"].woken == [1])
     await world.stop()
 
 
@@ -234,7 +230,7 @@ async def test_what_was_open_is_opened_a_few_at_a_time_the_most_urgent_first_and
 
     again = await World(disk).start({"a": 20, "b": 1})
     queue = again.queues["a"]
-    await again.until(lambda: len(queue.woken) == OPENING_MAX)
+    await until(lambda: len(queue.woken) == OPENING_MAX)
     assert queue.woken == [19, 18, 17, 16] and again.resting.unknown_count == len(
         again.resting.unknown("a")
     ) + len(again.resting.unknown("b"))
@@ -267,17 +263,17 @@ async def test_a_folder_that_hangs_keeps_no_partition_of_another_folder_from_bei
         await world.resting.opening("a", number)
         world.resting.closed("a", number, holding(1, now_ms + 2_000))
     world.clock.advance(2_000)
-    await world.until(lambda: sorted(world.queues["a"].woken) == list(range(0, 40, 2)))
+    await until(lambda: sorted(world.queues["a"].woken) == list(range(0, 40, 2)))
     assert len(world.queues["hangs"].woken) == OPENING_MAX
     world.queues["hangs"].go_on.set()
-    await world.until(lambda: sorted(world.queues["hangs"].woken) == list(range(1, 40, 2)))
+    await until(lambda: sorted(world.queues["hangs"].woken) == list(range(1, 40, 2)))
     await world.stop()
 
 
 async def test_an_entity_that_is_deleted_is_waited_for_no_more_and_forgotten() -> None:
     world = World()
     await world.start({"a": 2, "b": 1}, Store(a=[0, 1], b=[0]))
-    await world.until(lambda: len(world.queues["a"].woken) == 2)
+    await until(lambda: len(world.queues["a"].woken) == 2)
     world.queues["b"].go_on.set()
     world.resting.leave("a", world.queues["a"])
     world.resting.forget("a")
@@ -332,7 +328,7 @@ async def test_an_index_out_of_date_is_not_believed_and_all_of_its_folder_is_ope
     assert sorted(world.resting.unknown("a")) == [1, 3, 5] and world.resting.counts("a", ()) == {
         MAIN: SubqueueCounts(active=2, bytes=20)
     }
-    await world.until(lambda: sorted(world.queues["a"].woken) == [1, 3, 5])
+    await until(lambda: sorted(world.queues["a"].woken) == [1, 3, 5])
     await world.stop()
 
 
@@ -347,7 +343,7 @@ async def test_a_folder_that_was_missing_at_the_start_is_asked_when_it_is_back(
     world = await World(folders.disk, folders.witnesses()).start({"a": 4}, Store(a=[0, 1, 2, 3]))
     assert await world.resting.all_known(0), "nobody can tell, and its partitions cannot be opened either"
     folders.is_there = True
-    await world.until(lambda: sorted(world.queues["a"].woken) == [1, 3])
+    await until(lambda: sorted(world.queues["a"].woken) == [1, 3])
     assert world.resting.counts("a", ()) == {MAIN: SubqueueCounts(active=2, bytes=20)}
-    await world.until(lambda: world.index.witnesses[1].says is Says.VALID)
+    await until(lambda: world.index.witnesses[1].says is Says.VALID)
     await world.stop()
