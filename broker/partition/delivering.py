@@ -70,6 +70,8 @@ class Delivering:
         so first meet the demand as far as possible and recall messages for it. Returns False if that must
         continue in the next batch."""
         space = self._space
+        if space.hands_out_later:
+            return False  # a transaction of this batch may give back what the client waits for
         if self._sessions.serves(subqueue) and not self._sessions.withdraw(client, subqueue):
             return False
         book = space.books[subqueue.number]

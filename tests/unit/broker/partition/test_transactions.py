@@ -26,6 +26,8 @@ from broker.operations import (
     Transact,
     Transacted,
     Watch,
+    Withdraw,
+    Withdrawn,
 )
 from broker.partition.batch_bounds import Bounds
 from broker.partition.task import TaskLimits
@@ -112,6 +114,18 @@ async def test_a_message_given_back_is_handed_out_before_those_sent_with_it() ->
     await harness.do(10, Demand(MAIN, 1))
     await harness.do(1, Transact(Send([b"new"], None), [Abandon(tokens)]))
     assert one(harness.take(10), Locked).messages == [b"old 0"]
+
+
+async def test_a_drain_behind_a_transaction_gets_what_the_transaction_gives_back() -> None:
+    harness = Harness()
+    tokens = await locked(harness, 1)
+    await harness.do(10, Demand(MAIN, 2))
+    harness.post(1, Transact(Send([b"new"], None), [Abandon(tokens)]))
+    harness.post(10, Withdraw(MAIN))
+    await harness.settle()
+    given, withdrawn = harness.take(10)
+    assert isinstance(given, Locked) and given.messages == [b"old 0", b"new"]
+    assert isinstance(withdrawn, Withdrawn)
 
 
 @pytest.mark.parametrize("sends", [True, False], ids=["with a send", "settlements alone"])
