@@ -93,6 +93,7 @@ async def test_a_step_of_the_wall_clock_is_reported_once_and_a_suspend_wakes_the
         await until(lambda: reported("clock.stepped"))
         assert queue.counts()[DEAD_LETTER].active == 0
         clock.advance(3_600_000)  # the timers of the event loop do not notice
+        await until(lambda: reported("clock.suspended"))
         await until(lambda: queue.counts()[DEAD_LETTER].active)
         broker.stop()
         await asyncio.wait_for(running, 30)
