@@ -8,6 +8,7 @@ The state machine (`state.py`) fills it in for the task (`task.py`); it is plain
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from operator import attrgetter
 from typing import Any
 
@@ -15,7 +16,7 @@ from broker.base.errors import Reason
 from broker.operations import COLUMNS, KNOWN_COLUMNS, Answer, ClientId, Failed, Locked, Peeked
 from broker.partition.columns import answered
 from broker.partition.durable_state import NewRecord
-from broker.partition.references import Lease, Reference
+from broker.partition.references import TOKEN, Lease, Reference
 from storage.log import Commit, Frame, Position
 
 Hole = tuple[list[bytes], Sequence[Reference]]
@@ -129,8 +130,7 @@ def write_locked(answer: Locked, lease: Lease) -> None:
     references = lease.references
     for name, get in _GETTERS:
         setattr(answer, name, list(map(get, references)))
-    nonce = lease.nonce.to_bytes(8, "big")
-    answer.tokens = [number.to_bytes(8, "big") + nonce for number in answer.sequence_numbers]
+    answer.tokens = list(map(TOKEN.pack, answer.sequence_numbers, repeat(lease.nonce)))
     if COLUMNS:
         answer.columns = answered(references)
 

@@ -58,7 +58,7 @@ class UnreadableColumns(Exception):
 
 def of_references(references: Sequence[Reference]) -> ColumnLists:
     """All columns of some messages; empty if none of them has columns."""
-    if all(type(reference) is Reference for reference in references):
+    if set(map(type, references)) <= {Reference}:
         return {}
     return {name: list(map(get, references)) for name, get in _GETTERS}
 

@@ -24,13 +24,12 @@ from typing import NamedTuple
 from broker.base.errors import Reason
 from broker.identifiers import NO_CLIENT, ClientId, LockToken
 from broker.partition.demand import DemandBook
-from broker.partition.references import Lease, Reference, SessionLock
+from broker.partition.references import TOKEN, Lease, Reference, SessionLock
 from broker.partition.subqueue import Subqueue
 from broker.partition.timers import DueKeys, TimerWheel
 
 TOKEN_BYTES = 16
 _NO_TOKEN = bytes(TOKEN_BYTES)
-_WORDS = struct.Struct(">QQ")
 
 Unlocked = list[tuple[Subqueue, list[Reference]]]
 """Messages whose locks have ended, by subqueue."""
@@ -142,7 +141,7 @@ class Locks:
 
     def subqueue_of(self, token: LockToken, now_ms: int) -> Subqueue | None:
         """The subqueue of the message that a token locks, or None if the lock is gone."""
-        number, nonce = _WORDS.unpack(token if len(token) == TOKEN_BYTES else _NO_TOKEN)
+        number, nonce = TOKEN.unpack(token if len(token) == TOKEN_BYTES else _NO_TOKEN)
         reference = self._find_for(nonce)(number)
         lease = reference.lease if reference is not None else None
         if lease is None or lease.nonce != nonce or lease.until_ms <= now_ms:
@@ -155,7 +154,7 @@ class Locks:
         failures: dict[int, Reason] = {}
         renewed: dict[int, Lease] = {}
         for index, token in enumerate(tokens):
-            number, nonce = _WORDS.unpack(token if len(token) == TOKEN_BYTES else _NO_TOKEN)
+            number, nonce = TOKEN.unpack(token if len(token) == TOKEN_BYTES else _NO_TOKEN)
             reference = self._find_for(nonce)(number)
             old = reference.lease if reference is not None else None
             if reference is None or old is None or old.nonce != nonce or old.until_ms <= now_ms:
@@ -182,7 +181,7 @@ class Locks:
 
         `kept` collects what is kept, by the id of the lease that the messages had.
         """
-        number, nonce = _WORDS.unpack(token)
+        number, nonce = TOKEN.unpack(token)
         reference = self._find_for(nonce)(number)
         assert reference is not None and reference.lease is not None and reference.lease.nonce == nonce
         old = reference.lease

@@ -14,6 +14,7 @@ while a lease holds it; the code that ends the lease or drops the state breaks t
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING
 
 from broker.operations import COLUMNS, ClientId, MessageState
@@ -101,6 +102,10 @@ class ColumnedReference(Reference):
     attributes of the class, and pay nothing for columns that they do not use."""
 
     __slots__ = tuple(column.name for column in COLUMNS)  # set by `columns.give`
+
+
+TOKEN = struct.Struct(">QQ")
+"""A lock token: the message's sequence number and its lease's nonce."""
 
 
 class Lease:
