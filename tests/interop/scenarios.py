@@ -165,6 +165,7 @@ JAVA_TRANSACTIONS: dict[str, dict[str, object]] = {
     "transaction-commit": {},
     "transaction-roll-back": {},
     "transaction-refusals": {},
+    "transaction-in-a-session": {"RequiresSession": True},
 }
 """Of the official clients, those for Java and .NET have transactions."""
 

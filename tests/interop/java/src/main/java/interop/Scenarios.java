@@ -59,7 +59,8 @@ final class Scenarios {
         Map.entry("wrong-key", Scenarios::wrongKey),
         Map.entry("transaction-commit", Scenarios::transactionCommit),
         Map.entry("transaction-roll-back", Scenarios::transactionRollBack),
-        Map.entry("transaction-refusals", Scenarios::transactionRefusals));
+        Map.entry("transaction-refusals", Scenarios::transactionRefusals),
+        Map.entry("transaction-in-a-session", Scenarios::transactionInASession));
 
     private static final Map<String, Object> CHANGES = Map.of("replaced", "new", "added", 5L);
 
@@ -371,6 +372,26 @@ final class Scenarios {
             equal(rolledBack.toString().contains("amqp:transaction:rollback"), true, rolledBack.toString());
         }
         equal(bench.receiver().peekMessages(20).stream().count(), 0L, "kept");
+    }
+
+    /** A handler of a session takes its message and sends the next one of the session together. */
+    private static void transactionInASession(Bench bench) {
+        bench.send(message("1", "1").setSessionId("a"), message("other", "other").setSessionId("b"));
+        ServiceBusReceiverClient receiver = bench.sessions().acceptSession("a");
+        ServiceBusReceivedMessage found = one(receiver);
+        ServiceBusSenderClient sender = bench.sender();
+        ServiceBusTransactionContext txn = sender.createTransaction();
+        receiver.complete(found, new CompleteOptions().setTransactionContext(txn));
+        sender.sendMessage(message("2", "2").setSessionId("a"), txn);
+        sender.commitTransaction(txn);
+        ServiceBusReceivedMessage next = one(receiver);
+        equal(List.of(next.getMessageId(), next.getSessionId()), List.of("2", "a"), "the next message");
+        ServiceBusTransactionContext refused = sender.createTransaction();
+        receiver.complete(next, new CompleteOptions().setTransactionContext(refused));
+        sender.sendMessage(message("3", "3").setSessionId("a"), refused);
+        sender.sendMessage(message("4", "4").setSessionId("b"), refused);
+        String why = failure(() -> sender.commitTransaction(refused)).toString();
+        equal(why.contains("'a'") && why.contains("'b'"), true, "both sessions are named in " + why);
     }
 
     private static Throwable failure(Runnable action) {
