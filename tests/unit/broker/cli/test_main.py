@@ -272,7 +272,7 @@ def test_a_certificate_that_cannot_be_used_ends_with_code_2_and_names_it(tmp_pat
 
 
 def test_the_broker_starts_says_where_it_listens_answers_and_stops_cleanly(tmp_path: Path) -> None:
-    queue = {"Name": "orders", "Properties": {"RequiresDuplicateDetection": True, "Partitioned": False}}
+    queue = {"Name": "orders", "Properties": {"EnableExpress": True, "Partitioned": False}}
     with BrokerProcess(tmp_path, [queue], environment={"PARTIBUS_AMPQ_PORT": "1"}) as broker:
         done = partibus("health", "--url", broker.addresses.http_url)
         assert done.returncode == 0
@@ -282,7 +282,7 @@ def test_the_broker_starts_says_where_it_listens_answers_and_stops_cleanly(tmp_p
         assert broker.terminate() == 0
     events = [json.loads(line) for line in broker.log.splitlines()]
     assert [line["detail"] for line in events if line["event"] == "config.without_effect"] == [
-        "queue orders: kept, without effect in this version: RequiresDuplicateDetection"
+        "queue orders: kept, without effect in this version: EnableExpress"
     ]
     assert [line["variable"] for line in events if line["event"] == "setting.unknown"] == [
         "PARTIBUS_AMPQ_PORT"
