@@ -23,7 +23,17 @@ KEYS = [f"key {number}" for number in range(8)]
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    names = ("deleting", "purging", "redriving", "filtering", "renewing", "refusing", "official", "delaying")
+    names = (
+        "deleting",
+        "purging",
+        "redriving",
+        "filtering",
+        "renewing",
+        "refusing",
+        "official",
+        "delaying",
+        "deferring",
+    )
     queues = [queue(name, PartitionCount=4, Partitioned=True) for name in names]
     queues[4]["Properties"]["LockDuration"] = "PT1S"  # type: ignore[index]
     with BrokerProcess(tmp_path_factory.mktemp("own"), queues) as running:
@@ -223,6 +233,29 @@ def test_an_abandoned_message_comes_back_after_its_delay_even_after_a_kill(
         assert (last.sequence_number, last.delivery_count) == (message.sequence_number, 3)
         assert time.monotonic() - began > 2.9
         receiver.complete_message(last)
+
+
+def test_deferred_messages_of_several_partitions_are_received_together(
+    broker: BrokerProcess, client: ServiceBusClient
+) -> None:
+    send(client, "deferring")
+    with client.get_queue_receiver("deferring") as receiver:
+        numbers: list[Any] = []
+        while len(numbers) < len(KEYS):
+            for message in receiver.receive_messages(len(KEYS), max_wait_time=WITHIN_S):
+                receiver.defer_message(message)
+                numbers.append(message.sequence_number)
+        assert len({number >> 48 for number in numbers}) > 1
+        with connected(broker.addresses) as connection, management(connection, "deferring") as node:
+            named = {"sequence_numbers": longs([*numbers, numbers[0] + 1_000])}
+            status, error = node.ask("com.microsoft:receive-by-sequence-number", **named)
+            assert (status, error["condition"]) == (404, "com.microsoft:message-not-found")
+        numbers.reverse()
+        found = receiver.receive_deferred_messages(numbers)  # none was locked by the refused request
+        assert [each.sequence_number for each in found] == numbers
+        for message in found:
+            receiver.complete_message(message)
+    assert peek(client, "deferring") == {}
 
 
 def test_requests_that_make_no_sense_are_refused_and_change_nothing(

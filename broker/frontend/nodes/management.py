@@ -48,11 +48,12 @@ from broker.frontend.nodes.session_requests import (
 from broker.identifiers import encode_session_id
 from broker.message.annotations import deliverables, joined
 from broker.messaging.asking import answer_of, renew_locks
-from broker.messaging.receive_and_delete import remove
+from broker.messaging.deferred import receive_deferred, release, remove_all
 from broker.messaging.scheduling import cancel, schedule
 from broker.messaging.settlement import COMPLETE, Settlement, abandon, dead_letter, defer, settle
-from broker.namespace.entity import Entity, ask, next_client
+from broker.namespace.entity import Entity, ask
 from broker.namespace.namespace import not_found_text
+from broker.namespace.router import PartitionHandle
 from broker.operations import (
     Answer,
     Delete,
@@ -60,7 +61,6 @@ from broker.operations import (
     Locked,
     LockToken,
     ReceiveDeferred,
-    Release,
     partition_of,
 )
 from protocol.codec import Array, Int, Long, TypeCode
@@ -223,8 +223,7 @@ class ManagementNode:
         return expirations(until_ms, wall_ahead_ms(self._connection.services.clock))
 
     async def _receive_by_sequence_number(self, body: dict[str, Any]) -> Response:
-        """Receive deferred messages; in a partitioned entity, all must be in one partition (AMQP contract
-        10.6).
+        """Receive deferred messages, of any partitions (AMQP contract 7.3.4).
 
         Fails if one of them does not exist. Otherwise returns the first ones that fit into one response; the
         others stay as they are, and the client can ask for them again.
@@ -239,42 +238,48 @@ class ManagementNode:
             raise Refused(
                 Reason.ARGUMENT, f"receiver-settle-mode is {mode}; it is 0 to receive and delete, 1 to lock."
             )
-        if len({partition_of(number) for number in numbers}) > 1:
-            raise Refused(
-                Reason.NOT_ALLOWED,
-                "The sequence numbers belong to different partitions; ask for those of one at a time.",
-            )
-        handle = self._queue.router.of_sequence_number(numbers[0])
-        receive = ReceiveDeferred(self._subqueue, numbers)
-        if session_id is not None:
-            if partition_of(numbers[0]) != self._queue.router.number_of(session_id):
-                text = f"Session '{session_id}' has no message with the sequence number {numbers[0]}."
-                raise Refused(Reason.MESSAGE_NOT_FOUND, text)
-            receive.session_id = encode_session_id(session_id)
-            receive.holder = holder_of(self._connection, self._queue, session_id)
-        locked = await ask(handle, receive)
-        assert isinstance(locked, Locked), f"{locked} is not an answer to ReceiveDeferred"
+        if session_id is None:
+            held = await receive_deferred(self._queue, self._subqueue, numbers)
+        else:
+            held = [await self._receive_of_session(session_id, numbers)]
         if mode == RECEIVE_AND_DELETE:
-            locked = await remove(handle, locked)
+            held = await remove_all(held)
         partitioned = self._queue.description.partitions > 1
         ahead_ms = wall_ahead_ms(self._connection.services.clock)
-        payloads = joined(
-            deliverables(
-                locked, peek_lock=mode != RECEIVE_AND_DELETE, partitioned=partitioned, wall_ahead_ms=ahead_ms
+        messages: dict[int, dict[str, Any]] = {}
+        for _, locked in held:
+            payloads = joined(
+                deliverables(
+                    locked,
+                    peek_lock=mode != RECEIVE_AND_DELETE,
+                    partitioned=partitioned,
+                    wall_ahead_ms=ahead_ms,
+                )
             )
-        )
-        response = ok(
-            {
-                "messages": [
-                    {"message": payload, "lock-token": uuid.UUID(bytes_le=token)}
-                    for payload, token in zip(payloads, locked.tokens, strict=True)
-                ]
-            }
-        )
+            for number, payload, token in zip(locked.sequence_numbers, payloads, locked.tokens, strict=True):
+                messages[number] = {"message": payload, "lock-token": uuid.UUID(bytes_le=token)}
+        in_order = [messages[number] for number in dict.fromkeys(numbers) if number in messages]
+        response = ok({"messages": in_order})
         if mode == PEEK_LOCK:  # removed messages are lost with their response, as with any receive-and-delete
-            tokens = locked.tokens
-            response.unsent = lambda: handle.post(Release(tokens), next_client(), _ignore)
+            response.unsent = lambda: release(held)
         return response
+
+    async def _receive_of_session(
+        self, session_id: str, numbers: list[int]
+    ) -> tuple[PartitionHandle, Locked]:
+        """Lock deferred messages of a session that this client holds. All are in the session's partition."""
+        place = self._queue.router.number_of(session_id)
+        for number in numbers:
+            if partition_of(number) != place:
+                text = f"Session '{session_id}' has no message with the sequence number {number}."
+                raise Refused(Reason.MESSAGE_NOT_FOUND, text)
+        handle = self._queue.router.of_sequence_number(numbers[0])
+        receive = ReceiveDeferred(self._subqueue, numbers)
+        receive.session_id = encode_session_id(session_id)
+        receive.holder = holder_of(self._connection, self._queue, session_id)
+        locked = await ask(handle, receive)
+        assert isinstance(locked, Locked), f"{locked} is not an answer to ReceiveDeferred"
+        return handle, locked
 
     async def _update_disposition(self, body: dict[str, Any]) -> Response:
         session_id = session_of(self._queue, self._subqueue, body)
@@ -393,10 +398,6 @@ def _settlement(body: dict[str, Any]) -> Settlement:
                 Reason.ARGUMENT,
                 f"'{status}' is not a disposition-status; use completed, abandoned, defered or suspended.",
             )
-
-
-def _ignore(answer: Answer) -> None:
-    """Ignore the answer: nobody waits for it."""
 
 
 def _check_no_session(body: dict[str, Any]) -> None:

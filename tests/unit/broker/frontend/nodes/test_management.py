@@ -451,10 +451,6 @@ NO_MAPS: list[Any] = [None, [], "text", 7]
         ("receive-by-sequence-number", {"sequence-numbers": [True], "receiver-settle-mode": 1}),
         ("receive-by-sequence-number", {"sequence-numbers": [1], "receiver-settle-mode": "peek"}),
         ("receive-by-sequence-number", {"sequence-numbers": [1], "receiver-settle-mode": 2}),
-        (
-            "receive-by-sequence-number",
-            {"sequence-numbers": [1, 1 << PARTITION_SHIFT | 1], "receiver-settle-mode": 1},
-        ),
         ("update-disposition", {"lock-tokens": ONE}),
         ("update-disposition", {"lock-tokens": ONE, "disposition-status": "deferred"}),
         ("update-disposition", {"lock-tokens": ONE, "disposition-status": ["completed"]}),

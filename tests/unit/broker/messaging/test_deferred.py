@@ -1,0 +1,108 @@
+"""Deferred messages of several partitions: all that are named, or none."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import pytest
+
+from broker.base.errors import Reason, Refused
+from broker.messaging.deferred import RECEIVED_BYTES_MAX, Held, receive_deferred, remove_all
+from broker.operations import (
+    PARTITION_SHIFT,
+    Answer,
+    Complete,
+    Failed,
+    ReceiveDeferred,
+    Release,
+    Settled,
+)
+from tests.support.link_stack import LinkStack
+from tests.support.locked import locked
+
+NUMBERS = [(2 << PARTITION_SHIFT) + 5, 7, (2 << PARTITION_SHIFT) + 6]
+
+
+async def turn() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def asked(stack: LinkStack) -> asyncio.Future[Held]:
+    task = asyncio.ensure_future(receive_deferred(stack.queue, "", NUMBERS))
+    await turn()
+    return task
+
+
+def give(operation: Any) -> Answer:
+    number = operation.sequence_numbers[0] >> PARTITION_SHIFT
+    answer = locked(number, len(operation.sequence_numbers))
+    answer.sequence_numbers = list(operation.sequence_numbers)
+    return answer
+
+
+def settled(is_lost: bool, operation: Any) -> Answer:
+    return Settled(operation.cookie, {0: Reason.LOCK_LOST} if is_lost else {})
+
+
+async def test_each_partition_is_asked_once_for_its_messages_and_a_share_of_the_bytes() -> None:
+    stack = LinkStack(4)
+    task = await asked(stack)
+    operation = stack.parts[2].answer(ReceiveDeferred, give)
+    assert isinstance(operation, ReceiveDeferred) and not stack.parts[1].posted
+    assert (operation.sequence_numbers, operation.bytes_max) == (
+        [NUMBERS[0], NUMBERS[2]],
+        RECEIVED_BYTES_MAX // 2,
+    )
+    stack.parts[0].answer(ReceiveDeferred, give)
+    held = await task
+    assert [each.sequence_numbers for _, each in held] == [[NUMBERS[0], NUMBERS[2]], [7]]
+
+
+async def test_if_a_message_does_not_exist_those_of_other_partitions_are_released() -> None:
+    stack = LinkStack(4)
+    task = await asked(stack)
+    stack.parts[2].answer(ReceiveDeferred, give)
+    stack.parts[0].answer(ReceiveDeferred, lambda each: Failed(Reason.MESSAGE_NOT_FOUND, "7", None))
+    with pytest.raises(Refused) as refused:
+        await task
+    assert refused.value.reason is Reason.MESSAGE_NOT_FOUND
+    (released,) = stack.parts[2].take_all(Release)
+    assert len(released.tokens) == 2
+
+
+async def test_a_request_that_is_cancelled_releases_what_was_locked_before_and_after() -> None:
+    stack = LinkStack(4)
+    task = await asked(stack)
+    stack.parts[2].answer(ReceiveDeferred, give)
+    await turn()
+    task.cancel()
+    await turn()
+    stack.parts[0].answer(ReceiveDeferred, give)
+    assert [len(part.take_all(Release)) for part in stack.parts] == [1, 0, 1, 0]
+    assert task.cancelled()
+
+
+async def test_a_number_that_no_partition_gives_is_not_found_and_nothing_is_asked() -> None:
+    stack = LinkStack(2)
+    with pytest.raises(Refused) as refused:
+        await receive_deferred(stack.queue, "", NUMBERS)
+    assert refused.value.reason is Reason.MESSAGE_NOT_FOUND
+    assert not any(part.posted for part in stack.parts)
+
+
+@pytest.mark.parametrize("fails", [1, 2])
+async def test_what_was_removed_is_returned_and_an_error_only_if_nothing_was(fails: int) -> None:
+    stack = LinkStack(2)
+    held = [(stack.parts[number], locked(number)) for number in range(2)]
+    task = asyncio.ensure_future(remove_all(held))  # type: ignore[arg-type]
+    await turn()
+    for part in stack.parts:
+        part.answer(Complete, partial(settled, part.number < fails))
+    if fails == 2:
+        with pytest.raises(Refused):
+            await task
+    else:
+        assert [each.partition for _, each in await task] == [1]
