@@ -31,7 +31,7 @@ from broker.operations import Answer, ClientId, Detach, Sink, Withdraw
 from broker.partition.summary import Summary, decode
 from broker.partition.task import PartitionTask
 from broker.settings.logs import configure_logging
-from broker.throttle.memory_mark import resident_bytes
+from broker.throttle.memory_mark import RETURN_S, resident_bytes, return_free_pages
 from storage.disk import LocalDisk
 from storage.errors import StorageError
 
@@ -130,6 +130,8 @@ class PartitionProcess:
         self._requests: dict[int, asyncio.Future[messages.Done]] = {}
         self._numbers = count(1)
         self._is_closed = False
+        self._is_scarce = False
+        """Whether the broker has reached its memory mark."""
         self._folders_told: list[str] | None = None
         """The last states of the data folders that the broker was told; None until it has asked for the logs
         in them."""
@@ -217,6 +219,7 @@ class PartitionProcess:
             case messages.LookAtClock():
                 host.wake()
             case messages.MemoryScarce():
+                self._is_scarce = message.is_scarce
                 host.set_scarce(message.is_scarce)
             case messages.Done():
                 if (future := self._requests.get(message.request)) is not None and not future.done():
@@ -271,7 +274,12 @@ class PartitionProcess:
 
     async def _report_resources(self, host: LocalHost) -> None:
         told: messages.MemoryUsed | None = None
+        loop = asyncio.get_running_loop()
+        returned_at = -RETURN_S
         while not self._is_closed:
+            if self._is_scarce and loop.time() - returned_at >= RETURN_S:
+                await asyncio.to_thread(return_free_pages)
+                returned_at = loop.time()
             now = messages.MemoryUsed(host.waiting_bytes, resident_bytes())
             if now != told:
                 self.send(now)
