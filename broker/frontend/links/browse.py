@@ -209,8 +209,9 @@ class BrowseLink:
     def updated(self, event: DeliveriesUpdated) -> None:
         """Answer the client's outcomes (§2.7.6) with the same outcomes; they change nothing."""
         known = [delivery for delivery in event.deliveries if delivery in self._unsettled]
-        self._unsettled.difference_update(known)
-        self._connection.services.memory.settled(len(known))
+        before = len(self._unsettled)
+        self._unsettled.difference_update(known)  # an event may name a delivery twice
+        self._connection.services.memory.settled(before - len(self._unsettled))
         if event.transaction is not None:
             self._connection.transactions.fail(event.transaction.txn_id, no_transactions())
         if event.settled:

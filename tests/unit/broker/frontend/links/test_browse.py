@@ -229,6 +229,20 @@ async def test_credit_that_was_taken_back_while_a_page_was_read_is_not_exceeded_
     assert seen + shown(await client.hear()) == shelf.every()
 
 
+async def test_a_delivery_counts_as_unsettled_until_it_is_settled_or_its_link_ends() -> None:
+    stack, client, shelf = await browsing([4], credit=4)
+    await shelf.serve()
+    memory = stack.services.memory
+    assert memory.unsettled == len(shown(await client.hear())) == 4
+    for _ in range(2):  # for the second time, nothing is left to settle
+        client.dispose(0, 1, raw.outcome(Outcome.ACCEPTED), settled=True)
+        await client.hear()
+        assert memory.unsettled == 2
+    client.detach(0)
+    await client.hear()
+    assert memory.unsettled == 0
+
+
 async def test_a_client_that_does_not_read_is_shown_no_more_and_its_pages_are_not_kept() -> None:
     stack, client, shelf = await browsing([40], size=20_000, output_buffer_bytes_max=65_536)
     client.connection.pause_writing()
