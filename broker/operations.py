@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from broker.base.errors import Reason
-from broker.entities.descriptions import QueueDescription
+from broker.entities.descriptions import EntityDescription
 from broker.identifiers import NO_CLIENT as NO_CLIENT
 from broker.identifiers import PARTITION_SHIFT as PARTITION_SHIFT
 from broker.identifiers import ClientId as ClientId
@@ -379,7 +379,7 @@ class Update:
     A partition that is down remembers the description and applies it once it is back.
     """
 
-    description: QueueDescription
+    description: EntityDescription
     cookie: object = None
 
 

@@ -1,4 +1,4 @@
-"""Entities as data: the kinds of entities, a queue's description and its settings.
+"""Entities as data: the kinds of entities, their descriptions and settings.
 
 Durations are in milliseconds; None means without limit. This module does not know where settings come from
 (`http/queue_xml.py`, `settings/config_file.py`) or where they are kept (`documents.py`).
@@ -9,8 +9,12 @@ from __future__ import annotations
 import enum
 import functools
 import uuid
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar, Final, Protocol, Self
+
+from broker.entities.roles import KEEPS_DEAD_LETTERS, KEEPS_FAILED_TRANSFERS, SERVES_RECEIVERS, Place
 
 PARTITIONS_DEFAULT = 16
 NAMESPACE = "sbemulatorns"
@@ -58,23 +62,37 @@ class AuthorizationRule:
     modified_at_ms: int = 0
 
 
-@dataclass(slots=True, frozen=True)
-class QueueSettings:
-    """A queue's description (HTTP contract 3.2). Defaults are the service's."""
+class DeliveryRules(Protocol):
+    """How the messages of one subqueue are delivered."""
 
-    lock_duration_ms: int = 60_000
+    @property
+    def lock_duration_ms(self) -> int: ...
+
+    @property
+    def max_delivery_count(self) -> int: ...
+
+    @property
+    def requires_session(self) -> bool:
+        """Messages are received with their session, if the subqueue's role allows that."""
+
+    @property
+    def dead_lettering_on_expiration(self) -> bool: ...
+
+
+@dataclass(slots=True, frozen=True)
+class EntitySettings:
+    """The settings that every kind of entity has (HTTP contract 3.2). Defaults are the service's."""
+
+    FIXED: ClassVar[tuple[str, ...]] = ("requires_duplicate_detection", "enable_partitioning")
+    """Settings that cannot be changed after creation."""
+
     max_size_mb: int = 1024
     """MiB that each partition may hold. The entity may hold this much times the number of its partitions."""
     requires_duplicate_detection: bool = False
     duplicate_detection_window_ms: int = 600_000
-    requires_session: bool = False
     default_time_to_live_ms: int | None = None
-    dead_lettering_on_expiration: bool = False
-    max_delivery_count: int = 10
     enable_batched_operations: bool = True
     status: EntityStatus = EntityStatus.ACTIVE
-    forward_to: str | None = None
-    forward_dead_lettered_to: str | None = None
     user_metadata: str | None = None
     auto_delete_on_idle_ms: int | None = None
     enable_partitioning: bool = True
@@ -84,22 +102,45 @@ class QueueSettings:
     max_message_size_kb: int = 1024
     authorization_rules: tuple[AuthorizationRule, ...] = ()
 
+    @property
+    def forwarding(self) -> tuple[str | None, str | None]:
+        """The entities to which messages and dead letters are forwarded; None if they are not."""
+        return None, None
+
 
 @dataclass(slots=True, frozen=True)
-class QueueDescription:
-    """A queue's description, as the catalogue keeps it."""
+class QueueSettings(EntitySettings):
+    """A queue's settings (HTTP contract 3.2)."""
+
+    FIXED: ClassVar[tuple[str, ...]] = ("requires_session", *EntitySettings.FIXED)
+
+    lock_duration_ms: int = 60_000
+    requires_session: bool = False
+    dead_lettering_on_expiration: bool = False
+    max_delivery_count: int = 10
+    forward_to: str | None = None
+    forward_dead_lettered_to: str | None = None
+
+    @property
+    def forwarding(self) -> tuple[str | None, str | None]:
+        return self.forward_to, self.forward_dead_lettered_to
+
+
+@dataclass(slots=True, frozen=True)
+class EntityDescription(ABC):
+    """An entity's description, as the catalogue keeps it: what every kind has. Each kind is a subclass."""
 
     name: str
     """As spelled at creation; compared without regard to case."""
     generation: str
-    """New for each creation (`new_generation`). Everything stored for the queue carries it, and clients can
-    tell by it that a queue of the same name is a new one."""
+    """New for each creation (`new_generation`). Everything stored for the entity carries it, and clients can
+    tell by it that an entity of the same name is a new one."""
     partitions: int
     """The number of partitions, fixed at creation (1 unless partitioned)."""
-    settings: QueueSettings = field(default_factory=QueueSettings)
+    settings: EntitySettings
     created_at_ms: int = 0
     updated_at_ms: int = 0
-    file_settings: QueueSettings | None = None
+    file_settings: EntitySettings | None = None
     """The settings from the configuration file as last applied. Only what has changed in the file since is
     applied again."""
     folders: int = 1
@@ -108,10 +149,22 @@ class QueueDescription:
     idle_ms: int = 0
     """How long it had been idle when that was last noted (`broker/namespace/idle_deletion.py`)."""
 
+    @property
+    @abstractmethod
+    def places(self) -> Sequence[Place]:
+        """The entity's subqueues, by number. Number 0 gets the messages that clients send.
+
+        Numbers are stored, so a subqueue keeps its number for as long as the entity exists.
+        """
+
+    @abstractmethod
+    def delivery(self, subqueue: str) -> DeliveryRules:
+        """How the messages of a subqueue are delivered, as far as its role leaves that open."""
+
     def updated(
-        self, settings: QueueSettings, now_ms: int, file_settings: QueueSettings | None = None
-    ) -> QueueDescription:
-        """The same queue with new settings; `file_settings` is given if they come from the configuration
+        self, settings: EntitySettings, now_ms: int, file_settings: EntitySettings | None = None
+    ) -> Self:
+        """The same entity with new settings; `file_settings` is given if they come from the configuration
         file. An update counts as use."""
         return replace(
             self,
@@ -122,9 +175,29 @@ class QueueDescription:
         )
 
 
-EntitySettings = QueueSettings
-EntityDescription = QueueDescription
-"""The settings and descriptions of all kinds of entities. These become unions once there is a second kind."""
+QUEUE_PLACES: Final = (
+    Place(MAIN, SERVES_RECEIVERS, dead_letters_to=1),
+    Place(DEAD_LETTER, KEEPS_DEAD_LETTERS),
+    Place(TRANSFER_DEAD_LETTER, KEEPS_FAILED_TRANSFERS),
+)
+
+
+@dataclass(slots=True, frozen=True)
+class QueueDescription(EntityDescription):
+    """A queue's description."""
+
+    settings: QueueSettings = field(default_factory=QueueSettings)
+    file_settings: QueueSettings | None = None
+
+    @property
+    def places(self) -> Sequence[Place]:
+        return QUEUE_PLACES
+
+    def delivery(self, subqueue: str) -> QueueSettings:
+        """The same for all subqueues."""
+        return self.settings
+
+
 SHARED_MAX = 1_024
 
 
@@ -139,6 +212,11 @@ KINDS: Mapping[str, tuple[type[EntityDescription], type[EntitySettings]]] = {
     "queue": (QueueDescription, QueueSettings)
 }
 """The kinds, by the names that the catalogue uses."""
+
+
+def places_of(description: EntityDescription | None) -> Sequence[Place]:
+    """The subqueues of an entity. If its description is lost, those of a queue: most entities are queues."""
+    return QUEUE_PLACES if description is None else description.places
 
 
 def describe(

@@ -9,9 +9,9 @@ that.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from broker.base.durations import format_duration
 from broker.base.errors import Reason, Refused
@@ -39,11 +39,11 @@ _SUBSCRIPTION = re.compile(r"/subscriptions(?:/|$)", re.IGNORECASE)
 _RIGHTS = frozenset({"Manage", "Send", "Listen"})
 
 
-_NOT_YET: tuple[tuple[str, Callable[[QueueSettings], object], str], ...] = (
-    ("ForwardTo", lambda settings: settings.forward_to, "messages are not forwarded"),
+_NOT_YET: tuple[tuple[str, Callable[[EntitySettings], object], str], ...] = (
+    ("ForwardTo", lambda settings: settings.forwarding[0], "messages are not forwarded"),
     (
         "ForwardDeadLetteredMessagesTo",
-        lambda settings: settings.forward_dead_lettered_to,
+        lambda settings: settings.forwarding[1],
         "messages are not forwarded",
     ),
     (
@@ -118,8 +118,17 @@ def check_queue(
             if settings.lock_duration_ms > 0
             else "LockDuration must be positive.",
         )
-    _check_range("MaxSizeInMegabytes", settings.max_size_mb, 1, MAX_SIZE_MB_MAX)
     _check_range("MaxDeliveryCount", settings.max_delivery_count, 1, MAX_DELIVERY_COUNT_MAX)
+    check_common(settings, idle_ms_min)
+    _check_combinations(name, settings)
+    if settings.forward_to is not None and settings.auto_delete_on_idle_ms is not None:
+        return replace(settings, auto_delete_on_idle_ms=None)  # forwarding counts as use (HTTP contract 3.5)
+    return settings
+
+
+def check_common(settings: EntitySettings, idle_ms_min: int) -> None:
+    """Check the settings that every kind of entity has. `idle_ms_min` is the shortest AutoDeleteOnIdle."""
+    _check_range("MaxSizeInMegabytes", settings.max_size_mb, 1, MAX_SIZE_MB_MAX)
     _check_range("MaxMessageSizeInKilobytes", settings.max_message_size_kb, *MAX_MESSAGE_SIZE_KB)
     _check_duration(
         "DuplicateDetectionHistoryTimeWindow", settings.duplicate_detection_window_ms, *DUPLICATE_WINDOW_MS
@@ -133,19 +142,28 @@ def check_queue(
             f"{USER_METADATA_LENGTH_MAX}.",
         )
     check_authorization_rules(settings.authorization_rules)
-    _check_combinations(name, settings)
-    if settings.forward_to is not None and settings.auto_delete_on_idle_ms is not None:
-        return replace(settings, auto_delete_on_idle_ms=None)  # forwarding counts as use (HTTP contract 3.5)
-    return settings
+    if settings.requires_duplicate_detection and settings.enable_express:
+        _refuse(
+            "EnableExpress",
+            (
+                "Both DelayedPersistence property and RequiresDuplicateDetection property cannot be "
+                "enabled together."
+            ),
+        )
+
+
+CHECKS: Mapping[type[EntitySettings], Callable[[str, Any, int], EntitySettings]] = {
+    QueueSettings: check_queue
+}
+"""The check of each kind's settings. It takes the entity's name, its settings and the shortest
+AutoDeleteOnIdle, and returns the settings as they take effect."""
 
 
 def check_settings(
     name: str, settings: EntitySettings, idle_ms_min: int = AUTO_DELETE_ON_IDLE_MS_MIN
 ) -> EntitySettings:
     """Check the settings of a new entity of any kind. Returns them as they take effect."""
-    match settings:
-        case QueueSettings():
-            return check_queue(name, settings, idle_ms_min)
+    return CHECKS[type(settings)](name, settings, idle_ms_min)
 
 
 def check_update(
@@ -156,17 +174,18 @@ def check_update(
 ) -> EntitySettings:
     """Check the settings of an existing entity: as `check_settings`, and nothing fixed at creation may
     change."""
-    for element, before, after in (
-        ("requiresDuplicateDetection", old.requires_duplicate_detection, new.requires_duplicate_detection),
-        ("requiresSession", old.requires_session, new.requires_session),
-    ):
-        if before != after:
+    if type(old) is not type(new):
+        raise Refused(Reason.ENTITY_EXISTS, f"Conflict. '{name}' is an entity of another kind.")
+    if old.enable_partitioning != new.enable_partitioning:
+        _refuse("EnablePartitioning", "Partitioning cannot be changed for Queue/Topic.")
+    for field in old.FIXED:
+        if getattr(old, field) != getattr(new, field):
+            first, *others = field.split("_")
+            element = first + "".join(map(str.capitalize, others))
             _refuse(
                 element,
                 f"The value for the '{element}' property of an existing Queue(or Topic) cannot be changed.",
             )
-    if old.enable_partitioning != new.enable_partitioning:
-        _refuse("EnablePartitioning", "Partitioning cannot be changed for Queue/Topic.")
     return check_settings(name, new, idle_ms_min)
 
 
@@ -227,14 +246,6 @@ def check_authorization_rules(rules: tuple[AuthorizationRule, ...]) -> None:
 def _check_combinations(name: str, settings: QueueSettings) -> None:
     if settings.requires_session and settings.forward_to is not None:
         _refuse("ForwardTo", "Bad Request. ForwardTo cannot be set on an entity that requires sessions.")
-    if settings.requires_duplicate_detection and settings.enable_express:
-        _refuse(
-            "EnableExpress",
-            (
-                "Both DelayedPersistence property and RequiresDuplicateDetection property cannot be "
-                "enabled together."
-            ),
-        )
     for element, target in (
         ("ForwardTo", settings.forward_to),
         ("ForwardDeadLetteredMessagesTo", settings.forward_dead_lettered_to),

@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Protocol
 
-from broker.entities.descriptions import QueueDescription
+from broker.entities.descriptions import EntityDescription
 from broker.operations import ClientId, Operation, Sink, SubqueueCounts
 from broker.partition.idle import Register
 from broker.partition.task import PartitionMeter
@@ -91,7 +91,7 @@ class PartitionHost(EntityLogs, Protocol):
         started."""
 
     def start(
-        self, description: QueueDescription, number: int, meter: PartitionMeter, register: Register
+        self, description: EntityDescription, number: int, meter: PartitionMeter, register: Register
     ) -> HostedPartition:
         """Start a partition. Its log is opened on first use."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from broker.base.clock import Clock
 from broker.base.slices import LONG_SLICE_S, Slices
-from broker.entities.descriptions import QueueDescription
+from broker.entities.descriptions import EntityDescription
 from broker.hosting.host import HostFolder, HostSettings
 from broker.partition.batch_bounds import Bounds
 from broker.partition.idle import Register
@@ -83,7 +83,7 @@ class LocalHost(SpreadStore):
 
     def start(
         self,
-        description: QueueDescription,
+        description: EntityDescription,
         number: int,
         meter: PartitionMeter,
         register: Register,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from broker.entities.descriptions import QueueDescription
+from broker.entities.descriptions import EntityDescription
 from broker.hosting.host import HostSettings
 from broker.operations import Answer, ClientId, Operation, SubqueueCounts
 from broker.settings.settings import LogFormat, LogLevel
@@ -55,7 +55,7 @@ class Start:
     """The number by which the two processes know the partition; the broker gives it to one partition only."""
     number: int
     """The partition's number within the queue."""
-    description: QueueDescription
+    description: EntityDescription
     summary: bytes | None
     """What the index says the partition holds (`broker/partition/summary.py`); None if unknown."""
 

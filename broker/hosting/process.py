@@ -46,7 +46,10 @@ class _Hosted:
     """One partition in this process: its register, its meter, and the sinks of its clients."""
 
     def __init__(self, process: PartitionProcess, start: messages.Start) -> None:
-        self._process, self._partition, self._summary = process, start.partition, start.summary
+        self._process, self._partition = process, start.partition
+        self._summary = None
+        if start.summary is not None:
+            self._summary = decode(start.summary, len(start.description.places))
         self.task: PartitionTask
         self.counted: messages.Counted | None = None
         self._sinks: dict[ClientId, Sink] = {}
@@ -84,7 +87,7 @@ class _Hosted:
     # --- the register (`broker.partition.idle.Register`) ----------------------------------------------------
 
     def summary(self) -> Summary | None:
-        return None if self._summary is None else decode(self._summary)
+        return self._summary
 
     async def opening(self) -> None:
         await self._process.ask(lambda request: messages.IndexOpening(request, self._partition))

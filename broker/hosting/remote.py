@@ -24,7 +24,8 @@ from itertools import count
 import structlog
 
 from broker.base.errors import Reason
-from broker.entities.descriptions import QueueDescription
+from broker.entities.descriptions import EntityDescription
+from broker.entities.roles import Place
 from broker.hosting import messages
 from broker.hosting.channel import Channel
 from broker.hosting.errors import error_of
@@ -44,6 +45,7 @@ from broker.operations import (
 )
 from broker.partition.idle import Register
 from broker.partition.summary import decode as decode_summary
+from broker.partition.summary import named
 from broker.partition.task import PartitionMeter
 from broker.settings.settings import LogFormat, LogLevel
 from storage.errors import StorageError
@@ -64,14 +66,18 @@ class ProcessEnded(Exception):
 class RemotePartition:
     """One partition in the other process. See `broker.hosting.host.HostedPartition`."""
 
-    def __init__(self, host: RemoteHost, partition: int, number: int, register: Register) -> None:
+    def __init__(
+        self, host: RemoteHost, partition: int, number: int, places: Sequence[Place], register: Register
+    ) -> None:
+        """`places` are the entity's subqueues."""
         self.available = True
         self.number = number
         self.register = register
+        self.subqueue_count = len(places)
         self._host, self._partition = host, partition
         self._health = "closed"
         summary = register.summary()
-        self._counts: dict[str, SubqueueCounts] = dict(summary.counts) if summary is not None else {}
+        self._counts = named(summary.counts, places) if summary is not None else {}
         self._sinks: dict[ClientId, Sink] = {}
         self._stopped: asyncio.Task[None] | None = None
 
@@ -226,10 +232,10 @@ class RemoteHost:
         return answer
 
     def start(
-        self, description: QueueDescription, number: int, meter: PartitionMeter, register: Register
+        self, description: EntityDescription, number: int, meter: PartitionMeter, register: Register
     ) -> RemotePartition:
         partition = next(self._numbers)
-        made = RemotePartition(self, partition, number, register)
+        made = RemotePartition(self, partition, number, description.places, register)
         self._partitions[partition] = made, meter
         summary = register.summary()
         self.send(
@@ -338,9 +344,9 @@ class RemoteHost:
             case messages.IndexOpening():
                 self._enter(message)
             case messages.IndexClosed():
-                summary = decode_summary(message.summary)
-                assert summary is not None, "both ends are of one release"
                 if (found := self._partitions.get(message.partition)) is not None:
+                    summary = decode_summary(message.summary, found[0].subqueue_count)
+                    assert summary is not None, "both ends are of one release"
                     found[0].register.closed(summary)
             case messages.MemoryUsed():
                 self._memory = message

@@ -22,7 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from broker import operations, session_operations
-from broker.entities.descriptions import QueueDescription
+from broker.entities.descriptions import EntityDescription
 from broker.entities.documents import decode_description, encode_description
 from broker.hosting import host, messages
 
@@ -90,7 +90,7 @@ def _members(hint: Any) -> tuple[Any, ...]:
 def _converters(hint: Any) -> tuple[Convert | None, Convert | None]:
     """Functions to apply to a field of this type before encoding and after decoding; None if it needs
     none."""
-    if hint is QueueDescription:
+    if hint is EntityDescription:
         return encode_description, decode_description
     if all(map(_is_kind, _members(hint))):
         return _plain, _made
@@ -114,7 +114,7 @@ def _kind(number: int, kind: type) -> _Kind:
 
 def _wire_type(hint: Any) -> Any:
     """The type that msgspec checks a field against."""
-    if hint is QueueDescription:
+    if hint is EntityDescription:
         return bytes
     if all(map(_is_kind, _members(hint))):
         return typing.Union[tuple(_STRUCTS[each] for each in _members(hint))]  # noqa: UP007 - made at run time
@@ -189,7 +189,7 @@ def decode_to_broker(body: bytes) -> messages.ToBroker:
 
 def type_text(hint: Any) -> str:
     """A field's type as the documentation shows it."""
-    if hint is QueueDescription:
+    if hint is EntityDescription:
         return "catalogue document"
     if all(map(_is_kind, _members(hint))) and len(_members(hint)) > 1:
         return "message"

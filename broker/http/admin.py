@@ -21,7 +21,7 @@ from aiohttp import web
 from broker.base.clock import Clock
 from broker.base.errors import Reason, Refused
 from broker.base.slices import Slices
-from broker.entities.descriptions import QueueDescription, QueueSettings, key_of
+from broker.entities.descriptions import EntityDescription, EntitySettings, key_of
 from broker.http.answer_portions import answer_in_slices
 from broker.http.atom import (
     ENTRY_TYPE,
@@ -42,7 +42,8 @@ from broker.http.atom import (
 from broker.http.bodies import Bodies
 from broker.http.entry_text import Address as EntryAddress
 from broker.http.entry_text import EntryTexts
-from broker.http.queue_xml import QueueDefaults, read_queue, unknown_elements, write_queue
+from broker.http.kinds import KINDS, EntityXml, listed_at, xml_of
+from broker.http.queue_xml import QueueDefaults
 from broker.http.refusals import HttpRefusal
 from broker.http.seams import Claim, TokenVerifier
 from broker.namespace.entity import Entity
@@ -105,8 +106,8 @@ class Administration:
         match address.entity.casefold():
             case "$namespaceinfo":
                 return self._namespace_info(request, claim)
-            case "$resources/queues":
-                return await self._list_queues(request, claim)
+            case path if (kind := listed_at(path)) is not None:
+                return await self._list_kind(request, claim, kind)
             case "$resources/topics":
                 self._demand_namespace(request, claim, address.entity)
                 return await self._list(request, "Topics", [], None)
@@ -166,12 +167,15 @@ class Administration:
         updating = "If-Match" in request.headers
         self._require(claim, name, _WRITE, of_namespace=not updating)
         description = await self._read_body(request)
-        if description.kind != "QueueDescription":
+        kind = KINDS.get(description.kind)
+        if kind is None:
             raise _not_yet(description.kind)
         previous = self._namespace.describe(name)
         if updating and previous is None:
             raise Refused(Reason.ENTITY_NOT_FOUND, f"Entity '{name}' was not found.")
-        settings = read_queue(
+        if previous is not None and type(previous) is not kind.KIND:
+            raise Refused(Reason.ENTITY_EXISTS, f"Conflict. '{name}' is an entity of another kind.")
+        settings = kind.read(
             description,
             self._defaults,
             previous.settings if updating and previous else None,
@@ -183,13 +187,13 @@ class Administration:
             queue = await self._namespace.update_entity(name, settings)
         else:
             queue = await self._namespace.create_entity(name, settings)
-        if unknown := unknown_elements(description):
+        if unknown := kind.unknown_elements(description):
             shown = [element[:60] for element in unknown[:10]]
             log.warning(
                 "queue.elements_ignored",
                 entity=queue.name,
                 elements=shown,
-                advice="No setting of a queue has these names.",
+                advice="No setting of an entity of this kind has these names.",
             )
         return await self._entry_response(request, queue, 200 if updating else 201)
 
@@ -198,19 +202,20 @@ class Administration:
         await self._namespace.delete_entity(name)
         return web.Response(status=200)  # the Python client accepts no other status
 
-    async def _list_queues(self, request: web.Request, claim: Claim) -> web.StreamResponse:
-        self._demand_namespace(request, claim, "$Resources/queues")
+    async def _list_kind(self, request: web.Request, claim: Claim, kind: EntityXml) -> web.StreamResponse:
+        path = f"$Resources/{kind.TITLE.lower()}"
+        self._demand_namespace(request, claim, path)
         skip, count = _page(request)
         await self._namespace.counted()
-        queues = self._namespace.entities_between(skip, skip + count)
+        queues = self._namespace.entities_between(kind.KIND, skip, skip + count)
         if self._namespace.unknown_count:  # not all were counted in time: wait for these
             for queue in queues:
                 if queue.unknown:
                     with contextlib.suppress(Refused):
                         await self._namespace.runtime(queue.name)
         entry = self._entries.at(EntryAddress(request.host, *_url_parts(request))).entry
-        next_url = _next_url(request, "$Resources/queues", skip, count, self._namespace.entity_count)
-        return await self._list(request, "Queues", map(entry, queues), next_url)
+        next_url = _next_url(request, path, skip, count, self._namespace.entity_count(kind.KIND))
+        return await self._list(request, kind.TITLE, map(entry, queues), next_url)
 
     def _namespace_info(self, request: web.Request, claim: Claim) -> web.Response:
         self._demand_namespace(request, claim, "$namespaceinfo")
@@ -265,13 +270,13 @@ class Administration:
         raise HttpRefusal(401, 40100, f"Authorization failed for specified action: Manage,{action}.")
 
     def _check_forwarding(
-        self, request: web.Request, claim: Claim, name: str, settings: QueueSettings
+        self, request: web.Request, claim: Claim, name: str, settings: EntitySettings
     ) -> None:
         """Require Manage on each forwarding destination, by the same token or by a second one (HTTP contract
         1.4)."""
         for target, header in (
-            (settings.forward_to, "ServiceBusSupplementaryAuthorization"),
-            (settings.forward_dead_lettered_to, "ServiceBusDlqSupplementaryAuthorization"),
+            (settings.forwarding[0], "ServiceBusSupplementaryAuthorization"),
+            (settings.forwarding[1], "ServiceBusDlqSupplementaryAuthorization"),
         ):
             if target is None:
                 continue
@@ -310,8 +315,8 @@ class Administration:
                 raise HttpRefusal(400, 40000, str(wrong)) from wrong
 
     def _keep_creation_times(
-        self, settings: QueueSettings, previous: QueueDescription | None
-    ) -> QueueSettings:
+        self, settings: EntitySettings, previous: EntityDescription | None
+    ) -> EntitySettings:
         """Keep the creation time of each existing SAS rule, and its modification time if the rule is
         unchanged."""
         known = (
@@ -330,12 +335,13 @@ class Administration:
         return replace(settings, authorization_rules=tuple(rules))
 
     async def _entry_response(
-        self, request: web.Request, queue: QueueDescription, status: int
+        self, request: web.Request, queue: EntityDescription, status: int
     ) -> web.Response:
         return _xml(write_entry(await self._entry(request, queue)), ENTRY_TYPE, status)
 
-    async def _entry(self, request: web.Request, queue: QueueDescription) -> Entry:
-        description = write_queue(queue, await self._namespace.runtime(queue.name), request.host)
+    async def _entry(self, request: web.Request, queue: EntityDescription) -> Entry:
+        runtime = await self._namespace.runtime(queue.name)
+        description = xml_of(queue).write(queue, runtime, request.host)
         return Entry(
             _url(request, queue.name),
             queue.name,

@@ -2,7 +2,7 @@
 second.
 
 Most queues of a namespace have the same settings. One entry with these settings is written by `atom.py` and
-`queue_xml.py`, with marks in place of what differs from queue to queue: name, times and counts. The text
+`kinds.py`, with marks in place of what differs from queue to queue: name, times and counts. The text
 around the marks then serves for all other queues. Only templates are kept, and nothing about single queues.
 """
 
@@ -11,14 +11,14 @@ from __future__ import annotations
 import re
 import urllib.parse
 from collections.abc import Callable
+from dataclasses import replace
 from operator import itemgetter
 from typing import NamedTuple
 
-from broker.entities.descriptions import QueueDescription, QueueSettings
+from broker.entities.descriptions import EntityDescription, EntitySettings
 from broker.http.atom import NEVER, Entry, escaped, timestamp, timestamp_bytes, write_entry
-from broker.http.queue_xml import write_queue
-from broker.namespace.entity import Entity
-from broker.namespace.namespace import EntityRuntime
+from broker.http.kinds import xml_of
+from broker.namespace.entity import Entity, EntityRuntime
 
 TEMPLATES_MAX = 256
 """For each address. A template takes about 5 KiB."""
@@ -38,7 +38,7 @@ _Values = tuple[bytes | int, ...]
 class _Template(NamedTuple):
     """Text as bytes: formatting bytes takes a third of the time of formatting text and then encoding it."""
 
-    settings: QueueSettings
+    settings: EntitySettings
     """Kept, so that no other settings get the same `id` while the template is found by it."""
     text: bytes
     """With %b or %d in place of each mark."""
@@ -101,7 +101,7 @@ class Entries:
         self._templates: dict[int, _Template | None] = {}
         """By the `id` of the settings, which most queues share (`descriptions.shared`): a hash of the
         settings takes ten times as long. None where the address or the settings contain a mark."""
-        self._unmatched: list[QueueSettings] = []
+        self._unmatched: list[EntitySettings] = []
         """The settings without a template, kept for the same reason as `_Template.settings`."""
 
     def entry(self, queue: Entity) -> bytes:
@@ -113,7 +113,7 @@ class Entries:
         try:
             template = self._templates[id(settings)]
         except KeyError:
-            template = self._know(settings)
+            template = self._know(description)
         if template is None:
             return self._write(description, self._runtime_of(queue))
         name, created_ms, updated_ms = description.name, description.created_at_ms, description.updated_at_ms
@@ -133,46 +133,46 @@ class Entries:
         )  # fmt: skip
         return template.text % template.in_order(values)
 
-    def _know(self, settings: QueueSettings) -> _Template | None:
+    def _know(self, description: EntityDescription) -> _Template | None:
         if len(self._templates) >= TEMPLATES_MAX:
             self._templates.clear()
             self._unmatched.clear()
-        template = self._templates[id(settings)] = self._make(settings)
+        template = self._templates[id(description.settings)] = self._make(description)
         if template is None:
-            self._unmatched.append(settings)
+            self._unmatched.append(description.settings)
         return template
 
-    def _make(self, settings: QueueSettings) -> _Template | None:
+    def _make(self, description: EntityDescription) -> _Template | None:
         quoted, name, availability = _TEXT_MARKS
         published, updated, accessed = _TIME_MARKS
         size, messages, active, dead, scheduled, transfer, transfer_dead = _NUMBER_MARKS
-        queue = QueueDescription(name, "", 1, settings, published, updated, None)
+        entity = replace(description, name=name, created_at_ms=published, updated_at_ms=updated)
         runtime = EntityRuntime(
             active, dead, scheduled, transfer, transfer_dead, messages, size, availability, accessed
         )
         address = self._address
-        text = self._write(queue, runtime, address.start + quoted + address.end).replace(b"%", b"%%")
+        text = self._write(entity, runtime, address.start + quoted + address.end).replace(b"%", b"%%")
         if any(text.count(mark) != _TIMES_SEEN.get(place, 1) for place, mark in enumerate(_MARKS)):
             return None
         values = dict.fromkeys(_MARKS, b"%b") | dict.fromkeys(_MARKS[-len(_NUMBER_MARKS) :], b"%d")
         unused = dict.fromkeys(_MARKS[:4], b"%b") | dict(zip(_MARKS[4:], _UNUSED, strict=True))
         order = [_MARKS.index(found) for found in _EITHER.findall(text)]
         return _Template(
-            settings,
+            description.settings,
             _EITHER.sub(lambda found: values[found[0]], text),
             itemgetter(*order),
             _EITHER.sub(lambda found: unused[found[0]], text),
             itemgetter(*(place for place in order if place < 4)),
         )
 
-    def _write(self, queue: QueueDescription, runtime: EntityRuntime, url: str | None = None) -> bytes:
+    def _write(self, entity: EntityDescription, runtime: EntityRuntime, url: str | None = None) -> bytes:
         """Write an entry without a template."""
         address = self._address
         if url is None:
-            url = address.start + _quoted(queue.name) + address.end
-        description = write_queue(queue, runtime, address.host)
+            url = address.start + _quoted(entity.name) + address.end
+        description = xml_of(entity).write(entity, runtime, address.host)
         return write_entry(
-            Entry(url, queue.name, self._author, queue.created_at_ms, queue.updated_at_ms, description)
+            Entry(url, entity.name, self._author, entity.created_at_ms, entity.updated_at_ms, description)
         )
 
 

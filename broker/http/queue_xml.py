@@ -30,7 +30,7 @@ from broker.http.atom import (
     timestamp,
     top,
 )
-from broker.namespace.namespace import EntityRuntime
+from broker.namespace.entity import EntityRuntime
 
 _SETTINGS = frozenset(
     [

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from broker.entities.descriptions import QueueDescription
+from broker.entities.descriptions import EntityDescription, places_of
 from broker.entities.documents import decode_description, salvage_name
+from broker.entities.roles import Place
 from broker.partition.records import UnreadableRecord
 from broker.partition.salvage import Salvage
 from storage.check import CATALOGUE_DIRECTORY, Documents, Progress, check_documents, check_log, log_folders
@@ -39,7 +40,7 @@ class Report:
     """The data folders, usually each on its own disk."""
     queues: dict[str, str] = field(default_factory=dict)
     """Names by generation; a damaged entry's name only if it is legible."""
-    descriptions: dict[str, QueueDescription] = field(default_factory=dict)
+    descriptions: dict[str, EntityDescription] = field(default_factory=dict)
     """The descriptions of queues that are legible, by generation."""
     findings: list[Finding] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
@@ -100,7 +101,7 @@ def check_folders(
     for folder in folders:
         found = check_log(disk, folder, time.sleep, report.progress)
         if all(finding.severity is not Severity.UNUSABLE for finding in found):
-            found += _messages_missing(disk, folder)
+            found += _messages_missing(disk, folder, places_of(described.get(folder.entity)))
         report.findings += found
     names = {name for root in roots for name in disk.names(root / CATALOGUE_DIRECTORY)}
     report.findings += _without_entry(report, folders, described, names)
@@ -145,7 +146,7 @@ def _has_damaged_identity(disk: Disk, path: Path) -> bool:
     return False
 
 
-def _messages_missing(disk: Disk, folder: LogFolder) -> list[Finding]:
+def _messages_missing(disk: Disk, folder: LogFolder, places: Sequence[Place]) -> list[Finding]:
     """Find out whether messages are missing before the first segment of a log that is otherwise whole.
 
     The extent would show it, unless the extent is missing too or has been made anew. If the checkpoint refers
@@ -156,7 +157,7 @@ def _messages_missing(disk: Disk, folder: LogFolder) -> list[Finding]:
         survey = survey_files(disk, folder)
         if not survey.segments or survey.start == 0:
             return []
-        salvage = Salvage(folder.partition)
+        salvage = Salvage(folder.partition, places)
         salvage.begin(
             read_blocks(disk, folder.directory, survey.checkpoints), survey.start, is_start_known=False
         )
@@ -209,10 +210,10 @@ def data_folders_among(disk: Disk, roots: Sequence[Path]) -> tuple[list[Path], l
     ]
 
 
-def _read_descriptions(disk: Disk, report: Report, documents: Documents) -> dict[str, QueueDescription]:
+def _read_descriptions(disk: Disk, report: Report, documents: Documents) -> dict[str, EntityDescription]:
     """Read the queues by generation. Adds entries that describe no queue to the report's findings, and names
     to its queues."""
-    described: dict[str, QueueDescription] = {}
+    described: dict[str, EntityDescription] = {}
     for document, content in documents.contents.items():
         try:
             description = decode_description(content)
@@ -242,7 +243,7 @@ def _read(disk: Disk, path: Path) -> bytes:
 
 
 def _without_entry(
-    report: Report, folders: list[LogFolder], described: dict[str, QueueDescription], names: set[str]
+    report: Report, folders: list[LogFolder], described: dict[str, EntityDescription], names: set[str]
 ) -> list[Finding]:  # fmt: skip
     """Logs whose entity has no file in the catalogue; `names` are its files."""
     why = (

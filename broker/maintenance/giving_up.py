@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.base.clock import SystemClock
-from broker.entities.descriptions import QueueDescription
+from broker.entities.descriptions import EntityDescription
 from broker.entities.documents import decode_description
 from broker.maintenance.locking import FolderLocks
 from broker.operations import PARTITION_SHIFT
@@ -151,7 +151,7 @@ class GivingUp:
                 if index is not None and partition not in rows:
                     continue  # it was never opened
                 plan.used.append((generation, partition))
-                held, last_known = _held(rows.get(partition))
+                held, last_known = _held(rows.get(partition), len(description.places))
                 if held != 0:
                     lost = LostPartition(description.name, generation, partition, held, last_known)
                     plan.partitions.append(lost)
@@ -196,7 +196,7 @@ class GivingUp:
         names = set(self._disk.names(path))
         return MARK_NAME not in names and bool({LOGS_DIRECTORY, CATALOGUE_DIRECTORY} & names)
 
-    def _descriptions(self, folders: FolderSurvey) -> Mapping[str, QueueDescription]:
+    def _descriptions(self, folders: FolderSurvey) -> Mapping[str, EntityDescription]:
         roots = list(folders.named.values())
         if not {0, 1} & folders.named.keys():
             raise CannotGiveUp(
@@ -265,13 +265,13 @@ def first_number(partition: int, now_ms: int) -> int:
     return partition << PARTITION_SHIFT | now_ms * NUMBERS_PER_SECOND // 1_000
 
 
-def _held(row: Sequence[Any] | None) -> tuple[int | None, int | None]:
+def _held(row: Sequence[Any] | None, subqueues: int) -> tuple[int | None, int | None]:
     """How many messages a partition held according to its row in the index; None if that is not known, and
     how many it held before."""
     if row is None:
         return None, None
     is_open, note = row
-    counts = survey([note])[0] if note and is_readable(note) else None
+    counts = survey([note], subqueues)[0] if note and is_readable(note, subqueues) else None
     if counts is None:
         return None, None
     messages = sum(each.active + each.deferred + each.scheduled for each in counts.values())

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from broker.entities.descriptions import QueueDescription
+from broker.entities.descriptions import EntityDescription
 from storage.check import log_folders
 from storage.disk import Disk
 from storage.folder_survey import FolderSurvey
@@ -26,7 +26,7 @@ class Identification(NamedTuple):
 
 
 def identify(
-    disk: Disk, folders: FolderSurvey, described: Mapping[str, QueueDescription]
+    disk: Disk, folders: FolderSurvey, described: Mapping[str, EntityDescription]
 ) -> list[Identification]:
     """The damaged folders that are certain. Raises OSError."""
     missing = folders.missing()
@@ -43,7 +43,7 @@ def identify(
     return [each for each in found if taken.count(each.number) == 1]
 
 
-def _numbers_of_logs(disk: Disk, path: Path, described: Mapping[str, QueueDescription]) -> set[int]:
+def _numbers_of_logs(disk: Disk, path: Path, described: Mapping[str, EntityDescription]) -> set[int]:
     """The numbers of the folders to which the logs in this one belong."""
     return {
         place(log.entity, log.partition, described[log.entity].folders)

@@ -24,12 +24,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from broker.entities.descriptions import EntityDescription, places_of
 from broker.maintenance.check import Report, check_folders, data_folders_among
 from broker.maintenance.identifying import Identification, identify
 from broker.maintenance.locking import FolderLocks
@@ -161,6 +162,7 @@ class Repair:
         self._locks = FolderLocks(self._disk)
         self._folders: dict[tuple[str, int], LogFolder] = {}
         self._survey = FolderSurvey()
+        self._described: Mapping[str, EntityDescription] = {}
 
     def open(self) -> None:
         """Take the locks of all folders. Raises NoDataFolder, InUse, OSError."""
@@ -181,6 +183,7 @@ class Repair:
             return plan  # the findings there come from an unfinished exchange
         folders = [folder for root in self._roots for folder in log_folders(self._disk, root)]
         self._folders = {(each.entity, each.partition): each for each in folders}
+        self._described = plan.report.descriptions
         by_log: dict[tuple[str, int], list[Finding]] = {}
         for finding in plan.report.findings:
             if finding.severity is Severity.NOTE:
@@ -249,7 +252,7 @@ class Repair:
         """Read what is left of a log. The number is the count of missing commits, None if it is not known.
         Raises UnreadableRecord, OSError."""
         survey = survey_files(self._disk, folder)
-        salvage = Salvage(folder.partition)
+        salvage = Salvage(folder.partition, places_of(self._described.get(folder.entity)))
         checkpoints = read_blocks(self._disk, folder.directory, survey.checkpoints)
         salvage.begin(checkpoints, survey.start, is_start_known=survey.extent is not None)
         expected: int | None = 0 if survey.start == 0 else None

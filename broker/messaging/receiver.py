@@ -342,7 +342,7 @@ class Receiver(Generic[R]):
             if locked is None:
                 return
             self._meter.receive_cache_hits += len(locked.tokens)
-            duration_ms = self._queue.description.settings.lock_duration_ms
+            duration_ms = self._queue.lock_duration_ms(self._subqueue)
             now_ms = self._clock.monotonic_ms()
             # Do not renew a lock that is nearly new: many messages are on the shelf only for a moment.
             if locked.locked_until_ms < now_ms + duration_ms - duration_ms // 20 and not self._removes:
@@ -353,7 +353,7 @@ class Receiver(Generic[R]):
     def _margin_ms(self) -> int:
         """Do not hand over a message whose lock runs out this soon, because the renewal might come too
         late."""
-        return min(self._queue.description.settings.lock_duration_ms // 4, 5_000)
+        return min(self._queue.lock_duration_ms(self._subqueue) // 4, 5_000)
 
     def _expire_shelf(self) -> None:
         now_ms = self._clock.monotonic_ms()

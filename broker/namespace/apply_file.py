@@ -14,7 +14,7 @@ from dataclasses import replace
 import structlog
 
 from broker.base.errors import Reason, Refused
-from broker.entities.descriptions import QueueDescription, QueueSettings, key_of
+from broker.entities.descriptions import EntityDescription, EntitySettings, key_of
 from broker.namespace.namespace import Namespace
 from broker.settings.config_file import QueueSpec
 
@@ -41,6 +41,10 @@ async def apply_file(queues: Iterable[QueueSpec], namespace: Namespace) -> None:
                     raise Refused(why.reason, f"{text} {why.description}") from why
                 log.error("config.not_applied", entity=spec.name, reason=why.description)
             continue
+        if type(existing.settings) is not type(spec.settings):
+            reason = "An entity of another kind has this name."
+            log.warning("config.not_applied", entity=spec.name, reason=reason)
+            continue
         for reason in _fixed_differences(existing, spec):
             log.warning("config.not_applied", entity=spec.name, reason=reason)
         if existing.file_settings == spec.settings:
@@ -51,14 +55,17 @@ async def apply_file(queues: Iterable[QueueSpec], namespace: Namespace) -> None:
             log.warning("config.not_applied", entity=spec.name, reason=why.description)
 
 
-def _fixed_differences(existing: QueueDescription, spec: QueueSpec) -> Iterable[str]:
+def _fixed_differences(existing: EntityDescription, spec: QueueSpec) -> Iterable[str]:
     """Yield one sentence for each setting that differs from the file but is fixed at creation."""
     has, asked = existing.settings, spec.settings
     for field, in_queue, in_file in (
         ("Partitioned", has.enable_partitioning, asked.enable_partitioning),
         ("PartitionCount", existing.partitions, spec.partitions or existing.partitions),
-        ("RequiresSession", has.requires_session, asked.requires_session),
-        ("RequiresDuplicateDetection", has.requires_duplicate_detection, asked.requires_duplicate_detection),
+        *(
+            ("".join(map(str.capitalize, field.split("_"))), getattr(has, field), getattr(asked, field))
+            for field in has.FIXED
+            if field != "enable_partitioning"
+        ),
     ):
         if in_queue != in_file:
             yield (
@@ -71,12 +78,7 @@ def _text(value: bool | int) -> str:
     return str(value).lower()
 
 
-def _changeable(existing: QueueDescription, spec: QueueSpec) -> QueueSettings:
+def _changeable(existing: EntityDescription, spec: QueueSpec) -> EntitySettings:
     """The file's settings, with the fixed ones taken from the existing queue."""
     has = existing.settings
-    return replace(
-        spec.settings,
-        enable_partitioning=has.enable_partitioning,
-        requires_session=has.requires_session,
-        requires_duplicate_detection=has.requires_duplicate_detection,
-    )
+    return replace(spec.settings, **{field: getattr(has, field) for field in has.FIXED})

@@ -33,7 +33,7 @@ from broker.base.clock import Clock
 from broker.namespace.appointments import Appointments
 from broker.namespace.appointments import Key as _Key
 from broker.operations import SubqueueCounts
-from broker.partition.summary import Summary, decode, is_readable, survey, total_of, wake_at_ms
+from broker.partition.summary import SUBQUEUES_MAX, Summary, decode, is_readable, survey, total_of, wake_at_ms
 from storage.errors import StorageError
 from storage.index_witness import Witness
 from storage.log import EntityLogs
@@ -65,6 +65,10 @@ class Sleeper(Protocol):
 
     def folder_of(self, number: int) -> int:
         """The number of the data folder that holds a partition."""
+
+    @property
+    def subqueue_count(self) -> int:
+        """The number of subqueues in each partition."""
 
 
 class PartitionRegister:
@@ -104,7 +108,7 @@ class Resting:
         """`failed` is called if the task that wakes partitions dies: nothing is opened on time after that."""
         self._index, self._clock, self._look_s, self._failed = index, clock, look_s, failed
         self._unknown: dict[str, set[int]] = {}
-        self._totals: dict[str, dict[str, SubqueueCounts]] = {}
+        self._totals: dict[str, dict[int, SubqueueCounts]] = {}
         """What each entity's closed partitions hold. Added up while their notes are read, and kept until
         first used or out of date."""
         self._due = Appointments()
@@ -274,7 +278,7 @@ class Resting:
             else:
                 numbers.append(number)
                 notes.append(note)
-        total, wakes, unreadable = survey(notes)
+        total, wakes, unreadable = survey(notes, self._subqueue_count(generation))
         if notes:
             self._totals[generation] = total
         unknown += [numbers[place] for place in unreadable]
@@ -290,9 +294,16 @@ class Resting:
         """Have these partitions opened because nobody knows what they hold, the most urgent first."""
         self._unknown.setdefault(generation, set()).update(numbers)
         notes = {number: note for number, _, note in self._index.partitions(generation)}
-        self._waiting.set_many((_urgency(notes.get(number)), (generation, number)) for number in numbers)
+        count = self._subqueue_count(generation)
+        self._waiting.set_many(
+            (_urgency(notes.get(number), count), (generation, number)) for number in numbers
+        )
         self._all_known.clear()
         self._changed.set()
+
+    def _subqueue_count(self, generation: str) -> int:
+        sleeper = self._sleepers.get(generation)
+        return SUBQUEUES_MAX if sleeper is None else sleeper.subqueue_count
 
     def forget(self, generation: str) -> None:
         """The entity was deleted with all its logs."""
@@ -301,13 +312,13 @@ class Resting:
     def summary(self, generation: str, number: int) -> Summary | None:
         """What a closed partition holds; None for one that is open, was never opened, or is unknown."""
         note = self._index.note(generation, number)
-        return None if note is None else decode(note)
+        return None if note is None else decode(note, self._subqueue_count(generation))
 
-    def counts(self, generation: str, leave_out: Collection[int]) -> dict[str, SubqueueCounts]:
-        """Totals of an entity's closed partitions, except those in `leave_out`."""
+    def counts(self, generation: str, leave_out: Collection[int]) -> dict[int, SubqueueCounts]:
+        """Totals of an entity's closed partitions, except those in `leave_out`, by subqueue number."""
         if not leave_out and (total := self._totals.pop(generation, None)) is not None:
             return total
-        return total_of(self._index.notes(generation, leave_out))
+        return total_of(self._index.notes(generation, leave_out), self._subqueue_count(generation))
 
     def register(self, generation: str, number: int) -> PartitionRegister:
         """The register for the task of one partition."""
@@ -428,9 +439,9 @@ class Resting:
             self._all_known.set()
 
 
-def _urgency(note: bytes | None) -> float:
+def _urgency(note: bytes | None, subqueues: int) -> float:
     """When a partition that was open had to act next, according to its last note."""
-    if note is None or not is_readable(note) or (at_ms := wake_at_ms(note)) is None:
+    if note is None or not is_readable(note, subqueues) or (at_ms := wake_at_ms(note)) is None:
         return float("inf")
     return at_ms
 

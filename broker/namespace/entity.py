@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from broker.base.errors import Refused
 from broker.entities.descriptions import EntityDescription
+from broker.entities.roles import CountedAs
 from broker.namespace.closed_partitions import Resting, add_counts
 from broker.namespace.meter import EntityMeter
 from broker.namespace.router import PartitionHandle, Router
@@ -32,7 +34,8 @@ from broker.operations import (
     Update,
     refusal_of,
 )
-from storage.spread_store import place
+from broker.partition.summary import named
+from storage.spread_store import place as folder_of
 
 CLOSED, MISSING = "closed", "missing"
 """States of a partition that is not open: it is missing if its data folder cannot be used."""
@@ -87,6 +90,26 @@ class _Sleeping:
             asyncio.get_running_loop().call_soon(sink, answer)
 
 
+@dataclass(
+    slots=True
+)  # not frozen: creating one would take four times as long, and listing creates ten thousand
+class EntityRuntime:
+    """What an entity holds now, summed over all its partitions (HTTP contract 2.6)."""
+
+    active: int
+    dead_letter: int
+    scheduled: int
+    transfer: int
+    transfer_dead_letter: int
+    message_count: int
+    size_bytes: int
+    availability: str
+    """"Available", or "Limited" while a partition is down."""
+    accessed_at_ms: int | None
+    counts: Mapping[str, SubqueueCounts] = field(default_factory=dict)
+    """By subqueue."""
+
+
 class Entity(ABC):
     """A running entity. Owned by the event loop.
 
@@ -136,6 +159,10 @@ class Entity(ABC):
         """Whether messages here belong to message sessions: each must name its session and is received with
         it."""
 
+    def lock_duration_ms(self, subqueue: str) -> int:
+        """How long a message of this subqueue stays locked."""
+        return self.description.delivery(subqueue).lock_duration_ms
+
     @property
     def message_bytes_max(self) -> int:
         """The largest message that the entity takes; a batch counts as one."""
@@ -155,9 +182,14 @@ class Entity(ABC):
             self._at_rest = None
         return partition
 
+    @property
+    def subqueue_count(self) -> int:
+        """The number of subqueues in each partition."""
+        return len(self.description.places)
+
     def folder_of(self, number: int) -> int:
         """The number of the data folder that holds a partition."""
-        return place(self.description.generation, number, self.description.folders)
+        return folder_of(self.description.generation, number, self.description.folders)
 
     async def wake(self, number: int) -> None:
         """Open a partition because something in it is due or its content is unknown. Returns once it is open
@@ -237,7 +269,8 @@ class Entity(ABC):
         """Message counts of all partitions together, by subqueue. Exact except for those that are `unknown`
         or `uncounted`."""
         if self._at_rest is None:
-            self._at_rest = self._resting.counts(self.description.generation, self._partitions)
+            at_rest = self._resting.counts(self.description.generation, self._partitions)
+            self._at_rest = named(at_rest, self.description.places)
         if not self._partitions:
             return self._at_rest
         total: dict[str, SubqueueCounts] = {}
@@ -245,6 +278,38 @@ class Entity(ABC):
         for partition in self._partitions.values():
             add_counts(total, partition.counts())
         return total
+
+    def runtime(self) -> EntityRuntime:
+        """What the entity holds now, and its health; exact as far as `counts` is."""
+        counts = self.counts()
+        active = scheduled = dead = transfer_dead = messages = size = 0
+        for each in counts.values():
+            messages += each.active + each.deferred + each.scheduled
+            size += each.bytes
+        for place in self.description.places if counts else ():
+            held = counts.get(place.name)
+            if held is None:
+                continue
+            match place.role.counted_as:
+                case CountedAs.ACTIVE:
+                    active += held.active
+                    scheduled += held.scheduled
+                case CountedAs.DEAD_LETTER:
+                    dead += held.active + held.deferred
+                case CountedAs.TRANSFER_DEAD_LETTER:
+                    transfer_dead += held.active + held.deferred
+        return EntityRuntime(
+            active,
+            dead,
+            scheduled,
+            0,
+            transfer_dead,
+            messages,
+            size,
+            "Available" if self.available else "Limited",
+            self.accessed_at_ms,
+            counts,
+        )
 
     @property
     def has_started(self) -> bool:

@@ -26,8 +26,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from weakref import WeakValueDictionary
 
 import structlog
@@ -35,9 +35,6 @@ import structlog
 from broker.base.clock import Clock
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import (
-    DEAD_LETTER,
-    MAIN,
-    TRANSFER_DEAD_LETTER,
     AuthorizationRule,
     EntityDescription,
     EntitySettings,
@@ -54,9 +51,8 @@ from broker.entities.validation import (
     without_effect,
 )
 from broker.namespace.closed_partitions import Resting
-from broker.namespace.entity import Entity
+from broker.namespace.entity import Entity, EntityRuntime
 from broker.namespace.idle_deletion import IdleDeletion
-from broker.operations import SubqueueCounts
 from storage.catalogue import Catalogue
 from storage.catalogue_recovery import Damaged
 from storage.errors import DiskFailed, DiskFull, DiskHangs, StorageError
@@ -73,26 +69,6 @@ threads and descriptors."""
 COUNTED_WITHIN_S = 8.0
 """How long, in seconds, a count of all entities waits for what is unknown after a crash. Prometheus gives up
 after 10 s."""
-
-
-@dataclass(
-    slots=True
-)  # not frozen: creating one would take four times as long, and listing creates ten thousand
-class EntityRuntime:
-    """What an entity holds now, summed over all its partitions (HTTP contract 2.6)."""
-
-    active: int
-    dead_letter: int
-    scheduled: int
-    transfer: int
-    transfer_dead_letter: int
-    message_count: int
-    size_bytes: int
-    availability: str
-    """"Available", or "Limited" while a partition is down."""
-    accessed_at_ms: int | None
-    counts: Mapping[str, SubqueueCounts] = field(default_factory=dict)
-    """By subqueue."""
 
 
 class Namespace:
@@ -138,8 +114,9 @@ class Namespace:
         self._partitions_default, self._entities_max = partitions_default, entities_max
         self._idle_ms_min = idle_ms_min
         self._queues: dict[str, Entity] = {}
-        self._keys: list[str] | None = None
-        """The keys of all queues, sorted; None until they are needed after a queue was added or removed."""
+        self._keys: dict[type[EntityDescription], list[str]] | None = None
+        """The keys of all entities of each kind, sorted; None until they are needed after an entity was added
+        or removed."""
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._opening = asyncio.Semaphore(OPENING_MAX)
         self._folders = folders
@@ -340,16 +317,20 @@ class Namespace:
         """All queues, by name."""
         return [self._queues[key].description for key in sorted(self._queues)]
 
-    def entities_between(self, start: int, stop: int) -> Sequence[Entity]:
-        """A slice of all queues, sorted by name."""
-        if self._keys is None:
-            self._keys = sorted(self._queues)
-        return [self._queues[key] for key in self._keys[start:stop]]
+    def entities_between(self, kind: type[EntityDescription], start: int, stop: int) -> Sequence[Entity]:
+        """A slice of all entities of a kind, sorted by name."""
+        return [self._queues[key] for key in self._keys_of(kind)[start:stop]]
 
-    @property
-    def entity_count(self) -> int:
-        """The number of queues."""
-        return len(self._queues)
+    def entity_count(self, kind: type[EntityDescription]) -> int:
+        """The number of entities of a kind."""
+        return len(self._keys_of(kind))
+
+    def _keys_of(self, kind: type[EntityDescription]) -> Sequence[str]:
+        if self._keys is None:
+            self._keys = {}
+            for key in sorted(self._queues):
+                self._keys.setdefault(type(self._queues[key].description), []).append(key)
+        return self._keys.get(kind, ())
 
     def live_entities(self) -> Iterable[Entity]:
         """All queues, in no particular order."""
@@ -390,30 +371,7 @@ class Namespace:
     def runtime_now(self, queue: Entity) -> EntityRuntime:
         """Like `runtime`, without waiting or opening a log. Exact except for partitions that are
         `Entity.unknown`."""
-        counts = queue.counts()
-        active = scheduled = dead = transfer_dead = messages = size = 0
-        for subqueue, each in counts.items():
-            now = each.active + each.deferred
-            messages += now + each.scheduled
-            size += each.bytes
-            if subqueue == MAIN:
-                active, scheduled = each.active, each.scheduled
-            elif subqueue == DEAD_LETTER:
-                dead = now
-            elif subqueue == TRANSFER_DEAD_LETTER:
-                transfer_dead = now
-        return EntityRuntime(
-            active,
-            dead,
-            scheduled,
-            0,
-            transfer_dead,
-            messages,
-            size,
-            "Available" if queue.available else "Limited",
-            queue.accessed_at_ms,
-            counts,
-        )
+        return queue.runtime()
 
     # --- changing -------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker.base.errors import Reason, Refused
-from broker.entities.descriptions import MAIN
+from broker.entities.descriptions import MAIN, QueueDescription
 from broker.namespace.entity import Entity
 
 
@@ -12,6 +12,8 @@ class Queue(Entity):
 
     FOREIGN_CAPABILITIES = frozenset({"topic", "temporary-topic", "shared", "temporary-queue"})
     """JMS clients ask for these."""
+
+    description: QueueDescription
 
     def check_can_send(self, subqueue: str) -> None:
         """Raises Refused: NOT_ALLOWED, ENTITY_DISABLED."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from broker.base.clock import Clock, wall_ahead_ms
 from broker.base.slices import Slices
-from broker.entities.descriptions import QueueDescription
+from broker.entities.descriptions import EntityDescription
 from broker.partition.batch_bounds import Bounds
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.disk_timeout import Patience
@@ -122,13 +122,15 @@ class ComingBack:
         self.epoch = await self._log.acquire()
         self._patience.again()
 
-    async def load(self, description: QueueDescription, first_nonce: int = 0) -> tuple[Partition, Replay]:
+    async def load(self, description: EntityDescription, first_nonce: int = 0) -> tuple[Partition, Replay]:
         """Build the state from the log. Raises StorageError, UnreadableRecord.
 
         `first_nonce`: how many leases earlier states have made since the log was acquired.
         """
         await self.free_dropped()
-        messages = Messages(self._number, self._payloads, self._bounds.tick_ms, self._clock_settings)
+        messages = Messages(
+            self._number, description.places, self._payloads, self._bounds.tick_ms, self._clock_settings
+        )
         try:
             replay = await replay_log(
                 self._log, messages, self._slices, self._patience, wall_ahead_ms(self._clock)

@@ -282,4 +282,4 @@ class Delivering:
             )
 
     def _new_lease(self, subqueue: Subqueue) -> Lease:
-        return self._space.locks.new_lease(subqueue.number, self._space.locked_until_ms)
+        return self._space.locks.new_lease(subqueue.number, self._space.locked_until_ms(subqueue))

@@ -33,7 +33,7 @@ def failed_delivery(
     if not subqueue.role.counts_deliveries:
         kind = records.CHANGED
     else:
-        last = space.description.settings.max_delivery_count - 1
+        last = space.description.delivery(subqueue.name).max_delivery_count - 1
         spent = [reference for reference in references if reference.delivery_count >= last]
         if spent:
             references = [reference for reference in references if reference.delivery_count < last]

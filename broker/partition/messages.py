@@ -23,6 +23,7 @@ from itertools import accumulate, islice, repeat
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
+from broker.entities.roles import Place
 from broker.operations import PARTITION_SHIFT
 from broker.partition import columns, records
 from broker.partition._untracked import untrack
@@ -34,7 +35,6 @@ from broker.partition.records import Activated, Counters, Enqueued, Mark, Reloca
 from broker.partition.references import ACTIVE, STATES, Reference, StoredFrame
 from broker.partition.renumbered import Renumbered
 from broker.partition.replaying import REPLAYED_AT_ONCE, parts_of, relocated_parts, shared, state_of
-from broker.partition.roles import QUEUE
 from broker.partition.state_kinds import DurableStates
 from broker.partition.subqueue import Subqueue, Work
 from broker.partition.timers import TimerWheel
@@ -44,8 +44,6 @@ NO_NUMBER = 1 << 64
 """Above all sequence numbers."""
 EVICTED_AT_ONCE = 1024
 """Messages that one eviction looks at: about 100 microseconds."""
-SUBQUEUES = tuple(place.name for place in QUEUE)
-"""Names of the subqueues, indexed by their number in records."""
 RELOCATED_AT_ONCE = 2048
 """Messages that one commit of a compaction moves: a few milliseconds."""
 FRAMES_LOOKED_AT = 8192
@@ -58,12 +56,18 @@ class Messages:
     """The messages of one partition. Owned by its state machine."""
 
     def __init__(
-        self, number: int, payloads: PayloadBudget, tick_ms: int, clock_settings: ClockSettings | None = None
+        self,
+        number: int,
+        places: Sequence[Place],
+        payloads: PayloadBudget,
+        tick_ms: int,
+        clock_settings: ClockSettings | None = None,
     ) -> None:
-        """`clock_settings` are this partition's from before a recovery within this process."""
+        """`places` are the entity's subqueues, by their number in records. `clock_settings` are this
+        partition's from before a recovery within this process."""
         self._tick_ms = tick_ms
         self.work = Work()
-        self.subqueues = [Subqueue(index, place, self.work) for index, place in enumerate(QUEUE)]
+        self.subqueues = [Subqueue(index, place, self.work) for index, place in enumerate(places)]
         self.main = self.subqueues[0]
         """The subqueue that receives sent messages."""
         self.first_number = number << PARTITION_SHIFT

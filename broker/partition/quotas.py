@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from broker.base.errors import Reason, Refused
-from broker.entities.descriptions import QueueDescription
+from broker.entities.descriptions import EntityDescription
 from broker.partition.payloads import PayloadShare
 from broker.partition.subqueue import Subqueue
 
@@ -27,7 +27,7 @@ reason and a sentence."""
 
 
 def check_size(
-    description: QueueDescription, number: int, subqueues: Iterable[Subqueue], state_bytes: int, added: int
+    description: EntityDescription, number: int, subqueues: Iterable[Subqueue], state_bytes: int, added: int
 ) -> None:
     """Check that there is room for `added` bytes of messages or state. `state_bytes` is the size of the state
     now.
@@ -46,7 +46,7 @@ def check_size(
 
 
 def check_changes(
-    description: QueueDescription,
+    description: EntityDescription,
     number: int,
     subqueues: Iterable[Subqueue],
     payloads: PayloadShare,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES, QueueDescription
+from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES, EntityDescription
 from broker.operations import Send
 from broker.partition import records
 from broker.partition.batch import Batch
@@ -46,7 +46,7 @@ class Sending:
         """The remaining steps of a long `Send`."""
 
     def send_new(
-        self, batch: Batch, description: QueueDescription, send: Send, freed: int = 0
+        self, batch: Batch, description: EntityDescription, send: Send, freed: int = 0
     ) -> tuple[int, list[int]]:
         """As `send`, but without duplicates, if the send says what makes one. Remembers the others.
 
@@ -76,7 +76,7 @@ class Sending:
             self._record(record)
         return first, known
 
-    def send(self, batch: Batch, description: QueueDescription, send: Send, freed: int = 0) -> int:
+    def send(self, batch: Batch, description: EntityDescription, send: Send, freed: int = 0) -> int:
         """Enqueue the messages, or only the first of many: the caller must then call `go_on`. `freed` is how
         many bytes the same operation is going to remove.
 

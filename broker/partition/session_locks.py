@@ -82,7 +82,7 @@ class SessionLocks:
 
     def serves(self, subqueue: Subqueue) -> bool:
         """Whether the subqueue's messages are received with their sessions only."""
-        return subqueue.role.has_sessions and self._space.description.settings.requires_session
+        return subqueue.role.has_sessions and self._space.description.delivery(subqueue.name).requires_session
 
     # --- accepting ------------------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class SessionLocks:
                 session = sessions.find_or_make(accept.session_id)
         lock = session.lock
         if lock is None:
-            lock = session.lock = self._new_lock(accept.is_shared)
+            lock = session.lock = self._new_lock(subqueue, accept.is_shared)
             self._by_key[lock.key] = subqueue, session
             self._ends.add(lock.until_ms, lock.key)
             self._subqueues[subqueue.number] = subqueue
@@ -128,11 +128,11 @@ class SessionLocks:
             ),
         )
 
-    def _new_lock(self, is_shared: bool) -> SessionLock:
+    def _new_lock(self, subqueue: Subqueue, is_shared: bool) -> SessionLock:
         space = self._space
         self._keys += 1
         token = space.messages.first_number.to_bytes(8, "big") + space.locks.new_nonce().to_bytes(8, "big")
-        return SessionLock(self._keys, token, space.locked_until_ms, is_shared)
+        return SessionLock(self._keys, token, space.locked_until_ms(subqueue), is_shared)
 
     def watch(self, client: ClientId, watch: WatchSessions) -> None:
         """Tell the client when a session with messages is free."""
@@ -175,7 +175,7 @@ class SessionLocks:
         subqueue = space.messages.find(renew.subqueue)
         _, lock = self.held(renew.holder, renew.session_id, subqueue)
         self._ends.cancel(lock.until_ms)
-        lock.until_ms = space.locked_until_ms
+        lock.until_ms = space.locked_until_ms(subqueue)
         self._ends.add(lock.until_ms, lock.key)
         for lease in lock.leases:
             lease.until_ms = lock.until_ms

@@ -93,8 +93,10 @@ class Settling:
         """Renew locks."""
         space = self._space
         space.batch.work += len(operation.tokens)
-        until_ms = space.locked_until_ms
-        if operation.duration_ms is not None:
+        if operation.duration_ms is None:  # the messages of one renewal are in one subqueue
+            known = (space.locks.subqueue_of(token, space.arrived_ms) for token in operation.tokens)
+            until_ms = space.locked_until_ms(next(filter(None, known), space.messages.main))
+        else:
             until_ms = space.batch.now_ms + operation.duration_ms
         failures = space.locks.renew(operation.tokens, space.arrived_ms, until_ms)
         space.answer(client, Renewed(until_ms, operation.cookie, failures))

@@ -47,12 +47,12 @@ before its lock ended, however long it had to wait for the disk: a lock that end
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import assert_never
 
 from broker.base.errors import Reason, Refused
-from broker.entities.descriptions import QueueDescription
+from broker.entities.descriptions import EntityDescription
 from broker.operations import (
     Abandon,
     CancelScheduled,
@@ -114,8 +114,8 @@ from broker.session_operations import (
 )
 from storage.log import Commit, Frame
 
-Totals = Sequence[tuple[int, int, int, int]]
-"""Of each subqueue: messages, how many of them are deferred and scheduled, and bytes."""
+Totals = Mapping[int, tuple[int, int, int, int]]
+"""Of each subqueue with work, by number: messages, how many of them are deferred and scheduled, and bytes."""
 
 
 class Partition:
@@ -124,7 +124,7 @@ class Partition:
     def __init__(
         self,
         number: int,
-        description: QueueDescription,
+        description: EntityDescription,
         messages: Messages,
         *,
         epoch: int,
@@ -426,26 +426,28 @@ class Partition:
 
     def totals(self) -> Totals:
         """What `counts` needs to know of each subqueue, apart from locks. Cheap enough for every batch."""
-        return [
-            (len(subqueue.references), subqueue.deferred, subqueue.scheduled, subqueue.size_bytes)
-            for subqueue in self.messages.subqueues
-        ]
+        work = self.messages.work
+        return {
+            number: (len(subqueue.references), subqueue.deferred, subqueue.scheduled, subqueue.size_bytes)
+            for held in (work.occupied, work.indexed)
+            for number, subqueue in held.items()
+        }
 
     def counts(self, totals: Totals | None = None) -> dict[str, SubqueueCounts]:
         """The message counts and size of each subqueue: now, or as of `totals`, without locks."""
         now = totals is None
-        counts = {
-            subqueue.name: SubqueueCounts(
+        counts = {subqueue.name: SubqueueCounts() for subqueue in self.messages.subqueues}
+        for number, (messages, deferred, scheduled, size) in (
+            self.totals() if totals is None else totals
+        ).items():
+            subqueue = self.messages.subqueues[number]
+            counts[subqueue.name] = SubqueueCounts(
                 active=messages - deferred - scheduled,
                 locked=subqueue.locked if now else 0,
                 deferred=deferred,
                 scheduled=scheduled,
                 bytes=size,
             )
-            for subqueue, (messages, deferred, scheduled, size) in zip(
-                self.messages.subqueues, self.totals() if totals is None else totals, strict=True
-            )
-        }
         if now:
             counts[self.messages.main.name].message_ids = self._duplicates.count
         return counts

@@ -24,6 +24,7 @@ from itertools import islice
 
 from broker.base.sifted_heap import SiftedHeap
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
+from broker.entities.roles import Place
 from broker.message.changes import merge_changes
 from broker.partition._untracked import untrack
 from broker.partition.clock_settings import ClockSettings
@@ -31,7 +32,6 @@ from broker.partition.columns import value_bytes
 from broker.partition.message_sessions import MessageSession, MessageSessions
 from broker.partition.order import Order
 from broker.partition.references import ACTIVE, DEFERRED, SCHEDULED, Lease, Reference
-from broker.partition.roles import Place
 from broker.partition.timers import TimerWheel
 
 _FEW = 4096
@@ -52,11 +52,13 @@ class Work:
     A topic has hundreds of subqueues.
     """
 
-    __slots__ = ("occupied", "timed")
+    __slots__ = ("indexed", "occupied", "timed")
 
     def __init__(self) -> None:
         self.occupied: dict[int, Subqueue] = {}
         """Subqueues that hold messages, by number."""
+        self.indexed: dict[int, Subqueue] = {}
+        """Subqueues with an index of message sessions, by number."""
         self.timed: dict[int, Subqueue] = {}
         """Subqueues whose `expiry` may hold keys, by number. `TimeToLive` removes them."""
 
@@ -206,6 +208,7 @@ class Subqueue:
         """The index of sessions, made if there is none."""
         if self.sessions is None:
             self.sessions = MessageSessions(self.references)
+            self._work.indexed[self.number] = self
         return self.sessions
 
     def bring_back(self, references: Sequence[Reference]) -> None:

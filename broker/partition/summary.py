@@ -1,6 +1,7 @@
 """Summaries: what a closed partition holds, and when it must be opened again even if no client asks. Pure.
 
-The index of partitions stores a summary as a note (`storage/partition_index.py`). Little endian:
+The index of partitions stores a summary as a note (`storage/partition_index.py`). It names subqueues by
+their numbers (`EntityDescription.places`). Little endian:
 
     offset  size  field
          0     1  version, 1
@@ -32,8 +33,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from broker.base.clock import Clock, wall_ahead_ms
+from broker.entities.roles import Place
 from broker.operations import SubqueueCounts
-from broker.partition.messages import SUBQUEUES
 from broker.partition.state import Partition
 
 VERSION = 1
@@ -41,6 +42,8 @@ _HEAD = struct.Struct("<BBBB")
 _SUBQUEUE = struct.Struct("<BQQQQ")
 _TIME = struct.Struct("<BQ")
 _ONE_SUBQUEUE, _MAIN = bytes([VERSION, 1]), b"\0"
+SUBQUEUES_MAX = 256
+"""More than any note can name."""
 _ONE_BYTES = _HEAD.size + _SUBQUEUE.size
 
 
@@ -58,8 +61,8 @@ class Wake(enum.IntEnum):
 class Summary(NamedTuple):
     """What a partition holds, and when it must be open next."""
 
-    counts: Mapping[str, SubqueueCounts]
-    """By subqueue name; empty subqueues may be missing."""
+    counts: Mapping[int, SubqueueCounts]
+    """By subqueue number; empty subqueues may be missing."""
     wakes: Mapping[int, int]
     """The earliest time for each reason, in wall time (ms)."""
 
@@ -70,11 +73,7 @@ class Summary(NamedTuple):
 
     def encode(self) -> bytes:
         """Encode the summary as a note."""
-        subqueues = [
-            (number, self.counts[name])
-            for number, name in enumerate(SUBQUEUES)
-            if _holds(self.counts.get(name))
-        ]
+        subqueues = [each for each in sorted(self.counts.items()) if _holds(each[1])]
         parts = [_HEAD.pack(VERSION, len(subqueues), len(self.wakes), 0)]
         parts += [
             _SUBQUEUE.pack(number, each.active, each.deferred, each.scheduled, each.bytes)
@@ -84,15 +83,16 @@ class Summary(NamedTuple):
         return b"".join(parts)
 
 
-def is_readable(note: bytes) -> bool:
-    """Whether this release understands the note. If not, only the log says what the partition holds."""
+def is_readable(note: bytes, subqueues: int) -> bool:
+    """Whether this release understands the note of an entity with this many subqueues. If not, only the log
+    says what the partition holds."""
     if (
         len(note) < _HEAD.size
         or note[0] != VERSION
         or len(note) != _HEAD.size + note[1] * _SUBQUEUE.size + note[2] * _TIME.size
     ):
         return False
-    return not note[1] or max(note[_HEAD.size : _times_at(note) : _SUBQUEUE.size]) < len(SUBQUEUES)
+    return not note[1] or max(note[_HEAD.size : _times_at(note) : _SUBQUEUE.size]) < subqueues
 
 
 def wake_at_ms(note: bytes) -> int | None:
@@ -104,47 +104,50 @@ def wake_at_ms(note: bytes) -> int | None:
     )
 
 
-def add_counts(total: dict[str, SubqueueCounts], note: bytes) -> None:
+def add_counts(total: dict[int, SubqueueCounts], note: bytes) -> None:
     """Add the counts of a readable note to `total`."""
     for at in range(_HEAD.size, _times_at(note), _SUBQUEUE.size):
         number, active, deferred, scheduled, size = _SUBQUEUE.unpack_from(note, at)
-        sum_ = total.get(SUBQUEUES[number])
+        sum_ = total.get(number)
         if sum_ is None:
-            sum_ = total[SUBQUEUES[number]] = SubqueueCounts()
+            sum_ = total[number] = SubqueueCounts()
         sum_.active += active
         sum_.deferred += deferred
         sum_.scheduled += scheduled
         sum_.bytes += size
 
 
-def total_of(notes: Sequence[bytes]) -> dict[str, SubqueueCounts]:
-    """The summed counts of several notes; unreadable notes are skipped."""
+def total_of(notes: Sequence[bytes], subqueues: int) -> dict[int, SubqueueCounts]:
+    """The summed counts of several notes of an entity with this many subqueues; unreadable notes are
+    skipped."""
     alike = _alike(notes)
     if alike is not None:
         return alike[0]
-    total: dict[str, SubqueueCounts] = {}
+    total: dict[int, SubqueueCounts] = {}
     for note in notes:
-        if note != EMPTY_NOTE and is_readable(note):
+        if note != EMPTY_NOTE and is_readable(note, subqueues):
             add_counts(total, note)
     return total
 
 
-def survey(notes: Sequence[bytes]) -> tuple[dict[str, SubqueueCounts], Sequence[int | None], Sequence[int]]:
-    """Read the notes of an entity: the summed counts, `wake_at_ms` of each note, and the indices of
-    unreadable notes."""
+def survey(
+    notes: Sequence[bytes], subqueues: int
+) -> tuple[dict[int, SubqueueCounts], Sequence[int | None], Sequence[int]]:
+    """Read the notes of an entity with this many subqueues: the summed counts, `wake_at_ms` of each note, and
+    the indices of unreadable notes."""
     alike = _alike(notes)
     if alike is not None:
         return *alike, ()
-    unreadable = [place for place, note in enumerate(notes) if not is_readable(note)]
+    unreadable = [place for place, note in enumerate(notes) if not is_readable(note, subqueues)]
     passed_over = set(unreadable)
     return (
-        total_of(notes),
+        total_of(notes, subqueues),
         [None if place in passed_over else wake_at_ms(note) for place, note in enumerate(notes)],
         unreadable,
     )
 
 
-def _alike(notes: Sequence[bytes]) -> tuple[dict[str, SubqueueCounts], Sequence[int | None]] | None:
+def _alike(notes: Sequence[bytes]) -> tuple[dict[int, SubqueueCounts], Sequence[int | None]] | None:
     """Read notes of the same shape together: all empty, or all with only the main subqueue and equally many
     times. None for other notes.
 
@@ -166,7 +169,7 @@ def _alike(notes: Sequence[bytes]) -> tuple[dict[str, SubqueueCounts], Sequence[
     total = SubqueueCounts(
         sum(fields[1::step]), 0, sum(fields[2::step]), sum(fields[3::step]), sum(fields[4::step])
     )
-    return {SUBQUEUES[0]: total}, fields[6::step] if first[2] else [None] * count
+    return {0: total}, fields[6::step] if first[2] else [None] * count
 
 
 @functools.lru_cache(256)
@@ -176,11 +179,11 @@ def _together(notes: int, times: int) -> struct.Struct:
     return struct.Struct("<" + (f"{_HEAD.size + 1}sQQQQ" + "BQ" * times) * notes)
 
 
-def decode(note: bytes) -> Summary | None:
-    """Decode a note from `Summary.encode`; None if it is unreadable."""
-    if not is_readable(note):
+def decode(note: bytes, subqueues: int) -> Summary | None:
+    """Decode a note of an entity with this many subqueues; None if it is unreadable."""
+    if not is_readable(note, subqueues):
         return None
-    counts: dict[str, SubqueueCounts] = {}
+    counts: dict[int, SubqueueCounts] = {}
     add_counts(counts, note)
     return Summary(counts, dict(_TIME.iter_unpack(note[_times_at(note) :])))
 
@@ -193,6 +196,11 @@ def _holds(counts: SubqueueCounts | None) -> bool:
     return counts is not None and bool(counts.active or counts.deferred or counts.scheduled or counts.bytes)
 
 
+def named(counts: Mapping[int, SubqueueCounts], places: Sequence[Place]) -> dict[str, SubqueueCounts]:
+    """The same counts, by the names of the entity's subqueues."""
+    return {places[number].name: each for number, each in counts.items()}
+
+
 def summary_of(partition: Partition, clock: Clock, has_garbage: bool = False) -> Summary:
     """Summarize a partition whose log is about to be closed. Nothing is under way in it."""
     due_ms = clock.monotonic_ms() if partition.has_more else partition.next_expiry_ms()
@@ -201,7 +209,7 @@ def summary_of(partition: Partition, clock: Clock, has_garbage: bool = False) ->
         wakes[Wake.SCHEDULE] = schedule_ms
     if has_garbage:
         wakes[Wake.GARBAGE] = clock.now_ms()
-    return Summary(partition.counts(), wakes)
+    return Summary(dict(enumerate(partition.counts().values())), wakes)
 
 
 EMPTY = Summary({}, {})

@@ -44,7 +44,7 @@ import structlog
 from broker.base.clock import Clock
 from broker.base.errors import Reason
 from broker.base.slices import LONG_SLICE_S, Slices
-from broker.entities.descriptions import QueueDescription
+from broker.entities.descriptions import EntityDescription
 from broker.operations import (
     ClientId,
     Operation,
@@ -60,12 +60,11 @@ from broker.partition.full_disk import FullDisk
 from broker.partition.going_down import GoingDown
 from broker.partition.idle import Register, Rest
 from broker.partition.mailbox import Mailbox
-from broker.partition.messages import SUBQUEUES
 from broker.partition.payloads import PayloadBudget
 from broker.partition.records import UnreadableRecord
 from broker.partition.signals import Once, Signal
 from broker.partition.state import Partition, Totals
-from broker.partition.summary import summary_of
+from broker.partition.summary import named, summary_of
 from broker.partition.upkeep import Upkeep, UpkeepLimits
 from storage.errors import CommitFailed, CorruptRecord, DiskFull, Fenced, StorageError
 from storage.log import Commit, Log
@@ -76,7 +75,6 @@ DAMAGED_ADVICE = (
     "'partibus check' shows everything that is damaged; 'partibus repair' saves what can be read, with the "
     "broker stopped."
 )
-_NOTHING = {name: SubqueueCounts() for name in SUBQUEUES}
 
 
 class Health(enum.StrEnum):
@@ -143,7 +141,7 @@ class PartitionTask:
         *,
         log: Log,
         clock: Clock,
-        description: QueueDescription,
+        description: EntityDescription,
         payloads: PayloadBudget,
         limits: TaskLimits | None = None,
         on_health: Callable[[int, Health], None] | None = None,
@@ -170,8 +168,11 @@ class PartitionTask:
         self._going_down = GoingDown(number, description.name, self._mailbox)
         self._partition: Partition | None = None
         at_rest = register.summary() if register is not None else None
-        self._last_counts = _NOTHING | dict(at_rest.counts if at_rest is not None else ())
+        places = description.places
+        self._last_counts = {place.name: SubqueueCounts() for place in places}
         """The counts as last known to be durable, for as long as there is no state."""
+        if at_rest is not None:
+            self._last_counts |= named(at_rest.counts, places)
         self._totals: Totals | None = None
         """What was durable before the batch whose commit is under way; None if all is durable."""
         self._upkeep: Upkeep | None = None

@@ -95,7 +95,7 @@ class TimeToLive:
         if not references:
             return
         space.batch.expired_messages += len(references)
-        if space.description.settings.dead_lettering_on_expiration:
+        if space.description.delivery(subqueue.name).dead_lettering_on_expiration:
             dead_letter(space, subqueue, references, EXPIRED)
         else:
             space.mark(Mark(records.REMOVED, subqueue.number, [each.sequence_number for each in references]))

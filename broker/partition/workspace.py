@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from broker.entities.descriptions import QueueDescription
+from broker.entities.descriptions import EntityDescription
 from broker.operations import Answer, ClientId, Recall
 from broker.partition import records
 from broker.partition.batch import Batch
@@ -49,7 +49,7 @@ class Workspace:
     def __init__(
         self,
         number: int,
-        description: QueueDescription,
+        description: EntityDescription,
         messages: Messages,
         bounds: Bounds,
         epoch: int,
@@ -75,10 +75,9 @@ class Workspace:
         """When the current operation was put into the mailbox, in monotonic time. Time it has spent waiting
         for the disk since then ends no lock."""
 
-    @property
-    def locked_until_ms(self) -> int:
+    def locked_until_ms(self, subqueue: Subqueue) -> int:
         """When a lock that begins in this batch ends."""
-        return self.batch.now_ms + self.description.settings.lock_duration_ms
+        return self.batch.now_ms + self.description.delivery(subqueue.name).lock_duration_ms
 
     def answer(self, client: ClientId, answer: Answer) -> None:
         """Add an answer, to be released once the batch's commit is durable."""

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from broker.entities.descriptions import QueueDescription
 from broker.entities.documents import decode_description
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
@@ -82,7 +83,11 @@ async def on_disk(broker: BrokerThread) -> dict[str, str]:
     """The same, as the next broker will find it on disk."""
     documents = await Catalogue(broker.data_dir / "catalogue", LocalDisk()).load_all()
     found = map(decode_description, documents.values())
-    return {each.name: str(each.settings.max_delivery_count) for each in found}
+    return {
+        each.name: str(each.settings.max_delivery_count)
+        for each in found
+        if isinstance(each, QueueDescription)
+    }
 
 
 def refusal(answer: tuple[int, str, Message]) -> str:

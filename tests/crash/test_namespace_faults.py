@@ -24,7 +24,7 @@ import pytest
 from broker.base.clock import ManualClock
 from broker.base.errors import Reason, Refused
 from broker.base.metrics import Metrics
-from broker.entities.descriptions import MAIN, QueueDescription, QueueSettings
+from broker.entities.descriptions import MAIN, EntityDescription, QueueSettings
 from broker.namespace.closed_partitions import Resting
 from broker.namespace.entity import Entity, ask
 from broker.namespace.meter import EntityMeter
@@ -314,7 +314,7 @@ async def test_over_many_changes_failures_and_restarts_each_queue_is_as_it_was_l
     with restarts.
     """
     rng = random.Random(11)
-    inner, described = RecordingDisk(), dict[str, QueueDescription]()
+    inner, described = RecordingDisk(), dict[str, EntityDescription]()
     for _ in range(30):
         life = Life(inner)
         await life.namespace.load()

@@ -19,7 +19,7 @@ from aiohttp import web
 from broker.access.sas import Authorizer
 from broker.base.clock import Clock, SystemClock
 from broker.base.metrics import Metrics
-from broker.entities.descriptions import QueueDescription
+from broker.entities.descriptions import EntityDescription
 from broker.http.server import HttpServer
 from broker.namespace.closed_partitions import Resting
 from broker.namespace.entity import Entity
@@ -139,7 +139,7 @@ async def http_stack(
 
     resting = Resting(PartitionIndex(settings.data_dir / "catalogue", LocalDisk()), clock)
 
-    def make_queue(description: QueueDescription) -> Queue:
+    def make_queue(description: EntityDescription) -> Queue:
         meter = EntityMeter(metrics, description.name)
         return Queue(
             description,

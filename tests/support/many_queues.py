@@ -69,6 +69,6 @@ async def _write_notes(data: Path, messages: int) -> None:
         for partition in range(description.partitions):
             held = SubqueueCounts(active=messages, bytes=messages * (100 + partition))
             index.closed(
-                description.generation, partition, Summary({"": held}, {Wake.EXPIRY: at_ms + number}).encode()
+                description.generation, partition, Summary({0: held}, {Wake.EXPIRY: at_ms + number}).encode()
             )
     await index.close()

@@ -12,7 +12,7 @@ import pytest
 from broker.base.clock import ManualClock
 from broker.base.errors import Reason, Refused
 from broker.base.metrics import Metrics
-from broker.entities.descriptions import QueueDescription
+from broker.entities.descriptions import EntityDescription
 from broker.entities.documents import decode_description
 from broker.namespace.closed_partitions import Resting
 from broker.namespace.entity import Entity
@@ -84,7 +84,7 @@ class World:
             confirm_retry_ms=confirm_retry_ms,
         )
 
-    def _make_queue(self, description: QueueDescription) -> Queue:
+    def _make_queue(self, description: EntityDescription) -> Queue:
         return Queue(description, EntityMeter(self.metrics, description.name), self._start, self.resting)
 
     def _start(self, queue: Entity, number: int) -> Any:
@@ -126,7 +126,7 @@ async def make_logs(world: World, generation: str) -> None:
     await log.close()
 
 
-async def entries(world: World) -> list[QueueDescription]:
+async def entries(world: World) -> list[EntityDescription]:
     """What a restart would find."""
     return [
         decode_description(content)

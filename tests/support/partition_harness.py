@@ -54,8 +54,9 @@ class Harness:
         reserve_bytes: int = 0,
         segment_bytes: int = 1 << 30,
         number: int = NUMBER,
+        kind: type[QueueDescription] = QueueDescription,
     ) -> None:
-        self.description = QueueDescription("orders", "0" * 32, 16, settings or QueueSettings())
+        self.description = kind("orders", "0" * 32, 16, settings or QueueSettings())
         self.clock = ManualClock()
         self.budget = PayloadBudget(payload_bytes, reserve_bytes)
         self.limits = limits or TaskLimits()

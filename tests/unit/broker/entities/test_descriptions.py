@@ -38,6 +38,7 @@ def test_a_new_queue_begins_with_its_times_and_the_settings_of_its_file() -> Non
 def test_an_update_keeps_what_is_fixed_and_the_files_settings_unless_it_brings_new_ones() -> None:
     of_file = QueueSettings(max_delivery_count=3)
     made = describe("orders", of_file, partitions=4, now_ms=7, file_settings=of_file, folders=2)
+    assert isinstance(made, QueueDescription)
     updated = made.updated(QueueSettings(max_delivery_count=5), 9)
     assert (updated.settings.max_delivery_count, updated.file_settings) == (5, of_file)
     assert (updated.created_at_ms, updated.updated_at_ms) == (7, 9)

@@ -9,7 +9,7 @@ from broker.entities.descriptions import AuthorizationRule, EntityStatus, QueueD
 from broker.entities.validation import WrongProperty
 from broker.http.atom import ATOM, SERVICE_BUS, Entry, parse_entry, write_entry
 from broker.http.queue_xml import QueueDefaults, address_of, entity_of, read_queue, write_queue
-from broker.namespace.namespace import EntityRuntime
+from broker.namespace.entity import EntityRuntime
 
 DEFAULTS = QueueDefaults(partitioned=True, max_message_size_kb=1024)
 

@@ -88,7 +88,7 @@ async def change(folder: Path, settings: QueueSettings | None, name: str = "orde
 
 def settings_of(namespace: Namespace, name: str = "orders") -> QueueSettings:
     description = namespace.describe(name)
-    assert description is not None
+    assert isinstance(description, QueueDescription)
     return description.settings
 
 

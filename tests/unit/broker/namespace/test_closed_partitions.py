@@ -14,7 +14,7 @@ from pytest import MonkeyPatch
 from structlog.testing import capture_logs
 
 from broker.base.clock import ManualClock
-from broker.entities.descriptions import DEAD_LETTER, MAIN
+from broker.entities.descriptions import QUEUE_PLACES
 from broker.namespace.closed_partitions import OPENING_MAX, Resting
 from broker.operations import SubqueueCounts
 from broker.partition.summary import EMPTY, EMPTY_NOTE, Summary, Wake, decode, survey, total_of
@@ -26,10 +26,14 @@ from tests.support.recording_disk import RecordingDisk
 from tests.support.waiting import until
 
 ROOT = Path("/catalogue")
+COUNT = len(QUEUE_PLACES)
+"""The subqueues of a queue: number 0 for receivers, number 1 for its dead letters."""
 
 
 class Queue:
     """Opens its partitions when a test lets it."""
+
+    subqueue_count = COUNT
 
     def __init__(self) -> None:
         self.woken: list[int] = []
@@ -79,7 +83,7 @@ class World:
 
 def holding(active: int, wake_at_ms: int | None = None) -> Summary:
     return Summary(
-        {MAIN: SubqueueCounts(active=active, bytes=10 * active)},
+        {0: SubqueueCounts(active=active, bytes=10 * active)},
         {} if wake_at_ms is None else {Wake.EXPIRY: wake_at_ms},
     )
 
@@ -95,27 +99,27 @@ NOTES = st.one_of(
         st.sampled_from([None, 1, 1 << 41]),
     ),
     st.builds(
-        lambda name: Summary({name: SubqueueCounts(active=5, bytes=7)}, {}).encode(),
-        st.sampled_from([MAIN, DEAD_LETTER]),
+        lambda number: Summary({number: SubqueueCounts(active=5, bytes=7)}, {}).encode(),
+        st.sampled_from([0, 1]),
     ),
-    st.just(Summary({MAIN: SubqueueCounts(active=1)}, {Wake.EXPIRY: 9, Wake.GARBAGE: 4}).encode()),
+    st.just(Summary({0: SubqueueCounts(active=1)}, {Wake.EXPIRY: 9, Wake.GARBAGE: 4}).encode()),
 )
 
 
 def test_a_summary_comes_back_as_it_was_and_what_is_not_understood_gives_none() -> None:
     summary = Summary(
         {
-            MAIN: SubqueueCounts(active=3, deferred=1, scheduled=2, bytes=99),
-            DEAD_LETTER: SubqueueCounts(active=1, bytes=5),
+            0: SubqueueCounts(active=3, deferred=1, scheduled=2, bytes=99),
+            1: SubqueueCounts(active=1, bytes=5),
         },
         {Wake.EXPIRY: 1_700_000_000_000, 77: 1_600_000_000_000},
     )
-    assert decode(summary.encode()) == summary and summary.wake_at_ms == 1_600_000_000_000
-    assert decode(EMPTY_NOTE) == EMPTY and EMPTY.wake_at_ms is None
-    assert Summary({MAIN: SubqueueCounts(locked=0)}, {}).encode() == EMPTY_NOTE
+    assert decode(summary.encode(), COUNT) == summary and summary.wake_at_ms == 1_600_000_000_000
+    assert decode(EMPTY_NOTE, COUNT) == EMPTY and EMPTY.wake_at_ms is None
+    assert Summary({0: SubqueueCounts(locked=0)}, {}).encode() == EMPTY_NOTE
     note = summary.encode()
     assert [
-        decode(each)
+        decode(each, COUNT)
         for each in (b"", note[:-1], note + b"\0", b"\2" + note[1:], note[:4] + b"\x09" + note[5:])
     ] == [None] * 5
 
@@ -125,34 +129,34 @@ def test_the_total_of_many_notes_is_the_sum_of_what_each_says() -> None:
         holding(3, 99).encode(),
         holding(4).encode(),
         EMPTY_NOTE,
-        Summary({DEAD_LETTER: SubqueueCounts(active=5, bytes=50)}, {}).encode(),
+        Summary({1: SubqueueCounts(active=5, bytes=50)}, {}).encode(),
         Summary(
             {
-                MAIN: SubqueueCounts(deferred=1, scheduled=2, bytes=3),
-                DEAD_LETTER: SubqueueCounts(active=1, bytes=1),
+                0: SubqueueCounts(deferred=1, scheduled=2, bytes=3),
+                1: SubqueueCounts(active=1, bytes=1),
             },
             {},
         ).encode(),
         b"\2 of a later release",
     ]
-    assert total_of(notes) == {
-        MAIN: SubqueueCounts(active=7, deferred=1, scheduled=2, bytes=73),
-        DEAD_LETTER: SubqueueCounts(active=6, bytes=51),
+    assert total_of(notes, COUNT) == {
+        0: SubqueueCounts(active=7, deferred=1, scheduled=2, bytes=73),
+        1: SubqueueCounts(active=6, bytes=51),
     }
-    assert total_of([EMPTY_NOTE, b""]) == {}
+    assert total_of([EMPTY_NOTE, b""], COUNT) == {}
 
 
 @given(st.lists(NOTES, max_size=4), st.integers(0, 3))
 def test_notes_that_are_read_together_say_what_each_says_alone(some: list[bytes], times: int) -> None:
     notes = some + some[-1:] * times
-    total, wakes, unreadable = survey(notes)
-    assert [place for place, note in enumerate(notes) if decode(note) is None] == list(unreadable)
-    summaries = [decode(note) or EMPTY for note in notes]
+    total, wakes, unreadable = survey(notes, COUNT)
+    assert [place for place, note in enumerate(notes) if decode(note, COUNT) is None] == list(unreadable)
+    summaries = [decode(note, COUNT) or EMPTY for note in notes]
     assert list(wakes) == [summary.wake_at_ms for summary in summaries]
-    assert {name: sum(each.counts.get(name, NOTHING).active for each in summaries) for name in total} == {
-        name: counts.active for name, counts in total.items()
-    }
-    assert total == total_of(notes) and sum(counts.bytes for counts in total.values()) == sum(
+    assert {
+        number: sum(each.counts.get(number, NOTHING).active for each in summaries) for number in total
+    } == {number: counts.active for number, counts in total.items()}
+    assert total == total_of(notes, COUNT) and sum(counts.bytes for counts in total.values()) == sum(
         counts.bytes for each in summaries for counts in each.counts.values()
     )
 
@@ -163,14 +167,12 @@ async def test_what_was_added_up_at_the_start_is_not_told_once_a_partition_was_o
         await world.resting.opening("a", number)
         world.resting.closed("a", number, holding(1))
     world = await World(await world.stop()).start({"a": 3})
-    assert (
-        world.resting.counts("a", ())[MAIN].active == 3 and world.resting.counts("a", (1,))[MAIN].active == 2
-    )
+    assert world.resting.counts("a", ())[0].active == 3 and world.resting.counts("a", (1,))[0].active == 2
     world = await World(await world.stop()).start({"a": 3})
     await world.resting.opening("a", 0)
-    assert world.resting.counts("a", ())[MAIN].active == 2
+    assert world.resting.counts("a", ())[0].active == 2
     world.resting.closed("a", 0, holding(5))
-    assert world.resting.counts("a", ())[MAIN].active == 7
+    assert world.resting.counts("a", ())[0].active == 7
     await world.stop()
 
 
@@ -326,7 +328,7 @@ async def test_an_index_out_of_date_is_not_believed_and_all_of_its_folder_is_ope
     await folders.witnesses()[1].make_void()
     world = await World(folders.disk, folders.witnesses()).start({"a": 6}, Store(a=[0, 1, 2, 3, 5]))
     assert sorted(world.resting.unknown("a")) == [1, 3, 5] and world.resting.counts("a", ()) == {
-        MAIN: SubqueueCounts(active=2, bytes=20)
+        0: SubqueueCounts(active=2, bytes=20)
     }
     await until(lambda: sorted(world.queues["a"].woken) == [1, 3, 5])
     await world.stop()
@@ -344,6 +346,6 @@ async def test_a_folder_that_was_missing_at_the_start_is_asked_when_it_is_back(
     assert await world.resting.all_known(0), "nobody can tell, and its partitions cannot be opened either"
     folders.is_there = True
     await until(lambda: sorted(world.queues["a"].woken) == [1, 3])
-    assert world.resting.counts("a", ()) == {MAIN: SubqueueCounts(active=2, bytes=20)}
+    assert world.resting.counts("a", ()) == {0: SubqueueCounts(active=2, bytes=20)}
     await until(lambda: world.index.witnesses[1].says is Says.VALID)
     await world.stop()

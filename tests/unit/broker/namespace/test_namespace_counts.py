@@ -95,7 +95,7 @@ async def test_a_queue_that_is_deleted_while_it_is_counted_wakes_no_partition_ag
 
 
 async def test_a_subqueue_that_queues_do_not_have_counts_towards_the_total(world: World) -> None:
-    """An entity may have any number of subqueues (`broker/partition/roles.py`)."""
+    """An entity may have any number of subqueues (`broker/entities/roles.py`)."""
     await world.namespace.create_entity("orders", QueueSettings(), 1)
     queue = world.queue("orders")
     queue.partition(0)

@@ -14,7 +14,7 @@ import pytest
 
 from broker.base.clock import ManualClock
 from broker.base.metrics import Metrics
-from broker.entities.descriptions import QueueDescription, QueueSettings, new_generation
+from broker.entities.descriptions import EntityDescription, QueueDescription, QueueSettings, new_generation
 from broker.entities.documents import encode_description
 from broker.maintenance.check import check_folders
 from broker.maintenance.repair import Repair
@@ -42,7 +42,7 @@ class Folder:
         metrics, clock = Metrics(), ManualClock()
         self.resting = Resting(self.index, clock)
 
-        def make_queue(description: QueueDescription) -> Queue:
+        def make_queue(description: EntityDescription) -> Queue:
             def start(queue: Entity, number: int) -> NoReturn:
                 raise AssertionError("nobody asks for a partition")
 

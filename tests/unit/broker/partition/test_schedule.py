@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from broker.base.errors import Reason
-from broker.entities.descriptions import MAIN, QueueSettings
+from broker.entities.descriptions import MAIN, QUEUE_PLACES, QueueSettings
 from broker.operations import (
     CancelScheduled,
     Complete,
@@ -221,7 +221,7 @@ async def test_the_index_is_told_when_the_partition_must_be_open() -> None:
     assert partition is not None
     summary = summary_of(partition, harness.clock)
     at_ms = summary.wakes[Wake.SCHEDULE]
-    assert 0 <= at_ms - (harness.clock.now_ms() + 1_000) <= 20 and summary.counts[MAIN].scheduled == 2
+    assert 0 <= at_ms - (harness.clock.now_ms() + 1_000) <= 20 and summary.counts[0].scheduled == 2
     await harness.advance(HOUR_MS + 20)
     assert Wake.SCHEDULE not in summary_of(partition, harness.clock).wakes
 
@@ -292,7 +292,7 @@ async def test_salvage_brings_active_and_scheduled_messages_back_and_names_the_l
     kept, waiting = await schedule(harness, 2_000, HOUR_MS)
     await harness.advance(1_020)
     await harness.advance(1_020)
-    salvage = Salvage(harness.number)
+    salvage = Salvage(harness.number, QUEUE_PLACES)
     salvage.begin((), Position(0), is_start_known=True)
     salvage.gap(Gap(Path("1.seg"), 0, Position(0), gap_end, "its bytes are zero"))
     async for frame in harness.log.replay(gap_end):

@@ -36,9 +36,9 @@ def test_a_mark_is_in_the_commit_in_the_batch_and_in_force() -> None:
 def test_a_lock_that_begins_in_a_batch_lasts_as_long_as_the_description_says() -> None:
     space = workspace()
     space.batch = Batch(Commit(Position(0)), 1_000, 9_000, 1)
-    assert space.locked_until_ms == 1_000 + LOCK_MS
+    assert space.locked_until_ms(space.messages.main) == 1_000 + LOCK_MS
     space.description = QueueDescription("orders", "0" * 32, 16, QueueSettings(lock_duration_ms=7_000))
-    assert space.locked_until_ms == 8_000
+    assert space.locked_until_ms(space.messages.main) == 8_000
 
 
 def test_answers_wait_in_the_batch_in_order() -> None:

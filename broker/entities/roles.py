@@ -1,15 +1,22 @@
 """The roles of subqueues. Plain data.
 
 Code asks a subqueue's *role* what to do and never checks which subqueue it has, so an entity may have any
-number of subqueues in the same role. `QUEUE` lists the subqueues of a queue.
+number of subqueues in the same role. Each kind of entity lists its subqueues (`EntityDescription.places`).
 """
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import Final
 
-from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER
+
+class CountedAs(enum.Enum):
+    """The figure of an entity to which the messages of a subqueue belong (HTTP contract 2.6)."""
+
+    ACTIVE = enum.auto()
+    DEAD_LETTER = enum.auto()
+    TRANSFER_DEAD_LETTER = enum.auto()
 
 
 @dataclass(slots=True, frozen=True)
@@ -22,12 +29,27 @@ class Role:
     """A failed delivery is counted, up to the maximum delivery count (AMQP contract 10.3)."""
     has_sessions: bool
     """If the entity requires sessions, messages are received with their session (AMQP contract 5.4)."""
+    counted_as: CountedAs
 
 
-SERVES_RECEIVERS: Final = Role(enforces_time_to_live=True, counts_deliveries=True, has_sessions=True)
+SERVES_RECEIVERS: Final = Role(
+    enforces_time_to_live=True, counts_deliveries=True, has_sessions=True, counted_as=CountedAs.ACTIVE
+)
 """For messages to be received."""
-KEEPS_DEAD_LETTERS: Final = Role(enforces_time_to_live=False, counts_deliveries=False, has_sessions=False)
-"""For messages that could not be received, or could not be forwarded."""
+KEEPS_DEAD_LETTERS: Final = Role(
+    enforces_time_to_live=False,
+    counts_deliveries=False,
+    has_sessions=False,
+    counted_as=CountedAs.DEAD_LETTER,
+)
+"""For messages that could not be received."""
+KEEPS_FAILED_TRANSFERS: Final = Role(
+    enforces_time_to_live=False,
+    counts_deliveries=False,
+    has_sessions=False,
+    counted_as=CountedAs.TRANSFER_DEAD_LETTER,
+)
+"""For messages that could not be forwarded."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -40,11 +62,3 @@ class Place:
     dead_letters_to: int | None = None
     """The number of the subqueue for its dead letters; None if its messages cannot be dead-lettered
     (10.4)."""
-
-
-QUEUE: Final = (
-    Place(MAIN, SERVES_RECEIVERS, dead_letters_to=1),
-    Place(DEAD_LETTER, KEEPS_DEAD_LETTERS),
-    Place(TRANSFER_DEAD_LETTER, KEEPS_DEAD_LETTERS),
-)
-"""The subqueues of a queue."""

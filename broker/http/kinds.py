@@ -1,0 +1,80 @@
+"""The kinds of entities that administration knows: the documents of each, and the list of its entities."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+from broker.entities.descriptions import EntityDescription, EntitySettings, QueueDescription, QueueSettings
+from broker.http.atom import Description, Element
+from broker.http.queue_xml import QueueDefaults, read_queue, unknown_elements, write_queue
+from broker.namespace.entity import EntityRuntime
+
+
+class EntityXml(ABC):
+    """Reads and writes the descriptions of one kind of entity as XML."""
+
+    KIND: ClassVar[type[EntityDescription]]
+    TITLE: ClassVar[str]
+    """The title of the list of these entities. In lower case, it is also the last segment of its path."""
+
+    @abstractmethod
+    def read(
+        self,
+        description: Description,
+        defaults: QueueDefaults,
+        previous: EntitySettings | None,
+        now_ms: int,
+    ) -> EntitySettings:
+        """Read the settings that a request asks for; `previous` are the entity's settings, which are of this
+        kind, when this is an update. Raises WrongProperty for an invalid value."""
+
+    @abstractmethod
+    def unknown_elements(self, description: Description) -> list[str]:
+        """The names of elements that no description of this kind has, as the client spelled them."""
+
+    @abstractmethod
+    def write(self, entity: EntityDescription, runtime: EntityRuntime, host: str) -> Element:
+        """Write an entity's complete description. `host` is the host name in forwarding targets."""
+
+
+class QueueXml(EntityXml):
+    """The descriptions of queues."""
+
+    KIND = QueueDescription
+    TITLE = "Queues"
+
+    def read(
+        self,
+        description: Description,
+        defaults: QueueDefaults,
+        previous: EntitySettings | None,
+        now_ms: int,
+    ) -> QueueSettings:
+        assert previous is None or isinstance(previous, QueueSettings)
+        return read_queue(description, defaults, previous, now_ms)
+
+    def unknown_elements(self, description: Description) -> list[str]:
+        return unknown_elements(description)
+
+    def write(self, entity: EntityDescription, runtime: EntityRuntime, host: str) -> Element:
+        assert isinstance(entity, QueueDescription)
+        return write_queue(entity, runtime, host)
+
+
+KINDS: Mapping[str, EntityXml] = {"QueueDescription": QueueXml()}
+"""By the name of the description's element."""
+
+
+def xml_of(entity: EntityDescription) -> EntityXml:
+    """The documents of this entity's kind."""
+    return next(each for each in KINDS.values() if each.KIND is type(entity))
+
+
+def listed_at(path: str) -> EntityXml | None:
+    """The kind whose entities are listed at this path, if any."""
+    for each in KINDS.values():
+        if path == f"$resources/{each.TITLE.casefold()}":
+            return each
+    return None
