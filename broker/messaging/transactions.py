@@ -341,7 +341,7 @@ class Transaction:
         if self._key is not None:
             keys = [self._key, *keys]
         for key in keys:
-            if not key:
+            if key is None:  # an empty one is a key too
                 raise Refused(
                     Reason.NOT_ALLOWED,
                     f"A message without a key cannot be sent to the partitioned entity '{queue.name}' in a "

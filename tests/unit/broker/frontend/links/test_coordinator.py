@@ -328,6 +328,16 @@ async def test_two_keys_fail_it_on_a_partitioned_entity(sessions: bool) -> None:
     assert "'one'" in description and f"'{same}'" in description
 
 
+async def test_an_empty_session_id_is_a_session() -> None:
+    stack, client, coordinator = await sending(settings=QueueSettings(requires_session=True))
+    txn_id = await coordinator.declare()
+    for _ in range(2):
+        coordinator.send(0, message(properties=[None] * 10 + [""]), txn_id)
+        assert outcome_of(await client.hear()).descriptor == raw.TRANSACTIONAL
+    await coordinator.discharge(txn_id)
+    assert len(stack.parts[partition_of_key("", 4)].take(Transact)[0].send.messages) == 2
+
+
 async def test_keys_do_not_matter_on_an_entity_with_one_partition() -> None:
     stack, client, coordinator = await sending(1)
     txn_id = await coordinator.declare()
