@@ -99,14 +99,21 @@ def test_every_property_comes_back_as_it_was_set(admin: ServiceBusAdministration
     assert {element: getattr(queue, element) for element in given} == given
 
 
+def test_a_queue_with_sessions_is_made_and_stays_one(
+    admin: ServiceBusAdministrationClient, name: str
+) -> None:
+    created = admin.create_queue(name, requires_session=True)
+    assert created.requires_session and admin.get_queue(name).requires_session
+    created.requires_session = False
+    with pytest.raises(HttpResponseError, match="cannot be changed"):
+        admin.update_queue(created)
+
+
 @pytest.mark.parametrize(
     "given",
     [
-        {"requires_session": True},
-        {"requires_duplicate_detection": True},
         {"forward_to": "queue"},
         {"forward_dead_lettered_messages_to": "queue"},
-        {"auto_delete_on_idle": datetime.timedelta(days=3)},
         {"enable_express": True},
     ],
     ids=lambda given: next(iter(given)),

@@ -48,7 +48,7 @@ const scenarios = {
     for (const [name, value] of Object.entries(options).filter(([name]) => name !== "authorizationRules")) {
       assert.deepEqual(created[name], value, name);
     }
-    for (const without of [{ requiresSession: true }, { autoDeleteOnIdle: "P3D" }, { forwardTo: queue }]) {
+    for (const without of [{ forwardTo: queue }, { forwardDeadLetteredMessagesTo: queue }]) {
       await assert.rejects(
         client.createQueue(`${queue}.more`, without),
         (error) => error.statusCode === 501 && /not supported by this version/.test(error.message),
