@@ -36,6 +36,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     )
     queues = [queue(name, PartitionCount=4, Partitioned=True) for name in names]
     queues[4]["Properties"]["LockDuration"] = "PT1S"  # type: ignore[index]
+    queues.append(queue("sessions", RequiresSession=True, RequiresDuplicateDetection=True, PartitionCount=4))
     with BrokerProcess(tmp_path_factory.mktemp("own"), queues) as running:
         yield running
 
@@ -131,6 +132,23 @@ def test_partitions_in_another_process_do_the_same(tmp_path: Path) -> None:
             with management(connection, "redriving") as node:
                 assert node.ask("partibus:delete-messages", sequence_numbers=[1])[1]["missing"] == [1]
                 assert node.ask("partibus:count-messages")[1]["active"] == 0
+
+
+def test_a_redriven_message_keeps_its_session_and_is_no_duplicate(
+    broker: BrokerProcess, client: ServiceBusClient
+) -> None:
+    with client.get_queue_sender("sessions") as sender:
+        sender.send_messages(ServiceBusMessage("a", session_id="s", message_id="1"))
+    with client.get_queue_receiver("sessions", session_id="s") as receiver:
+        (message,) = receiver.receive_messages(1, max_wait_time=WITHIN_S)
+        receiver.dead_letter_message(message, reason="broken")
+    with connected(broker.addresses) as connection, management(connection, "sessions" + DEAD) as node:
+        assert node.ask("partibus:redrive-messages") == (200, {"message-count": 1})
+    with client.get_queue_receiver("sessions", session_id="s") as receiver:
+        (again,) = receiver.receive_messages(1, max_wait_time=WITHIN_S)
+        assert (str(again), again.message_id, again.delivery_count) == ("a", "1", 0)
+        assert again.sequence_number != message.sequence_number
+        receiver.complete_message(again)
 
 
 def redrive_named(broker: BrokerProcess, client: ServiceBusClient) -> None:
