@@ -31,6 +31,7 @@ from tests.bench.load import (
     checkpoint_cost,
     disk_space,
     fairness,
+    features,
     figures,
     footprint,
     many_queues,
@@ -169,6 +170,7 @@ def main(
             (figures.IDLE, measure_idle),
             (figures.DISK_SPACE, measure_disk_space),
             (figures.CHECKPOINT_COST, measure_checkpoints),
+            (figures.FEATURES, measure_features),
             (figures.CONNECTIONS, measure_connections),
             (figures.MANY, measure_many_queues),
             (figures.HALF_HEADERS, measure_half_headers),
@@ -259,6 +261,24 @@ def measure_waiting(run: Run) -> None:
         run.note(figures.MEMORY_WAITING_RESTARTED, found.memory_restarted_mib, settings)
         run.note(figures.RESTART_KILLED, found.restart_killed_s, settings)
         run.note(figures.RESTART_STOPPED, found.restart_stopped_s, settings)
+
+
+def measure_features(run: Run) -> None:
+    """Duplicate detection and scheduled messages."""
+    count = run.scale.messages // 2
+    settings: dict[str, object] = {
+        "messages": count,
+        "body_bytes": traffic.BODY_BYTES,
+        "partitions": footprint.PARTITIONS,
+    }
+    for number in range(run.scale.rounds):
+        progress.print(f"duplicates and schedules, round {number + 1} of {run.scale.rounds}")
+        found = features.detected(run.folder, count)
+        run.note(figures.DETECTED, found.new_per_s, settings)
+        run.note(figures.DUPLICATES, found.duplicates_per_s, settings)
+        timed = features.scheduled(run.folder, count)
+        run.note(figures.SCHEDULED_SENT, timed.sent_per_s, settings)
+        run.note(figures.SCHEDULED_RECEIVED, timed.received_per_s, settings)
 
 
 def measure_idle(run: Run) -> None:

@@ -60,21 +60,25 @@ class Connections:
 
 @contextmanager
 def fresh_broker(
-    folder: Path, queue_names: tuple[str, ...] = (QUEUE,), environment: Mapping[str, str] | None = None
+    folder: Path,
+    queue_names: tuple[str, ...] = (QUEUE,),
+    environment: Mapping[str, str] | None = None,
+    properties: Mapping[str, object] | None = None,
 ) -> Iterator[BrokerProcess]:
     """A broker on an empty data folder inside `folder`. Its queues' locks and messages do not expire during a
-    run.
+    run. `properties` are more of the queues' settings.
     """
     data = Path(tempfile.mkdtemp(prefix="broker-", dir=folder))
-    properties = {
+    settings = {
         "PartitionCount": PARTITIONS,
         "LockDuration": "PT5M",
         "DefaultMessageTimeToLive": "P1D",
         "MaxSizeInMegabytes": 5120,
+        **(properties or {}),
     }
     try:
         with BrokerProcess(
-            data, [queue(name, **properties) for name in queue_names], environment=environment
+            data, [queue(name, **settings) for name in queue_names], environment=environment
         ) as broker:
             yield broker
     finally:

@@ -1,0 +1,68 @@
+"""Duplicate detection and scheduled messages: how many messages a second.
+
+Each load has a broker of its own. Knows neither figures nor rounds.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.bench.load import traffic
+from tests.bench.load.client import encode_message
+from tests.bench.load.endpoint import LoadError
+from tests.bench.load.footprint import fresh_broker, target_of
+from tests.bench.load.traffic import BODY_BYTES, Load
+
+DETECTS = {"RequiresDuplicateDetection": True, "DuplicateDetectionHistoryTimeWindow": "P1D"}
+LEAD_S, SENT_PER_S = 5.0, 2_000
+"""Messages are due this long after the first is sent, plus what sending takes at this rate."""
+_PLAIN = encode_message(BODY_BYTES)
+_HEADER = _PLAIN[: _PLAIN.index(b"\x00\x53\x73")]
+_ID = b"bench-0000000000"
+
+
+@dataclass(slots=True, frozen=True)
+class Detected:
+    """Messages a second that were acknowledged in a queue that detects duplicates."""
+
+    new_per_s: float
+    duplicates_per_s: float
+
+
+@dataclass(slots=True, frozen=True)
+class Scheduled:
+    """Scheduled messages a second."""
+
+    sent_per_s: float
+    received_per_s: float
+    """From the time at which all were due until the last was completed."""
+
+
+def detected(folder: Path, count: int) -> Detected:
+    """Send messages with different ids, and then the same ones again."""
+    load = Load([_PLAIN.replace(_ID, b"bench-%010d" % number) for number in range(count)])
+    with fresh_broker(folder, properties=DETECTS) as broker:
+        target = target_of(broker.addresses)
+        return Detected(traffic.send(target, count, load=load), traffic.send(target, count, load=load))
+
+
+def scheduled(folder: Path, count: int) -> Scheduled:
+    """Send messages that are due at the same time, and receive them."""
+    with fresh_broker(folder) as broker:
+        target = target_of(broker.addresses)
+        due_s = time.time() + LEAD_S + count / SENT_PER_S
+        sent_per_s = traffic.send(target, count, load=Load([_due_at(due_s)]))
+        if time.time() > due_s:
+            raise LoadError("the messages were due before the last was sent")
+        traffic.receive(target, count)
+        return Scheduled(sent_per_s, count / (time.time() - due_s))
+
+
+def _due_at(due_s: float) -> bytes:
+    name = b"x-opt-scheduled-enqueue-time"
+    entry = b"\xa3" + bytes((len(name),)) + name + b"\x83" + struct.pack(">q", int(due_s * 1000))
+    annotations = b"\x00\x53\x72\xc1" + bytes((len(entry) + 1, 2)) + entry
+    return _HEADER + annotations + _PLAIN[len(_HEADER) :]
