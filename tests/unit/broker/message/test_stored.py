@@ -203,7 +203,7 @@ def test_a_message_with_delivery_annotations_is_of_version_2_and_all_others_of_v
 
 
 def test_delivery_annotations_count_for_the_limit_on_metadata() -> None:
-    with pytest.raises(Refused, match="at most 65536") as refused:
+    with pytest.raises(Refused, match="the limit is 65536") as refused:
         store(section(DELIVERY_ANNOTATIONS, {Symbol("big"): "x" * 65_536}) + message(), lambda: FALLBACK)
     assert refused.value.reason is Reason.MESSAGE_TOO_LARGE
 
