@@ -15,7 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.base.errors import Reason
-from broker.entities.descriptions import AuthorizationRule, QueueDescription, QueueSettings
+from broker.entities.descriptions import (
+    AuthorizationRule,
+    EntityDescription,
+    QueueDescription,
+    QueueSettings,
+)
 from broker.hosting import messages, schema
 from broker.operations import Answer, ClientId, Operation, SubqueueCounts, Unmet
 
@@ -41,7 +46,7 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     """Values of a field's type as they look after reading: lists where any sequence is allowed."""
     if hint is object:
         return st.none() | NUMBERS
-    if hint is QueueDescription:
+    if hint is EntityDescription:
         return DESCRIPTIONS
     if hint is int or isinstance(hint, typing.NewType):
         return NUMBERS
