@@ -29,12 +29,12 @@ The index is a file `partitions.index` of frames, and a copy of it. All numbers 
 The first frame holds all entries. Each further frame is appended to the file and synced, then appended to the
 copy without a sync. When most of the file is out of date, both files are replaced.
 
-*Damage costs time, not truth.* Of the two files, the one with more whole frames counts. A torn frame at the
-end was never acknowledged. If neither file is whole, or a damaged frame is followed by others, `load` returns
-False: the owner then lists the partitions that exist, and all of them count as open. The same happens in a
-folder that has no index yet. If the index cannot be written (the disk is full or failing), its files are
-removed so that they cannot mislead, and partitions are opened all the same; the index is written anew as soon
-as the disk accepts it.
+*Damage costs time, not truth.* Of the two files, the one whose last whole frame has the higher number
+counts. A torn frame at the end was never acknowledged. If neither file is whole, or a damaged frame is
+followed by others, `load` returns False: the owner then lists the partitions that exist, and all of them
+count as open. The same happens in a folder that has no index yet. If the index cannot be written (the disk
+is full or failing), its files are removed so that they cannot mislead, and partitions are opened all the
+same; the index is written anew as soon as the disk accepts it.
 
 *An outdated index* is not trusted: each data folder has a witness (`index_witness.py`) that says how far the
 index had come. If a folder's witness contradicts the index, all partitions of that folder count as open.
@@ -91,8 +91,8 @@ CLOSE_WITHIN_MS = 5_000
 RETRY_DELAY_S = 10.0
 """The pause before another attempt to write an index that the disk refused."""
 STALE_BYTES_MIN = 1 << 20
-"""How many bytes of the file may be out of date before it is replaced, or as many as all entries take if that
-is more."""
+"""The file is replaced once its out-of-date bytes exceed this plus what all entries took when it was last
+replaced."""
 
 _MAGIC = b"PbIx"
 _HEAD = struct.Struct("<4sI")

@@ -345,7 +345,7 @@ class Namespace:
         """Counts and health, once every partition that has a log is open or has failed to open. Raises
         Refused(ENTITY_NOT_FOUND).
 
-        A partition without a log holds nothing and is left alone: reading the counts writes nothing.
+        A partition without a log holds nothing and is left alone: reading the counts creates no files for it.
         """
         queue = self._existing(name)
         try:

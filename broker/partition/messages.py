@@ -219,7 +219,7 @@ class Messages:
         bodies beyond this batch.
 
         `messages` and `now_ms` (monotonic time) are None in a replay: bodies are read when needed, and
-        `finish_replay` sets the deadlines.
+        `finish_steps` sets the deadlines.
         """
         first, enqueued_ms, sizes, expiries, offset, column_lists, scheduled_ms = enqueued
         count = len(sizes)

@@ -129,7 +129,7 @@ class Snapshot:
 
     def load_steps(self, checkpoint: Checkpoint) -> Iterator[None]:
         """Restore the state into new `Messages`, one block at most per step. The caller must then run
-        `finish_replay`.
+        `finish_steps`.
 
         Raises UnreadableRecord.
         """

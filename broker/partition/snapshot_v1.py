@@ -48,7 +48,7 @@ _SUBQUEUE = struct.Struct("<II")
 
 
 def load(messages: Messages, state: bytes) -> Iterator[None]:
-    """Restore the durable state into new `Messages`, in steps. The caller must then run `finish_replay`.
+    """Restore the durable state into new `Messages`, in steps. The caller must then run `finish_steps`.
     Raises UnreadableRecord."""
     view = memoryview(state)
     if len(view) < _HEAD.size or view[:4] != _MAGIC:

@@ -18,7 +18,7 @@ their numbers (`EntityDescription.places`). Little endian:
          0     1  reason (`Wake`)
          1     8  wall time
 
-To add *something that must happen on time* (the deletion of an idle entity, messages to forward),
+To add *something that must happen on time* (messages to forward, for example),
 add a member to `Wake` and give its earliest time in `summary_of`. Nothing else is needed:
 `broker/namespace/closed_partitions.py` opens the partition at that time, and the partition's own timer does
 the rest. A release that does not know a reason still opens the partition.

@@ -1,7 +1,7 @@
 """A full disk recovers by draining alone (durability rule 6), however small it is compared with a segment.
 
 Only the broker frees room here. Every acknowledged message is received, no settlement is refused, and once
-the queue is empty it accepts as many messages as before.
+the queue is empty it accepts at least half as many messages again within a minute.
 """
 
 from __future__ import annotations
