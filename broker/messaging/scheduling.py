@@ -5,6 +5,9 @@ The messages of one request are placed by their keys, as those of sends are; tho
 partition together. If a partition refuses, the others cancel what they have scheduled, so that a client that
 tries again does not schedule it twice.
 
+In a queue that detects duplicates, messages whose senders gave them an id stay scheduled instead. Their
+partition remembers the id and drops the message of the second attempt, so a cancelled one would be lost.
+
 Knows nothing of AMQP.
 """
 
@@ -15,6 +18,7 @@ from collections.abc import Callable, Sequence
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MAIN
+from broker.message.identity import key_text
 from broker.message.stored import store_run
 from broker.messaging.asking import answer_of
 from broker.messaging.elsewhere import another_partition, refusal_of_all
@@ -35,7 +39,8 @@ async def schedule(
     whose time has passed, is enqueued at once.
 
     Returns their sequence numbers, in order, once all are durable; 0 for a message that was dropped as a
-    duplicate. Raises Refused; then none is scheduled.
+    duplicate. Raises Refused; what stays scheduled then is not scheduled again by a second
+    attempt.
     `message_id` makes ids for messages that have none.
     """
     queue.check_can_send(MAIN)
@@ -43,7 +48,13 @@ async def schedule(
     for payload in payloads:
         if len(payload) > queue.message_bytes_max:
             raise too_large(queue, len(payload))
-    run = store_run(payloads, message_id)
+    made: set[str] = set()
+
+    def new_id() -> str:
+        made.add(new := message_id())
+        return new
+
+    run = store_run(payloads, new_id)
     check(run, queue)
     if run.refused:
         raise run.refused[min(run.refused)]
@@ -69,7 +80,10 @@ async def schedule(
         for number, place in enumerate(new, answer.first):
             numbers[place] = number
     if refusals:
-        await cancel(queue, [number for number in numbers if number])
+        again: Sequence[int] = range(len(numbers))
+        if whole.identities is not None:  # those that a second attempt would not store are not cancelled
+            again = [place for place in again if key_text(run.data[place]) in made]
+        await cancel(queue, [numbers[place] for place in again if numbers[place]])
         raise refusals[0]
     meter.incoming_messages += len(payloads)
     meter.incoming_bytes += sum(len(data) for send in sends for data in send.messages)

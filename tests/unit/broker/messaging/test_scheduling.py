@@ -123,6 +123,27 @@ async def test_if_a_partition_refuses_the_others_cancel_what_they_have_scheduled
     assert number == of_b and operation.sequence_numbers == [first_of(of_b), first_of(of_b) + 1]
 
 
+async def test_messages_whose_ids_are_remembered_are_not_cancelled_if_another_partition_refuses() -> None:
+    """A second attempt would be dropped as duplicates of messages that no longer exist. A message without an
+    id is given a new one then, so it is cancelled."""
+    asked = Asked(requires_duplicate_detection=True)
+    of_a, of_b = map(asked.stack.queue.router.number_of, "ab")
+    without_id = scheduled("2", "b")
+    with_ids = [
+        message(
+            annotations={"x-opt-scheduled-enqueue-time": Timestamp(AT_MS), "x-opt-partition-key": key},
+            properties=[f"id-{key}"],
+            body=[b"x"],
+        )
+        for key in "ab"
+    ]
+    with pytest.raises(Refused) as refusal:
+        await asked.schedule(*with_ids, without_id, answers=refused_by(of_a))
+    assert refusal.value.reason is Reason.PARTITION_UNAVAILABLE
+    [(number, operation)] = asked.of(CancelScheduled).items()
+    assert number == of_b and operation.sequence_numbers == [first_of(of_b) + 1]
+
+
 @pytest.mark.parametrize("reason", [Reason.PARTITION_UNAVAILABLE, Reason.QUOTA_EXCEEDED])
 async def test_messages_without_a_key_go_to_another_partition_and_are_refused_if_none_takes_them(
     reason: Reason,
