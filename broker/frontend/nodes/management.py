@@ -401,7 +401,9 @@ def _settlement(body: dict[str, Any]) -> Settlement:
 
 
 def _check_no_session(body: dict[str, Any]) -> None:
-    """Refuse a request for the messages of one session, which would otherwise be carried out for all
-    messages."""
+    """Refuse to delete the messages of one session: the request would delete those of all sessions
+    (AMQP contract 7.3.11)."""
     if body.get("session-id") is not None:
-        raise Refused(Reason.NOT_IMPLEMENTED, "Message sessions are not supported by this version.")
+        raise Refused(
+            Reason.ARGUMENT, "This operation deletes messages of all sessions: leave out 'session-id'."
+        )

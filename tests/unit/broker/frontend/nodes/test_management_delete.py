@@ -68,7 +68,10 @@ async def test_a_count_out_of_range_is_an_argument_error_and_deletes_nothing(cou
 
 async def test_a_session_cannot_be_emptied_and_the_queue_is_not_emptied_instead() -> None:
     work, stock = await bench(), Stock({0: 5})
-    assert status(await delete(work, stock, 5, **{"session-id": "s"})) == (501, "amqp:not-implemented")
+    assert status(await delete(work, stock, 5, **{"session-id": "s"})) == (
+        400,
+        "com.microsoft:argument-error",
+    )
     assert stock.asked == []
 
 
