@@ -52,11 +52,11 @@ class IdleDeletion:
         self,
         clock: Clock,
         entities: Callable[[], Iterable[Entity]],
-        delete: Callable[[str], Awaitable[None]],
+        delete: Callable[[Entity, Callable[[], bool]], Awaitable[None]],
         keep: Callable[[Entity, int], Awaitable[None]],
     ) -> None:
-        """`delete` deletes the entity of a name. `keep` stores how long an entity has been idle, in ms. Both
-        may raise Refused."""
+        """`delete` waits for its turn to change the entity, and deletes it if the function then says that it
+        is still idle. `keep` stores how long an entity has been idle, in ms. Both may raise Refused."""
         self._clock, self._entities, self._delete, self._keep = clock, entities, delete, keep
         self._idle: dict[str, _Idle] = {}
         """By generation."""
@@ -81,11 +81,7 @@ class IdleDeletion:
         now_ms, description = self._clock.monotonic_ms(), entity.description
         if idle is None:
             idle = _Idle(now_ms, description.idle_ms, entity.accessed_at_ms, description.updated_at_ms)
-        is_used = (
-            (idle.accessed_at_ms, idle.updated_at_ms) != (entity.accessed_at_ms, description.updated_at_ms)
-            or bool(entity.watchers)
-            or ((main := entity.counts().get(MAIN)) is not None and main.scheduled > 0)
-        )
+        is_used = _is_used(entity, idle)
         if is_used:
             idle = _Idle(now_ms, 0, entity.accessed_at_ms, description.updated_at_ms)
         self._idle[description.generation] = idle
@@ -94,8 +90,17 @@ class IdleDeletion:
         try:
             if idle_ms >= period_ms:
                 log.info("entity.idle", entity=entity.name, idle_ms=idle_ms)
-                await self._delete(entity.name)
+                await self._delete(entity, lambda: not _is_used(entity, idle))
             elif kept_ms > description.idle_ms or (is_used and description.idle_ms):
                 await self._keep(entity, kept_ms)
         except Refused as why:  # the disk: the next look tries again
             log.warning("entity.idle_not_handled", entity=entity.name, reason=why.description)
+
+
+def _is_used(entity: Entity, idle: _Idle) -> bool:
+    """Whether an entity is in use, or was used since it was last seen in use."""
+    return (
+        (idle.accessed_at_ms, idle.updated_at_ms) != (entity.accessed_at_ms, entity.description.updated_at_ms)
+        or bool(entity.watchers)
+        or ((main := entity.counts().get(MAIN)) is not None and main.scheduled > 0)
+    )

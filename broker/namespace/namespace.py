@@ -128,7 +128,7 @@ class Namespace:
         """Generations whose entry may not match the queue being served, by key."""
         self._confirming: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[None] | None = None
-        self.idle_deletion = IdleDeletion(clock, self.live_entities, self.delete_entity, self._keep_idle)
+        self.idle_deletion = IdleDeletion(clock, self.live_entities, self._delete_idle, self._keep_idle)
         self._deleting_idle: asyncio.Task[None] | None = None
         self._damaged: dict[str, str] = {}
         """Generations of damaged entries with a legible name, by key."""
@@ -466,24 +466,35 @@ class Namespace:
                     )
                     await self._clear(generation)
                     return
-            queue = self._existing(name)
-            try:
-                await self._on_disk(
-                    key, queue.description.generation, self._catalogue.delete(queue.description.generation)
-                )
-            except BaseException:
-                if key in self._unconfirmed:
-                    await queue.end(_unconfirmed(queue.description.name))
-                raise
-            del self._queues[key]
-            self._keys = None
-            if queue.description.settings.authorization_rules:
-                self.rules_changed()
-            await queue.end(
-                Refused(Reason.ENTITY_NOT_FOUND, not_found_text(queue.description.name)), is_deleted=True
+            await self._delete(key, self._existing(name))
+
+    async def _delete_idle(self, queue: Entity, is_idle: Callable[[], bool]) -> None:
+        """Delete a queue if it is still served under its name, and idle, once it is its turn. Raises
+        Refused, as `_on_disk`."""
+        async with self._change(queue.name):
+            if self.find(queue.name) is queue and queue.gone is None and is_idle():
+                await self._delete(key_of(queue.name), queue)
+
+    async def _delete(self, key: str, queue: Entity) -> None:
+        """Delete a queue that is served. The caller holds the lock of the name. Raises Refused, as
+        `_on_disk`."""
+        try:
+            await self._on_disk(
+                key, queue.description.generation, self._catalogue.delete(queue.description.generation)
             )
-            log.info("entity.deleted", entity=queue.description.name)
-            await self._clear(queue.description.generation)
+        except BaseException:
+            if key in self._unconfirmed:
+                await queue.end(_unconfirmed(queue.description.name))
+            raise
+        del self._queues[key]
+        self._keys = None
+        if queue.description.settings.authorization_rules:
+            self.rules_changed()
+        await queue.end(
+            Refused(Reason.ENTITY_NOT_FOUND, not_found_text(queue.description.name)), is_deleted=True
+        )
+        log.info("entity.deleted", entity=queue.description.name)
+        await self._clear(queue.description.generation)
 
     async def _clear(self, generation: str) -> None:
         """Remove the files of a deleted entity. If the disk refuses, the next start does it; a disk that

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from collections.abc import Callable
 from dataclasses import replace
@@ -96,6 +97,35 @@ async def test_use_begins_the_time_anew(
     assert world.namespace.find("orders") is queue
     await pass_time(world, 25_001)
     assert world.namespace.find("orders") is None
+
+
+@pytest.mark.parametrize("use", [access, schedule, attach], ids=lambda each: each.__name__)
+async def test_a_queue_used_while_its_deletion_waits_for_its_turn_stays(
+    world: World, use: Callable[[World, Entity], None]
+) -> None:
+    queue = await create(world)
+    await pass_time(world, PERIOD_MS - 1)
+    async with world.namespace._change("orders"):
+        deletion = asyncio.create_task(pass_time(world, 1))
+        await asyncio.sleep(0)
+        use(world, queue)
+    await asyncio.wait_for(deletion, 30)
+    assert world.namespace.find("orders") is queue and queue.gone is None
+
+
+async def test_a_new_queue_of_the_same_name_is_not_deleted_for_the_old_one(world: World) -> None:
+    queue = await create(world)
+    await pass_time(world, PERIOD_MS - 1)
+    async with world.namespace._change("orders"):
+        changes = [
+            asyncio.create_task(world.namespace.delete_entity("orders")),
+            asyncio.create_task(world.namespace.create_entity("orders", SETTINGS)),
+            asyncio.create_task(pass_time(world, 1)),
+        ]
+        await asyncio.sleep(0)
+        assert queue.gone is None
+    await asyncio.wait_for(asyncio.gather(*changes), 30)
+    assert world.namespace.find("orders") not in (None, queue)
 
 
 async def test_an_update_counts_as_use_and_may_take_the_setting_away(world: World) -> None:
