@@ -17,7 +17,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from heapq import heapify, heappop, heappush
-from weakref import WeakKeyDictionary
 
 from broker.base.errors import Reason, Refused
 from broker.identifiers import decode_session_id, encode_session_id
@@ -160,11 +159,11 @@ class SessionFinder:
             held.partition = number
             handle = self._queue.router.handles[number]
             accept = AcceptSession(self._subqueue, None, waiting.is_shared, cookie=number)
-            handle.post(accept, held.client, partial(self._answered, waiting))
+            handle.post(accept, held.client, partial(self._answered, waiting, held))
 
-    def _answered(self, waiting: _Waiting, answer: Answer) -> None:
-        """A partition has answered a client, or tells it something later."""
-        held = waiting.held
+    def _answered(self, waiting: _Waiting, held: HeldSession, answer: Answer) -> None:
+        """A partition has answered a client, or tells it something later. `held` is what this partition was
+        asked for."""
         if isinstance(answer, SessionAccepted):
             held.accepted = answer
             if waiting.accepted.cancelled():
@@ -183,6 +182,9 @@ class SessionFinder:
             else:
                 self._watch_later(held.partition)
             if not waiting.accepted.cancelled():
+                # With another client number: the partition still has to carry out the last one's `Detach`,
+                # and whatever it says to that client until then is not about the next session.
+                waiting.held = HeldSession()
                 heappush(self._waiting, (waiting.number, waiting))
             self._match()
         else:
@@ -212,14 +214,20 @@ class SessionFinders:
     """The finders of all entities. One for the whole broker, so that clients are served in turn."""
 
     def __init__(self) -> None:
-        self._finders: WeakKeyDictionary[Entity, dict[str, SessionFinder]] = WeakKeyDictionary()
+        self._finders: dict[Entity, dict[str, SessionFinder]] = {}
+        """By entity and subqueue, until the entity ends."""
 
     async def accept_next(
         self, queue: Entity, subqueue: str, within_s: float, *, is_shared: bool = False
     ) -> HeldSession:
         """Lock the session that has been free for longest in some partition. Raises Refused(TIMEOUT) if none
-        becomes free in time."""
-        finders = self._finders.setdefault(queue, {})
+        becomes free in time, or as the entity says if it is gone."""
+        if queue.gone is not None:
+            raise queue.gone
+        finders = self._finders.get(queue)
+        if finders is None:
+            finders = self._finders[queue] = {}
+            queue.at_end.append(partial(self._finders.pop, queue))
         finder = finders.get(subqueue)
         if finder is None:
             finder = finders[subqueue] = SessionFinder(queue, subqueue)

@@ -133,6 +133,8 @@ class Entity(ABC):
         self.accessed_at_ms: int | None = None
         """When a client last sent, received or peeked; set by the links."""
         self.watchers: set[Watcher] = set()
+        self.at_end: list[Callable[[], object]] = []
+        """Called once when the entity ends, so that nothing else keeps it."""
         self.gone: Refused | None = None
         """Why the entity was deleted or is out of service; None while it is served. Once this is set, no
         partition starts, because its log would outlive the queue."""
@@ -350,6 +352,9 @@ class Entity(ABC):
         self._resting.leave(self.description.generation, self)
         for watcher in list(self.watchers):
             watcher.queue_ended(why)
+        at_end, self.at_end = self.at_end, []
+        for call in at_end:
+            call()
         await asyncio.gather(
             *(partition.stop(is_deleted=is_deleted) for partition in self._partitions.values())
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from weakref import ref
 
 import pytest
 
@@ -148,6 +150,42 @@ async def test_a_partition_that_goes_down_is_watched_again_and_another_one_serve
     arrive(first)
     give(first, "a")
     assert (await client).session_id == "a"
+
+
+async def test_each_attempt_of_a_client_has_a_number_of_its_own() -> None:
+    stack, finders = stack_of(2), SessionFinders()
+    client = asyncio.ensure_future(finders.accept_next(stack.queue, "", WAIT_S))
+    await turn()
+    first, _ = stack.parts
+    arrive(first)
+    ((_, before, tell),) = (each for each in first.posted if isinstance(each[0], AcceptSession))
+    give_none(first)
+    arrive(first)
+    ((_, after, _),) = (each for each in first.posted if isinstance(each[0], AcceptSession))
+    assert after != before, "the partition still has to carry out the Detach of the first attempt"
+    tell(Unavailable(0))
+    give(first, "a")
+    lost: list[str] = []
+    (await client).on_lost(lambda: lost.append("lost"))
+    assert lost == [], "what the partition says to the first attempt is not about this session"
+
+
+async def test_nothing_of_a_deleted_queue_is_kept() -> None:
+    stack, finders = stack_of(1), SessionFinders()
+    queue = stack.add_queue("other", 1, QueueSettings(requires_session=True))
+    with pytest.raises(Refused, match="became free"):
+        await finders.accept_next(queue, "", 0.001)
+    del stack.namespace.queues["other"]
+    gone = Refused(Reason.ENTITY_NOT_FOUND, "It was deleted.")
+    await queue.end(gone, is_deleted=True)
+    with pytest.raises(Refused, match="It was deleted"):
+        await finders.accept_next(queue, "", WAIT_S)
+    stack.parts[0].posted.clear()
+    kept = ref(queue)
+    gone.__traceback__ = None
+    del queue, gone
+    gc.collect()
+    assert kept() is None
 
 
 def test_a_held_session_tells_of_its_loss_also_if_nobody_listened_yet() -> None:
