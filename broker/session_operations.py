@@ -35,8 +35,9 @@ class AcceptSession:
 
 @dataclass(slots=True)
 class WatchSessions:
-    """Tell the client once when a session with messages is free. Answered with `Arrived`, now or later, as
-    `Watch` is."""
+    """Tell the client once when a session with messages is free. Answered with `Arrived`, now or later. Ends
+    with `Detach`, or when the partition goes down (`Unavailable`). While the partition is down, the client is
+    told nothing; it hears `Unavailable` when the partition is back."""
 
     subqueue: str
 

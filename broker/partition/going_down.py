@@ -2,7 +2,7 @@
 
 Waiting operations are refused, each with the answer that its kind calls for. Attached clients are told once
 that their demand and their locks are void (`Unavailable`), and may ask again. If the partition will come
-back, a client that asks for messages meanwhile is told when it has.
+back, a client that asks for messages or sessions meanwhile is told when it has.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class GoingDown:
         """Refuse one operation."""
         client, operation, sink, _ = entry
         match operation:
-            case Demand():
+            case Demand() | WatchSessions():
                 self._mailbox.attached[client] = sink  # so that it is told when the partition is back
-            case Watch() | WatchSessions():
+            case Watch():
                 sink(self._unavailable())
             case Withdraw():
                 sink(Withdrawn(self._number, operation.subqueue))
@@ -80,7 +80,7 @@ class GoingDown:
     def refuse_for_good(self, entry: Waiting) -> None:
         """Refuse one operation of a partition that will not come back."""
         _, operation, sink, _ = entry
-        if isinstance(operation, Demand):
+        if isinstance(operation, Demand | WatchSessions):
             sink(self._unavailable())
         else:
             self.refuse(entry)

@@ -22,6 +22,7 @@ from broker.operations import (
 )
 from broker.partition.going_down import GoingDown
 from broker.partition.mailbox import Mailbox
+from broker.session_operations import WatchSessions
 
 NUMBER = 3
 CLIENT = ClientId(1)
@@ -42,6 +43,7 @@ def going_down(*operations: Operation) -> tuple[GoingDown, Mailbox, list[Answer]
         (Withdraw(""), Withdrawn(NUMBER, "")),
         (Watch("", 0), Unavailable(NUMBER)),
         (Demand("", 1), None),
+        (WatchSessions(""), None),
         (Release([]), None),
         (Detach(), None),
     ],
@@ -54,8 +56,13 @@ def test_each_operation_that_waits_is_answered_in_its_own_way(
     assert told == ([] if expected is None else [expected]) and not mailbox
 
 
-def test_a_client_that_asks_while_the_partition_is_down_hears_once_when_its_demand_is_void() -> None:
-    down, mailbox, told = going_down(Demand("", 1), Demand("", 1))
+@pytest.mark.parametrize("operation", [Demand("", 1), WatchSessions("")])
+def test_a_client_that_asks_while_the_partition_is_down_hears_once_when_its_demand_is_void(
+    operation: Operation,
+) -> None:
+    down, mailbox, told = going_down(operation, operation)
+    down.refuse_waiting()
+    assert told == []
     down.start_anew()
     assert told == [Unavailable(NUMBER)] and list(mailbox.attached) == [CLIENT]
 
@@ -67,8 +74,9 @@ def test_a_batch_whose_commit_failed_is_refused_before_what_came_after_it() -> N
     assert told == [Failed(Reason.DISK_FULL, "full", 1), Failed(Reason.DISK_FULL, "full", 2)]
 
 
-def test_a_partition_that_is_down_for_good_says_so_to_whoever_asks() -> None:
+@pytest.mark.parametrize("operation", [Demand("", 1), WatchSessions("")])
+def test_a_partition_that_is_down_for_good_says_so_to_whoever_asks(operation: Operation) -> None:
     down, mailbox, told = going_down()
     down.for_good = True
-    down.refuse_for_good((CLIENT, Demand("", 1), told.append, 0))
+    down.refuse_for_good((CLIENT, operation, told.append, 0))
     assert told == [Unavailable(NUMBER, for_good=True)] and not mailbox.attached
