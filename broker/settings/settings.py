@@ -332,8 +332,8 @@ class Settings(BaseSettings):
     session_state_kb_max: int = Field(
         1_024,
         ge=1,
-        le=102_400,
-        description="Largest state of a message session, in KiB; also limited by the size of its messages.",
+        le=4_000,
+        description="Largest state of a message session, in KiB. The entity's largest message limits it too.",
     )
     session_states_max: int = Field(
         100_000, ge=1, description="Message sessions of one partition that may have a state."

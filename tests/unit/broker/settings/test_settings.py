@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.frontend.nodes.management import ManagementNode
 from broker.settings.settings import WrongSettings, load_settings, unknown_variables, variable_of
 
 
@@ -26,6 +27,13 @@ def test_the_environment_sets_what_is_not_given(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PARTIBUS_AMQPS_PORT", "none")
     settings = load_settings(host="127.0.0.2")
     assert (settings.host, settings.amqp_port, settings.amqps_port) == ("127.0.0.2", 15672, None)
+
+
+def test_a_session_state_fits_into_a_management_request() -> None:
+    largest = load_settings(session_state_kb_max=4_000).session_state_kb_max
+    assert largest * 1024 < ManagementNode.request_bytes_max
+    with pytest.raises(WrongSettings, match="PARTIBUS_SESSION_STATE_KB_MAX"):
+        load_settings(session_state_kb_max=4_001)
 
 
 def test_an_empty_variable_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
