@@ -10,14 +10,16 @@ once, and it can only be rolled back. A client that does not look at each outcom
 part. The same happens when it lasts too long. Locks stay as they are until the commit. A roll-back changes
 nothing, so messages that were to be settled stay locked until their locks end.
 
-What transactions hold is bounded for each connection and for all together. Knows nothing of AMQP.
+What transactions hold is bounded for each connection and for all together, and so is their number. A client
+that never discharges its transactions does not keep them: the broker ends one that was declared and not used
+within the time limit, and one that failed some time ago. Knows nothing of AMQP.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from broker.base.errors import Reason, Refused
@@ -42,6 +44,10 @@ from broker.operations import (
 LOCK_TOKEN_BYTES = 16
 SETTLED_BYTES = 256
 """The memory that a settlement takes until the commit, for each message."""
+FAILED_KEPT_S = 120.0
+"""How long a client can learn why its transaction has failed."""
+UNCLAIMED_SHARE = 10
+"""Clients without a token have this part of all transactions, a tenth, until they use them."""
 
 Done = Callable[[Refused | None], None]
 """Takes the end of a commit: None once it is durable, or why nothing was done."""
@@ -56,7 +62,8 @@ class Limits(Protocol):
 
     @property
     def transaction_timeout_ms(self) -> int:
-        """Time from a transaction's first operation to its commit."""
+        """Time from a transaction's first operation to its commit, and from its declaration to its first
+        operation."""
 
     @property
     def transactions_per_connection_max(self) -> int:
@@ -80,6 +87,8 @@ class AllTransactions:
     metrics: Metrics
     count: int = 0
     bytes: int = 0
+    unclaimed: dict[Transaction, None] = field(default_factory=dict)
+    """Transactions without operations whose clients had no token when they declared them, oldest first."""
 
 
 class Transactions:
@@ -101,9 +110,13 @@ class Transactions:
         """How many are open."""
         return len(self._open)
 
-    def declare(self, owner: object) -> bytes:
+    def declare(self, owner: object, *, is_claimed: bool = True) -> bytes:
         """Begin a transaction; returns its id. `owner` may later give up all that it has declared. Raises
-        Refused if there are too many."""
+        Refused if there are too many.
+
+        `is_claimed` says whether the client has a token. If too many clients without one have transactions
+        that they have not used, the oldest of these transactions ends.
+        """
         limits = self._all.limits
         for count, count_max, where in (
             (len(self._open), limits.transactions_per_connection_max, "on this connection"),
@@ -116,8 +129,13 @@ class Transactions:
                 )
         self._ids += 1
         txn_id = self._ids.to_bytes(8, "big")
-        self._open[txn_id] = Transaction(self, self._all, owner)
+        transaction = self._open[txn_id] = Transaction(self, self._all, owner, txn_id)
         self._all.count += 1
+        if not is_claimed:
+            unclaimed = self._all.unclaimed
+            if len(unclaimed) >= max(limits.transactions_max // UNCLAIMED_SHARE, 1):
+                next(iter(unclaimed)).end()
+            unclaimed[transaction] = None
         return txn_id
 
     def find(self, txn_id: bytes) -> Transaction:
@@ -127,7 +145,8 @@ class Transactions:
             raise Refused(
                 Reason.TRANSACTION_UNKNOWN,
                 f"There is no transaction '{txn_id[:32].hex()}' on this connection: it was never declared, "
-                "or is already committed or rolled back.",
+                "or is already committed or rolled back. A transaction without operations ends after "
+                f"{self._all.limits.transaction_timeout_ms / 1000:g} seconds.",
             )
         return transaction
 
@@ -175,7 +194,9 @@ class Transactions:
             transaction.fail(why)
 
     def _end(self, txn_id: bytes) -> None:
-        del self._open[txn_id]
+        transaction = self._open.pop(txn_id)
+        transaction.stop_timer()
+        self._all.unclaimed.pop(transaction, None)
         self._all.count -= 1
 
     def _answered(self, answer: Answer) -> None:
@@ -208,6 +229,7 @@ class Transaction:
 
     __slots__ = (
         "_all",
+        "_ends_at",
         "_failure",
         "_key",
         "_number",
@@ -216,14 +238,17 @@ class Transaction:
         "_sends",
         "_settlements",
         "_timer",
+        "_txn_id",
         "_where",
         "bytes",
         "messages",
         "owner",
     )
 
-    def __init__(self, of_connection: Transactions, all_transactions: AllTransactions, owner: object) -> None:
-        self._of_connection, self._all = of_connection, all_transactions
+    def __init__(
+        self, of_connection: Transactions, all_transactions: AllTransactions, owner: object, txn_id: bytes
+    ) -> None:
+        self._of_connection, self._all, self._txn_id = of_connection, all_transactions, txn_id
         self.owner = owner
         self.bytes = self.messages = 0
         """What it holds."""
@@ -238,7 +263,10 @@ class Transaction:
         self._settlements: list[tuple[Settlement, list[LockToken]]] = []
         self._failure: str | None = None
         """Why it can only be rolled back."""
-        self._timer: asyncio.TimerHandle | None = None
+        loop, timeout_s = asyncio.get_running_loop(), self._all.limits.transaction_timeout_ms / 1000
+        self._ends_at = loop.time() + timeout_s
+        """When it fails, or if it has no operations or has failed already, ends; by the loop's clock."""
+        self._timer = loop.call_later(timeout_s, self._look_at_clock)
 
     def send(self, queue: Entity, collect: Callable[[], Collected]) -> None:
         """Send messages with the transaction; `collect` makes them. Raises Refused, and then the transaction
@@ -281,27 +309,30 @@ class Transaction:
         """Drop everything: the transaction can only be rolled back."""
         if self._failure is None:
             self._failure = why.description
+            self._ends_at = asyncio.get_running_loop().time() + FAILED_KEPT_S
             if self._queue is not None:
                 self._queue.meter.refused(why.reason, 1)
             self.drop()
 
     def drop(self) -> None:
         """Release what it holds."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         self._of_connection.bytes -= self.bytes
         self._all.bytes -= self.bytes
         self.bytes = self.messages = 0
         self._sends.clear()
         self._settlements.clear()
 
+    def end(self) -> None:
+        """Roll it back without being asked to: its id is unknown from now on."""
+        self._of_connection.roll_back(self._txn_id)
+
+    def stop_timer(self) -> None:
+        """Stop its time limit: it is no longer open."""
+        self._timer.cancel()
+
     def prepared(self) -> tuple[Entity, int, Transact] | None:
         """The operation that carries it out, with its entity and partition; None if there is nothing to do.
         Raises Refused if it has failed."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         self._check_failure()
         if self._queue is None:
             return None
@@ -371,7 +402,8 @@ class Transaction:
         if self._queue is None:
             self._queue, self._number, self._where = queue, number, what
             timeout_s = self._all.limits.transaction_timeout_ms / 1000
-            self._timer = asyncio.get_running_loop().call_later(timeout_s, self._timed_out, timeout_s)
+            self._ends_at = asyncio.get_running_loop().time() + timeout_s
+            self._all.unclaimed.pop(self, None)  # only a client with a token has links to entities
         elif number != self._number:
             raise Refused(
                 Reason.NOT_ALLOWED,
@@ -400,10 +432,18 @@ class Transaction:
         self._of_connection.bytes += size
         self._all.bytes += size
 
-    def _timed_out(self, timeout_s: float) -> None:
-        self._timer = None
-        text = f"it was neither committed nor rolled back within {timeout_s:g} seconds of its first operation"
-        self.fail(Refused(Reason.TIMEOUT, text))
+    def _look_at_clock(self) -> None:
+        """Fail or end it if its time is over. The timer is set once and looks again if `_ends_at` has moved
+        meanwhile, because that costs less than a new timer with the first operation."""
+        loop = asyncio.get_running_loop()
+        if self._ends_at <= loop.time():
+            if self._queue is None or self._failure is not None:
+                self.end()
+                return
+            timeout_s = self._all.limits.transaction_timeout_ms / 1000
+            text = f"it was not discharged within {timeout_s:g} seconds of its first operation"
+            self.fail(Refused(Reason.TIMEOUT, text))
+        self._timer = loop.call_later(self._ends_at - loop.time(), self._look_at_clock)
 
 
 def rolled_back(why: str) -> Refused:

@@ -398,12 +398,22 @@ class Settings(BaseSettings):
         120_000,
         ge=100,
         le=3_600_000,
-        description="Time from a transaction's first operation until the broker rolls it back.",
+        description=(
+            "Time from a transaction's first operation until the broker rolls it back. One without "
+            "operations ends after the same time."
+        ),
     )
     transactions_per_connection_max: int = Field(
         1_000, ge=1, description="Transactions that a connection may have open."
     )
-    transactions_max: int = Field(10_000, ge=1, description="The same over all connections.")
+    transactions_max: int = Field(
+        10_000,
+        ge=1,
+        description=(
+            "The same over all connections. Clients without a token have a tenth of them; beyond it, the "
+            "oldest of theirs without operations ends."
+        ),
+    )
     connection_transaction_bytes_max: int = Field(
         64 * MIB,
         ge=64 * KIB,

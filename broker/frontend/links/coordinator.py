@@ -103,7 +103,8 @@ class CoordinatorLink:
                     Reason.UNAUTHORIZED,
                     f"Unauthorized access. The limit without a token is {UNCLAIMED_MAX} transactions.",
                 )
-            self._connection.engine.declare(delivery, transactions.declare(self))
+            declared = transactions.declare(self, is_claimed=bool(self._connection.claims))
+            self._connection.engine.declare(delivery, declared)
             return
         txn_id, fail = [*fields, None][:2] if fields else (None, None)
         if not isinstance(txn_id, bytes) or not isinstance(fail, bool | None):

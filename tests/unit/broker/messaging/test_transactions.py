@@ -11,7 +11,7 @@ from broker.messaging.sending import Collected
 from broker.messaging.settlement import COMPLETE, RELEASE, abandon
 from broker.messaging.transactions import AllTransactions, Transactions
 from broker.operations import Complete, Failed, Send, Transact, Transacted
-from tests.support.link_stack import LinkStack, Part
+from tests.support.link_stack import LinkStack, Part, until
 from tests.support.locked import locked
 
 MIB = 1 << 20
@@ -91,6 +91,40 @@ async def test_what_all_connections_hold_is_bounded() -> None:
     one.send(third, bytes(70_000))
     one.transactions.give_up(one)
     assert everybody.bytes == 0
+
+
+async def test_a_transaction_that_is_not_used_ends_with_the_time_limit() -> None:
+    caller = Caller(LinkStack(1, transaction_timeout_ms=100))
+    txn_id = caller.declare()
+    await until(lambda: caller.all.count == 0)
+    assert len(caller.transactions) == 0
+    with pytest.raises(Refused) as why:
+        caller.commit(txn_id)
+    assert why.value.reason is Reason.TRANSACTION_UNKNOWN
+
+
+async def test_a_failed_transaction_ends_some_time_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.messaging.transactions.FAILED_KEPT_S", 0.1)
+    caller = Caller(LinkStack(1, transaction_timeout_ms=100))
+    refused, late = caller.declare(), caller.declare()
+    caller.transactions.fail(refused, Refused(Reason.LOCK_LOST, "lost"))
+    caller.send(late, b"one")
+    await until(lambda: caller.all.count == 0)
+    assert (len(caller.transactions), caller.all.bytes) == (0, 0)
+
+
+async def test_clients_without_a_token_have_a_share_until_they_use_their_transactions() -> None:
+    stack = LinkStack(1, transactions_max=20)
+    callers = [Caller(stack) for _ in range(4)]
+    used, _ = [caller.transactions.declare(caller, is_claimed=False) for caller in callers[:2]]
+    callers[0].send(used, b"one")
+    newer = [caller.transactions.declare(caller, is_claimed=False) for caller in callers[2:]]
+    assert [len(caller.transactions) for caller in callers] == [1, 0, 1, 1]
+    for caller, txn_id in zip(callers[2:], newer, strict=True):
+        caller.transactions.roll_back(txn_id)
+    callers[0].commit(used)
+    callers[0].part.take(Transact)
+    assert (callers[0].all.count, callers[0].all.unclaimed) == (0, {})
 
 
 async def test_settlements_of_one_kind_become_one_operation() -> None:

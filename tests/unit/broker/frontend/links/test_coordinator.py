@@ -176,6 +176,19 @@ async def test_a_client_without_a_token_may_declare_few() -> None:
     assert condition_of(outcome_of(await client.hear()))[0] == "amqp:unauthorized-access"
 
 
+async def test_clients_without_a_token_keep_no_client_from_declaring() -> None:
+    stack = LinkStack(transactions_max=20)
+    others = [await Coordinator.attach(await stack.connect(raw.sasl_anonymous())) for _ in range(3)]
+    first, *_ = [await other.declare() for other in others for _ in range(10)][:1]
+    assert stack.services.transactions.count == 2, "a tenth"
+    client = await stack.connect()
+    coordinator = await Coordinator.attach(client)
+    for _ in range(18):
+        await coordinator.declare()
+    condition, _ = condition_of(await others[0].discharge(first))
+    assert condition == "amqp:transaction:unknown-id"
+
+
 # --- sending ------------------------------------------------------------------------------------------------
 
 
@@ -400,15 +413,17 @@ async def test_a_message_that_is_too_large_fails_it() -> None:
 
 
 async def test_lasting_too_long_fails_it() -> None:
-    stack, client, coordinator = await sending(transaction_timeout_ms=100)
+    stack, client, coordinator = await sending(transaction_timeout_ms=500)
     quiet, txn_id = await coordinator.declare(), await coordinator.declare()
     coordinator.send(0, keyed(b"1"), txn_id)
     await client.hear()
     await until(lambda: stack.services.transactions.bytes == 0)
     condition, description = condition_of(await coordinator.discharge(txn_id))
-    assert condition == "amqp:transaction:rollback" and "0.1 seconds" in description
+    assert condition == "amqp:transaction:rollback" and "0.5 seconds" in description
     assert nothing_posted(stack)
-    assert (await coordinator.discharge(quiet)).descriptor == raw.ACCEPTED, "no operation, no time limit"
+    await until(lambda: stack.services.transactions.count == 0)
+    condition, description = condition_of(await coordinator.discharge(quiet))
+    assert condition == "amqp:transaction:unknown-id" and "0.5 seconds" in description
 
 
 async def test_a_link_that_the_broker_closes_fails_it() -> None:
