@@ -64,7 +64,7 @@ app = typer.Typer(
     name="partibus",
     help=(
         "A partitioned service bus: an AMQP 1.0 broker that behaves like Azure Service Bus partitioned "
-        "entities."
+        "queues."
     ),
     epilog="`partibus serve --help` has examples; `partibus settings` lists every setting.",
     no_args_is_help=True,
@@ -113,8 +113,8 @@ def serve(
             envvar=variable_of("data_dir"),
             show_default="data",
             help=(
-                "Folder for the logs and the generated certificate. Repeat the option for each disk: new "
-                "queues are spread over all of them."
+                "Folder for the logs, the catalogue and the generated certificate. Repeat the option for "
+                "each disk: new queues are spread over all of them."
             ),
         ),
     ] = None,

@@ -212,14 +212,14 @@ class Settings(BaseSettings):
         "always",
         description=(
             "When commits are synced to disk: before they are acknowledged (`always`), every "
-            "fsync_interval_ms (`interval`), or `never`."
+            "`PARTIBUS_FSYNC_INTERVAL_MS` (`interval`), or `never`."
         ),
     )
     fsync_interval_ms: int = Field(
         100,
         ge=1,
         le=60_000,
-        description="Time between two syncs if fsync is `interval`; refused otherwise.",
+        description="Time between two syncs if `PARTIBUS_FSYNC` is `interval`; refused otherwise.",
     )
     segment_bytes: int = Field(
         64 * MIB,
@@ -249,14 +249,17 @@ class Settings(BaseSettings):
         60_000,
         ge=10,
         le=86_400_000,
-        description="How long a partition keeps its file open when nothing is written.",
+        description="How long a partition keeps its file open when nothing is written. With "
+        "`PARTIBUS_FSYNC=always`, also how soon an unchanged partition counts as at rest: after a crash, the "
+        "next start need not open it.",
     )
     disk_timeout_ms: int = Field(
         5_000,
         ge=100,
         le=60_000,
         description="How long a partition waits for its disk. After that it is unavailable until the disk "
-        "answers, and messages without a key go to other partitions.",
+        "answers, and messages without a key go to other partitions. Creating, updating or deleting a queue "
+        "is answered with 503 after the same time.",
     )
     payload_memory_bytes: int = Field(
         32 * MIB,
