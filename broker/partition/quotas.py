@@ -8,7 +8,8 @@ MESSAGE_OVERHEAD_BYTES for its state, so a quota limits memory as well. The othe
 Changed properties stay in memory, up to 64 KiB per message. They are refused only when they alone would
 exceed the whole quota: a full queue can still dead-letter with a reason, and yet abandoning and deferring
 cannot add properties without limit. While memory is scarce in the whole broker, a settlement may change only
-a few properties. A settlement that changes none is never refused here: it frees memory or uses none.
+a few properties, and the states of sessions stay small. A settlement that changes none is never refused here:
+it frees memory or uses none.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from broker.partition.subqueue import Subqueue
 MIB = 1024 * 1024
 SCARCE_CHANGE_BYTES_MAX = 1024
 """How many bytes a settlement may change in each message while memory is scarce: enough for a dead-letter
-reason and a sentence."""
+reason and a sentence. The state of a session may not grow beyond it either."""
 
 
 def check_size(
@@ -42,6 +43,18 @@ def check_size(
             f"The maximum entity size has been reached or exceeded for Queue: '{description.name}', "
             f"partition {number}. "
             f"Size of partition in bytes: {used}, Max partition size in bytes: {limit}",
+        )
+
+
+def check_state(payloads: PayloadShare, size: int) -> None:
+    """Check that the state of a session may grow to this size. Raises Refused(SERVER_BUSY) while memory is
+    scarce, but not for a small state: whoever works on a session must be able to finish, which frees
+    memory."""
+    if payloads.is_scarce and size > SCARCE_CHANGE_BYTES_MAX:
+        raise Refused(
+            Reason.SERVER_BUSY,
+            "The broker has little memory left, so the state of a session may grow to at most "
+            f"{SCARCE_CHANGE_BYTES_MAX} bytes; this one has {size}. Please wait 2 seconds and try again.",
         )
 
 

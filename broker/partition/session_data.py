@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from broker.base.errors import Reason, Refused
 from broker.operations import ClientId, Updated
-from broker.partition.quotas import check_size
+from broker.partition.quotas import check_size, check_state
 from broker.partition.session_locks import SessionLocks
 from broker.partition.session_states import ENTRY_BYTES, SessionStates, set_state
 from broker.partition.workspace import Workspace
@@ -36,7 +36,8 @@ class SessionData:
         return self._space.messages.states.of(SessionStates)
 
     def set(self, client: ClientId, operation: SetSessionState) -> None:
-        """Set or clear the state of a session. Raises Refused: SESSION_LOCK_LOST, QUOTA_EXCEEDED."""
+        """Set or clear the state of a session. Raises Refused: SESSION_LOCK_LOST, QUOTA_EXCEEDED, or
+        SERVER_BUSY while memory is scarce."""
         space = self._space
         subqueue = space.messages.find(operation.subqueue)
         session, _ = self._locks.held(operation.holder, operation.session_id, subqueue)
@@ -55,6 +56,7 @@ class SessionData:
                 )
             added = len(state) - (len(before.value) if before is not None else -ENTRY_BYTES)
             if added > 0:
+                check_state(space.messages.payloads, len(state))
                 check_size(
                     space.description,
                     space.number,

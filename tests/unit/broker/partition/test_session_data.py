@@ -96,6 +96,22 @@ async def test_states_are_limited_in_number_and_count_towards_the_size_of_the_qu
     one(await harness.do(9, Send([bytes(1 << 19)], None, None, columns)), Sent)
 
 
+async def test_while_memory_is_scarce_a_state_grows_little_and_shrinks_as_ever() -> None:
+    harness = harness_of()
+    for client in (1, 2):
+        await hold(harness, client, str(client))
+    await put(harness, 1, "1", bytes(5_000))
+    harness.budget.set_scarce(True)
+    for holder, size in ((1, 5_001), (2, 1_025)):
+        answer = await put(harness, holder, str(holder), bytes(size))
+        assert isinstance(answer, Failed) and answer.reason is Reason.SERVER_BUSY
+        assert "memory" in answer.description
+    for holder, state in ((1, bytes(5_000)), (1, bytes(4_000)), (1, None), (2, bytes(1_024))):
+        assert isinstance(await put(harness, holder, str(holder), state), Updated)
+    harness.budget.set_scarce(False)
+    assert isinstance(await put(harness, 2, "2", bytes(5_000)), Updated)
+
+
 async def test_sessions_with_messages_or_a_state_are_listed_page_by_page() -> None:
     harness = harness_of()
     columns: dict[str, list[int | bytes | None]] = {"session_id": [b"a", b"b", b"a", b"c"]}
