@@ -78,10 +78,11 @@ PAGES = frozenset(
         "com.microsoft:peek-message",
         "com.microsoft:receive-by-sequence-number",
         "com.microsoft:batch-delete-messages",
+        "com.microsoft:get-message-sessions",
     )
 )
-"""Operations that can involve as many messages as a client asks for; each connection has one served at a
-time. All others are served at once."""
+"""Operations that can involve as many messages or sessions as a client asks for; each connection has one
+served at a time. All others are served at once."""
 
 
 class ManagementNode:
@@ -215,7 +216,8 @@ class ManagementNode:
         return ok(await get_session_state(self._connection, self._queue, self._subqueue, body))
 
     async def _list_sessions(self, body: dict[str, Any]) -> Response:
-        found = await list_sessions(self._queue, self._subqueue, body)
+        async with self._connection.services.browse_pages:
+            found = await list_sessions(self._queue, self._subqueue, body)
         return NO_CONTENT if found is None else ok(found)
 
     async def _renew_lock(self, body: dict[str, Any]) -> Response:

@@ -32,6 +32,8 @@ from protocol.codec import Array, Int, Timestamp, TypeCode
 
 SESSIONS_MAX = 10_000
 """Sessions that one page may list."""
+SKIPPED_MAX = (1 << 31) - 1 - SESSIONS_MAX
+"""Sessions that a request may skip: where the next page begins must fit into an AMQP int."""
 EVER_MS = 253_402_300_799_999
 """A `last-updated-time` from this one on asks for all sessions. Clients send the end of the year 9999, which
 some of them round up."""
@@ -136,9 +138,11 @@ async def list_sessions(queue: Entity, subqueue: str, body: dict[str, Any]) -> d
     if not queue.requires_session(subqueue):
         raise no_session(queue)
     skip, top = integer(body, "skip"), integer(body, "top")
-    if skip < 0 or not 0 < top <= SESSIONS_MAX:
+    if not 0 <= skip <= SKIPPED_MAX or not 0 < top <= SESSIONS_MAX:
         raise Refused(
-            Reason.ARGUMENT, f"skip is {skip} and top is {top}; top must be from 1 to {SESSIONS_MAX}."
+            Reason.ARGUMENT,
+            f"skip is {skip} and top is {top}; top must be from 1 to {SESSIONS_MAX}, and skip at most "
+            f"{SKIPPED_MAX}.",
         )
     since_ms = integer(body, "last-updated-time")
     found: list[str] = []

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from broker.entities.descriptions import QueueSettings
-from broker.frontend.nodes.session_requests import EVER_MS
+from broker.frontend.nodes.request_node import Request
+from broker.frontend.nodes.session_requests import EVER_MS, SESSIONS_MAX, SKIPPED_MAX
+from broker.frontend.peeking import PAGES_AT_ONCE
 from broker.identifiers import PARTITION_SHIFT, ClientId
 from broker.operations import Peek, Peeked, ReceiveDeferred
 from broker.session_operations import (
@@ -20,7 +23,7 @@ from broker.session_operations import (
 )
 from protocol.codec import Described, Symbol, ULong
 from tests.support import raw_amqp as raw
-from tests.support.link_stack import until
+from tests.support.link_stack import turn, until
 from tests.support.management_bench import Bench, status
 from tests.support.management_bench import bench as bench_of
 
@@ -135,6 +138,11 @@ async def test_a_deferred_message_of_another_partition_is_not_in_the_session() -
             {"last-updated-time": EVER_MS, "skip": -1, "top": 1},
             (400, "com.microsoft:argument-error"),
         ),
+        (
+            "get-message-sessions",
+            {"last-updated-time": EVER_MS, "skip": SKIPPED_MAX + 1, "top": 1},
+            (400, "com.microsoft:argument-error"),
+        ),
     ],
     ids=str,
 )
@@ -145,6 +153,24 @@ async def test_what_a_session_request_lacks_is_named_before_a_partition_hears_of
     await hold(work, "a")
     assert status(await work.ask(operation, body)) == wanted
     assert not any(part.posted for part in work.stack.parts)
+
+
+async def test_few_pages_of_sessions_are_built_at_a_time() -> None:
+    work = await bench()
+    assert work.node.is_page(Request(None, None, {"operation": "com.microsoft:get-message-sessions"}, {}))
+    pages = work.stack.services.browse_pages
+    for _ in range(PAGES_AT_ONCE):
+        await pages.acquire()
+    body = {"last-updated-time": EVER_MS, "skip": SKIPPED_MAX, "top": SESSIONS_MAX}
+    asking = asyncio.ensure_future(
+        work.ask(
+            "get-message-sessions", body, {ListSessions: lambda _, each: SessionList([], 0, each.cookie)}
+        )
+    )
+    await turn()
+    assert not any(part.posted for part in work.stack.parts)
+    pages.release()
+    assert status(await asking)[0] == 204
 
 
 async def test_a_page_of_sessions_goes_on_where_the_one_before_ended_over_all_partitions() -> None:
