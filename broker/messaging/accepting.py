@@ -5,7 +5,8 @@ A session's id is the key of its messages, so a named session can be in one part
 session, a *finder* knows which partitions have some: each partition tells it once when it has one
 (`WatchSessions`), and again after it had none left. Clients that wait are served in the order in which they
 came. Each asks one partition at a time, so no session is locked in vain, and a partition that does not answer
-holds up nobody before it has said that it has something.
+holds up nobody before it has said that it has something. Only a few ask the same partition at a time, because
+it may have a single free session.
 
 Knows nothing of AMQP. Runs in the event loop.
 """
@@ -26,6 +27,8 @@ from broker.session_operations import AcceptSession, SessionAccepted, SessionLos
 
 WATCH_AGAIN_S = 0.25
 """How long to wait before asking a partition again that went down."""
+ASKING_MAX = 4
+"""Clients that ask one partition at a time: all but one of them may ask in vain."""
 LEFT_MAX = 64
 """Clients that have stopped waiting and are remembered nevertheless."""
 
@@ -112,7 +115,12 @@ class SessionFinder:
         self._queue, self._subqueue = queue, subqueue
         self._client = next_client()
         self._with_free: OrderedDict[int, None] = OrderedDict()
-        """Partitions that have said they have a free session, in the order in which they are asked next."""
+        """Partitions that have said they have a free session, in the order in which they are asked next. Each
+        other one is watched, or will be (`_to_watch`)."""
+        self._asking = [0] * len(queue.router.handles)
+        """How many clients ask each partition now."""
+        self._to_watch: set[int] = set()
+        """Partitions that will be watched again in a moment."""
         self._waiting: list[tuple[int, _Waiting]] = []
         """A heap of the clients that ask no partition now, by the order in which they came. Some of them may
         wait no longer."""
@@ -139,6 +147,13 @@ class SessionFinder:
             self._forget_some()
             raise
 
+    def end(self, why: Refused) -> None:
+        """The entity is gone: tell the clients that ask no partition now. The others hear it from theirs."""
+        for _, waiting in self._waiting:
+            if not waiting.accepted.done():
+                waiting.accepted.set_exception(Refused(why.reason, why.description))
+        self._waiting.clear()
+
     def _forget_some(self) -> None:
         """Forget the clients that have stopped waiting, once they are half of all."""
         self._left += 1
@@ -149,12 +164,15 @@ class SessionFinder:
 
     def _match(self) -> None:
         """Let the clients that wait ask the partitions with free sessions, both in turn."""
-        while self._waiting and self._with_free:
+        while self._waiting:
+            number = next((each for each in self._with_free if self._asking[each] < ASKING_MAX), None)
+            if number is None:
+                return
             _, waiting = heappop(self._waiting)
             if waiting.accepted.cancelled():
                 continue
-            number = next(iter(self._with_free))
             self._with_free.move_to_end(number)
+            self._asking[number] += 1
             held = waiting.held
             held.partition = number
             handle = self._queue.router.handles[number]
@@ -164,22 +182,26 @@ class SessionFinder:
     def _answered(self, waiting: _Waiting, held: HeldSession, answer: Answer) -> None:
         """A partition has answered a client, or tells it something later. `held` is what this partition was
         asked for."""
+        if isinstance(answer, SessionAccepted | Failed):
+            self._asking[held.partition] -= 1
         if isinstance(answer, SessionAccepted):
             held.accepted = answer
             if waiting.accepted.cancelled():
                 held.give_up(self._queue)
             else:
                 waiting.accepted.set_result(held)
+            self._match()
         elif isinstance(answer, Failed):
             held.give_up(self._queue)  # the partition forgets the client
+            had_free = held.partition in self._with_free
             self._with_free.pop(held.partition, None)
             if self._queue.gone is not None:
                 if not waiting.accepted.cancelled():
                     waiting.accepted.set_exception(_refusal(answer))
                 return
-            if answer.reason is Reason.SESSION_NOT_FOUND:
+            if had_free and answer.reason is Reason.SESSION_NOT_FOUND:
                 self._watch(held.partition)
-            else:
+            elif had_free:
                 self._watch_later(held.partition)
             if not waiting.accepted.cancelled():
                 # With another client number: the partition still has to carry out the last one's `Detach`,
@@ -203,9 +225,12 @@ class SessionFinder:
             self._watch_later(number)
 
     def _watch_later(self, number: int) -> None:
-        asyncio.get_running_loop().call_later(WATCH_AGAIN_S, self._watch_again, number)
+        if number not in self._to_watch:
+            self._to_watch.add(number)
+            asyncio.get_running_loop().call_later(WATCH_AGAIN_S, self._watch_again, number)
 
     def _watch_again(self, number: int) -> None:
+        self._to_watch.discard(number)
         if self._queue.gone is None:
             self._watch(number)
 
@@ -227,7 +252,7 @@ class SessionFinders:
         finders = self._finders.get(queue)
         if finders is None:
             finders = self._finders[queue] = {}
-            queue.at_end.append(partial(self._finders.pop, queue))
+            queue.at_end.append(partial(self._end, queue))
         finder = finders.get(subqueue)
         if finder is None:
             finder = finders[subqueue] = SessionFinder(queue, subqueue)
@@ -239,6 +264,11 @@ class SessionFinders:
                 Reason.TIMEOUT,
                 f"No session of '{queue.name}' with messages became free within {within_s:.1f} s.",
             ) from error
+
+    def _end(self, queue: Entity) -> None:
+        assert queue.gone is not None, "this is called when the entity ends"
+        for finder in self._finders.pop(queue).values():
+            finder.end(queue.gone)
 
 
 def _refusal(answer: Answer) -> Refused:

@@ -10,7 +10,13 @@ import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import QueueSettings
-from broker.messaging.accepting import HeldSession, SessionFinder, SessionFinders, accept_named
+from broker.messaging.accepting import (
+    ASKING_MAX,
+    HeldSession,
+    SessionFinder,
+    SessionFinders,
+    accept_named,
+)
 from broker.operations import Arrived, Detach, Failed, Unavailable
 from broker.session_operations import AcceptSession, SessionAccepted, SessionLost, WatchSessions
 from tests.support.link_stack import LinkStack, Part, turn, until
@@ -152,6 +158,43 @@ async def test_a_partition_that_goes_down_is_watched_again_and_another_one_serve
     assert (await client).session_id == "a"
 
 
+async def test_one_free_session_does_not_make_every_client_ask() -> None:
+    stack, finders = stack_of(1), SessionFinders()
+    clients = [asyncio.ensure_future(finders.accept_next(stack.queue, "", WAIT_S)) for _ in range(100)]
+    await turn()
+    (part,) = stack.parts
+    for round_number in range(2):
+        arrive(part)
+        give(part, str(round_number))
+        while part.has(AcceptSession):
+            give_none(part)
+        assert len(part.take_all(Detach)) <= ASKING_MAX
+        assert len([each for each, _, _ in part.posted if isinstance(each, WatchSessions)]) == 1
+    arrive(part)
+    for number in range(2, 100):
+        assert len([each for each, _, _ in part.posted if isinstance(each, AcceptSession)]) <= ASKING_MAX
+        give(part, str(number))
+    assert [(await each).session_id for each in clients] == [str(number) for number in range(100)]
+
+
+async def test_a_partition_that_goes_down_while_clients_ask_it_is_watched_once() -> None:
+    stack, finders = stack_of(1), SessionFinders()
+    clients = [asyncio.ensure_future(finders.accept_next(stack.queue, "", WAIT_S)) for _ in range(3)]
+    await turn()
+    (part,) = stack.parts
+    _, tell = part.take(WatchSessions)
+    tell(Arrived(0, ""))
+    while part.has(AcceptSession):
+        part.answer(AcceptSession, lambda each: Failed(Reason.PARTITION_UNAVAILABLE, "down", each.cookie))
+    tell(Unavailable(0))
+    await until(lambda: part.has(WatchSessions))
+    arrive(part)
+    assert not part.has(WatchSessions)
+    for name in "abc":
+        give(part, name)
+    assert [(await each).session_id for each in clients] == ["a", "b", "c"]
+
+
 async def test_each_attempt_of_a_client_has_a_number_of_its_own() -> None:
     stack, finders = stack_of(2), SessionFinders()
     client = asyncio.ensure_future(finders.accept_next(stack.queue, "", WAIT_S))
@@ -168,6 +211,20 @@ async def test_each_attempt_of_a_client_has_a_number_of_its_own() -> None:
     lost: list[str] = []
     (await client).on_lost(lambda: lost.append("lost"))
     assert lost == [], "what the partition says to the first attempt is not about this session"
+
+
+async def test_clients_that_wait_hear_at_once_that_the_queue_is_gone() -> None:
+    stack, finders = stack_of(1), SessionFinders()
+    clients = [asyncio.ensure_future(finders.accept_next(stack.queue, "", WAIT_S)) for _ in range(9)]
+    await turn()
+    arrive(stack.parts[0])
+    await stack.queue.end(Refused(Reason.ENTITY_NOT_FOUND, "It was deleted."))
+    while stack.parts[0].has(AcceptSession):
+        stack.parts[0].answer(
+            AcceptSession, lambda each: Failed(Reason.ENTITY_NOT_FOUND, "gone", each.cookie)
+        )
+    answers = await asyncio.gather(*clients, return_exceptions=True)
+    assert [each.reason for each in answers if isinstance(each, Refused)] == [Reason.ENTITY_NOT_FOUND] * 9
 
 
 async def test_nothing_of_a_deleted_queue_is_kept() -> None:
