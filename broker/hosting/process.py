@@ -27,7 +27,7 @@ from broker.hosting.channel import Channel
 from broker.hosting.errors import error_of
 from broker.hosting.local import LocalHost
 from broker.hosting.schema import decode_to_partitions, encode
-from broker.operations import Answer, ClientId, Detach, Sink, Withdraw
+from broker.operations import Answer, ClientId, Detach, Sink, Withdraw, Withdrawn
 from broker.partition.summary import Summary, decode
 from broker.partition.task import PartitionTask
 from broker.settings.logs import configure_logging
@@ -43,7 +43,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class _Hosted:
-    """One partition in this process: its register, its meter, and the sinks of its clients."""
+    """One partition in this process: its register and its meter."""
 
     def __init__(self, process: PartitionProcess, start: messages.Start) -> None:
         self._process, self._partition = process, start.partition
@@ -52,18 +52,14 @@ class _Hosted:
             self._summary = decode(start.summary, len(start.description.places))
         self.task: PartitionTask
         self.counted: messages.Counted | None = None
-        self._sinks: dict[ClientId, Sink] = {}
 
     def post(self, message: messages.Post) -> None:
         """Pass a client's operation to the partition."""
         client = message.client
-        sink = self._sinks.get(client)
-        if sink is None:
-            sink = self._sinks[client] = self._sink_of(client)
+        sink = self._sink_of(client)  # the partition keeps it for as long as the client may be answered
         self.task.post(message.operation, client, sink)
         if isinstance(message.operation, Detach):  # the answer to this Withdraw is the client's last
-            del self._sinks[client]
-            self.task.post(Withdraw(MAIN), client, lambda _: self._detached(client))
+            self.task.post(Withdraw(MAIN), client, self._last_sink_of(client, sink))
 
     def _sink_of(self, client: ClientId) -> Sink:
         def sink(answer: Answer) -> None:
@@ -71,6 +67,18 @@ class _Hosted:
             self._process.answers.append(messages.Answered(self._partition, client, answer))
 
         return sink
+
+    def _last_sink_of(self, client: ClientId, sink: Sink) -> Sink:
+        """Takes the answer to the last Withdraw. Answers to operations that were carried out in the same
+        commit come here too, before it."""
+
+        def last_sink(answer: Answer) -> None:
+            if isinstance(answer, Withdrawn):
+                self._detached(client)
+            else:
+                sink(answer)
+
+        return last_sink
 
     def _detached(self, client: ClientId) -> None:
         self._process.changed(self)

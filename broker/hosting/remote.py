@@ -3,7 +3,8 @@
 The broker starts the process with one end of a socket pair, and everything passes through it (`messages.py`,
 `schema.py`). For each partition the broker keeps the last report: whether it is available, its health, its
 counts. A cookie never leaves the broker: a number is sent instead, and replaced by the cookie when the answer
-comes back.
+comes back. The number also leads to the sink, so that a client without demand, a watch or a session needs no
+entry of its own, and need not say that it is gone.
 
 If the process ends, the broker stops, because no other process may open the logs until they are known to be
 free. If the broker ends, the process ends too.
@@ -34,19 +35,21 @@ from broker.hosting.schema import decode_to_broker, encode
 from broker.operations import (
     Answer,
     ClientId,
+    Demand,
     Failed,
     Operation,
-    Recalled,
-    Release,
     Sink,
     SubqueueCounts,
     Unavailable,
+    Watch,
+    Withdraw,
     refusal_of,
 )
 from broker.partition.idle import Register
 from broker.partition.summary import decode as decode_summary
 from broker.partition.summary import named
 from broker.partition.task import PartitionMeter
+from broker.session_operations import AcceptSession, WatchSessions
 from broker.settings.settings import LogFormat, LogLevel
 from storage.errors import StorageError
 from storage.file_store import FolderState
@@ -57,6 +60,8 @@ log = structlog.get_logger("partitions")
 
 ENDS_WITHIN_S = 10.0
 """How long the process may take to end once all its logs are closed."""
+_ANSWERED_WITHOUT_COOKIE = (Demand, Withdraw, Watch, AcceptSession, WatchSessions)
+"""Operations after which a client may get answers without a cookie, until it detaches."""
 
 
 class ProcessEnded(Exception):
@@ -96,11 +101,9 @@ class RemotePartition:
             if answer is not None:
                 asyncio.get_running_loop().call_soon(sink, answer)
             return
-        if not isinstance(operation, Release | Recalled):  # these are never answered
+        if isinstance(operation, _ANSWERED_WITHOUT_COOKIE):
             self._sinks[client] = sink
-        self._host.send(
-            messages.Post(self._partition, client, self._host.keep_cookie(self, client, operation))
-        )
+        self._host.send(messages.Post(self._partition, client, self._host.keep_cookie(operation, sink)))
 
     async def opened(self) -> None:
         await self._host.ask(lambda request: messages.OpenPartition(request, self._partition))
@@ -120,7 +123,7 @@ class RemotePartition:
     # --- from the partition ---------------------------------------------------------------------------------
 
     def answered(self, client: ClientId, answer: Answer) -> None:
-        """An answer for a client has arrived."""
+        """An answer without a cookie has arrived for a client."""
         sink = self._sinks.get(client)
         if sink is not None:
             sink(answer)
@@ -165,8 +168,8 @@ class RemoteHost:
         self._is_closing = False
         self._numbers = count(1)
         self._partitions: dict[int, tuple[RemotePartition, PartitionMeter]] = {}
-        self._cookies: dict[int, tuple[RemotePartition, ClientId, object]] = {}
-        """The partition, client and cookie behind each number that was sent and has not come back."""
+        self._cookies: dict[int, tuple[Sink, object]] = {}
+        """The sink and the cookie behind each number that was sent and has not come back."""
         self._requests: dict[int, asyncio.Future[messages.Done]] = {}
         self._entering: set[asyncio.Task[None]] = set()
         self._memory = messages.MemoryUsed(0, 0)
@@ -214,22 +217,25 @@ class RemoteHost:
             raise error_of(done.error, done.message)
         return done
 
-    def keep_cookie(self, partition: RemotePartition, client: ClientId, operation: Operation) -> Operation:
-        """The operation with a number in place of its cookie. An operation without a cookie is returned as it
-        is; one with a cookie is answered exactly once."""
+    def keep_cookie(self, operation: Operation, sink: Sink) -> Operation:
+        """The operation with a number in place of its cookie; `sink` gets the answer with it. An operation
+        without a cookie is returned as it is; one with a cookie is answered exactly once."""
         if not hasattr(operation, "cookie"):
             return operation
         number = next(self._numbers)
-        self._cookies[number] = partition, client, operation.cookie
+        self._cookies[number] = sink, operation.cookie
         sent = copy(operation)
         sent.cookie = number
         return sent
 
-    def _with_cookie(self, answer: Answer) -> Answer:
+    def _answered(self, message: messages.Answered) -> None:
+        answer = message.answer
         number = getattr(answer, "cookie", None)
         if isinstance(number, int):
-            _, _, answer.cookie = self._cookies.pop(number)  # type: ignore[union-attr]
-        return answer
+            sink, answer.cookie = self._cookies.pop(number)  # type: ignore[union-attr]
+            sink(answer)
+        elif (found := self._partitions.get(message.partition)) is not None:
+            found[0].answered(message.client, answer)
 
     def start(
         self, description: EntityDescription, number: int, meter: PartitionMeter, register: Register
@@ -316,9 +322,8 @@ class RemoteHost:
             if not future.done():
                 future.set_exception(StorageError(str(error)))
         cookies, self._cookies = self._cookies, {}
-        for partition, client, cookie in cookies.values():
-            answer = Failed(Reason.PARTITION_UNAVAILABLE, "The broker is stopping.", cookie)
-            partition.answered(client, answer)
+        for sink, cookie in cookies.values():
+            sink(Failed(Reason.PARTITION_UNAVAILABLE, "The broker is stopping.", cookie))
         for partition, _ in self._partitions.values():
             partition.ended()
         if not self._is_closing:
@@ -327,8 +332,7 @@ class RemoteHost:
     def _hear(self, message: messages.ToBroker) -> None:
         match message:
             case messages.Answered():
-                if (found := self._partitions.get(message.partition)) is not None:
-                    found[0].answered(message.client, self._with_cookie(message.answer))
+                self._answered(message)
             case messages.Status():
                 if (found := self._partitions.get(message.partition)) is not None:
                     found[0].heard(message)

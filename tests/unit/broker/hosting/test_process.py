@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import FunctionType
 from typing import TypeVar
 
 from broker.entities.descriptions import MAIN
@@ -39,7 +41,7 @@ from broker.hosting.messages import (
 )
 from broker.hosting.process import PartitionProcess
 from broker.hosting.schema import decode_to_broker, encode
-from broker.operations import ClientId, Demand, Detach, Locked, Send, Sent
+from broker.operations import ClientId, Demand, Detach, Locked, Release, Send, Sent
 from broker.partition.summary import decode
 from tests.support.hosting import QUEUE, settings_of
 from tests.support.logging_kept import logging_kept
@@ -134,6 +136,32 @@ async def test_a_client_that_has_detached_gets_this_as_the_last_it_hears(tmp_pat
         broker.say(Post(PARTITION, ClientId(1), Send([b"two"], None)))
         before, answered = await broker.hear(until=Answered)
         assert answered.client == 1 and not any(isinstance(each, Answered) for each in before)
+
+
+async def test_a_client_that_detaches_at_once_still_gets_its_outcome(tmp_path: Path) -> None:
+    async with process(tmp_path) as broker:
+        broker.say(Start(PARTITION, 3, QUEUE, None))
+        broker.say(Post(PARTITION, CLIENT, Send([b"one"], None, 5)))
+        broker.say(Post(PARTITION, CLIENT, Detach()))
+        before, _ = await broker.hear(until=Detached)
+        assert Answered(PARTITION, CLIENT, Sent(3 << 48 | 1, 5)) in before
+
+
+async def test_clients_that_ask_nothing_more_are_forgotten(tmp_path: Path) -> None:
+    async with process(tmp_path) as broker:
+        broker.say(Start(PARTITION, 3, QUEUE, None))
+        for number in range(1, 51):
+            broker.say(Post(PARTITION, ClientId(number), Send([b"one"], None, number)))
+            broker.say(Post(PARTITION, ClientId(100 + number), Release([])))
+        for _ in range(50):
+            await broker.hear(until=Answered)
+        broker.say(Post(PARTITION, CLIENT, Send([b"last"], None, 51)))
+        await broker.hear(until=Answered)
+        gc.collect()
+        sinks = [
+            each for each in gc.get_objects() if isinstance(each, FunctionType) and "sink" in each.__name__
+        ]
+        assert len([each for each in sinks if each.__module__ == "broker.hosting.process"]) < 10
 
 
 async def test_a_partition_that_stops_says_what_it_holds_and_its_log_is_found_until_it_is_deleted(

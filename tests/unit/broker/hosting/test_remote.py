@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,10 +24,12 @@ from broker.operations import (
     Locked,
     Peek,
     Peeked,
+    Release,
     RenewLocks,
     Send,
     Sent,
     Settled,
+    Transact,
     Unavailable,
     Update,
 )
@@ -92,6 +95,20 @@ async def test_operations_pass_and_cookies_come_back_as_they_were(tmp_path: Path
         assert made.meter.records >= 2
         assert not made.host._cookies and not partition._sinks, "nothing is kept of clients that are gone"
         assert made.failures == []
+
+
+async def test_clients_that_send_or_give_back_and_ask_nothing_more_are_forgotten(tmp_path: Path) -> None:
+    async with stack(tmp_path) as made:
+        partition = made.start()
+        answers: asyncio.Queue[Answer] = asyncio.Queue()
+        for number in range(20):
+            partition.post(Send([b"one"], None, number), next_client(), answers.put_nowait)
+            partition.post(Transact(Send([], None), [], number), next_client(), answers.put_nowait)
+            partition.post(Release([]), next_client(), answers.put_nowait)
+        cookies = Counter([(await answers.get()).cookie for _ in range(40)])  # type: ignore[union-attr]
+        await partition.stop()
+        assert cookies == dict.fromkeys(range(20), 2)
+        assert not made.host._cookies and not partition._sinks
 
 
 async def test_a_partition_that_has_stopped_refuses(tmp_path: Path) -> None:
