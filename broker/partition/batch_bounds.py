@@ -24,7 +24,8 @@ class Bounds:
     ended_locks_max: int = 2048
     """Locks that expire. The lease that reaches the limit is the last one to end in the batch."""
     looks_max: int = 4096
-    """Messages that one `Peek` or `Watch` passes over before it continues in the next batch."""
+    """Messages that one `Peek` or `Watch` passes over, and sessions that one `ListSessions` looks at, before
+    it continues in the next batch."""
     peeked_bytes_max: int = MIB
     """Bytes of messages shown in one answer, which always shows at least one."""
     deleted_max: int = 4096

@@ -80,9 +80,9 @@ class MessageSessions:
             untrack([session, session.waiting])
         return session
 
-    def ids(self) -> Iterator[bytes]:
-        """The ids of all sessions with messages."""
-        return (id for id, session in self._by_id.items() if session.count)
+    def known(self) -> dict[bytes, MessageSession]:
+        """A copy of all sessions that have messages or a lock, by id."""
+        return self._by_id.copy()
 
     def review(self, session: MessageSession) -> None:
         """Note whether the session is free, hungry, or not known any longer. Call this after each change to

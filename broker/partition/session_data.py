@@ -7,6 +7,7 @@ work on it at the same time.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain, islice
 
 from broker.base.errors import Reason, Refused
 from broker.operations import ClientId, Updated
@@ -23,13 +24,26 @@ from broker.session_operations import (
 )
 
 
+class _Walk:
+    """A list of sessions in progress."""
+
+    __slots__ = ("found", "ids", "operation", "skipped")
+
+    def __init__(self, operation: ListSessions, ids: Iterator[bytes]) -> None:
+        self.operation, self.ids = operation, ids
+        self.skipped = 0
+        self.found: list[bytes] = []
+
+
 class SessionData:
     """The states and the list of one partition's sessions."""
 
-    __slots__ = ("_locks", "_space")
+    __slots__ = ("_locks", "_space", "_walk")
 
     def __init__(self, space: Workspace, locks: SessionLocks) -> None:
         self._space, self._locks = space, locks
+        self._walk: _Walk | None = None
+        """The list that continues in the next batch."""
 
     @property
     def _states(self) -> SessionStates:
@@ -75,35 +89,46 @@ class SessionData:
         entry = self._states.entries.get((subqueue.number, session.id))
         space.answer(client, SessionState(entry.value if entry is not None else None, operation.cookie))
 
-    def list(self, client: ClientId, operation: ListSessions) -> None:
-        """List some sessions."""
+    def list(self, client: ClientId, operation: ListSessions) -> bool:
+        """List some sessions. Returns False if it looked at so many that it must continue in the next
+        batch."""
         space = self._space
-        number = space.messages.find(operation.subqueue).number
-        skipped = 0
-        found: list[bytes] = []
-        for session_id in self._sessions(number, operation.changed_after_ms):
-            if skipped < operation.skip:
-                skipped += 1
-            elif len(found) < operation.count:
-                found.append(session_id)
+        number, looks_max = space.messages.find(operation.subqueue).number, space.bounds.looks_max
+        walk = self._walk
+        if walk is None or walk.operation is not operation:
+            walk = self._walk = _Walk(operation, self._known(number, operation.changed_after_ms))
+        looked_at = 0
+        for session_id in islice(walk.ids, looks_max):
+            looked_at += 1
+            if not self._is_listed(number, session_id, operation.changed_after_ms):
+                continue
+            if walk.skipped < operation.skip:
+                walk.skipped += 1
+            elif len(walk.found) < operation.count:
+                walk.found.append(session_id)
             else:
                 break
-        space.batch.work += skipped // 64 + len(found)
-        space.answer(client, SessionList(found, skipped, operation.cookie))
+        else:
+            if looked_at == looks_max:
+                space.batch.work += looked_at
+                return False
+        self._walk = None
+        space.batch.work += looked_at
+        space.answer(client, SessionList(walk.found, walk.skipped, operation.cookie))
+        return True
 
-    def _sessions(self, subqueue: int, changed_after_ms: int | None) -> Iterator[bytes]:
-        """The sessions of a subqueue that have messages or state; with a time, those whose state has changed
-        since."""
-        states = self._states.entries
-        if changed_after_ms is not None:
-            for (home, session_id), entry in states.items():
-                if home == subqueue and entry.changed_at_ms > changed_after_ms:
-                    yield session_id
-            return
+    def _known(self, subqueue: int, changed_after_ms: int | None) -> Iterator[bytes]:
+        """The sessions of a subqueue at this moment, each once; with a time, only those that have a state."""
         index = self._space.subqueues[subqueue].sessions
-        if index is not None:
-            yield from index.ids()
-        for home, session_id in states:
-            session = index.find(session_id) if index is not None else None
-            if home == subqueue and (session is None or not session.count):
-                yield session_id
+        sessions = index.known() if index is not None and changed_after_ms is None else {}
+        states = list(self._states.entries)
+        return chain(sessions, (id for home, id in states if home == subqueue and id not in sessions))
+
+    def _is_listed(self, subqueue: int, session_id: bytes, changed_after_ms: int | None) -> bool:
+        """Whether a session has messages or a state now; with a time, whether its state has changed since."""
+        state = self._states.entries.get((subqueue, session_id))
+        if changed_after_ms is not None:
+            return state is not None and state.changed_at_ms > changed_after_ms
+        index = self._space.subqueues[subqueue].sessions
+        session = index.find(session_id) if index is not None else None
+        return state is not None or (session is not None and session.count > 0)

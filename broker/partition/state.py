@@ -378,7 +378,7 @@ class Partition:
             case SetSessionState():
                 self._session_data.set(client, operation)
             case ListSessions():
-                self._session_data.list(client, operation)
+                return self._session_data.list(client, operation)
             case Delete():
                 self._browsing.delete(client, operation)
             case DeleteExactly():

@@ -45,7 +45,7 @@ def lock(index: MessageSessions, session: str, wants: int = 0) -> SessionLock:
 
 def test_sessions_are_free_in_the_order_in_which_they_became_so() -> None:
     index, references = index_of("b", "a", None, "b")
-    assert [*index.free] == [b"b", b"a"] and [*index.ids()] == [b"b", b"a"]
+    assert [*index.free] == [b"b", b"a"] and [*index.known()] == [b"b", b"a"]
     lock(index, "b")
     assert [*index.free] == [b"a"]
     session = index.find(b"b")

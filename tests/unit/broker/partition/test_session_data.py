@@ -8,6 +8,8 @@ from broker.base.errors import Reason
 from broker.entities.descriptions import MAIN, QueueSettings
 from broker.identifiers import ClientId
 from broker.operations import Answer, Detach, Failed, Send, Sent, Updated
+from broker.partition.batch_bounds import Bounds
+from broker.partition.task import TaskLimits
 from broker.session_operations import (
     AcceptSession,
     GetSessionState,
@@ -94,6 +96,29 @@ async def test_states_are_limited_in_number_and_count_towards_the_size_of_the_qu
     assert isinstance(refused, Failed) and refused.reason is Reason.QUOTA_EXCEEDED
     assert isinstance(await put(harness, 1, "1", None), Updated)
     one(await harness.do(9, Send([bytes(1 << 19)], None, None, columns)), Sent)
+
+
+async def test_a_long_list_takes_several_batches_and_shows_each_session_once() -> None:
+    harness = Harness(QueueSettings(requires_session=True), limits=TaskLimits(bounds=Bounds(looks_max=4)))
+    names = [f"{number:02}" for number in range(20)]
+    columns: dict[str, list[int | bytes | None]] = {"session_id": [name.encode() for name in names]}
+    await harness.do(9, Send([b"m"] * 20, None, None, columns))
+    for client, name in enumerate(("00", "x", "y"), 1):
+        await hold(harness, client, name)
+        await put(harness, client, name, b"state")
+    harness.post(501, ListSessions(MAIN, 3, 100))
+    harness.post(9, Send([b"m"], None, None, {"session_id": [b"new"]}))
+    steps = 0
+    while not harness.received[501]:
+        await harness.task.step()
+        steps += 1
+        assert harness.received[501] or not harness.received[9], "it comes later"
+    found = one(harness.take(501), SessionList)
+    assert steps == 22 // 4 + 1
+    assert (sorted(each.decode() for each in found.session_ids), found.skipped) == ([*names[3:], "x", "y"], 3)
+    await harness.settle()
+    one(harness.take(9), Sent)
+    assert await listed(harness, 24) == ([], 23) and await listed(harness, 20, 1) == (["x"], 20)
 
 
 async def test_while_memory_is_scarce_a_state_grows_little_and_shrinks_as_ever() -> None:
