@@ -97,11 +97,16 @@ class SessionData:
         walk = self._walk
         if walk is None or walk.operation is not operation:
             walk = self._walk = _Walk(operation, self._known(number, operation.changed_after_ms))
+        since_ms, states = operation.changed_after_ms, self._states.entries
+        index = space.subqueues[number].sessions
         looked_at = 0
         for session_id in islice(walk.ids, looks_max):
             looked_at += 1
-            if not self._is_listed(number, session_id, operation.changed_after_ms):
-                continue
+            session = index.find(session_id) if index is not None and since_ms is None else None
+            if session is None or not session.count:  # without messages, only a state counts
+                state = states.get((number, session_id))
+                if state is None or (since_ms is not None and state.changed_at_ms <= since_ms):
+                    continue
             if walk.skipped < operation.skip:
                 walk.skipped += 1
             elif len(walk.found) < operation.count:
@@ -123,12 +128,3 @@ class SessionData:
         sessions = index.known() if index is not None and changed_after_ms is None else {}
         states = list(self._states.entries)
         return chain(sessions, (id for home, id in states if home == subqueue and id not in sessions))
-
-    def _is_listed(self, subqueue: int, session_id: bytes, changed_after_ms: int | None) -> bool:
-        """Whether a session has messages or a state now; with a time, whether its state has changed since."""
-        state = self._states.entries.get((subqueue, session_id))
-        if changed_after_ms is not None:
-            return state is not None and state.changed_at_ms > changed_after_ms
-        index = self._space.subqueues[subqueue].sessions
-        session = index.find(session_id) if index is not None else None
-        return state is not None or (session is not None and session.count > 0)
