@@ -12,7 +12,7 @@ arrived meanwhile. One timer serves all blocks, because most of them end long be
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from storage.errors import StorageError
@@ -110,9 +110,10 @@ class Patience:
 
 
 class PatientLog:
-    """A log whose awaited methods raise Hung when the disk takes too long. See `storage.log.Log`.
+    """What upkeep uses of a log. Awaited methods raise Hung when the disk takes too long. See
+    `storage.log.Log`.
 
-    Upkeep uses it, because upkeep also computes between two calls, for any length of time.
+    Upkeep needs it because it also computes between two calls, for any length of time.
     """
 
     def __init__(self, log: Log, patience: Patience) -> None:
@@ -138,27 +139,8 @@ class PatientLog:
     def checkpoint_base(self) -> Position | None:
         return self._log.checkpoint_base
 
-    async def acquire(self, epoch: int | None = None) -> int:
-        with self._patience:
-            return await self._log.acquire(epoch)
-
-    async def load_checkpoint(self) -> Checkpoint | None:
-        with self._patience:
-            return await self._log.load_checkpoint()
-
-    def replay(self, since: Position) -> AsyncIterator[Frame]:
-        return self._log.replay(since)
-
     def begin(self) -> Commit:
         return self._log.begin()
-
-    @property
-    def on_full(self) -> Callable[[], None]:
-        return self._log.on_full
-
-    @on_full.setter
-    def on_full(self, owner: Callable[[], None]) -> None:
-        self._log.on_full = owner
 
     @property
     def is_full(self) -> bool:
@@ -195,10 +177,3 @@ class PatientLog:
     async def roll(self) -> None:
         with self._patience:
             await self._log.roll()
-
-    def fence(self) -> None:
-        self._log.fence()
-
-    async def close(self) -> None:
-        with self._patience:
-            await self._log.close()

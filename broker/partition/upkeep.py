@@ -55,13 +55,13 @@ from structlog.typing import FilteringBoundLogger
 
 from broker.base.slices import Slices
 from broker.partition import records
-from broker.partition.disk_timeout import Hung
+from broker.partition.disk_timeout import Hung, PatientLog
 from broker.partition.garbage import GarbageBound
 from broker.partition.messages import Messages
 from broker.partition.records import Counters
 from broker.partition.snapshot import Snapshot
 from storage.errors import DiskFull, StorageError
-from storage.log import Frame, Log, Position
+from storage.log import Frame, Position
 
 MIB = 1024 * 1024
 _FRAMES_AT_ONCE = 64
@@ -117,7 +117,7 @@ class Upkeep:
 
     def __init__(
         self,
-        log: Log,
+        log: PatientLog,
         messages: Messages,
         snapshot: Snapshot,
         slices: Slices,
