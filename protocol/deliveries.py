@@ -22,8 +22,12 @@ from protocol.events import (
     TransactionalState,
     same_update,
 )
+from protocol.large_input import LargeInput
 from protocol.links import Delivery, Link
 from protocol.proton_values import ffi, lib, transaction_of, update_of
+
+JOINED_BYTES_MAX = 8 * 1024
+"""Pieces of an unfinished message are joined up to this size: a peer may send one byte in each frame."""
 
 # Plain numbers, because comparing with an enum's members costs more than the calls around it.
 _ACCEPTED, _TRANSACTIONAL = int(Outcome.ACCEPTED), int(Outcome.TRANSACTIONAL)
@@ -34,12 +38,17 @@ class Deliveries:
     """The deliveries of one connection, in both directions."""
 
     def __init__(
-        self, events: list[Event], refuse: Callable[[str, str], None], partial_bytes_max: int
+        self,
+        events: list[Event],
+        refuse: Callable[[str, str], None],
+        large_input: LargeInput,
+        partial_bytes_max: int,
     ) -> None:
         """`events` collects what is reported. `refuse` closes the connection with a condition and a
-        description."""
+        description. `large_input` has the large payloads."""
         self._events = events
         self._refuse = refuse
+        self._large_input = large_input
         self._partial_bytes_max = partial_bytes_max
         self.partial_bytes = 0
         """The bytes held of unfinished messages, over all links."""
@@ -61,17 +70,25 @@ class Deliveries:
                 last.deliveries += deliveries
             else:
                 events.append(DeliveriesUpdated(link, deliveries, _ACCEPTED, settled))
-        elif (
+            return
+        payloads = runs.payloads()
+        if self._large_input.has_payloads:
+            payloads = self._large_input.resolved(payloads)
+            if max(map(len, payloads)) > link.max_message_bytes:
+                for place, payload in enumerate(payloads):
+                    self._report(link, deliveries[place : place + 1], payload, settled, False, None)
+                return
+        if (
             type(last) is MessagesReceived
             and last.link is link
             and last.settled is settled
             and not last.batch
             and last.transaction is None
         ):
-            last.payloads += runs.payloads()
+            last.payloads += payloads
             last.deliveries += deliveries
         else:
-            events.append(MessagesReceived(link, deliveries, runs.payloads(), settled, False))
+            events.append(MessagesReceived(link, deliveries, payloads, settled, False))
 
     # --- from the peer --------------------------------------------------------------------------------------
 
@@ -80,10 +97,12 @@ class Deliveries:
         a link without a maximum size."""
         if not lib.pn_delivery_readable(delivery):
             return  # this is the rest of a message that was refused
-        size = lib.pn_delivery_pending(delivery)
-        if size == 1 and lib.pn_delivery_aborted(delivery):  # proton reports one byte that does not exist
+        pending = lib.pn_delivery_pending(delivery)
+        if pending == 1 and lib.pn_delivery_aborted(delivery):  # proton reports one byte that does not exist
             self._drop_aborted(link, delivery)
             return
+        piece = self._read(link, pending)
+        size = (link.partial_bytes if link.partial else 0) + len(piece)
         transaction = self._partial_transactions.get(link)
         if transaction is None and lib.pn_delivery_remote_state(delivery) == _TRANSACTIONAL:
             # Every frame of a delivery names its transaction (§4.4.2); proton reads that of the first one.
@@ -95,9 +114,25 @@ class Deliveries:
             link.partial_is_batch |= is_batch
             if transaction is not None:
                 self._partial_transactions[link] = transaction
+            if link.partial and len(link.partial[-1]) + len(piece) <= JOINED_BYTES_MAX:
+                link.partial[-1] += piece
+            elif piece:
+                link.partial.append(piece)
             self._count_partial(link, size)
         else:
-            self._take_message(link, delivery, size, is_batch or link.partial_is_batch, transaction)
+            is_batch |= link.partial_is_batch
+            payload = b"".join((*link.partial, piece)) if link.partial else piece
+            self._take_message(link, delivery, payload, is_batch, transaction)
+
+    def _read(self, link: Link, pending: int) -> bytes:
+        """What the link's current delivery has beyond what was read before."""
+        if not pending:
+            return b""
+        buffer = ffi.new("char[]", pending)
+        count = lib.pn_link_recv(link.pn, buffer, pending)
+        assert count == pending, "proton has what it says is pending"
+        (piece,) = self._large_input.resolved((ffi.unpack(buffer, pending),))
+        return piece
 
     def _drop_aborted(self, link: Link, delivery: Any) -> None:
         """Drop a message that its sender aborted (§2.7.5), and give its credit back, since no event reports
@@ -117,23 +152,36 @@ class Deliveries:
         return [] if settled else [delivery]
 
     def _take_message(
-        self, link: Link, delivery: Any, size: int, is_batch: bool, transaction: TransactionalState | None
+        self,
+        link: Link,
+        delivery: Any,
+        payload: bytes,
+        is_batch: bool,
+        transaction: TransactionalState | None,
     ) -> None:
         """Take a whole message off its link and report it."""
         settled = lib.pn_delivery_settled(delivery)
-        payload = b""
-        if size:
-            buffer = ffi.new("char[]", size)
-            count = lib.pn_link_recv(link.pn, buffer, size)
-            assert count == size, "proton has what it says is pending"
-            payload = ffi.unpack(buffer, size)
         lib.pn_link_advance(link.pn)
         if link.partial_bytes:
             self.forget_partial(link)
         if settled:
             lib.pn_delivery_settle(delivery)
-        own = [] if settled else [delivery]
+        self._report(link, [] if settled else [delivery], payload, settled, is_batch, transaction)
+
+    def _report(
+        self,
+        link: Link,
+        own: list[Any],
+        payload: bytes,
+        settled: bool,
+        is_batch: bool,
+        transaction: TransactionalState | None,
+    ) -> None:
+        """Report a message that was taken off its link; `own` is its delivery, unless it was sent settled."""
         events = self._events
+        if len(payload) > link.max_message_bytes > 0:  # judged by itself, because neighbours may be smaller
+            events.append(MessageTooLarge(link, own, len(payload), transaction))
+            return
         last = events[-1] if events else None
         if (
             type(last) is MessagesReceived
@@ -164,6 +212,7 @@ class Deliveries:
         """Stop counting the link's unfinished message, if there is one."""
         self.partial_bytes -= link.partial_bytes
         link.partial_bytes = 0
+        link.partial.clear()
         link.partial_is_batch = False
         self._partial_transactions.pop(link, None)
 

@@ -33,7 +33,10 @@ from protocol.events import (
     Event,
     Outcome,
 )
+from protocol.frames import pad_performatives
 from protocol.intake import Intake
+from protocol.large_input import LargeInput
+from protocol.large_output import PAYLOAD_BYTES_MIN, LargeOutput, Piece
 from protocol.lenience import Lenience
 from protocol.link_table import LinkTable
 from protocol.links import Delivery, Link
@@ -66,6 +69,7 @@ EVENTS_MAX = 400_000
 until the connection is gone."""
 DISPOSITION_BYTES = 20
 """The smallest size of a disposition, which may apply to every unsettled delivery of its session."""
+FRAME_BYTES_UNBOUNDED = 1 << 32
 LOCAL_OPEN_STATES = lib.PN_LOCAL_ACTIVE | lib.PN_LOCAL_CLOSED
 
 # Bound once, because an attribute of `lib` costs as much as the call itself.
@@ -107,11 +111,18 @@ class Engine:
         lib.pn_transport_bind(self._transport, self._connection)
         self._lenience = Lenience(channel_max, max_frame_bytes)
         self._intake = Intake(self._lenience)
+        self._large_input = LargeInput(max_frame_bytes)
+        self._large_output = LargeOutput()
+        self.pads_frames = False
+        """Whether the peer needs all fields of each performative (`frames.py`)."""
         self._push_max = PUSH_BYTES_FIRST
         self._events: list[Event] = []  # the one list to which all parts of the engine report
-        self._deliveries = Deliveries(self._events, self._break, partial_bytes_max)
+        self._deliveries = Deliveries(self._events, self._break, self._large_input, partial_bytes_max)
         self._links = LinkTable(self._events, self._break, self._deliveries.forget_partial)
         self._attached = self._links.attached  # bound here because each push uses it
+        self._accepted: list[Delivery] = []
+        """Incoming deliveries to settle as accepted before the next output, and before events are read,
+        which may free their link."""
         self._untrimmed: list[Delivery] = []
         """Deliveries not written yet, some of them large. Proton would keep the memory of each."""
         self._open_reported = False
@@ -181,22 +192,23 @@ class Engine:
     def _feed(self, piece: bytes, is_batch: bool, events_max: int) -> int:
         """Push a piece; gives how many of its bytes were pushed: fewer than all once there are enough events,
         -1 if proton takes no more."""
-        begin, size, events = 0, len(piece), self._events
+        begin, size, events, large = 0, len(piece), self._events, self._large_input
         while begin < size:
             before = len(events)
             if before >= events_max:
                 return begin
-            end = size if size <= PUSH_BYTES_MIN else min(begin + self._push_bytes(), size)
-            pushed = runs.push(self._transport, piece, begin, end)
-            self._pump(is_batch and end == size)
-            if pushed < end - begin:  # closed or broken, as an event has reported
+            most = size if size <= PUSH_BYTES_MIN else self._push_bytes()
+            buffer, start, stop, begin = large.next(piece, begin, most)
+            pushed = runs.push(self._transport, buffer, start, stop)
+            self._pump(is_batch and begin == size)
+            large.clear()
+            if pushed < stop - start:  # closed or broken, as an event has reported
                 return -1
-            begin = end
             made = len(events) - before
             if made > EVENTS_PER_PUSH:
                 self._push_max = max(self._push_max // 2, PUSH_BYTES_MIN)
-            elif self._push_max < PUSH_BYTES_MAX and made <= EVENTS_PER_PUSH // 2:
-                self._push_max *= 2
+            elif stop - start >= self._push_max // 2 and made <= EVENTS_PER_PUSH // 2:
+                self._push_max = min(2 * self._push_max, PUSH_BYTES_MAX)
         return size
 
     def _push_bytes(self) -> int:
@@ -212,8 +224,27 @@ class Engine:
             self._pump(False)
         return self.take_events()
 
-    def output(self) -> list[bytes]:
+    def output(self) -> Sequence[Piece]:
         """The bytes to write to the peer now, in order; empty if there are none."""
+        if self._accepted:
+            self._settle_accepted()
+        chunks: Sequence[Piece] = self._written()
+        if chunks and self.pads_frames:  # a frame may begin in one chunk and end in the next
+            chunks = [pad_performatives(b"".join(chunks))]
+        if self._large_output:
+            if chunks:
+                chunks = self._large_output.resolved(chunks)
+            if self._links.has_dropped:
+                self._large_output.forget(self._is_gone)
+        self._links.has_dropped = False
+        return chunks
+
+    def _is_gone(self, link: Link) -> bool:
+        """Whether proton has dropped the link and its deliveries."""
+        return link.freed and self._attached.get(link.pn) is not link
+
+    def _written(self) -> list[bytes]:
+        """What proton has written, with the peer's own delivery numbers."""
         chunks, self._output_ended = written_by(self._transport)
         if self._untrimmed:
             self._untrimmed = runs.trim_all(self._untrimmed)
@@ -269,6 +300,7 @@ class Engine:
         if self._freed:
             return
         self._freed = True
+        self._accepted.clear()
         self._links.drop_all()
         lib.pn_transport_unbind(self._transport)
         lib.pn_collector_release(self._collector)
@@ -390,8 +422,13 @@ class Engine:
         lib.pn_link_set_max_message_size(link.pn, max_message_bytes)
 
     def accept(self, deliveries: Sequence[Delivery]) -> None:
-        """Settle incoming deliveries as accepted (§3.4.2). Consecutive ones go out as one disposition."""
-        runs.settle(deliveries, _ACCEPTED)
+        """Settle incoming deliveries as accepted (§3.4.2), with the next output. Consecutive ones go out as
+        one disposition, in whatever order and by however many calls they were accepted."""
+        self._accepted += deliveries
+
+    def _settle_accepted(self) -> None:
+        accepted, self._accepted = self._accepted, []
+        runs.settle(accepted, _ACCEPTED)
 
     def reject(self, deliveries: Sequence[Delivery], error: ErrorCondition | None) -> None:
         """Settle deliveries as rejected (§3.4.3), with all three fields of the error (AMQP contract 0.4.7) or
@@ -420,11 +457,12 @@ class Engine:
 
     def unsent_bytes(self, link: Link) -> int:
         """The bytes in the link's session that wait to be written, or for its window to open (§2.5.6)."""
-        return int(_unsent(link.session.pn))
+        return int(_unsent(link.session.pn)) + link.session.kept_bytes
 
     def unsent_bytes_of_all(self) -> int:
         """Like `unsent_bytes`, over all sessions."""
-        return sum(map(_unsent, self._links.sessions))
+        in_proton: int = sum(map(_unsent, self._links.sessions))
+        return in_proton + self._large_output.bytes
 
     def drained(self, link: Link) -> None:
         """Give the rest of the credit back, because no more messages are available (§2.6.7)."""
@@ -447,6 +485,11 @@ class Engine:
         """
         if not tags:
             return []
+        if self._accepted:
+            self._settle_accepted()  # a response does not overtake the outcome of its request
+        if rests and max(map(len, rests)) >= PAYLOAD_BYTES_MIN:
+            frame_bytes_max = self.remote_max_frame_bytes or FRAME_BYTES_UNBOUNDED
+            rests, skipped = self._large_output.rests(link, fronts, rests, skipped, frame_bytes_max), 0
         deliveries, any_large = runs.send(link.pn, tags, fronts, settled, rests, skipped)
         if any_large:
             self._untrimmed += deliveries
@@ -498,6 +541,8 @@ class Engine:
 
     def _pump(self, is_batch: bool) -> None:
         """Turn proton's gathered events into ours. `is_batch`: they result from a Service Bus batch."""
+        if self._accepted:
+            self._settle_accepted()
         collector, handlers, links, deliveries = (
             self._collector,
             self._handlers,

@@ -44,6 +44,8 @@ class LinkTable:
         """By proton's session object."""
         self.unfreed: list[tuple[Callable[[Any], None], Any]] = []
         """Links and sessions to free after the next write, each with the function that frees it."""
+        self.has_dropped = False
+        """Whether links or sessions were freed since the engine looked."""
 
     def __len__(self) -> int:
         return len(self.attached) + len(self.leaving)
@@ -72,6 +74,7 @@ class LinkTable:
         if link.gone:  # the peer's answer to our own detach
             self._forget_partial(link)
             free_link(link)
+            self.has_dropped = True
             return
         self._leave(link, closed, condition_of(lib.pn_link_remote_condition(pn)))
 
@@ -153,6 +156,7 @@ class LinkTable:
         for free, ended in self.unfreed[:FREED_AT_ONCE]:
             free(ended)
         del self.unfreed[:FREED_AT_ONCE]
+        self.has_dropped = True
 
     def drop_all(self) -> None:
         """Mark every link as gone, because the connection is freed."""

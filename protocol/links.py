@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NewType
 
 Delivery = NewType("Delivery", object)
@@ -18,12 +18,16 @@ class Session:
     """An AMQP session (§2.5): what its links share."""
 
     pn: Any
+    kept_bytes: int = 0
+    """The bytes of payloads sent on its links that proton has not written yet. Written by `LargeOutput`."""
     leaving: int = 0
     """How many links have a `LinkDetached` that has not been consumed yet. Until then, they and the session
     are kept."""
     ended: bool = False
     ended_links: Sequence[Link] = ()
     """The links that the session had when it ended."""
+    context: Any = None
+    """Belongs to the engine's user."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +51,8 @@ class Link:
     `Engine.accept_link` and `Engine.limit_messages`."""
     partial_bytes: int = 0
     """The bytes held of a message whose last frame is missing; 0 if there is none."""
+    partial: list[bytes] = field(default_factory=list)
+    """Those bytes."""
     partial_is_batch: bool = False
     """Whether that message is a Service Bus batch."""
     peer_closed: bool = False

@@ -147,7 +147,7 @@ def trim_all(deliveries: Sequence[Any]) -> list[Any]:
     return _unpack(each, left) if (left := _trim_all(each, len(deliveries))) else []
 
 
-def push(transport: Any, data: bytes, begin: int, end: int) -> int:
+def push(transport: Any, data: bytes | bytearray, begin: int, end: int) -> int:
     """Hand over a part of what the peer sent; gives how many bytes were taken. Fewer than all are taken if
     the connection is closed or broken."""
     taken: int = _push(transport, _from_buffer(data) + begin, end - begin)

@@ -106,3 +106,21 @@ size_t deliveries_trim_all(void **deliveries, size_t count) {
         if (!deliveries_trim(deliveries[i])) deliveries[left++] = deliveries[i];
     return left;
 }
+
+/* Ids wrap around (RFC 1982); those of unsettled deliveries lie close together. */
+static int32_t order(const void *one, const void *other) {
+    return (int32_t)((uint32_t)((const delivery_t *)one)->state.id - (uint32_t)((const delivery_t *)other)->state.id);
+}
+
+static int compare(const void *one, const void *other) {
+    int32_t difference = order(*(void *const *)one, *(void *const *)other);
+    return (difference > 0) - (difference < 0);
+}
+
+void deliveries_sort(void **deliveries, size_t count) {
+    for (size_t i = 1; i < count; i++)
+        if (order(deliveries[i - 1], deliveries[i]) > 0) {
+            qsort(deliveries, count, sizeof *deliveries, compare);
+            return;
+        }
+}

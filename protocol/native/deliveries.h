@@ -17,3 +17,6 @@ void deliveries_forget(void *delivery);
 
 /* `deliveries_trim` for many. Moves those with a payload left to the front, and returns their number. */
 size_t deliveries_trim_all(void **deliveries, size_t count);
+
+/* Sort deliveries by their delivery-ids. Proton writes one disposition for neighbours that are settled one after the other. */
+void deliveries_sort(void **deliveries, size_t count);

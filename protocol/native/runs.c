@@ -148,7 +148,8 @@ bool runs_send(void *link, const messages_t *messages, bool settled, void **deli
     return any_large;
 }
 
-void runs_settle(void *const *deliveries, size_t count, uint64_t outcome) {
+void runs_settle(void **deliveries, size_t count, uint64_t outcome) {
+    deliveries_sort(deliveries, count);
     for (size_t i = 0; i < count; i++) {
         if (outcome) pn.delivery_update(deliveries[i], outcome);
         pn.delivery_settle(deliveries[i]);

@@ -31,8 +31,8 @@ typedef struct {
 /* Send the messages; returns their deliveries. Settled ones may only be passed to `deliveries_trim`. True if any message is large. */
 bool runs_send(void *link, const messages_t *messages, bool settled, void **deliveries);
 
-/* Settle deliveries, with `outcome` unless that is 0. */
-void runs_settle(void *const *deliveries, size_t count, uint64_t outcome);
+/* Settle deliveries in the order of their ids, which this sorts them by, with `outcome` unless that is 0. */
+void runs_settle(void **deliveries, size_t count, uint64_t outcome);
 
 /* Pass bytes from the peer to the transport. Returns how many it took: fewer than `size` if the connection is closed or broken. */
 size_t runs_push(void *transport, const char *bytes, size_t size);

@@ -33,6 +33,29 @@ def test_messages_of_one_read_come_as_one_event_and_are_accepted_by_one_disposit
     assert answer.field(4) == Described(ULong(raw.ACCEPTED), [])
 
 
+def test_messages_accepted_in_any_order_before_one_output_share_a_disposition(peer: EnginePeer) -> None:
+    """Messages of one read go to several partitions, which answer at different times."""
+    peer.sender(credit=500)
+    event = only(peer.say(*(transfer(0, number, b"x") for number in range(200))), MessagesReceived)
+    for part in range(16):
+        peer.engine.accept(event.deliveries[part:150:16])
+    peer.engine.accept(event.deliveries[:151:-1])
+    answers = [(each.field(1), each.field(2) or each.field(1)) for each in peer.heard(raw.DISPOSITION)]
+    assert answers == [(0, 149), (152, 199)]
+    peer.engine.accept(event.deliveries[150:152])
+    assert [(each.field(1), each.field(2)) for each in peer.heard(raw.DISPOSITION)] == [(150, 151)]
+
+
+def test_an_acceptance_is_written_before_the_link_is_freed(peer: EnginePeer) -> None:
+    link = peer.sender(credit=5)
+    event = only(peer.say(transfer(0, 0, b"x"), transfer(0, 1, b"y")), MessagesReceived)
+    peer.engine.accept(event.deliveries[:1])
+    peer.engine.close_link(link, REFUSAL)
+    assert peer.say(detach(0)) == [], "the link is freed at once, because we have closed it"
+    outcomes = {each.field(1): each.field(4) for each in peer.heard(raw.DISPOSITION)}
+    assert outcomes == {0: Described(ULong(raw.ACCEPTED), []), 1: None}
+
+
 def test_a_message_of_several_frames_comes_whole(peer: EnginePeer) -> None:
     peer.sender()
     assert peer.say(transfer(0, 0, b"a" * 1000, more=True)) == []
