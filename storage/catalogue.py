@@ -16,16 +16,17 @@ exists: it was put again later, or the deletion was cut short.
 is then made again, so that the next sync has something new to write; repeating only the sync would prove
 nothing (durability rule 4).
 
-*A disk that hangs.* A change that takes longer than the timeout also has an unknown outcome. It keeps its
-turn until the disk has answered. Meanwhile every other change is refused at once, without being begun
+*A disk that hangs.* A change that takes longer than the timeout also has an unknown outcome. It counts as
+under way until the disk has answered. Meanwhile every other change is refused at once, without being begun
 (DiskHangs).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -55,20 +56,23 @@ class Catalogue:
         copies: Path | None = None,
         identities: tuple[str, str] = ("", ""),
         *,
+        absent: Iterable[Path] = (),
         timeout_ms: int = TIMEOUT_MS,
         executor: Executor | None = None,
     ) -> None:
         """`copies`: the folder of the copies, if they have their own. Then `identities` are those of the data
-        folders that must hold the two.
+        folders that must hold the two. Loading does without the folders in `absent`, whose disks did not
+        answer at the start; changes ask them again.
 
         `executor`: its threads do the work; the event loop's own by default.
         """
         self._folders = CatalogueFolders(disk, directory, copies or directory, identities)
+        self._folders_at_start = replace(self._folders, absent=frozenset(absent))
         self._directory = directory
         self._disk = disk
         self._timeout_s = timeout_ms / 1_000
         self._executor = executor
-        self._turn = asyncio.Lock()
+        self._one_at_a_time = asyncio.Lock()
         self._under_way = UnderWay()
         self._is_late = False
         """The change under way has not ended in time."""
@@ -86,18 +90,20 @@ class Catalogue:
 
         Documents that cannot be read are in `damaged` afterwards. Raises UnknownFormat, DiskFailed.
         """
-        async with self._turn:
+        async with self._one_at_a_time:
             self.damaged = []
             self._numbers.clear()
-            found = await run_to_end(self._executor, lambda: recover(self._folders), self._under_way)
+            found = await run_to_end(self._executor, lambda: recover(self._folders_at_start), self._under_way)
             self.damaged, self._numbers = found.damaged, found.numbers
             return found.documents
 
     async def load_deleted(self) -> list[str]:
         """The names of the documents that were deleted and not yet forgotten. Call `load_all` first. Raises
         what it raises."""
-        async with self._turn:
-            return await run_to_end(self._executor, lambda: deleted_documents(self._folders), self._under_way)
+        async with self._one_at_a_time:
+            return await run_to_end(
+                self._executor, lambda: deleted_documents(self._folders_at_start), self._under_way
+            )
 
     async def put(self, name: str, document: bytes) -> None:
         """Store the document, replacing the one of that name. Durable when it returns.
@@ -135,31 +141,31 @@ class Catalogue:
             )
 
     async def _change(self, change: Callable[[], None]) -> None:
-        """Make a change in its turn, in a thread. Raises what `change` raises; DiskHangs, or CommitFailed if
-        it takes too long."""
+        """Make a change in a thread, after those before it. Raises what `change` raises; DiskHangs, or
+        CommitFailed if it takes too long."""
         if self._is_late:
             raise DiskHangs(f"{self._directory}: the disk has not answered an earlier change yet")
-        has_turn = False
+        has_begun = False
 
-        async def in_turn() -> None:
-            nonlocal has_turn
-            async with self._turn:
-                has_turn = True
+        async def alone() -> None:
+            nonlocal has_begun
+            async with self._one_at_a_time:
+                has_begun = True
                 try:
                     await run_to_end(self._executor, change, self._under_way)
                 finally:
                     self._is_late = False
 
-        task = asyncio.create_task(in_turn(), name="catalogue-change")
+        task = asyncio.create_task(alone(), name="catalogue-change")
         task.add_done_callback(take_note)
         try:
             await asyncio.wait([task], timeout=self._timeout_s)
         finally:
-            if not has_turn:
+            if not has_begun:
                 task.cancel()
         if task.done():
             task.result()
-        elif has_turn:
+        elif has_begun:
             self._is_late = True
             _log.error(
                 "catalogue.hangs",

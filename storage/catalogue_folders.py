@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import structlog
 
 from storage.disk import Disk
 from storage.document_file import COPY_DELETED_SUFFIX, COPY_SUFFIX
+from storage.errors import DiskFailed
 from storage.folders import check_identity
 
 _log = structlog.get_logger("catalogue")
@@ -24,6 +26,8 @@ class CatalogueFolders:
     """The folder of the copies; the same as `directory` if there is only one."""
     identities: tuple[str, str] = ("", "")
     """The identities of the data folders that must hold them (`folders.py`)."""
+    absent: frozenset[Path] = frozenset()
+    """Of the two, those that count as failed without being asked."""
 
     @property
     def are_two(self) -> bool:
@@ -44,6 +48,8 @@ class CatalogueFolders:
         """The names in one folder. With two folders, a tolerant caller accepts that one fails. Raises
         OSError."""
         try:
+            if directory in self.absent:
+                raise OSError(errno.EIO, "The data folder does not answer", str(directory))
             return set(self.disk.names(directory))
         except OSError as error:
             if not (tolerant and self.are_two):
@@ -63,5 +69,7 @@ class CatalogueFolders:
     def admit(self) -> None:
         """Raise DiskFailed unless both data folders exist: a change made in only one of them would be undone
         when the other one is back."""
+        if self.absent:
+            raise DiskFailed(f"{next(iter(self.absent))}: the data folder does not answer")
         for directory, identity in zip((self.directory, self.copies), self.identities, strict=True):
             check_identity(self.disk, directory.parent, identity)

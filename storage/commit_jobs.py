@@ -44,8 +44,8 @@ class JobLog(Protocol):
 
 
 class Job:
-    """Work that the committer does for a log. Until `finish` is called, the log's turn is held, or the log is
-    fenced."""
+    """Work that the committer does for a log. Until `finish` is called, the log admits no other job, or
+    is fenced."""
 
     __slots__ = ("_log", "_opened", "_rolled")
 
@@ -105,11 +105,11 @@ class Append(Job):
         super().__init__(log, opened)
         self._spare = spare
         self._written = False
-        body = b"".join(commit.parts)
+        body = commit.pieces()
         header = opened.codec.header(body, opened.tail, opened.durable, opened.epoch)
-        self._frame = [header, body]
-        self._size = len(header) + len(body)
-        self._after = after(opened.tail.position, opened.tail.sequence, header, len(body))
+        self._frame = [header, *body]
+        self._size = len(header) + commit.bytes
+        self._after = after(opened.tail.position, opened.tail.sequence, header, commit.bytes)
 
     def begin(self) -> int:
         active = self._active
@@ -148,6 +148,7 @@ class Append(Job):
             and self._rolled is None
         ):
             self._roll()
+            self._active.follow(self._opened.active)
         # On a full disk, use no more than the frame needs.
         self._active.write(
             self._frame, fill_until=self._opened.segment_bytes_max if self._log.reserves.held else 0

@@ -104,11 +104,11 @@ class Committer:
         self._disk = disk
         self._threads_max = threads
         self._threads: list[threading.Thread] = []
-        self._idle = threads
+        self._free_threads = threads
         self._waiting: deque[_Entry] = deque()
         self._loads: queue.SimpleQueue[_Load | None] = queue.SimpleQueue()
         self._out: set[_Load] = set()
-        """Batches that threads are working on."""
+        """Those that threads are working on."""
         self._stuck = 0
         """How many replaced threads are still busy."""
         self._look: asyncio.TimerHandle | None = None
@@ -186,10 +186,10 @@ class Committer:
         if self._to_sync:
             self._submit_syncs()
         waiting = self._waiting
-        while waiting and self._idle:
-            share = min(FILES_PER_LOAD_MAX, -(-len(waiting) // self._idle))
-            self._idle -= 1
-            if len(self._threads) < self._threads_max - self._idle + self._stuck:
+        while waiting and self._free_threads:
+            share = min(FILES_PER_LOAD_MAX, -(-len(waiting) // self._free_threads))
+            self._free_threads -= 1
+            if len(self._threads) < self._threads_max - self._free_threads + self._stuck:
                 self._start_thread(loop)
             load = _Load([waiting.popleft() for _ in range(share)], loop.time())
             self._out.add(load)
@@ -207,7 +207,7 @@ class Committer:
             load.is_stuck = True
             self._report(load)
             self._stuck += 1
-            self._idle += 1
+            self._free_threads += 1
             with contextlib.suppress(IndexError):  # the thread may take the last job at the same time
                 while True:
                     self._waiting.append(load.entries.popleft())
@@ -269,7 +269,7 @@ class Committer:
         if load.is_stuck:
             self._stuck -= 1
         else:
-            self._idle += 1
+            self._free_threads += 1
         self._report(load)
         if self._waiting:
             self._dispatch_soon(loop)
@@ -289,7 +289,7 @@ class Committer:
             if self._sync_queue is not None:
                 asyncio.get_running_loop().remove_reader(self._sync_queue.ready_fd)
             return False
-        assert not self._waiting and self._idle == self._threads_max, "every log was closed before"
+        assert not self._waiting and self._free_threads == self._threads_max, "every log was closed before"
         for _ in self._threads:
             self._loads.put(None)
         for thread in self._threads:

@@ -21,6 +21,7 @@ import errno
 import fcntl
 import os
 import shutil
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -38,6 +39,17 @@ _READ_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
 
 _IOV_MAX = 1024
 """Buffers per write (Linux: UIO_MAXIOV)."""
+
+_SCRATCH_BYTES_MAX = 2 << 20
+
+
+class _Scratch(threading.local):
+    """A buffer that is read into again and again, because new memory costs as much as the reading."""
+
+    buffer = bytearray(0)
+
+
+_scratch = _Scratch()
 
 
 class Space(NamedTuple):
@@ -188,7 +200,9 @@ class LocalDisk:
     def read_cached(self, fd: int, size: int, offset: int) -> bytes:
         if not _READ_NOWAIT:
             raise BlockingIOError
-        buffer = bytearray(size)
+        if size > len(_scratch.buffer):
+            _scratch.buffer = bytearray(min(2 * size, _SCRATCH_BYTES_MAX))
+        buffer = memoryview(_scratch.buffer if size <= len(_scratch.buffer) else bytearray(size))[:size]
         try:
             got = os.preadv(fd, [buffer], offset, _READ_NOWAIT)
         except OSError as error:

@@ -93,17 +93,22 @@ def _frame(
     read: Read, fd: int, segment: Segment, codec: FrameCodec, limit: Position, chunk: bytes, begin: int,
     position: Position
 ) -> Frame:  # fmt: skip
-    """The frame that begins at `begin` in the chunk; reads the rest of it if the chunk ends earlier."""
+    """The frame that begins at `begin` in the chunk, without its header. Reads it by itself if the chunk ends
+    earlier: a large frame is then copied only once."""
     offset = segment.offset_of(position)
     header = codec.parse_header(chunk[begin : begin + FRAME_HEADER_BYTES])
     if header is None or header.position != position:
         raise CorruptRecord(str(segment.path), offset, "no frame header")
-    size = FRAME_HEADER_BYTES + header.body_length
-    data = chunk[begin : begin + size]
-    if len(data) < size and position + size <= limit:
-        data += read(fd, size - len(data), offset + len(data))
-    if len(data) < size:
+    size = header.body_length
+    begin += FRAME_HEADER_BYTES
+    if begin + size <= len(chunk):
+        body = chunk[begin : begin + size]
+    elif position + FRAME_HEADER_BYTES + size <= limit:
+        body = read(fd, size, offset + FRAME_HEADER_BYTES)
+    else:
+        body = b""
+    if len(body) < size:
         raise CorruptRecord(str(segment.path), offset, "the frame is cut off")
-    if crc32c(data[FRAME_HEADER_BYTES:]) != header.body_crc:
+    if crc32c(body) != header.body_crc:
         raise CorruptRecord(str(segment.path), offset, "the frame's checksum does not match")
-    return Frame(position, data)
+    return Frame(position, body, FRAME_HEADER_BYTES)

@@ -10,8 +10,8 @@ Invariants:
   still counts as failed, and nobody touches the log's files until everything under way has ended.
 
 The methods of a job, and functions given to `run_to_end`, run in a thread; everything else runs in the event
-loop. `_turn` admits one job at a time to the active segment; `_housekeeping` admits one checkpoint or trim at
-a time to the older files. To hold both, take `_housekeeping` first.
+loop. `_one_at_a_time` admits one job at a time to the active segment; `_housekeeping` admits one checkpoint
+or trim at a time to the older files. To hold both, take `_housekeeping` first.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ from storage.disk import Disk, disk_error, make_directories
 from storage.errors import CommitFailed, CorruptRecord, DiskFailed, DiskFull, StorageError
 from storage.extent import ExtentFile
 from storage.fetch import bounded, fetch_frames
+from storage.filling import Filling
 from storage.full_disk import Reserves
 from storage.lanes import Lanes
-from storage.log import Checkpoint, Commit, Frame, Position, RoomTurns
+from storage.log import FRAME_HEADER_BYTES, Checkpoint, Commit, Frame, Position, RoomLock
 from storage.open_files import OpenFiles
 from storage.open_segments import OpenSegments
 from storage.recent import RecentPlaces
@@ -91,7 +92,7 @@ class Shared:
     """Called when a reserve is found to be released."""
     found_full: Callable[[], None]
     """Called when a commit found the disk full."""
-    making_room: RoomTurns
+    making_room: RoomLock
     put_away: Callable[[FileLog], None]
     """Called when a log has closed its files until the next commit."""
     untidy: Callable[[FileLog], None]
@@ -118,8 +119,10 @@ class FileLog:
         self._state = _State.NOT_ACQUIRED
         self._opened: OpenLog | None = None
         self._recent = RecentPlaces()
-        self._turn = asyncio.Lock()
+        self._one_at_a_time = asyncio.Lock()
         self._housekeeping = asyncio.Lock()
+        self._filling: Filling | None = None
+        """The zeros being written to the active segment, or the last ones."""
         self.under_way = UnderWay()
         """Work on the log's files, other than reads, that cannot be cancelled."""
         self._is_untidy = False
@@ -158,7 +161,7 @@ class FileLog:
         return self._opened is not None and self._opened.is_confined
 
     @property
-    def making_room(self) -> RoomTurns:
+    def making_room(self) -> RoomLock:
         return self._shared.making_room
 
     async def room(self) -> int:
@@ -188,11 +191,12 @@ class FileLog:
 
     async def acquire(self, epoch: int | None = None) -> int:
         await self._shared.prepare()
-        async with self._housekeeping, self._turn:
+        async with self._housekeeping, self._one_at_a_time:
             await self.under_way.ended()
+            self._filling = None
             try:
                 if self._state is _State.OPEN:
-                    # A log that wants this place waits for our turn, so we must not wait for the log.
+                    # A log that wants this place waits for our job, so we must not wait for the log.
                     await self._close_files(keeps_place=True)
                 await self._shared.open_segments.take(self)
                 await run_to_end(self._shared.executor, lambda: self._acquire(epoch), self.under_way)
@@ -248,8 +252,9 @@ class FileLog:
         except OSError:
             free = 0  # the free space is unknown, so the disk may be full
         log_bytes = opened.tail.position - opened.segments[0].base
-        opened.segment_bytes_max = segment_bytes(log_bytes, free, shared.segment_bytes_max)
-        opened.is_confined = is_confined(log_bytes, free, shared.segment_bytes_max)
+        about = (self._partition, log_bytes, free, shared.segment_bytes_max)
+        opened.segment_bytes_max = segment_bytes(*about)
+        opened.is_confined = is_confined(*about)
 
     def _acquire_files(self, epoch: int | None, rewritten_bytes_max: int) -> OpenLog:
         shared, known = self._shared, None
@@ -277,7 +282,7 @@ class FileLog:
             self.extent.acquired(bases, extent)
 
     async def close(self) -> None:
-        async with self._housekeeping, self._turn:
+        async with self._housekeeping, self._one_at_a_time:
             if self.under_way.is_let_go:
                 raise DiskFailed(f"{self._directory}: the disk has not answered yet, so the files stay open")
             if self._opened is not None:
@@ -285,6 +290,7 @@ class FileLog:
 
     async def _close_files(self, *, keeps_place: bool = False) -> None:
         """Sync what is not synced yet, and close. A failed log keeps its state for the next acquisition."""
+        await self._zeros_written()
         opened = self._known()
         try:
             if self._state is _State.OPEN and opened.durable < opened.tail.position:
@@ -320,7 +326,7 @@ class FileLog:
         return Commit(self._open().tail.position)
 
     async def append(self, commit: Commit, urgent: bool = False, *, frees: bool = False) -> None:
-        async with self._turn:
+        async with self._one_at_a_time:
             opened = self._open()
             assert commit.start == opened.tail.position and commit.parts, (
                 "one commit at a time, and not an empty one"
@@ -329,16 +335,20 @@ class FileLog:
                 self._shared.reserve_released()
                 await self.reserves.admit(self._directory, self._shared.executor, urgent=urgent)
             await self._use_descriptor(opened)
+            if self._filling is not None:
+                await self._mind_the_zeros(opened, FRAME_HEADER_BYTES + commit.bytes)
             spare = self.reserves.spare_for(urgent=urgent, frees=frees)
             try:
                 await self._shared.committer.run(Append(self, opened, commit, spare))
             finally:
                 self._mind_the_descriptor()
+            if self._filling is None and opened.active.is_low and self.reserves.held:
+                self._fill_ahead(opened)
 
     async def sync(self) -> None:
         """Sync commits that were acknowledged before they were synced (`fsync: interval`). If this fails, the
         next append raises."""
-        async with self._turn:
+        async with self._one_at_a_time:
             opened = self._opened
             if self._state is _State.OPEN and opened is not None and opened.durable < opened.tail.position:
                 try:
@@ -346,19 +356,55 @@ class FileLog:
                 except CommitFailed as error:
                     _log.error("log.sync_failed", directory=str(self._directory), error=str(error))
 
+    # --- zeros ahead of commits ---
+
+    def _fill_ahead(self, opened: OpenLog) -> None:
+        """Have the zeros written that are due. The caller holds the turn."""
+        zeros = opened.active.zeros_due(opened.segment_bytes_max)
+        if zeros is not None and self._state is _State.OPEN:
+            shared = self._shared
+            self._filling = Filling(
+                opened.active,
+                zeros,
+                shared.disk,
+                shared.lanes.fills,
+                syncs=self.syncs_each_commit,
+                under_way=self.under_way,
+            )
+
+    async def _mind_the_zeros(self, opened: OpenLog, size: int) -> None:
+        """Before a commit of `size` bytes, wait for zeros that are late, or that it needs. The caller holds
+        the turn. Raises CommitFailed if the zeros have failed."""
+        filling = self._filling
+        assert filling is not None
+        if filling.is_late or not opened.active.has_room(size):
+            await filling.wait()
+            self._open()  # it may have been fenced meanwhile
+        if filling.error is not None:
+            self.ended(filling.error)
+            raise filling.error
+        if filling.has_ended:
+            self._filling = None
+
+    async def _zeros_written(self) -> None:
+        """Wait for the zeros being written, because the file is about to be closed. The caller holds the
+        turn."""
+        if self._filling is not None:
+            await self._filling.wait()
+
     # --- its descriptor ---
 
     @property
     def is_busy(self) -> bool:
         """Whether the active segment is in use."""
-        return self._turn.locked()
+        return self._one_at_a_time.locked()
 
     async def put_away(self) -> None:
         """Close the active segment's file until the next commit, and the files open for reading.
 
         First syncs commits that were acknowledged before they were synced.
         """
-        async with self._turn:
+        async with self._one_at_a_time:
             opened = self._opened
             try:
                 if opened is None or not opened.active.is_open:
@@ -368,6 +414,7 @@ class FileLog:
                 ):  # the file stays open, without a place, until that work has ended
                     self._shared.open_segments.give(self)
                     return
+                await self._zeros_written()
                 active = opened.active
                 if self._state is _State.OPEN and opened.durable < opened.tail.position:
                     try:
@@ -407,14 +454,14 @@ class FileLog:
                     )
 
     async def _use_descriptor(self, opened: OpenLog) -> None:
-        """Get a place for the active segment's descriptor. The caller holds the turn."""
+        """Get a place for the active segment's descriptor. The caller is the one job."""
         if opened.active.is_open:
             self._shared.open_segments.used(self)
         else:
             await self._shared.open_segments.take(self)
 
     def _mind_the_descriptor(self) -> None:
-        """Give the place back if the active segment has no descriptor. The caller holds the turn."""
+        """Give the place back if the active segment has no descriptor. The caller is the one job."""
         if self._opened is None or not self._opened.active.is_open:
             self._shared.open_segments.give(self)
 
@@ -605,9 +652,10 @@ class FileLog:
 
     async def _roll(self, limit: Position) -> None:
         """Begin a new segment, unless the active one is empty or holds something behind `limit`."""
-        async with self._turn:
+        async with self._one_at_a_time:
             opened = self._open()
             if opened.active.segment.base < opened.tail.position <= limit:
+                await self._zeros_written()
                 await self._use_descriptor(opened)
                 try:
                     await self._shared.committer.run(Roll(self, opened))

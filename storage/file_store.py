@@ -34,7 +34,7 @@ from storage.file_log import FileLog, Fsync, Shared
 from storage.folders import LOCK_NAME, check_identity
 from storage.full_disk import Reserves
 from storage.lanes import Lanes
-from storage.log import RoomTurns
+from storage.log import RoomLock
 from storage.open_files import OpenFiles
 from storage.open_segments import OpenSegments
 from storage.segment import ENTITY_BYTES_MAX, SALT_BYTES
@@ -187,7 +187,7 @@ class FileLogStore:
             unsynced=self._sync_later,
             reserve_released=self._hold_reserve_later,
             found_full=self._tell_of_full_disk,
-            making_room=RoomTurns(),
+            making_room=RoomLock(),
             untidy=self._tidy_later,
             put_away=lambda log: self._ends.put_away(log),
         )

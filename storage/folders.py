@@ -23,8 +23,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,7 @@ from typing import Any
 import structlog
 
 from storage.disk import Disk, close_quietly, disk_error, make_root, publish, read_file
-from storage.errors import DiskFailed, StorageError
+from storage.errors import DiskFailed, DiskHangs, StorageError
 from storage.partition_index import COPY_NAME, INDEX_NAME
 from storage.record import crc32c
 
@@ -40,6 +42,8 @@ CATALOGUE_DIRECTORY = "catalogue"
 FILE_NAME = "folder"
 LOCK_NAME = "lock"
 _VERSION = 1
+TIMEOUT_MS = 5_000
+"""How long a folder may take to say who it is."""
 
 log = structlog.get_logger("folders")
 
@@ -68,7 +72,7 @@ class Folder:
     id: str = ""
     """Empty for a broker's only folder."""
     is_missing: bool = False
-    """Whether it does not exist, or another folder is in its place."""
+    """Whether it does not exist, another folder is in its place, or its disk does not answer."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -80,24 +84,27 @@ class Identity:
     folders: tuple[tuple[str, Path], ...]
 
 
-def arrange(disk: Disk, paths: Sequence[Path]) -> list[Folder]:
+def arrange(disk: Disk, paths: Sequence[Path], timeout_ms: int = TIMEOUT_MS) -> list[Folder]:
     """All folders of a broker by number, whatever the order of `paths`. New folders get a number, which is
     written to their files.
 
-    A folder whose identity is damaged or unreadable counts as missing if the other folders list it. Raises
-    WrongFolders, DiskFailed.
+    A folder whose identity is damaged or unreadable, or is not read within `timeout_ms`, counts as missing if
+    the other folders list it. Raises WrongFolders, DiskFailed, DiskHangs.
     """
     found: dict[Path, Identity | None] = {}
-    unreadable: dict[Path, DamagedIdentity | StorageError] = {}
-    for path in paths:
-        try:
-            found[path] = read_identity(disk, path)
-        except DamagedIdentity as error:
-            unreadable[path] = error
-        except OSError as error:
-            unreadable[path] = disk_error(error, path)
+    unreadable: dict[Path, StorageError] = {}
+    for path, answer in _identities(disk, paths, timeout_ms / 1_000).items():
+        if isinstance(answer, OSError):
+            unreadable[path] = disk_error(answer, path)
+        elif isinstance(answer, DamagedIdentity | DiskHangs):
+            unreadable[path] = answer
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            found[path] = answer
     if unreadable:
         _check_named(found, unreadable)
+    hanging = [path.absolute() for path, error in unreadable.items() if isinstance(error, DiskHangs)]
     try:
         if len(paths) == 1 and found[paths[0]] is None:
             return [Folder(paths[0])]
@@ -105,14 +112,36 @@ def arrange(disk: Disk, paths: Sequence[Path]) -> list[Folder]:
             for path, identity in found.items():
                 if identity is not None or has_data(disk, path):
                     _lock(disk, path, locks)
-            return _arrange(disk, found)
+            return _arrange(disk, found, hanging)
     except OSError as error:
         raise disk_error(error, paths[0]) from error
 
 
-def _check_named(
-    found: Mapping[Path, Identity | None], unreadable: Mapping[Path, DamagedIdentity | StorageError]
-) -> None:
+def _identities(
+    disk: Disk, paths: Sequence[Path], timeout_s: float
+) -> dict[Path, Identity | BaseException | None]:
+    """What each folder answers when asked who it is: its identity, or the error. All are asked at once, each
+    in a thread that ends with the process if the disk never answers: then the answer is DiskHangs."""
+    asked: dict[Path, Future[Identity | None]] = {path: Future() for path in paths}
+
+    def ask(path: Path, answer: Future[Identity | None]) -> None:
+        try:
+            answer.set_result(read_identity(disk, path))
+        except BaseException as error:  # the caller raises it, or turns it into a missing folder
+            answer.set_exception(error)
+
+    for each in asked.items():
+        threading.Thread(target=ask, args=each, name=f"identity {each[0]}", daemon=True).start()
+    wait(asked.values(), timeout=timeout_s)
+    return {
+        path: (answer.exception() or answer.result())
+        if answer.done()
+        else DiskHangs(f"{path}: no answer within {timeout_s:g} s")
+        for path, answer in asked.items()
+    }
+
+
+def _check_named(found: Mapping[Path, Identity | None], unreadable: Mapping[Path, StorageError]) -> None:
     """Raise the error of an unreadable folder, unless the other folders list it: then it counts as missing,
     and they serve."""
     latest = max(
@@ -159,7 +188,7 @@ def _lock(disk: Disk, path: Path, locks: contextlib.ExitStack) -> None:
     locks.callback(close_quietly, disk, fd)
 
 
-def _arrange(disk: Disk, found: dict[Path, Identity | None]) -> list[Folder]:
+def _arrange(disk: Disk, found: dict[Path, Identity | None], hanging: Collection[Path]) -> list[Folder]:
     identities = {path: identity for path, identity in found.items() if identity is not None}
     blank = [path for path, identity in found.items() if identity is None]
     with_data = [path for path in blank if has_data(disk, path)]
@@ -176,6 +205,8 @@ def _arrange(disk: Disk, found: dict[Path, Identity | None]) -> list[Folder]:
     if missing:
         for id_, path in missing:
             number = [each for each, _ in known].index(id_)
+            if path.absolute() in hanging:
+                continue  # reported when it did not answer, and asking again would take as long
             if _is_there(disk, path, id_):
                 advice = "It belongs to this broker, which uses it where it was. Name it again."
                 log.warning("folder.not_named", path=str(path), number=number, advice=advice)

@@ -73,7 +73,7 @@ class Witness:
         """
         self.path = root / WITNESS_NAME
         self._disk, self._admit, self._executor = disk, admit, executor
-        self._turn = asyncio.Lock()
+        self._one_at_a_time = asyncio.Lock()
         self._under_way = UnderWay()
         self.is_read = False
         """Whether the file was read. Until then only `make_void` overwrites it, as its content is unknown."""
@@ -86,11 +86,11 @@ class Witness:
     @property
     def is_busy(self) -> bool:
         """Whether it is being read or written."""
-        return self._turn.locked()
+        return self._one_at_a_time.locked()
 
     async def read(self) -> None:
         """Read the file. Raises DiskFailed if the folder is missing."""
-        async with self._turn:
+        async with self._one_at_a_time:
             found = await self._in_thread(self._read)
             if not self.is_read and self.says is not Says.VOID:
                 self.says, self.number = (Says.VOID, 0) if found is None else found
@@ -99,7 +99,7 @@ class Witness:
     async def make_void(self) -> None:
         """Let no index be trusted about this folder. Durable when it returns. Raises StorageError: then the
         file may say either."""
-        async with self._turn:
+        async with self._one_at_a_time:
             if self.says is not Says.VOID:
                 await self._write(Says.VOID, self.number)
             self.is_given_up = True
@@ -111,7 +111,7 @@ class Witness:
         `number` is called at the decisive moment: from then on, no partition may be opened that has not been
         entered. Raises StorageError.
         """
-        async with self._turn:
+        async with self._one_at_a_time:
             reached = number() if self.is_read else None
             if reached is not None and (self.says is not Says.VALID or self.number != reached):
                 self.is_given_up = False

@@ -13,6 +13,7 @@ from storage.workers import Workers
 READ_THREADS = 2
 UPKEEP_THREADS = 2
 DELETION_THREADS = 1
+FILL_THREADS = 2
 
 
 class Lanes:
@@ -27,6 +28,8 @@ class Lanes:
         """Writing checkpoints and removing trimmed files."""
         self.deletions = Workers(DELETION_THREADS, "storage-delete")
         """Removing the logs of deleted entities."""
+        self.fills = Workers(FILL_THREADS, "storage-fill")
+        """Writing zeros ahead of commits."""
         self.catalogue = Workers(1, "storage-catalogue")
         """Reading and writing the entities' documents, if they are in this folder."""
         self.index = Workers(1, "storage-index")
@@ -38,6 +41,7 @@ class Lanes:
             self.reads,
             self.upkeep,
             self.deletions,
+            self.fills,
             self.catalogue,
             self.index,
             self.look,

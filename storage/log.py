@@ -30,6 +30,9 @@ RECORD_HEADER_BYTES = 8
 
 RECORD_HEADER = struct.Struct("<IBBH")
 
+PIECE_BYTES_MIN = 8 * 1024
+"""Smaller parts of a commit are joined: copying them costs less than writing each by itself."""
+
 
 class Commit:
     """Collects the records of one commit. Made by `Log.begin`, passed to `Log.append`, used once."""
@@ -56,6 +59,22 @@ class Commit:
         self.bytes += RECORD_HEADER_BYTES + length
         return offset
 
+    def pieces(self) -> list[bytes]:
+        """All parts, in order, as few pieces: large parts as they are, the others joined."""
+        if self.bytes < PIECE_BYTES_MIN // 4 * len(self.parts):  # not worth a look at each of them
+            return [b"".join(self.parts)]
+        pieces: list[bytes] = []
+        small: list[bytes] = []
+        for part in self.parts:
+            if len(part) < PIECE_BYTES_MIN:
+                small.append(part)
+                continue
+            if small:
+                pieces.append(b"".join(small))
+                small = []
+            pieces.append(part)
+        return [*pieces, b"".join(small)] if small else pieces
+
     def __bool__(self) -> bool:
         return bool(self.parts)
 
@@ -76,17 +95,30 @@ class Frame:
 
     position: Position
     data: bytes
-    """The whole frame with its header. `Commit.add` and `Record.offset` count from its first byte."""
+    """The frame from its byte `start` on."""
+    start: int = 0
+    """0 if `data` is the whole frame, FRAME_HEADER_BYTES if it is the frame without its header."""
+
+    @property
+    def size(self) -> int:
+        """The size of the whole frame."""
+        return self.start + len(self.data)
+
+    def part(self, offset: int, size: int) -> bytes:
+        """Some bytes of the frame. Like `Commit.add` and `Record.offset`, `offset` counts from its first
+        byte."""
+        begin = offset - self.start
+        return self.data[begin : begin + size]
 
     def records(self) -> list[Record]:
         """The records of the commit, in order."""
-        view = memoryview(self.data)
+        view, start = memoryview(self.data), self.start
         records: list[Record] = []
-        offset, end = FRAME_HEADER_BYTES, len(view)
+        offset, end = FRAME_HEADER_BYTES, self.size
         while offset < end:
-            length, kind, version, _ = RECORD_HEADER.unpack_from(view, offset)
+            length, kind, version, _ = RECORD_HEADER.unpack_from(view, offset - start)
             offset += RECORD_HEADER_BYTES
-            records.append(Record(kind, version, offset, view[offset : offset + length]))
+            records.append(Record(kind, version, offset, view[offset - start : offset - start + length]))
             offset += length
         assert offset == end, "the records of a verified frame fill it"
         return records
@@ -116,7 +148,7 @@ class Checkpoint:
     sections: tuple[Section, ...]
 
 
-class RoomTurns(asyncio.Lock):
+class RoomLock(asyncio.Lock):
     """A lock over all logs that share a disk: its holder makes room on the full disk.
 
     The others retry at different times, so that only a few ask at once, however many there are.
@@ -207,7 +239,7 @@ class Log(Protocol):
         free space."""
 
     @property
-    def making_room(self) -> RoomTurns:
+    def making_room(self) -> RoomLock:
         """The lock for making room on a full disk. All logs on the disk share it, so one makes room at a
         time."""
 

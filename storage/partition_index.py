@@ -166,7 +166,7 @@ class PartitionIndex:
         self._pending: list[bytes] = []
         self._entered = self._written = 0
         """How many entries were made, and how many of them were written or given up."""
-        self._turn = asyncio.Lock()
+        self._one_at_a_time = asyncio.Lock()
         self._writing: asyncio.Task[None] | None = None
         self._retry_at_s = 0.0
         self.witnesses = witnesses
@@ -473,7 +473,7 @@ class PartitionIndex:
     async def _write(self) -> None:
         """Write all entries made so far. One write at a time: entries made meanwhile go out together."""
         entered = self._entered
-        async with self._turn:
+        async with self._one_at_a_time:
             if (self._written >= entered and self._size) or self._is_left:
                 return
             pending, self._pending = self._pending, []

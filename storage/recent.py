@@ -29,11 +29,6 @@ class RecentPlaces:
         self._count = 0
         """How many places were added. The latest is at index `_count - 1`, modulo the ring's size."""
 
-    @property
-    def size(self) -> int:
-        """The bytes held."""
-        return len(self._ring)
-
     def add(self, chain: Chain) -> None:
         """Add the place at which a commit ended."""
         offset = self._count % RECENT_MAX * _PLACE.size

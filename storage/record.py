@@ -32,6 +32,8 @@ from damage: a crash cannot have torn anything that a whole frame calls durable.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from functools import reduce
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -91,12 +93,13 @@ class FrameCodec:
         self._seed: int = crc32c(salt)
         self.partition = partition
 
-    def header(self, body: bytes, chain: Chain, durable: Position, epoch: int) -> bytes:
-        """The 64 header bytes for a frame at `chain` with this body."""
-        assert chain.before is not None and len(body) <= BODY_BYTES_MAX
+    def header(self, body: Sequence[bytes], chain: Chain, durable: Position, epoch: int) -> bytes:
+        """The 64 header bytes for a frame at `chain` with this body, given in pieces."""
+        length = sum(map(len, body))
+        assert chain.before is not None and length <= BODY_BYTES_MAX
         tail = _TAIL.pack(
-            crc32c(body),
-            len(body),
+            reduce(_extend, body, 0),
+            length,
             chain.position,
             chain.sequence,
             durable,

@@ -24,6 +24,9 @@ base on is void.
 The file is filled with zeros ahead of its frames, in steps that double while the log is busy. A sync that
 changes neither the size nor the extents of a file saves the file system a journal commit. Measured (ext4, 16
 files, 32 KiB per round, 4 threads): 1.05 ms per round and 0.70 ms of CPU, instead of 1.5 ms and 0.95 ms.
+
+When half of a step is used up, a thread writes the next zeros (`Zeros`) while commits go on. A commit that
+finds no room writes them itself, and waits for them.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from storage.disk import FULL_ERRNOS, Disk, close_quietly, commit_error, publish, write_all
-from storage.errors import CommitFailed, CorruptRecord, UnknownFormat
+from storage.errors import CommitFailed, CorruptRecord, DiskFull, UnknownFormat
 from storage.log import Position
 from storage.record import Chain, crc32c
 
@@ -50,6 +53,9 @@ FILL_STEP_BYTES_MIN = 16 << 10
 """The first step, so that ten thousand logs with a message or two stay small."""
 FILL_STEP_BYTES_MAX = 512 << 10
 """Larger steps gain nothing (measured) and delay a commit longer."""
+
+FILL_STEP_BYTES_FOLLOWING = 128 << 10
+"""The first step in a segment that follows a full one, at most."""
 
 PUT_BYTES = 4 << 10
 """How many bytes before the end are compared when a file that was put away is opened again."""
@@ -135,6 +141,42 @@ class _Put(NamedTuple):
     """The last bytes before the end of its last frame."""
 
 
+class Zeros(NamedTuple):
+    """Zeros to be written ahead of a segment's frames. Only their own thread touches these bytes
+    meanwhile."""
+
+    path: Path
+    begin: int
+    end: int
+
+    def write(self, disk: Disk, syncs: bool) -> None:
+        """Write them through a descriptor of their own, so that the commits' descriptor still reports every
+        error.
+
+        Raises CommitFailed if the file must not be written to any more (durability rule 4); any other error
+        has changed nothing.
+        """
+        fd = disk.open_write(self.path)
+        try:
+            self._write(disk, fd, syncs)
+        finally:
+            close_quietly(disk, fd)
+
+    def _write(self, disk: Disk, fd: int, syncs: bool) -> None:
+        try:
+            try:
+                write_all(disk, fd, [_ZEROS[: self.end - self.begin]], self.begin)
+            except OSError as error:
+                if error.errno in FULL_ERRNOS:
+                    disk.truncate(fd, self.begin)
+                    raise DiskFull(f"{self.path}: {error.strerror}") from error
+                raise
+            if syncs:
+                disk.sync(fd)
+        except OSError as error:
+            raise CommitFailed(f"{self.path}: it could not be filled: {error.strerror}") from error
+
+
 class ActiveSegment:
     """The segment that is written to. Used by one thread at a time, and never again after CommitFailed.
 
@@ -142,13 +184,15 @@ class ActiveSegment:
     next write.
     """
 
-    __slots__ = ("_disk", "_fd", "_fill_step", "_filled", "_put", "segment", "used")
+    __slots__ = ("_disk", "_fd", "_fill_step", "_filled", "_low", "_put", "segment", "used")
 
     def __init__(self, disk: Disk, segment: Segment, fd: int, used: int, filled: int) -> None:
         self._disk = disk
         self._fd = fd
         self._filled = filled
         self._fill_step = FILL_STEP_BYTES_MIN
+        self._low = 0
+        """With less room than this, zeros are due."""
         self.segment = segment
         self.used = used
         """The bytes of the file up to the end of its last whole frame."""
@@ -253,8 +297,33 @@ class ActiveSegment:
                 zeros = 0
                 write_all(self._disk, self._fd, frame, self.used)  # the frame alone may still fit
             self._filled = end + zeros
-            self._fill_step = min(self._fill_step * 2, FILL_STEP_BYTES_MAX)
+            self._grow_step()
         self.used = end
+
+    @property
+    def is_low(self) -> bool:
+        """Whether half of the last step of zeros is used up."""
+        return self._filled - self.used < self._low
+
+    def zeros_due(self, fill_until: int) -> Zeros | None:
+        """The zeros that should be written now, so that later frames find room; None if there are enough, or
+        `fill_until` allows no more."""
+        end = min(self.used + self._fill_step, fill_until)
+        return Zeros(self.segment.path, self._filled, end) if self.is_low and end > self._filled else None
+
+    def zeros_written(self, zeros: Zeros) -> None:
+        """Note that zeros are there, unless the file was cut off meanwhile (a full disk)."""
+        if zeros.begin == self._filled:
+            self._filled = zeros.end
+            self._grow_step()
+
+    def follow(self, before: ActiveSegment) -> None:
+        """Begin with larger steps than a new log, because commits have filled the segment before this one."""
+        self._fill_step = max(self._fill_step, min(before._fill_step, FILL_STEP_BYTES_FOLLOWING))
+
+    def _grow_step(self) -> None:
+        self._low = self._fill_step // 2
+        self._fill_step = min(self._fill_step * 2, FILL_STEP_BYTES_MAX)
 
     def _undo(self) -> None:
         """Cut off what a write to a full disk has left. Raises CommitFailed: then only a new segment can void

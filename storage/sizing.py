@@ -12,6 +12,12 @@ SEGMENTS_PER_LOG = 16
 """A long log has about this many segments, so that what a few messages hold back is a small part of it."""
 SEGMENTS_PER_FREE = 64
 """This many segments fit into the free space: sixteen partitions fill four each before the disk is full."""
+SPREAD = 0.375
+"""The bounds of a queue's partitions differ by up to this share. Messages without a key fill all partitions
+alike, so with equal bounds all of them would begin a segment at the same moment. A commit that begins a
+segment takes several syncs, and sixteen such commits together would hold up all senders."""
+_GOLDEN = 0.6180339887
+"""The fractional parts of its multiples lie far apart, however many there are."""
 
 RESERVE_BYTES_MAX = 4 << 20
 RESERVES_PER_DISK = 10
@@ -20,19 +26,22 @@ UPKEEP_RESERVES = 2
 """The reserve for upkeep alone is the reserve for settlements divided by this."""
 
 
-def segment_bytes(log_bytes: int, free_bytes: int, bytes_max: int) -> int:
-    """The bound for a segment that begins now, from the log's length, the disk's free space and the
-    setting."""
-    return min(_wanted(log_bytes, bytes_max), max(SEGMENT_BYTES_MIN, free_bytes // SEGMENTS_PER_FREE))
+def segment_bytes(partition: int, log_bytes: int, free_bytes: int, bytes_max: int) -> int:
+    """The bound for a segment that begins now, from the log's partition and length, the disk's free space and
+    the setting."""
+    return min(
+        _wanted(partition, log_bytes, bytes_max), max(SEGMENT_BYTES_MIN, free_bytes // SEGMENTS_PER_FREE)
+    )
 
 
-def is_confined(log_bytes: int, free_bytes: int, bytes_max: int) -> bool:
+def is_confined(partition: int, log_bytes: int, free_bytes: int, bytes_max: int) -> bool:
     """Whether the disk's free space lowers that bound."""
-    return free_bytes // SEGMENTS_PER_FREE < _wanted(log_bytes, bytes_max)
+    return free_bytes // SEGMENTS_PER_FREE < _wanted(partition, log_bytes, bytes_max)
 
 
-def _wanted(log_bytes: int, bytes_max: int) -> int:
-    return min(bytes_max, max(SEGMENT_BYTES_FIRST, log_bytes // SEGMENTS_PER_LOG))
+def _wanted(partition: int, log_bytes: int, bytes_max: int) -> int:
+    share = 1 - SPREAD * (partition * _GOLDEN % 1)
+    return min(bytes_max, int(share * max(SEGMENT_BYTES_FIRST, log_bytes // SEGMENTS_PER_LOG)))
 
 
 def reserve_bytes_of(disk_bytes: int) -> int:

@@ -13,16 +13,16 @@ and left out, as long as at least one answers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, TypeVar
 from zlib import crc32
 
 import structlog
 
-from storage.errors import DiskHangs, StorageError
+from storage.errors import DiskFailed, DiskHangs, StorageError
 from storage.file_log import FileLog
 from storage.file_store import FileLogStore, FolderInUse, FolderState
-from storage.threads import within
+from storage.threads import take_note
 
 T = TypeVar("T")
 
@@ -45,12 +45,21 @@ class SpreadStore:
     """See `storage.log.LogStore`."""
 
     def __init__(
-        self, stores: Sequence[FileLogStore], unknown: FileLogStore, *, timeout_ms: int = TIMEOUT_MS
+        self,
+        stores: Sequence[FileLogStore],
+        unknown: FileLogStore,
+        *,
+        missing: Collection[int] = (),
+        timeout_ms: int = TIMEOUT_MS,
     ) -> None:
-        """One store for each folder, by number; `unknown` stands for folders that are no longer known."""
+        """One store for each folder, by number; `unknown` stands for folders that are no longer known.
+        `missing`: the numbers of those that were not there at the start, or did not answer."""
         self._timeout_ms, self._timeout_s = timeout_ms, timeout_ms / 1_000
         self._stores = stores
         self._unknown = unknown
+        self._missing = frozenset(stores[number] for number in missing)
+        self._unanswered: dict[FileLogStore, asyncio.Future[Any]] = {}
+        """The latest question that each folder did not answer in time."""
         self._reported: set[int] = set()
         """Folders whose failure was already logged."""
 
@@ -70,9 +79,15 @@ class SpreadStore:
         return store.log(entity, partition)
 
     async def entities(self) -> list[str]:
-        return sorted(
-            {entity for entities in await self._of_all(lambda store: store.entities()) for entity in entities}
-        )
+        """See `LogStore.entities`. Folders that were missing at the start are not asked: their disk may
+        hang, and the start waits for this."""
+        found = await self._of_all(self._entities_in)
+        return sorted({entity for entities in found for entity in entities})
+
+    async def _entities_in(self, store: FileLogStore) -> list[str]:
+        if store in self._missing:
+            raise DiskFailed(f"{store.root}: the data folder was missing at the start")
+        return await store.entities()
 
     async def partitions(self, entity: str) -> list[int]:
         """See `LogStore.partitions`. A folder that does not answer in time counts as failed."""
@@ -85,10 +100,17 @@ class SpreadStore:
         return not any(await asyncio.gather(*(self._partitions_in(store, entity) for store in self._stores)))
 
     async def _partitions_in(self, store: FileLogStore, entity: str) -> list[int]:
-        try:
-            return await within(self._timeout_s, store.partitions(entity))
-        except TimeoutError as error:
-            raise DiskHangs(f"{store.root}: {error}") from None
+        """Raises DiskHangs if the folder does not answer in time, or not until an earlier question has been
+        answered: a thousand entities do not wait for a disk that hangs, one after another."""
+        earlier = self._unanswered.get(store)
+        if earlier is not None and not earlier.done():
+            raise DiskHangs(f"{store.root}: no answer to an earlier question yet")
+        asked = asyncio.ensure_future(store.partitions(entity))
+        asked.add_done_callback(take_note)
+        if not (await asyncio.wait([asked], timeout=self._timeout_s))[0]:
+            self._unanswered[store] = asked
+            raise DiskHangs(f"{store.root}: no answer within {self._timeout_s:g} s")
+        return asked.result()
 
     async def missing(self) -> dict[str, list[int]]:
         """See `LogStore.missing`. If a folder does not answer in time, its missing logs are not

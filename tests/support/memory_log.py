@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from storage.errors import CommitFailed, CorruptRecord, DiskFailed, DiskFull
-from storage.log import FRAME_HEADER_BYTES, Checkpoint, Commit, Frame, Position, RoomTurns, Section
+from storage.log import FRAME_HEADER_BYTES, Checkpoint, Commit, Frame, Position, RoomLock, Section
 
 
 @dataclass
@@ -64,9 +64,9 @@ class MemoryLog:
         self.full = False
         self.confined = False
         self.room_bytes = 1 << 40
-        self._making_room = RoomTurns()
+        self._making_room = RoomLock()
 
-    def share_turns(self, turns: RoomTurns) -> None:
+    def share_turns(self, turns: RoomLock) -> None:
         """Share a disk with other logs; only one of them makes room at a time."""
         self._making_room = turns
 
@@ -148,7 +148,7 @@ class MemoryLog:
         return self.confined
 
     @property
-    def making_room(self) -> RoomTurns:
+    def making_room(self) -> RoomLock:
         return self._making_room
 
     async def room(self) -> int:

@@ -17,7 +17,7 @@ def written(disk: RecordingDisk, bodies: list[bytes]) -> tuple[Segment, int, lis
     active = ActiveSegment.begin(disk, Path("/"), SegmentHeader("e", 0, 1, b"s" * 16, CHAIN_START))
     places = [CHAIN_START]
     for body in bodies:
-        header = CODEC.header(body, places[-1], places[-1].position, 1)
+        header = CODEC.header([body], places[-1], places[-1].position, 1)
         active.write([header, body], 1 << 40)
         places.append(after(places[-1].position, places[-1].sequence, header, len(body)))
     return active.segment, active.fd, places

@@ -149,6 +149,32 @@ async def test_what_cannot_be_repaired_is_read_all_the_same(tmp_path: Path) -> N
     assert len(list((tmp_path / "catalogue").iterdir())) == 2 * len(DOCUMENTS)
 
 
+@pytest.mark.parametrize("absent", [0, 1])
+async def test_a_folder_that_does_not_answer_at_the_start_is_not_asked_for_documents(
+    absent: int, tmp_path: Path
+) -> None:
+    disk = FaultyDisk(LocalDisk())
+    directories = [tmp_path / "first" / "catalogue", tmp_path / "second" / "catalogue"]
+    for directory in directories:
+        directory.parent.mkdir()
+    catalogue = Catalogue(directories[0], disk, directories[1])
+    for name, document in DOCUMENTS.items():
+        await catalogue.put(name, document)
+    disk.hang("names", str(directories[absent]))
+    disk.hang("open_read", str(directories[absent]))
+    again = Catalogue(directories[0], disk, directories[1], absent=[directories[absent]])
+    try:
+        assert await again.load_all() == DOCUMENTS and await again.load_deleted() == []
+        assert again.damaged == [] and disk.held == 0
+    finally:
+        disk.release()
+    await again.put("later", b"content")
+    assert await Catalogue(directories[0], disk, directories[1]).load_all() == {
+        **DOCUMENTS,
+        "later": b"content",
+    }
+
+
 async def test_a_document_of_a_later_format_is_refused_as_such(tmp_path: Path) -> None:
     catalogue = await filled(tmp_path)
     path = tmp_path / "catalogue" / file_name_of("queues/orders")

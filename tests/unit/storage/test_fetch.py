@@ -49,6 +49,7 @@ async def test_a_frame_longer_than_what_was_read_is_completed() -> None:
         small = await append(log, b"small")
         large = await append(log, b"L" * (3 * RUN_BYTES_MAX))
         frames = await log.fetch([large, small])
+        assert [frame.position + frame.size for frame in frames] == [log.end, large]
         assert [bytes(frame.records()[0].body) for frame in frames] == [b"L" * (3 * RUN_BYTES_MAX), b"small"]
 
 

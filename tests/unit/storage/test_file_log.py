@@ -59,7 +59,7 @@ async def test_a_body_is_where_the_commit_said_it_would_be() -> None:
         assert commit.start == log.end
         await log.append(commit)
         [frame] = await log.fetch([commit.start])
-        assert frame.data[offset : offset + 8] == b"headtail"
+        assert frame.part(offset, 8) == b"headtail"
         [record] = frame.records()
         assert (record.kind, record.version, record.offset) == (7, 3, offset)
 

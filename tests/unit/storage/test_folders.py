@@ -11,8 +11,9 @@ import structlog
 from structlog.testing import capture_logs
 
 from storage.disk import close_quietly, publish
-from storage.errors import DiskFailed
+from storage.errors import DiskFailed, DiskHangs
 from storage.folders import FILE_NAME, Folder, WrongFolders, arrange, check_identity
+from tests.support.faulty_disk import FaultyDisk
 from tests.support.recording_disk import RecordingDisk
 
 A, B, C = Path("/a"), Path("/b"), Path("/c")
@@ -115,6 +116,20 @@ class DeadDisk(RecordingDisk):
         if path == B:
             raise OSError(errno.EIO, "Input/output error", str(path))
         return super().names(path)
+
+
+def test_a_folder_whose_disk_does_not_answer_in_time_counts_as_missing_and_is_not_asked_again() -> None:
+    disk = FaultyDisk(RecordingDisk())
+    known = arrange(disk, [A, B, C])
+    disk.hang("names", str(B))
+    try:
+        assert arrange(disk, [C, A, B], 50) == [known[0], Folder(B, known[1].id, is_missing=True), known[2]]
+        assert disk.held == 1
+        with pytest.raises(DiskHangs):
+            arrange(disk, [B], 50)
+    finally:
+        disk.release()
+    assert arrange(disk, [C, A, B]) == known
 
 
 def test_a_folder_whose_disk_cannot_be_read_counts_as_missing() -> None:

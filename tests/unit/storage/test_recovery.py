@@ -26,7 +26,7 @@ def acquire(
 
 
 def write(log: OpenLog, body: bytes) -> None:
-    header = log.codec.header(body, log.tail, log.durable, log.epoch)
+    header = log.codec.header([body], log.tail, log.durable, log.epoch)
     log.active.write([header, body], 1 << 40)
     log.active.sync()
     log.tail = after(log.tail.position, log.tail.sequence, header, len(body))

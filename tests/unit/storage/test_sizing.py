@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from storage import sizing
 from storage.sizing import (
     SEGMENT_BYTES_FIRST,
     SEGMENT_BYTES_MIN,
+    SPREAD,
     is_confined,
     reserve_bytes_of,
     segment_bytes,
@@ -31,13 +34,24 @@ SETTING = 64 * MIB
 def test_a_segment_suits_the_log_and_the_room_that_is_left(
     log_bytes: int, free_bytes: int, expected: int
 ) -> None:
-    assert segment_bytes(log_bytes, free_bytes, SETTING) == expected
-    assert segment_bytes(log_bytes, free_bytes, 400) == 400, "the setting is the bound in any case"
+    assert segment_bytes(0, log_bytes, free_bytes, SETTING) == expected
+    assert segment_bytes(0, log_bytes, free_bytes, 400) == 400, "the setting is the bound in any case"
 
 
 def test_a_log_is_confined_where_the_room_that_is_left_makes_its_segments_shorter() -> None:
-    assert is_confined(0, 64 * MIB, SETTING) and is_confined(0, 0, 400)
-    assert not is_confined(0, 256 * MIB, SETTING) and not is_confined(0, 64 * MIB, MIB)
+    assert is_confined(0, 0, 64 * MIB, SETTING) and is_confined(0, 0, 0, 400)
+    assert not is_confined(0, 0, 256 * MIB, SETTING) and not is_confined(0, 0, 64 * MIB, MIB)
+
+
+@pytest.mark.parametrize("log_bytes", [0, 160 * MIB])
+def test_no_two_partitions_that_fill_alike_begin_their_segments_together(log_bytes: int) -> None:
+    free_bytes = 100_000 * MIB
+    largest = segment_bytes(0, log_bytes, free_bytes, SETTING)
+    bounds = sorted(segment_bytes(number, log_bytes, free_bytes, SETTING) for number in range(32))
+    assert largest * (1 - SPREAD) <= bounds[0] and bounds[-1] == largest
+    for later in (1, 2, 5):  # in the same segment of each, and further on
+        ends = sorted(later * bound for bound in bounds)
+        assert min(end - before for before, end in pairwise(ends)) >= largest // 200
 
 
 def test_a_reserve_is_a_part_of_a_small_disk() -> None:

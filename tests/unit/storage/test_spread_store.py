@@ -48,6 +48,22 @@ async def test_an_entity_is_without_logs_only_if_every_folder_says_so(
         await store.close()
 
 
+async def test_a_folder_that_hangs_holds_up_one_question_and_none_at_the_start() -> None:
+    second = FaultyDisk(RecordingDisk())
+    stores = [small_store(FIRST, RecordingDisk()), small_store(SECOND, second)]
+    unknown = small_store(Path("/none"), RecordingDisk())
+    spread = SpreadStore(stores, unknown, missing=[1], timeout_ms=50)
+    second.hang("names")
+    assert await spread.entities() == [], "the folder is not asked: it was missing at the start"
+    assert second.held == 0
+    for number in range(100):
+        assert await spread.partitions(f"{number:032}") == []
+    assert second.held == 1, "a hundred queues do not wait for the same disk, one after another"
+    second.release()
+    for store in (*stores, unknown):
+        await store.close()
+
+
 async def test_missing_logs_are_found_beside_a_folder_that_hangs(tmp_path: Path) -> None:
     first, second = FaultyDisk(LocalDisk()), FaultyDisk(LocalDisk())
     roots = tmp_path / "first", tmp_path / "second"

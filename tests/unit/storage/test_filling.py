@@ -1,0 +1,176 @@
+"""storage/filling.py: zeros are written ahead of commits, and what happens when that is slow or fails."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from storage import filling
+from storage.commit_jobs import Append
+from storage.errors import CommitFailed
+from storage.file_log import FileLog
+from storage.segment import FILL_STEP_BYTES_MIN
+from tests.support.faulty_disk import FaultyDisk
+from tests.support.logs import ENTITY, append, contents, small_store
+from tests.support.recording_disk import RecordingDisk
+
+WITHIN_S = 30.0
+NEVER_S = 3_600.0
+ROOT = Path("/data")
+SEGMENT = ".segment"
+
+
+@asynccontextmanager
+async def opened(root: Path, disk: FaultyDisk, **settings: object) -> AsyncIterator[FileLog]:
+    store = small_store(root, disk, **settings)
+    log = store.log(ENTITY, 0)
+    try:
+        await log.acquire()
+        yield log
+    finally:
+        disk.release()
+        await log.close()
+        await store.close()
+
+
+async def filled(log: FileLog) -> None:
+    """Return when no zeros are being written."""
+    if log._filling is not None:
+        async with asyncio.timeout(WITHIN_S):
+            await log._filling.wait()
+
+
+def segment_bytes(disk: FaultyDisk, log: FileLog) -> int:
+    """The size of the log's active segment."""
+    assert log._opened is not None
+    return disk.size(log._opened.active.fd)
+
+
+async def until_hanging(disk: FaultyDisk) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while not disk.held:  # noqa: ASYNC110 (what is waited for is a plain value)
+            await asyncio.sleep(0.002)
+
+
+async def low(log: FileLog, disk: FaultyDisk) -> None:
+    """Commit until zeros are due, and let their thread hang before it has written any."""
+    disk.hang("open_write", SEGMENT)
+    while log._filling is None:
+        await append(log, bytes(1_000))
+        assert log.end < FILL_STEP_BYTES_MIN, "zeros are due when half of them are used up"
+    await until_hanging(disk)
+
+
+async def test_the_commits_of_a_busy_log_find_zeros_written_ahead_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    in_threads = 0
+    run = Append.run
+
+    def counting(job: Append) -> None:
+        nonlocal in_threads
+        in_threads += 1
+        run(job)
+
+    monkeypatch.setattr(Append, "run", counting)
+    disk = FaultyDisk(RecordingDisk(queued=True))
+    async with opened(ROOT, disk, segment_bytes_max=1 << 20) as log:
+        for _ in range(750):
+            await append(log, bytes(4_000))
+            await filled(log)
+        assert len(log.trim_points) == 2
+        assert in_threads == 3, "only the first commit of each segment"
+        assert len(await contents(log)) == 750
+
+
+async def test_commits_go_on_over_the_zeros_that_are_there_and_wait_for_more_only_if_they_need_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(filling, "LATE_S", NEVER_S)
+    disk = FaultyDisk(RecordingDisk(queued=True))
+    async with opened(ROOT, disk) as log:
+        await low(log, disk)
+        await append(log, b"fits")
+        too_large = asyncio.create_task(append(log, bytes(FILL_STEP_BYTES_MIN)))
+        await asyncio.sleep(0.01)
+        assert not too_large.done()
+        disk.release()
+        await asyncio.wait_for(too_large, WITHIN_S)
+        assert (await contents(log))[-2:] == [[b"fits"], [bytes(FILL_STEP_BYTES_MIN)]]
+
+
+async def test_while_zeros_are_late_the_event_loop_does_not_write_to_their_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(filling, "LATE_S", 0)
+    disk = FaultyDisk(RecordingDisk(queued=True))
+    async with opened(ROOT, disk) as log:
+        await low(log, disk)
+        writes = disk.calls["write"]
+        waits = asyncio.create_task(append(log, b"fits"))
+        await asyncio.sleep(0.01)
+        assert not waits.done() and disk.calls["write"] == writes
+        disk.release()
+        await asyncio.wait_for(waits, WITHIN_S)
+
+
+async def test_a_log_whose_zeros_could_not_be_synced_is_not_written_to_until_it_is_acquired_again() -> None:
+    disk = FaultyDisk(RecordingDisk(queued=True))
+    async with opened(ROOT, disk) as log:
+        await low(log, disk)
+        before = await contents(log)
+        disk.fail("sync", errno.EIO, path_part=SEGMENT)
+        disk.release()
+        await filled(log)
+        with pytest.raises(CommitFailed, match="could not be filled"):
+            await append(log, b"too late")
+        with pytest.raises(CommitFailed, match="acquired again"):
+            log.begin()
+        await log.acquire()
+        await append(log, b"later")
+        assert await contents(log) == [*before, [b"later"]]
+
+
+@pytest.mark.parametrize("operation", ["write", "open_write"])
+async def test_without_room_for_zeros_the_log_goes_on_as_long_as_its_commits_fit(operation: str) -> None:
+    disk = FaultyDisk(RecordingDisk(queued=True))
+    async with opened(ROOT, disk) as log:
+        await low(log, disk)
+        if operation == "open_write":
+            disk.fail("open_write", errno.EMFILE, path_part=SEGMENT)
+        else:
+            disk.shorten(100, path_part=SEGMENT)
+            disk.fail("write", errno.ENOSPC, path_part=SEGMENT)
+        size = segment_bytes(disk, log)
+        disk.release()
+        await filled(log)
+        assert segment_bytes(disk, log) == size
+        await append(log, b"fits")
+        await append(log, bytes(FILL_STEP_BYTES_MIN))
+        assert (await contents(log))[-2:] == [[b"fits"], [bytes(FILL_STEP_BYTES_MIN)]]
+
+
+@pytest.mark.parametrize("ends", ["close", "put_away", "roll"])
+async def test_a_file_is_closed_only_when_nothing_is_being_written_to_it(ends: str) -> None:
+    recording = RecordingDisk(queued=True)
+    disk = FaultyDisk(recording)
+    async with opened(ROOT, disk) as log:
+        await low(log, disk)
+        assert log._opened is not None
+        active = log._opened.active
+        task = asyncio.create_task(getattr(log, ends)())
+        await asyncio.sleep(0.01)
+        assert not task.done() and active.is_open
+        disk.release()
+        await asyncio.wait_for(task, WITHIN_S)
+        assert not active.is_open
+        if ends == "put_away":
+            await append(log, b"later")
+            assert (await contents(log))[-1] == [b"later"]
+        else:
+            assert len(recording.contents(active.segment.path)) == active.used, "the zeros are cut off"
