@@ -1,7 +1,7 @@
 """Operations that a partition carries out, and its answers: plain data, no live objects.
 
 Each operation travels to the partition's mailbox with the number of the *client* that asks (a link, a
-management request, an HTTP request: `ClientId`), and each answer travels back to the sink registered under
+management request, an HTTP request: `ClientId`), and each answer travels back to the sink kept under
 that number. A client gets its answers in the order in which the partition decided them. `cookie` is the
 client's own note and is returned unchanged. One operation carries many messages; nothing here is created per
 message.
@@ -27,6 +27,7 @@ from broker.identifiers import LockToken as LockToken
 from broker.identifiers import partition_of as partition_of
 from broker.identifiers import partition_of_token as partition_of_token
 from broker.identifiers import sequence_of_token as sequence_of_token
+from broker.schedule_operations import BreakPromise, Promised, PromiseNumbers, Reschedule
 from broker.session_operations import (
     AcceptSession,
     GetSessionState,
@@ -40,6 +41,7 @@ from broker.session_operations import (
     SetSessionState,
     WatchSessions,
 )
+from broker.transfer_operations import FailTransfer, HandedOver, HandOver, LockNext
 
 BYTES_UNBOUNDED = 1 << 62
 
@@ -63,11 +65,17 @@ class Column:
     """The value of messages that came without one. A column in which all values are the default is not
     stored."""
     is_answered: bool = True
-    """Whether `Locked` and `Peeked` show it. If not, only the partition uses it."""
+    """Whether `Locked` and `Peeked` show it to receivers. `Locked` shows all columns of messages that were
+    asked for by number, or by the broker itself."""
 
 
 SESSION_ID: Final = "session_id"
-COLUMNS: Final[tuple[Column, ...]] = (Column(SESSION_ID, 1, "", None, is_answered=False),)
+DESTINATION: Final = "destination"
+"""The name of the entity that a message in the transfer subqueue is for, in UTF-8."""
+COLUMNS: Final[tuple[Column, ...]] = (
+    Column(SESSION_ID, 1, "", None, is_answered=False),
+    Column(DESTINATION, 2, "", None, is_answered=False),
+)
 """The columns that a sender may give to its messages, and that stay with them from then on.
 
 *To add one, add it here.* A `Send` with the column in its `columns` has it stored with the message. Recovery,
@@ -200,6 +208,14 @@ class Transact:
     settlements: Sequence[Complete | Abandon | Defer | DeadLetter]
     """Their tokens are all different."""
     cookie: object = None
+    cancelled: Sequence[int] = ()
+    """Scheduled messages to remove."""
+    scheduled: Send | None = None
+    """Messages to schedule with the sequence numbers that were promised for them …"""
+    promised: Sequence[int] = ()
+    """… which are these: whole promises, one after the other (`PromiseNumbers`)."""
+    transfers: Send | None = None
+    """Messages for other entities, with the column DESTINATION. They go to the transfer subqueue."""
 
 
 @dataclass(slots=True)
@@ -311,6 +327,8 @@ class Delete:
     """Those of `MessageState` that may be removed: only active ones, unless given."""
     recalls: bool = False
     """Recall locked messages that no client has seen; `Deleted` says whether it is worth looking again."""
+    session_id: bytes | None = None
+    """Remove the messages of this session only."""
 
 
 @dataclass(slots=True)
@@ -399,7 +417,9 @@ Operation = (
     | RenewLocks | Peek
     | Watch | ReceiveDeferred | CancelScheduled | AcceptSession | WatchSessions | RenewSession | Delete
     | GetSessionState | SetSessionState | ListSessions
-    | Update | Detach | DeleteExactly | FindDeadLetters | LockExactly | Redrive
+    | Update | Detach | DeleteExactly | FindDeadLetters | LockExactly | Redrive | Reschedule
+    | PromiseNumbers | BreakPromise
+    | HandOver | LockNext | FailTransfer
 )  # fmt: skip
 
 
@@ -483,7 +503,7 @@ class Transacted:
     """Everything in a `Transact` was carried out and is durable."""
 
     sent: int
-    """The number of messages that were sent."""
+    """The number of messages that were sent, also to other entities, or scheduled."""
     cookie: object
 
 
@@ -615,7 +635,7 @@ Answer = (
     Sent | Failed | Locked | Unmet | Withdrawn | Settled | Transacted | Renewed | Peeked | Arrived | Deleted
     | SessionState | SessionList
     | Recall | Updated | SessionAccepted | SessionLost | SessionRenewed | Unavailable | DeletedExactly
-    | Found | Redriven
+    | Found | Redriven | Promised | HandedOver
 )  # fmt: skip
 
 

@@ -36,12 +36,13 @@ from broker.hosting.local import LocalHost
 from broker.hosting.remote import RemoteHost
 from broker.http.server import HttpServer
 from broker.message.stored import MessageIds
+from broker.messaging.forwarding import Forwarding
 from broker.namespace.apply_file import apply_file
-from broker.namespace.closed_partitions import Resting
 from broker.namespace.entity import Entity
 from broker.namespace.kinds import make_entity
 from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace
+from broker.namespace.resting import Resting
 from broker.settings.certificates import TlsFiles, certificate_names, server_context, tls_files
 from broker.settings.config_file import ConfigFile
 from broker.settings.settings import MIB, Settings
@@ -116,7 +117,7 @@ class Broker:
         self._serving = False
         self._failure: BaseException | None = None
         disk = disk or LocalDisk()
-        folders = arrange(disk, settings.data_dirs)
+        folders = arrange(disk, settings.data_dirs, settings.disk_timeout_ms)
         self.host = self._make_host(_host_settings(settings, folders, shares), disk)
         host = self.host
         mark = settings.memory_bytes_max or memory_of_the_machine() * settings.memory_percent_max // 100
@@ -140,6 +141,9 @@ class Broker:
             failed=self._part_failed,
         )
         self._resting = Resting(index, self.clock, failed=self._part_failed)
+        self._resting.lost_folders = frozenset(
+            number for number, folder in enumerate(folders) if folder.is_missing
+        )
         self.namespace = Namespace(
             settings.namespace,
             catalogue=_catalogue(folders, disk, settings.disk_timeout_ms, host.catalogue_lane),
@@ -153,7 +157,7 @@ class Broker:
             idle_ms_min=settings.auto_delete_on_idle_ms_min,
             disk_timeout_ms=settings.disk_timeout_ms,
             failed=self._part_failed,
-            unserved_topics=[topic.name for topic in file.topics] if file else (),
+            unsupported_topics=[topic.name for topic in file.topics] if file else (),
         )
         rules = settings.authorization_rules() + (file.authorization_rules if file else ())
         self.authorizer = Authorizer(rules, self.namespace.rules_of)
@@ -231,6 +235,14 @@ class Broker:
             self.host.folder_states,
             lambda websocket, request, heard: serve_websocket(services, websocket, request, heard),
         )
+        forwarding = Forwarding(
+            self.namespace,
+            memory=self.memory,
+            clock=self.clock,
+            message_id=services.message_id,
+            spawn=self._spawn,
+        )
+        services.transactions.passed_on = forwarding.transfers.passed_on
         loop = asyncio.get_running_loop()
         listeners: list[asyncio.Server] = []
         secure: list[socket.socket] = []
@@ -259,6 +271,7 @@ class Broker:
                 self._tasks.create_task(self._watch_clock(services), name="clock"),
                 self._tasks.create_task(self._watch_memory(), name="memory"),
             ]
+            forwarding.start()
             for listener in listeners:
                 await listener.start_serving()
             handshakes.start(secure)
@@ -281,6 +294,7 @@ class Broker:
             for connection in list(services.connections):
                 connection.shut_down()
             await _until_gone(services, settings.shutdown_timeout_ms / 1000)
+            await forwarding.stop()
             if http_task is not None:
                 await http.stop()
 
@@ -403,7 +417,10 @@ def _catalogue(folders: Sequence[Folder], disk: Disk, timeout_ms: int, executor:
     directories = [folder.path / CATALOGUE_DIRECTORY for folder in folders[:2]]
     copies = directories[1] if len(folders) > 1 else None
     identities = (folders[0].id, folders[1].id) if len(folders) > 1 else ("", "")
-    return Catalogue(directories[0], disk, copies, identities, timeout_ms=timeout_ms, executor=executor)
+    absent = [folder.path / CATALOGUE_DIRECTORY for folder in folders[:2] if folder.is_missing]
+    return Catalogue(
+        directories[0], disk, copies, identities, absent=absent, timeout_ms=timeout_ms, executor=executor
+    )
 
 
 def _log_stray(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

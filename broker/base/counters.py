@@ -1,7 +1,7 @@
 """The counters of one entity as plain numbers, and their exposition for Prometheus.
 
 A broker may have ten thousand entities with some thirty-five series each. So an entity's counters are numbers
-in one small object (about 2 KiB when all are in use), the hot path updates them once per batch, and they
+in one small object (about 2 KiB when all are in use), the hot path updates them once per cycle, and they
 become text only on request, a few entities at a time: `exposition` takes small steps, for
 `broker/base/slices.py`.
 """
@@ -20,6 +20,7 @@ COUNTERS: Mapping[str, str] = {
     "incoming_messages": "Messages sent to the entity and acknowledged.",
     "incoming_bytes": "Bytes of the messages sent to the entity and acknowledged.",
     "duplicate_messages": "Messages acknowledged and dropped, because their message-ids were known.",
+    "forwarded_messages": "Messages forwarded to another entity, by themselves.",
     "outgoing_messages": "Messages handed to receivers.",
     "outgoing_bytes": "Bytes of the messages handed to receivers.",
     "completed_messages": "Messages removed by their receiver.",
@@ -77,6 +78,7 @@ class EntityCounters:
         "entity",
         "expired_locks",
         "expired_messages",
+        "forwarded_messages",
         "incoming_bytes",
         "incoming_messages",
         "outgoing_bytes",
@@ -97,7 +99,7 @@ class EntityCounters:
         self.completed_messages = self.abandoned_messages = self.deferred_messages = (
             self.dead_lettered_messages
         ) = 0
-        self.expired_messages = self.expired_locks = self.duplicate_messages = 0
+        self.expired_messages = self.expired_locks = self.duplicate_messages = self.forwarded_messages = 0
         self.successful_requests = self.user_errors = self.server_errors = 0
         self.receive_cache_hits = self.receive_cache_misses = self.receive_cache_recalls = (
             self.receive_cache_returns

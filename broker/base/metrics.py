@@ -6,8 +6,8 @@ is missing there. The registry holds the metrics of the whole process. The count
 numbers (`counters.py`). Anything that can be counted on request, such as the messages in an entity, is a
 gauge gathered at scrape time. `http/metrics.py` puts all three together.
 
-On the hot path, call `committed` once per batch: adding to a registered counter takes a lock and five calls.
-The added values are moved into the counters when the metrics are read.
+On the hot path, call `committed` once per cycle: adding to a counter of Prometheus takes a lock and five
+calls. The added values are moved into the counters when the metrics are read.
 """
 
 from __future__ import annotations

@@ -14,7 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final, Protocol, Self
 
-from broker.entities.roles import KEEPS_DEAD_LETTERS, KEEPS_FAILED_TRANSFERS, SERVES_RECEIVERS, Place
+from broker.entities.roles import (
+    KEEPS_DEAD_LETTERS,
+    KEEPS_FAILED_TRANSFERS,
+    PASSES_ON,
+    SERVES_RECEIVERS,
+    Place,
+)
 
 PARTITIONS_DEFAULT = 16
 NAMESPACE = "sbemulatorns"
@@ -24,6 +30,8 @@ The setting `namespace` only decides the name that clients see, and may change a
 """
 MAIN, DEAD_LETTER, TRANSFER_DEAD_LETTER = "", "$deadletterqueue", "$transfer/$deadletterqueue"
 """Names of an entity's subqueues, as they follow the entity in an address (case folded)."""
+TRANSFER = "$transfer"
+"""The subqueue of messages that are on their way to another entity. It has no address."""
 
 MESSAGE_OVERHEAD_BYTES = 256
 """The memory that a waiting message takes, whatever its size: its reference, and its entries in indexes.
@@ -179,6 +187,7 @@ QUEUE_PLACES: Final = (
     Place(MAIN, SERVES_RECEIVERS, dead_letters_to=1),
     Place(DEAD_LETTER, KEEPS_DEAD_LETTERS),
     Place(TRANSFER_DEAD_LETTER, KEEPS_FAILED_TRANSFERS),
+    Place(TRANSFER, PASSES_ON),
 )
 
 

@@ -16,6 +16,7 @@ class CountedAs(enum.Enum):
 
     ACTIVE = enum.auto()
     DEAD_LETTER = enum.auto()
+    TRANSFER = enum.auto()
     TRANSFER_DEAD_LETTER = enum.auto()
 
 
@@ -43,6 +44,13 @@ KEEPS_DEAD_LETTERS: Final = Role(
     counted_as=CountedAs.DEAD_LETTER,
 )
 """For messages that could not be received."""
+PASSES_ON: Final = Role(
+    enforces_time_to_live=False,
+    counts_deliveries=False,
+    has_sessions=False,
+    counted_as=CountedAs.TRANSFER,
+)
+"""For messages that transactions have sent to other entities, until these have them. No client sees them."""
 KEEPS_FAILED_TRANSFERS: Final = Role(
     enforces_time_to_live=False,
     counts_deliveries=False,

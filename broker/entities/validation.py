@@ -40,12 +40,6 @@ _RIGHTS = frozenset({"Manage", "Send", "Listen"})
 
 
 _NOT_YET: tuple[tuple[str, Callable[[EntitySettings], object], str], ...] = (
-    ("ForwardTo", lambda settings: settings.forwarding[0], "messages are not forwarded"),
-    (
-        "ForwardDeadLetteredMessagesTo",
-        lambda settings: settings.forwarding[1],
-        "messages are not forwarded",
-    ),
     (
         "IsAnonymousAccessible",
         lambda settings: settings.anonymous_accessible or None,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from broker.access.addresses import NODE_CBS, NODE_MANAGEMENT, Address, BadAddress, parse_address
 from broker.base.errors import Reason, Refused
-from broker.frontend.host import Host
+from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links.browse import BrowseLink
 from broker.frontend.links.coordinator import CoordinatorLink
 from broker.frontend.links.delayed_attach import DelayedAttach, Later
@@ -17,6 +17,7 @@ from broker.frontend.links.incoming import IncomingLink
 from broker.frontend.links.outgoing import OutgoingLink
 from broker.frontend.links.session_link import SessionLink
 from broker.frontend.links.termini import asks_for_session, check_dynamic, check_node, check_request_node
+from broker.frontend.links.via_link import ViaLink
 from broker.frontend.nodes.cbs import CbsNode
 from broker.frontend.nodes.management import ManagementNode
 from broker.frontend.nodes.request_node import RequestLink, RequestNode, ResponseLink
@@ -24,27 +25,27 @@ from broker.namespace.entity import Entity
 from broker.wording import error_of
 from protocol.links import Link
 
-Resolve = Callable[[Host, Link, Address], Later | None]
+Resolve = Callable[[ConnectionView, Link, Address], Later | None]
 """Finds what serves a link to an entity, and accepts the link or says what it waits for. Raises Refused."""
 
 
 class Attaching:
     """The attaches of one connection. Owned by it."""
 
-    __slots__ = ("_engine", "_host", "_resolve", "nodes")
+    __slots__ = ("_connection", "_engine", "_resolve", "nodes")
 
-    def __init__(self, host: Host, resolve: Resolve) -> None:
-        self._host, self._engine, self._resolve = host, host.engine, resolve
+    def __init__(self, connection: ConnectionView, resolve: Resolve) -> None:
+        self._connection, self._engine, self._resolve = connection, connection.engine, resolve
         self.nodes: dict[tuple[int, str], RequestNode] = {}
         """Request nodes by AMQP session and address, for as long as they have links."""
 
     def attach(self, link: Link) -> None:
         """Serve or refuse a link that the client has attached."""
         try:
-            links_max = self._host.services.settings.links_per_connection_max
+            links_max = self._connection.services.settings.links_per_connection_max
             if self._engine.link_count > 2 * links_max:
                 # Links beyond the maximum were refused. A client that does not end them keeps memory in use.
-                self._host.close(
+                self._connection.close(
                     Refused(
                         Reason.QUOTA_EXCEEDED,
                         f"A connection may have {links_max} links; as many more were refused and not ended.",
@@ -58,7 +59,7 @@ class Attaching:
 
     def _attach(self, link: Link) -> None:
         if link.target_is_coordinator:
-            CoordinatorLink.attach(self._host, link)
+            CoordinatorLink.attach(self._connection, link)
             return
         text = link.target_address if link.incoming else link.source_address
         check_dynamic(self._engine, link)  # a dynamic node has no address to parse
@@ -69,8 +70,8 @@ class Attaching:
         if address.node:
             check_request_node(self._engine, link)
             self._attach_to_request_node(link, address)
-        elif later := self._resolve(self._host, link, address):
-            DelayedAttach(self._host, link, later)
+        elif later := self._resolve(self._connection, link, address):
+            DelayedAttach(self._connection, link, later)
 
     def _attach_to_request_node(self, link: Link, address: Address) -> None:
         """Attach a link of a request/response pair to the pair's node, one per AMQP session (AMQP contract
@@ -83,35 +84,40 @@ class Attaching:
                 handler, address.path, rights, lambda: self.nodes.pop(key, None)
             )
         if link.incoming:
-            RequestLink.attach(self._host, link, node)
+            RequestLink.attach(self._connection, link, node)
         else:
-            ResponseLink.attach(self._host, link, node)
+            ResponseLink.attach(self._connection, link, node)
 
     def _handler(self, address: Address) -> tuple[CbsNode | ManagementNode, tuple[str, ...]]:
         """Create the handler of a node; returns it with the rights that permit using the node, each
         sufficient."""
         if address.node == NODE_CBS:
-            return CbsNode(self._host), ()
+            return CbsNode(self._connection), ()
         assert address.node == NODE_MANAGEMENT
-        namespace = self._host.services.namespace
+        namespace = self._connection.services.namespace
         queue: Entity | None = namespace.find(address.entity)
         rights = ("Listen", "Send")
-        self._host.authorize(address.path, *rights)
+        self._connection.authorize(address.path, *rights)
         if queue is None:
             raise namespace.missing(address.entity)
-        return ManagementNode(self._host, queue, address), rights
+        return ManagementNode(self._connection, queue, address), rights
 
 
-def attach_to_entity(host: Host, link: Link, address: Address) -> Later | None:
+def attach_to_entity(connection: ConnectionView, link: Link, address: Address) -> Later | None:
     """Attach a link to the entity of its address (`Resolve`)."""
-    namespace = host.services.namespace
+    namespace = connection.services.namespace
     served_by = IncomingLink if link.incoming else BrowseLink if link.copies else OutgoingLink
-    host.authorize(address.path, *served_by.rights)  # before existence: clients must not probe for names
+    # Before existence: clients must not probe for names.
+    connection.authorize(address.path, *served_by.rights)
     queue = namespace.find(address.entity)
     if queue is None:
         raise namespace.missing(address.entity)
-    check_node(host.engine, link, queue)
-    if served_by is OutgoingLink and asks_for_session(host.engine, link):
-        return SessionLink.ask(host, link, queue, address)
-    served_by.attach(host, link, queue, address)
-    return None
+    check_node(connection.engine, link, queue)
+    later: Later | None = None
+    if served_by is OutgoingLink and asks_for_session(connection.engine, link):
+        later = SessionLink.ask(connection, link, queue, address)
+    elif not (served_by is IncomingLink and ViaLink.attach_via(connection, link, queue, address)):
+        served_by.attach(connection, link, queue, address)
+    if link.session.context is None and served_by is not BrowseLink:
+        link.session.context = queue  # transactions of this AMQP session go through it (`via_entity`)
+    return later

@@ -3,7 +3,7 @@
 Handles the SASL exchange, the open, the bounds on sessions and bytes under way, idle time-outs, and writing.
 Links change the engine and call `flush_soon`; one write per turn of the event loop then carries everything
 that has gathered. `attaching.py` finds what serves a new link, and `token_expiry.py` knows what the client
-may do. A link knows its connection only as a `Host` (`host.py`).
+may do. A link knows its connection only as a `ConnectionView` (`connection_view.py`).
 
 Knows the socket only as a `Wire`. Runs in the event loop and never blocks.
 """
@@ -19,11 +19,12 @@ import structlog
 from broker.access.sas import Claim
 from broker.base.errors import Reason, Refused
 from broker.frontend.attaching import Attaching, Resolve, attach_to_entity
-from broker.frontend.host import Waiting
+from broker.frontend.connection_view import Waiting
 from broker.frontend.links.delayed_attach import DelayedAttach
 from broker.frontend.nodes.request_node import QUEUED_BYTES_FREE
+from broker.frontend.pace import MESSAGE_COST
 from broker.frontend.services import Services
-from broker.frontend.slow_readers import Room
+from broker.frontend.slow_readers import Allowance
 from broker.frontend.token_expiry import Tokens
 from broker.frontend.wire import Wire
 from broker.messaging.receive_cache import ReceiveCache
@@ -43,7 +44,7 @@ from protocol.events import (
     MessagesReceived,
     MessageTooLarge,
 )
-from protocol.frames import needs_padding, pad_performatives
+from protocol.frames import needs_padding
 from protocol.links import UNSETTLED, Link
 from protocol.sasl import SaslServer
 
@@ -55,6 +56,8 @@ CLOSE_TIMEOUT_S = 5.0
 EVENTS_AT_ONCE, EVENTS_UNSEEN = 64, 8
 """About how many events to take from the engine in one turn, and how many to dispatch between two looks at
 the clock. An attach costs 0.1 ms in each of the two steps."""
+FEW = 8
+"""How many messages under way a client may have that still counts as waiting for their outcome."""
 REMOTE_IDLE_TIMEOUT_MS_MIN = 1_000
 """The shortest idle time-out that a client may announce (§2.4.5): the broker must send an empty frame twice
 within it. The official clients announce 60 s."""
@@ -83,8 +86,8 @@ class Connection:
         self.writable = True
         """Whether the peer keeps up with its output: False from the wire's high-water mark to its low-water
         mark."""
-        self._room = Room(settings.output_buffer_bytes_max)
-        self.output_room = self._room.bytes
+        self._allowance = Allowance(settings.output_buffer_bytes_max)
+        self.output_room = self._allowance.bytes
         """How many more bytes links may hand to the engine before the next write."""
         self.response_bytes = 0
         """Bytes of responses that wait for credit. Written by the response links."""
@@ -95,16 +98,18 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._sasl: SaslServer | None = SaslServer(self.tokens.log_in)
         self._attaching = Attaching(self, resolve)
-        self._pads_frames = False
         self._flush_is_due = False
         self._hungry: set[Waiting] = set()
         self._holds: set[str] = set()
         self._inflight_bytes = self._partial_bytes = 0
         """Bytes of messages that wait for their outcome, and of unfinished messages."""
         self._queued_bytes = 0
-        """Bytes of requests that wait for their turn (`request_node.py`)."""
+        """Bytes of requests that wait for others (`request_node.py`)."""
         self.cost_under_way = 0
         """Written only by `Pace`."""
+        self.settling = 0
+        """Messages whose settlement has no outcome yet, though the client waits for it. Written by the
+        links."""
         self._closed = self._failed = False
         self._is_served = False
         self._undone: list[Event] = []
@@ -142,7 +147,16 @@ class Connection:
         if self.engine.partial_bytes != self._partial_bytes:
             self._count_partial()
         self._dispatch(events)
-        self.flush_soon()
+        if not (self.cost_under_way and self._are_messages(events)):
+            self.flush_soon()
+
+    def _are_messages(self, events: list[Event]) -> bool:
+        """Whether these are only messages on a link. Nothing is written for them before their outcome, unless
+        the link refuses them, and then it sees to that."""
+        if len(events) != 1 or self._hungry:
+            return False
+        event = events[0]
+        return type(event) is MessagesReceived and not event.link.gone
 
     def fail(self) -> None:
         """End this connection, and no other, after an unexpected exception, with a traceback in the log."""
@@ -176,6 +190,11 @@ class Connection:
     def may_be_served(self) -> bool:
         """False while it has more than its share of the work under way (`turns.Client`)."""
         return not self.services.pace.sets_aside(self)
+
+    def waits(self) -> bool:
+        """Whether it waits for the outcome of a few messages, requests or settlements (`turns.Client`). A
+        client with many under way works ahead and does not wait for each."""
+        return 0 < self.cost_under_way <= FEW * MESSAGE_COST or 0 < self.settling <= FEW
 
     def eof_received(self) -> None:
         """The client has closed its end."""
@@ -252,17 +271,17 @@ class Connection:
     def _write(self) -> None:
         chunks = self.engine.output()
         if chunks:
-            data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-            self.wire.write(pad_performatives(data) if self._pads_frames else data)
-            self._written, self._written_in = len(data), self.services.output.turn
-            self._written_in_all += len(data)
+            for chunk in chunks:
+                self.wire.write(chunk)
+            self._written, self._written_in = sum(map(len, chunks)), self.services.output.turn
+            self._written_in_all += self._written
             # Writing uses up credit, which proton reports as events.
             events = self.engine.take_events()
             if events:
                 self._dispatch(events)
-        if self._room.grows(self._written_in_all - self.wire.get_write_buffer_size()):
-            self.wire.set_write_buffer_limits(self._room.bytes)
-        self.output_room = self.room
+        if self._allowance.grows(self._written_in_all - self.wire.get_write_buffer_size()):
+            self.wire.set_write_buffer_limits(self._allowance.bytes)
+        self.output_room = self.allowance
         if self._hungry and self.writable:
             hungry, self._hungry = self._hungry, set()
             for link in hungry:
@@ -317,7 +336,7 @@ class Connection:
             self.writable
             and not (output.is_over and output.holds(self))
             and self.output_room > 0
-            and self.engine.unsent_bytes(link.link) < self.room
+            and self.engine.unsent_bytes(link.link) < self.allowance
         ):
             return True
         self._hungry.add(link)
@@ -338,10 +357,10 @@ class Connection:
         return room
 
     @property
-    def room(self) -> int:
+    def allowance(self) -> int:
         """How many bytes may wait for this client: what its reading has earned, but at most its share of the
         total."""
-        return min(self._room.bytes, self.services.output.room)
+        return min(self._allowance.bytes, self.services.output.allowance)
 
     def waiting_bytes(self) -> int:
         """Pending output in bytes: unread, waiting for credit, or held ready on the shelves."""
@@ -437,7 +456,7 @@ class Connection:
             self._tick_timer.cancel()
             self._tick_timer = None
         self.container_id = event.container_id
-        self._pads_frames = needs_padding(event.properties)
+        self.engine.pads_frames = needs_padding(event.properties)
         self.tokens.watch_unclaimed()
         self.engine.open(SERVER_PROPERTIES)
         settings = self.services.settings
@@ -463,7 +482,7 @@ class Connection:
             )
 
     def may_queue(self, size: int) -> bool:
-        """Return whether a request of `size` bytes may wait for its turn. Each connection may keep a few;
+        """Return whether a request of `size` bytes may wait for others. Each connection may keep a few;
         beyond that, bounds for the connection and for all connections apply."""
         settings, queued = self.services.settings, self._queued_bytes + size
         return queued <= QUEUED_BYTES_FREE or (

@@ -50,7 +50,8 @@ class Inflight:
     def remove(self, size: int) -> None:
         """Release acknowledged bytes from the bound."""
         self.bytes -= size
-        self._release()
+        if self._waiting:
+            self._release()
 
     def set_partial(self, connection: Reading, size: int) -> None:
         """Record that a connection now holds `size` bytes of unfinished messages."""

@@ -14,7 +14,7 @@ from aiohttp import WSMsgType, web
 
 from broker.frontend.connection import Connection
 from broker.frontend.services import Services
-from broker.frontend.slow_readers import ROOM_BYTES_FIRST
+from broker.frontend.slow_readers import ALLOWANCE_BYTES_FIRST
 from broker.frontend.turns import Inbox
 
 log = structlog.get_logger("listener")
@@ -56,14 +56,16 @@ class StreamProtocol(asyncio.BufferedProtocol):
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _keep_little_unsent(sock)
-        stream.set_write_buffer_limits(high=ROOM_BYTES_FIRST)
+        stream.set_write_buffer_limits(high=ALLOWANCE_BYTES_FIRST)
         self._connection = Connection(stream, self._services, _peer(stream.get_extra_info("peername")))
         self._inbox = Inbox(self._connection)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the buffer for the next bytes. All connections share it, because it is emptied after each
         read."""
-        return self._services.read_buffer[: self._services.turns.read_bytes]
+        services, inbox = self._services, self._inbox
+        turns = services.turns
+        return services.read_buffer[: turns.read_bytes if inbox is None else turns.read_bytes_of(inbox)]
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._inbox is None:
@@ -93,7 +95,7 @@ class StreamProtocol(asyncio.BufferedProtocol):
 class Gone:
     """The `Wire` of a connection whose socket is gone while its last bytes are still to be served."""
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         pass
 
     def get_write_buffer_size(self) -> int:
@@ -136,7 +138,7 @@ class WebSocketWire:
     ) -> None:
         self._websocket, self._transport = websocket, transport
         self._buffer_bytes_max = buffer_bytes_max
-        self._waiting: list[bytes] = []
+        self._waiting: list[bytes | memoryview] = []
         self._waiting_bytes = self._sending_bytes = 0
         self._wake = asyncio.Event()
         self._may_read = asyncio.Event()
@@ -144,7 +146,7 @@ class WebSocketWire:
         self._closing = self._paused = False
         self.connection: Connection | None = None
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         self._waiting.append(data)
         self._waiting_bytes += len(data)
         self._wake.set()
@@ -234,7 +236,7 @@ async def serve_websocket(
 
     After each message, until the client has a valid claim, `heard` is called with whether it has one now.
     """
-    wire = WebSocketWire(websocket, request.transport, ROOM_BYTES_FIRST)
+    wire = WebSocketWire(websocket, request.transport, ALLOWANCE_BYTES_FIRST)
     if request.transport is not None:
         _keep_little_unsent(request.transport.get_extra_info("socket"))
     connection = wire.connection = Connection(wire, services, request.remote or "unknown")

@@ -29,8 +29,8 @@ LIMIT_MAX = 16 * LIMIT
 LIMIT_AMONG_HEAVY = 8 * LIMIT
 """The limit while no light client is served: a larger commit costs less per message."""
 LOOK_S = 0.005
-IDLE_TURN_S = 0.000_3
-"""A turn of the event loop shorter than this counts as idle."""
+EMPTY_TURN_S = 0.000_3
+"""A turn of the event loop shorter than this counts as empty."""
 
 
 class Sender(Protocol):
@@ -111,7 +111,7 @@ class Pace:
     def _looked(self, began_s: float) -> None:
         """Runs one turn of the event loop later: the length of the turn shows whether there was work in
         it."""
-        if not self._set_aside or self._elapsed_s() - began_s > IDLE_TURN_S:
+        if not self._set_aside or self._elapsed_s() - began_s > EMPTY_TURN_S:
             self.limit = max(self.limit * 15 // 16, LIMIT)
         elif self.limit < LIMIT_MAX:
             self.limit = min(self.limit * 9 // 8, LIMIT_MAX)

@@ -19,7 +19,7 @@ from broker.frontend.inflight import Inflight, Reading
 from broker.frontend.pace import Pace
 from broker.frontend.peeking import PAGES_AT_ONCE
 from broker.frontend.slow_readers import LOOK_AGAIN_S, Output, OutputTotal
-from broker.frontend.turns import READ_BYTES, Turns
+from broker.frontend.turns import READ_BYTES_MAX, Turns
 from broker.frontend.wire import Wire
 from broker.messaging.accepting import SessionFinders
 from broker.messaging.transactions import AllTransactions
@@ -69,7 +69,7 @@ class Services:
             message_id,
         )
         self.turns = Turns(worked_s)
-        self.read_buffer = memoryview(bytearray(READ_BYTES))
+        self.read_buffer = memoryview(bytearray(READ_BYTES_MAX))
         """Buffer that sockets are read into; empty between two reads."""
         self.pace = Pace(self.turns.look_again, lambda: self.turns.has_light, elapsed_s)
         self.inflight = Inflight(traffic_bytes(settings.total_inflight_bytes_max, memory.mark))
@@ -92,7 +92,7 @@ class Services:
         connection one page at a time."""
         self.session_finders = SessionFinders()
         self.queued_bytes = 0
-        """Bytes of requests that wait for their turn, over all connections. Written by the connections."""
+        """Bytes of requests that wait for others, over all connections. Written by the connections."""
         self._held: set[Client] = set()
         """Connections with links that hold as many unsettled deliveries as they may above the memory mark."""
         self._held_by_others: dict[Client, None] = {}

@@ -1,14 +1,14 @@
 """Bounds the output that waits for clients that read slowly or not at all: for each connection, and for all
 of them together.
 
-*Each connection* has little room (ROOM_BYTES_FIRST) until its client has shown that it reads. When its socket
-has taken twice that, which is more than the kernel buffers for a client that does not read, the room doubles.
-It doubles again each time the client takes as much again, up to `output_buffer_bytes_max`. A client that
-never reads holds next to nothing, however much credit it grants, and one that reads has all it can use after
-a few turns.
+*Each connection* has a small allowance (ALLOWANCE_BYTES_FIRST) until its client has shown that it reads. When
+its socket has taken twice that, which is more than the kernel buffers for a client that does not read, the
+allowance doubles. It doubles again each time the client takes as much again, up to `output_buffer_bytes_max`.
+A client that never reads holds next to nothing, however much credit it grants, and one that reads has all it
+can use after a few turns.
 
 *All together*, connections use half of the bound first come, first served. Once that half is used up
-(`is_over`), the rest is shared: each connection has room for an equal share only. So clients that read
+(`is_over`), the rest is shared: each connection is allowed an equal share only. So clients that read
 continue to be served, and those that do not cannot exceed the bound. A connection whose client has left its
 share unread is held, and asks again shortly. Output that the connection itself keeps back (a response, a
 shelf) does not count towards holding it, because the connection would wait for itself.
@@ -23,25 +23,25 @@ import asyncio
 from collections.abc import Collection
 from typing import Protocol
 
-ROOM_BYTES_FIRST = 256 * 1024
+ALLOWANCE_BYTES_FIRST = 256 * 1024
 SHARE_BYTES_MIN = 16 * 1024
-"""The smallest share, however many connections there are: a connection without room could never go on."""
+"""The smallest share, however many connections there are: a connection without any could never go on."""
 LOOK_AGAIN_S = 0.1
 """How long a connection is held before it may ask again."""
 
 
-class Room:
+class Allowance:
     """How many bytes may wait in one connection. It grows as the client reads."""
 
     __slots__ = ("_bytes_max", "_grows_at", "bytes")
 
     def __init__(self, bytes_max: int) -> None:
-        self.bytes = min(ROOM_BYTES_FIRST, bytes_max)
+        self.bytes = min(ALLOWANCE_BYTES_FIRST, bytes_max)
         self._bytes_max = bytes_max
         self._grows_at = 2 * self.bytes
 
     def grows(self, taken: int) -> bool:
-        """Grow the room if the socket has taken enough, `taken` bytes in total; returns whether it grew."""
+        """Grow if the socket has taken enough, `taken` bytes in total; returns whether the allowance grew."""
         if taken < self._grows_at or self.bytes >= self._bytes_max:
             return False
         self.bytes = min(2 * self.bytes, self._bytes_max)
@@ -65,17 +65,18 @@ class Output(Protocol):
 class OutputTotal:
     """The bound over all connections. Used in the event loop."""
 
-    def __init__(self, bytes_max: int, room_bytes_max: int, connections: Collection[Output]) -> None:
-        """`room_bytes_max` is the bound of one connection; `connections` is the live set of all
+    def __init__(self, bytes_max: int, allowance_bytes_max: int, connections: Collection[Output]) -> None:
+        """`allowance_bytes_max` is the bound of one connection; `connections` is the live set of all
         connections."""
         self.turn = 0
         """Counts the turns of the event loop that produced output. Goes up by 2 when time has passed without
         any."""
-        self.room = room_bytes_max
+        self.allowance = allowance_bytes_max
         """How many bytes may wait in one connection now."""
         self.is_over = False
         self.bytes_max = bytes_max
-        self._free_max, self._room_max, self._connections = bytes_max // 2, room_bytes_max, connections
+        self._free_max, self._allowance_max = bytes_max // 2, allowance_bytes_max
+        self._connections = connections
         self._uncounted_max = self._free_max
         """How many more bytes may be handed out before waiting output is counted again."""
         self._given: set[Output] = set()
@@ -107,21 +108,21 @@ class OutputTotal:
         self._uncounted_max = max(left, step)
         # The connection's shelf may hold another quarter of a share (`shelf_bytes`).
         share = max(self._free_max * 3 // 4 // max(len(self._connections), 1), SHARE_BYTES_MIN)
-        self.room = min(share, self._room_max) if self.is_over else self._room_max
+        self.allowance = min(share, self._allowance_max) if self.is_over else self._allowance_max
 
     def holds(self, connection: Output) -> bool:
         """Return whether too much output waits in total, and this connection has too much of it unread; if
         so, its `flush_soon` is called after LOOK_AGAIN_S."""
-        if not self.is_over or connection.unread_bytes() < self.room:
+        if not self.is_over or connection.unread_bytes() < self.allowance:
             return False
         self._held.add(connection)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._look_again)
         return True
 
-    def shelf_bytes(self, room: int) -> int:
-        """How many bytes a connection with `room` bytes of room may hold ready for its next requests."""
-        return room // 4 if self.is_over else room
+    def shelf_bytes(self, allowance: int) -> int:
+        """How many bytes a connection with this allowance may hold ready for its next requests."""
+        return allowance // 4 if self.is_over else allowance
 
     def forget(self, connection: Output) -> None:
         """Forget a connection that is gone."""

@@ -15,7 +15,7 @@ import structlog
 from broker.access.addresses import audience_path
 from broker.access.sas import Claim, reaches
 from broker.base.errors import Reason, Refused
-from broker.frontend.host import Host, ServedLink
+from broker.frontend.connection_view import ConnectionView, ServedLink
 
 log = structlog.get_logger("connection")
 
@@ -34,12 +34,12 @@ TIMER_MS_MAX = 86_400_000
 class Tokens:
     """The claims of one connection. Owned by it."""
 
-    __slots__ = ("_expiry_timer", "_host", "_loop", "_services", "_unclaimed_timer", "claims")
+    __slots__ = ("_connection", "_expiry_timer", "_loop", "_services", "_unclaimed_timer", "claims")
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, connection: ConnectionView) -> None:
         self.claims: dict[str, Claim] = {}
         """Claims by the audience they were put for; "" holds the claim of a SASL PLAIN login."""
-        self._host, self._services = host, host.services
+        self._connection, self._services = connection, connection.services
         self._loop = asyncio.get_running_loop()
         self._expiry_timer: asyncio.TimerHandle | None = None
         self._unclaimed_timer: asyncio.TimerHandle | None = None
@@ -58,7 +58,7 @@ class Tokens:
         if audience not in self.claims and len(self.claims) >= TOKENS_MAX:
             raise Refused(Reason.QUOTA_EXCEEDED, f"A connection may hold at most {TOKENS_MAX} tokens.")
         self.claims[audience] = claim
-        self._host.engine.lift_restriction()
+        self._connection.engine.lift_restriction()
         if self._unclaimed_timer is not None:
             self._unclaimed_timer.cancel()
             self._unclaimed_timer = None
@@ -88,9 +88,11 @@ class Tokens:
     def _stayed_unclaimed(self) -> None:
         self._unclaimed_timer = None
         seconds = self._services.settings.unclaimed_timeout_ms / 1000
-        host = self._host
-        self._services.sparing.info(log, "connection.unclaimed", peer=host.peer, container=host.container_id)
-        host.close(
+        connection = self._connection
+        self._services.sparing.info(
+            log, "connection.unclaimed", peer=connection.peer, container=connection.container_id
+        )
+        connection.close(
             Refused(
                 Reason.UNAUTHORIZED,
                 f"Unauthorized access. No valid token was put to '$cbs' for {seconds:g} seconds.",
@@ -143,12 +145,12 @@ class Tokens:
         """Drop the claims put for these audiences, and close the links that no other claim permits."""
         for audience in ended:
             del self.claims[audience]
-        for link in self._host.engine.links():
+        for link in self._connection.engine.links():
             if link.gone or link.context is None:
                 continue
             served = cast(ServedLink, link.context)
             if served.rights and not self._may_stay(served, ended):
-                self._host.close_link(link, Refused(Reason.UNAUTHORIZED, why))
+                self._connection.close_link(link, Refused(Reason.UNAUTHORIZED, why))
         self._watch()
         self.watch_unclaimed()
         if not self.claims:
@@ -157,7 +159,7 @@ class Tokens:
     def _restrict(self) -> None:
         """Without a claim, apply the same bounds as before the first claim."""
         if not self.claims:
-            self._host.engine.restrict()
+            self._connection.engine.restrict()
 
     def _may_stay(self, link: ServedLink, ended: list[str]) -> bool:
         """Return whether a link is still permitted after the claims of these audiences have ended.

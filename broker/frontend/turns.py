@@ -1,13 +1,13 @@
 """Decides which connection is served next: the one that has had the least time.
 
 Bytes that arrive go into the connection's `Inbox` and are served in slices. Between two polls of the sockets
-(one turn), slices are served for TURN_S, or for TURN_AMONG_HEAVY_S when there are only heavy clients. So
-however many clients there are, the event loop is held no longer than that plus one slice. The order is
-start-time fair queueing: each inbox has a clock of its own that runs while it is served, the inbox whose
-clock is furthest behind comes next, and an inbox that was empty starts at the clock of the one being served.
-A client that sends little is served as soon as its bytes are read, and clients that send much share the rest
-of the time. The size of a slice follows the time that the last one took: a client whose bytes are expensive
-(6,000 attaches in one read) is served a few at a time.
+(one turn), slices are served for TURN_AMONG_HEAVY_S, or for a much shorter time while light clients wait for
+outcomes. So however many clients there are, the event loop is held no longer than that plus one slice. The
+order is start-time fair queueing: each inbox has a clock of its own that runs while it is served, the inbox
+whose clock is furthest behind comes next, and an inbox that was empty starts at the clock of the one being
+served. A client that sends little is served as soon as its bytes are read, and clients that send much share
+the rest of the time. The size of a slice follows the time that the last one took: a client whose bytes are
+expensive (6,000 attaches in one read) is served a few at a time.
 
 Usage: pass the bytes to `received`; the inbox's client gets them back, in order, through calls of `serve`. A
 client that cannot finish a slice within its time (`Turns.is_late` says when to stop) keeps the rest and
@@ -16,9 +16,10 @@ follow the bytes (the end of their connection) go to `then`.
 
 A client whose `may_be_served` is False, because it has too much under way, is set aside until `look_again`.
 
-Bounds: reading from a client pauses while its inbox holds READ_BYTES. While all inboxes together hold
-WAITING_BYTES_MAX, reading pauses for every client with bytes in its inbox, and reads become small
-(`read_bytes`).
+Bounds: reading from a client pauses while its inbox holds as much as is read from it at once: READ_BYTES, or
+up to READ_BYTES_MAX if its bytes are cheap, as those of large messages are (`Inbox.read_bytes`). While all
+inboxes together hold WAITING_BYTES_MAX, reading pauses for every client with bytes in its inbox, and reads
+become small (`read_bytes`).
 
 Used in the event loop. Knows neither AMQP nor sockets.
 """
@@ -33,8 +34,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 TURN_S = 0.000_25
-"""While there are light clients: how long to serve bytes before the sockets are polled again and the
-partitions run."""
+"""While light clients wait: how long to serve bytes before the sockets are polled again and the partitions
+run."""
+TURN_SHARE = 0.125
+"""While light clients wait, a turn may also last as long as this share of what the event loop has done since
+the last one. Otherwise, when commits take most of the time (a thousand keys, 16 partitions), heavy clients
+would get no more than a few messages into each commit. With a half, light clients wait twice as long."""
 TURN_AMONG_HEAVY_S = 0.005
 """The same while there are no light clients. It is longer because messages that arrive together are committed
 together, and a commit costs as much as dozens of messages."""
@@ -47,6 +52,9 @@ next one smaller, and a slice that took much less makes it larger. A light clien
 about five turns of the event loop."""
 SLICE_BYTES_MIN, READ_BYTES = 512, 128 * 1024
 READ_BYTES_MIN = 4 * 1024
+READ_BYTES_MAX = 1024 * 1024
+"""The most to read from a client at once. What is read at once goes to the partitions at once, and a `Send`
+costs as much as dozens of messages, so eight messages of 16 KiB are too few."""
 WAITING_BYTES_MAX = 32 * 1024 * 1024
 JOINED_BYTES_MAX = 2 * 1024
 """Chunks are joined up to this size: a WebSocket brings chunks of any size, and each separate one takes at
@@ -65,6 +73,10 @@ class Client(Protocol):
     def may_be_served(self) -> bool:
         """Return False to be set aside until `look_again`."""
 
+    def waits(self) -> bool:
+        """Whether it waits for the outcome of the little that it has sent. A receiver, for example, may
+        settle thousands of messages a second in a few bytes, and wait for nothing."""
+
     def hold_reading(self, why: str) -> None:
         """Pause reading from the client."""
 
@@ -76,6 +88,7 @@ class Inbox:
     """One client's bytes that have not been served yet."""
 
     __slots__ = (
+        "_begin",
         "_is_read",
         "bytes",
         "chunks",
@@ -83,6 +96,7 @@ class Inbox:
         "heavy_until_s",
         "is_listed",
         "is_unfinished",
+        "read_bytes",
         "served_s",
         "slice_bytes",
     )
@@ -100,6 +114,11 @@ class Inbox:
         self.heavy_until_s = 0.0
         """Until when the client counts as heavy, because it was recently served more than QUICK_BYTES."""
         self.slice_bytes = READ_BYTES
+        self.read_bytes = READ_BYTES
+        """How many bytes to read from the client at once when there is room. It doubles while such reads are
+        served in a fraction of a slice's time."""
+        self._begin = 0
+        """How much of the first chunk was served."""
         self._is_read = True
 
     def read(self, may: bool) -> None:
@@ -116,13 +135,42 @@ class Inbox:
         chunk = self.chunks[0]
         if not isinstance(chunk, bytes):
             return b""
-        if len(chunk) <= size:
-            self.chunks.popleft()
+        begin, end = self._begin, self._begin + size
+        if end < len(chunk):  # copy the rest only sometimes: it may be large, and the slices small
+            taken = chunk[begin:end]
+            if 2 * end > len(chunk):
+                self.chunks[0], end = chunk[end:], 0
+            self._begin = end
         else:
-            self.chunks[0] = chunk[size:]
-            chunk = chunk[:size]
-        self.bytes -= len(chunk)
-        return chunk
+            self.chunks.popleft()
+            self._begin, taken = 0, chunk[begin:] if begin else chunk
+        self.bytes -= len(taken)
+        return taken
+
+    def join(self, data: bytes) -> None:
+        """Add bytes behind the others."""
+        last = self.chunks[-1] if self.chunks else None
+        if isinstance(last, bytes) and len(last) + len(data) <= JOINED_BYTES_MAX:
+            self.chunks[-1] = last + data
+        else:
+            self.chunks.append(data)
+        self.bytes += len(data)
+
+    def drop(self) -> None:
+        """Drop the bytes; actions stay."""
+        self.chunks = deque(chunk for chunk in self.chunks if not isinstance(chunk, bytes))
+        self.bytes = self._begin = 0
+
+    def served(self, size: int, took_s: float, slice_s: float) -> None:
+        """Adapt the sizes after a slice of `size` bytes that took `took_s` of the `slice_s` it may take."""
+        if took_s > slice_s:
+            self.slice_bytes = max(size // 2 if size else self.slice_bytes // 2, SLICE_BYTES_MIN)
+            self.read_bytes = max(self.read_bytes // 2, READ_BYTES)
+        elif size >= self.slice_bytes:
+            if size >= self.read_bytes and took_s < slice_s / 4:
+                self.read_bytes = min(2 * self.read_bytes, READ_BYTES_MAX)
+            if took_s < slice_s / 2:
+                self.slice_bytes = min(2 * self.slice_bytes, self.read_bytes)
 
 
 class Turns:
@@ -141,8 +189,10 @@ class Turns:
         self._quick_s = 0.0
         """Seconds spent since the last turn on bytes that were served as they were read."""
         self.has_light = False
-        """Whether a light client was served recently."""
+        """Whether a light client that waits for an outcome was served recently."""
         self._light_until_s = 0.0
+        self._ended_s = 0.0
+        """When the last turn ended."""
         self._is_due = False
 
     @property
@@ -152,8 +202,16 @@ class Turns:
 
     @property
     def read_bytes(self) -> int:
-        """How many bytes to read from a socket at once."""
+        """How many bytes to read at once from the socket of a client that is not known yet."""
         return READ_BYTES if self.waiting_bytes < WAITING_BYTES_MAX else READ_BYTES_MIN
+
+    def read_bytes_of(self, inbox: Inbox) -> int:
+        """How many bytes to read from a client's socket at once. More than READ_BYTES only while there are no
+        light clients, and never more than an eighth of the room that is left."""
+        read_bytes = self.read_bytes
+        if inbox.read_bytes == READ_BYTES or self.has_light:
+            return read_bytes
+        return max(min(inbox.read_bytes, (WAITING_BYTES_MAX - self.waiting_bytes) // 8), read_bytes)
 
     @property
     def is_late(self) -> bool:
@@ -167,14 +225,9 @@ class Turns:
             if now >= inbox.heavy_until_s and inbox.client.may_be_served():
                 self._serve_at_once(inbox, data, now)
                 return
-        last = inbox.chunks[-1] if inbox.chunks else None
-        if isinstance(last, bytes) and len(last) + len(data) <= JOINED_BYTES_MAX:
-            inbox.chunks[-1] = last + data
-        else:
-            inbox.chunks.append(data)
-        inbox.bytes += len(data)
+        inbox.join(data)
         self.waiting_bytes += len(data)
-        if inbox.bytes >= READ_BYTES or self.waiting_bytes >= WAITING_BYTES_MAX:
+        if inbox.bytes >= self.read_bytes_of(inbox) or self.waiting_bytes >= WAITING_BYTES_MAX:
             inbox.read(False)
         self._list(inbox)
 
@@ -188,9 +241,8 @@ class Turns:
 
     def clear(self, inbox: Inbox) -> None:
         """Drop the client's waiting bytes; actions queued with `then` still run."""
-        inbox.chunks = deque(chunk for chunk in inbox.chunks if not isinstance(chunk, bytes))
         self.waiting_bytes -= inbox.bytes
-        inbox.bytes = 0
+        inbox.drop()
         inbox.is_unfinished = False
 
     def look_again(self) -> None:
@@ -201,9 +253,10 @@ class Turns:
             self._list(inbox)
 
     def _serve_at_once(self, inbox: Inbox, data: bytes, began: float) -> None:
-        self.has_light, self._light_until_s = True, began + LIGHT_S
         self._slice_ends = began + SLICE_BESIDE_LIGHT_S
         inbox.is_unfinished = inbox.client.serve(data)
+        if inbox.client.waits():
+            self.has_light, self._light_until_s = True, began + LIGHT_S
         took = self._worked_s() - began
         self._quick_s += took
         inbox.served_s = max(inbox.served_s, self._stands_s) + took
@@ -228,7 +281,10 @@ class Turns:
         began = self._worked_s()
         self.has_light = began < self._light_until_s
         self._slice_s = SLICE_BESIDE_LIGHT_S if self.has_light else SLICE_S
-        ends = began + (TURN_S if self.has_light else TURN_AMONG_HEAVY_S)
+        turn_s = TURN_AMONG_HEAVY_S
+        if self.has_light:
+            turn_s = min(max(TURN_S, (began - self._ended_s) * TURN_SHARE), turn_s)
+        ends = began + turn_s
         now, ready = began, self._ready
         while ready and now < ends:
             inbox = heapq.heappop(ready)[2]
@@ -237,6 +293,7 @@ class Turns:
                 continue
             self._stands_s = inbox.served_s
             now = self._serve(inbox, now)
+        self._ended_s = now
         if ready:
             self._turn_soon()
 
@@ -247,7 +304,7 @@ class Turns:
         if inbox.is_unfinished:
             inbox.is_unfinished = inbox.client.serve(b"")
         elif inbox.chunks:
-            data = inbox.take(inbox.slice_bytes)
+            data = inbox.take(min(inbox.slice_bytes, READ_BYTES) if self.has_light else inbox.slice_bytes)
             size = len(data)
             if data:
                 self.waiting_bytes -= size
@@ -261,10 +318,7 @@ class Turns:
         inbox.served_s += took
         if size > QUICK_BYTES:
             inbox.heavy_until_s = now + HEAVY_S
-        if took > self._slice_s:
-            inbox.slice_bytes = max(size // 2 if size else inbox.slice_bytes // 2, SLICE_BYTES_MIN)
-        elif took < self._slice_s / 2 and size >= inbox.slice_bytes:
-            inbox.slice_bytes = min(2 * inbox.slice_bytes, READ_BYTES)
+        inbox.served(size, took, self._slice_s)
         if inbox.chunks or inbox.is_unfinished:
             heapq.heappush(self._ready, (inbox.served_s, next(self._order), inbox))
         else:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from broker.entities.descriptions import EntityDescription
 from broker.operations import ClientId, Operation, Sink, SubqueueCounts
-from broker.partition.idle import Register
+from broker.partition.rest import Register
 from broker.partition.task import PartitionMeter
 from storage.file_log import Fsync
 from storage.log import EntityLogs

@@ -12,9 +12,9 @@ from broker.base.clock import Clock
 from broker.base.slices import LONG_SLICE_S, Slices
 from broker.entities.descriptions import EntityDescription
 from broker.hosting.host import HostFolder, HostSettings
-from broker.partition.batch_bounds import Bounds
-from broker.partition.idle import Register
+from broker.partition.cycle_bounds import Bounds
 from broker.partition.payloads import PayloadBudget
+from broker.partition.rest import Register
 from broker.partition.task import PartitionMeter, PartitionTask, TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.disk import Disk
@@ -43,7 +43,10 @@ class LocalHost(SpreadStore):
         stores = [self._make_store(settings, folder, disk) for folder in settings.folders]
         unknown = HostFolder(settings.unknown, "unknown", is_missing=True)
         super().__init__(
-            stores, self._make_store(settings, unknown, disk), timeout_ms=settings.disk_timeout_ms
+            stores,
+            self._make_store(settings, unknown, disk),
+            missing=[number for number, folder in enumerate(settings.folders) if folder.is_missing],
+            timeout_ms=settings.disk_timeout_ms,
         )
         self.catalogue_lane: Executor = stores[0].lanes.catalogue
         self.index_lanes: Sequence[Executor] = [store.lanes.index for store in stores]

@@ -92,7 +92,7 @@ class _Hosted:
         """The partition's report about itself."""
         return messages.Status(self._partition, self.task.health, self.task.available, self.task.counts())
 
-    # --- the register (`broker.partition.idle.Register`) ----------------------------------------------------
+    # --- the register (`broker.partition.rest.Register`) ----------------------------------------------------
 
     def summary(self) -> Summary | None:
         return self._summary

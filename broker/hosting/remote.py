@@ -45,7 +45,7 @@ from broker.operations import (
     Withdraw,
     refusal_of,
 )
-from broker.partition.idle import Register
+from broker.partition.rest import Register
 from broker.partition.summary import decode as decode_summary
 from broker.partition.summary import named
 from broker.partition.task import PartitionMeter

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from broker import operations, session_operations
+from broker import operations, schedule_operations, session_operations, transfer_operations
 from broker.entities.descriptions import EntityDescription
 from broker.entities.documents import decode_description, encode_description
 from broker.hosting import host, messages
@@ -35,11 +35,13 @@ KINDS: Final[Mapping[int, type]] = {
     36: messages.IndexOpening, 37: messages.IndexClosed, 38: messages.Counted, 39: messages.MemoryUsed,
     40: messages.PartFailed, 41: messages.Done, 42: messages.FolderStates,
     60: operations.Transact,
+    61: transfer_operations.HandOver, 62: transfer_operations.LockNext, 63: transfer_operations.FailTransfer,
     64: operations.Send, 65: operations.Demand, 66: operations.Withdraw, 67: operations.Complete,
     68: operations.Abandon, 69: operations.Defer, 70: operations.DeadLetter, 71: operations.Release,
     72: operations.Recalled, 73: operations.RenewLocks, 74: operations.Peek, 75: operations.Watch,
     76: operations.ReceiveDeferred, 77: operations.Delete, 78: operations.Update, 79: operations.Detach,
-    80: operations.CancelScheduled,
+    80: operations.CancelScheduled, 81: schedule_operations.Reschedule,
+    82: schedule_operations.PromiseNumbers, 83: schedule_operations.BreakPromise,
     84: session_operations.AcceptSession, 85: session_operations.WatchSessions,
     86: session_operations.RenewSession, 87: session_operations.SetSessionState,
     92: session_operations.GetSessionState, 93: session_operations.ListSessions,
@@ -52,7 +54,9 @@ KINDS: Final[Mapping[int, type]] = {
     110: session_operations.SessionAccepted, 111: session_operations.SessionLost,
     112: session_operations.SessionRenewed, 113: session_operations.SessionState,
     114: session_operations.SessionList,
+    115: schedule_operations.Promised,
     116: operations.DeletedExactly, 117: operations.Found, 118: operations.Redriven,
+    119: transfer_operations.HandedOver,
     120: operations.SubqueueCounts, 121: host.HostSettings, 122: host.HostFolder,
 }  # fmt: skip
 """Every kind of message, and of data within messages, by its number."""
@@ -87,6 +91,11 @@ def _members(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
 
 
+def _is_optional_kind(hint: Any) -> bool:
+    members = _members(hint)
+    return types.NoneType in members and all(_is_kind(each) for each in members if each is not types.NoneType)
+
+
 def _converters(hint: Any) -> tuple[Convert | None, Convert | None]:
     """Functions to apply to a field of this type before encoding and after decoding; None if it needs
     none."""
@@ -94,6 +103,11 @@ def _converters(hint: Any) -> tuple[Convert | None, Convert | None]:
         return encode_description, decode_description
     if all(map(_is_kind, _members(hint))):
         return _plain, _made
+    if _is_optional_kind(hint):
+        return (
+            lambda value: None if value is None else _plain(value),
+            lambda value: None if value is None else _made(value),
+        )
     items = typing.get_args(hint)
     if items and _is_kind(items[-1]) and typing.get_origin(hint) is dict:
         return (
@@ -118,6 +132,8 @@ def _wire_type(hint: Any) -> Any:
         return bytes
     if all(map(_is_kind, _members(hint))):
         return typing.Union[tuple(_STRUCTS[each] for each in _members(hint))]  # noqa: UP007 - made at run time
+    if _is_optional_kind(hint):
+        return typing.Union[tuple(_STRUCTS.get(each, each) for each in _members(hint))]  # noqa: UP007
     items = typing.get_args(hint)
     if items and any(map(_is_kind, itertools.chain.from_iterable(map(_members, items)))):
         origin = typing.get_origin(hint)

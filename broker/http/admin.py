@@ -10,7 +10,6 @@ them are empty, and creating one is refused with 501.
 
 from __future__ import annotations
 
-import contextlib
 import urllib.parse
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -208,11 +207,8 @@ class Administration:
         skip, count = _page(request)
         await self._namespace.counted()
         queues = self._namespace.entities_between(kind.KIND, skip, skip + count)
-        if self._namespace.unknown_count:  # not all were counted in time: wait for these
-            for queue in queues:
-                if queue.unknown:
-                    with contextlib.suppress(Refused):
-                        await self._namespace.runtime(queue.name)
+        if self._namespace.unknown_count:  # not all were counted in time: wait for these, a little longer
+            await self._namespace.opened(queues)
         entry = self._entries.at(EntryAddress(request.host, *_url_parts(request))).entry
         next_url = _next_url(request, path, skip, count, self._namespace.entity_count(kind.KIND))
         return await self._list(request, kind.TITLE, map(entry, queues), next_url)

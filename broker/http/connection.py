@@ -133,7 +133,7 @@ class HttpConnection(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         if not data:  # aiohttp calls this to continue with what it already has
             self._take(data)
-        elif len(data) <= PORTION_BYTES and not self._read_ahead and self._portions.is_idle:
+        elif len(data) <= PORTION_BYTES and not self._read_ahead and self._portions.is_empty:
             self._portions.end_turn()
             self._take(data)
         else:

@@ -48,8 +48,8 @@ class Guest:
 
 
 class _Pool:
-    def __init__(self, room: int, spare: bool) -> None:
-        self.room, self.spare = room, spare
+    def __init__(self, places: int, spare: bool) -> None:
+        self.places, self.spare = places, spare
         self.inside: set[Guest] = set()
         self.waiting: dict[Guest, None] = {}
         """Places of waiting connections, in the order in which they began to wait."""
@@ -57,7 +57,7 @@ class _Pool:
     def make_room(self) -> Guest | None:
         """If there is no room, remove and return the connection that has waited longest; otherwise return
         None."""
-        if len(self.inside) < self.room or not self.waiting:
+        if len(self.inside) < self.places or not self.waiting:
             return None
         oldest = next(iter(self.waiting))
         oldest.leave()
@@ -65,10 +65,10 @@ class _Pool:
 
 
 class Crowd:
-    """The connections of one port: up to `room`, and up to `spare` more."""
+    """The connections of one port: up to `places`, and up to `spare` more."""
 
-    def __init__(self, room: int, spare: int, displaced: Callable[[], None]) -> None:
-        self._pools = (_Pool(room, spare=False), _Pool(spare, spare=True))
+    def __init__(self, places: int, spare: int, displaced: Callable[[], None]) -> None:
+        self._pools = (_Pool(places, spare=False), _Pool(spare, spare=True))
         self._displaced = displaced
 
     def __len__(self) -> int:
@@ -82,7 +82,7 @@ class Crowd:
             if leaver is not None:
                 self._displaced()
                 leaver.end()
-            if len(pool.inside) < pool.room:
+            if len(pool.inside) < pool.places:
                 guest = Guest(pool, end)
                 pool.inside.add(guest)
                 guest.waits()

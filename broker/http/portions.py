@@ -33,7 +33,7 @@ class Portions:
         self._is_due = False
 
     @property
-    def is_idle(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether nothing waits and nothing was parsed since the sockets were last polled."""
         return not self._is_due
 

@@ -23,7 +23,7 @@ from functools import lru_cache
 
 from broker.message._annotations import fronts
 from broker.message.changes import with_changes
-from broker.message.stored import HAS_PRIORITY, HEAD, delivery_annotations
+from broker.message.stored import FORWARDED, HAS_PRIORITY, HEAD, delivery_annotations
 from broker.operations import Locked, MessageState, Peeked, partition_of
 from protocol.codec import Short, Symbol, Timestamp, encode
 
@@ -53,9 +53,12 @@ _NUMBERS_BYTES = (
     _NUMBERS.size - 8
 )  # what the map's size covers: the count and what follows, but not the section's head
 _NUMBERS_ELEMENTS = 6
+_TWO_NUMBERS = struct.Struct(f">{len(_SECTION)}sII{len(_SEQUENCE_NUMBER)}sq{len(_ENQUEUED_TIME)}sq")
+"""The same for a forwarded message, whose own annotations begin with the original sequence number
+(`forwarded.py`)."""
 
 _LOCKED_UNTIL, _PARTITION_ID = _key("x-opt-locked-until"), _key("x-opt-partition-id")
-_STATE, _DEAD_LETTER_SOURCE = _key("x-opt-message-state"), _key("x-opt-deadletter-source")
+_STATE = _key("x-opt-message-state")
 _TOKEN_KEY = _key("x-opt-lock-token") + b"\x98"
 _LOCK_TOKEN = b"\x00\x53\x71\xc1" + bytes((1 + len(_TOKEN_KEY) + 16, 2)) + _TOKEN_KEY
 """The delivery-annotations section of a message with a lock, up to the lock token."""
@@ -74,20 +77,17 @@ def deliverables(
     *,
     peek_lock: bool = True,
     partitioned: bool = True,
-    dead_letter_source: str | None = None,
     wall_ahead_ms: int = 0,
 ) -> Deliverables:
     """The messages of a batch, in the batch's order.
 
-    `peek_lock` is False for receive-and-delete, whose messages show no lock. `dead_letter_source` names the
-    entity that forwarded messages were dead-lettered in. `wall_ahead_ms` converts the end of the locks to
-    wall time (`broker/base/clock.py`).
+    `peek_lock` is False for receive-and-delete, whose messages show no lock. `wall_ahead_ms` converts the end
+    of the locks to wall time (`broker/base/clock.py`).
     """
     constants = constants_of(
         locked_until_ms=locked.locked_until_ms + wall_ahead_ms if peek_lock else None,
         partition_id=locked.partition if partitioned else None,
         state=MessageState.DEFERRED if locked.deferred else None,
-        dead_letter_source=dead_letter_source,
     )
     shared, shared_elements = constants
     made, left = fronts(
@@ -159,7 +159,6 @@ def constants_of(
     locked_until_ms: int | None = None,
     partition_id: int | None = None,
     state: int | None = None,
-    dead_letter_source: str | None = None,
 ) -> Constants:
     parts: list[bytes] = []
     if locked_until_ms is not None:
@@ -168,8 +167,6 @@ def constants_of(
         parts += _PARTITION_ID, encode(Short(partition_id))
     if state is not None:
         parts += _STATE, encode(state)
-    if dead_letter_source is not None:
-        parts += _DEAD_LETTER_SOURCE, encode(dead_letter_source)
     return b"".join(parts), len(parts)
 
 
@@ -188,7 +185,7 @@ def _build(
     join, pack, unpack, head_bytes = b"".join, _NUMBERS.pack, HEAD.unpack_from, HEAD.size
     built = []
     for index, stored in enumerate(messages):
-        _, flags, priority, ttl_ms, pairs, pairs_bytes = unpack(stored)
+        version, flags, priority, ttl_ms, pairs, pairs_bytes = unpack(stored)
         own_end = head_bytes + pairs_bytes
         delivery_pairs, delivery_own, bare = delivery_annotations(stored, own_end)
         sequence_number, enqueued_ms, expires_ms = (
@@ -204,17 +201,28 @@ def _build(
             header += _delivery_section(
                 tokens[index] if tokens is not None else b"", delivery_pairs, delivery_own
             )
-        numbers = pack(
-            _SECTION,
-            _NUMBERS_BYTES + len(shared) + pairs_bytes,
-            _NUMBERS_ELEMENTS + shared_elements + 2 * pairs,
-            _SEQUENCE_NUMBER,
-            sequence_number,
-            _ENQUEUED_TIME,
-            enqueued_ms,
-            _ENQUEUE_SEQUENCE_NUMBER,
-            sequence_number,
-        )
+        if version & FORWARDED:
+            numbers = _TWO_NUMBERS.pack(
+                _SECTION,
+                _TWO_NUMBERS.size - 8 + len(shared) + pairs_bytes,
+                4 + shared_elements + 2 * pairs,
+                _SEQUENCE_NUMBER,
+                sequence_number,
+                _ENQUEUED_TIME,
+                enqueued_ms,
+            )
+        else:
+            numbers = pack(
+                _SECTION,
+                _NUMBERS_BYTES + len(shared) + pairs_bytes,
+                _NUMBERS_ELEMENTS + shared_elements + 2 * pairs,
+                _SEQUENCE_NUMBER,
+                sequence_number,
+                _ENQUEUED_TIME,
+                enqueued_ms,
+                _ENQUEUE_SEQUENCE_NUMBER,
+                sequence_number,
+            )
         change = changed[index]
         if change is not None:
             built.append(

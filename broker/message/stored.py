@@ -1,17 +1,17 @@
 """The form in which a message is kept in the log: opaque to the partition, cheap to make and cheap to
 deliver.
 
-    version   1 byte     1; 2 with delivery-annotations
-    flags     1 byte     1: the sender set a priority, 2: the sender set a time to live
+    version   1 byte     1; 2 with delivery-annotations; 5 and 6: the same of forwarded messages
+    flags     1 byte     1: the sender set a priority, 2: the sender set a time to live, 4: see `forwarded.py`
     priority  1 byte     header.priority (AMQP 1.0 §3.2.1), 0 if not set
-    zero      1 byte
+    hops      1 byte     how often the message was forwarded (`forwarded.py`)
     ttl       4 bytes    header.ttl in milliseconds, 0 if not set
     pairs     2 bytes    number of message-annotation pairs that follow
     length    2 bytes    their length in bytes
     …                    the sender's message-annotation pairs, key and value in turn, as they came
-    pairs     2 bytes    version 2 only: number of delivery-annotation pairs that follow
-    length    2 bytes    version 2 only: their length in bytes
-    …                    version 2 only: the sender's delivery-annotation pairs, as they came
+    pairs     2 bytes    versions 2 and 6 only: number of delivery-annotation pairs that follow
+    length    2 bytes    versions 2 and 6 only: their length in bytes
+    …                    versions 2 and 6 only: the sender's delivery-annotation pairs, as they came
     …                    the bare message (§3.2): properties, application-properties, body, footer, each
                          as it came
 
@@ -54,9 +54,11 @@ from protocol.sections import (
 )
 
 VERSION, VERSION_WITH_DELIVERY_ANNOTATIONS = 1, 2
+FORWARDED = 0b100
+"""This bit of the version is set if the message was forwarded."""
 _DELIVERY_HEAD = struct.Struct(">HH")
 HEAD = struct.Struct(">BBBxIHH")
-HAS_PRIORITY, HAS_TIME_TO_LIVE = 1, 2
+HAS_PRIORITY, HAS_TIME_TO_LIVE, HAS_DEAD_LETTER_SOURCE = 1, 2, 4
 
 KEY_CHARACTERS_MAX = 128
 """Limit of a message-id, session-id or partition-key (AMQP contract 10.1)."""
@@ -185,9 +187,10 @@ def delivery_annotations(stored: bytes, offset: int) -> tuple[int, bytes, int]:
 
     `offset` is where the message-annotation pairs end.
     """
-    if stored[0] == VERSION:
+    version = stored[0] & ~FORWARDED
+    if version == VERSION:
         return 0, b"", offset
-    assert stored[0] == VERSION_WITH_DELIVERY_ANNOTATIONS, "no later release wrote this"
+    assert version == VERSION_WITH_DELIVERY_ANNOTATIONS, "no later release wrote this"
     count, size = _DELIVERY_HEAD.unpack_from(stored, offset)
     begin = offset + _DELIVERY_HEAD.size
     return count, stored[begin : begin + size], begin + size
@@ -335,6 +338,11 @@ _Annotations = tuple[bytes, int, str | None, int | None]
 """The sender's annotations that are kept, the number of their pairs, the partition-key, and the scheduled
 time in milliseconds."""
 
+_KEY_ANNOTATIONS = {
+    b"x-opt-partition-key": "partition-key",
+    b"x-opt-via-partition-key": "via-partition-key",
+}
+_BINARY_8, _BINARY_32 = 0xA0, 0xB0
 _NO_ANNOTATIONS: _Annotations = (b"", 0, None, None)
 
 
@@ -353,10 +361,16 @@ def _annotations(payload: bytes, value: int, end: int) -> _Annotations:
             count -= 1
         elif payload[at_value] == _NULL:
             continue
-        elif key == b"x-opt-partition-key":
-            partition_key = _key(payload, at_value, "partition-key")
-        elif key == b"x-opt-via-partition-key":
-            _key(payload, at_value, "via-partition-key")
+        elif key in _KEY_ANNOTATIONS:
+            if payload[at_value] in (_BINARY_8, _BINARY_32):
+                # The Python client sends a message that it has received with its text as binary. Binary and
+                # text differ in their code alone (§1.6.19, §1.6.20).
+                payload = b"".join(
+                    (payload[:at_value], bytes([payload[at_value] | 1]), payload[at_value + 1 :])
+                )
+            text = _key(payload, at_value, _KEY_ANNOTATIONS[key])
+            if key == b"x-opt-partition-key":
+                partition_key = text
         elif key == b"x-opt-scheduled-enqueue-time":
             if payload[at_value] != 0x83:
                 raise Refused(

@@ -163,7 +163,7 @@ class SessionFinder:
             heapify(self._waiting)
 
     def _match(self) -> None:
-        """Let the clients that wait ask the partitions with free sessions, both in turn."""
+        """Let the clients that wait ask the partitions with free sessions, one after the other."""
         while self._waiting:
             number = next((each for each in self._with_free if self._asking[each] < ASKING_MAX), None)
             if number is None:
@@ -236,7 +236,7 @@ class SessionFinder:
 
 
 class SessionFinders:
-    """The finders of all entities. One for the whole broker, so that clients are served in turn."""
+    """The finders of all entities. One for the whole broker, so that all clients are served in order."""
 
     def __init__(self) -> None:
         self._finders: dict[Entity, dict[str, SessionFinder]] = {}

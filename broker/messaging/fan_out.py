@@ -2,9 +2,9 @@
 
 A partition that met the last demand in full most likely has more (it is *flowing*) until it says otherwise.
 The others have *standing* demand, which waits in the partition until something arrives. So a link on a queue
-with a backlog asks a few flowing partitions in turn, each for a run of messages, and a link on an empty queue
-waits at all partitions at once. The cost lies in asking, not in the messages, so a run grows with the credit
-that the client works with, up to RUN_MESSAGES_MAX.
+with a backlog asks a few flowing partitions, one after the other, each for a run of messages, and a link on
+an empty queue waits at all partitions at once. The cost lies in asking, not in the messages, so a run grows
+with the credit that the client works with, up to RUN_MESSAGES_MAX.
 """
 
 from __future__ import annotations
@@ -76,17 +76,17 @@ class SessionPlan:
 class DemandPlan:
     """The demand of one link at all partitions of its entity."""
 
-    __slots__ = ("_flowing", "_given_up", "_served", "_turn", "_window", "asked")
+    __slots__ = ("_flowing", "_given_up", "_has_given", "_next", "_window", "asked")
 
     def __init__(self, partitions: int) -> None:
         self.asked = [0] * partitions
         """Demand that each partition has not met yet."""
         self._flowing = [False] * partitions
-        self._served = [False] * partitions
+        self._has_given = [False] * partitions
         """Whether each partition has given messages since it was last asked."""
         self._given_up: set[int] = set()
         """Partitions that are down for good."""
-        self._turn = 0
+        self._next = 0
         self._window = 0
 
     def ask(self, wanted: int, run_max: int) -> list[tuple[int, int, bool]]:
@@ -105,20 +105,20 @@ class DemandPlan:
                 missing -= asked[number]
             elif not asked[number] and number not in self._given_up:
                 asked[number] = standing
-                self._served[number] = False
+                self._has_given[number] = False
                 plan.append((number, standing, False))
         if missing > 0:
             run = min(RUN_MESSAGES, max(self._window // 2, 1))
-            turn = self._turn
+            first = self._next
             for step in range(partitions):
-                number = (turn + step) % partitions
+                number = (first + step) % partitions
                 if flowing[number] and not asked[number]:
                     count = max(min(max(missing, run), run_max, RUN_MESSAGES_MAX), 1)
                     asked[number] = count
-                    self._served[number] = False
+                    self._has_given[number] = False
                     plan.append((number, count, True))
                     missing -= count
-                    self._turn = number + 1
+                    self._next = number + 1
                     if missing <= 0:
                         break
         if missing > 0:
@@ -126,10 +126,10 @@ class DemandPlan:
             # A partition recalls other clients' unseen messages only for clients that have asked since
             # they last received something.
             for number in range(partitions):
-                if self._served[number] and asked[number] and not flowing[number]:
+                if self._has_given[number] and asked[number] and not flowing[number]:
                     count = max(standing - asked[number], 1)
                     asked[number] += count
-                    self._served[number] = False
+                    self._has_given[number] = False
                     plan.append((number, count, False))
         return plan
 
@@ -151,7 +151,7 @@ class DemandPlan:
         plan = [(number, share - self.asked[number]) for number in numbers if self.asked[number] < share]
         for number, count in plan:
             self.asked[number] += count
-            self._served[number] = False
+            self._has_given[number] = False
         return plan
 
     def answered(self, number: int, count: int, *, voids_demand: bool = False) -> None:
@@ -160,7 +160,7 @@ class DemandPlan:
         rest = 0 if voids_demand else self.asked[number] - count
         self.asked[number] = max(rest, 0)
         self._flowing[number] = rest <= 0
-        self._served[number] = True
+        self._has_given[number] = True
 
     def unmet(self, number: int) -> None:
         """A partition has no more for now; its demand stands."""

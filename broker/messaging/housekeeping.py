@@ -16,7 +16,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 from broker.base.errors import Refused
+from broker.identifiers import encode_session_id
 from broker.message.changes import without_reasons
+from broker.message.forwarded import without_hops
 from broker.message.stored import bare_message_offset
 from broker.messaging.asking import answer_of
 from broker.namespace.entity import Entity, ask, next_client
@@ -96,16 +98,26 @@ async def delete_exactly(queue: Entity, subqueue: str, numbers: Sequence[int]) -
 
 
 async def purge(
-    queue: Entity, subqueue: str, states: Sequence[int], before_ms: int, count: int, start: int
+    queue: Entity,
+    subqueue: str,
+    states: Sequence[int],
+    before_ms: int,
+    count: int,
+    start: int,
+    session_id: str | None = None,
 ) -> Progress:
     """Delete messages in these states that were enqueued before a time, from sequence number `start` on, at
-    most `count`. Locked messages stay."""
+    most `count`: those of all sessions, or of one. Locked messages stay."""
     progress = Progress()
     looked_again_at = -1
-    async for handle, at, left in _walk(queue, start, count, progress):
+    only, session = None, None
+    if session_id is not None:
+        only, session = queue.router.number_of(session_id), encode_session_id(session_id)
+    async for handle, at, left in _walk(queue, start, count, progress, only):
         recalls = at != looked_again_at  # once in each place
         answer = await answer_of(
-            handle, Delete(subqueue, left, before_ms, at, states=states, recalls=recalls)
+            handle,
+            Delete(subqueue, left, before_ms, at, states=states, recalls=recalls, session_id=session),
         )
         if isinstance(answer, Refused):
             progress.refusals[partition_of(at)] = answer
@@ -119,12 +131,12 @@ async def purge(
     return progress
 
 
-Turn = Callable[[], AbstractAsyncContextManager[object]]
-"""Waits for a turn to hold some messages in memory."""
+Hold = Callable[[], AbstractAsyncContextManager[object]]
+"""Waits until some messages may be held in memory."""
 
 
 async def redrive(
-    queue: Entity, subqueue: str, reason: str | None, before_ms: int, count: int, start: int, turn: Turn
+    queue: Entity, subqueue: str, reason: str | None, before_ms: int, count: int, start: int, hold: Hold
 ) -> Progress:
     """Re-drive dead letters with this reason (any, if it is None) that were enqueued before a time, from
     sequence number `start` on, at most `count`. Locked messages stay."""
@@ -139,7 +151,7 @@ async def redrive(
             progress.next_sequence_number = found.next_sequence_number
             if found.recalls and at != looked_again_at:
                 progress.next_sequence_number = looked_again_at = at
-            await _redrive(handle, subqueue, found.sequence_numbers, turn, done)
+            await _redrive(handle, subqueue, found.sequence_numbers, hold, done)
         except Refused as why:
             progress.refusals[partition_of(at)] = why
             progress.next_sequence_number = None
@@ -147,7 +159,7 @@ async def redrive(
     return progress
 
 
-async def redrive_exactly(queue: Entity, subqueue: str, numbers: Sequence[int], turn: Turn) -> Exactly:
+async def redrive_exactly(queue: Entity, subqueue: str, numbers: Sequence[int], hold: Hold) -> Exactly:
     """Re-drive the dead letters with these sequence numbers. Those that are locked or missing count as
     missing.
 
@@ -156,7 +168,7 @@ async def redrive_exactly(queue: Entity, subqueue: str, numbers: Sequence[int], 
     result = Exactly()
     for handle, part in _by_partition(queue, numbers, result):
         before = len(result.done)
-        await _redrive(handle, subqueue, part, turn, result)
+        await _redrive(handle, subqueue, part, hold, result)
         done = frozenset(result.done[before:])
         result.missing += [number for number in part if number not in done]
     return result
@@ -181,15 +193,16 @@ def _by_partition(
 
 
 async def _walk(
-    queue: Entity, start: int, count: int, progress: Progress
+    queue: Entity, start: int, count: int, progress: Progress, only: int | None = None
 ) -> AsyncIterator[tuple[PartitionHandle, int, int]]:
-    """Yield a partition, the sequence number to begin at, and how many messages are left to deal with.
+    """Yield a partition, the sequence number to begin at, and how many messages are left to deal with. Visits
+    all partitions, or `only` one.
 
     The caller counts in `progress`, and sets `next_sequence_number` there to continue in the same partition,
     or None for the next one.
     """
-    partitions = queue.description.partitions
-    progress.next_sequence_number = max(start, 0)
+    first, partitions = (0, queue.description.partitions) if only is None else (only, only + 1)
+    progress.next_sequence_number = max(start, first << PARTITION_SHIFT)
     number = partition_of(progress.next_sequence_number)
     for _ in range(PIECES_MAX):
         if progress.next_sequence_number is None:
@@ -206,14 +219,14 @@ async def _walk(
 
 
 async def _redrive(
-    handle: PartitionHandle, subqueue: str, numbers: Sequence[int], turn: Turn, result: Exactly
+    handle: PartitionHandle, subqueue: str, numbers: Sequence[int], hold: Hold, result: Exactly
 ) -> None:
     """Re-drive dead letters of one partition, and add their old and new sequence numbers to `result`. Raises
     Refused."""
     left = list(numbers)
     while left:
         part = left[:REDRIVEN_AT_ONCE]
-        async with turn():
+        async with hold():
             locked = await ask(handle, LockExactly(subqueue, part))
             assert isinstance(locked, Locked), f"{locked} is not an answer to LockExactly"
             if not locked.tokens:
@@ -233,7 +246,7 @@ async def _enqueue_anew(handle: PartitionHandle, locked: Locked) -> Redriven:
         messages: list[bytes] = []
         for place, (stored, changed) in enumerate(zip(locked.messages, locked.changed, strict=True)):
             begin = bare_message_offset(stored)
-            messages.append(stored[:begin] + without_reasons(stored[begin:], changed))
+            messages.append(without_hops(stored[:begin]) + without_reasons(stored[begin:], changed))
             if place % PREPARED_AT_ONCE == PREPARED_AT_ONCE - 1:
                 await asyncio.sleep(0)
         times_to_live_ms = [

@@ -2,7 +2,7 @@
 close.
 
 A receive request fans out to all partitions. What comes back beyond the link's credit waits on the link's
-*shelf* and serves its next requests without a fan-out. All shelves of a connection share one bound in
+*shelf* and are given to its next requests without a fan-out. All shelves of a connection share one bound in
 messages and bytes. No client has seen a message on a shelf, so giving it back counts no delivery. Pure: no
 engine, no loop.
 """

@@ -63,7 +63,7 @@ class Taker(Protocol[R_contra]):
     """The client's side of a receiver."""
 
     @property
-    def room(self) -> int:
+    def allowance(self) -> int:
         """How many bytes may wait for the client."""
 
     def wanted(self) -> int:
@@ -195,7 +195,7 @@ class Receiver(Generic[R]):
         wanted = self._taker.wanted()
         if wanted <= 0:
             return 0
-        return min(wanted - self._removals.count, max(self._taker.room // self._message_bytes, 1))
+        return min(wanted - self._removals.count, max(self._taker.allowance // self._message_bytes, 1))
 
     def _ask(self) -> None:
         """Ask for what is wanted; withdraw the demand if nothing has been wanted for a while."""
@@ -214,13 +214,13 @@ class Receiver(Generic[R]):
     def _run_max(self) -> int:
         """How many messages may come from one partition at once."""
         return max(
-            min(self._taker.room // (4 * self._message_bytes), self._cache.messages_max // 2),
+            min(self._taker.allowance // (4 * self._message_bytes), self._cache.messages_max // 2),
             1,
         )
 
     def _bytes_max(self) -> int:
         """The same limit in bytes, which only the partition can apply exactly."""
-        return self._taker.room // 4
+        return self._taker.allowance // 4
 
     def _withdraw_is_due(self) -> None:
         self._withdraw_timer = None

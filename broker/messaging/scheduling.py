@@ -1,5 +1,5 @@
-"""Schedule messages and cancel them on request, with answers that name sequence numbers (AMQP contract 7.3.6,
-7.3.7).
+"""Schedule messages on request, with answers that name sequence numbers; cancel them, and give them another
+time (AMQP contract 7.3.6, 7.3.7, 7.5).
 
 The messages of one request are placed by their keys, as those of sends are; those without a key go to one
 partition together. If a partition refuses, the others cancel what they have scheduled, so that a client that
@@ -22,14 +22,23 @@ from broker.message.identity import key_text
 from broker.message.stored import store_run
 from broker.messaging.asking import answer_of
 from broker.messaging.elsewhere import another_partition, refusal_of_all
-from broker.messaging.sending import check, keys_of, too_large
-from broker.messaging.sends import at, part_of, send_of
+from broker.messaging.sending import Collected, check, keys_of, too_large
+from broker.messaging.sends import send_of
 from broker.namespace.entity import Entity, ask
-from broker.operations import CancelScheduled, Send, Sent, Settled, partition_of
+from broker.operations import (
+    CancelScheduled,
+    Operation,
+    Send,
+    Sent,
+    Settled,
+    partition_of,
+)
+from broker.schedule_operations import Reschedule
+from broker.send_lists import at, part_of
 from broker.throttle.memory_mark import Memory
 
-CANCELLED_AT_ONCE = 1024
-"""Sequence numbers that one operation cancels."""
+CHANGED_AT_ONCE = 1024
+"""Sequence numbers in one operation that cancels messages or gives them another time."""
 
 
 async def schedule(
@@ -43,27 +52,18 @@ async def schedule(
     attempt.
     `message_id` makes ids for messages that have none.
     """
-    queue.check_can_send(MAIN)
-    memory.admit(len(payloads))
-    for payload in payloads:
-        if len(payload) > queue.message_bytes_max:
-            raise too_large(queue, len(payload))
     made: set[str] = set()
 
     def new_id() -> str:
         made.add(new := message_id())
         return new
 
-    run = store_run(payloads, new_id)
-    check(run, queue)
-    if run.refused:
-        raise run.refused[min(run.refused)]
-    keys = keys_of(run, queue) or [None] * len(payloads)
+    collected = to_schedule(queue, payloads, memory=memory, message_id=new_id)
+    whole, keys = collected.send, collected.keys
     groups: dict[int | None, list[int]] = {}
     for place, key in enumerate(keys):
         groups.setdefault(None if key is None else queue.router.number_of(key), []).append(place)
     began = asyncio.get_running_loop().time()
-    whole = send_of(run, queue)
     sends = [part_of(whole, at(places)) for places in groups.values()]
     answers = await asyncio.gather(
         *(_sent(queue, number, send) for number, send in zip(groups, sends, strict=True))
@@ -82,7 +82,7 @@ async def schedule(
     if refusals:
         again: Sequence[int] = range(len(numbers))
         if whole.identities is not None:  # those that a second attempt would not store are not cancelled
-            again = [place for place in again if key_text(run.data[place]) in made]
+            again = [place for place in again if key_text(whole.messages[place]) in made]
         await cancel(queue, [numbers[place] for place in again if numbers[place]])
         raise refusals[0]
     meter.incoming_messages += len(payloads)
@@ -90,6 +90,22 @@ async def schedule(
     meter.successful_requests += 1
     meter.send_seconds.observe(asyncio.get_running_loop().time() - began)
     return numbers
+
+
+def to_schedule(
+    queue: Entity, payloads: Sequence[bytes], *, memory: Memory, message_id: Callable[[], str]
+) -> Collected:
+    """Check messages that are to be scheduled. Raises Refused if any of them cannot be sent."""
+    queue.check_can_send(MAIN)
+    memory.admit(len(payloads))
+    for payload in payloads:
+        if len(payload) > queue.message_bytes_max:
+            raise too_large(queue, len(payload))
+    run = store_run(payloads, message_id)
+    check(run, queue)
+    if run.refused:
+        raise run.refused[min(run.refused)]
+    return Collected(send_of(run, queue), keys_of(run, queue) or [None] * len(payloads))
 
 
 async def _sent(queue: Entity, number: int | None, send: Send) -> Sent | Refused:
@@ -124,28 +140,49 @@ def _as_sent(answer: object) -> Sent:
 async def cancel(queue: Entity, sequence_numbers: Sequence[int]) -> list[Refused]:
     """Remove scheduled messages durably. Returns why some could not be removed: they are not scheduled (any
     more), or their partition is down. The others are removed all the same."""
+    missing, refusals = await _change(queue, sequence_numbers, CancelScheduled)
+    return [_not_scheduled(number) for number in missing] + refusals
+
+
+async def reschedule(queue: Entity, sequence_numbers: Sequence[int], at_ms: int) -> list[int]:
+    """Give scheduled messages another time, in wall time; one that has passed means now. Each partition
+    writes its part in one commit.
+
+    Returns the numbers that no scheduled message has (any more). Raises Refused if a partition is down;
+    messages in other partitions may have the new time by then, and asking again does no harm.
+    """
+    missing, refusals = await _change(queue, sequence_numbers, lambda part: Reschedule(part, at_ms))
+    if refusals:
+        raise refusals[0]
+    return missing
+
+
+async def _change(
+    queue: Entity, sequence_numbers: Sequence[int], make: Callable[[list[int]], Operation]
+) -> tuple[list[int], list[Refused]]:
+    """Ask the partitions of scheduled messages for an operation on them. Returns the numbers that no
+    scheduled message has, and the refusals of partitions."""
     groups: dict[int, list[int]] = {}
+    missing: list[int] = []
     refusals: list[Refused] = []
     for number in sequence_numbers:
         groups.setdefault(partition_of(number), []).append(number)
     asked = []
-    for numbers in groups.values():
-        try:
-            handle = queue.router.of_sequence_number(numbers[0])
-        except Refused as why:
-            refusals.append(why)
+    for place, numbers in groups.items():
+        if not 0 <= place < queue.description.partitions:
+            missing += numbers
             continue
-        for start in range(0, len(numbers), CANCELLED_AT_ONCE):
-            part = numbers[start : start + CANCELLED_AT_ONCE]
-            asked.append((part, answer_of(handle, CancelScheduled(part))))
+        for start in range(0, len(numbers), CHANGED_AT_ONCE):
+            part = numbers[start : start + CHANGED_AT_ONCE]
+            asked.append((part, answer_of(queue.router.handles[place], make(part))))
     answers = await asyncio.gather(*(answer for _, answer in asked))
     for (part, _), answer in zip(asked, answers, strict=True):
         if isinstance(answer, Refused):
             refusals.append(answer)
             continue
-        assert isinstance(answer, Settled), f"{answer} is not an answer to CancelScheduled"
-        refusals += [_not_scheduled(part[place]) for place in answer.failures]
-    return refusals
+        assert isinstance(answer, Settled), f"{answer} is not an answer to such an operation"
+        missing += [part[place] for place in answer.failures]
+    return missing, refusals
 
 
 def _not_scheduled(number: int) -> Refused:

@@ -23,14 +23,17 @@ from broker.message.batch_envelope import RoutingHint, split
 from broker.message.identity import key_text
 from broker.message.stored import StoredRun, store_run
 from broker.messaging.elsewhere import another_partition, refusal_of_all
-from broker.messaging.sends import at, merged, part_of, send_of
+from broker.messaging.sends import send_of
 from broker.namespace.entity import Entity, next_client
 from broker.namespace.router import PartitionHandle
 from broker.operations import Answer, Failed, Send, Sent
+from broker.send_lists import at, lists_of, merged, part_of, with_lists
 from broker.throttle.memory_mark import Memory
 
 TAKEN_APART_AT_ONCE = 64
 """Messages of a batch to store in one step, which takes less than a millisecond."""
+
+_OUTCOMES = (Sent, Failed)
 
 R = TypeVar("R")
 """A sender's receipt for a message, returned with its outcome."""
@@ -151,34 +154,42 @@ class Sending(Generic[R]):
         for index, why in run.refused.items():
             self._refused(receipts[index : index + 1], why, 1)
         keys, whole = keys_of(run, self._queue), send_of(run, self._queue)
-        if keys is None and not run.refused:
+        if run.refused:
+            take = at([index for index in range(len(payloads)) if index not in run.refused])
+            whole, keys, receipts = part_of(whole, take), keys and take(keys), receipts and take(receipts)
+        if not whole.messages:
+            return
+        self._count(whole)
+        if keys is None:
             self._post_unkeyed(whole, receipts)
             return
-        unkeyed: list[int] = []
-        pinned: dict[int, list[int]] = {}
-        router = self._queue.router
-        for index, key in enumerate(keys or repeat(None, len(payloads))):
-            if index in run.refused:
-                continue
-            group = unkeyed if key is None else pinned.setdefault(router.number_of(key), [])
-            group.append(index)
-        if unkeyed:
-            self._post_unkeyed(*_chosen(whole, receipts, unkeyed))
-        for number, indexes in pinned.items():
-            part, own = _chosen(whole, receipts, indexes)
-            try:
-                handle = router.pinned(number)
-            except Refused as why:
-                self._refused(own, why, len(indexes))
-                continue
-            self._post(handle, part, own, len(indexes))
+        for number, (own, *lists) in self._queue.router.divide(keys, [receipts, *lists_of(whole)]):
+            part = with_lists(whole, lists)
+            if number is None:
+                self._post_unkeyed(part, own)
+            else:
+                self._post_pinned(number, part, own)
+
+    def _post_pinned(self, number: int, send: Send, receipts: Sequence[R]) -> None:
+        count = len(send.messages)
+        try:
+            handle = self._queue.router.pinned(number)
+        except Refused as why:
+            self._give_up(send, receipts, why)
+        else:
+            self._post(handle, send, receipts, count)
+
+    def _give_up(self, send: Send, receipts: Sequence[R], why: Refused) -> None:
+        """Refuse messages that were counted as under way and cannot be posted."""
+        self._under_way.finished_with(sum(map(len, send.messages)), len(send.messages))
+        self._refused(receipts, why, len(send.messages))
 
     def _post_unkeyed(self, whole: Send, receipts: Sequence[R]) -> None:
         router, count = self._queue.router, len(whole.messages)
         try:
             runs = router.spread(count, self._loop.time())
         except Refused as why:
-            self._refused(receipts, why, count)
+            self._give_up(whole, receipts, why)
             return
         if len(runs) == 1:
             number, _, _ = runs[0]
@@ -190,9 +201,9 @@ class Sending(Generic[R]):
             self._post(router.handles[number], part, receipts[here], stop - start, number)
 
     def send_batch(self, payload: bytes, receipts: Sequence[R]) -> Iterator[None]:
-        """Enqueue a batch as a whole, in one partition: that of its messages' single key, else the next in
-        turn (AMQP contract 4.5). If the entity detects duplicates, the messages of a batch without a key go
-        to the partitions of their message-ids (10.5). Raises Refused.
+        """Enqueue a batch as a whole, in one partition: that of its messages' single key, else the next
+        one in order (AMQP contract 4.5). If the entity detects duplicates, the messages of a batch without a
+        key go to the partitions of their message-ids (10.5). Raises Refused.
 
         A batch may hold thousands of messages, so it is taken apart in steps and posted in the last one.
         """
@@ -219,11 +230,14 @@ class Sending(Generic[R]):
         key = self._key_of_batch(keys, hint)
         router, whole = self._queue.router, merged(parts)
         if key is not None:
-            self._post(router.keyed(key), whole, receipts, 1)
+            handle = router.keyed(key)
+            self._count(whole)
+            self._post(handle, whole, receipts, 1)
         elif groups:
             self._post_split(groups, whole, receipts)
         else:
             number = router.spread(1, self._loop.time())[0][0]
+            self._count(whole)
             self._post(router.handles[number], whole, receipts, 1, number)
 
     def _post_split(self, groups: Mapping[int, Sequence[int]], send: Send, receipts: Sequence[R]) -> None:
@@ -234,6 +248,7 @@ class Sending(Generic[R]):
         nothing is posted.
         """
         handles = [self._queue.router.pinned(number) for number in groups]
+        self._count(send)
         whole = _Whole(len(groups))
         for handle, places in zip(handles, groups.values(), strict=True):
             self._post(handle, part_of(send, at(places)), receipts, 1, whole=whole)
@@ -271,6 +286,10 @@ class Sending(Generic[R]):
             return Collected(whole, [key])
         return Collected(whole, keys_of(run, self._queue) or [None] * len(payloads))
 
+    def _count(self, send: Send) -> None:
+        """Count messages as under way."""
+        self._under_way.took(sum(map(len, send.messages)), len(send.messages))
+
     def _post(
         self,
         partition: PartitionHandle,
@@ -280,14 +299,13 @@ class Sending(Generic[R]):
         number: int | None = None,
         whole: _Whole | None = None,
     ) -> None:
-        """Ask a partition to store messages. `number` is the partition's if another one may take them
-        instead; `whole` is the batch that they are a part of."""
+        """Ask a partition to store messages, which are counted as under way. `number` is the partition's if
+        another one may take them instead; `whole` is the batch that they are a part of."""
         size = sum(map(len, send.messages))
         self._sends += 1
         send.cookie = self._sends
         began = self._loop.time()
-        self._waiting[self._sends] = _Underway(send, receipts, count, size, number, began, whole=whole)
-        self._under_way.took(size, len(send.messages))
+        self._waiting[self._sends] = _Underway(send, receipts, count, size, number, began, {}, whole)
         partition.post(send, self._client, self._answered)
 
     # --- outcomes back --------------------------------------------------------------------------------------
@@ -300,22 +318,23 @@ class Sending(Generic[R]):
             self._under_way.fail()
 
     def _take(self, answer: Answer) -> None:
-        if not isinstance(answer, Sent | Failed):  # Unavailable: each send under way gets its own answer
+        if not isinstance(answer, _OUTCOMES):  # Unavailable: each send under way gets its own answer
             return
         assert isinstance(answer.cookie, int), "cookies of a sender are numbers"
         sent = self._waiting.pop(answer.cookie)
-        if isinstance(answer, Failed) and self._sent_elsewhere(sent, answer):
+        messages, meter = len(sent.send.messages), self._queue.meter
+        if isinstance(answer, Sent):
+            if answer.duplicates:
+                meter.duplicate_messages += len(answer.duplicates)
+        elif self._sent_elsewhere(sent, answer):
             return
-        self._under_way.finished_with(sent.size, len(sent.send.messages))
-        meter = self._queue.meter
-        if isinstance(answer, Sent) and answer.duplicates:
-            meter.duplicate_messages += len(answer.duplicates)
+        self._under_way.finished_with(sent.size, messages)
         if sent.whole is not None:
             if sent.whole.waits_for_more(answer):
                 return
             answer = sent.whole.failed or answer
         if isinstance(answer, Sent):
-            meter.incoming_messages += len(sent.send.messages)
+            meter.incoming_messages += messages
             meter.incoming_bytes += sent.size
             meter.successful_requests += sent.count
             meter.send_seconds.observe(self._loop.time() - sent.began)
@@ -373,11 +392,6 @@ def keys_of(run: StoredRun, queue: Entity) -> Sequence[str | None] | None:
             for key, data in zip(keys or [None] * len(run.data), run.data, strict=True)
         ]
     return keys
-
-
-def _chosen(whole: Send, receipts: Sequence[R], indexes: Sequence[int]) -> tuple[Send, list[R]]:
-    """Some messages, and their receipts (if any)."""
-    return part_of(whole, at(indexes)), [receipts[index] for index in indexes] if receipts else []
 
 
 def _given_keys(run: StoredRun, queue: Entity) -> Iterator[str]:

@@ -1,81 +1,31 @@
 """The transactions of a connection: they collect sends and settlements, and carry them out together, or not
 at all (AMQP 1.0 §4; AMQP contract 8).
 
-A transaction does nothing until it is committed. Then one operation goes to one partition, which writes
-everything in one commit. So all of a transaction lies in one partition of one entity: on a partitioned
-entity, its messages have one key, and the messages that it settles are in that key's partition.
+`transaction.py` has one of them. Here they are declared, found by their ids, committed and rolled back.
 
-An operation that is refused fails its whole transaction: what the transaction has collected is dropped at
-once, and it can only be rolled back. A client that does not look at each outcome therefore never commits a
-part. The same happens when it lasts too long. Locks stay as they are until the commit. A roll-back changes
-nothing, so messages that were to be settled stay locked until their locks end.
-
-What transactions hold is bounded for each connection and for all together, and so is their number. A client
-that never discharges its transactions does not keep them: the broker ends one that was declared and not used
-within the time limit, and one that failed some time ago. Knows nothing of AMQP.
+What transactions hold is bounded for each connection and for all together, and so is their number. If all
+are taken, a connection that wants more than it has gets it from the one that has most, until it has as much.
+A client that never discharges its transactions does not keep them: the broker ends one that was declared and
+not used within the time limit, and one that failed some time ago. Knows nothing of AMQP.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from broker.base.errors import Reason, Refused
 from broker.base.metrics import Metrics
-from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
-from broker.messaging.asking import lock_lost
-from broker.messaging.sending import Collected, UnderWay
-from broker.messaging.sends import merged
-from broker.messaging.settlement import Settlement
+from broker.messaging.sending import UnderWay
+from broker.messaging.transaction import Limits, Transaction, rolled_back
 from broker.namespace.entity import Entity, next_client
-from broker.operations import (
-    Answer,
-    Failed,
-    LockToken,
-    Send,
-    Transact,
-    Transacted,
-    partition_of_token,
-    sequence_of_token,
-)
+from broker.operations import Answer, Failed, Transacted
 
-LOCK_TOKEN_BYTES = 16
-SETTLED_BYTES = 256
-"""The memory that a settlement takes until the commit, for each message."""
-FAILED_KEPT_S = 120.0
-"""How long a client can learn why its transaction has failed."""
 UNCLAIMED_SHARE = 10
 """Clients without a token have this part of all transactions, a tenth, until they use them."""
 
 Done = Callable[[Refused | None], None]
 """Takes the end of a commit: None once it is durable, or why nothing was done."""
-
-
-class Limits(Protocol):
-    """The settings that bound transactions."""
-
-    @property
-    def transaction_messages_max(self) -> int:
-        """Messages that one transaction sends and settles."""
-
-    @property
-    def transaction_timeout_ms(self) -> int:
-        """Time from a transaction's first operation to its commit, and from its declaration to its first
-        operation."""
-
-    @property
-    def transactions_per_connection_max(self) -> int:
-        """Transactions of one connection that are neither committed nor rolled back."""
-
-    @property
-    def transactions_max(self) -> int:
-        """The same over all connections."""
-
-    @property
-    def connection_transaction_bytes_max(self) -> int:
-        """Bytes that the transactions of one connection hold."""
 
 
 @dataclass(slots=True)
@@ -89,6 +39,32 @@ class AllTransactions:
     bytes: int = 0
     unclaimed: dict[Transaction, None] = field(default_factory=dict)
     """Transactions without operations whose clients had no token when they declared them, oldest first."""
+    connections: dict[Transactions, None] = field(default_factory=dict)
+    """Those that have open transactions."""
+    passed_on: Callable[[Entity, int], None] = lambda via, number: None
+    """Told of partitions that are about to get messages for other entities. Set by the server."""
+
+    def make_place(self, newcomer: Transactions) -> None:
+        """End a transaction of the connection that has most of them, if all are taken. So no connection has
+        two more than another one that wants more. Raises Refused if `newcomer` has its share."""
+        if self.count < self.limits.transactions_max:
+            return
+        largest = max(self.connections, key=len, default=newcomer)
+        if len(largest) < len(newcomer) + 2:
+            raise Refused(
+                Reason.QUOTA_EXCEEDED,
+                f"{self.count} transactions are open on all connections; the limit is "
+                f"{self.limits.transactions_max}.",
+            )
+        largest.end_one()
+
+    def make_room(self, newcomer: Transactions, size: int) -> None:
+        """Fail transactions of connections that hold more bytes than `newcomer` with `size` more would, until
+        these bytes fit. Whether they do is for the caller to check."""
+        while self.bytes + size > self.bytes_max:
+            largest = max(self.connections, key=_bytes_of, default=newcomer)
+            if largest.bytes <= newcomer.bytes + size or not largest.fail_largest():
+                return
 
 
 class Transactions:
@@ -112,25 +88,24 @@ class Transactions:
 
     def declare(self, owner: object, *, is_claimed: bool = True) -> bytes:
         """Begin a transaction; returns its id. `owner` may later give up all that it has declared. Raises
-        Refused if there are too many.
+        Refused if there are too many, unless another connection has more than its share of them.
 
         `is_claimed` says whether the client has a token. If too many clients without one have transactions
         that they have not used, the oldest of these transactions ends.
         """
         limits = self._all.limits
-        for count, count_max, where in (
-            (len(self._open), limits.transactions_per_connection_max, "on this connection"),
-            (self._all.count, limits.transactions_max, "on all connections"),
-        ):
-            if count >= count_max:
-                raise Refused(
-                    Reason.QUOTA_EXCEEDED,
-                    f"{count} transactions are open {where}; the limit is {count_max}.",
-                )
+        if len(self._open) >= limits.transactions_per_connection_max:
+            raise Refused(
+                Reason.QUOTA_EXCEEDED,
+                f"{len(self._open)} transactions are open on this connection; the limit is "
+                f"{limits.transactions_per_connection_max}.",
+            )
+        self._all.make_place(self)
         self._ids += 1
         txn_id = self._ids.to_bytes(8, "big")
         transaction = self._open[txn_id] = Transaction(self, self._all, owner, txn_id)
         self._all.count += 1
+        self._all.connections[self] = None
         if not is_claimed:
             unclaimed = self._all.unclaimed
             if len(unclaimed) >= max(limits.transactions_max // UNCLAIMED_SHARE, 1):
@@ -146,7 +121,8 @@ class Transactions:
                 Reason.TRANSACTION_UNKNOWN,
                 f"There is no transaction '{txn_id[:32].hex()}' on this connection: it was never declared, "
                 "or is already committed or rolled back. A transaction without operations ends after "
-                f"{self._all.limits.transaction_timeout_ms / 1000:g} seconds.",
+                f"{self._all.limits.transaction_timeout_ms / 1000:g} seconds, and some end when too many are "
+                "open, on the connections that have most.",
             )
         return transaction
 
@@ -169,6 +145,8 @@ class Transactions:
         operation.cookie = self._cookies
         self._committing[self._cookies] = transaction, done
         self._under_way.took(transaction.bytes, transaction.messages)
+        if operation.transfers is not None:
+            self._all.passed_on(queue, number)
         queue.router.handles[number].post(operation, self._client, self._answered)
 
     def roll_back(self, txn_id: bytes) -> None:
@@ -183,6 +161,14 @@ class Transactions:
         for txn_id in [txn_id for txn_id, each in self._open.items() if each.owner is owner]:
             self.roll_back(txn_id)
 
+    def has(self, transaction: Transaction) -> bool:
+        """Whether this transaction is open."""
+        return self._open.get(transaction.txn_id) is transaction
+
+    def make_room(self, size: int) -> None:
+        """Have other connections give room for `size` bytes, as far as they hold more than this one."""
+        self._all.make_room(self, size)
+
     def fail(self, txn_id: bytes, why: Refused) -> None:
         """Fail a transaction, if it exists: an operation in it was refused."""
         if (transaction := self._open.get(txn_id)) is not None:
@@ -193,8 +179,24 @@ class Transactions:
         for transaction in self._open.values():
             transaction.fail(why)
 
+    def end_one(self) -> None:
+        """End one transaction so that another connection can have one: a failed one, else one without
+        operations, else the oldest."""
+        min(self._open.values(), key=Transaction.worth).end()
+
+    def fail_largest(self) -> bool:
+        """Fail the open transaction that holds most bytes; returns whether one holds any."""
+        largest = max(self._open.values(), key=_bytes_of)
+        held = largest.bytes
+        if held:
+            text = "the transactions of this connection held more bytes than those of others that need room"
+            largest.fail(Refused(Reason.QUOTA_EXCEEDED, text))
+        return held > 0
+
     def _end(self, txn_id: bytes) -> None:
         transaction = self._open.pop(txn_id)
+        if not self._open:
+            self._all.connections.pop(self, None)
         transaction.stop_timer()
         self._all.unclaimed.pop(transaction, None)
         self._all.count -= 1
@@ -224,228 +226,5 @@ class Transactions:
             done(rolled_back(why.description))
 
 
-class Transaction:
-    """One transaction, until it is committed or rolled back."""
-
-    __slots__ = (
-        "_all",
-        "_ends_at",
-        "_failure",
-        "_key",
-        "_number",
-        "_of_connection",
-        "_queue",
-        "_sends",
-        "_settlements",
-        "_timer",
-        "_txn_id",
-        "_where",
-        "bytes",
-        "messages",
-        "owner",
-    )
-
-    def __init__(
-        self, of_connection: Transactions, all_transactions: AllTransactions, owner: object, txn_id: bytes
-    ) -> None:
-        self._of_connection, self._all, self._txn_id = of_connection, all_transactions, txn_id
-        self.owner = owner
-        self.bytes = self.messages = 0
-        """What it holds."""
-        self._queue: Entity | None = None
-        """The entity of its operations, and the partition; None before the first operation."""
-        self._number = 0
-        self._where = ""
-        """What determined the partition, in words."""
-        self._key: str | None = None
-        """The key of its messages, in a partitioned entity."""
-        self._sends: list[Send] = []
-        self._settlements: list[tuple[Settlement, list[LockToken]]] = []
-        self._failure: str | None = None
-        """Why it can only be rolled back."""
-        loop, timeout_s = asyncio.get_running_loop(), self._all.limits.transaction_timeout_ms / 1000
-        self._ends_at = loop.time() + timeout_s
-        """When it fails, or if it has no operations or has failed already, ends; by the loop's clock."""
-        self._timer = loop.call_later(timeout_s, self._look_at_clock)
-
-    def send(self, queue: Entity, collect: Callable[[], Collected]) -> None:
-        """Send messages with the transaction; `collect` makes them. Raises Refused, and then the transaction
-        has failed."""
-        try:
-            self._check_failure()
-            self._check_entity(queue)
-            collected = collect()
-            self._place_send(queue, collected.keys)
-            messages = collected.send.messages
-            self._add(len(messages), sum(map(len, messages)) + MESSAGE_OVERHEAD_BYTES * len(messages))
-        except Refused as why:
-            self.fail(why)
-            raise
-        self._sends.append(collected.send)
-
-    def settle(self, queue: Entity, tokens: Sequence[LockToken], settlement: Settlement) -> None:
-        """Settle messages with the transaction. Raises Refused, and then the transaction has failed."""
-        try:
-            self._check_failure()
-            self._check_entity(queue)
-            if not settlement.is_answered:
-                raise Refused(
-                    Reason.NOT_ALLOWED,
-                    "A transaction can complete, abandon, defer or dead-letter messages, not release them.",
-                )
-            for token in tokens:
-                self._place_settlement(queue, token)
-            size = SETTLED_BYTES + len(settlement.changed or b"")
-            self._add(len(tokens), size * len(tokens))
-        except Refused as why:
-            self.fail(why)
-            raise
-        if self._settlements and self._settlements[-1][0] == settlement:
-            self._settlements[-1][1].extend(tokens)
-        else:
-            self._settlements.append((settlement, list(tokens)))
-
-    def fail(self, why: Refused) -> None:
-        """Drop everything: the transaction can only be rolled back."""
-        if self._failure is None:
-            self._failure = why.description
-            self._ends_at = asyncio.get_running_loop().time() + FAILED_KEPT_S
-            if self._queue is not None:
-                self._queue.meter.refused(why.reason, 1)
-            self.drop()
-
-    def drop(self) -> None:
-        """Release what it holds."""
-        self._of_connection.bytes -= self.bytes
-        self._all.bytes -= self.bytes
-        self.bytes = self.messages = 0
-        self._sends.clear()
-        self._settlements.clear()
-
-    def end(self) -> None:
-        """Roll it back without being asked to: its id is unknown from now on."""
-        self._of_connection.roll_back(self._txn_id)
-
-    def stop_timer(self) -> None:
-        """Stop its time limit: it is no longer open."""
-        self._timer.cancel()
-
-    def prepared(self) -> tuple[Entity, int, Transact] | None:
-        """The operation that carries it out, with its entity and partition; None if there is nothing to do.
-        Raises Refused if it has failed."""
-        self._check_failure()
-        if self._queue is None:
-            return None
-        settlements = [settlement.operation(tokens) for settlement, tokens in self._settlements]
-        return self._queue, self._number, Transact(merged(self._sends), settlements)  # type: ignore[arg-type]
-
-    def count(self) -> None:
-        """Count what was carried out."""
-        assert self._queue is not None
-        meter = self._queue.meter
-        for send in self._sends:
-            meter.incoming_messages += len(send.messages)
-            meter.incoming_bytes += sum(map(len, send.messages))
-            meter.successful_requests += len(send.messages)
-        for settlement, tokens in self._settlements:
-            settlement.count(meter, len(tokens))
-
-    # --- checks ---------------------------------------------------------------------------------------------
-
-    def _check_failure(self) -> None:
-        if self._failure is not None:
-            raise rolled_back(self._failure)
-
-    def _check_entity(self, queue: Entity) -> None:
-        if self._queue is not None and self._queue is not queue:
-            raise Refused(
-                Reason.NOT_ALLOWED,
-                f"The transaction has operations on the entity '{self._queue.name}' and on the entity "
-                f"'{queue.name}': all operations of a transaction must be on one entity.",
-            )
-
-    def _place_send(self, queue: Entity, keys: Sequence[str | None]) -> None:
-        """Check that the messages may be part of the transaction. Raises Refused."""
-        if queue.description.partitions == 1:
-            self._place(queue, 0, "")
-            return
-        if self._key is not None:
-            keys = [self._key, *keys]
-        for key in keys:
-            if key is None:  # an empty one is a key too
-                raise Refused(
-                    Reason.NOT_ALLOWED,
-                    f"A message without a key cannot be sent to the partitioned entity '{queue.name}' in a "
-                    "transaction: give all its messages the same session-id or partition-key.",
-                )
-            if key != keys[0]:
-                raise Refused(
-                    Reason.NOT_ALLOWED,
-                    f"The transaction sends messages with different keys ('{keys[0]}' and '{key}') to the "
-                    f"partitioned entity '{queue.name}': give all of them the same session-id or "
-                    "partition-key.",
-                )
-        self._key = keys[0]
-        assert self._key is not None, "a send has messages"
-        number = queue.router.number_of(self._key)
-        self._place(queue, number, f"a message with the key '{self._key}' (partition {number})")
-
-    def _place_settlement(self, queue: Entity, token: LockToken) -> None:
-        handles = queue.router.handles
-        number = partition_of_token(token) if len(token) == LOCK_TOKEN_BYTES else len(handles)
-        if number >= len(handles):
-            raise lock_lost()
-        text = f"a settlement of message {sequence_of_token(token)} (partition {number})"
-        self._place(queue, number, text)
-
-    def _place(self, queue: Entity, number: int, what: str) -> None:
-        if self._queue is None:
-            self._queue, self._number, self._where = queue, number, what
-            timeout_s = self._all.limits.transaction_timeout_ms / 1000
-            self._ends_at = asyncio.get_running_loop().time() + timeout_s
-            self._all.unclaimed.pop(self, None)  # only a client with a token has links to entities
-        elif number != self._number:
-            raise Refused(
-                Reason.NOT_ALLOWED,
-                f"The transaction has {self._where} and {what} of the partitioned entity '{queue.name}': all "
-                "operations of a transaction must be in one partition.",
-            )
-
-    def _add(self, messages: int, size: int) -> None:
-        """Count what an operation adds. Raises Refused if it is too much."""
-        limits = self._all.limits
-        for count, count_max, what in (
-            (self.messages + messages, limits.transaction_messages_max, "messages in this transaction"),
-            (
-                self._of_connection.bytes + size,
-                limits.connection_transaction_bytes_max,
-                "bytes in the transactions of this connection",
-            ),
-            (self._all.bytes + size, self._all.bytes_max, "bytes in the transactions of all connections"),
-        ):
-            if count > count_max:
-                raise Refused(
-                    Reason.QUOTA_EXCEEDED, f"There would be {count} {what}; the limit is {count_max}."
-                )
-        self.messages += messages
-        self.bytes += size
-        self._of_connection.bytes += size
-        self._all.bytes += size
-
-    def _look_at_clock(self) -> None:
-        """Fail or end it if its time is over. The timer is set once and looks again if `_ends_at` has moved
-        meanwhile, because that costs less than a new timer with the first operation."""
-        loop = asyncio.get_running_loop()
-        if self._ends_at <= loop.time():
-            if self._queue is None or self._failure is not None:
-                self.end()
-                return
-            timeout_s = self._all.limits.transaction_timeout_ms / 1000
-            text = f"it was not discharged within {timeout_s:g} seconds of its first operation"
-            self.fail(Refused(Reason.TIMEOUT, text))
-        self._timer = loop.call_later(self._ends_at - loop.time(), self._look_at_clock)
-
-
-def rolled_back(why: str) -> Refused:
-    """The refusal of a transaction that has failed, and of all further operations in it."""
-    return Refused(Reason.TRANSACTION_ROLLED_BACK, f"The transaction was rolled back: {why}")
+def _bytes_of(each: Transactions | Transaction) -> int:
+    return each.bytes

@@ -23,7 +23,7 @@ log = structlog.get_logger("config")
 
 async def apply_file(queues: Iterable[QueueSpec], namespace: Namespace) -> None:
     """Create and update queues as the file asks. Raises Refused if a queue cannot be created, except when a
-    data folder is missing: then the other queues are served, and the next start creates this one."""
+    data folder is missing: then the other queues are live, and the next start creates this one."""
     for spec in queues:
         existing = namespace.describe(spec.name)
         if existing is None and namespace.may_be_damaged(spec.name):

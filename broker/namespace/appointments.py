@@ -2,8 +2,8 @@
 few of them. Pure.
 
 A broker may start with 160,000 appointments, and each partition that is opened or closed changes one. So new
-appointments are put in order a few at a time (`settle`), and outdated ones leave the heap a few at a time
-(`SiftedHeap`).
+appointments are put in order a few at a time (`put_in_order`), and outdated ones leave the heap a few at a
+time (`SiftedHeap`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 from broker.base.sifted_heap import SiftedHeap
 
-SETTLED_AT_ONCE = 1024
-"""How many appointments one `settle` puts in order: about a millisecond."""
+SORTED_AT_ONCE = 1024
+"""How many appointments one call of `put_in_order` handles: about a millisecond."""
 
 Key = tuple[str, int]
 """The entity's generation and the partition's number."""
@@ -27,11 +27,11 @@ class Appointments:
         self._at: dict[Key, float] = {}
         self._heap: SiftedHeap[At] = SiftedHeap()
         """The same times, and outdated ones."""
-        self._unsettled: list[At] = []
+        self._unsorted: list[At] = []
         """Appointments that are not in the heap yet."""
 
     def __bool__(self) -> bool:
-        return bool(self._at or self._heap or self._unsettled)
+        return bool(self._at or self._heap or self._unsorted)
 
     def __len__(self) -> int:
         """The number of appointments."""
@@ -50,16 +50,16 @@ class Appointments:
         self._heap.tidy(self, len(self._at))
 
     def set_many(self, appointments: Iterable[At]) -> None:
-        """Make many appointments. They count once `settle` has put them in order."""
-        begin = len(self._unsettled)
-        self._unsettled += appointments
-        for at, key in self._unsettled[begin:]:
+        """Make many appointments. They count once `put_in_order` has put them in order."""
+        begin = len(self._unsorted)
+        self._unsorted += appointments
+        for at, key in self._unsorted[begin:]:
             self._at[key] = at
 
-    def settle(self) -> bool:
-        """Put up to SETTLED_AT_ONCE new appointments in order; False if there was none."""
-        some = self._unsettled[-SETTLED_AT_ONCE:]
-        del self._unsettled[-SETTLED_AT_ONCE:]
+    def put_in_order(self) -> bool:
+        """Put up to SORTED_AT_ONCE new appointments in order; False if there was none."""
+        some = self._unsorted[-SORTED_AT_ONCE:]
+        del self._unsorted[-SORTED_AT_ONCE:]
         for each in some:
             self._heap.push(each)
         return bool(some)
@@ -77,7 +77,7 @@ class Appointments:
 
     @property
     def first_at(self) -> float | None:
-        """The earliest time; None if nothing is settled. It may be that of an outdated appointment."""
+        """The earliest time; None if none is in order. It may be that of an outdated appointment."""
         return self._heap.first[0] if self._heap else None
 
     def take(self, until: float) -> Key | None:

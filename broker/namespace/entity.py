@@ -17,8 +17,8 @@ from typing import ClassVar, Protocol
 from broker.base.errors import Refused
 from broker.entities.descriptions import EntityDescription
 from broker.entities.roles import CountedAs
-from broker.namespace.closed_partitions import Resting, add_counts
 from broker.namespace.meter import EntityMeter
+from broker.namespace.resting import Resting, add_counts
 from broker.namespace.router import PartitionHandle, Router
 from broker.operations import (
     Answer,
@@ -35,12 +35,15 @@ from broker.operations import (
     refusal_of,
 )
 from broker.partition.summary import named
+from broker.schedule_operations import BreakPromise, Promised
 from storage.spread_store import place as folder_of
 
 CLOSED, MISSING = "closed", "missing"
 """States of a partition that is not open: it is missing if its data folder cannot be used."""
 DOWN = frozenset({"recovering", "failed", "damaged", MISSING})
 """States of a partition that clients cannot use."""
+ENDED = frozenset({"failed", "damaged", "stopped", "gone"})
+"""States that a partition never leaves while the broker runs."""
 
 
 class Partition(PartitionHandle, Protocol):
@@ -135,8 +138,10 @@ class Entity(ABC):
         self.watchers: set[Watcher] = set()
         self.at_end: list[Callable[[], object]] = []
         """Called once when the entity ends, so that nothing else keeps it."""
+        self.at_start: list[Callable[[int], object]] = []
+        """Called with the number of each partition that starts."""
         self.gone: Refused | None = None
-        """Why the entity was deleted or is out of service; None while it is served. Once this is set, no
+        """Why the entity was deleted or is out of service; None while it is live. Once this is set, no
         partition starts, because its log would outlive the queue."""
         self._start_partition, self._resting = start_partition, resting
         self._partitions: dict[int, Partition] = {}
@@ -182,7 +187,20 @@ class Entity(ABC):
             partition = self._partitions[number] = self._start_partition(self, number)
             self._handles[number] = partition
             self._at_rest = None
+            for call in self.at_start:
+                call(number)
         return partition
+
+    def may_hold(self, number: int, subqueue: str) -> bool:
+        """Whether a partition has started, or is known to hold messages for receivers of this subqueue. A
+        partition whose content is unknown after a crash is started soon, and counts from then on."""
+        if number in self._partitions:
+            return True
+        summary = self._resting.summary(self.description.generation, number)
+        if summary is None:
+            return False
+        place = [each.name for each in self.description.places].index(subqueue)
+        return place in summary.counts and summary.counts[place].active > 0
 
     @property
     def subqueue_count(self) -> int:
@@ -199,15 +217,15 @@ class Entity(ABC):
         if self.gone is None and number < self.description.partitions:
             await self.partition(number).opened()
 
-    async def opened(self, numbers: Collection[int], turns: asyncio.Semaphore) -> None:
-        """Return once these partitions and those already started are open or have failed to open. `turns`
+    async def opened(self, numbers: Collection[int], opening: asyncio.Semaphore) -> None:
+        """Return once these partitions and those already started are open or have failed to open. `opening`
         limits how many open at a time.
 
         Raises Refused once the queue is gone.
         """
 
         async def open_one(number: int) -> None:
-            async with turns:
+            async with opening:
                 if self.gone is None:
                     await self.partition(number).opened()
 
@@ -284,7 +302,7 @@ class Entity(ABC):
     def runtime(self) -> EntityRuntime:
         """What the entity holds now, and its health; exact as far as `counts` is."""
         counts = self.counts()
-        active = scheduled = dead = transfer_dead = messages = size = 0
+        active = scheduled = dead = transfer = transfer_dead = messages = size = 0
         for each in counts.values():
             messages += each.active + each.deferred + each.scheduled
             size += each.bytes
@@ -298,13 +316,17 @@ class Entity(ABC):
                     scheduled += held.scheduled
                 case CountedAs.DEAD_LETTER:
                     dead += held.active + held.deferred
+                case CountedAs.TRANSFER:
+                    transfer += held.active
                 case CountedAs.TRANSFER_DEAD_LETTER:
                     transfer_dead += held.active + held.deferred
+        if self.description.settings.forwarding[0] is not None:
+            active, transfer = 0, transfer + active  # they wait to be forwarded, and not to be received
         return EntityRuntime(
             active,
             dead,
             scheduled,
-            0,
+            transfer,
             transfer_dead,
             messages,
             size,
@@ -369,11 +391,11 @@ def next_client() -> ClientId:
 
 
 async def ask(handle: PartitionHandle, operation: Operation) -> Answer:
-    """Post one operation and wait for its answer. Meant for rare operations: the hot path registers a sink
+    """Post one operation and wait for its answer. Meant for rare operations: the hot path keeps a sink
     and never waits.
 
-    If the caller is cancelled, messages that were locked for it are released at once. Raises Refused if the
-    answer is `Failed`.
+    If the caller is cancelled, messages that were locked for it are released at once, and promises are
+    broken. Raises Refused if the answer is `Failed`.
     """
     future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
@@ -382,6 +404,8 @@ async def ask(handle: PartitionHandle, operation: Operation) -> Answer:
             future.set_result(answer)
         elif isinstance(answer, Locked):
             handle.post(Release(answer.tokens), client, sink)
+        elif isinstance(answer, Promised):
+            handle.post(BreakPromise(answer.first), client, sink)
 
     client = next_client()
     handle.post(operation, client, sink)

@@ -55,7 +55,7 @@ class IdleDeletion:
         delete: Callable[[Entity, Callable[[], bool]], Awaitable[None]],
         keep: Callable[[Entity, int], Awaitable[None]],
     ) -> None:
-        """`delete` waits for its turn to change the entity, and deletes it if the function then says that it
+        """`delete` waits until it may change the entity, and deletes it if the function then says that it
         is still idle. `keep` stores how long an entity has been idle, in ms. Both may raise Refused."""
         self._clock, self._entities, self._delete, self._keep = clock, entities, delete, keep
         self._idle: dict[str, _Idle] = {}
@@ -89,12 +89,19 @@ class IdleDeletion:
         kept_ms = idle_ms * PARTS // period_ms * period_ms // PARTS
         try:
             if idle_ms >= period_ms:
-                log.info("entity.idle", entity=entity.name, idle_ms=idle_ms)
-                await self._delete(entity, lambda: not _is_used(entity, idle))
+                await self._delete(entity, lambda: _is_still_idle(entity, idle, idle_ms))
             elif kept_ms > description.idle_ms or (is_used and description.idle_ms):
                 await self._keep(entity, kept_ms)
         except Refused as why:  # the disk: the next look tries again
             log.warning("entity.idle_not_handled", entity=entity.name, reason=why.description)
+
+
+def _is_still_idle(entity: Entity, idle: _Idle, idle_ms: int) -> bool:
+    """The last check before an entity is deleted. Log lines appear only for entities that are deleted."""
+    if _is_used(entity, idle):
+        return False
+    log.info("entity.idle", entity=entity.name, idle_ms=idle_ms)
+    return True
 
 
 def _is_used(entity: Entity, idle: _Idle) -> bool:

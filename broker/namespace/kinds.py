@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from broker.entities.descriptions import EntityDescription, QueueDescription
-from broker.namespace.closed_partitions import Resting
 from broker.namespace.entity import Entity, Partition
 from broker.namespace.meter import EntityMeter
 from broker.namespace.queue import Queue
+from broker.namespace.resting import Resting
 
 KINDS: Mapping[type[EntityDescription], type[Entity]] = {QueueDescription: Queue}
 

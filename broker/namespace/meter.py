@@ -1,5 +1,5 @@
 """One entity's counters, and what its partitions report. The hot path adds to plain numbers, once per
-batch."""
+cycle."""
 
 from __future__ import annotations
 

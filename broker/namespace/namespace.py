@@ -13,11 +13,11 @@ other logs may hold messages that are still wanted.
 
 *An unknown outcome* (durability rule 3). A catalogue change that fails may or may not be on the disk. By then
 the catalogue has tried more than once, and the client is told that it may try again. Until the entry is known
-to match the queue being served, the name is *unconfirmed*. It is confirmed in the background, or before the
+to match the live queue, the name is *unconfirmed*. It is confirmed in the background, or before the
 next change of that name:
 
-- create failed: no queue is served under the name; delete what may have been written
-- update failed: the queue is served as it was; write its entry again as it was
+- create failed: no queue of the name is live; delete what may have been written
+- update failed: the queue stays live as it was; write its entry again as it was
 - delete failed: the queue is out of service, because what it acknowledged might be gone after a
   restart; it comes back with its entry
 """
@@ -50,14 +50,14 @@ from broker.entities.validation import (
     check_update,
     without_effect,
 )
-from broker.namespace.closed_partitions import Resting
 from broker.namespace.entity import Entity, EntityRuntime
 from broker.namespace.idle_deletion import IdleDeletion
+from broker.namespace.resting import Resting
 from storage.catalogue import Catalogue
 from storage.catalogue_recovery import Damaged
 from storage.errors import DiskFailed, DiskFull, DiskHangs, StorageError
 from storage.log import EntityLogs
-from storage.threads import OwnerFailed, report_to_loop, start_background, within
+from storage.threads import OwnerFailed, report_to_loop, start_background, take_note, within
 
 log = structlog.get_logger("namespace")
 
@@ -69,6 +69,9 @@ threads and descriptors."""
 COUNTED_WITHIN_S = 8.0
 """How long, in seconds, a count of all entities waits for what is unknown after a crash. Prometheus gives up
 after 10 s."""
+OPENED_WITHIN_S = 4.0
+"""How long, in seconds, a list then waits for the partitions of its own entities. Together with the wait
+above it stays below the 15 s after which clients give up."""
 
 
 class Namespace:
@@ -87,12 +90,12 @@ class Namespace:
         entities_max: int,
         idle_ms_min: int = AUTO_DELETE_ON_IDLE_MS_MIN,
         folders: int = 1,
-        unserved_topics: Iterable[str] = (),
+        unsupported_topics: Iterable[str] = (),
         confirm_retry_ms: int = 1_000,
         disk_timeout_ms: int = 5_000,
         failed: OwnerFailed = report_to_loop,
     ) -> None:
-        """`unserved_topics`: topics in the configuration file, which this version reads but does not serve.
+        """`unsupported_topics`: topics in the configuration file, which this version only reads.
 
         `folders`: over how many data folders the partitions of new entities are spread.
 
@@ -120,12 +123,12 @@ class Namespace:
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._opening = asyncio.Semaphore(OPENING_MAX)
         self._folders = folders
-        self._unserved_topics = frozenset(map(key_of, unserved_topics))
+        self._unsupported_topics = frozenset(map(key_of, unsupported_topics))
         self._confirm_retry_ms = confirm_retry_ms
         self._disk_timeout_s = disk_timeout_ms / 1_000
         self._failed = failed
         self._unconfirmed: dict[str, str] = {}
-        """Generations whose entry may not match the queue being served, by key."""
+        """Generations whose entry may not match the live queue, by key."""
         self._confirming: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[None] | None = None
         self.idle_deletion = IdleDeletion(clock, self.live_entities, self._delete_idle, self._keep_idle)
@@ -137,6 +140,8 @@ class Namespace:
         self.rules_changed: Callable[[], None] = lambda: None
         """Called when an entity's authorization rules have changed or were deleted with it. Set by
         `Services`."""
+        self.changed: Callable[[Entity], None] = lambda entity: None
+        """Called when an entity was created, changed or deleted. Set by `Forwarding`."""
 
     async def load(self) -> None:
         """Load the entities from the catalogue. Raises StorageError if the folder cannot be read or another
@@ -239,8 +244,8 @@ class Namespace:
                 log.error(
                     "entity.name_taken_twice",
                     entity=chosen.name,
-                    served=chosen.generation,
-                    kept_unserved=other.generation,
+                    live=chosen.generation,
+                    kept=other.generation,
                 )
             else:
                 await self._catalogue.delete(other.generation)
@@ -248,7 +253,7 @@ class Namespace:
                 log.warning(
                     "entity.entry_without_logs_deleted",
                     entity=chosen.name,
-                    served=chosen.generation,
+                    live=chosen.generation,
                     deleted=other.generation,
                 )
         return chosen
@@ -272,7 +277,7 @@ class Namespace:
         return queue.description if queue else None
 
     def missing(self, name: str) -> Refused:
-        """Why no queue of this name is served: its entry is damaged, it belongs to a topic of the file, or it
+        """Why no queue of this name is live: its entry is damaged, it belongs to a topic of the file, or it
         does not exist."""
         key = key_of(name)
         if key in self._damaged:
@@ -284,7 +289,7 @@ class Namespace:
                 ),
             )
         topic = f"{key}/".partition("/subscriptions/")[0].removesuffix("/")
-        if topic in self._unserved_topics:
+        if topic in self._unsupported_topics:
             return Refused(
                 Reason.NOT_IMPLEMENTED,
                 (
@@ -309,7 +314,7 @@ class Namespace:
         return [*self._damaged, *(self._illegible - set(self._damaged.values()))]
 
     def may_be_damaged(self, name: str) -> bool:
-        """Whether a queue that is not served may still exist: its entry cannot be read, or there is a damaged
+        """Whether a queue that is not live may still exist: its entry cannot be read, or there is a damaged
         entry whose name is unknown."""
         return bool(self._illegible) or key_of(name) in self._damaged
 
@@ -362,6 +367,25 @@ class Namespace:
         if self._checking is not None and not self._checking.done():
             await asyncio.wait([self._checking], timeout=within_s)
         await self._resting.all_known(max(0.0, until_s - asyncio.get_running_loop().time()))
+
+    async def opened(self, queues: Iterable[Entity], within_s: float = OPENED_WITHIN_S) -> None:
+        """Open all partitions of these queues whose content is unknown, without waiting for those that
+        the background opens first. Returns after `within_s` at the latest, however many there are; what is
+        still unknown then stays `Entity.unknown`."""
+        tasks = [
+            asyncio.create_task(queue.opened(queue.unknown, self._opening), name=f"count {queue.name}")
+            for queue in queues
+            if queue.unknown
+        ]
+        if not tasks:
+            return
+        for task in tasks:
+            task.add_done_callback(take_note)  # Refused if the queue is deleted meanwhile
+        try:
+            await asyncio.wait(tasks, timeout=within_s)
+        finally:
+            for task in tasks:
+                task.cancel()
 
     @property
     def unknown_count(self) -> int:
@@ -421,9 +445,10 @@ class Namespace:
                 folders=self._folders,
             )
             await self._keep(description)
-            self._queues[key_of(name)] = self._make_entity(description)
+            queue = self._queues[key_of(name)] = self._make_entity(description)
             self._keys = None
             log.info("entity.created", entity=name, partitions=count)
+            self.changed(queue)
             return description
 
     async def update_entity(
@@ -448,6 +473,7 @@ class Namespace:
             if settings.authorization_rules != before.authorization_rules:
                 self.rules_changed()
             log.info("entity.updated", entity=description.name)
+            self.changed(queue)
             return description
 
     async def delete_entity(self, name: str) -> None:
@@ -469,14 +495,14 @@ class Namespace:
             await self._delete(key, self._existing(name))
 
     async def _delete_idle(self, queue: Entity, is_idle: Callable[[], bool]) -> None:
-        """Delete a queue if it is still served under its name, and idle, once it is its turn. Raises
-        Refused, as `_on_disk`."""
+        """Delete a queue if it is still live under its name, and idle, once no other change of the name is
+        under way. Raises Refused, as `_on_disk`."""
         async with self._change(queue.name):
             if self.find(queue.name) is queue and queue.gone is None and is_idle():
                 await self._delete(key_of(queue.name), queue)
 
     async def _delete(self, key: str, queue: Entity) -> None:
-        """Delete a queue that is served. The caller holds the lock of the name. Raises Refused, as
+        """Delete a live queue. The caller holds the lock of the name. Raises Refused, as
         `_on_disk`."""
         try:
             await self._on_disk(
@@ -485,6 +511,7 @@ class Namespace:
         except BaseException:
             if key in self._unconfirmed:
                 await queue.end(_unconfirmed(queue.description.name))
+                self.changed(queue)
             raise
         del self._queues[key]
         self._keys = None
@@ -494,6 +521,7 @@ class Namespace:
             Refused(Reason.ENTITY_NOT_FOUND, not_found_text(queue.description.name)), is_deleted=True
         )
         log.info("entity.deleted", entity=queue.description.name)
+        self.changed(queue)
         await self._clear(queue.description.generation)
 
     async def _clear(self, generation: str) -> None:
@@ -579,8 +607,8 @@ class Namespace:
         self._unconfirmed.pop(key, None)
 
     async def _confirm(self, key: str) -> None:
-        """Make the entry of an unconfirmed name match the queue being served. The caller holds the lock of
-        the name. Raises Refused."""
+        """Make the entry of an unconfirmed name match the live queue. The caller holds the lock of the name.
+        Raises Refused."""
         generation = self._unconfirmed.get(key)
         if generation is None:
             return
@@ -599,9 +627,11 @@ class Namespace:
             await queue.end(
                 queue.gone
             )  # end links attached since then, and close its logs before they are acquired again
-            self._queues[key] = self._make_entity(queue.description)
+            again = self._queues[key] = self._make_entity(queue.description)
             for watcher in list(queue.watchers):
                 watcher.queue_ended(queue.gone)
+            self.changed(queue)
+            self.changed(again)
         del self._unconfirmed[key]
         log.info("catalogue.confirmed", entity=key)
 

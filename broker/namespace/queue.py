@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker.base.errors import Reason, Refused
-from broker.entities.descriptions import MAIN, QueueDescription
+from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueDescription
 from broker.namespace.entity import Entity
 
 
@@ -27,8 +27,17 @@ class Queue(Entity):
             )
 
     def check_can_receive(self, subqueue: str) -> None:
-        """Raises Refused(ENTITY_DISABLED) if the queue's status does not allow receiving."""
-        status = self.description.settings.status
+        """Raises Refused: ENTITY_DISABLED if the queue's status does not allow receiving; NOT_ALLOWED if the
+        messages here are forwarded, as the service does."""
+        settings = self.description.settings
+        target = {MAIN: settings.forward_to, DEAD_LETTER: settings.forward_dead_lettered_to}.get(subqueue)
+        if target is not None:
+            raise Refused(
+                Reason.NOT_ALLOWED,
+                "Cannot create a message receiver on an entity with auto-forwarding enabled: the messages of "
+                f"'{self.name}' are forwarded to '{target}'.",
+            )
+        status = settings.status
         if not status.can_receive:
             raise Refused(
                 Reason.ENTITY_DISABLED,

@@ -6,7 +6,8 @@ over the partitions that are available and not known to be full. A keyed send to
 refused, and may be retried.
 
 The hash is a documented promise (docs/partitioning.md): BLAKE2b with an 8-byte digest over the key's UTF-8
-bytes, read as a big-endian number, modulo the number of partitions. It never changes for an entity.
+bytes, read as a big-endian number, modulo the number of partitions. It never changes for an entity. The
+native code (`broker/native/placing.c`) divides a whole run of messages in one call.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from hashlib import blake2b
-from typing import Protocol
+from typing import Any, Protocol
 
 from broker.base.errors import Reason, Refused
+from broker.namespace._placing import divide
 from broker.operations import ClientId, Operation, Sink, partition_of, partition_of_token
 
 RUN_MESSAGES_MAX = 128
@@ -59,7 +61,7 @@ class Router:
         """Recently full partitions, and when to try each again."""
         self.unseen: set[int] = set()
         """Partitions that browsers skip because they are down, for which this has been logged."""
-        self._turn = 0
+        self._next = 0
 
     def keyed(self, key: str) -> PartitionHandle:
         """The partition of a key. Raises Refused(PARTITION_UNAVAILABLE) while it is down."""
@@ -68,6 +70,14 @@ class Router:
     def number_of(self, key: str) -> int:
         """The number of the partition that a key pins its messages to."""
         return partition_of_key(key, len(self.handles))
+
+    def divide(
+        self, keys: Sequence[str | None], lists: Sequence[Sequence[Any]]
+    ) -> list[tuple[int | None, Sequence[Sequence[Any]]]]:
+        """Divide lists with one value for each message by the partitions that the messages' keys pin them
+        to. Gives the number of each partition, None for the messages without a key, with its part of each
+        list. A list may also be empty."""
+        return [(number, parts) for number, *parts in divide(keys, len(self.handles), lists)]
 
     def pinned(self, number: int) -> PartitionHandle:
         """A partition that messages are pinned to. Raises Refused(PARTITION_UNAVAILABLE) while it is down."""
@@ -103,15 +113,15 @@ class Router:
             self._keep_pace(numbers)
         least = min(map(given.__getitem__, numbers))
         run = max(-(-count // len(numbers)), min(RUN_MESSAGES_MAX, least // EVEN_TO))
-        turn = bisect_left(numbers, self._turn)
-        numbers = numbers[turn:] + numbers[:turn]
+        first = bisect_left(numbers, self._next)
+        numbers = numbers[first:] + numbers[:first]
         runs, start = [], 0
         while start < count:
             stop = min(start + run, count)
             number = min(numbers, key=given.__getitem__)  # on a tie, the next in order
             given[number] += stop - start
             runs.append((number, start, stop))
-            start, self._turn = stop, number + 1
+            start, self._next = stop, number + 1
         return runs
 
     def full(self, number: int, now: float) -> None:

@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { HEAD_BYTES = 12, VERSION = 1, HAS_PRIORITY = 1, TOKEN_BYTES = 16, NUMBERS_ELEMENTS = 6 };
+enum { HEAD_BYTES = 12, VERSION = 1, FORWARDED = 4, HAS_PRIORITY = 1, TOKEN_BYTES = 16, NUMBERS_ELEMENTS = 6 };
 
 #define LOCK_SECTION "\x00\x53\x71\xC1\x24\x02\xA3\x10x-opt-lock-token\x98" /* up to the token */
 #define NO_LOCK_SECTION "\x00\x53\x71\xC1\x01\x00"
@@ -22,6 +22,7 @@ enum { HEAD_BYTES = 12, VERSION = 1, HAS_PRIORITY = 1, TOKEN_BYTES = 16, NUMBERS
 
 enum {
     NUMBERS_BYTES = 4 + BYTES(SEQUENCE_NUMBER) + 8 + BYTES(ENQUEUED_TIME) + 8 + BYTES(ENQUEUE_SEQUENCE_NUMBER) + 8, /* as counted in the map's size */
+    ORIGINAL_BYTES = BYTES(ENQUEUE_SEQUENCE_NUMBER) + 8,
     FRONT_BYTES_MAX = 32 + BYTES(LOCK_SECTION) + TOKEN_BYTES + BYTES(MAP32) + 4 + NUMBERS_BYTES /* without the annotations that the run shares */
 };
 
@@ -100,12 +101,13 @@ static PyObject *front_of(const delivery_t *delivery, const char *shared, size_t
     uint8_t front[FRONT_BYTES_MAX];
     const uint8_t *head = delivery->stored;
     uint32_t own_pairs = (uint32_t)head[8] << 8 | head[9], own_bytes = (uint32_t)head[10] << 8 | head[11];
+    bool forwarded = head[0] & FORWARDED; /* its own annotations begin with the original sequence number */
     uint8_t *to = put_lock(put_header(front, delivery), delivery->token);
-    to = put_u32(put(to, MAP32, BYTES(MAP32)), NUMBERS_BYTES + (uint32_t)shared_bytes + own_bytes);
-    to = put_u32(to, NUMBERS_ELEMENTS + shared_elements + 2 * own_pairs);
+    to = put_u32(put(to, MAP32, BYTES(MAP32)), NUMBERS_BYTES - (forwarded ? ORIGINAL_BYTES : 0) + (uint32_t)shared_bytes + own_bytes);
+    to = put_u32(to, NUMBERS_ELEMENTS - (forwarded ? 2 : 0) + shared_elements + 2 * own_pairs);
     to = put_i64(put(to, SEQUENCE_NUMBER, BYTES(SEQUENCE_NUMBER)), delivery->sequence_number);
     to = put_i64(put(to, ENQUEUED_TIME, BYTES(ENQUEUED_TIME)), delivery->enqueued_ms);
-    to = put_i64(put(to, ENQUEUE_SEQUENCE_NUMBER, BYTES(ENQUEUE_SEQUENCE_NUMBER)), delivery->sequence_number);
+    if (!forwarded) to = put_i64(put(to, ENQUEUE_SEQUENCE_NUMBER, BYTES(ENQUEUE_SEQUENCE_NUMBER)), delivery->sequence_number);
     size_t size = (size_t)(to - front);
     PyObject *made = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(size + shared_bytes));
     if (made) put(put((uint8_t *)PyBytes_AS_STRING(made), front, size), shared, shared_bytes);
@@ -131,7 +133,8 @@ static int read_delivery(PyObject *const *columns, Py_ssize_t index, delivery_t 
         return -1;
     }
     delivery->stored = (const uint8_t *)PyBytes_AS_STRING(stored);
-    if (PyList_GET_ITEM(columns[CHANGED], index) != Py_None || PyBytes_GET_SIZE(stored) < HEAD_BYTES || delivery->stored[0] != VERSION)
+    if (PyList_GET_ITEM(columns[CHANGED], index) != Py_None || PyBytes_GET_SIZE(stored) < HEAD_BYTES ||
+        (delivery->stored[0] & ~FORWARDED) != VERSION)
         return 0;
     if (columns[TOKENS]) {
         PyObject *token = PyList_GET_ITEM(columns[TOKENS], index);

@@ -1,6 +1,6 @@
 """Looking at messages without locking them: peek, watch for arrivals, and delete in bulk. Pure.
 
-Messages sent in the current batch are not shown, because they may still be refused (durability rule 3).
+Messages sent in the current cycle are not shown, because they may still be refused (durability rule 3).
 Messages whose time to live is over are not shown either.
 """
 
@@ -11,7 +11,7 @@ from itertools import islice
 
 from broker.operations import Arrived, ClientId, Delete, Deleted, Peek, Watch
 from broker.partition import records
-from broker.partition.batch import peeked
+from broker.partition.cycle import peeked
 from broker.partition.records import Mark
 from broker.partition.references import SCHEDULED, Reference
 from broker.partition.subqueue import Subqueue
@@ -37,7 +37,7 @@ class Browsing:
         return bool(self._telling)
 
     def peek(self, client: ClientId, peek: Peek) -> bool:
-        """Show messages. Returns False if it passed over so many that it must continue in the next batch."""
+        """Show messages. Returns False if it passed over so many that it must continue in the next cycle."""
         space = self._space
         subqueue = space.messages.find(peek.subqueue)
         found: list[Reference] = []
@@ -55,10 +55,10 @@ class Browsing:
                 break
             found.append(reference)
             room -= reference.size
-        space.batch.work += len(found)
+        space.cycle.work += len(found)
         answer = peeked(found, peek.cookie, more)
         if b"" in answer.messages:
-            space.batch.holes.append((answer.messages, found))
+            space.cycle.holes.append((answer.messages, found))
         space.answer(client, answer)
         return True
 
@@ -78,11 +78,11 @@ class Browsing:
         return True
 
     def tell_watchers(self) -> None:
-        """Report arrivals. The answers leave with the batch, so a client that then peeks sees what this batch
+        """Report arrivals. The answers leave with the cycle, so a client that then peeks sees what this cycle
         brought."""
         space = self._space
         if self._watches:
-            for number in space.batch.arrived_in & self._watches.keys():
+            for number in space.cycle.arrived_in & self._watches.keys():
                 for client in self._watches.pop(number):
                     self._telling[client, number] = None
         for client, number in list(islice(self._telling, space.bounds.told_max)):
@@ -100,23 +100,25 @@ class Browsing:
                 del self._telling[watch]
 
     def delete(self, client: ClientId, delete: Delete) -> None:
-        """Delete messages. Messages sent in this batch stay, because they may still be refused (durability
+        """Delete messages. Messages sent in this cycle stay, because they may still be refused (durability
         rule 3). Overdue messages are left to expire."""
-        space, batch = self._space, self._space.batch
+        space, cycle = self._space, self._space.cycle
         subqueue = space.messages.find(delete.subqueue)
         numbers: list[int] = []
         next_number: int | None = None
         looked_at = 0
-        states, recalls = frozenset(delete.states), False
+        states, recalls, session_id = frozenset(delete.states), False, delete.session_id
         for looked_at, reference in enumerate(subqueue.browse(max(delete.from_sequence_number, 0))):
             number = reference.sequence_number
-            if batch.has_sent and number >= batch.first_sent:
+            if cycle.has_sent and number >= cycle.first_sent:
                 break
             if reference.state is not SCHEDULED and reference.enqueued_at_ms >= delete.enqueued_before_ms:
                 break  # enqueued times never go back, so later messages are no older
             if len(numbers) >= delete.count or looked_at >= space.bounds.deleted_max:
                 next_number = number
                 break
+            if session_id is not None and reference.session_id != session_id:
+                continue
             if reference.lease is not None:
                 if delete.recalls:
                     recalls = space.recall_from(reference.lease) or recalls
@@ -128,23 +130,23 @@ class Browsing:
                 numbers.append(number)
         if numbers:
             space.mark(Mark(records.REMOVED, subqueue.number, numbers))
-        batch.work += looked_at + 1
+        cycle.work += looked_at + 1
         space.answer(client, Deleted(len(numbers), next_number, delete.cookie, recalls))
 
     def _visible(
         self, subqueue: Subqueue, from_number: int, session_id: bytes | None = None
     ) -> Iterator[tuple[int, Reference | None]]:
-        """Messages that a client may see, of all sessions or of one. Leaves out messages sent in this batch,
+        """Messages that a client may see, of all sessions or of one. Leaves out messages sent in this cycle,
         because they may still be refused (durability rule 3).
 
-        Ends with a number and no message if it has passed over as many messages as one batch may look at.
+        Ends with a number and no message if it has passed over as many messages as one cycle may look at.
         Continue from that number.
         """
-        space, batch = self._space, self._space.batch
+        space, cycle = self._space, self._space.cycle
         passed_over = 0
         for reference in subqueue.browse(max(from_number, 0)):
             number = reference.sequence_number
-            if batch.has_sent and number >= batch.first_sent:
+            if cycle.has_sent and number >= cycle.first_sent:
                 return
             if session_id is not None and reference.session_id != session_id:
                 pass
@@ -153,6 +155,6 @@ class Browsing:
                 continue
             passed_over += 1
             if passed_over >= space.bounds.looks_max:
-                batch.work += passed_over
+                cycle.work += passed_over
                 yield number, None
                 return

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 TOLERANCE_MS = 1_000
 """Settings that differ by less than this count as one, so a recovery may move a deadline by this much. While
-enqueued times catch up after the clock was set back, each batch has its own setting."""
+enqueued times catch up after the clock was set back, each cycle has its own setting."""
 SETTINGS_MAX = 4_096
 """Beyond this, the older half is dropped. This many settings take 64 KiB per partition. Clock steps are rare;
 this covers an hour of catching up."""

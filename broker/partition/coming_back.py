@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from broker.base.clock import Clock, wall_ahead_ms
 from broker.base.slices import Slices
 from broker.entities.descriptions import EntityDescription
-from broker.partition.batch_bounds import Bounds
 from broker.partition.clock_settings import ClockSettings
+from broker.partition.cycle_bounds import Bounds
 from broker.partition.disk_timeout import Patience
 from broker.partition.messages import Messages
 from broker.partition.payloads import PayloadBudget

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from broker.entities.roles import KEEPS_FAILED_TRANSFERS
 from broker.message.changes import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, encode_changes
 from broker.partition import records
 from broker.partition.records import Mark
@@ -38,6 +39,18 @@ def dead_letter(
     target = subqueue.dead_letters_to
     assert target is not None, "its messages go no further"
     numbers = [reference.sequence_number for reference in references]
-    space.batch.dead_lettered += len(numbers)
-    space.batch.arrived_in.add(target)
+    space.cycle.dead_lettered += len(numbers)
+    space.cycle.arrived_in.add(target)
     space.mark(Mark(records.MOVED, subqueue.number, numbers, changed, target, counts_delivery))
+
+
+def fail_transfer(
+    space: Workspace, subqueue: Subqueue, references: Sequence[Reference], changed: bytes | None
+) -> None:
+    """Move messages that another entity does not take to the transfer dead-letter subqueue. `changed`: the
+    properties that give the reason."""
+    target = next(each.number for each in space.subqueues if each.role is KEEPS_FAILED_TRANSFERS)
+    numbers = [reference.sequence_number for reference in references]
+    space.cycle.dead_lettered += len(numbers)
+    space.cycle.arrived_in.add(target)
+    space.mark(Mark(records.MOVED, subqueue.number, numbers, changed, target))

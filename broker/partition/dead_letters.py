@@ -41,9 +41,9 @@ class DeadLetters:
         self._space, self._sending = space, sending
 
     def delete(self, client: ClientId, delete: DeleteExactly) -> None:
-        """Remove messages by number. Messages sent in this batch count as missing, because they may still be
+        """Remove messages by number. Messages sent in this cycle count as missing, because they may still be
         refused (durability rule 3)."""
-        space, batch = self._space, self._space.batch
+        space, cycle = self._space, self._space.cycle
         subqueue = space.messages.find(delete.subqueue)
         numbers: list[int] = []
         locked: list[int] = []
@@ -51,7 +51,7 @@ class DeadLetters:
         recalls = False
         for number in dict.fromkeys(delete.sequence_numbers):
             reference = subqueue.references.get(number)
-            if reference is None or (batch.has_sent and number >= batch.first_sent):
+            if reference is None or (cycle.has_sent and number >= cycle.first_sent):
                 missing.append(number)
             elif reference.lease is not None:
                 locked.append(number)
@@ -60,7 +60,7 @@ class DeadLetters:
                 numbers.append(number)
         if numbers:
             space.mark(Mark(records.REMOVED, subqueue.number, numbers))
-        batch.work += len(delete.sequence_numbers)
+        cycle.work += len(delete.sequence_numbers)
         space.answer(client, DeletedExactly(locked, missing, delete.cookie, recalls))
 
     def find(self, client: ClientId, find: FindDeadLetters) -> None:
@@ -85,7 +85,7 @@ class DeadLetters:
                 find.reason is None or has_reason(reference.changed, find.reason)
             ):
                 numbers.append(number)
-        space.batch.work += looked_at + 1
+        space.cycle.work += looked_at + 1
         space.answer(client, Found(numbers, next_number, find.cookie, recalls))
 
     def redrive(self, client: ClientId, redrive: Redrive) -> None:
@@ -110,16 +110,16 @@ class DeadLetters:
             columns=of_references(dead)
             | {name: [values[place] for place in found] for name, values in redrive.columns.items()},
         )
-        first = self._sending.send(space.batch, space.description, send, freed)
+        first = self._sending.send(space.cycle, space.description, send, freed)
         for subqueue, references in space.locks.unlock(
             [redrive.tokens[place] for place in found], space.arrived_ms
         ):
-            space.batch.redriven.append((subqueue.number, references))
+            space.cycle.redriven.append((subqueue.number, references))
             for reference in references:
-                reference.frame.live += 1  # until the batch is durable, lest the frame be dropped
+                reference.frame.live += 1  # until the cycle is durable, lest the frame be dropped
             mark = Mark(records.REMOVED, subqueue.number, [each.sequence_number for each in references])
             # Not `Workspace.mark`: on a full disk, this record must not outlive the new messages.
-            space.batch.commit.add(mark.kind, [records.encode_mark(mark)], records.VERSION)
+            space.cycle.commit.add(mark.kind, [records.encode_mark(mark)], records.VERSION)
             space.messages.apply_mark(mark)
         numbers = [0] * len(redrive.tokens)
         for new_number, place in enumerate(found, first):
@@ -128,18 +128,18 @@ class DeadLetters:
 
 
 def restore(space: Workspace) -> None:
-    """Put back the dead letters that this batch has enqueued anew, because the disk is full."""
-    for number, references in space.batch.redriven:
+    """Put back the dead letters that this cycle has enqueued anew, because the disk is full."""
+    for number, references in space.cycle.redriven:
         space.messages.bring_back(space.subqueues[number], references)
     let_go(space)
 
 
 def let_go(space: Workspace) -> None:
-    """Let go of the frames of these dead letters, because the batch is durable or was undone."""
-    for _, references in space.batch.redriven:
+    """Let go of the frames of these dead letters, because the cycle is durable or was undone."""
+    for _, references in space.cycle.redriven:
         for reference in references:
             reference.frame.live -= 1
-    space.batch.redriven.clear()
+    space.cycle.redriven.clear()
 
 
 def _check_dead_letters(subqueue: Subqueue) -> None:

@@ -25,10 +25,10 @@ RESTORED_AT_ONCE = 512
 
 def delay(space: Workspace, subqueue: Subqueue, references: Sequence[Reference], delay_ms: int) -> None:
     """Offer messages again after a delay. Their locks have just ended."""
-    batch = space.batch
+    cycle = space.cycle
     numbers = [reference.sequence_number for reference in references]
-    space.record(delayed(batch.wall_ms + delay_ms, numbers))
-    until_ms = batch.now_ms + delay_ms
+    space.record(delayed(cycle.wall_ms + delay_ms, numbers))
+    until_ms = cycle.now_ms + delay_ms
     if space.held is not None:
         space.held.append(lambda: _hold(space, subqueue, references, until_ms))
     else:

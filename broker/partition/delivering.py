@@ -1,7 +1,7 @@
 """Handing out messages: demand, grants and recall; and fetching deferred messages. Pure.
 
 Clients ask for messages (`Demand`). The partition locks the oldest available ones and grants them to the
-clients in order (`DemandBook`), in one answer per client, subqueue and batch. If a client waits in vain, the
+clients in order (`DemandBook`), in one answer per client, subqueue and cycle. If a client waits in vain, the
 partition asks other clients to return messages they have not passed on (`Recall`).
 """
 
@@ -19,7 +19,7 @@ from broker.operations import (
     Unmet,
     Withdrawn,
 )
-from broker.partition.batch import Grant
+from broker.partition.cycle import Grant
 from broker.partition.demand import DemandBook, Waiter
 from broker.partition.granting import close_grant, has_granted_enough, new_grant, write_grant
 from broker.partition.references import DEFERRED, Lease, Reference, SessionLock
@@ -27,6 +27,7 @@ from broker.partition.session_locks import SessionLocks
 from broker.partition.subqueue import Subqueue
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.workspace import Workspace
+from broker.transfer_operations import LockNext
 
 _ANSWER_BYTES = 256
 """The least memory that a message in an answer takes besides its bytes and its changed properties."""
@@ -45,14 +46,16 @@ class Delivering:
 
     @property
     def has_more(self) -> bool:
-        """A client waits for available messages because the batch reached its limit."""
-        return any(subqueue.available and book for subqueue, book in self._asked.values())
+        """A client waits for available messages because the cycle reached its limit."""
+        return bool(self._asked) and any(
+            subqueue.available and book for subqueue, book in self._asked.values()
+        )
 
     def demand(self, client: ClientId, demand: Demand) -> None:
         """Raise a client's demand. First completes the client's withdrawal if one is pending."""
         space = self._space
         subqueue = space.messages.find(demand.subqueue)
-        if self._sessions.serves(subqueue):
+        if self._sessions.covers(subqueue):
             self._sessions.demand(client, subqueue, demand)
             return
         book = space.books[subqueue.number]
@@ -63,25 +66,25 @@ class Delivering:
             book.ask(client, demand.count, demand.bytes_max)
             self._asked[subqueue.number] = subqueue, book
             if demand.tell_unmet:
-                space.batch.to_tell.append((client, subqueue.number))
+                space.cycle.to_tell.append((client, subqueue.number))
 
     def withdraw(self, client: ClientId, subqueue: Subqueue) -> bool:
         """Withdraw a client's demand. A drain asks for the messages there are now, and then no more (§2.6.7),
         so first meet the demand as far as possible and recall messages for it. Returns False if that must
-        continue in the next batch."""
+        continue in the next cycle."""
         space = self._space
         if space.hands_out_later:
-            return False  # a transaction of this batch may give back what the client waits for
-        if self._sessions.serves(subqueue) and not self._sessions.withdraw(client, subqueue):
+            return False  # a transaction of this cycle may give back what the client waits for
+        if self._sessions.covers(subqueue) and not self._sessions.withdraw(client, subqueue):
             return False
         book = space.books[subqueue.number]
         self._hand_out(subqueue, book)
         if (
             subqueue.available
             and book.waits(client)
-            and (client, subqueue.number) not in space.batch.open_grants
+            and (client, subqueue.number) not in space.cycle.open_grants
         ):
-            return False  # the batch has reached its limit, and this client has been given nothing yet
+            return False  # the cycle has reached its limit, and this client has been given nothing yet
         self._recall(subqueue, book)
         if book.withdraw(client):
             space.answer(client, Withdrawn(space.number, subqueue.name))
@@ -93,13 +96,13 @@ class Delivering:
         space = self._space
         subqueue = space.messages.find(recalled.subqueue)
         book = space.books[subqueue.number]
-        space.batch.work += len(recalled.tokens)
+        space.cycle.work += len(recalled.tokens)
         returned = space.locks.unlock(recalled.tokens, space.arrived_ms)
         book.recalled(client)
         for other, references in returned:
             self._time_to_live.give_back(other, references)
         if returned:
-            book.pass_turn(client)
+            book.move_to_end(client)
             while subqueue.available and (waiter := book.latest_but(client)) is not None:
                 if not self._grant(subqueue, book, waiter, waiter.count) and has_granted_enough(self._space):
                     return
@@ -107,7 +110,7 @@ class Delivering:
     def detach(self, client: ClientId, detach: Detach) -> None:
         """Make the messages that a departing client has not seen available again."""
         space = self._space
-        space.batch.work += len(detach.unseen)
+        space.cycle.work += len(detach.unseen)
         returned = space.locks.unlock(detach.unseen, space.arrived_ms)
         for _, book in self._asked.values():
             book.detach(client)
@@ -121,7 +124,7 @@ class Delivering:
         space = self._space
         subqueue = space.messages.find(receive.subqueue)
         session_id, held = None, None
-        if self._sessions.serves(subqueue):
+        if self._sessions.covers(subqueue):
             session, lock = self._sessions.held(receive.holder, receive.session_id, subqueue)
             session_id, held = session.id, (lock, receive.holder)
         found: list[Reference] = []
@@ -142,8 +145,8 @@ class Delivering:
 
     def lock_exactly(self, client: ClientId, lock: LockExactly) -> None:
         """Lock messages that a client names, in any state. Leaves out those that are locked or missing, or
-        were sent in this batch."""
-        space, batch = self._space, self._space.batch
+        were sent in this cycle."""
+        space, cycle = self._space, self._space.cycle
         subqueue = space.messages.find(lock.subqueue)
         found: list[Reference] = []
         for number in dict.fromkeys(lock.sequence_numbers):
@@ -151,10 +154,36 @@ class Delivering:
             if (
                 reference is not None
                 and reference.lease is None
-                and not (batch.has_sent and number >= batch.first_sent)
+                and not (cycle.has_sent and number >= cycle.first_sent)
             ):
                 found.append(reference)
         self._lock(client, subqueue, found, lock.cookie)
+
+    def lock_next(self, client: ClientId, lock: LockNext) -> bool:
+        """Lock the oldest available messages. Returns False if that must wait for the next cycle. Raises
+        Refused(NOT_ALLOWED) in a subqueue with sessions."""
+        space, cycle = self._space, self._space.cycle
+        if space.hands_out_later:
+            return False  # a transaction of this cycle may make older messages available
+        subqueue = space.messages.find(lock.subqueue)
+        if self._sessions.covers(subqueue):
+            raise Refused(Reason.NOT_ALLOWED, "Messages of sessions are received with their session.")
+        lease = space.locks.new_lease(subqueue.number, cycle.now_ms + lock.duration_ms)
+        taken, expired, looked = subqueue.take(
+            min(lock.count, space.bounds.granted_max),
+            min(lock.bytes_max, space.bounds.granted_bytes_max),
+            lease,
+            cycle.now_ms,
+            space.bounds.granted_max,
+        )
+        cycle.work += looked
+        grant = new_grant(space, client, lease, deferred=True, cookie=lock.cookie)
+        grant.open = False
+        if taken:
+            space.locks.start(lease)
+        if expired:
+            self._time_to_live.expire(subqueue, expired)
+        return True
 
     def _lock(
         self,
@@ -174,7 +203,7 @@ class Delivering:
             if (room < 0 and place) or place >= space.bounds.granted_max:
                 del found[place:]
                 break
-        space.batch.work += len(found)
+        space.cycle.work += len(found)
         if session is None:
             lease = self._new_lease(subqueue)
         else:
@@ -186,47 +215,47 @@ class Delivering:
             space.locks.start(lease)
 
     def finish(self) -> None:
-        """End the batch by handing out available messages in each subqueue."""
-        space, batch = self._space, self._space.batch
+        """End the cycle by handing out available messages in each subqueue."""
+        space, cycle = self._space, self._space.cycle
         if not space.hands_out_later:
             self._sessions.hand_out()
         for number in sorted(self._asked):
             subqueue, book = self._asked[number]
-            if book.is_idle:
+            if book.is_empty:
                 if not book.is_held:
                     del self._asked[number]
                 continue
-            batch.granted_bytes = batch.granted = 0  # limits per subqueue, so that none starves the others
+            cycle.granted_bytes = cycle.granted = 0  # limits per subqueue, so that none starves the others
             if not space.hands_out_later:
                 self._hand_out(subqueue, book)
             self._recall(subqueue, book)
             for client in book.left():
                 space.answer(client, Withdrawn(space.number, subqueue.name))
                 close_grant(space, client, subqueue.number)
-        for client, number in batch.to_tell:
+        for client, number in cycle.to_tell:
             if not space.subqueues[number].available and space.books[number].waits(client):
                 space.answer(client, Unmet(space.number, space.subqueues[number].name))
 
     def write_answers(self) -> None:
-        """Write the batch's answers. They grow no further."""
-        for grant in self._space.batch.grants:
+        """Write the cycle's answers. They grow no further."""
+        for grant in self._space.cycle.grants:
             write_grant(self._space, grant)
 
     def ungrant(self, grant: Grant) -> None:
-        """Remove messages sent in this batch from a lease made in this batch, and restore the client's demand
+        """Remove messages sent in this cycle from a lease made in this cycle, and restore the client's demand
         for them."""
         space, lease = self._space, grant.lease
-        batch = space.batch
+        cycle = space.cycle
         undone = [
-            reference for reference in lease.references if reference.sequence_number >= batch.first_sent
+            reference for reference in lease.references if reference.sequence_number >= cycle.first_sent
         ]
         if not undone:
             return
         lease.references = [
-            reference for reference in lease.references if reference.sequence_number < batch.first_sent
+            reference for reference in lease.references if reference.sequence_number < cycle.first_sent
         ]
         space.locks.take_back(lease, undone)
-        batch.holes = [hole for hole in batch.holes if hole[0] is not grant.answer.messages]
+        cycle.holes = [hole for hole in cycle.holes if hole[0] is not grant.answer.messages]
         write_grant(space, grant)
         if grant.open:
             grant.answer.voids_demand = False
@@ -247,26 +276,26 @@ class Delivering:
     def _grant(self, subqueue: Subqueue, book: DemandBook, waiter: Waiter, count: int) -> int:
         """Lock up to `count` messages for a waiter, and return how many. Also handles the expired messages it
         meets."""
-        space, batch = self._space, self._space.batch
+        space, cycle = self._space, self._space.cycle
         client = waiter.client
-        room = min(space.bounds.granted_bytes_max - batch.granted_bytes, waiter.bytes)
-        looks = space.bounds.granted_max - batch.granted
+        room = min(space.bounds.granted_bytes_max - cycle.granted_bytes, waiter.bytes)
+        looks = space.bounds.granted_max - cycle.granted
         if room <= 0 or looks <= 0:
             return 0
-        grant = batch.open_grants.get((client, subqueue.number))
+        grant = cycle.open_grants.get((client, subqueue.number))
         lease = grant.lease if grant else self._new_lease(subqueue)
-        taken, expired, looked = subqueue.take(count, room, lease, batch.now_ms, looks)
-        batch.granted += looked
+        taken, expired, looked = subqueue.take(count, room, lease, cycle.now_ms, looks)
+        cycle.granted += looked
         if taken:
             if grant is None:
                 space.locks.start(lease)
                 lease.holder = book.holder(client)
                 book.granted(lease)
                 grant = new_grant(space, client, lease)
-                batch.open_grants[client, subqueue.number] = grant
+                cycle.open_grants[client, subqueue.number] = grant
             size = sum(reference.size for reference in taken)
-            batch.granted_bytes += size
-            grant.void += book.served(waiter, len(taken), size)
+            cycle.granted_bytes += size
+            grant.void += book.given(waiter, len(taken), size)
             grant.bytes_left = waiter.bytes
             if grant.void:
                 grant.answer.voids_demand = True
@@ -277,7 +306,7 @@ class Delivering:
     def _recall(self, subqueue: Subqueue, book: DemandBook) -> None:
         """Recall messages that clients have not passed on, if others wait and nothing is available."""
         if not subqueue.available:
-            self._space.batch.answers.extend(
+            self._space.cycle.answers.extend(
                 (client, Recall(self._space.number, subqueue.name)) for client in book.recall()
             )
 

@@ -61,7 +61,7 @@ class DemandBook:
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[ClientId, Waiter] = _NO_WAITERS
-        """In the order in which they are served."""
+        """In the order in which they are given messages."""
         self._eager: dict[ClientId, Waiter] = _NO_WAITERS
         """In the order of their latest demand."""
         self._leaving: dict[ClientId, Waiter] = _NO_WAITERS
@@ -76,7 +76,7 @@ class DemandBook:
         return bool(self._waiting)
 
     @property
-    def is_idle(self) -> bool:
+    def is_empty(self) -> bool:
         """No client waits, or has to be told that its withdrawal is complete."""
         return not (self._waiting or self._leaving or self._gone)
 
@@ -97,7 +97,7 @@ class DemandBook:
             waiter = self._waiting[client] = Waiter(client)
         assert client not in self._leaving, "its withdrawal is confirmed before it asks again"
         waiter.count += count
-        waiter.bytes = max(bytes_max, 1)  # serving a client that can take nothing would never end
+        waiter.bytes = max(bytes_max, 1)  # else handing out to it would never end
         self._eager.pop(client, None)
         self._eager[client] = waiter
 
@@ -106,7 +106,7 @@ class DemandBook:
         return client in self._waiting
 
     def first(self) -> Waiter | None:
-        """The next client to serve."""
+        """The next client to hand out to."""
         return next(iter(self._waiting.values()), None)
 
     def latest_but(self, client: ClientId) -> Waiter | None:
@@ -121,7 +121,7 @@ class DemandBook:
         waiter = self._waiting.get(client)
         self.ask(client, count, size + (waiter.bytes if waiter is not None else bytes_left))
 
-    def served(self, waiter: Waiter, count: int, size: int) -> int:
+    def given(self, waiter: Waiter, count: int, size: int) -> int:
         """Note that the waiter was given messages. If it wants more, it moves to the end. Returns how many
         messages of its demand became void because its bytes were used up."""
         waiter.count -= count
@@ -131,14 +131,14 @@ class DemandBook:
         waiter.count -= void
         self._eager.pop(waiter.client, None)
         if waiter.count:
-            self.pass_turn(waiter.client)
+            self.move_to_end(waiter.client)
             return 0
         self._waiting.pop(waiter.client)
         if self._leaving.pop(waiter.client, None):
             self._gone.append(waiter.client)
         return void
 
-    def pass_turn(self, client: ClientId) -> None:
+    def move_to_end(self, client: ClientId) -> None:
         """Move the client to the end of the queue."""
         if client in self._waiting:
             self._waiting.move_to_end(client)

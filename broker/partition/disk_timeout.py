@@ -6,7 +6,7 @@ a partition's task waits for its log only in a `with` block of its `Patience`. W
 to keep waiting.
 
 The timer checks twice, a moment apart, so that a process that was suspended first receives the answers that
-arrived meanwhile. One timer serves all blocks, because most of them end long before it fires.
+arrived meanwhile. One timer is enough for all blocks, because most of them end long before it fires.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from storage.errors import StorageError
-from storage.log import Checkpoint, Commit, Frame, Log, Position, RoomTurns
+from storage.log import Checkpoint, Commit, Frame, Log, Position, RoomLock
 
 SECOND_LOOK_S = 0.05
 
@@ -58,8 +58,8 @@ class Patience:
         task = self._task = asyncio.current_task()
         assert task is not None, "a coroutine runs in a task"
         self._cancelling = task.cancelling()
-        self._given_up = False
-        self.again()
+        self._given_up = self._is_second_look = False
+        self._until = loop.time() + self._limit_s
         if self._timer is None:
             self._timer = loop.call_at(self._until, self._look)
 
@@ -151,7 +151,7 @@ class PatientLog:
         return self._log.is_confined
 
     @property
-    def making_room(self) -> RoomTurns:
+    def making_room(self) -> RoomLock:
         return self._log.making_room
 
     async def room(self) -> int:

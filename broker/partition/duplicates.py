@@ -44,7 +44,7 @@ SLOTS_PER_WINDOW = 64
 SLOT_MAX = 2048
 """Identities in one slot: it is encoded, or forgotten, in less than a millisecond."""
 FORGOTTEN_AT_ONCE = 2
-"""Slots that one batch forgets."""
+"""Slots that one cycle forgets."""
 _TABLES = 64
 _RECORD, _BLOCK = struct.Struct("<QQ"), struct.Struct("<Q")
 
@@ -59,7 +59,7 @@ class _Slot:
         self.begun_ms = begun_ms
         """Monotonic time of its first identity; None if the slot was read back, and so takes no more."""
         self.now_ms: int | None = None
-        """Monotonic time of its latest identity; None until the first batch after it was read back."""
+        """Monotonic time of its latest identity; None until the first cycle after it was read back."""
         self.wall_ms = 0
         """The same in wall time."""
         untrack([self.identities])

@@ -103,7 +103,7 @@ class DurableState(Section, Protocol):
 
     @property
     def state_bytes(self) -> int:
-        """Memory used, in bytes. Read once per batch and send, so keep a running total."""
+        """Memory used, in bytes. Read once per cycle and send, so keep a running total."""
 
     def next_expiry_ms(self) -> int | None:
         """When `expire` next has something to do, in wall time; None if never."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 
 class EnqueuedTimes:
-    """Determines the enqueued time of each batch. Owned by the partition's state machine."""
+    """Determines the enqueued time of each cycle. Owned by the partition's state machine."""
 
     __slots__ = ("_from", "_since_ms")
 

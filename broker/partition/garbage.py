@@ -51,7 +51,7 @@ class GarbageBound:
         may have left garbage in it."""
 
     def look(self, now_ms: int, end: int) -> bool:
-        """Call this after each batch with the log's end. Returns True, after adapting the bound, if it is
+        """Call this after each cycle with the log's end. Returns True, after adapting the bound, if it is
         time to look at the log."""
         if self.due_ms is None:
             if end != self._seen_end:

@@ -54,7 +54,7 @@ class GoingDown:
             sink(self._unavailable())
 
     def refuse_waiting(self, reason: Reason = Reason.PARTITION_UNAVAILABLE, why: str | None = None) -> None:
-        """Refuse waiting operations and a batch whose commit failed."""
+        """Refuse waiting operations and a cycle whose commit failed."""
         for entry in self._mailbox.take_all():
             self.refuse(entry, reason, why)
 

@@ -1,9 +1,9 @@
-"""Grants: the `Locked` answers of a batch, and the leases behind them. Pure."""
+"""Grants: the `Locked` answers of a cycle, and the leases behind them. Pure."""
 
 from __future__ import annotations
 
 from broker.operations import ClientId, Locked
-from broker.partition.batch import Grant, write_locked
+from broker.partition.cycle import Grant, write_locked
 from broker.partition.references import Lease
 from broker.partition.workspace import Workspace
 
@@ -27,7 +27,7 @@ def new_grant(
         cookie,
     )
     grant = Grant(client, lease, answer)
-    space.batch.grants.append(grant)
+    space.cycle.grants.append(grant)
     space.answer(client, answer)
     return grant
 
@@ -36,17 +36,17 @@ def write_grant(space: Workspace, grant: Grant) -> None:
     """Write the columns of the answer, and note which messages must be read from the log."""
     write_locked(grant.answer, grant.lease)
     if b"" in grant.answer.messages:
-        space.batch.holes.append((grant.answer.messages, list(grant.lease.references)))
+        space.cycle.holes.append((grant.answer.messages, list(grant.lease.references)))
 
 
 def close_grant(space: Workspace, client: ClientId, subqueue: int) -> None:
-    """The client has withdrawn: its answer grows no further in this batch."""
-    grant = space.batch.open_grants.pop((client, subqueue), None)
+    """The client has withdrawn: its answer grows no further in this cycle."""
+    grant = space.cycle.open_grants.pop((client, subqueue), None)
     if grant is not None:
         grant.open = False
 
 
 def has_granted_enough(space: Workspace) -> bool:
-    """Whether the batch has handed out as much of the current subqueue as allowed."""
-    batch, bounds = space.batch, space.bounds
-    return batch.granted_bytes >= bounds.granted_bytes_max or batch.granted >= bounds.granted_max
+    """Whether the cycle has handed out as much of the current subqueue as allowed."""
+    cycle, bounds = space.cycle, space.bounds
+    return cycle.granted_bytes >= bounds.granted_bytes_max or cycle.granted >= bounds.granted_max

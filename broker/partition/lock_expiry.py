@@ -14,16 +14,16 @@ from broker.partition.workspace import Workspace
 
 
 def run_out_locks(space: Workspace, time_to_live: TimeToLive, until_ms: int) -> None:
-    """End the locks that expire by `until_ms`, up to the batch's limit."""
-    batch, ended_max = space.batch, space.bounds.ended_locks_max
+    """End the locks that expire by `until_ms`, up to the cycle's limit."""
+    cycle, ended_max = space.cycle, space.bounds.ended_locks_max
     ended = space.locks.run_out(until_ms)
     delayed = 0
-    while batch.expired_locks + delayed < ended_max and (next_ended := next(ended, None)) is not None:
+    while cycle.expired_locks + delayed < ended_max and (next_ended := next(ended, None)) is not None:
         lease, subqueue, references = next_ended
         if lease.is_delay:
             delayed += len(references)
-            batch.arrived_in.add(subqueue.number)
+            cycle.arrived_in.add(subqueue.number)
             time_to_live.give_back(subqueue, references)
             continue
-        batch.expired_locks += len(references)
+        cycle.expired_locks += len(references)
         failed_delivery(space, time_to_live, subqueue, references, None)

@@ -97,6 +97,10 @@ class Locks:
         """When the next lease expires; None if there is none."""
         return self._ends.next_due_ms()
 
+    def is_due(self, now_ms: int) -> bool:
+        """Whether `run_out` has something to do."""
+        return bool(self._ended) or self._ends.is_due(now_ms)
+
     @property
     def has_ended(self) -> bool:
         """`run_out` has more to do."""

@@ -1,4 +1,4 @@
-"""A settlement or renewal of more messages than one batch may handle: one part per batch, and a common
+"""A settlement or renewal of more messages than one cycle may handle: one part per cycle, and a common
 answer. Pure."""
 
 from __future__ import annotations

@@ -1,16 +1,19 @@
-"""A partition's mailbox: waiting operations, the batch being committed, and the clients to be answered."""
+"""A partition's mailbox: waiting operations, the cycle being committed, and the clients to be answered."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from broker.operations import Answer, ClientId, Demand, Detach, Operation, Send, Sink, Transact, Watch
 from broker.session_operations import AcceptSession, WatchSessions
+from broker.transfer_operations import HandOver
 
 Waiting = tuple[ClientId, Operation, Sink, int]
 """An operation in the mailbox, with its client, its sink and its arrival in monotonic time (ms)."""
 
+_WITH_MESSAGES = (Send, HandOver)
 _MAY_BE_ANSWERED_LATER = (Demand, Watch, AcceptSession, WatchSessions)
 
 
@@ -22,7 +25,7 @@ class Mailbox:
     def __init__(self) -> None:
         self.waiting: deque[Waiting] = deque()
         self.undecided: list[Waiting] = []
-        """The batch being committed. If the commit fails, its operations are refused after the log has been
+        """The cycle being committed. If the commit fails, its operations are refused after the log has been
         reopened or could not be."""
         self.attached: dict[ClientId, Sink] = {}
         """Clients with demand, a watch or a session. They may be answered at any time until they detach."""
@@ -36,26 +39,28 @@ class Mailbox:
         return self.waiting[0][3] if self.waiting else None
 
     def gather(self, operations_max: int, bytes_max: int) -> list[Waiting]:
-        """Take out the operations of the next batch and remember them as undecided."""
+        """Take out the operations of the next cycle and remember them as undecided."""
         mailbox = self.waiting
-        batch: list[Waiting] = []
+        cycle: list[Waiting] = []
         room = bytes_max
-        while mailbox and len(batch) < operations_max and room > 0:
+        while mailbox and len(cycle) < operations_max and room > 0:
             entry = mailbox.popleft()
             operation = entry[1]
-            batch.append(entry)
-            if isinstance(operation, Send):
+            cycle.append(entry)
+            if isinstance(operation, _WITH_MESSAGES):
                 room -= sum(map(len, operation.messages))
             elif isinstance(operation, Transact):
                 room -= sum(map(len, operation.send.messages))
-        self.undecided = batch
-        return batch
+                for more in (operation.scheduled, operation.transfers):
+                    room -= 0 if more is None else sum(map(len, more.messages))
+        self.undecided = cycle
+        return cycle
 
-    def put_back(self, batch: list[Waiting], place: int) -> None:
-        """End the batch before the operation at `place`: that operation and all later ones wait for the next
-        batch."""
-        self.waiting.extendleft(reversed(batch[place:]))
-        del batch[place:]
+    def put_back(self, cycle: list[Waiting], place: int) -> None:
+        """End the cycle before the operation at `place`: that operation and all later ones wait for the next
+        cycle."""
+        self.waiting.extendleft(reversed(cycle[place:]))
+        del cycle[place:]
 
     def note(self, client: ClientId, operation: Operation, sink: Sink) -> None:
         """Before an operation is carried out, note whether its client may get answers later
@@ -65,9 +70,9 @@ class Mailbox:
         elif isinstance(operation, Detach):
             self.attached.pop(client, None)
 
-    def deliver(self, answers: Iterable[tuple[ClientId, Answer]], batch: Iterable[Waiting]) -> None:
-        """Send each answer to its client, if the client has an operation in the batch or is attached."""
-        sinks = {client: sink for client, _, sink, _ in batch}
+    def deliver(self, answers: Iterable[tuple[ClientId, Answer]], cycle: Iterable[Waiting]) -> None:
+        """Send each answer to its client, if the client has an operation in the cycle or is attached."""
+        sinks = {client: sink for client, _, sink, _ in cycle}
         for client, answer in answers:
             sink = sinks.get(client) or self.attached.get(client)
             if sink is not None:
@@ -79,3 +84,13 @@ class Mailbox:
         self.undecided = []
         self.waiting.clear()
         return entries
+
+
+def sends_from(cycle: Sequence[Waiting], place: int) -> list[tuple[ClientId, Send]]:
+    """The sends that follow one another in a cycle, from this place on."""
+    sends: list[tuple[ClientId, Send]] = []
+    for client, operation, _, _ in islice(cycle, place, None):
+        if not isinstance(operation, Send):
+            break
+        sends.append((client, operation))
+    return sends

@@ -7,7 +7,7 @@ message of a session, takes the same time however many there are.
 
 *Free* sessions have available messages and no lock, in the order in which they became so. *Hungry* ones are
 locked and have both available messages and a holder that wants some. `session_locks.py` locks sessions and
-serves their holders.
+gives their holders messages.
 
 A session is known while it has messages, in whatever state, or is locked.
 """
@@ -171,10 +171,10 @@ class MessageSessions:
                 self.review(session)
 
     def delay(self, references: Iterable[Reference]) -> None:
-        """Note that messages are locked until their delay ends."""
+        """Note that messages are locked until their delay ends. Deferred ones are in nobody's way."""
         for reference in references:
             session = self._of(reference)
-            if session is not None:
+            if session is not None and reference.state is ACTIVE:
                 if session.delayed is _NONE_DELAYED:
                     session.delayed = set()
                 session.delayed.add(reference.sequence_number)

@@ -31,7 +31,15 @@ from broker.partition.blocks import Blocks
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.payloads import PayloadBudget
 from broker.partition.postponing import activate, put_off
-from broker.partition.records import Activated, Counters, Enqueued, Mark, Relocated, UnreadableRecord
+from broker.partition.records import (
+    Activated,
+    Counters,
+    Enqueued,
+    Mark,
+    Relocated,
+    Rescheduled,
+    UnreadableRecord,
+)
 from broker.partition.references import ACTIVE, STATES, Reference, StoredFrame
 from broker.partition.renumbered import Renumbered
 from broker.partition.replaying import REPLAYED_AT_ONCE, parts_of, relocated_parts, shared, state_of
@@ -83,8 +91,8 @@ class Messages:
         self.latest_enqueued_ms = 0
         self.payloads = payloads.share(self.evict)
         self.evicted_below = NO_NUMBER
-        """Bodies from this sequence number on are not evicted: the current batch has sent them, and not all
-        of them are counted in the budget. Another partition may ask for room while the batch lasts."""
+        """Bodies from this sequence number on are not evicted: the current cycle has sent them, and not all
+        of them are counted in the budget. Another partition may ask for room while the cycle lasts."""
         self._evicted_to = (0, 0)
         """The subqueue and sequence number where the last eviction stopped."""
         self._by_name = {subqueue.name: subqueue for subqueue in self.subqueues}
@@ -216,7 +224,7 @@ class Messages:
         now_ms: int | None = None,
     ) -> bool:
         """Add new messages to the main subqueue. Returns False if there is no room in memory to keep their
-        bodies beyond this batch.
+        bodies beyond this cycle.
 
         `messages` and `now_ms` (monotonic time) are None in a replay: bodies are read when needed, and
         `finish_steps` sets the deadlines.
@@ -261,7 +269,7 @@ class Messages:
         )
         untrack(references)
         columns.give(references, column_lists)
-        # The references' number objects also serve as the dictionary's keys, so each number exists only once.
+        # The references' number objects are also the dictionary's keys, so each number exists only once.
         self.main.append(references, [reference.sequence_number for reference in references], size)
         if scheduled_ms is not None:
             self.main.postpone(put_off(references, scheduled_ms))
@@ -288,6 +296,12 @@ class Messages:
             self._clock_settings.note(first, enqueued_ms - now_ms)
             main.watch_lives(first, lives, [reference.lives_until_ms for reference in references])
         self.next_number, self.latest_enqueued_ms = first + len(references), enqueued_ms
+
+    def apply_rescheduled(self, rescheduled: Rescheduled) -> None:
+        """Give scheduled messages of the main subqueue another time."""
+        main, (at_ms, numbers) = self.main, rescheduled
+        self.blocks.touch(main.number, numbers, self.position)
+        main.reschedule([main.references[number] for number in numbers], at_ms)
 
     def apply_mark(self, mark: Mark) -> None:
         """Apply a change to some messages of one subqueue; none of them is locked."""
@@ -316,13 +330,15 @@ class Messages:
         assert counters.next_sequence_number >= self.next_number
         self.next_number, self.latest_enqueued_ms = counters
 
-    def apply_relocated(self, position: Position, relocated: Relocated) -> None:
+    def apply_relocated(self, position: Position, relocated: Relocated, *, are_new: bool = False) -> None:
         """Point messages to their new place in the log. A replay may meet unknown messages here; then the
-        record is all that is known of them."""
+        record is all that is known of them. `are_new`: they are scheduled ones of the main subqueue that did
+        not exist before (`promises.py`)."""
         frame = self._frame_at(position)
         frame.live += len(relocated.sequence_numbers)
         offset = relocated.messages_offset
         found: list[Reference] = []
+        new: list[Reference] = []
         make = columns.class_for(relocated.columns)
         for (
             number,
@@ -342,7 +358,10 @@ class Messages:
                 reference.delivery_count, reference.state = deliveries, state_of(state)
                 reference.changed = changed
                 untrack([reference])
-                subqueue.bring_back((reference,))
+                if are_new:
+                    new.append(reference)
+                else:
+                    subqueue.bring_back((reference,))
             else:
                 assert (
                     reference.size == size
@@ -354,6 +373,8 @@ class Messages:
             found.append(reference)
             offset += size
         columns.give(found, relocated.columns)
+        for reference in new:
+            self.main.insert(reference)
 
     def _frame_at(self, position: Position) -> StoredFrame:
         if not self._frames or self._frames[-1].position != position:
@@ -376,7 +397,7 @@ class Messages:
             self.payloads.give(in_memory)
 
     def bring_back(self, subqueue: Subqueue, references: Sequence[Reference]) -> None:
-        """Undo `forget` and the removal of messages that this batch has removed. Their frames must have been
+        """Undo `forget` and the removal of messages that this cycle has removed. Their frames must have been
         kept from being dropped."""
         self.blocks.touch(
             subqueue.number, [reference.sequence_number for reference in references], self.position
@@ -423,10 +444,6 @@ class Messages:
 
     # --- replay ---------------------------------------------------------------------------------------------
 
-    def replay(self, frame: Frame) -> None:
-        """Apply all records of a frame. Raises UnreadableRecord."""
-        deque(self.replay_steps([frame]), maxlen=0)
-
     def replay_steps(self, frames: Iterable[Frame]) -> Iterator[int]:
         """Apply all records of some frames, in steps of REPLAYED_AT_ONCE messages at most. Raises
         UnreadableRecord."""
@@ -458,6 +475,13 @@ class Messages:
                         for some in self._present_ones(records.read_activated(record)):
                             self.apply_activated(some)
                             yield len(some.sequence_numbers)
+                    case records.RESCHEDULED:
+                        at_ms, numbers = records.read_rescheduled(record)
+                        for start in range(0, len(numbers), REPLAYED_AT_ONCE):
+                            some_numbers = numbers[start : start + REPLAYED_AT_ONCE]
+                            here = self._known(Mark(record.kind, 0, some_numbers), some_numbers)
+                            self.apply_rescheduled(Rescheduled(at_ms, here))
+                            yield len(here)
                     case records.COUNTERS:
                         self.apply_counters(records.read_counters(record))
                     case records.RELOCATED:
@@ -468,10 +492,6 @@ class Messages:
                         self.states.apply(record, frame.position)
                         yield 1
             yield 0
-
-    def finish_replay(self, wall_ahead_ms: int) -> None:
-        """As `finish_steps`, but all at once."""
-        deque(self.finish_steps(wall_ahead_ms), maxlen=0)
 
     def finish_steps(self, wall_ahead_ms: int) -> Iterator[int]:
         """After the replay, put the references in order and set their deadlines. Each step handles a bounded
@@ -615,7 +635,7 @@ class Messages:
                 if found and (room < 0 or len(found) == RELOCATED_AT_ONCE):
                     break
                 found.append(standing)
-                messages.append(frame.data[reference.offset : reference.offset + reference.size])
+                messages.append(frame.part(reference.offset, reference.size))
             candidates.popleft()
         if not found:
             return None

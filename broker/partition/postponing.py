@@ -23,6 +23,16 @@ def put_off(references: Sequence[Reference], scheduled_ms: Sequence[int]) -> lis
     return waiting
 
 
+def put_off_again(reference: Reference, at_ms: int) -> int:
+    """Give a scheduled message another time; returns the time that it had."""
+    assert reference.state is SCHEDULED, "only scheduled messages have a time"
+    before_ms = reference.enqueued_at_ms
+    if reference.expires_at_ms is not None:
+        reference.expires_at_ms += at_ms - before_ms
+    reference.enqueued_at_ms = at_ms
+    return before_ms
+
+
 def activate(
     references: Sequence[Reference], activated: Activated, now_ms: int | None
 ) -> dict[int, int | None]:

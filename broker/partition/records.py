@@ -3,18 +3,19 @@ state or files.
 
 All numbers are little endian. A table is one number per message, in the order of the messages. Sequence
 numbers are the full 64 bits. A subqueue is given by its number: 0 main, 1 dead-letter, 2 transfer
-dead-letter. Times are milliseconds since the Unix epoch; an expiry of 0 means never. Every body begins as
-drawn here (version 1 of each kind):
+dead-letter, 3 transfer. Times are milliseconds since the Unix epoch; an expiry of 0 means never. Every body
+begins as drawn here (version 1 of each kind):
 
-    1 ENQUEUED    messages were sent to the main subqueue
-    2 REMOVED     references were removed
-    3 RETURNED    a delivery failed, and the messages stay
-    4 DEFERRED    messages were set aside
-    5 MOVED       messages were moved to another subqueue
-    6 COUNTERS    what must survive when everything before is trimmed
-    7 RELOCATED   whole messages, stored here from now on
-    8 CHANGED     properties were changed, and nothing else
-    9 ACTIVATED   scheduled messages became active, with new sequence numbers
+     1 ENQUEUED    messages were sent to the main subqueue
+     2 REMOVED     references were removed
+     3 RETURNED    a delivery failed, and the messages stay
+     4 DEFERRED    messages were set aside
+     5 MOVED       messages were moved to another subqueue
+     6 COUNTERS    what must survive when everything before is trimmed
+     7 RELOCATED   whole messages, stored here from now on
+     8 CHANGED     properties were changed, and nothing else
+     9 ACTIVATED   scheduled messages became active, with new sequence numbers
+    10 RESCHEDULED scheduled messages have another time
     16 and above  other durable state (`durable_state.py`)
 
     ENQUEUED                                     REMOVED, RETURNED, DEFERRED, MOVED, CHANGED
@@ -57,9 +58,17 @@ drawn here (version 1 of each kind):
         20     4  zero
         24    8n  sequence numbers until now
 
+    RESCHEDULED
+    offset  size  field
+         0     8  when the messages are to be enqueued
+         8     4  messages n
+        12     4  zero
+        16    8n  sequence numbers
+
 A scheduled message is in the main subqueue, in the state SCHEDULED; its enqueued time is the time at which it
 will be enqueued, and its expiry counts from then. ACTIVATED gives it the next sequence number and its real
-enqueued time, and moves its expiry by the difference.
+enqueued time, and moves its expiry by the difference. RESCHEDULED changes the time at which it will be
+enqueued, and moves its expiry likewise.
 
 A RETURNED record always counts a delivery. DEFERRED records without the flag were written by releases that
 did not count the delivery. A record that cannot be read (a kind or version of a later release, tables that do
@@ -79,6 +88,7 @@ from broker.partition.columns import NO_COLUMNS, Columns, UnreadableColumns
 from storage.log import FRAME_HEADER_BYTES, RECORD_HEADER_BYTES, Commit, Record
 
 ENQUEUED, REMOVED, RETURNED, DEFERRED, MOVED, COUNTERS, RELOCATED, CHANGED, ACTIVATED = range(1, 10)
+RESCHEDULED = 10
 VERSION = 1
 
 RELOCATED_MESSAGE_BYTES = 3 * 8 + 3 * 4 + 2 * 2
@@ -94,6 +104,7 @@ _MARK = struct.Struct("<HHHHII")
 _COUNTERS = struct.Struct("<QQ")
 _RELOCATED = struct.Struct("<II")
 _ACTIVATED = struct.Struct("<QQII")
+_RESCHEDULED = struct.Struct("<QII")
 
 assert array("Q").itemsize == 8 and array("I").itemsize == 4 and array("H").itemsize == 2
 
@@ -130,6 +141,13 @@ class Activated(NamedTuple):
     enqueued_at_ms: int
     sequence_numbers: Sequence[int]
     """Those that they have had so far."""
+
+
+class Rescheduled(NamedTuple):
+    """Scheduled messages of the main subqueue that have another time now."""
+
+    at_ms: int
+    sequence_numbers: Sequence[int]
 
 
 class Mark(NamedTuple):
@@ -255,6 +273,20 @@ def read_activated(record: Record) -> Activated:
     numbers, end = read_table("Q", record.body, _ACTIVATED.size, count)
     _fits(record, end)
     return Activated(first, enqueued_at_ms, numbers)
+
+
+def encode_rescheduled(rescheduled: Rescheduled) -> bytes:
+    """Encode the body of a RESCHEDULED record."""
+    at_ms, numbers = rescheduled
+    return _RESCHEDULED.pack(at_ms, len(numbers), 0) + table("Q", numbers)
+
+
+def read_rescheduled(record: Record) -> Rescheduled:
+    """Decode a RESCHEDULED record."""
+    at_ms, count, _ = _head(_RESCHEDULED, record)
+    numbers, end = read_table("Q", record.body, _RESCHEDULED.size, count)
+    _fits(record, end)
+    return Rescheduled(at_ms, numbers)
 
 
 def read_columns(view: memoryview, offset: int, count: int) -> tuple[Columns, int]:

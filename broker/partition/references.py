@@ -173,9 +173,9 @@ class SessionLock:
 
     __slots__ = ("holders", "is_shared", "key", "leases", "token", "until_ms")
 
-    def __init__(self, key: int, token: bytes, until_ms: int, is_shared: bool) -> None:
-        self.key = key
-        """Identifies the lock for as long as the partition is open."""
+    def __init__(self, token: bytes, until_ms: int, is_shared: bool) -> None:
+        self.key = 0
+        """Identifies the lock and its end, for as long as the partition is open. A renewal changes it."""
         self.token = token
         """16 bytes that identify the lock for clients, also across restarts."""
         self.until_ms = until_ms

@@ -29,7 +29,7 @@ from broker.entities.roles import Place
 from broker.partition import records
 from broker.partition.messages import Messages
 from broker.partition.payloads import PayloadBudget
-from broker.partition.records import Activated, Mark, Relocated, UnreadableRecord
+from broker.partition.records import Activated, Mark, Relocated, Rescheduled, UnreadableRecord
 from broker.partition.references import SCHEDULED, Reference
 from broker.partition.replaying import state_of
 from broker.partition.snapshot import Snapshot
@@ -135,6 +135,8 @@ class Salvage:
                     self.messages.apply_counters(counters)
             case records.ACTIVATED:
                 self._activate(records.read_activated(record))
+            case records.RESCHEDULED:
+                self._reschedule(records.read_rescheduled(record))
             case records.RELOCATED:
                 self._relocated(position, records.read_relocated(record))
             case _:
@@ -184,6 +186,14 @@ class Salvage:
                 self._earlier[number] = earlier
                 self._settled.add(number)
             self.messages.next_number = number + 1
+
+    def _reschedule(self, rescheduled: Rescheduled) -> None:
+        """Change the times of those messages that are known and scheduled."""
+        references = self.messages.main.references
+        for number in rescheduled.sequence_numbers:
+            reference = references.get(number)
+            if reference is not None and reference.state is SCHEDULED:
+                self.messages.apply_rescheduled(Rescheduled(rescheduled.at_ms, (number,)))
 
     def _bring(self, number: int, subqueue: Subqueue) -> Reference | None:
         """Find a message, and move it to `subqueue` if it is in another one because the record that moved it

@@ -1,12 +1,12 @@
 """Scheduled messages: they wait in the main subqueue until their time, and then become active. Pure.
 
 AMQP contract 4.4, 10.2, 10.6. A scheduled message has a sequence number of its own. It can be seen and
-cancelled by it, but not received. At its time it becomes active at the end of the queue, with the next
-sequence number and a new enqueued time, from which its time to live counts (ACTIVATED in `records.py`). Only
-its reference changes; its bytes stay where they are in the log.
+cancelled by it, or given another time (RESCHEDULED in `records.py`), but not received. At its time it becomes
+active at the end of the queue, with the next sequence number and a new enqueued time, from which its time to
+live counts (ACTIVATED). Only its reference changes; its bytes stay where they are in the log.
 
 Schedules are in wall time, because the client gave a date. The wheel is `Subqueue.schedule`; messages that
-have come due become active in the order of their times, a bounded number per batch.
+have come due become active in the order of their times, a bounded number per cycle.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import attrgetter
 
-from broker.base.errors import Reason
+from broker.base.errors import Reason, Refused
 from broker.operations import CancelScheduled, ClientId, Settled
 from broker.partition import records
-from broker.partition.records import Activated, Mark
+from broker.partition.records import Activated, Mark, Rescheduled
 from broker.partition.references import SCHEDULED, Reference
 from broker.partition.timers import DueKeys
 from broker.partition.workspace import Workspace
+from broker.schedule_operations import Reschedule
 
 LATEST_MS = 253_402_300_799_999
 """The end of the year 9999, which is as far as clients can show a time. Later schedules count as this."""
@@ -62,7 +63,7 @@ class Schedule:
 
     @property
     def has_more(self) -> bool:
-        """Whether the next batch has messages to enqueue."""
+        """Whether the next cycle has messages to enqueue."""
         return bool(self._due)
 
     def next_due_ms(self) -> int | None:
@@ -71,59 +72,93 @@ class Schedule:
         return None if wheel is None else wheel.next_due_ms()
 
     def enqueue_due(self) -> None:
-        """Make messages active whose time has come, as many as one batch may. Call this before the batch's
-        operations: those sent in the batch get higher numbers."""
+        """Make messages active whose time has come, as many as one cycle may. Call this before the cycle's
+        operations: those sent in the cycle get higher numbers."""
         space = self._space
         main = space.messages.main
         if main.schedule is None:
             return
         at_once = space.bounds.activated_max
         if not self._due:
-            self._due.add(main.schedule.expire(space.batch.wall_ms, at_once))
+            self._due.add(main.schedule.expire(space.cycle.wall_ms, at_once))
         if not self._due:
             return
         due: list[Reference] = []
-        for number in self._due.take(at_once):
+        wall_ms = space.cycle.wall_ms
+        for number in dict.fromkeys(self._due.take(at_once)):
             reference = main.references.get(number)
-            if reference is not None and reference.state is SCHEDULED:  # else it was cancelled
+            # Otherwise it was cancelled, or has another time now.
+            if reference is not None and reference.state is SCHEDULED and reference.enqueued_at_ms <= wall_ms:
                 due.append(reference)
         if due:
             self.enqueue(sorted(due, key=_IN_ORDER))
 
     def enqueue(self, references: Sequence[Reference]) -> None:
-        """Make scheduled messages active, in this order, before any message is sent in this batch."""
-        space, batch = self._space, self._space.batch
-        assert not batch.has_sent, "undoing the batch's sends would undo this too"
+        """Make scheduled messages active, in this order, before any message is sent in this cycle."""
+        space, cycle = self._space, self._space.cycle
+        assert not cycle.has_sent, "undoing the cycle's sends would undo this too"
         messages = space.messages
-        enqueued_ms = space.times.stamp(messages.latest_enqueued_ms, batch.now_ms, batch.wall_ms)
+        enqueued_ms = space.times.stamp(messages.latest_enqueued_ms, cycle.now_ms, cycle.wall_ms)
         numbers = [reference.sequence_number for reference in references]
         activated = Activated(messages.next_number, enqueued_ms, numbers)
         body = records.encode_activated(activated)
-        batch.commit.add(records.ACTIVATED, [body], records.VERSION)
-        batch.marks.append((records.ACTIVATED, body, records.VERSION))
-        batch.work += len(numbers)
-        batch.arrived_in.add(messages.main.number)
-        messages.apply_activated(activated, batch.now_ms)
-        batch.first_sent = messages.next_number
+        cycle.commit.add(records.ACTIVATED, [body], records.VERSION)
+        cycle.marks.append((records.ACTIVATED, body, records.VERSION))
+        cycle.work += len(numbers)
+        cycle.arrived_in.add(messages.main.number)
+        messages.apply_activated(activated, cycle.now_ms)
+        cycle.first_sent = messages.next_number
 
     def cancel(self, client: ClientId, cancel: CancelScheduled) -> None:
-        """Remove scheduled messages. Those sent in this batch stay, because they may still be refused
+        """Remove scheduled messages. Those sent in this cycle stay, because they may still be refused
         (durability rule 3)."""
-        space, batch = self._space, self._space.batch
-        main = space.messages.main
+        space = self._space
+        found, failures = self._find(cancel.sequence_numbers)
+        if found:
+            space.mark(Mark(records.REMOVED, space.messages.main.number, found))
+        space.answer(client, Settled(cancel.cookie, failures))
+
+    def reschedule(self, client: ClientId, reschedule: Reschedule) -> None:
+        """Give scheduled messages another time. Those sent in this cycle keep theirs, as `cancel` says.
+
+        A message that is to be enqueued now becomes active in the next cycle, which follows at once.
+        """
+        space, cycle = self._space, self._space.cycle
+        found, failures = self._find(reschedule.sequence_numbers)
+        if found:
+            # Later than now, because the wheel has already been asked for what is due now.
+            at_ms = min(max(reschedule.at_ms, cycle.wall_ms + 1), LATEST_MS)
+            rescheduled = Rescheduled(at_ms, found)
+            body = records.encode_rescheduled(rescheduled)
+            cycle.commit.add(records.RESCHEDULED, [body], records.VERSION)
+            cycle.marks.append((records.RESCHEDULED, body, records.VERSION))
+            space.messages.apply_rescheduled(rescheduled)
+        space.answer(client, Settled(reschedule.cookie, failures))
+
+    def find_all(self, numbers: Sequence[int]) -> list[int]:
+        """The numbers without repetitions, if scheduled messages have all of them. Raises Refused."""
+        found, failures = self._find(numbers)
+        for place, reason in failures.items():
+            text = f"No scheduled message has the sequence number {numbers[place]}; it may be active."
+            raise Refused(reason, text)
+        return found
+
+    def _find(self, numbers: Sequence[int]) -> tuple[list[int], dict[int, Reason]]:
+        """Those of the numbers that scheduled messages have, and why the others are refused, by their
+        places."""
+        space, cycle = self._space, self._space.cycle
+        references = space.messages.main.references
         failures: dict[int, Reason] = {}
         found: dict[int, None] = {}
-        for place, number in enumerate(cancel.sequence_numbers):
-            reference = main.references.get(number)
+        for place, number in enumerate(numbers):
+            reference = references.get(number)
             if (
                 reference is None
                 or reference.state is not SCHEDULED
-                or (batch.has_sent and number >= batch.first_sent)
+                or (cycle.has_sent and number >= cycle.first_sent)
             ):
                 failures[place] = Reason.MESSAGE_NOT_FOUND
             else:
                 found[number] = None
-        if found:
-            space.mark(Mark(records.REMOVED, main.number, list(found)))
-        batch.work += len(cancel.sequence_numbers)
-        space.answer(client, Settled(cancel.cookie, failures))
+        cycle.work += len(numbers)
+        return list(found), failures

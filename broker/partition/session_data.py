@@ -43,7 +43,7 @@ class SessionData:
     def __init__(self, space: Workspace, locks: SessionLocks) -> None:
         self._space, self._locks = space, locks
         self._walk: _Walk | None = None
-        """The list that continues in the next batch."""
+        """The list that continues in the next cycle."""
 
     @property
     def _states(self) -> SessionStates:
@@ -78,7 +78,7 @@ class SessionData:
                     space.messages.states.bytes,
                     added,
                 )
-        space.record(set_state(subqueue.number, session.id, state, space.batch.wall_ms))
+        space.record(set_state(subqueue.number, session.id, state, space.cycle.wall_ms))
         space.answer(client, Updated(operation.cookie))
 
     def get(self, client: ClientId, operation: GetSessionState) -> None:
@@ -91,7 +91,7 @@ class SessionData:
 
     def list(self, client: ClientId, operation: ListSessions) -> bool:
         """List some sessions. Returns False if it looked at so many that it must continue in the next
-        batch."""
+        cycle."""
         space = self._space
         number, looks_max = space.messages.find(operation.subqueue).number, space.bounds.looks_max
         walk = self._walk
@@ -115,10 +115,10 @@ class SessionData:
                 break
         else:
             if looked_at == looks_max:
-                space.batch.work += looked_at
+                space.cycle.work += looked_at
                 return False
         self._walk = None
-        space.batch.work += looked_at
+        space.cycle.work += looked_at
         space.answer(client, SessionList(walk.found, walk.skipped, operation.cookie))
         return True
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from broker.base.errors import Reason, Refused
 from broker.identifiers import decode_session_id
 from broker.operations import Arrived, ClientId, Demand
-from broker.partition.batch import Grant
+from broker.partition.cycle import Grant
 from broker.partition.delivery_count import failed_delivery
 from broker.partition.granting import close_grant, has_granted_enough, new_grant
 from broker.partition.message_sessions import MessageSession
@@ -58,7 +58,7 @@ class SessionLocks:
         self._subqueues: dict[int, Subqueue] = {}
         """The subqueues in which a session was ever locked, by number."""
         self._keys = 0
-        """How many sessions were locked so far."""
+        """How many keys were given so far."""
         self._by_key: dict[int, tuple[Subqueue, MessageSession]] = {}
         """All locked sessions."""
         self._by_client: dict[ClientId, int] = {}
@@ -67,20 +67,24 @@ class SessionLocks:
         self._ended = DueKeys()
         """Keys of locks that have come due and may have ended."""
         self._has_broken_off = False
-        """The batch reached its limit before all hungry sessions were served."""
+        """The cycle reached its limit before all hungry sessions were given their messages."""
         self._watches: dict[int, dict[ClientId, None]] = {}
         """Clients to tell when a session becomes free, by the subqueue's number."""
 
     @property
     def has_more(self) -> bool:
-        """Whether work is left for the next batch."""
+        """Whether work is left for the next cycle."""
         return bool(self._ended) or self._has_broken_off
+
+    def is_due(self, now_ms: int) -> bool:
+        """Whether `run_out` has something to do."""
+        return bool(self._ended) or self._ends.is_due(now_ms)
 
     def next_due_ms(self) -> int | None:
         """When the next lock ends; None if no session is locked."""
         return self._ends.next_due_ms()
 
-    def serves(self, subqueue: Subqueue) -> bool:
+    def covers(self, subqueue: Subqueue) -> bool:
         """Whether the subqueue's messages are received with their sessions only."""
         return subqueue.role.has_sessions and self._space.description.delivery(subqueue.name).requires_session
 
@@ -91,7 +95,7 @@ class SessionLocks:
         NOT_ALLOWED."""
         space = self._space
         subqueue = space.messages.find(accept.subqueue)
-        if not self.serves(subqueue):
+        if not self.covers(subqueue):
             raise Refused(
                 Reason.NOT_ALLOWED, f"The entity '{space.description.name}' does not require sessions."
             )
@@ -109,8 +113,7 @@ class SessionLocks:
         lock = session.lock
         if lock is None:
             lock = session.lock = self._new_lock(subqueue, accept.is_shared)
-            self._by_key[lock.key] = subqueue, session
-            self._ends.add(lock.until_ms, lock.key)
+            self._enter(subqueue, session, lock)
             self._subqueues[subqueue.number] = subqueue
         elif not (lock.is_shared and accept.is_shared and accept.token == lock.token):
             raise Refused(
@@ -130,9 +133,17 @@ class SessionLocks:
 
     def _new_lock(self, subqueue: Subqueue, is_shared: bool) -> SessionLock:
         space = self._space
-        self._keys += 1
         token = space.messages.first_number.to_bytes(8, "big") + space.locks.new_nonce().to_bytes(8, "big")
-        return SessionLock(self._keys, token, space.locked_until_ms(subqueue), is_shared)
+        return SessionLock(token, space.locked_until_ms(subqueue), is_shared)
+
+    def _enter(self, subqueue: Subqueue, session: MessageSession, lock: SessionLock) -> None:
+        """Set the timer of a lock, under a new key: the timer of an earlier end may still come out."""
+        self._keys += 1
+        lock.key = self._keys
+        self._by_key[lock.key] = subqueue, session
+        self._ends.add(lock.until_ms, lock.key)
+        for client in lock.holders:
+            self._by_client[client] = lock.key
 
     def watch(self, client: ClientId, watch: WatchSessions) -> None:
         """Tell the client when a session with messages is free."""
@@ -140,8 +151,8 @@ class SessionLocks:
         self._watches.setdefault(subqueue.number, {})[client] = None
 
     def tell_watchers(self) -> None:
-        """Report free sessions. The answers leave with the batch, so a client that then asks for one may be
-        given messages that this batch brought."""
+        """Report free sessions. The answers leave with the cycle, so a client that then asks for one may be
+        given messages that this cycle brought."""
         space = self._space
         for number in list(self._watches):
             subqueue = space.subqueues[number]
@@ -173,10 +184,11 @@ class SessionLocks:
         """Extend the lock of a session that `renew.holder` holds. Raises Refused(SESSION_LOCK_LOST)."""
         space = self._space
         subqueue = space.messages.find(renew.subqueue)
-        _, lock = self.held(renew.holder, renew.session_id, subqueue)
+        session, lock = self.held(renew.holder, renew.session_id, subqueue)
+        del self._by_key[lock.key]
         self._ends.cancel(lock.until_ms)
         lock.until_ms = space.locked_until_ms(subqueue)
-        self._ends.add(lock.until_ms, lock.key)
+        self._enter(subqueue, session, lock)
         for lease in lock.leases:
             lease.until_ms = lock.until_ms
         space.answer(client, SessionRenewed(lock.until_ms, renew.cookie))
@@ -190,13 +202,12 @@ class SessionLocks:
     # --- the end of a lock ----------------------------------------------------------------------------------
 
     def run_out(self, until_ms: int) -> None:
-        """End the locks that end by `until_ms`, up to the batch's limit."""
-        batch, ended_max = self._space.batch, self._space.bounds.ended_locks_max
+        """End the locks that end by `until_ms`, up to the cycle's limit."""
+        cycle, ended_max = self._space.cycle, self._space.bounds.ended_locks_max
         self._ended.add(self._ends.expire(until_ms))
-        while self._ended and batch.expired_locks < ended_max:
+        while self._ended and cycle.expired_locks < ended_max:
             for key in self._ended.take(1):
                 found = self._by_key.get(key)
-                # A renewed lock comes out again at its new end.
                 if found is not None and found[1].lock is not None and found[1].lock.until_ms <= until_ms:
                     self._lose(*found)
 
@@ -206,7 +217,7 @@ class SessionLocks:
         assert lock is not None
         holders = list(lock.holders)
         references = self._take_back(lock, list(lock.leases))
-        space.batch.expired_locks += len(references)
+        space.cycle.expired_locks += len(references)
         self._free(subqueue, session)
         if references:
             failed_delivery(space, self._time_to_live, subqueue, references, None)
@@ -227,7 +238,7 @@ class SessionLocks:
         lock = session.lock
         assert lock is not None and subqueue.sessions is not None
         references = self._take_back(lock, [lease for lease, owner in lock.leases.items() if owner == client])
-        self._space.batch.work += len(references)
+        self._space.cycle.work += len(references)
         del lock.holders[client]
         if not lock.holders:
             self._free(subqueue, session)
@@ -287,12 +298,12 @@ class SessionLocks:
         assert lock is not None and subqueue.sessions is not None
         holder = lock.holders[client]
         holder.count += count
-        holder.bytes = max(bytes_max, 1)  # serving a client that can take nothing would never end
+        holder.bytes = max(bytes_max, 1)  # else handing out to it would never end
         subqueue.sessions.review(session)
 
     def withdraw(self, client: ClientId, subqueue: Subqueue) -> bool:
         """Meet a holder's demand as far as possible, then end it. Returns False if that must continue in the
-        next batch."""
+        next cycle."""
         space = self._space
         found = self._by_key.get(self._by_client.get(client, 0))
         if found is None or found[0] is not subqueue:
@@ -302,65 +313,65 @@ class SessionLocks:
         assert lock is not None and sessions is not None
         holder = lock.holders[client]
         if holder.count and sessions.has_next(session):
-            self._serve(subqueue, session, holder)
+            self._hand_to(subqueue, session, holder)
             has_enough = has_granted_enough(space) and sessions.has_next(session)
-            if holder.count and has_enough and (client, subqueue.number) not in space.batch.open_grants:
-                return False  # the batch has reached its limit, and this client has been given nothing yet
+            if holder.count and has_enough and (client, subqueue.number) not in space.cycle.open_grants:
+                return False  # the cycle has reached its limit, and this client has been given nothing yet
         holder.count = 0
         sessions.review(session)
         close_grant(space, client, subqueue.number)
         return True
 
     def hand_out(self) -> None:
-        """End the batch by handing out the messages of hungry sessions."""
-        batch = self._space.batch
+        """End the cycle by handing out the messages of hungry sessions."""
+        cycle = self._space.cycle
         self._has_broken_off = False
         for subqueue in self._subqueues.values():
             sessions = subqueue.sessions
             assert sessions is not None, "a session was locked"
             if not sessions.hungry:
                 continue
-            batch.granted_bytes = batch.granted = 0
+            cycle.granted_bytes = cycle.granted = 0
             for session in list(sessions.hungry.values()):
                 lock = session.lock
                 assert lock is not None
                 for holder in list(lock.holders.values()):
                     if holder.count:
-                        self._serve(subqueue, session, holder)
+                        self._hand_to(subqueue, session, holder)
                 if session.id in sessions.hungry:
                     sessions.hungry.move_to_end(session.id)
                 if has_granted_enough(self._space):
                     self._has_broken_off = bool(sessions.hungry)
                     break
 
-    def _serve(self, subqueue: Subqueue, session: MessageSession, holder: SessionHolder) -> None:
-        """Give a holder available messages of its session, up to its demand and the batch's limits."""
+    def _hand_to(self, subqueue: Subqueue, session: MessageSession, holder: SessionHolder) -> None:
+        """Give a holder available messages of its session, up to its demand and the cycle's limits."""
         space, lock, sessions = self._space, session.lock, subqueue.sessions
         assert lock is not None and sessions is not None
-        batch = space.batch
-        if lock.until_ms <= batch.now_ms:
-            return  # it ends with the next batch, and nothing may begin in it
+        cycle = space.cycle
+        if lock.until_ms <= cycle.now_ms:
+            return  # it ends with the next cycle, and nothing may begin in it
         while holder.count and sessions.has_next(session) and not has_granted_enough(space):
-            grant = batch.open_grants.get((holder.client, subqueue.number))
+            grant = cycle.open_grants.get((holder.client, subqueue.number))
             lease = grant.lease if grant else space.locks.new_lease(subqueue.number, lock.until_ms, lock)
             taken, expired, looks = subqueue.take_from_session(
                 session,
                 holder.count,
-                min(space.bounds.granted_bytes_max - batch.granted_bytes, holder.bytes),
+                min(space.bounds.granted_bytes_max - cycle.granted_bytes, holder.bytes),
                 lease,
-                batch.now_ms,
-                space.bounds.granted_max - batch.granted,
+                cycle.now_ms,
+                space.bounds.granted_max - cycle.granted,
             )
             assert looks, "its available messages are waiting"
-            batch.granted += looks
+            cycle.granted += looks
             if taken:
                 if grant is None:
                     space.locks.start(lease)
                     lock.leases[lease] = holder.client
                     grant = new_grant(space, holder.client, lease)
-                    batch.open_grants[holder.client, subqueue.number] = grant
+                    cycle.open_grants[holder.client, subqueue.number] = grant
                 size = sum(reference.size for reference in taken)
-                batch.granted_bytes += size
+                cycle.granted_bytes += size
                 holder.count -= len(taken)
                 holder.bytes -= size
                 if holder.bytes <= 0 and holder.count:

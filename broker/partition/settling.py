@@ -21,7 +21,7 @@ from broker.operations import (
     Settled,
 )
 from broker.partition import records
-from broker.partition.dead_lettering import dead_letter
+from broker.partition.dead_lettering import dead_letter, fail_transfer
 from broker.partition.delivery_count import failed_delivery
 from broker.partition.quotas import check_changes
 from broker.partition.records import Mark
@@ -29,6 +29,7 @@ from broker.partition.references import Reference
 from broker.partition.subqueue import Subqueue
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.workspace import Workspace
+from broker.transfer_operations import FailTransfer
 
 Effect = Callable[[Subqueue, list[Reference]], None]
 """Carries out a settlement for messages of one subqueue."""
@@ -66,7 +67,7 @@ class Settling:
         space = self._space
         self.check_changes(operation)
         failures: dict[int, Reason] = {}
-        space.batch.work += 2 * len(operation.tokens)
+        space.cycle.work += 2 * len(operation.tokens)
         places: list[int] = []
         for place, token in enumerate(operation.tokens):
             subqueue = space.locks.subqueue_of(token, space.arrived_ms)
@@ -82,22 +83,32 @@ class Settling:
         failures |= {places[index]: reason for index, reason in lost.items()}
         space.answer(client, Settled(operation.cookie, failures))
 
+    def fail_transfer(self, client: ClientId, operation: FailTransfer) -> None:
+        """Move messages to the transfer dead-letter subqueue. Raises Refused."""
+        space = self._space
+        self.check_changes(operation)
+        space.cycle.work += len(operation.tokens)
+        failures: dict[int, Reason] = {}
+        for subqueue, references in space.locks.unlock(operation.tokens, space.arrived_ms, failures):
+            fail_transfer(space, subqueue, references, operation.changed)
+        space.answer(client, Settled(operation.cookie, failures))
+
     def release(self, operation: Release) -> None:
         """Give back messages that no client has seen, without counting a delivery."""
         space = self._space
-        space.batch.work += len(operation.tokens)
+        space.cycle.work += len(operation.tokens)
         for subqueue, references in space.locks.unlock(operation.tokens, space.arrived_ms):
             self._time_to_live.give_back(subqueue, references)
 
     def renew(self, client: ClientId, operation: RenewLocks) -> None:
         """Renew locks."""
         space = self._space
-        space.batch.work += len(operation.tokens)
+        space.cycle.work += len(operation.tokens)
         if operation.duration_ms is None:  # the messages of one renewal are in one subqueue
             known = (space.locks.subqueue_of(token, space.arrived_ms) for token in operation.tokens)
             until_ms = space.locked_until_ms(next(filter(None, known), space.messages.main))
         else:
-            until_ms = space.batch.now_ms + operation.duration_ms
+            until_ms = space.cycle.now_ms + operation.duration_ms
         failures = space.locks.renew(operation.tokens, space.arrived_ms, until_ms)
         space.answer(client, Renewed(until_ms, operation.cookie, failures))
 
@@ -109,7 +120,7 @@ class Settling:
     ) -> None:
         space = self._space
         failures: dict[int, Reason] = {}
-        space.batch.work += len(operation.tokens)
+        space.cycle.work += len(operation.tokens)
         for subqueue, references in space.locks.unlock(operation.tokens, space.arrived_ms, failures):
             settle(subqueue, references)
         space.answer(client, Settled(operation.cookie, failures))
@@ -129,7 +140,7 @@ class Settling:
             case DeadLetter():
                 return lambda subqueue, each: dead_letter(space, subqueue, each, operation.changed)
 
-    def check_changes(self, operation: Abandon | Defer | DeadLetter, added: int = 0) -> None:
+    def check_changes(self, operation: Abandon | Defer | DeadLetter | FailTransfer, added: int = 0) -> None:
         """Raise Refused if there is no room for the changed properties. The locks stay.
 
         `added` are the bytes of changes that come before them in their transaction.

@@ -2,13 +2,14 @@
 
 Its parts have files of their own: `sending.py`, `schedule.py`, `delivering.py`, `settling.py`,
 `lock_expiry.py`, `delivery_count.py`, `dead_lettering.py`, `dead_letters.py`, `time_to_live.py`,
-`browsing.py`, `session_locks.py`, `session_data.py` and `transactions.py`. They share a `Workspace`.
+`browsing.py`, `session_locks.py`, `session_data.py`, `promises.py`, `handing_over.py` and `transactions.py`.
+They share a `Workspace`.
 
-The task feeds it one *batch* at a time: `begin(commit, now_ms)`, `handle` for each operation, `finish`. Each
+The task feeds it one *cycle* at a time: `begin(commit, now_ms)`, `handle` for each operation, `finish`. Each
 operation appends its changes to the commit as records and applies them at once, by the same methods that
 replay uses. Its answers are collected, and the task releases them after the commit is durable (durability
 rules 1 and 2). When a commit fails, the whole object is thrown away and rebuilt from the log, so nothing here
-undoes anything, with one exception: on a full disk, the sends of a batch are cut off again and the rest is
+undoes anything, with one exception: on a full disk, the sends of a cycle are cut off again and the rest is
 committed alone (`undo_sends`, durability rule 6). So the settlements of a transaction that also sends are
 applied only after the commit (`committed`).
 
@@ -18,6 +19,7 @@ Locks, demand and recalls are volatile; everything else is a fold over the recor
     Send                        ENQUEUED    messages at the end of the main subqueue, with the next sequence
                                             numbers
     the time of a schedule      ACTIVATED   a scheduled message goes to the end, with the next sequence number
+    Reschedule                  RESCHEDULED a scheduled message has another time
     Complete, Delete,           REMOVED     the reference is removed
     CancelScheduled
     Redrive                     ENQUEUED,   a dead letter at the end of the main subqueue, with the next
@@ -32,13 +34,16 @@ Locks, demand and recalls are volatile; everything else is a fold over the recor
                                             however high the count
     DeadLetter                  MOVED       to the dead-letter subqueue; in a dead-letter subqueue it is
                                             refused, and the lock stays
-    Transact                    as above    those of its send and of its settlements, in one commit
+    Transact                    as above    those of its send and of its settlements, in one commit; messages
+                                            with promised numbers as COUNTERS and RELOCATED
+    HandOver                    ENQUEUED    messages of another entity, as with Send, unless they are known
+    FailTransfer                MOVED       to the transfer dead-letter subqueue
     expiry                      MOVED       to the dead-letter subqueue, or REMOVED (AMQP contract 10.4)
     Release, Recalled, Detach   none        no client saw the message, so no delivery is counted
 
 Dead-letter subqueues ignore the time to live and count no deliveries (AMQP contract 5.6, 10.4). An expired
 message is never handed out; a locked message expires when its lock ends, a deferred one never. Everything in
-a batch happens at the same time, and a time to live is at least 1 ms, so a message cannot expire in the batch
+a cycle happens at the same time, and a time to live is at least 1 ms, so a message cannot expire in the cycle
 that enqueues it. Locks and times to live count in monotonic time, so setting the wall clock ends none of
 them; wall time is only written to records (see `broker/base/clock.py`). A settlement counts if it arrived
 before its lock ended, however long it had to wait for the disk: a lock that ends meanwhile ends after it.
@@ -46,7 +51,6 @@ before its lock ended, however long it had to wait for the disk: a lock that end
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import assert_never
@@ -86,16 +90,18 @@ from broker.operations import (
     Watch,
     Withdraw,
 )
-from broker.partition.batch import Batch
-from broker.partition.batch_bounds import Bounds
 from broker.partition.browsing import Browsing
+from broker.partition.cycle import Cycle
+from broker.partition.cycle_bounds import Bounds
 from broker.partition.dead_letters import DeadLetters, let_go, restore
 from broker.partition.delaying import restore as restore_delays
 from broker.partition.delivering import Delivering
 from broker.partition.durable_state import read_back
+from broker.partition.handing_over import HandingOver
 from broker.partition.lock_expiry import run_out_locks
 from broker.partition.long_operations import Divisible, Parts
 from broker.partition.messages import NO_NUMBER, Messages
+from broker.partition.promises import Promises
 from broker.partition.schedule import Schedule
 from broker.partition.sending import Sending
 from broker.partition.session_data import SessionData
@@ -103,7 +109,8 @@ from broker.partition.session_locks import SessionLocks
 from broker.partition.settling import Settling
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.transactions import Transactions
-from broker.partition.workspace import NO_BATCH, Workspace
+from broker.partition.workspace import NO_CYCLE, Workspace
+from broker.schedule_operations import BreakPromise, PromiseNumbers, Reschedule
 from broker.session_operations import (
     AcceptSession,
     GetSessionState,
@@ -112,6 +119,7 @@ from broker.session_operations import (
     SetSessionState,
     WatchSessions,
 )
+from broker.transfer_operations import FailTransfer, HandedOver, HandOver, LockNext
 from storage.log import Commit, Frame
 
 Totals = Mapping[int, tuple[int, int, int, int]]
@@ -150,13 +158,17 @@ class Partition:
         self._session_data = SessionData(self._space, self._sessions)
         self._delivering = Delivering(self._space, self._time_to_live, self._sessions)
         self._settling = Settling(self._space, self._time_to_live)
-        self._transactions = Transactions(self._space, self._sending, self._settling)
+        self._promises = Promises(self._space, self._sending)
+        self._transactions = Transactions(
+            self._space, self._sending, self._settling, self._schedule, self._promises
+        )
+        self._handing_over = HandingOver(self._space, self._sending)
         self._browsing = Browsing(self._space, self._time_to_live)
         self._dead_letters = DeadLetters(self._space, self._sending)
         self._wall_ahead_ms = 0
-        """How far wall time was ahead of monotonic time when the latest batch began."""
+        """How far wall time was ahead of monotonic time when the latest cycle began."""
         self._parts: Parts | None = None
-        """A long settlement or renewal in progress; the first operation of the next batch continues it."""
+        """A long settlement or renewal in progress; the first operation of the next cycle continues it."""
 
     @property
     def nonce(self) -> int:
@@ -164,18 +176,18 @@ class Partition:
         return self._space.locks.nonce
 
     def restore(self, wall_ahead_ms: int) -> Iterator[int]:
-        """Finish opening, in steps, before the first batch: hold the messages whose delay has not ended."""
+        """Finish opening, in steps, before the first cycle: hold the messages whose delay has not ended."""
         return restore_delays(self._space, wall_ahead_ms)
 
-    # --- one batch ------------------------------------------------------------------------------------------
+    # --- one cycle ------------------------------------------------------------------------------------------
 
     def begin(self, commit: Commit, now_ms: int, wall_ms: int, since_ms: int | None = None) -> None:
-        """Start a batch at a monotonic and a wall time, and first do what has come due.
+        """Start a cycle at a monotonic and a wall time, and first do what has come due.
 
-        `since_ms` is when the oldest operation of the batch arrived. Locks that have ended since then are
+        `since_ms` is when the oldest operation of the cycle arrived. Locks that have ended since then are
         ended after the operations.
         """
-        self._space.batch = Batch(commit, now_ms, wall_ms, self.messages.next_number)
+        self._space.cycle = Cycle(commit, now_ms, wall_ms, self.messages.next_number)
         self.messages.position = commit.start
         self._wall_ahead_ms = wall_ms - now_ms
         self.messages.states.expire(wall_ms, commit.start)
@@ -187,13 +199,13 @@ class Partition:
         self._time_to_live.expire_overdue()
 
     def handle(self, client: ClientId, operation: Operation, arrived_ms: int | None = None) -> bool:
-        """Carry out one operation of the batch, or refuse it. A lock counts if it had not ended when the
+        """Carry out one operation of the cycle, or refuse it. A lock counts if it had not ended when the
         operation arrived.
 
-        Returns False if the batch ends before the operation is done; it must then be the first one of the
-        next batch.
+        Returns False if the cycle ends before the operation is done; it must then be the first one of the
+        next cycle.
         """
-        self._space.arrived_ms = self._space.batch.now_ms if arrived_ms is None else arrived_ms
+        self._space.arrived_ms = self._space.cycle.now_ms if arrived_ms is None else arrived_ms
         try:
             return self._carry_out(client, operation) is not False
         except Refused as refused:
@@ -202,106 +214,138 @@ class Partition:
             )
             return True
 
+    def handle_sends(self, sends: Sequence[tuple[ClientId, Send]]) -> int:
+        """Carry out the first of these sends, together if possible: as many as the cycle has room for.
+        Returns how many. Each of them is stored or refused as a whole, and has its own answer."""
+        space = self._space
+        count, room = 0, space.bounds.work_max - space.cycle.work
+        for _, send in sends:
+            room -= len(send.messages)
+            if room < 0 and count:
+                break
+            count += 1
+        if count > 1:
+            together = [send for _, send in sends[:count]]
+            firsts = self._sending.send_together(space.cycle, space.description, together)
+            if firsts is not None:
+                for (client, send), first in zip(sends, firsts, strict=False):
+                    space.answer(client, Sent(first, send.cookie, []))
+                return count
+        for number, (client, send) in enumerate(sends[:count], 1):
+            self.handle(client, send)
+            if self.is_full:
+                return number
+        return count
+
     def go_on(self) -> Iterator[None]:
-        """Carry out the rest of the batch's last operation, in steps. `finish` completes any remaining
+        """Carry out the rest of the cycle's last operation, in steps. `finish` completes any remaining
         steps."""
         return self._sending.go_on()
 
     @property
     def is_full(self) -> bool:
-        """Whether the batch has done as much work as allowed; further operations wait for the next one."""
-        return self._space.batch.work >= self._space.bounds.work_max
+        """Whether the cycle has done as much work as allowed; further operations wait for the next one."""
+        return self._space.cycle.work >= self._space.bounds.work_max
 
-    def finish(self, waiting_since_ms: int | None = None) -> Batch:
-        """Hand out available messages and end the batch.
+    def finish(self, waiting_since_ms: int | None = None) -> Cycle:
+        """Hand out available messages and end the cycle.
 
-        `waiting_since_ms` is when the oldest operation that waits for the next batch arrived.
+        `waiting_since_ms` is when the oldest operation that waits for the next cycle arrived.
         """
-        batch = self._space.batch
-        deque(self.go_on(), maxlen=0)
-        self._end_locks(batch.now_ms if waiting_since_ms is None else waiting_since_ms)
+        cycle = self._space.cycle
+        self._sending.finish()
+        self._end_locks(cycle.now_ms if waiting_since_ms is None else waiting_since_ms)
         self._transactions.has_more = False
         self._delivering.finish()
         self._browsing.tell_watchers()
         self._sessions.tell_watchers()
         self._delivering.write_answers()
-        for reference in batch.passing:
+        for reference in cycle.passing:
             reference.payload = b""
         self.messages.evicted_below = NO_NUMBER
         payloads = self.messages.payloads
         payloads.count_state(self.messages.state_bytes)
-        if batch.grants:
-            payloads.read(batch.now_ms)
-        return batch
+        if cycle.grants:
+            payloads.read(cycle.now_ms)
+        return cycle
 
     def let_go(self) -> None:
-        """Release the answered batch with its commit, answers and messages: some MiB, and the next batch may
+        """Release the answered cycle with its commit, answers and messages: some MiB, and the next cycle may
         be hours away."""
-        if self._space.batch.redriven:
+        if self._space.cycle.redriven:
             let_go(self._space)
-        self._space.batch = NO_BATCH
+        self._space.cycle = NO_CYCLE
 
     def undo_sends(self, commit: Commit) -> int:
-        """On a full disk, undo what the batch has sent and put its other records into another commit.
+        """On a full disk, undo what the cycle has sent and put its other records into another commit.
 
         The senders' answers become `Failed(DISK_FULL)`; the other answers wait for the new commit. Returns
         how many sends were undone.
         """
-        batch = self._space.batch
+        cycle = self._space.cycle
         undone = 0
-        for index, (client, answer) in enumerate(batch.answers):
-            if isinstance(answer, Sent | Redriven) or (isinstance(answer, Transacted) and answer.sent):
+        for index, (client, answer) in enumerate(cycle.answers):
+            if isinstance(answer, Sent | Redriven | HandedOver) or (
+                isinstance(answer, Transacted) and answer.sent
+            ):
                 undone += 1
                 failed = Failed(
                     Reason.DISK_FULL,
                     f"Partition {self.number}: the disk is full, nothing was stored.",
                     answer.cookie,
                 )
-                batch.answers[index] = (client, failed)
-        if batch.has_sent:
-            for grant in batch.grants:
+                cycle.answers[index] = (client, failed)
+        if cycle.has_sent:
+            for grant in cycle.grants:
                 self._delivering.ungrant(grant)
-            for record in reversed(batch.sent_with):
-                self.messages.states.undo(read_back(record), batch.commit.start)
-            batch.sent_with.clear()
-            self.messages.cut(batch.first_sent)
+            for record in reversed(cycle.sent_with):
+                self.messages.states.undo(read_back(record), cycle.commit.start)
+            cycle.sent_with.clear()
+            if self.messages.next_number > cycle.first_sent:
+                self.messages.cut(cycle.first_sent)
             restore(self._space)
-            batch.has_sent = False
+            cycle.has_sent = False
             self._transactions.give_up()
-        batch.answers = [
+        cycle.answers = [
             each
-            for each in batch.answers
+            for each in cycle.answers
             if not isinstance(each[1], Locked) or each[1].tokens or each[1].deferred
         ]
-        for kind, body, version in batch.marks:
+        for kind, body, version in cycle.marks:
             commit.add(kind, [body], version)
-        batch.commit = commit
+        cycle.commit = commit
         return undone
 
     def committed(self) -> None:
-        """The batch is durable: apply what has waited for that. Nothing may be awaited in between."""
+        """The cycle is durable: apply what has waited for that. Nothing may be awaited in between."""
         self._transactions.committed()
 
     def read_ahead(self, frames: Sequence[Frame]) -> None:
         """Keep the bodies of upcoming messages in memory if they are in frames that were read anyway."""
-        data = {frame.position: frame.data for frame in frames}
+        read = {frame.position: frame for frame in frames}
         take = self.messages.payloads.take
         for subqueue in self.messages.work.occupied.values():
             for reference in subqueue.upcoming():
-                frame = data.get(reference.frame.position)
+                frame = read.get(reference.frame.position)
                 if reference.payload or frame is None or not take(reference.size):
                     break
-                reference.payload = frame[reference.offset : reference.offset + reference.size]
+                reference.payload = frame.part(reference.offset, reference.size)
 
     @property
     def has_more(self) -> bool:
-        """Whether work is left for the next batch, which should follow at once."""
+        """Whether work is left for the next cycle, which should follow at once."""
         waits = self._time_to_live.has_more or self._browsing.has_more or self._space.locks.has_ended
         waits = waits or self._schedule.has_more or self._sessions.has_more
         return waits or self._delivering.has_more or self._transactions.has_more
 
+    @property
+    def holds_anything(self) -> bool:
+        """Whether it keeps messages or other durable state, or anything falls due in it."""
+        messages = self.messages
+        return bool(messages.count or messages.states.bytes) or self.next_due_ms() is not None
+
     def next_due_ms(self) -> int | None:
-        """When a batch is due even if no operation arrives."""
+        """When a cycle is due even if no operation arrives."""
         due_ms = self._time_to_live.next_due_ms()
         for lock_ends_ms in (self._space.locks.next_due_ms(), self._sessions.next_due_ms()):
             if due_ms is None or (lock_ends_ms is not None and lock_ends_ms < due_ms):
@@ -333,7 +377,7 @@ class Partition:
         """Carry out an operation; False if it is not done yet."""
         match operation:
             case Send():
-                first, known = self._sending.send_new(self._space.batch, self._space.description, operation)
+                first, known = self._sending.send_new(self._space.cycle, self._space.description, operation)
                 self._space.answer(client, Sent(first, operation.cookie, known))
             case Complete() | Abandon() | Defer() | DeadLetter() | RenewLocks() if (
                 len(operation.tokens) > self._space.bounds.settled_max
@@ -359,6 +403,10 @@ class Partition:
                 self._settling.renew(client, operation)
             case Transact():
                 self._transactions.carry_out(client, operation)
+            case PromiseNumbers():
+                return self._promises.make(client, operation)
+            case BreakPromise():
+                self._promises.break_one(client, operation)
             case Peek():
                 return self._browsing.peek(client, operation)
             case Watch():
@@ -367,6 +415,8 @@ class Partition:
                 self._delivering.receive_deferred(client, operation)
             case CancelScheduled():
                 self._schedule.cancel(client, operation)
+            case Reschedule():
+                self._schedule.reschedule(client, operation)
             case AcceptSession():
                 self._sessions.accept(client, operation)
             case RenewSession():
@@ -389,6 +439,12 @@ class Partition:
                 self._delivering.lock_exactly(client, operation)
             case Redrive():
                 self._dead_letters.redrive(client, operation)
+            case HandOver():
+                self._handing_over.take(client, operation)
+            case LockNext():
+                return self._delivering.lock_next(client, operation)
+            case FailTransfer():
+                self._settling.fail_transfer(client, operation)
             case Update():
                 self._space.description = operation.description
                 self._space.answer(client, Updated(operation.cookie))
@@ -400,7 +456,7 @@ class Partition:
         return None
 
     def _carry_out_part(self, client: ClientId, operation: Divisible) -> bool:
-        """Carry out as much of a long operation as one batch allows. False until the last part is done."""
+        """Carry out as much of a long operation as one cycle allows. False until the last part is done."""
         if self._parts is None or self._parts.operation is not operation:
             self._parts = Parts(operation)
         parts = self._parts
@@ -412,7 +468,7 @@ class Partition:
                 raise
             parts.refuse_rest(refused.reason)
         else:
-            parts.add(part, self._space.batch.answers.pop()[1])
+            parts.add(part, self._space.cycle.answers.pop()[1])
         if not parts.is_done:
             return False
         self._parts = None
@@ -421,11 +477,13 @@ class Partition:
 
     def _end_locks(self, until_ms: int) -> None:
         """End the locks of messages and sessions that end by `until_ms`."""
-        run_out_locks(self._space, self._time_to_live, until_ms)
-        self._sessions.run_out(until_ms)
+        if self._space.locks.is_due(until_ms):
+            run_out_locks(self._space, self._time_to_live, until_ms)
+        if self._sessions.is_due(until_ms):
+            self._sessions.run_out(until_ms)
 
     def totals(self) -> Totals:
-        """What `counts` needs to know of each subqueue, apart from locks. Cheap enough for every batch."""
+        """What `counts` needs to know of each subqueue, apart from locks. Cheap enough for every cycle."""
         work = self.messages.work
         return {
             number: (len(subqueue.references), subqueue.deferred, subqueue.scheduled, subqueue.size_bytes)
@@ -453,7 +511,7 @@ class Partition:
         return counts
 
     def check(self) -> None:
-        """Assert all invariants of the whole state, between batches."""
+        """Assert all invariants of the whole state, between cycles."""
         self.messages.check()
         self._space.locks.check()
         self._sessions.check()

@@ -12,11 +12,17 @@ from typing import TypeVar
 from broker.partition.delays import Delays
 from broker.partition.duplicates import Duplicates
 from broker.partition.durable_state import FIRST_KIND, DurableState, NewRecord
+from broker.partition.origins import Origins
 from broker.partition.records import UnreadableRecord
 from broker.partition.session_states import SessionStates
 from storage.log import Position, Record
 
-KINDS: tuple[Callable[[], DurableState], ...] = (Delays, SessionStates, Duplicates)
+KINDS: tuple[Callable[[], DurableState], ...] = (
+    Delays,
+    SessionStates,
+    Duplicates,
+    Origins,
+)
 """All kinds of durable state. Each `Messages` starts with an empty instance of each."""
 
 T = TypeVar("T")

@@ -31,8 +31,9 @@ from broker.partition.clock_settings import ClockSettings
 from broker.partition.columns import value_bytes
 from broker.partition.message_sessions import MessageSession, MessageSessions
 from broker.partition.order import Order
+from broker.partition.postponing import put_off_again
 from broker.partition.references import ACTIVE, DEFERRED, SCHEDULED, Lease, Reference
-from broker.partition.timers import TimerWheel
+from broker.partition.timers import MovableTimers, TimerWheel
 
 _FEW = 4096
 """This many references can be copied to another table in less than a millisecond."""
@@ -99,7 +100,7 @@ class Subqueue:
         self.references: dict[int, Reference] = {}
         self.expiry: TimerWheel | None = None
         """Sequence numbers by expiry, if the subqueue enforces the time to live."""
-        self.schedule: TimerWheel | None = None
+        self.schedule: MovableTimers | None = None
         """Sequence numbers of scheduled messages by the time at which they are enqueued, in wall time. None
         until there is one, and during a replay."""
         self.available = 0
@@ -167,9 +168,23 @@ class Subqueue:
             if self._order is not None:
                 self._watch_time(reference)
 
+    def reschedule(self, references: Iterable[Reference], at_ms: int) -> None:
+        """Give scheduled messages another time."""
+        for reference in references:
+            before_ms = put_off_again(reference, at_ms)
+            if self._order is not None:
+                if self.schedule is not None:
+                    self.schedule.cancel(before_ms)
+                self._watch_time(reference)
+
+    def _scheduled_at(self, number: int) -> int | None:
+        """When a message will be enqueued; None if it is not scheduled (any more)."""
+        reference = self.references.get(number)
+        return None if reference is None or reference.state is not SCHEDULED else reference.enqueued_at_ms
+
     def _watch_time(self, reference: Reference) -> None:
         if self.schedule is None:
-            self.schedule = TimerWheel(_SCHEDULE_TICK_MS, self.references.__contains__)
+            self.schedule = MovableTimers(_SCHEDULE_TICK_MS, self._scheduled_at)
         self.schedule.add(reference.enqueued_at_ms, reference.sequence_number)
 
     def insert(self, reference: Reference) -> None:
@@ -193,6 +208,8 @@ class Subqueue:
             self.deferred += 1
         else:
             self.scheduled += 1
+            if self._order is not None:
+                self._watch_time(reference)
         if self.expiry is not None and reference.lives_until_ms is not None:
             self.expiry.add(reference.lives_until_ms, number)
             self._work.timed[self.number] = self
@@ -202,7 +219,13 @@ class Subqueue:
         self.column_bytes += value_bytes(references)
         self.has_columns = True
         if self._order is not None and self.role.has_sessions:
-            self.start_sessions().add(references)
+            self._add_to_sessions(references)
+
+    def _add_to_sessions(self, references: Iterable[Reference]) -> None:
+        """Enter those messages that belong to sessions."""
+        of_sessions = [each for each in references if each.session_id is not None]
+        if of_sessions:
+            self.start_sessions().add(of_sessions)
 
     def start_sessions(self) -> MessageSessions:
         """The index of sessions, made if there is none."""
@@ -527,7 +550,7 @@ class Subqueue:
             if self.has_columns:
                 self.column_bytes += value_bytes(reference for _, reference in part)
             if has_sessions:
-                self.start_sessions().add([reference for _, reference in part])
+                self._add_to_sessions(reference for _, reference in part)
             ascending: list[int] = []
             expiring: list[int] = []
             for number, reference in part:
@@ -593,7 +616,11 @@ class Subqueue:
         assert self.column_bytes == value_bytes(references)
         if self.sessions is not None:
             self.sessions.check()
-        assert not self.role.has_sessions or self.sessions is not None or not self.column_bytes
+        assert (
+            not self.role.has_sessions
+            or self.sessions is not None
+            or not any(each.session_id is not None for each in references)
+        )
         assert self._order is not None
         self._order.check()
         assert self.references.keys() <= set(self._order.numbers(0)), "a message that peeking does not reach"

@@ -20,7 +20,7 @@ their numbers (`EntityDescription.places`). Little endian:
 
 To add *something that must happen on time* (messages to forward, for example),
 add a member to `Wake` and give its earliest time in `summary_of`. Nothing else is needed:
-`broker/namespace/closed_partitions.py` opens the partition at that time, and the partition's own timer does
+`broker/namespace/resting.py` opens the partition at that time, and the partition's own timer does
 the rest. A release that does not know a reason still opens the partition.
 """
 

@@ -1,6 +1,6 @@
 """The task of one partition: mailbox → state → log → answers. Owns the state machine, the log and the timer.
 
-While one commit runs, the next batch gathers in the mailbox. Answers are released only after the commit
+While one commit runs, the next cycle gathers in the mailbox. Answers are released only after the commit
 behind them is durable (durability rule 1), in the order in which the state machine decided them. Nothing here
 knows what the records mean.
 
@@ -14,10 +14,10 @@ knows what the records mean.
 acquired again, which discards the commit for good, or could not be acquired. In the latter case the partition
 is down, and this process reads nothing of the commit before it has acquired the log and so discarded it. (If
 the process ends while the disk still refuses, the next process cannot know of the commit and may find
-messages that were refused.) The state is rebuilt from the log; the batch and all waiting operations are
+messages that were refused.) The state is rebuilt from the log; the cycle and all waiting operations are
 refused, and each attached client is told once that its demand and its locks are void (`Unavailable`).
 
-*A full disk* (rule 6) keeps nothing of the commit. The batch's sends are cut off and refused; the rest is
+*A full disk* (rule 6) keeps nothing of the commit. The cycle's sends are cut off and refused; the rest is
 committed alone and may use the log's reserve. Only when the reserve is used up as well is the state rebuilt,
 as above.
 
@@ -48,20 +48,21 @@ from broker.entities.descriptions import EntityDescription
 from broker.operations import (
     ClientId,
     Operation,
+    Send,
     Sink,
     SubqueueCounts,
     Update,
 )
-from broker.partition.batch import Batch
-from broker.partition.batch_bounds import MIB, Bounds
 from broker.partition.coming_back import ComingBack
+from broker.partition.cycle import Cycle
+from broker.partition.cycle_bounds import MIB, Bounds
 from broker.partition.disk_timeout import Hung, Patience, PatientLog
 from broker.partition.full_disk import FullDisk
 from broker.partition.going_down import GoingDown
-from broker.partition.idle import Register, Rest
-from broker.partition.mailbox import Mailbox
+from broker.partition.mailbox import Mailbox, sends_from
 from broker.partition.payloads import PayloadBudget
 from broker.partition.records import UnreadableRecord
+from broker.partition.rest import Register, Rest
 from broker.partition.signals import Once, Signal
 from broker.partition.state import Partition, Totals
 from broker.partition.summary import named, summary_of
@@ -91,6 +92,8 @@ class Health(enum.StrEnum):
     STOPPED = "stopped"
 
 
+_HEALTHY = Health.HEALTHY
+"""A name of its own, because to find a member of an enumeration takes longer than the rest of `post`."""
 _FOR_GOOD = (Health.FAILED, Health.DAMAGED, Health.STOPPED)
 """A partition never leaves one of these."""
 
@@ -99,8 +102,8 @@ _FOR_GOOD = (Health.FAILED, Health.DAMAGED, Health.STOPPED)
 class TaskLimits:
     """The bounds of a partition's task, with their defaults."""
 
-    batch_operations_max: int = 1024
-    batch_bytes_max: int = 4 * MIB
+    cycle_operations_max: int = 1024
+    cycle_bytes_max: int = 4 * MIB
     """Bytes of messages sent in one commit; a single operation may exceed it."""
     recovery_delay_ms: int = 100
     """Pause after the first failure to reopen the log. It doubles with each further failure."""
@@ -111,12 +114,15 @@ class TaskLimits:
     rest_ms: int | None = 60_000
     """Time after the last change until the partition's contents are entered in the index; None to do so only
     when it is closed."""
+    close_ms: int = 600_000
+    """Time after the last change until a partition that is at rest, holds nothing and has no clients is
+    closed."""
     bounds: Bounds = field(default_factory=Bounds)
     upkeep: UpkeepLimits = field(default_factory=UpkeepLimits)
 
 
 class PartitionMeter(Protocol):
-    """Receives figures about a partition's work for the metrics, once per batch."""
+    """Receives figures about a partition's work for the metrics, once per cycle."""
 
     def committed(self, records: int, size: int, seconds: float) -> None:
         """A commit became durable, with this many records and bytes, after this time."""
@@ -133,7 +139,7 @@ class PartitionMeter(Protocol):
 
 
 class PartitionTask:
-    """One partition's mailbox and the task that serves it, `run`. Lives in the event loop."""
+    """One partition's mailbox and the task that works through it, `run`. Lives in the event loop."""
 
     def __init__(
         self,
@@ -174,7 +180,7 @@ class PartitionTask:
         if at_rest is not None:
             self._last_counts |= named(at_rest.counts, places)
         self._totals: Totals | None = None
-        """What was durable before the batch whose commit is under way; None if all is durable."""
+        """What was durable before the cycle whose commit is under way; None if all is durable."""
         self._upkeep: Upkeep | None = None
         self._wake = Signal()
         self._timer: asyncio.TimerHandle | None = None
@@ -196,6 +202,8 @@ class PartitionTask:
         """The disk does not answer while the log is being opened or reopened; operations are refused at
         once."""
         self._open_wanted = False
+        self._close_at_ms: int | None = None
+        """When to look whether the partition is unused, in monotonic time."""
         self._stopping = self._is_deleted = False
         self._running = False
         self._opening_ended = Once()
@@ -217,7 +225,7 @@ class PartitionTask:
         partition is down."""
         if isinstance(operation, Update):
             self._description = operation.description
-        if self._health in _FOR_GOOD:
+        if self._health is not _HEALTHY and self._health in _FOR_GOOD:
             entry = (client, operation, sink, 0)
             asyncio.get_running_loop().call_soon(self._going_down.refuse_for_good, entry)
             return
@@ -233,11 +241,6 @@ class PartitionTask:
         if self._partition is None or self._health is not Health.HEALTHY:
             return self._last_counts
         return self._partition.counts()
-
-    @property
-    def live_bytes(self) -> int:
-        """The size of all messages."""
-        return self._partition.messages.live_bytes if self._partition else 0
 
     async def opened(self) -> None:
         """Open the log unless it is open. Returns once it is open or could not be opened."""
@@ -272,7 +275,8 @@ class PartitionTask:
     # --- the task -------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Serve the mailbox until `stop`. Failures change the health; they raise no exception."""
+        """Carry out what comes into the mailbox until `stop`. Failures change the health; they raise
+        nothing."""
         self._running = True
         try:
             while not self._stopping and self._health not in _FOR_GOOD:
@@ -282,8 +286,11 @@ class PartitionTask:
                     break  # `_shut_down` carries out what is in the mailbox
                 if await self.step():
                     self._wake.set()
+                    continue  # the next step follows at once and does what has come due
                 if self._health is Health.HEALTHY and self._partition is not None and not self._mailbox:
                     self._rest.look(self._partition)
+                    if self._is_unused(self._partition):
+                        await self._close_unused()
                 self._arm_timer()
             await self._shut_down()
         except asyncio.CancelledError:
@@ -301,7 +308,7 @@ class PartitionTask:
             self._ended.set()
 
     async def step(self) -> bool:
-        """Do the next piece of work: open, recover, or serve one batch. True if there is more to do."""
+        """Do the next piece of work: open, recover, or carry out one cycle. True if there is more to do."""
         if self._health is Health.CLOSED:
             self._going_down.answer_while_closed()
             if self._mailbox or self._open_wanted:
@@ -313,14 +320,13 @@ class PartitionTask:
                 await self._open()
         if self._health is not Health.HEALTHY:
             return False
-        more = await self._do_round()
-        return more or bool(self._mailbox) or (self._partition is not None and self._partition.has_more)
+        return await self._do_cycle() or bool(self._mailbox)
 
-    async def _do_round(self) -> bool:
-        """Carry out one batch and then the log's upkeep. True if the upkeep has more to do."""
+    async def _do_cycle(self) -> bool:
+        """Carry out one cycle and then the log's upkeep. True if either has more to do."""
         partition = self._partition
         assert partition is not None
-        waiting = self._mailbox.gather(self._limits.batch_operations_max, self._limits.batch_bytes_max)
+        waiting = self._mailbox.gather(self._limits.cycle_operations_max, self._limits.cycle_bytes_max)
         try:
             commit = self._log.begin()
         except StorageError as error:  # it was fenced just as the previous commit ended
@@ -330,67 +336,74 @@ class PartitionTask:
         partition.begin(
             commit, self._clock.monotonic_ms(), self._clock.now_ms(), waiting[0][3] if waiting else None
         )
-        for place, (client, operation, sink, arrived_ms) in enumerate(waiting):
-            self._mailbox.note(client, operation, sink)
-            is_done = partition.handle(client, operation, arrived_ms)
+        place, is_done = 0, True
+        while place < len(waiting):
+            client, operation, sink, arrived_ms = waiting[place]
+            if isinstance(operation, Send):
+                place += partition.handle_sends(sends_from(waiting, place))
+            else:
+                self._mailbox.note(client, operation, sink)
+                is_done = partition.handle(client, operation, arrived_ms)
+                place += is_done
             if not is_done or partition.is_full:  # others get the rest of the loop's turn
-                self._mailbox.put_back(waiting, place + is_done)
+                self._mailbox.put_back(waiting, place)
                 for _ in partition.go_on():
                     await asyncio.sleep(0)
                 break
-        batch = partition.finish(self._mailbox.since_ms)
+        cycle = partition.finish(self._mailbox.since_ms)
         try:
-            if batch.commit:
-                await self._commit(partition, batch)
-                self._rest.changed(batch.now_ms)
+            if cycle.commit:
+                await self._commit(partition, cycle)
+                self._rest.changed(cycle.now_ms)
         except StorageError as error:
             await self._recover(error)
             return False
         self._totals = None
         self._mailbox.undecided = []
         try:
-            await self._fill(partition, batch)
+            await self._fill(partition, cycle)
         except StorageError as error:
-            # The batch is durable: refuse only the answers whose messages could not be read.
-            batch.give_up_holes(Reason.PARTITION_UNAVAILABLE, self._going_down.why)
-            self._mailbox.deliver(batch.answers, waiting)
+            # The cycle is durable: refuse only the answers whose messages could not be read.
+            cycle.give_up_holes(Reason.PARTITION_UNAVAILABLE, self._going_down.why)
+            self._mailbox.deliver(cycle.answers, waiting)
             await self._recover(error)
             return False
         # The commit is durable: the answers may be released (durability rules 1 and 2).
-        self._mailbox.deliver(batch.answers, waiting)
+        self._mailbox.deliver(cycle.answers, waiting)
         partition.let_go()
-        # The next batch follows at once, and this one may not have awaited anything: let others run.
-        if partition.has_more or (self._mailbox and not batch.commit):
+        has_more = partition.has_more
+        # The next cycle follows at once, and this one may not have awaited anything: let others run.
+        if has_more or (self._mailbox and not cycle.commit):
             await asyncio.sleep(0)
-        return await self._keep_up()
+        return await self._keep_up() or has_more
 
-    async def _commit(self, partition: Partition, batch: Batch) -> None:
+    async def _commit(self, partition: Partition, cycle: Cycle) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
         if self._rest.is_entered:
             with self._patience:
                 await self._rest.end()
         try:
-            await self._append(batch.commit, urgent=not batch.has_sent)
+            await self._append(cycle.commit, urgent=not cycle.has_sent)
         except DiskFull as error:
-            if not batch.has_sent:
+            if not cycle.has_sent:
                 raise
             self._press()
             undone = partition.undo_sends(self._log.begin())  # durability rule 6
             self._full = self._full or FullDisk(self._clock, self._output)
             self._full.refuse(undone, error)
-            if batch.commit:
-                await self._append(batch.commit, urgent=True)
+            if cycle.commit:
+                await self._append(cycle.commit, urgent=True)
         else:
             partition.committed()
-            if self._full is not None and batch.has_sent:
+            if self._full is not None and cycle.has_sent:
                 self._full.end()
                 self._full = None
         if self._meter is not None:
-            count = len(batch.marks) + len(batch.sent_with) + batch.has_sent
-            self._meter.committed(count, batch.commit.bytes, loop.time() - began)
-            if batch.dead_lettered or batch.expired_messages or batch.expired_locks:
-                self._meter.lapsed(batch.dead_lettered, batch.expired_messages, batch.expired_locks)
+            count = len(cycle.marks) + len(cycle.sent_with) + cycle.has_sent
+            self._meter.committed(count, cycle.commit.bytes, loop.time() - began)
+            if cycle.dead_lettered or cycle.expired_messages or cycle.expired_locks:
+                self._meter.lapsed(cycle.dead_lettered, cycle.expired_messages, cycle.expired_locks)
 
     async def _append(self, commit: Commit, urgent: bool) -> None:
         try:
@@ -406,13 +419,13 @@ class PartitionTask:
             self._upkeep.press(self._clock.monotonic_ms())
             self._arm_timer()
 
-    async def _fill(self, partition: Partition, batch: Batch) -> None:
+    async def _fill(self, partition: Partition, cycle: Cycle) -> None:
         """Read from the log the messages that answers need and memory does not hold."""
-        missing = batch.missing
+        missing = cycle.missing
         if missing:
             with self._patience:
                 frames = await self._log.fetch(missing)
-            batch.fill(frames)
+            cycle.fill(frames)
             partition.read_ahead(frames)
 
     async def _keep_up(self) -> bool:
@@ -528,6 +541,41 @@ class PartitionTask:
 
     # --- the end --------------------------------------------------------------------------------------------
 
+    def _is_unused(self, partition: Partition) -> bool:
+        """Whether nobody has used the partition for long, and it holds nothing. Sets the time at which to
+        look again."""
+        if not self._rest.is_entered:
+            self._close_at_ms = None
+            return False
+        now_ms = self._clock.monotonic_ms()
+        if self._close_at_ms is not None and now_ms >= self._close_at_ms:
+            assert self._upkeep is not None
+            if not (self._mailbox.attached or partition.holds_anything or self._upkeep.has_garbage):
+                return True
+            self._close_at_ms = None
+        if self._close_at_ms is None:
+            self._close_at_ms = now_ms + self._limits.close_ms
+        return False
+
+    async def _close_unused(self) -> None:
+        """Close the log and free the state. The next operation opens the partition again; until then the
+        index has its summary, as after a clean stop."""
+        assert self._upkeep is not None
+        with contextlib.suppress(Hung):
+            await self._upkeep.save_last_checkpoint(self._clock.monotonic_ms())
+        self._close_at_ms = None
+        self._open_wanted, self._opening_ended = False, Once()
+        self._discard()
+        self._become(Health.CLOSED)
+        try:
+            with self._patience:
+                await self._log.close()
+        except StorageError as error:  # the next operation tells whether the log can be opened
+            self._output.warning("log.close_failed", error=str(error))
+        self._output.debug("partition.closed")
+        await self._coming_back.free_dropped()
+        self._wake.set()  # operations may have come meanwhile
+
     def _fail(self, error: BaseException) -> None:
         """Take the partition down for good, and log the error."""
         advice = {"advice": DAMAGED_ADVICE} if isinstance(error, CorruptRecord) else {}
@@ -541,7 +589,7 @@ class PartitionTask:
     async def _shut_down(self) -> None:
         if self._health is Health.HEALTHY:
             while self._mailbox and self._health is Health.HEALTHY:
-                await self._do_round()
+                await self._do_cycle()
         if self._health is Health.HEALTHY and self._upkeep is not None and not self._is_deleted:
             with contextlib.suppress(Hung):
                 await self._upkeep.save_last_checkpoint(self._clock.monotonic_ms())
@@ -575,7 +623,7 @@ class PartitionTask:
         self._partition = self._upkeep = None
 
     def _note_counts(self) -> None:
-        """Keep the counts of what is durable, without the batch whose commit failed."""
+        """Keep the counts of what is durable, without the cycle whose commit failed."""
         if self._partition is not None:
             self._last_counts = self._partition.counts(self._totals)
 
@@ -596,7 +644,12 @@ class PartitionTask:
         if self._health is Health.RECOVERING:
             due_ms = self._coming_back.retry_at_ms
         elif self._partition is not None and self._upkeep is not None:
-            dues = (self._partition.next_due_ms(), self._upkeep.due_ms, self._rest.due_ms)
+            dues = (
+                self._partition.next_due_ms(),
+                self._upkeep.due_ms,
+                self._rest.due_ms,
+                self._close_at_ms if self._rest.is_entered else None,
+            )
             due_ms = min((each for each in dues if each is not None), default=None)
         if due_ms is None or (self._timer is not None and self._timer_due_ms <= due_ms):
             return

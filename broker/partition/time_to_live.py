@@ -30,7 +30,7 @@ class TimeToLive:
 
     @property
     def has_more(self) -> bool:
-        """Whether the next batch has expired messages left to deal with."""
+        """Whether the next cycle has expired messages left to deal with."""
         return bool(self._overdue)
 
     def next_due_ms(self) -> int | None:
@@ -53,7 +53,7 @@ class TimeToLive:
         return lock_ends_ms if due_ms is None else min(due_ms, lock_ends_ms)
 
     def expire_overdue(self) -> None:
-        """Remove or dead-letter messages that have come due, a bounded number per batch."""
+        """Remove or dead-letter messages that have come due, a bounded number per cycle."""
         space = self._space
         if self._has_passed_over and space.locks.next_due_ms() is None:
             self._has_passed_over = False
@@ -61,7 +61,7 @@ class TimeToLive:
         for number in [*timed]:
             expiry = timed[number].expiry
             assert expiry is not None, "the messages were replayed"
-            if number not in self._overdue and (due := expiry.expire(space.batch.now_ms, self._at_once)):
+            if number not in self._overdue and (due := expiry.expire(space.cycle.now_ms, self._at_once)):
                 self._overdue[number] = DueKeys()
                 self._overdue[number].add(due)
             if expiry.next_due_ms() is None:
@@ -94,7 +94,7 @@ class TimeToLive:
         space = self._space
         if not references:
             return
-        space.batch.expired_messages += len(references)
+        space.cycle.expired_messages += len(references)
         if space.description.delivery(subqueue.name).dead_lettering_on_expiration:
             dead_letter(space, subqueue, references, EXPIRED)
         else:
@@ -107,7 +107,7 @@ class TimeToLive:
             expired = [
                 each
                 for each in references
-                if each.lives_until_ms is not None and each.lives_until_ms <= self._space.batch.now_ms
+                if each.lives_until_ms is not None and each.lives_until_ms <= self._space.cycle.now_ms
             ]
             self.expire(subqueue, [each for each in expired if each.state is not DEFERRED])
 
@@ -116,7 +116,7 @@ class TimeToLive:
         if (
             subqueue.expiry is None
             or reference.lives_until_ms is None
-            or reference.lives_until_ms > self._space.batch.now_ms
+            or reference.lives_until_ms > self._space.cycle.now_ms
         ):
             return False
         return reference.lease is None and reference.state is not DEFERRED

@@ -74,13 +74,18 @@ class TimerWheel:
             del self._buckets[tick]
             self._ticks.tidy(self._buckets, len(self._buckets))
         elif len(bucket.keys) > _SLACK + 2 * bucket.live:
-            bucket.keys = array("Q", filter(self._is_live, bucket.keys))
+            bucket.keys = self._live(tick, bucket.keys)
 
     def sift(self, due_ms: int) -> None:
         """Remove the cancelled keys with this due time now, because they are about to be used again."""
-        bucket = self._buckets.get(-(-due_ms // self._tick_ms))
+        tick = -(-due_ms // self._tick_ms)
+        bucket = self._buckets.get(tick)
         if bucket is not None:
-            bucket.keys = array("Q", filter(self._is_live, bucket.keys))
+            bucket.keys = self._live(tick, bucket.keys)
+
+    def _live(self, tick: int, keys: array[int]) -> array[int]:
+        """Those of a bucket's keys that were not cancelled."""
+        return array("Q", filter(self._is_live, keys))
 
     def expire(self, now_ms: int, ticks_max: int = 1 << 62) -> list[array[int]]:
         """Take out all due keys, earlier ticks first. Cancelled keys may be among them.
@@ -98,6 +103,10 @@ class TimerWheel:
             if bucket is not None:
                 due.append(bucket.keys)
         return due
+
+    def is_due(self, now_ms: int) -> bool:
+        """Whether `expire` would return keys, which may all have been cancelled."""
+        return bool(self._buckets and self._ticks) and self._ticks.first <= now_ms // self._tick_ms
 
     def next_due_ms(self) -> int | None:
         """When the next key comes due; None if no key waits. May be too early if a great many keys were
@@ -131,7 +140,7 @@ class TimerWheel:
             expected[tick] = expected.get(tick, 0) + 1
         assert set(self._buckets) <= set(self._ticks), "a bucket that no tick leads to"
         for tick, bucket in self._buckets.items():
-            assert bucket.live == sum(map(self._is_live, bucket.keys)) == expected.get(tick, 0), (
+            assert bucket.live == len(self._live(tick, bucket.keys)) == expected.get(tick, 0), (
                 tick,
                 bucket.live,
                 expected.get(tick),
@@ -144,6 +153,23 @@ class TimerWheel:
             bucket = self._buckets[tick] = _Bucket()
             self._ticks.push(tick)
         return bucket
+
+
+class MovableTimers(TimerWheel):
+    """A wheel whose keys may be moved: cancelled, and added again with another time while the first entry is
+    still there. It may return a key before its time, or twice; the owner looks at the time of each one."""
+
+    __slots__ = ("_due_ms",)
+
+    def __init__(self, tick_ms: int, due_ms: Callable[[int], int | None]) -> None:
+        """`due_ms` gives the time of a key; None if it was cancelled."""
+        super().__init__(tick_ms, lambda key: due_ms(key) is not None)
+        self._due_ms = due_ms
+
+    def _live(self, tick: int, keys: array[int]) -> array[int]:
+        tick_ms, due_ms = self._tick_ms, self._due_ms
+        times = ((key, due_ms(key)) for key in dict.fromkeys(keys))
+        return array("Q", [key for key, at_ms in times if at_ms is not None and -(-at_ms // tick_ms) == tick])
 
 
 class DueKeys:

@@ -4,10 +4,16 @@
 Everything that could refuse a part of a transaction is checked before anything changes. The records are those
 of ordinary sends and settlements. They are in one frame of the log, so a crash leaves all of them or none.
 
-*A full disk* undoes the sends of a batch and commits the rest (durability rule 6). So the settlements of a
+*A full disk* undoes the sends of a cycle and commits the rest (durability rule 6). So the settlements of a
 transaction that also sends are written at once but applied only when the commit is durable. Until then, the
 messages stay locked, by a lease whose tokens nobody has. If the sends are undone, the settlements' records
-are left out, and the clients' own locks come back. Settlements without a send need none of this.
+are left out, and the clients' own locks come back. Settlements without a send need none of this. Scheduled
+messages that the transaction cancels, and those that it schedules with promised numbers, wait in the same
+way.
+
+*Messages for other entities* are written as sends (ENQUEUED) and moved to the transfer subqueue (MOVED) in
+the same commit. The move waits as settlements do, so undoing the sends undoes them too; until then, nothing
+of the batch is handed out.
 """
 
 from __future__ import annotations
@@ -16,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from broker.base.errors import Reason, Refused
+from broker.entities.roles import PASSES_ON
 from broker.operations import (
     Abandon,
     ClientId,
@@ -23,12 +30,17 @@ from broker.operations import (
     DeadLetter,
     Defer,
     LockToken,
+    Send,
     Transact,
     Transacted,
     sequence_of_token,
 )
+from broker.partition import records
 from broker.partition.locks import Held
+from broker.partition.promises import Promises
+from broker.partition.records import Mark
 from broker.partition.references import Reference
+from broker.partition.schedule import Schedule
 from broker.partition.sending import Sending
 from broker.partition.settling import Settling
 from broker.partition.subqueue import Subqueue
@@ -52,34 +64,69 @@ class _Pending:
 class Transactions:
     """Carries out the transactions of one partition."""
 
-    __slots__ = ("_pending", "_sending", "_settling", "_space", "has_more")
+    __slots__ = ("_pending", "_promises", "_schedule", "_sending", "_settling", "_space", "has_more")
 
-    def __init__(self, space: Workspace, sending: Sending, settling: Settling) -> None:
+    def __init__(
+        self,
+        space: Workspace,
+        sending: Sending,
+        settling: Settling,
+        schedule: Schedule,
+        promises: Promises,
+    ) -> None:
         self._space, self._sending, self._settling = space, sending, settling
+        self._schedule, self._promises = schedule, promises
         self._pending: list[_Pending] = []
-        """Of the current batch, until its commit is durable."""
+        """Of the current cycle, until its commit is durable."""
         self.has_more = False
-        """The next batch must follow at once, because the last one handed nothing out. `state.py` resets
+        """The next cycle must follow at once, because the last one handed nothing out. `state.py` resets
         it."""
 
     def carry_out(self, client: ClientId, operation: Transact) -> None:
         """Carry out a transaction. Raises Refused if any part of it cannot be carried out."""
         space = self._space
         for settlement in operation.settlements:
-            space.batch.work += len(settlement.tokens)
+            space.cycle.work += len(settlement.tokens)
         self._check(operation.settlements)
-        sent = len(operation.send.messages)
-        self._sending.send_new(space.batch, space.description, operation.send)
+        cancelled = self._schedule.find_all(operation.cancelled)
+        self._promises.check(operation.promised)
+        scheduled, transfers = operation.scheduled, operation.transfers
+        sent = len(operation.send.messages) + len(operation.promised)
+        if scheduled is not None or transfers is not None:
+            self._sending.check(space.description, operation.send, scheduled, transfers)
+        self._sending.send_new(space.cycle, space.description, operation.send)
         for _ in self._sending.go_on():
             pass
-        if sent and operation.settlements:
-            self._write(operation.settlements)
+        passed_on = range(0)
+        if transfers is not None:
+            sent += len(transfers.messages)
+            first = self._sending.send(space.cycle, space.description, transfers)
+            for _ in self._sending.go_on():
+                pass
+            passed_on = range(first, first + len(transfers.messages))
+        if sent and (operation.settlements or cancelled or scheduled is not None or passed_on):
+            self._write(operation.settlements, cancelled, scheduled, operation.promised, passed_on)
         else:
             self._settle(operation.settlements)
+            self._cancel(cancelled)
         space.answer(client, Transacted(sent, operation.cookie))
 
+    def _cancel(self, numbers: list[int]) -> None:
+        """Remove scheduled messages."""
+        if numbers:
+            space = self._space
+            space.mark(Mark(records.REMOVED, space.messages.main.number, numbers))
+
+    def _pass_on(self, numbers: Sequence[int]) -> None:
+        """Move messages that were just sent to the transfer subqueue."""
+        if numbers:
+            space = self._space
+            target = next(each.number for each in space.subqueues if each.role is PASSES_ON)
+            space.cycle.arrived_in.add(target)
+            space.mark(Mark(records.MOVED, space.messages.main.number, list(numbers), target=target))
+
     def committed(self) -> None:
-        """Apply the settlements that have waited for the commit. The next batch hands out messages again."""
+        """Apply the settlements that have waited for the commit. The next cycle hands out messages again."""
         if not self._pending:
             return
         self._space.hands_out_later = False
@@ -92,14 +139,14 @@ class Transactions:
         self._pending.clear()
 
     def give_up(self) -> None:
-        """The sends of this batch were undone: forget the settlements that belong to them, and restore the
+        """The sends of this cycle were undone: forget the settlements that belong to them, and restore the
         locks."""
-        batch = self._space.batch
+        cycle = self._space.cycle
         self._space.hands_out_later = False
         self.has_more = bool(self._pending)
         for pending in self._pending:
-            batch.dead_lettered -= pending.dead_lettered
-            batch.expired_messages -= pending.expired
+            cycle.dead_lettered -= pending.dead_lettered
+            cycle.expired_messages -= pending.expired
             for held in pending.locks:
                 self._space.locks.restore(held)
         self._pending.clear()
@@ -137,14 +184,29 @@ class Transactions:
             for subqueue, references in locks.unlock(settlement.tokens, self._space.arrived_ms):
                 effect(subqueue, references)
 
-    def _write(self, settlements: Sequence[Settlement]) -> None:
-        """Write settlements into the commit, to be applied once it is durable."""
-        space, batch = self._space, self._space.batch
+    def _write(
+        self,
+        settlements: Sequence[Settlement],
+        cancelled: list[int],
+        scheduled: Send | None,
+        promised: Sequence[int],
+        passed_on: Sequence[int],
+    ) -> None:
+        """Write everything but the messages that were sent into the commit, to be applied once it is
+        durable."""
+        space, cycle = self._space, self._space.cycle
         kept: dict[int, Held] = {}
         changes: list[Callable[[], None]] = []
-        dead_lettered, expired = batch.dead_lettered, batch.expired_messages
+        dead_lettered, expired = cycle.dead_lettered, cycle.expired_messages
+        if scheduled is not None:
+            self._promises.keep(scheduled, promised, changes)
+        if cancelled or scheduled is not None or passed_on:
+            # Nothing locks these messages, so the batch ends before another operation can look at them.
+            cycle.work = max(cycle.work, space.bounds.work_max)
         space.held = changes
         try:
+            self._cancel(cancelled)
+            self._pass_on(passed_on)
             for settlement in settlements:
                 groups: dict[int, tuple[Subqueue, list[Reference]]] = {}
                 for token in settlement.tokens:
@@ -160,7 +222,7 @@ class Transactions:
             _Pending(
                 list(kept.values()),
                 changes,
-                batch.dead_lettered - dead_lettered,
-                batch.expired_messages - expired,
+                cycle.dead_lettered - dead_lettered,
+                cycle.expired_messages - expired,
             )
         )

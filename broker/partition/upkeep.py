@@ -22,7 +22,7 @@ more is written, the more garbage upkeep tolerates (`garbage.py`).
 *A full disk* (durability rule 6) makes upkeep urgent. One partition at a time first trims, then compacts one
 segment after another, until nothing more can be freed. The disk must have room for what a compaction writes,
 so a segment waits until enough of its messages are gone. A timer continues this when no operations arrive;
-each partition comes back at a time of its own (`RoomTurns`), because there may be thousands. Garbage of up to
+each partition comes back at a time of its own (`RoomLock`), because there may be thousands. Garbage of up to
 a quarter of the live bytes stays, so freeing a byte writes at most four. Segments before the older of two
 checkpoints cost almost nothing to release, so these go at once.
 
@@ -59,7 +59,7 @@ from broker.partition.disk_timeout import Hung, PatientLog
 from broker.partition.garbage import GarbageBound
 from broker.partition.messages import Messages
 from broker.partition.records import Counters
-from broker.partition.snapshot import Snapshot
+from broker.partition.snapshot import Snapshot, Taking
 from storage.errors import DiskFull, StorageError
 from storage.log import Frame, Position
 
@@ -82,7 +82,7 @@ class UpkeepLimits:
     tail_bytes_at_stop: int = 0
     """With at most this many bytes of log after the last checkpoint, a stop saves none, and the next start
     replays them."""
-    garbage_bytes_min: int = 64 * MIB
+    garbage_bytes_max: int = 64 * MIB
     """Bytes of garbage in the log that make trimming or compaction worthwhile under any load."""
     garbage_bytes_at_rest: int = 3 * MIB // 4
     """Bytes of garbage that make it worthwhile when nothing is being written."""
@@ -108,12 +108,12 @@ class UpkeepLimits:
     """How long a disk counts as full after it was found full, if the log does not report it."""
     pause_ms: int = 1000
     """Pause after the disk refused something, and between two attempts to make room."""
-    turn_ms: int = 20
+    next_pause_ms: int = 20
     """Pause while another partition makes room, and between two partitions that come back to make room."""
 
 
 class Upkeep:
-    """Called by the partition's task between batches. Keeps no state but its own progress."""
+    """Called by the partition's task between cycles. Keeps no state but its own progress."""
 
     def __init__(
         self,
@@ -132,14 +132,14 @@ class Upkeep:
         self._candidates: deque[tuple[Frame, int]] = deque()
         """Messages read for compaction but not written yet: frame and sequence number."""
         self._paused_until_ms = self._pressed_until_ms = 0
-        self._turn_ms: int | None = None
+        self._back_at_ms: int | None = None
         """When to come back to make room on a full disk, in monotonic time."""
-        self._look_bytes = min(limits.checkpoint_bytes, limits.garbage_bytes_min) // LOOKS_PER_DUE
+        self._look_bytes = min(limits.checkpoint_bytes, limits.garbage_bytes_max) // LOOKS_PER_DUE
         self._look_at: int = log.end
         """The log is checked again once its end reaches this position."""
         self._bound = GarbageBound(
             limits.garbage_bytes_at_rest,
-            limits.garbage_bytes_min,
+            limits.garbage_bytes_max,
             limits.look_ms,
             log.end,
             lambda: messages.relocatable_bytes,
@@ -148,7 +148,7 @@ class Upkeep:
     @property
     def due_ms(self) -> int | None:
         """When `step` must be called even if nothing was written, in monotonic time; None for never."""
-        dues = [each for each in (self._bound.due_ms, self._turn_ms) if each is not None]
+        dues = [each for each in (self._bound.due_ms, self._back_at_ms) if each is not None]
         return max(min(dues), self._paused_until_ms) if dues else None
 
     async def step(self, now_ms: int) -> bool:
@@ -157,10 +157,11 @@ class Upkeep:
         if now_ms < self._paused_until_ms:
             return False
         log = self._log
-        due, began_at = self._bound.look(now_ms, log.end), log.end
+        began_at = log.end
+        due = self._bound.look(now_ms, began_at)
         is_pressed = log.is_full or now_ms < self._pressed_until_ms
-        if self._turn_ms is not None and (now_ms >= self._turn_ms or not is_pressed):
-            due, self._turn_ms = True, None
+        if self._back_at_ms is not None and (now_ms >= self._back_at_ms or not is_pressed):
+            due, self._back_at_ms = True, None
         if not due and not is_pressed and began_at < self._look_at and self._messages.count:
             return False
         try:
@@ -188,7 +189,7 @@ class Upkeep:
         return garbage > max(self._limits.garbage_bytes_at_rest, self._limits.garbage_per_live * live_bytes)
 
     def press(self, now_ms: int) -> None:
-        """Make room on a full disk, with the next batch or at this partition's turn."""
+        """Make room on a full disk, with the next cycle or when this partition comes back."""
         self._pressed_until_ms = now_ms + self._limits.pressed_ms
         if self._garbage_on_full_disk() or self._cheap_place() is not None:
             self._come_back(now_ms)
@@ -199,8 +200,8 @@ class Upkeep:
 
         Does nothing if a call is already scheduled: traffic may ask for it again and again.
         """
-        if self._turn_ms is None:
-            self._turn_ms = self._log.making_room.next_ms(earliest_ms, self._limits.turn_ms)
+        if self._back_at_ms is None:
+            self._back_at_ms = self._log.making_room.next_ms(earliest_ms, self._limits.next_pause_ms)
 
     def _garbage_on_full_disk(self) -> int:
         """The bytes of garbage in the log; 0 if freeing them is not worthwhile even on a full disk."""
@@ -219,12 +220,13 @@ class Upkeep:
         the disk refused. Raises Hung."""
         log = self._log
         is_short = log.end - self._checkpoints(1) <= self._limits.tail_bytes_at_stop
-        return (is_short and not self._lacks_checkpoint()) or await self._save_another(now_ms)
+        return (is_short and not self._lacks_checkpoint()) or await self._save_another(now_ms) is not None
 
-    async def _save_another(self, now_ms: int) -> bool:
-        """Save a checkpoint; the state must not change meanwhile. False if the disk refused. Raises Hung."""
+    async def _save_another(self, now_ms: int, earlier: Taking | None = None) -> Taking | None:
+        """Save a checkpoint and return what it holds; the state must not change meanwhile. `earlier` is the
+        content of one that was saved in the same state. None if the disk refused. Raises Hung."""
         log = self._log
-        taking = self._snapshot.take(log.checkpoint_base)
+        taking = self._snapshot.take(log.checkpoint_base, earlier)
         await self._slices.run(taking.steps())
         checkpoint = taking.checkpoint(log.end)
         try:
@@ -234,9 +236,9 @@ class Upkeep:
         except StorageError as error:
             self._output.warning("checkpoint.failed", error=str(error))
             self._paused_until_ms = now_ms + self._limits.pause_ms
-            return False
+            return None
         self._snapshot.saved(checkpoint)
-        return True
+        return taking
 
     def _bytes_to_next_look(self) -> int:
         return (
@@ -297,8 +299,10 @@ class Upkeep:
             commit.add(records.COUNTERS, [records.encode_counters(counters)], records.VERSION)
             await log.append(commit, urgent=True, frees=True)
             self._counters_at = commit.start
+        saved: Taking | None = None
         while self._checkpoints(2) < place:  # twice at most, because each one is at the log's end
-            if not await self._save_another(now_ms):
+            saved = await self._save_another(now_ms, saved)
+            if saved is None:
                 return
         await log.trim(place)
         self._output.debug("log.trimmed", start=log.start, end=log.end, live_bytes=self._messages.live_bytes)
@@ -311,7 +315,7 @@ class Upkeep:
         if not garbage and cheap is None:
             return False
         if log.making_room.locked():
-            self._come_back(now_ms + limits.turn_ms)
+            self._come_back(now_ms + limits.next_pause_ms)
             return False
         async with log.making_room:
             start = log.start
@@ -368,7 +372,7 @@ class Upkeep:
                 if not positions:
                     break
                 frames = await self._log.fetch(positions)
-                to_read -= sum(len(frame.data) for frame in frames)
+                to_read -= sum(frame.size for frame in frames)
                 async for parts in self._slices.of(self._messages.living_steps(frames)):
                     for part in parts:
                         self._candidates += part

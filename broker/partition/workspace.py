@@ -1,6 +1,6 @@
-"""The state that the parts of a partition's state machine share, and their current batch. Pure.
+"""The state that the parts of a partition's state machine share, and their current cycle. Pure.
 
-`state.py` owns it and begins each batch. The parts (`delivering.py`, `settling.py`, `time_to_live.py`,
+`state.py` owns it and begins each cycle. The parts (`delivering.py`, `settling.py`, `time_to_live.py`,
 `browsing.py`) change the durable state only through records: `mark` puts a record into the commit and applies
 it at once, by the same method that replay uses.
 """
@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from broker.entities.descriptions import EntityDescription
 from broker.operations import Answer, ClientId, Recall
 from broker.partition import records
-from broker.partition.batch import Batch
-from broker.partition.batch_bounds import Bounds
+from broker.partition.cycle import Cycle
+from broker.partition.cycle_bounds import Bounds
 from broker.partition.demand import DemandBook
 from broker.partition.durable_state import NewRecord, read_back
 from broker.partition.enqueued_times import EnqueuedTimes
@@ -24,18 +24,18 @@ from broker.partition.references import Lease, Reference
 from broker.partition.subqueue import Subqueue
 from storage.log import Commit, Position
 
-NO_BATCH = Batch(Commit(Position(0)), 0, 0, 0)
-"""The placeholder between two batches; nothing is ever added to it."""
+NO_CYCLE = Cycle(Commit(Position(0)), 0, 0, 0)
+"""The placeholder between two cycles; nothing is ever added to it."""
 
 
 class Workspace:
-    """The state of one partition and its current batch."""
+    """The state of one partition and its current cycle."""
 
     __slots__ = (
         "arrived_ms",
-        "batch",
         "books",
         "bounds",
+        "cycle",
         "description",
         "hands_out_later",
         "held",
@@ -65,7 +65,7 @@ class Workspace:
         """The demand for messages, by subqueue number."""
         self.locks = Locks(self.subqueues, self.books, epoch, first_nonce, bounds.tick_ms)
         self.times = EnqueuedTimes()
-        self.batch = NO_BATCH
+        self.cycle = NO_CYCLE
         self.held: list[Callable[[], None]] | None = None
         """Collects changes that are written now and applied once the commit is durable; None while changes
         are applied at once. Set by `transactions.py`."""
@@ -76,26 +76,26 @@ class Workspace:
         for the disk since then ends no lock."""
 
     def locked_until_ms(self, subqueue: Subqueue) -> int:
-        """When a lock that begins in this batch ends."""
-        return self.batch.now_ms + self.description.delivery(subqueue.name).lock_duration_ms
+        """When a lock that begins in this cycle ends."""
+        return self.cycle.now_ms + self.description.delivery(subqueue.name).lock_duration_ms
 
     def answer(self, client: ClientId, answer: Answer) -> None:
-        """Add an answer, to be released once the batch's commit is durable."""
-        self.batch.answers.append((client, answer))
+        """Add an answer, to be released once the cycle's commit is durable."""
+        self.cycle.answers.append((client, answer))
 
     def record(self, record: NewRecord, *, with_send: bool = False) -> None:
         """Write a record of a `DurableState` and apply it.
 
-        `with_send` means that the record belongs to messages that this batch enqueues; if the disk is full,
+        `with_send` means that the record belongs to messages that this cycle enqueues; if the disk is full,
         it is undone with them.
         """
-        batch = self.batch
-        batch.commit.add(record.kind, [record.body], record.version)
+        cycle = self.cycle
+        cycle.commit.add(record.kind, [record.body], record.version)
         if self.held is not None:
-            self.held.append(lambda: self.messages.states.apply(read_back(record), batch.commit.start))
+            self.held.append(lambda: self.messages.states.apply(read_back(record), cycle.commit.start))
             return
-        (batch.sent_with if with_send else batch.marks).append(record)
-        self.messages.states.apply(read_back(record), batch.commit.start)
+        (cycle.sent_with if with_send else cycle.marks).append(record)
+        self.messages.states.apply(read_back(record), cycle.commit.start)
 
     def recall_from(self, lease: Lease) -> bool:
         """Recall the messages that the holder of a lease may hold unseen. Returns whether some may come
@@ -108,11 +108,11 @@ class Workspace:
     def mark(self, mark: Mark) -> None:
         """Write a record of what happens to messages and apply it."""
         body = records.encode_mark(mark)
-        self.batch.commit.add(mark.kind, [body], records.VERSION)
+        self.cycle.commit.add(mark.kind, [body], records.VERSION)
         if self.held is not None:
             self.held.append(lambda: self.messages.apply_mark(mark))
             return
-        self.batch.marks.append((mark.kind, body, records.VERSION))
+        self.cycle.marks.append((mark.kind, body, records.VERSION))
         self.messages.apply_mark(mark)
 
     def give_back(self, subqueue: Subqueue, references: Sequence[Reference]) -> None:

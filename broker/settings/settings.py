@@ -426,7 +426,8 @@ class Settings(BaseSettings):
         256 * MIB,
         ge=MIB,
         description=(
-            "The same over all connections. At most an eighth of the memory mark, or 16 MiB if that is more."
+            "The same over all connections, shared in the same way. At most an eighth of the memory mark, or "
+            "16 MiB if that is more."
         ),
     )
 

@@ -96,8 +96,8 @@ def kept_by_checkpoints_compaction_and_repair() -> None:
     commit = Commit(Position(0))
     records.add_enqueued(commit, first, 1_000, list(map(len, BODIES)), None, BODIES, COLUMNS)
     messages = Messages(NUMBER, QUEUE_PLACES, PayloadBudget(0, 0), 20)
-    messages.replay(frame_of(commit))
-    messages.finish_replay(0)
+    deque(messages.replay_steps([frame_of(commit)]), maxlen=0)
+    deque(messages.finish_steps(0), maxlen=0)
     expected = [(first, 7, b"x"), (first + 1, 0, None), (first + 2, 9, b"yy")]
     assert seen(messages) == expected
 
@@ -113,7 +113,7 @@ def kept_by_checkpoints_compaction_and_repair() -> None:
         for section in checkpoint.sections
     ]
     deque(Snapshot(again).load_steps(replace(checkpoint, sections=tuple(sections))), maxlen=0)
-    again.finish_replay(0)
+    deque(again.finish_steps(0), maxlen=0)
     again.check()
     assert seen(again) == expected, "from a checkpoint"
 
@@ -126,15 +126,15 @@ def kept_by_checkpoints_compaction_and_repair() -> None:
     messages.check()
     assert seen(messages) == expected
     alone = Messages(NUMBER, QUEUE_PLACES, PayloadBudget(0, 0), 20)
-    alone.replay(frame_of(moved))
-    alone.finish_replay(0)
+    deque(alone.replay_steps([frame_of(moved)]), maxlen=0)
+    deque(alone.finish_steps(0), maxlen=0)
     assert seen(alone) == expected, "from the relocated messages alone"
 
     salvage = Salvage(NUMBER, QUEUE_PLACES)
     salvage.begin([], Position(0), is_start_known=True)
     salvage.frame(frame_of(moved))
     salvage.finish()
-    salvage.messages.finish_replay(0)
+    deque(salvage.messages.finish_steps(0), maxlen=0)
     assert seen(salvage.messages) == expected, "repaired"
 
 

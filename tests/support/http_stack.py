@@ -21,11 +21,11 @@ from broker.base.clock import Clock, SystemClock
 from broker.base.metrics import Metrics
 from broker.entities.descriptions import EntityDescription
 from broker.http.server import HttpServer
-from broker.namespace.closed_partitions import Resting
 from broker.namespace.entity import Entity
 from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace
 from broker.namespace.queue import Queue
+from broker.namespace.resting import Resting
 from broker.operations import ClientId, Detach, Operation, Sink, SubqueueCounts, Update, Updated
 from broker.settings.certificates import TlsFiles, certificate_names, server_context, tls_files
 from broker.settings.settings import Settings, load_settings

@@ -22,11 +22,11 @@ from broker.frontend.attaching import Resolve, attach_to_entity
 from broker.frontend.connection import Connection
 from broker.frontend.services import Services
 from broker.message.stored import MessageIds
-from broker.namespace.closed_partitions import Resting
 from broker.namespace.entity import Entity
 from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace, not_found_text
 from broker.namespace.queue import Queue
+from broker.namespace.resting import Resting
 from broker.operations import Answer, ClientId, Operation, Sink, SubqueueCounts
 from broker.settings.settings import Settings, load_settings
 from broker.throttle.memory_mark import Memory
@@ -97,7 +97,7 @@ class Wire:
         self.written = bytearray()
         self.reading, self.closed, self.aborted = True, False, False
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         self.written += data
 
     def get_write_buffer_size(self) -> int:

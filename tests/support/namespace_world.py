@@ -14,11 +14,11 @@ from broker.base.errors import Reason, Refused
 from broker.base.metrics import Metrics
 from broker.entities.descriptions import EntityDescription
 from broker.entities.documents import decode_description
-from broker.namespace.closed_partitions import Resting
 from broker.namespace.entity import Entity
 from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace
 from broker.namespace.queue import Queue
+from broker.namespace.resting import Resting
 from broker.operations import ClientId, Failed, Operation, Sink, SubqueueCounts, Update, Updated
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk

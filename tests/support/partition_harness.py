@@ -24,11 +24,10 @@ from broker.operations import (
     Send,
     Sent,
 )
-from broker.partition import records
 from broker.partition.payloads import PayloadBudget
-from broker.partition.records import Mark
 from broker.partition.subqueue import Subqueue
 from broker.partition.task import Health, PartitionTask, TaskLimits
+from broker.transfer_operations import FailTransfer
 from protocol.codec import decode
 from tests.support.memory_log import Disk, MemoryLog
 from tests.support.waiting import WAIT_S
@@ -79,7 +78,7 @@ class Harness:
         """Put an operation into the mailbox."""
         self.task.post(operation, ClientId(client), self.received[client].append)
 
-    async def settle(self) -> None:
+    async def until_quiet(self) -> None:
         """Step until there is nothing left to do now; then all invariants hold."""
         for _ in range(1000):
             more = await self.task.step()
@@ -89,10 +88,10 @@ class Harness:
         raise AssertionError("the partition does not come to rest")
 
     async def do(self, client: int, *operations: Operation) -> list[Answer]:
-        """Post operations as one batch; gives the answers this client receives meanwhile."""
+        """Post operations as one cycle; gives the answers this client receives meanwhile."""
         for operation in operations:
             self.post(client, operation)
-        await self.settle()
+        await self.until_quiet()
         return self.take(client)
 
     def take(self, client: int) -> list[Answer]:
@@ -117,7 +116,7 @@ class Harness:
     async def advance(self, milliseconds: int) -> None:
         """Advance the clock."""
         self.clock.advance(milliseconds)
-        await self.settle()
+        await self.until_quiet()
 
     async def restart(self, *, clean: bool = False) -> None:
         """End the task (unless `clean`, as a crash would) and open another one on the same disk."""
@@ -141,6 +140,12 @@ class Harness:
         partition = self.task._partition
         assert partition is not None, "the partition is not open"
         return partition.messages.subqueues
+
+    @property
+    def live_bytes(self) -> int:
+        """The size of all messages, in bytes; 0 while the partition is not open."""
+        partition = self.task._partition
+        return partition.messages.live_bytes if partition is not None else 0
 
     def _new_task(self) -> PartitionTask:
         return PartitionTask(
@@ -174,7 +179,7 @@ async def running(harness: Harness) -> AsyncIterator[None]:
 
 
 class Lapses:
-    """A meter that keeps what expired in each batch."""
+    """A meter that keeps what expired in each cycle."""
 
     def __init__(self) -> None:
         self.locks: list[int] = []
@@ -202,9 +207,6 @@ async def in_dead_letters(harness: Harness, subqueue: str) -> int:
     await harness.do(1, Abandon((await harness.receive(1)).tokens))
     if subqueue == DEAD_LETTER:
         await harness.do(1, DeadLetter((await harness.receive(1)).tokens))
-    else:  # no operation moves messages to the transfer dead-letter subqueue yet
-        commit = harness.log.begin()
-        commit.add(records.MOVED, [records.encode_mark(Mark(records.MOVED, 0, [number], None, 2))], 1)
-        await harness.log.append(commit)
-        await harness.restart(clean=False)
+    else:
+        await harness.do(1, FailTransfer((await harness.receive(1)).tokens))
     return number

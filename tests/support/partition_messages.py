@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from broker.entities.descriptions import QUEUE_PLACES
@@ -24,7 +25,7 @@ def fresh() -> Messages:
 def new_messages() -> Messages:
     """New messages, ready for use."""
     messages = fresh()
-    messages.finish_replay(0)
+    deque(messages.finish_steps(0), maxlen=0)
     return messages
 
 
@@ -48,7 +49,7 @@ def loaded(checkpoint: Checkpoint) -> Messages:
     again = fresh()
     for _ in Snapshot(again).load_steps(checkpoint):
         pass
-    again.finish_replay(0)
+    deque(again.finish_steps(0), maxlen=0)
     again.check()
     return again
 

@@ -171,6 +171,11 @@ def disposition_fields(role: bool, first: int, last: int, settled: bool, state: 
     return [role, UInt(first), UInt(last), settled, state]
 
 
+def detach_fields(handle: int) -> list[Any]:
+    """Fields of a detach that closes a link (§2.7.7)."""
+    return [UInt(handle), True]
+
+
 def outcome(code: int, fields: Sequence[Any] = ()) -> Described:
     """A delivery state (§3.4)."""
     return Described(ULong(code), list(fields))

@@ -21,12 +21,12 @@ import structlog
 
 from broker.access.addresses import Address
 from broker.base.errors import Refused
-from broker.frontend.host import Host
+from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links.outgoing import accept_receiver
 from broker.frontend.links.receive_watch import ReceiveWatch
 from broker.frontend.peeking import PAGE_WITHIN_S, peek_partition
 from broker.message.annotations import peeked_messages
-from broker.namespace.entity import Entity, next_client
+from broker.namespace.entity import ENDED, Entity, next_client
 from broker.operations import PARTITION_SHIFT, Answer, Arrived, Detach, Peek, Peeked, Unavailable, Watch
 from broker.wording import error_of, no_transactions
 from protocol.events import DeliveriesUpdated, Outcome
@@ -39,6 +39,8 @@ PAGE_BYTES_MAX = 256 * 1024
 """A page may exceed this by its last message."""
 LOOK_AGAIN_S = 0.25
 """How long to wait before looking again at a partition that was down."""
+LOOK_AGAIN_S_MAX = 5.0
+"""Each look that finds no partition back doubles the wait, up to this."""
 LOOK_AGAIN_LATE_S = 30.0
 """The same for a partition that was late: waiting for it again takes up one of the broker's few pages."""
 
@@ -49,12 +51,12 @@ class BrowseLink:
     rights = ("Listen",)
 
     @classmethod
-    def attach(cls, connection: Host, link: Link, queue: Entity, address: Address) -> None:
+    def attach(cls, connection: ConnectionView, link: Link, queue: Entity, address: Address) -> None:
         """Accept the link. Raises Refused."""
         accept_receiver(connection, link, queue, address)
         link.context = cls(connection, link, queue, address)
 
-    def __init__(self, connection: Host, link: Link, queue: Entity, address: Address) -> None:
+    def __init__(self, connection: ConnectionView, link: Link, queue: Entity, address: Address) -> None:
         self.link, self.queue, self.subqueue, self.path = link, queue, address.subqueue, address.path
         self._connection, self._engine = connection, connection.engine
         self._client = next_client()
@@ -72,6 +74,8 @@ class BrowseLink:
         self._unsettled: set[Delivery] = set()
         self._tags = 0
         self._look_again_timer: asyncio.TimerHandle | None = None
+        self._look_again_s = LOOK_AGAIN_S
+        """How long that timer runs."""
         self._watch = ReceiveWatch(connection, link, queue, self.subqueue)
 
     # --- reading --------------------------------------------------------------------------------------------
@@ -122,7 +126,7 @@ class BrowseLink:
         if self._place not in self._unread:
             self._place = min(self._unread, key=lambda number: (number < self._place, number))
         number = self._place
-        size_max = min(PAGE_BYTES_MAX, self._connection.services.output.room)
+        size_max = min(PAGE_BYTES_MAX, self._connection.services.output.allowance)
         peek = Peek(self.subqueue, self._next[number], count, bytes_max=size_max)
         page: Peeked | None = None
         look_again_s = LOOK_AGAIN_S
@@ -189,18 +193,21 @@ class BrowseLink:
         self._unread.discard(number)
         self._down[number] = loop.time() + seconds
         if self._look_again_timer is None:
+            self._look_again_s = LOOK_AGAIN_S
             self._look_again_timer = loop.call_later(LOOK_AGAIN_S, self._look_again)
 
     def _look_again(self) -> None:
+        """Read the partitions that are back, and forget those that are down for good."""
         loop = asyncio.get_running_loop()
-        now = loop.time()
+        now, states = loop.time(), self.queue.health()
         back = [
             number for number, due in self._down.items() if due <= now and self._handles[number].available
         ]
-        for number in back:
+        for number in [*back, *(each for each in self._down if states[each] in ENDED)]:
             del self._down[number]
         self._unread.update(back)
-        self._look_again_timer = loop.call_later(LOOK_AGAIN_S, self._look_again) if self._down else None
+        self._look_again_s = LOOK_AGAIN_S if back else min(2 * self._look_again_s, LOOK_AGAIN_S_MAX)
+        self._look_again_timer = loop.call_later(self._look_again_s, self._look_again) if self._down else None
         if back:
             self.credit_granted()
 

@@ -16,7 +16,9 @@ from functools import partial
 from typing import Any
 
 from broker.base.errors import Reason, Refused
-from broker.frontend.host import Host
+from broker.frontend.connection_view import ConnectionView
+from broker.messaging.transaction import Transaction
+from broker.namespace.entity import Entity
 from broker.wording import error_of
 from protocol.codec import DecodeError, Described
 from protocol.events import MessagesReceived, MessageTooLarge
@@ -44,7 +46,7 @@ class CoordinatorLink:
     """None: the entity of each operation in a transaction asks for its own."""
 
     @classmethod
-    def attach(cls, connection: Host, link: Link) -> None:
+    def attach(cls, connection: ConnectionView, link: Link) -> None:
         """Accept the link and grant its credit. Raises Refused."""
         if link.snd_settle_mode == SETTLED:
             raise _settled()
@@ -56,7 +58,7 @@ class CoordinatorLink:
         connection.engine.accept_link(link, max_message_bytes=MESSAGE_BYTES_MAX)
         link.context = cls(connection, link)
 
-    def __init__(self, connection: Host, link: Link) -> None:
+    def __init__(self, connection: ConnectionView, link: Link) -> None:
         self.link = link
         self._connection = connection
         connection.engine.grant(link, CREDIT)
@@ -131,6 +133,16 @@ class CoordinatorLink:
         self._connection.engine.reject(deliveries, error_of(why))
         self._connection.engine.grant(self.link, count)
         self._connection.flush_soon()
+
+
+def via_entity(transaction: Transaction, link: Link) -> Entity | None:
+    """The entity through which a transaction may send on this link to another one: that of the first link of
+    their AMQP session, if the coordinator's link is in it too (AMQP contract 8.3). None if it may not."""
+    owner = transaction.owner
+    if not isinstance(owner, CoordinatorLink) or owner.link.session is not link.session:
+        return None
+    via: Entity | None = link.session.context
+    return None if via is None or via.gone is not None else via
 
 
 def _read(payload: bytes) -> tuple[Any, list[Any]]:

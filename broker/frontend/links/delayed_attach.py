@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from broker.base.errors import Reason, Refused
-from broker.frontend.host import Host
+from broker.frontend.connection_view import ConnectionView
 from protocol.events import DeliveriesUpdated, MessagesReceived, MessageTooLarge
 from protocol.links import Link
 
@@ -33,14 +33,14 @@ class Later:
 class DelayedAttach:
     """The context of a link until its attach is answered. Owned by its connection."""
 
-    def __init__(self, host: Host, link: Link, later: Later) -> None:
+    def __init__(self, connection: ConnectionView, link: Link, later: Later) -> None:
         self.link, self.path, self.rights = link, later.path, later.rights
-        self._host = host
+        self._connection = connection
         link.context = self
-        self._task = host.services.spawn(self._answer(later), name=f"attach {later.path}")
+        self._task = connection.services.spawn(self._answer(later), name=f"attach {later.path}")
 
     async def _answer(self, later: Later) -> None:
-        link, host = self.link, self._host
+        link, connection = self.link, self._connection
         try:
             accept = await later.wait()
             if link.gone:
@@ -48,11 +48,11 @@ class DelayedAttach:
             accept()
             assert link.context is not self, "a link that was accepted has a context of its own"
             link.context.credit_granted()  # credit that the client granted while it waited
-            host.flush_soon()
+            connection.flush_soon()
         except Refused as why:
-            host.close_link(link, why)
+            connection.close_link(link, why)
         except Exception:
-            host.fail()
+            connection.fail()
 
     def credit_granted(self) -> None:
         """Do nothing: the engine keeps the credit until the attach is answered."""
@@ -71,7 +71,7 @@ class DelayedAttach:
 
     def _refuse_messages(self) -> None:
         text = "A message came on a link whose attach is not answered yet, and which has no credit."
-        self._host.close_link(self.link, Refused(Reason.NOT_ALLOWED, text))
+        self._connection.close_link(self.link, Refused(Reason.NOT_ALLOWED, text))
 
     def updated(self, event: DeliveriesUpdated) -> None:
         """Do nothing: there are no deliveries yet."""

@@ -9,19 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from broker.access.addresses import Address
-from broker.base.errors import Reason, Refused
+from broker.base.errors import Refused
 from broker.entities.descriptions import MAIN
-from broker.frontend.host import Host
+from broker.frontend.connection_view import ConnectionView
+from broker.frontend.links.coordinator import via_entity
 from broker.messaging.sending import Sending, too_large
 from broker.namespace.entity import Entity
 from broker.wording import error_of
 from protocol.codec import Symbol, ULong
 from protocol.events import MessagesReceived, MessageTooLarge, Outcome
 from protocol.links import Delivery, Link
-
-TRANSFER_DESTINATION = "com.microsoft:transfer-destination-address"
-"""Attach property naming the entity that messages are meant for; the target of the link only passes them on
-(AMQP contract 4.1)."""
 
 
 class IncomingLink:
@@ -30,25 +27,23 @@ class IncomingLink:
     rights = ("Send",)
 
     @classmethod
-    def attach(cls, connection: Host, link: Link, queue: Entity, address: Address) -> None:
+    def attach(cls, connection: ConnectionView, link: Link, queue: Entity, address: Address) -> None:
         """Accept the link and grant its first credit. Raises Refused."""
         queue.check_can_send(address.subqueue)
-        if (destination := connection.engine.link_properties(link).get(TRANSFER_DESTINATION)) is not None:
-            raise Refused(
-                Reason.NOT_IMPLEMENTED,
-                f"Sending to '{destination!s:.300}' via '{queue.name}' ({TRANSFER_DESTINATION}) is not "
-                "supported by this version. "
-                "Attach to the destination itself.",
-            )
+        cls.accept(connection, link, queue)
+        link.context = cls(connection, link, queue, address.path)
+
+    @staticmethod
+    def accept(connection: ConnectionView, link: Link, queue: Entity) -> None:
+        """Answer the attach with the limits of the entity that the messages are for."""
         size_max = queue.message_bytes_max
         connection.engine.accept_link(
             link,
             max_message_bytes=size_max,
             properties={Symbol("com.microsoft:max-message-batch-size"): ULong(size_max)},
         )
-        link.context = cls(connection, link, queue, address.path)
 
-    def __init__(self, connection: Host, link: Link, queue: Entity, path: str) -> None:
+    def __init__(self, connection: ConnectionView, link: Link, queue: Entity, path: str) -> None:
         self.link, self.queue, self.path = link, queue, path
         self._connection = connection
         services = connection.services
@@ -94,12 +89,22 @@ class IncomingLink:
 
     def received_in_transaction(self, event: MessagesReceived) -> None:
         """Add messages to a transaction (§4.4.2). They are accepted at once, and stored with its commit."""
+        self._receive_in_transaction(event)
+
+    def _receive_in_transaction(
+        self, event: MessagesReceived, via: Entity | None = None, *, is_via: bool = False
+    ) -> None:
+        """`via`: the entity that passes the messages on, if the link's attach has named one (`is_via`)."""
         connection, state = self._connection, event.transaction
         assert state is not None
         self.queue.accessed_at_ms = connection.services.clock.now_ms()
         try:
-            connection.transactions.find(state.txn_id).send(
-                self.queue, lambda: self._sending.collect(event.payloads, is_batch=event.batch)
+            transaction = connection.transactions.find(state.txn_id)
+            transaction.send(
+                self.queue,
+                lambda: self._sending.collect(event.payloads, is_batch=event.batch),
+                via if is_via else via_entity(transaction, self.link),
+                is_via=is_via,
             )
         except Refused as why:
             self._refuse(event.deliveries, why, len(event.payloads))

@@ -13,7 +13,7 @@ from typing import Any
 
 from broker.access.addresses import Address
 from broker.base.errors import Reason, Refused
-from broker.frontend.host import Host
+from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links.receive_watch import ReceiveWatch
 from broker.frontend.links.termini import check_sessions
 from broker.message.annotations import deliverables
@@ -51,14 +51,14 @@ class OutgoingLink:
     rights = ("Listen",)
 
     @classmethod
-    def attach(cls, connection: Host, link: Link, queue: Entity, address: Address) -> None:
+    def attach(cls, connection: ConnectionView, link: Link, queue: Entity, address: Address) -> None:
         """Accept the link. Raises Refused."""
         accept_receiver(connection, link, queue, address)
         link.context = cls(connection, link, queue, address)
 
     def __init__(
         self,
-        connection: Host,
+        connection: ConnectionView,
         link: Link,
         queue: Entity,
         address: Address,
@@ -88,9 +88,9 @@ class OutgoingLink:
     # --- for the receiver (Taker) ---------------------------------------------------------------------------
 
     @property
-    def room(self) -> int:
+    def allowance(self) -> int:
         """How many bytes may wait for the client."""
-        return self._connection.room
+        return self._connection.allowance
 
     def wanted(self) -> int:
         """How many messages the client may be given now."""
@@ -124,7 +124,7 @@ class OutgoingLink:
         """How many bytes may be held ready beyond the credit."""
         connection = self._connection
         settings, output = connection.services.settings, connection.services.output
-        return min(settings.receive_cache_bytes, output.shelf_bytes(connection.room))
+        return min(settings.receive_cache_bytes, output.shelf_bytes(connection.allowance))
 
     def shelved(self, size: int) -> None:
         """Count `size` more bytes held ready as pending output of this connection."""
@@ -201,6 +201,8 @@ class OutgoingLink:
         for number, (deliveries, tokens) in groups.items():
             if event.settled:
                 deliveries = []
+            elif settlement.is_answered:
+                self._connection.settling += len(deliveries)
             self._receiver.settle(number, tokens, settlement, (deliveries, event))
             if refusal is not None:
                 self._engine.reject(deliveries, refusal)
@@ -237,6 +239,7 @@ class OutgoingLink:
     def settled(self, note: Settling, settlement: Settlement, failures: Mapping[int, Reason]) -> None:
         """Tell the client that a settlement is durable, except for the messages in `failures`."""
         deliveries, event = note
+        self._connection.settling -= len(deliveries)
         self._count_changes(event)
         if self.link.gone or not deliveries:
             return
@@ -254,6 +257,7 @@ class OutgoingLink:
     def not_settled(self, note: Settling, why: Refused) -> None:
         """Tell the client that a settlement failed as a whole."""
         deliveries, event = note
+        self._connection.settling -= len(deliveries)
         self._count_changes(event)
         if not self.link.gone:
             self._engine.reject(deliveries, error_of(why))
@@ -319,7 +323,7 @@ def _map(encoded: bytes) -> dict[Any, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def accept_receiver(connection: Host, link: Link, queue: Entity, address: Address) -> None:
+def accept_receiver(connection: ConnectionView, link: Link, queue: Entity, address: Address) -> None:
     """Accept a client's receiver. Raises Refused if the queue does not allow receiving, or if the receiver's
     use of sessions does not match the queue's."""
     queue.check_can_receive(address.subqueue)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker.base.errors import Refused
-from broker.frontend.host import Host
+from broker.frontend.connection_view import ConnectionView
 from broker.namespace.entity import Entity
 from protocol.links import Link
 
@@ -13,7 +13,7 @@ class ReceiveWatch:
 
     __slots__ = ("_connection", "_link", "_queue", "_subqueue")
 
-    def __init__(self, connection: Host, link: Link, queue: Entity, subqueue: str) -> None:
+    def __init__(self, connection: ConnectionView, link: Link, queue: Entity, subqueue: str) -> None:
         self._connection, self._link = connection, link
         self._queue, self._subqueue = queue, subqueue
         queue.watchers.add(self)

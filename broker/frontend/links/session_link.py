@@ -15,7 +15,7 @@ from typing import Any
 from broker.access.addresses import Address
 from broker.base.clock import wall_ahead_ms
 from broker.base.errors import Reason, Refused
-from broker.frontend.host import Host
+from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links.delayed_attach import Later
 from broker.frontend.links.outgoing import OutgoingLink
 from broker.frontend.links.receive_watch import ReceiveWatch
@@ -63,9 +63,9 @@ class SessionFilter:
         return encode({Symbol(self.key): value})
 
 
-def session_filter_of(host: Host, link: Link) -> SessionFilter | None:
+def session_filter_of(connection: ConnectionView, link: Link) -> SessionFilter | None:
     """The session filter of an attach; None if it has none. Raises Refused if it cannot be read."""
-    filters = filters_of(host.engine, link)
+    filters = filters_of(connection.engine, link)
     key = next((key for key in SESSION_FILTERS if key in filters), None)
     if key is None:
         return None
@@ -94,7 +94,7 @@ class SessionLink(OutgoingLink):
     """A link on which a client receives from a session that it holds. Owned by its connection."""
 
     @classmethod
-    def ask(cls, connection: Host, link: Link, queue: Entity, address: Address) -> Later:
+    def ask(cls, connection: ConnectionView, link: Link, queue: Entity, address: Address) -> Later:
         """Ask for the session that the link wants; then accept the link. Raises Refused."""
         queue.check_can_receive(address.subqueue)
         asked = session_filter_of(connection, link)
@@ -113,7 +113,7 @@ class SessionLink(OutgoingLink):
         return Later(address.path, cls.rights, wait)
 
     def __init__(
-        self, connection: Host, link: Link, queue: Entity, address: Address, session: HeldSession
+        self, connection: ConnectionView, link: Link, queue: Entity, address: Address, session: HeldSession
     ) -> None:
         super().__init__(connection, link, queue, address, session)
         self.session_id = session.session_id
@@ -144,7 +144,7 @@ class SessionLink(OutgoingLink):
 
 
 async def _accept(
-    connection: Host, link: Link, queue: Entity, address: Address, asked: SessionFilter
+    connection: ConnectionView, link: Link, queue: Entity, address: Address, asked: SessionFilter
 ) -> HeldSession:
     """Lock the session. Raises Refused."""
     if asked.session_id is not None:

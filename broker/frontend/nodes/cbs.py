@@ -11,7 +11,7 @@ import structlog
 from broker.access.addresses import audience_path
 from broker.access.sas import key_name_of
 from broker.base.errors import Reason, Refused
-from broker.frontend.host import Host
+from broker.frontend.connection_view import ConnectionView
 from broker.frontend.nodes.request_node import Request, Response
 from broker.wording import status_of
 from protocol.codec import Int, Symbol
@@ -30,7 +30,7 @@ class CbsNode:
     request_values_max = 256
     serves_transactions = False
 
-    def __init__(self, connection: Host) -> None:
+    def __init__(self, connection: ConnectionView) -> None:
         self._connection = connection
 
     def is_page(self, request: Request) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Set
+from collections.abc import Awaitable, Callable, Sequence, Set
 from typing import Any
 
 import structlog
@@ -21,7 +21,7 @@ from broker.access.addresses import Address
 from broker.base.clock import wall_ahead_ms
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MAIN
-from broker.frontend.host import Host
+from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links.outgoing import OutgoingLink
 from broker.frontend.nodes.bodies import (
     NO_CONTENT,
@@ -37,6 +37,7 @@ from broker.frontend.nodes.own_operations import OWN_PAGES, OWN_WITHOUT_BODY, Ow
 from broker.frontend.nodes.peek_paging import PeekWalks
 from broker.frontend.nodes.request_node import Request, Response
 from broker.frontend.nodes.session_requests import (
+    deleted_session_of,
     get_session_state,
     holder_of,
     list_sessions,
@@ -49,7 +50,7 @@ from broker.identifiers import encode_session_id
 from broker.message.annotations import deliverables, joined
 from broker.messaging.asking import answer_of, renew_locks
 from broker.messaging.deferred import receive_deferred, release, remove_all
-from broker.messaging.scheduling import cancel, schedule
+from broker.messaging.scheduling import cancel, schedule, to_schedule
 from broker.messaging.settlement import COMPLETE, Settlement, abandon, dead_letter, defer, settle
 from broker.namespace.entity import Entity, ask
 from broker.namespace.namespace import not_found_text
@@ -92,7 +93,7 @@ class ManagementNode:
     request_values_max = VALUES_MAX
     serves_transactions = True
 
-    def __init__(self, connection: Host, queue: Entity, address: Address) -> None:
+    def __init__(self, connection: ConnectionView, queue: Entity, address: Address) -> None:
         self._connection, self._queue, self._entity = connection, queue, address.entity
         self._subqueue, self._path = address.subqueue, address.path
         self._peeks = PeekWalks()
@@ -136,7 +137,7 @@ class ManagementNode:
             if request.txn_id is not None:
                 if name in RENEWALS:  # at once: locks are no part of the transaction
                     return await operation(body)
-                return self._respond_in_transaction(request.txn_id, str(name), body)
+                return await self._respond_in_transaction(request.txn_id, str(name), body)
             return await operation(body)
         except Refused as why:
             if request.txn_id is not None:
@@ -149,18 +150,33 @@ class ManagementNode:
                 Refused(Reason.INTERNAL, "The broker met an error it did not foresee. It has been logged.")
             )
 
-    def _respond_in_transaction(self, txn_id: bytes, name: str, body: dict[str, Any]) -> Response:
-        """Carry out a request that is part of a transaction (AMQP contract 8.2): a settlement waits for the
+    async def _respond_in_transaction(self, txn_id: bytes, name: str, body: dict[str, Any]) -> Response:
+        """Carry out a request that is part of a transaction (AMQP contract 8.2): what it does waits for the
         commit. Raises Refused."""
         transaction = self._connection.transactions.find(txn_id)
-        if name != "com.microsoft:update-disposition":
-            raise Refused(
-                Reason.NOT_IMPLEMENTED, f"The operation '{name:.80}' is not supported in a transaction."
-            )
-        tokens = lock_tokens(body)
-        transaction.settle(self._queue, tokens, _settlement(body))
-        self._forget(frozenset(tokens))
-        return ok({})
+        match name:
+            case "com.microsoft:update-disposition":
+                tokens = lock_tokens(body)
+                transaction.settle(self._queue, tokens, _settlement(body))
+                self._forget(frozenset(tokens))
+                return ok({})
+            case "com.microsoft:cancel-scheduled-message":
+                transaction.cancel(self._queue, self._to_cancel(body))
+                return ok({})
+            case "com.microsoft:schedule-message":
+                self._check_is_main()
+                services = self._connection.services
+                collected = to_schedule(
+                    self._queue,
+                    encoded_messages(body),
+                    memory=services.memory,
+                    message_id=services.message_id,
+                )
+                return _numbers(await transaction.schedule(self._queue, collected))
+            case _:
+                raise Refused(
+                    Reason.NOT_IMPLEMENTED, f"The operation '{name:.80}' is not supported in a transaction."
+                )
 
     def _find_queue(self) -> None:
         """Look up the queue again: it may have been deleted since the links were attached, and created
@@ -295,13 +311,13 @@ class ManagementNode:
 
     async def _batch_delete(self, body: dict[str, Any]) -> Response:
         """Remove the oldest messages of each partition, in equal numbers as long as every partition has
-        enough.
+        enough; or the oldest of one session, which are all in one partition.
 
         The service does not offer this for partitioned entities (AMQP contract 7.3.11). A partition that is
         down keeps its messages; the client gets an error only if no other partition could remove any.
         """
         self._queue.check_can_receive(self._subqueue)
-        _check_no_session(body)
+        session_id = deleted_session_of(self._queue, body)
         count = integer(body, "message-count")
         if not 0 < count <= DELETED_MESSAGES_MAX:
             raise Refused(
@@ -311,11 +327,14 @@ class ManagementNode:
             body, "enqueued-time-utc"
         )  # no default: a misspelt field must not delete messages that it was meant to keep
         deleted, refusals = 0, []
-        starts = dict.fromkeys(range(self._queue.description.partitions), 0)
+        numbers: Sequence[int] = range(self._queue.description.partitions)
+        if session_id is not None:
+            numbers = [self._queue.router.number_of(session_id)]
+        starts = dict.fromkeys(numbers, 0)
         while starts and deleted < count:
             # There are few rounds: in the first, all partitions remove their share at once; in later ones,
             # only those that have more.
-            for number, answer in await self._delete_shares(starts, count - deleted, before_ms):
+            for number, answer in await self._delete_shares(starts, count - deleted, before_ms, session_id):
                 if isinstance(answer, Refused):
                     refusals.append(answer)
                     del starts[number]
@@ -331,7 +350,7 @@ class ManagementNode:
         return ok({"message-count": Int(deleted)}) if deleted else NO_CONTENT
 
     async def _delete_shares(
-        self, starts: dict[int, int], count: int, before_ms: int
+        self, starts: dict[int, int], count: int, before_ms: int, session_id: str | None
     ) -> list[tuple[int, Answer | Refused]]:
         """Ask each of these partitions at once to delete an equal share of `count`, starting at its place;
         returns each partition's answer."""
@@ -340,11 +359,13 @@ class ManagementNode:
             (number, share + (place < more)) for place, number in enumerate(starts) if share or place < more
         ]
         handles = self._queue.router.handles
+        session = None if session_id is None else encode_session_id(session_id)
+
+        def delete(number: int, part: int) -> Delete:
+            return Delete(self._subqueue, part, before_ms, starts[number], session_id=session)
+
         answers = await asyncio.gather(
-            *(
-                answer_of(handles[number], Delete(self._subqueue, part, before_ms, starts[number]))
-                for number, part in asked
-            )
+            *(answer_of(handles[number], delete(number, part)) for number, part in asked)
         )
         return [(number, answer) for (number, _), answer in zip(asked, answers, strict=True)]
 
@@ -357,19 +378,23 @@ class ManagementNode:
             memory=services.memory,
             message_id=services.message_id,
         )
-        return ok({"sequence-numbers": Array(TypeCode.LONG, [Long(number) for number in numbers])})
+        return _numbers(numbers)
 
     async def _cancel_scheduled(self, body: dict[str, Any]) -> Response:
         """Remove scheduled messages. Those that are there are removed even if the response is that others are
         not."""
+        refusals = await cancel(self._queue, self._to_cancel(body))
+        if refusals:
+            raise refusals[0]
+        return ok({})
+
+    def _to_cancel(self, body: dict[str, Any]) -> list[int]:
+        """The sequence numbers of the messages to cancel. Raises Refused."""
         self._check_is_main()
         numbers = integers(body, "sequence-numbers")
         if not numbers:
             raise Refused(Reason.ARGUMENT, "sequence-numbers is empty.")
-        refusals = await cancel(self._queue, numbers)
-        if refusals:
-            raise refusals[0]
-        return ok({})
+        return numbers
 
     def _check_is_main(self) -> None:
         if self._subqueue != MAIN:
@@ -380,6 +405,11 @@ class ManagementNode:
         for link in self._connection.engine.links():
             if isinstance(link.context, OutgoingLink) and link.context.queue is self._queue:
                 link.context.forget(tokens)
+
+
+def _numbers(sequence_numbers: Sequence[int]) -> Response:
+    """The response to a request to schedule messages."""
+    return ok({"sequence-numbers": Array(TypeCode.LONG, [Long(number) for number in sequence_numbers])})
 
 
 def _settlement(body: dict[str, Any]) -> Settlement:
@@ -400,12 +430,3 @@ def _settlement(body: dict[str, Any]) -> Settlement:
                 Reason.ARGUMENT,
                 f"'{status}' is not a disposition-status; use completed, abandoned, defered or suspended.",
             )
-
-
-def _check_no_session(body: dict[str, Any]) -> None:
-    """Refuse to delete the messages of one session: the request would delete those of all sessions
-    (AMQP contract 7.3.11)."""
-    if body.get("session-id") is not None:
-        raise Refused(
-            Reason.ARGUMENT, "This operation deletes messages of all sessions: leave out 'session-id'."
-        )

@@ -13,9 +13,10 @@ from broker.access.addresses import Address
 from broker.base.clock import wall_ahead_ms
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MAIN
-from broker.frontend.host import Host
+from broker.frontend.connection_view import ConnectionView
 from broker.frontend.nodes.bodies import elements, expirations, integer, integers, lock_tokens, ok
 from broker.frontend.nodes.request_node import Response
+from broker.frontend.nodes.session_requests import deleted_session_of
 from broker.messaging.asking import renew_locks
 from broker.messaging.housekeeping import (
     Exactly,
@@ -25,6 +26,7 @@ from broker.messaging.housekeeping import (
     redrive,
     redrive_exactly,
 )
+from broker.messaging.scheduling import reschedule
 from broker.namespace.entity import Entity
 from broker.operations import MessageState, SubqueueCounts
 from protocol.codec import Array, Int, Long, TypeCode, UInt
@@ -45,7 +47,7 @@ Operations = dict[str, tuple[str, Callable[[dict[str, Any]], Awaitable[Response]
 class OwnOperations:
     """Serves one connection's requests about one subqueue."""
 
-    def __init__(self, connection: Host, address: Address, queue: Callable[[], Entity]) -> None:
+    def __init__(self, connection: ConnectionView, address: Address, queue: Callable[[], Entity]) -> None:
         """`queue` gives the entity as it is found at the time of a request."""
         self._connection, self._queue = connection, queue
         self._entity, self._subqueue, self._path = address.entity, address.subqueue, address.path
@@ -55,6 +57,8 @@ class OwnOperations:
             "partibus:redrive-messages": ("Listen", self._redrive),
             "partibus:renew-lock": ("Listen", self._renew_lock),
             "partibus:count-messages": ("Listen", self._count),
+            "partibus:reschedule-messages": ("Send", self._reschedule),
+            "partibus:deliver-scheduled-messages": ("Send", self._deliver),
         }
         """The right that each operation needs, and the function that carries it out."""
 
@@ -72,11 +76,17 @@ class OwnOperations:
         )
 
     async def _purge(self, body: dict[str, Any]) -> Response:
-        """Delete messages by their state and age, a bounded number for each request."""
+        """Delete messages by their state, age and session, a bounded number for each request."""
         queue = self._queue()
         queue.check_can_receive(self._subqueue)
         progress = await purge(
-            queue, self._subqueue, _states(body), _before_ms(body), _count(body), _start(body)
+            queue,
+            self._subqueue,
+            _states(body),
+            _before_ms(body),
+            _count(body),
+            _start(body),
+            deleted_session_of(queue, body),
         )
         return _progress(progress)
 
@@ -128,6 +138,29 @@ class OwnOperations:
             )
         until_ms = await renew_locks(self._queue(), tokens, duration_ms)
         return expirations(until_ms, wall_ahead_ms(self._connection.services.clock))
+
+    async def _reschedule(self, body: dict[str, Any]) -> Response:
+        """Give scheduled messages another time."""
+        at_ms = integer(body, "scheduled-enqueue-time")
+        return await self._at(body, at_ms, "rescheduled")
+
+    async def _deliver(self, body: dict[str, Any]) -> Response:
+        """Enqueue scheduled messages now."""
+        return await self._at(body, 0, "delivered")
+
+    async def _at(self, body: dict[str, Any], at_ms: int, done: str) -> Response:
+        """Have scheduled messages enqueued at this time, in wall time; `done` names the field with their
+        sequence numbers."""
+        if self._subqueue != MAIN:
+            raise Refused(Reason.NOT_ALLOWED, "Only the queue itself has scheduled messages.")
+        numbers = list(dict.fromkeys(_numbers(body)))
+        missing = frozenset(await reschedule(self._queue(), numbers, at_ms))
+        return ok(
+            {
+                done: _longs([each for each in numbers if each not in missing]),
+                "missing": _longs([each for each in numbers if each in missing]),
+            }
+        )
 
     async def _count(self, body: dict[str, Any]) -> Response:
         """Count the messages of the subqueue by state, over all partitions."""

@@ -101,7 +101,7 @@ class PeekWalks:
                 )
                 if not answered:
                     if not unasked:
-                        return last  # late partitions have their turn on a later page
+                        return last  # late partitions come on a later page
                     is_late = True
                 for task in sorted(answered, key=lambda each: asked[each]):
                     number, wanted = asked.pop(task)

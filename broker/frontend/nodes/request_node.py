@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from broker.base.errors import Reason, Refused
-from broker.frontend.host import Host
+from broker.frontend.connection_view import ConnectionView
 from broker.wording import error_of, no_transactions
 from protocol.codec import DecodeError, Described, ULong, decode, encode
 from protocol.events import (
@@ -123,11 +123,11 @@ class RequestNode:
             self._on_empty()
 
     def is_page(self, request: Request) -> bool:
-        """Return whether the request has to wait for its turn (`answer_page`)."""
+        """Return whether the request has to wait for others (`answer_page`)."""
         return self._handler.is_page(request)
 
-    async def answer_page(self, request: Request, connection: Host) -> None:
-        """Carry out one request with a large response when its turn has come.
+    async def answer_page(self, request: Request, connection: ConnectionView) -> None:
+        """Carry out one request with a large response when no other is being carried out.
 
         Each response link has one such request answered at a time, and only with credit and room for the
         response, because a response that is not built takes no memory. Each connection has one answered at a
@@ -172,12 +172,12 @@ class RequestLink:
     """A link on which the client sends requests."""
 
     @classmethod
-    def attach(cls, connection: Host, link: Link, node: RequestNode) -> None:
+    def attach(cls, connection: ConnectionView, link: Link, node: RequestNode) -> None:
         """Accept the link."""
         connection.engine.accept_link(link, max_message_bytes=node.request_bytes_max)
         link.context = cls(connection, link, node)
 
-    def __init__(self, connection: Host, link: Link, node: RequestNode) -> None:
+    def __init__(self, connection: ConnectionView, link: Link, node: RequestNode) -> None:
         self.link, self.path, self.rights = link, node.path, node.rights
         self._connection, self._node = connection, node
         self._under_way = 0
@@ -279,12 +279,12 @@ class ResponseLink:
     """A link on which the client receives responses, in the order in which they were made."""
 
     @classmethod
-    def attach(cls, connection: Host, link: Link, node: RequestNode) -> None:
+    def attach(cls, connection: ConnectionView, link: Link, node: RequestNode) -> None:
         """Accept the link."""
         connection.engine.accept_link(link)
         link.context = cls(connection, link, node)
 
-    def __init__(self, connection: Host, link: Link, node: RequestNode) -> None:
+    def __init__(self, connection: ConnectionView, link: Link, node: RequestNode) -> None:
         self.link, self.path, self.rights = link, node.path, node.rights
         self._connection, self._node = connection, node
         self._waiting: deque[tuple[bytes, Callable[[], None] | None]] = deque()
@@ -298,7 +298,7 @@ class ResponseLink:
         self._changed = asyncio.Event()
         """Set when `is_ready` may have become true, or the link has ended."""
         self._queued = self._queued_bytes = 0
-        """Number and bytes of the requests with large responses that wait for their turn or are being
+        """Number and bytes of the requests with large responses that wait for others or are being
         served."""
         self._is_held = False
         """Whether those requests wait for the client."""
@@ -338,7 +338,7 @@ class ResponseLink:
 
     @contextlib.contextmanager
     def queued(self, size: int) -> Iterator[None]:
-        """Count a request with a large response while it waits for its turn on this link or is served."""
+        """Count a request with a large response while it waits for others on this link or is served."""
         self._count_queued(size, 1)
         if self._is_held:
             self._connection.finished_with(size, 1)
@@ -363,7 +363,7 @@ class ResponseLink:
         if (
             len(self._waiting) >= RESPONSES_WAITING_MAX
             or self._waiting_bytes >= RESPONSES_WAITING_BYTES_MAX
-            or (output.is_over and connection.response_bytes >= connection.room)
+            or (output.is_over and connection.response_bytes >= connection.allowance)
         ):
             connection.close_link(
                 self.link,

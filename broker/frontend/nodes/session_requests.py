@@ -10,7 +10,8 @@ from typing import Any
 
 from broker.base.clock import wall_ahead_ms
 from broker.base.errors import Reason, Refused
-from broker.frontend.host import Host
+from broker.entities.descriptions import MAIN
+from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links.session_link import SessionLink
 from broker.frontend.links.termini import no_session
 from broker.frontend.nodes.bodies import integer
@@ -52,6 +53,22 @@ def session_of(queue: Entity, subqueue: str, body: dict[str, Any]) -> str | None
     return session_id
 
 
+def deleted_session_of(queue: Entity, body: dict[str, Any]) -> str | None:
+    """The session whose messages a request deletes; None if it deletes those of all sessions.
+
+    Dead letters keep their session, so a dead-letter queue can be asked as well. Raises Refused if the entity
+    has no sessions, because the request would otherwise delete more than its client meant.
+    """
+    session_id = body.get("session-id")
+    if session_id is None:
+        return None
+    if not isinstance(session_id, str):
+        raise Refused(Reason.ARGUMENT, f"'session-id' must be a string, not {session_id!r:.80}.")
+    if not queue.requires_session(MAIN):
+        raise Refused(Reason.ARGUMENT, f"The entity '{queue.name}' has no sessions: leave out 'session-id'.")
+    return session_id
+
+
 def needed_session_of(queue: Entity, subqueue: str, body: dict[str, Any]) -> str:
     """As `session_of`, but raises Refused if the request names no session."""
     session_id = session_of(queue, subqueue, body)
@@ -64,7 +81,7 @@ def needed_session_of(queue: Entity, subqueue: str, body: dict[str, Any]) -> str
     return session_id
 
 
-def holder_of(connection: Host, queue: Entity, session_id: str) -> ClientId:
+def holder_of(connection: ConnectionView, queue: Entity, session_id: str) -> ClientId:
     """The link of this connection that holds a session. Raises Refused(SESSION_LOCK_LOST)."""
     for link in connection.engine.links():
         context = link.context
@@ -82,7 +99,7 @@ def holder_of(connection: Host, queue: Entity, session_id: str) -> ClientId:
 
 
 async def renew_session_lock(
-    connection: Host, queue: Entity, subqueue: str, body: dict[str, Any]
+    connection: ConnectionView, queue: Entity, subqueue: str, body: dict[str, Any]
 ) -> dict[str, Any]:
     """Renew the lock of a session. Raises Refused."""
     session_id = needed_session_of(queue, subqueue, body)
@@ -96,7 +113,7 @@ async def renew_session_lock(
 
 
 async def set_session_state(
-    connection: Host, queue: Entity, subqueue: str, body: dict[str, Any]
+    connection: ConnectionView, queue: Entity, subqueue: str, body: dict[str, Any]
 ) -> dict[str, Any]:
     """Store the state of a session. Raises Refused."""
     session_id = needed_session_of(queue, subqueue, body)
@@ -122,7 +139,7 @@ async def set_session_state(
 
 
 async def get_session_state(
-    connection: Host, queue: Entity, subqueue: str, body: dict[str, Any]
+    connection: ConnectionView, queue: Entity, subqueue: str, body: dict[str, Any]
 ) -> dict[str, Any]:
     """Fetch the state of a session. Raises Refused."""
     session_id = needed_session_of(queue, subqueue, body)

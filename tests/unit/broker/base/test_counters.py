@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import random
-import tracemalloc
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -18,8 +16,8 @@ from broker.base.counters import (
     EntityCounters,
     exposition,
 )
-from broker.base.metrics import Metrics
-from broker.namespace.meter import EntityMeter
+from tests.bench.load import figures
+from tests.bench.load.many_queues import counters_kib
 
 NAMES = ["orders", "a/b/c", 'quo"ted', "back\\slash", "two\nlines", "grüße"]
 
@@ -89,23 +87,8 @@ def test_an_entity_that_nobody_uses_has_no_series() -> None:
 
 
 def test_the_counters_of_an_entity_take_at_most_4_kib() -> None:
-    metrics, chance = Metrics(), random.Random(4)
-    count = 500
-    names = [f"queue-{number:05}" for number in range(count)]
-    gc.collect()
-    tracemalloc.start()
-    try:
-        for name in names:
-            meter = EntityMeter(metrics, name)
-            for counter in COUNTERS:
-                meter.add(counter, chance.randrange(1 << 40, 1 << 50))
-            for bound in SECONDS:
-                for _ in range(300):  # counts above 256, since Python shares small integers
-                    meter.send_seconds.observe(bound)
-        taken, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert taken / count <= 4096
+    assert figures.MANY_COUNTERS.floor == 4
+    assert counters_kib(500) <= figures.MANY_COUNTERS.floor
 
 
 def test_the_text_of_ten_thousand_entities_comes_in_small_steps() -> None:

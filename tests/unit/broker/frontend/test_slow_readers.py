@@ -7,7 +7,7 @@ import pytest
 
 from broker.frontend import slow_readers
 from broker.frontend.nodes import request_node
-from broker.frontend.slow_readers import ROOM_BYTES_FIRST, SHARE_BYTES_MIN, OutputTotal, Room
+from broker.frontend.slow_readers import ALLOWANCE_BYTES_FIRST, SHARE_BYTES_MIN, Allowance, OutputTotal
 from broker.operations import Demand, Locked, Release
 from protocol.codec import UInt
 from tests.support import raw_amqp as raw
@@ -44,7 +44,7 @@ async def test_what_waits_is_counted_only_when_as_much_as_the_bound_was_given() 
     total = OutputTotal(16 * MIB, 4 * MIB, [reader])
     for _ in range(16 * 10):
         total.add(reader, MIB)
-    assert 10 <= reader.counted <= 20 and not total.is_over and total.room == 4 * MIB
+    assert 10 <= reader.counted <= 20 and not total.is_over and total.allowance == 4 * MIB
 
 
 async def test_over_the_bound_a_connection_has_room_for_its_share_and_the_others_are_not_held() -> None:
@@ -53,7 +53,7 @@ async def test_over_the_bound_a_connection_has_room_for_its_share_and_the_others
     assert not total.holds(slow[0])
     for reader in slow:
         total.add(reader, 2 * MIB + 1)
-    assert total.is_over and total.room == 6 * MIB // 5 and not total.holds(prompt)
+    assert total.is_over and total.allowance == 6 * MIB // 5 and not total.holds(prompt)
     assert sum(reader.waiting for reader in slow) <= 16 * MIB
 
 
@@ -61,7 +61,7 @@ async def test_the_share_is_never_so_small_that_a_connection_could_not_go_on() -
     slow = Reader(MIB)
     total = OutputTotal(MIB, 4 * MIB, [slow, *(Reader() for _ in range(1_000))])
     total.add(slow, 2 * MIB)
-    assert total.is_over and total.room == SHARE_BYTES_MIN
+    assert total.is_over and total.allowance == SHARE_BYTES_MIN
 
 
 async def test_who_is_held_is_asked_again_and_goes_on_when_the_others_have_read_or_are_gone(
@@ -79,19 +79,19 @@ async def test_who_is_held_is_asked_again_and_goes_on_when_the_others_have_read_
     total.forget(gone)
     flushed = gone.flushed
     await until(lambda: not total.is_over)
-    assert not total.holds(connections[0]) and gone.flushed == flushed and total.room == MIB
+    assert not total.holds(connections[0]) and gone.flushed == flushed and total.allowance == MIB
 
 
 async def test_a_connection_has_more_room_when_its_client_has_taken_twice_what_it_had() -> None:
-    room = Room(4 * MIB)
-    assert room.bytes == ROOM_BYTES_FIRST and not room.grows(2 * ROOM_BYTES_FIRST - 1)
-    assert room.grows(2 * ROOM_BYTES_FIRST) and room.bytes == 2 * ROOM_BYTES_FIRST
-    assert not room.grows(4 * ROOM_BYTES_FIRST - 1) and room.grows(4 * ROOM_BYTES_FIRST)
-    taken = 4 * ROOM_BYTES_FIRST
-    while room.bytes < 4 * MIB:
+    allowance = Allowance(4 * MIB)
+    assert allowance.bytes == ALLOWANCE_BYTES_FIRST and not allowance.grows(2 * ALLOWANCE_BYTES_FIRST - 1)
+    assert allowance.grows(2 * ALLOWANCE_BYTES_FIRST) and allowance.bytes == 2 * ALLOWANCE_BYTES_FIRST
+    assert not allowance.grows(4 * ALLOWANCE_BYTES_FIRST - 1) and allowance.grows(4 * ALLOWANCE_BYTES_FIRST)
+    taken = 4 * ALLOWANCE_BYTES_FIRST
+    while allowance.bytes < 4 * MIB:
         taken += 100 * KIB
-        room.grows(taken)
-    assert taken < 8 * MIB and not room.grows(100 * MIB)
+        allowance.grows(taken)
+    assert taken < 8 * MIB and not allowance.grows(100 * MIB)
 
 
 async def test_only_connections_in_which_something_may_wait_are_counted() -> None:
@@ -170,7 +170,7 @@ async def test_over_the_bound_responses_that_nobody_fetches_close_their_link_ear
     await responders(client)
     client.flow(1, 0, 0)
     await client.hear()
-    stack.services.output.room, stack.services.output.is_over = 2_000, True
+    stack.services.output.allowance, stack.services.output.is_over = 2_000, True
     detaches = []
     for number in range(50):
         client.transfer(0, number, put_token("junk"))
@@ -186,7 +186,7 @@ async def test_over_the_bound_a_response_that_is_larger_than_a_share_does_not_ho
     stack = LinkStack(1)
     client = await stack.connect()
     await responders(client)
-    stack.services.output.room, stack.services.output.is_over = 500, True
+    stack.services.output.allowance, stack.services.output.is_over = 500, True
     client.wire.written.clear()
     client.transfer(0, 0, put_token("junk", message_id="x" * 1_000))
     ((_, found),) = await responses(client)
@@ -199,7 +199,7 @@ async def test_over_the_bound_a_run_that_was_asked_for_before_goes_out_in_part_a
     monkeypatch.setattr(slow_readers, "LOOK_AGAIN_S", 60)
     stack = LinkStack(1)
     (client,) = await receivers(stack, 1)
-    stack.services.output.room, stack.services.output.is_over = 8_192, True
+    stack.services.output.allowance, stack.services.output.is_over = 8_192, True
     until_ms = stack.clock.monotonic_ms() + 60_000
     stack.parts[0].answer(Demand, lambda demand: locked(0, 50, body=bytes(2_000), until_ms=until_ms))
     first = len(tags_of(await client.hear()))

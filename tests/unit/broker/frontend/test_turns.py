@@ -12,6 +12,7 @@ from broker.frontend.turns import (
     HEAVY_S,
     QUICK_BYTES,
     READ_BYTES,
+    READ_BYTES_MAX,
     READ_BYTES_MIN,
     SLICE_BYTES_MIN,
     TURN_AMONG_HEAVY_S,
@@ -54,7 +55,7 @@ class ServedClient:
         self.bench, self.name, self.seconds_per_byte = bench, name, seconds_per_byte
         self.inbox = Inbox(self)
         self.data = b""
-        self.is_read = self.may = True
+        self.is_read = self.may = self.is_waiting = True
         self.calls_more = 0
         """How many calls without bytes the client asks for after the next slice."""
 
@@ -70,6 +71,9 @@ class ServedClient:
 
     def may_be_served(self) -> bool:
         return self.may
+
+    def waits(self) -> bool:
+        return self.is_waiting
 
     def hold_reading(self, why: str) -> None:
         assert why == "turns" and self.is_read
@@ -317,3 +321,89 @@ async def test_slices_grow_again_once_no_light_client_is_left() -> None:
         heavy.receive(bytes(READ_BYTES))
     await bench.until_served()
     assert heavy.inbox.slice_bytes == READ_BYTES
+
+
+async def read_and_serve(bench: Bench, client: ServedClient, times: int) -> None:
+    """Read as much as is asked for, and let it be served, several times."""
+    for _ in range(times):
+        client.receive(bytes(bench.turns.read_bytes_of(client.inbox)))
+        await bench.until_served()
+
+
+async def test_who_sends_cheap_bytes_is_read_more_from_at_a_time_until_they_are_dear() -> None:
+    bench = Bench()
+    client = bench.client("large messages", 0.000_3 * MICROSECOND)
+    await read_and_serve(bench, client, 5)
+    assert bench.served[-1] == ("large messages", READ_BYTES_MAX)
+    client.receive(bytes(READ_BYTES_MAX - 1))
+    assert client.is_read, "there is room for a whole read"
+    client.receive(b"x")
+    assert not client.is_read
+    await bench.until_served()
+    client.seconds_per_byte = 0.1 * MICROSECOND
+    await read_and_serve(bench, client, 5)
+    assert bench.turns.read_bytes_of(client.inbox) == READ_BYTES
+
+
+async def test_bytes_that_take_a_while_are_not_read_more_of() -> None:
+    bench = Bench()
+    client = bench.client("messages of 1 KiB", 0.01 * MICROSECOND)
+    await read_and_serve(bench, client, 5)
+    assert {size for _, size in bench.served} == {READ_BYTES}
+
+
+async def test_beside_a_light_client_reads_and_slices_are_no_larger() -> None:
+    bench = Bench()
+    client = bench.client("large messages", 0.000_3 * MICROSECOND)
+    await read_and_serve(bench, client, 5)
+    client.receive(bytes(READ_BYTES_MAX))
+    bench.client("light").receive(b"a message")
+    assert bench.turns.read_bytes_of(client.inbox) == READ_BYTES
+    bench.served.clear()
+    await bench.until_served()
+    assert {size for _, size in bench.served} == {READ_BYTES}
+
+
+async def test_a_large_read_takes_a_small_part_of_the_room_that_is_left() -> None:
+    bench = Bench()
+    client = bench.client("large messages", 0.000_3 * MICROSECOND)
+    await read_and_serve(bench, client, 5)
+    for number in range(7):
+        bench.client(f"{number}").receive(bytes(WAITING_BYTES_MAX // 8))
+    assert bench.turns.read_bytes_of(client.inbox) == WAITING_BYTES_MAX // 64
+    bench.client("last").receive(bytes(WAITING_BYTES_MAX // 8))
+    assert bench.turns.read_bytes_of(client.inbox) == READ_BYTES_MIN
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_turns_are_short_for_a_client_that_waits_for_an_outcome_and_not_for_one_that_does_not(
+    waits: bool,
+) -> None:
+    bench = Bench()
+    other = bench.client("other")
+    other.is_waiting = waits
+    heavy = bench.client("heavy", MICROSECOND)
+    heavy.receive(bytes(READ_BYTES))
+    for _ in range(5):
+        other.receive(b"a settlement")
+        assert bench.served[-1][0] == "other", "served at once in any case"
+        await asyncio.sleep(0)
+    assert bench.turns.has_light is waits
+
+
+@pytest.mark.parametrize(("rest_s", "turn_s"), [(0.008, 0.001), (1.0, TURN_AMONG_HEAVY_S)])
+async def test_beside_light_clients_a_turn_grows_with_the_rest_of_the_work(
+    rest_s: float, turn_s: float
+) -> None:
+    bench = Bench()
+    bench.client("light").receive(b"a message")
+    heavy = [bench.client(f"heavy {number}", 0.05 * MICROSECOND) for number in range(50)]
+    for client in heavy:
+        client.receive(bytes(READ_BYTES))
+    await asyncio.sleep(0)
+    began = bench.now_s = bench.now_s + rest_s  # partitions commit, answers are written
+    bench.client("light").receive(b"a message")
+    bench.served.clear()
+    await asyncio.sleep(0)
+    slice_s = READ_BYTES * 0.05 * MICROSECOND
+    assert turn_s <= bench.now_s - began <= turn_s + slice_s + MICROSECOND

@@ -59,8 +59,8 @@ async def test_connections_take_turns_until_they_have_nothing_more(monkeypatch: 
     portions = Portions()
     for name, count in (("long", 4), ("short", 1), ("middle", 2)):
         portions.add(Typist(name, count, parsed))
-    assert not portions.is_idle and parsed == [], "the sockets are polled first"
+    assert not portions.is_empty and parsed == [], "the sockets are polled first"
     async with Ticker() as ticker:
-        await until(lambda: portions.is_idle)
+        await until(lambda: portions.is_empty)
     assert parsed == ["long", "short", "middle", "long", "middle", "long", "long"]
     assert ticker.turns >= len(parsed), "one portion between two polls"

@@ -170,11 +170,6 @@ def test_the_senders_own_delivery_annotations_are_kept_beside_the_token(
     assert same(sections(peeked_messages(peeked)[0])[DELIVERY_ANNOTATIONS], kept)
 
 
-def test_the_source_of_a_dead_letter_is_named() -> None:
-    shown = sections(joined(deliverables(locked(message()), dead_letter_source="orders"))[0])[ANNOTATIONS]
-    assert same(shown["x-opt-deadletter-source"], "orders")
-
-
 def test_changed_properties_are_laid_over_the_messages_own() -> None:
     change = encode_changes({"DeadLetterReason": "tired", "gone": None, "kept": 2})
     found = delivered(message(application={"gone": 1, "kept": 1, "own": UByte(7)}), changed=[change])

@@ -183,6 +183,17 @@ def test_annotations_that_only_the_broker_sets_are_dropped_and_all_others_kept_a
     assert HEAD.unpack_from(data)[4] == 3
 
 
+@pytest.mark.parametrize("text", ["k", "é" * 128])
+def test_a_partition_key_in_binary_is_text(text: str) -> None:
+    """As the Python client sends it in a message that it has received."""
+    keys = ("a", "x-opt-sequence-number", "x-opt-via-partition-key", "x-opt-partition-key", "z")
+    sent = dict.fromkeys(keys, text) | {"x-opt-sequence-number": 1}
+    binary = sent | {key: text.encode() for key in keys[2:4]}
+    found = stored(message(annotations=binary, properties=with_group_id(text)))
+    assert (found.session_id, found.partition_key) == (text, text)
+    assert found.data == stored(message(annotations=sent, properties=with_group_id(text))).data
+
+
 def test_a_message_with_delivery_annotations_is_of_version_2_and_all_others_of_version_1() -> None:
     own = {Symbol("hop"): 7}
     rest = message(annotations={"a": 1}, properties=["id"])
@@ -231,7 +242,7 @@ def test_differing_session_id_and_partition_key_are_not_allowed() -> None:
         message(properties=with_group_id("x" * 129)),
         message(properties=with_group_id(5)),
         message(annotations={"x-opt-partition-key": "x" * 129}),
-        message(annotations={"x-opt-partition-key": b"k"}),
+        message(annotations={"x-opt-partition-key": b"x" * 129}),
         message(annotations={"x-opt-partition-key": Symbol("k")}),
         message(annotations={"x-opt-via-partition-key": 7}),
         message(annotations={"x-opt-scheduled-enqueue-time": 7}),
@@ -253,6 +264,7 @@ def test_keys_too_long_or_of_a_wrong_type_are_argument_errors(payload: bytes) ->
         message(properties=with_group_id("kk")).replace(b"kk", b"\xff\xff"),
         message(application={5: 1}),  # type: ignore[dict-item]
         message(annotations={"x-opt-partition-key": "kk"}).replace(b"kk", b"\xff\xff"),
+        message(annotations={"x-opt-partition-key": b"\xff\xff"}),
         b"\x00\x53\x74\xc1\x06\x03\xa1\x01a\x54\x01",
         b"\x00\x53\x72\xc1\x06\x04\xa3\x01a\x54\x01",
     ],

@@ -181,3 +181,17 @@ async def test_a_selection_counts_what_was_redriven_before_a_partition_went_down
         partitions.queue, DEAD_LETTER, "broken", NEVER_MS, 100, 0, lambda: asyncio.Semaphore(1)
     )
     assert (progress.count, progress.next_sequence_number, [*progress.refusals]) == (4, None, [1])
+
+
+async def test_a_purge_of_one_session_asks_only_its_partition() -> None:
+    def delete(number: int, operation: Delete) -> Answer:
+        assert operation.session_id == b"s"
+        return Deleted(3, None, None)
+
+    partitions = Partitions(8, Delete=delete)
+    place = partitions.queue.router.number_of("s")
+    for start, count in ((0, 3), (at(place, 5), 3), (at(place + 1), 0)):
+        progress = await purge(partitions.queue, MAIN, (0,), NEVER_MS, 100, start, "s")
+        assert progress == Progress(count, None)
+    starts = [each.from_sequence_number for each in partitions.asked if isinstance(each, Delete)]
+    assert starts == [at(place), at(place, 5)]

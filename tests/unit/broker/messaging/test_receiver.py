@@ -27,7 +27,7 @@ from tests.support.receiving import confirm, give
 class Caller:
     """Receives by something other than AMQP; its notes are words."""
 
-    room = 100_000
+    allowance = 100_000
 
     def __init__(self, stack: LinkStack, *, removes: bool = False) -> None:
         self.credit, self.drains, self.is_told_of_end = 0, False, False

@@ -12,7 +12,7 @@ import pytest
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import QueueSettings
 from broker.message.identity import IDENTITY_BYTES
-from broker.messaging.scheduling import CANCELLED_AT_ONCE, cancel, schedule
+from broker.messaging.scheduling import CHANGED_AT_ONCE, cancel, schedule
 from broker.operations import PARTITION_SHIFT, Answer, CancelScheduled, Failed, Send, Sent, Settled
 from protocol.codec import Timestamp
 from tests.support.amqp_messages import message
@@ -183,11 +183,11 @@ async def test_one_message_that_cannot_be_taken_refuses_the_request(
 
 async def test_numbers_are_cancelled_in_their_partitions_a_bounded_count_at_a_time() -> None:
     asked = Asked()
-    numbers = [first_of(1) + each for each in range(CANCELLED_AT_ONCE + 1)] + [first_of(3)]
+    numbers = [first_of(1) + each for each in range(CHANGED_AT_ONCE + 1)] + [first_of(3)]
     assert await asked.cancel(numbers, cancelled) == []
     assert sorted((number, len(each.sequence_numbers)) for number, each in asked.operations) == [
         (1, 1),
-        (1, CANCELLED_AT_ONCE),
+        (1, CHANGED_AT_ONCE),
         (3, 1),
     ]
 

@@ -1,48 +1,34 @@
-"""broker/messaging/sends.py: every list of a `Send` follows its messages."""
+"""broker/messaging/sends.py: what a `Send` says of the messages depends on the queue."""
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from operator import itemgetter
-
-from broker.messaging.sends import merged, part_of
-from broker.operations import Send
-
-WHOLE = Send(
-    [b"1", b"2", b"3"],
-    [None, 5, 6],
-    columns={"a": [0, 1, 2]},
-    scheduled_ms=[7, None, 8],
-    identities=[b"i", b"j", b"k"],
-)
+from broker.entities.descriptions import QueueSettings
+from broker.identifiers import encode_session_id
+from broker.message.stored import store_run
+from broker.messaging.sends import send_of
+from broker.operations import SESSION_ID, Send
+from tests.support.amqp_messages import message
+from tests.support.link_stack import LinkStack
 
 
-def test_a_part_has_everything_that_is_known_of_its_messages() -> None:
-    assert part_of(WHOLE, itemgetter(slice(1, 3))) == Send(
-        [b"2", b"3"], [5, 6], columns={"a": [1, 2]}, scheduled_ms=[None, 8], identities=[b"j", b"k"]
-    )
-    first = part_of(WHOLE, lambda values: [values[0]])
-    assert first == Send([b"1"], None, columns={"a": [0]}, scheduled_ms=[7], identities=[b"i"]), (
-        "no message has a time to live"
-    )
+def sent_to(settings: QueueSettings) -> Send:
+    of_session = message(properties=["one"] + [None] * 9 + ["cart"], body=[b"a"])
+    return send_of(store_run([of_session, message(body=[b"b"])], lambda: "two"), LinkStack(2, settings).queue)
 
 
-def test_a_part_of_plain_messages_is_plain() -> None:
-    plain = Send([b"1", b"2"], None)
-    assert part_of(plain, itemgetter(slice(0, 1))) == Send([b"1"], None)
+async def test_a_plain_queue_gets_the_messages_and_nothing_else() -> None:
+    send = sent_to(QueueSettings())
+    assert len(send.messages) == 2
+    assert (send.columns, send.identities, send.time_to_live_ms, send.scheduled_ms) == ({}, None, None, None)
 
 
-def test_sends_are_put_together_with_everything_they_carry() -> None:
-    sends = [Send([b"1"], None), Send([b"2", b"3"], [None, 5]), Send([b"4"], [7], scheduled_ms=[9])]
-    assert merged(sends) == Send(
-        [b"1", b"2", b"3", b"4"], [None, None, 5, 7], scheduled_ms=[None, None, None, 9]
-    )
-    assert merged(sends[:1]) == sends[0]
-    assert merged([]) == Send([], None)
-    halves = [part_of(WHOLE, itemgetter(slice(0, 1))), part_of(WHOLE, itemgetter(slice(1, 3)))]
-    assert merged(halves) == replace(WHOLE, columns={}), "it keeps the columns that are declared"
+async def test_a_queue_with_sessions_gets_the_session_of_each_message() -> None:
+    send = sent_to(QueueSettings(requires_session=True))
+    assert list(send.columns) == [SESSION_ID]
+    first, second = send.columns[SESSION_ID]
+    assert first == encode_session_id("cart") != second, "the second one is refused later"
 
 
-def test_no_list_is_left_behind() -> None:
-    known = {"messages", "time_to_live_ms", "cookie", "columns", "scheduled_ms", "identities"}
-    assert {each.name for each in fields(Send)} == known, "take apart and put together the new field as well"
+async def test_a_queue_that_detects_duplicates_gets_an_identity_for_each_message() -> None:
+    send = sent_to(QueueSettings(requires_duplicate_detection=True))
+    assert send.identities is not None and len(set(send.identities)) == 2

@@ -16,11 +16,11 @@ from broker.base.metrics import Metrics
 from broker.entities.descriptions import AuthorizationRule, QueueDescription, QueueSettings
 from broker.entities.documents import encode_description
 from broker.namespace.apply_file import apply_file
-from broker.namespace.closed_partitions import Resting
 from broker.namespace.entity import Entity, Partition
 from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace
 from broker.namespace.queue import Queue
+from broker.namespace.resting import Resting
 from broker.settings.config_file import QueueSpec
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 
 from broker.base.sifted_heap import SIFTED_AT_ONCE
-from broker.namespace.appointments import SETTLED_AT_ONCE, Appointments, Key
+from broker.namespace.appointments import SORTED_AT_ONCE, Appointments, Key
 
 
 class Counted(Appointments):
@@ -32,7 +32,7 @@ def taken(appointments: Appointments, until: float) -> Iterator[Key]:
 
 
 def test_many_appointments_are_put_in_order_a_few_at_a_time_and_come_out_in_order() -> None:
-    count = 10 * SETTLED_AT_ONCE + 7
+    count = 10 * SORTED_AT_ONCE + 7
     keys = [(f"queue-{number:05}", number % 16) for number in range(count)]
     times = list(range(count))
     random.Random(3).shuffle(times)
@@ -40,11 +40,11 @@ def test_many_appointments_are_put_in_order_a_few_at_a_time_and_come_out_in_orde
     appointments.set_many(zip(times, keys, strict=True))
     assert len(appointments) == count and appointments.count_until(99) == 100
     assert appointments.take(count) is None and appointments.first_at is None, "they are not in order yet"
-    settled = 0
-    while appointments.settle():
-        settled += 1
-        assert len(appointments._heap) <= settled * SETTLED_AT_ONCE
-    assert settled == 11 and appointments.first_at == 0
+    steps = 0
+    while appointments.put_in_order():
+        steps += 1
+        assert len(appointments._heap) <= steps * SORTED_AT_ONCE
+    assert steps == 11 and appointments.first_at == 0
     in_order = [key for _, key in sorted(zip(times, keys, strict=True))]
     assert list(taken(appointments, 99)) == in_order[:100]
     assert list(taken(appointments, count)) == in_order[100:]
@@ -56,7 +56,7 @@ def test_a_changed_or_cancelled_appointment_does_not_come_out_at_its_old_time() 
     appointments.set_many([(5, ("a", 0)), (6, ("a", 1)), (7, ("a", 2))])
     appointments.cancel(("a", 1))
     appointments.set(("a", 0), 9)
-    while appointments.settle():
+    while appointments.put_in_order():
         pass
     appointments.set(("a", 2), 7)
     assert list(taken(appointments, 8)) == [("a", 2)]

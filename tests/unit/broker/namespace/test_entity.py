@@ -5,6 +5,7 @@ from __future__ import annotations
 from broker.base.errors import Reason
 from broker.entities.descriptions import QueueSettings
 from broker.operations import ClientId, Demand, Detach, Recalled, Release, SubqueueCounts, Update
+from broker.partition.summary import Summary
 from tests.support.namespace_world import Watcher, World, again
 
 
@@ -108,3 +109,44 @@ async def test_closing_stops_every_partition_that_lives(world: World) -> None:
         world.queue(name).partition(1)
     await world.namespace.close()
     assert len(world.parts) == 2 and all(part.stopped for part in world.parts.values())
+
+
+async def test_messages_that_wait_to_be_forwarded_are_transfer_messages(world: World) -> None:
+    await world.namespace.create_entity("target", QueueSettings())
+    await world.namespace.create_entity("orders", QueueSettings(forward_to="target"))
+    queue = world.queue("orders")
+    queue.partition(1)
+    world.parts["orders", 1].held = {"": SubqueueCounts(active=3, scheduled=1)}
+    runtime = queue.runtime()
+    assert (runtime.active, runtime.transfer, runtime.scheduled, runtime.message_count) == (0, 3, 1, 4)
+
+
+async def test_whoever_asks_hears_of_partitions_that_start_and_of_those_that_may_hold_messages(
+    world: World,
+) -> None:
+    await world.namespace.create_entity("orders", QueueSettings())
+    queue = world.queue("orders")
+    started: list[int] = []
+    queue.at_start.append(started.append)
+    assert not any(queue.may_hold(number, "") for number in range(4))
+    queue.partition(2)
+    queue.partition(2)
+    assert started == [2] and [queue.may_hold(number, "") for number in range(4)] == [
+        False,
+        False,
+        True,
+        False,
+    ]
+    held = {0: SubqueueCounts(active=1), 1: SubqueueCounts(deferred=1)}
+    await world.resting.opening(queue.description.generation, 3)
+    world.resting.closed(queue.description.generation, 3, Summary(held, {}))
+    assert queue.may_hold(3, "") and not queue.may_hold(3, "$deadletterqueue")
+
+
+async def test_the_namespace_says_which_entities_change(world: World) -> None:
+    heard: list[tuple[str, bool]] = []
+    world.namespace.changed = lambda entity: heard.append((entity.name, entity.gone is None))
+    await world.namespace.create_entity("orders", QueueSettings())
+    await world.namespace.update_entity("orders", QueueSettings(forward_to="target"))
+    await world.namespace.delete_entity("orders")
+    assert heard == [("orders", True), ("orders", True), ("orders", False)]

@@ -177,3 +177,18 @@ async def test_a_full_disk_is_tried_again_at_the_next_look(world: World) -> None
     assert queue.description.idle_ms == 0
     await pass_time(world, 25_000)
     assert await kept_ms(world) == 100_000
+
+
+async def test_only_a_queue_that_is_deleted_is_logged_as_idle(world: World) -> None:
+    queue = await create(world)
+    await pass_time(world, PERIOD_MS - 1)
+    with capture_logs() as lines:
+        async with world.namespace._change("orders"):
+            deletion = asyncio.create_task(pass_time(world, 1))
+            await asyncio.sleep(0)
+            access(world, queue)
+        await asyncio.wait_for(deletion, 30)
+        assert "entity.idle" not in [line["event"] for line in lines]
+        await pass_time(world, 2 * PERIOD_MS)
+    assert len([line for line in lines if line["event"] == "entity.idle"]) == 1
+    assert world.namespace.find("orders") is None

@@ -162,15 +162,13 @@ async def test_of_two_entries_of_one_name_none_that_has_logs_is_deleted(world: W
         await catalogue.put(description.generation, encode_description(description))
         if with_logs in (which, "both"):
             await make_logs(world, description.generation)
-    served = older if with_logs == "older" else newer
+    live = older if with_logs == "older" else newer
     other = newer if with_logs == "older" else older
     for _ in range(2):
         with capture_logs() as lines:
             world = await again(world)
-        assert list(world.namespace.descriptions()) == [served]
-        (reported,) = [
-            line["kept_unserved"] for line in lines if line["event"] == "entity.name_taken_twice"
-        ] or [None]
+        assert list(world.namespace.descriptions()) == [live]
+        (reported,) = [line["kept"] for line in lines if line["event"] == "entity.name_taken_twice"] or [None]
         assert reported == (other.generation if with_logs == "both" else None)
         assert set(await world.store.entities()) == {
             each.generation
@@ -178,7 +176,7 @@ async def test_of_two_entries_of_one_name_none_that_has_logs_is_deleted(world: W
             if with_logs in (which, "both")
         }
         assert set(await catalogue.load_all()) == {
-            served.generation,
+            live.generation,
             *([other.generation] if with_logs == "both" else []),
         }
         assert await catalogue.load_deleted() == []

@@ -13,6 +13,7 @@ from broker.namespace.namespace import OPENING_MAX
 from broker.operations import Send, SubqueueCounts
 from storage.errors import DiskFailed
 from tests.support.namespace_world import Part, World
+from tests.support.waiting import WAIT_S
 
 
 async def test_only_partitions_that_have_a_log_are_opened_to_be_counted_and_so_many_at_a_time(
@@ -67,6 +68,31 @@ async def test_who_counts_all_queues_waits_once_for_the_check_and_for_what_is_un
     world.namespace._checking = asyncio.create_task(asyncio.sleep(3_600))  # a disk that hangs
     await world.namespace.counted(0.02)
     assert waited == [0.0], "Prometheus gives up after 10 s, and this took twice the 8 s that it may"
+
+
+async def test_who_lists_queues_waits_for_all_their_partitions_at_once_and_not_for_ever(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ended = 0, 0
+
+    async def opened(part: Part) -> None:
+        nonlocal begun, ended
+        begun += 1
+        try:
+            await asyncio.Event().wait()  # its disk hangs
+        finally:
+            ended += 1
+
+    monkeypatch.setattr(Part, "opened", opened)
+    for name in ("bills", "orders", "parcels"):
+        description = await world.namespace.create_entity(name, QueueSettings(), 4)
+        world.resting._unknown[description.generation] = {0, 1, 2, 3}
+    queues = [world.queue(name) for name in ("bills", "orders", "parcels")]
+    await asyncio.wait_for(world.namespace.opened(queues, within_s=0.02), WAIT_S)
+    assert begun == 12, "no queue waits for the one before it"
+    await asyncio.sleep(0.01)
+    assert ended == 12, "nobody waits on"
+    assert all(queue.unknown for queue in queues)
 
 
 async def test_a_queue_that_is_deleted_while_it_is_counted_wakes_no_partition_again(

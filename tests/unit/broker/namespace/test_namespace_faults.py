@@ -97,8 +97,8 @@ async def test_a_queue_whose_deletion_has_an_unknown_outcome_is_out_of_service_u
     assert (await refused_change(world.namespace.runtime("orders"))).reason is Reason.PARTITION_UNAVAILABLE
     world.disk.heal()
     await until(lambda: not world.namespace.unconfirmed)
-    again_served = world.queue("orders")
-    assert again_served is not queue and again_served.description == created and again_served.available
+    again_live = world.queue("orders")
+    assert again_live is not queue and again_live.description == created and again_live.available
     assert later.ended, "who has attached meanwhile is to attach anew"
     assert (await world.namespace.runtime("orders")).availability == "Available"
     assert await entries(world) == [created]

@@ -59,3 +59,19 @@ async def test_the_status_says_whether_clients_may_send_and_receive(
 async def test_dead_letter_subqueues_have_no_sessions(world: World) -> None:
     queue = await made(world, QueueSettings(requires_session=True))
     assert [queue.requires_session(subqueue) for subqueue in SUBQUEUES] == [True, False, False]
+
+
+async def test_a_subqueue_whose_messages_are_forwarded_has_no_receivers(world: World) -> None:
+    for settings, forwarded in (
+        (QueueSettings(forward_to="target"), MAIN),
+        (QueueSettings(forward_dead_lettered_to="target"), DEAD_LETTER),
+    ):
+        queue = await made(world, settings)
+        queue.check_can_send(MAIN)
+        for subqueue in SUBQUEUES:
+            if subqueue != forwarded:
+                queue.check_can_receive(subqueue)
+        with pytest.raises(Refused, match=r"auto-forwarding enabled.*'orders'.*'target'") as refused:
+            queue.check_can_receive(forwarded)
+        assert refused.value.reason is Reason.NOT_ALLOWED
+        await world.namespace.delete_entity("orders")

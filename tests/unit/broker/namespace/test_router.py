@@ -6,12 +6,14 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.base.errors import Reason, Refused
+from broker.namespace._placing import divide
 from broker.namespace.router import EVEN_TO, FULL_S, RUN_MESSAGES_MAX, Router, partition_of_key
 from broker.operations import ClientId, Operation, Sink
 
@@ -29,6 +31,47 @@ class Handle:
 
 def handles(count: int) -> list[Handle]:
     return [Handle(number) for number in range(count)]
+
+
+@given(st.lists(st.none() | st.text(st.characters(), max_size=300)), st.integers(1, 100))
+def test_a_run_is_divided_as_the_reference_places_each_of_its_keys(
+    keys: list[str | None], partitions: int
+) -> None:
+    expected: dict[int | None, list[int]] = {}
+    for index, key in enumerate(keys):
+        number = None if key is None else partition_of_key(key, partitions)
+        expected.setdefault(number, []).append(index)
+    divided = Router(handles(partitions)).divide(keys, [range(len(keys)), [], keys])
+    assert [(number, [*parts]) for number, parts in divided] == [
+        (number, [indexes, [], [keys[index] for index in indexes]]) for number, indexes in expected.items()
+    ]
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 129, 255, 256, 257, 1000])
+def test_keys_of_any_length_are_placed_as_by_the_reference(size: int) -> None:
+    for key in ("k" * size, "\u00e4" * size, "\ud800" * size):
+        ((number, parts),) = Router(handles(97)).divide([key], [[0]])
+        assert (number, [*parts]) == (partition_of_key(key, 97), [[0]])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (["k"], 0, []),
+        (["k"], -1, []),
+        (["k"], 1 << 17, []),
+        (["k"], "16", []),
+        ([1], 16, []),
+        ([b"k"], 16, []),
+        (5, 16, []),
+        (["k"], 16, 5),
+        (["k"], 16, [5]),
+        (["k"], 16, [[1, 2]]),
+    ],
+)
+def test_only_keys_and_lists_of_their_length_are_divided(arguments: tuple[Any, Any, Any]) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        divide(*arguments)
 
 
 def spread(router: Router, count: int) -> list[tuple[int, int, int]]:

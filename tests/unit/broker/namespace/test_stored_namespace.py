@@ -18,11 +18,11 @@ from broker.entities.descriptions import EntityDescription, QueueDescription, Qu
 from broker.entities.documents import encode_description
 from broker.maintenance.check import check_folders
 from broker.maintenance.repair import Repair
-from broker.namespace.closed_partitions import Resting
 from broker.namespace.entity import Entity
 from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace
 from broker.namespace.queue import Queue
+from broker.namespace.resting import Resting
 from broker.operations import PARTITION_SHIFT
 from broker.partition.records import add_enqueued
 from storage.catalogue import Catalogue

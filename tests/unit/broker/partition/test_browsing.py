@@ -21,7 +21,7 @@ from broker.operations import (
     Unavailable,
     Watch,
 )
-from broker.partition.batch_bounds import Bounds
+from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
 from storage.errors import CommitFailed
 from tests.support.partition_harness import NUMBER, Harness, one
@@ -47,7 +47,7 @@ async def test_a_watch_is_answered_at_once_where_there_is_something_to_see() -> 
     assert await harness.do(1, Watch(MAIN, FIRST + 2)) == []
 
 
-async def test_a_watch_sees_what_is_sent_in_its_own_batch() -> None:
+async def test_a_watch_sees_what_is_sent_in_its_own_cycle() -> None:
     harness = Harness()
     harness.post(2, Send([b"a"], None))
     assert await harness.do(1, Watch(MAIN, FIRST)) == [Arrived(NUMBER, MAIN)]
@@ -75,7 +75,7 @@ async def test_a_dead_lettered_message_arrives_in_the_dead_letter_subqueue() -> 
     assert await harness.do(1, Watch(DEAD_LETTER, FIRST + 1)) == []
     await harness.send(b"b", ttl=[1_000])
     harness.clock.advance(2_000)
-    await harness.settle()
+    await harness.until_quiet()
     assert harness.take(1) == [Arrived(NUMBER, DEAD_LETTER)]
 
 
@@ -87,7 +87,7 @@ async def test_a_client_that_has_left_is_told_nothing() -> None:
     assert harness.take(1) == []
 
 
-async def test_many_watchers_are_told_a_few_in_each_batch_and_none_is_forgotten() -> None:
+async def test_many_watchers_are_told_a_few_in_each_cycle_and_none_is_forgotten() -> None:
     harness = Harness()
     watchers = range(10, 10 + 3 * Bounds().told_max)
     for client in watchers:
@@ -96,7 +96,7 @@ async def test_many_watchers_are_told_a_few_in_each_batch_and_none_is_forgotten(
     harness.post(2, Send([b"a"], None))
     assert await harness.task.step(), "there is more to do"
     assert sum(bool(harness.received[client]) for client in watchers) == Bounds().told_max
-    await harness.settle()
+    await harness.until_quiet()
     assert [harness.take(client) for client in watchers] == [[Arrived(NUMBER, MAIN)]] * (
         len(watchers) - 1
     ) + [[]]
@@ -108,7 +108,7 @@ async def test_the_event_loop_goes_on_while_many_watchers_are_told() -> None:
     count = 4 * Bounds().told_max
     for client in range(count):
         harness.task.post(Watch(MAIN, FIRST), ClientId(10 + client), heard.append)
-    await harness.settle()
+    await harness.until_quiet()
     running = asyncio.create_task(harness.task.run())
     harness.post(2, Send([b"a"], None))
     most = before = 0
@@ -126,7 +126,7 @@ async def test_a_watch_ends_with_the_partition_that_goes_down_and_the_client_hea
     await harness.do(1, Watch(MAIN, FIRST))
     harness.log.fail_append(CommitFailed("injected"))
     harness.post(2, Send([b"a"], None))
-    await harness.settle()
+    await harness.until_quiet()
     assert harness.take(1) == [Unavailable(NUMBER)]
 
 
@@ -183,7 +183,7 @@ async def test_a_message_is_not_shown_before_it_is_durable() -> None:
 
 
 @pytest.mark.parametrize("looks_max", [7, 4096])
-async def test_a_peek_past_many_expired_messages_goes_on_in_the_next_batch(looks_max: int) -> None:
+async def test_a_peek_past_many_expired_messages_goes_on_in_the_next_cycle(looks_max: int) -> None:
     bounds = Bounds(looks_max=looks_max, expired_max=1)
     harness = Harness(limits=TaskLimits(bounds=bounds))
     await harness.send(*[b"old"] * 300, ttl=[1_000] * 300)

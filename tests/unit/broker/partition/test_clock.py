@@ -8,7 +8,7 @@ import pytest
 from broker.base.errors import Reason
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
 from broker.operations import Complete, Demand, Failed, Locked, Renewed, RenewLocks, Send, Settled
-from broker.partition.batch_bounds import Bounds
+from broker.partition.cycle_bounds import Bounds
 from storage.errors import CommitFailed
 from tests.support.partition_harness import Harness, one
 

@@ -37,7 +37,7 @@ FRAME_BYTES = 8 << 10
 LIMITS = TaskLimits(
     upkeep=UpkeepLimits(
         checkpoint_bytes=128 << 10,
-        garbage_bytes_min=64 << 10,
+        garbage_bytes_max=64 << 10,
         relocation_bytes=16 << 10,
         relocation_bytes_max=64 << 10,
         relocated_frame_bytes_max=FRAME_BYTES,
@@ -74,7 +74,7 @@ class Traffic:
 
         async def counting_fetch(log: FileLog, positions: Sequence[Position]) -> list[Frame]:
             frames = await fetch(log, positions)
-            self.fetched += [len(frame.data) for frame in frames]
+            self.fetched += [frame.size for frame in frames]
             return frames
 
         monkeypatch.setattr(FileLog, "append", counting_append)
@@ -88,7 +88,7 @@ def traffic(monkeypatch: pytest.MonkeyPatch) -> Traffic:
 
 @asynccontextmanager
 async def partition(root: Path, limits: TaskLimits = LIMITS) -> AsyncIterator[PartitionTask]:
-    """A running partition on the files below `root`. No body stays in memory beyond its batch."""
+    """A running partition on the files below `root`. No body stays in memory beyond its cycle."""
     store = FileLogStore(root, fsync="never", segment_bytes_max=SEGMENT_BYTES, reserve_bytes=0)
     log = store.log(QUEUE.generation, 3)
     task = PartitionTask(

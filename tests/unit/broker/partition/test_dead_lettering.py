@@ -22,7 +22,7 @@ async def test_the_dead_letter_subqueue_is_a_queue_that_leads_no_further() -> No
         await harness.do(1, Abandon(locked.tokens))
     assert harness.task.counts()[DEAD_LETTER].active == 1
     await harness.do(1, Complete((await harness.receive(1, subqueue=DEAD_LETTER)).tokens))
-    assert harness.task.counts()[DEAD_LETTER].active == 0 and harness.task.live_bytes == 0
+    assert harness.task.counts()[DEAD_LETTER].active == 0 and harness.live_bytes == 0
 
 
 @pytest.mark.parametrize("subqueue", [DEAD_LETTER, TRANSFER_DEAD_LETTER])

@@ -27,7 +27,7 @@ from broker.operations import (
     Send,
     Settled,
 )
-from broker.partition.batch_bounds import Bounds
+from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
 from storage.errors import DiskFull
 from tests.support.partition_harness import Harness, one
@@ -98,13 +98,13 @@ async def test_a_dead_letter_is_deleted_in_its_own_subqueue_only() -> None:
     assert await bodies(harness, DEAD_LETTER) == []
 
 
-async def test_a_message_sent_in_the_same_batch_is_missing_for_it_may_still_be_refused() -> None:
+async def test_a_message_sent_in_the_same_cycle_is_missing_for_it_may_still_be_refused() -> None:
     harness = Harness()
     first = await harness.send(b"before")
     harness.post(1, Send([b"new"], None))
     harness.post(2, DeleteExactly(MAIN, [first, first + 1]))
     harness.post(2, LockExactly(MAIN, [first + 1]))
-    await harness.settle()
+    await harness.until_quiet()
     deleted, locked = harness.take(2)
     assert deleted == DeletedExactly([], [first + 1], None)
     assert isinstance(locked, Locked) and locked.tokens == []
@@ -218,7 +218,7 @@ async def test_on_a_full_disk_the_dead_letters_stay_and_everything_else_is_done(
     harness.post(1, Redrive(locked.tokens, [b"a", b"b"], None))
     harness.post(3, Complete(plain.tokens))
     harness.log.fail_append(DiskFull("no room"))
-    await harness.settle()
+    await harness.until_quiet()
     assert one(harness.take(1), Failed).reason is Reason.DISK_FULL
     assert one(harness.take(3), Settled).failures == {}
     for _ in range(2):

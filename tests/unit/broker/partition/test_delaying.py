@@ -21,7 +21,7 @@ from broker.operations import (
     Transact,
     Transacted,
 )
-from broker.partition.batch_bounds import Bounds
+from broker.partition.cycle_bounds import Bounds
 from broker.partition.delays import Delays
 from broker.partition.task import TaskLimits
 from tests.support.partition_harness import Harness, one

@@ -7,11 +7,13 @@ import pytest
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
 from broker.message.changes import encode_changes
 from broker.operations import (
+    SESSION_ID,
     Complete,
     DeadLetter,
     Defer,
     Delete,
     Deleted,
+    Demand,
     Locked,
     ReceiveDeferred,
     Release,
@@ -19,8 +21,9 @@ from broker.operations import (
     Sent,
     Settled,
 )
-from broker.partition.batch_bounds import Bounds
+from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
+from broker.session_operations import AcceptSession, SessionAccepted
 from tests.support.partition_harness import Harness, one
 
 NEVER_MS = 1 << 60
@@ -44,7 +47,7 @@ async def test_the_oldest_messages_are_removed_and_stay_so_after_a_restart() -> 
     assert await bodies(harness) == [b"c"]
     assert await delete(harness, 2) == Deleted(1, None, "mine")
     assert await delete(harness, 2) == Deleted(0, None, "mine")
-    assert harness.task.counts()[MAIN].active == 0 and harness.task.live_bytes == 0
+    assert harness.task.counts()[MAIN].active == 0 and harness.live_bytes == 0
 
 
 async def test_locked_and_deferred_messages_stay() -> None:
@@ -89,12 +92,12 @@ async def test_one_operation_looks_at_a_bounded_number_of_messages() -> None:
     assert len(await bodies(harness)) == 4
 
 
-async def test_what_the_same_batch_sends_stays_for_it_may_still_be_refused() -> None:
+async def test_what_the_same_cycle_sends_stays_for_it_may_still_be_refused() -> None:
     harness = Harness()
     await harness.send(b"before")
     harness.post(1, Send([b"new"], None))
     harness.post(2, Delete(MAIN, 10, NEVER_MS))
-    await harness.settle()
+    await harness.until_quiet()
     assert [type(each) for each in harness.take(1)] == [Sent]
     assert harness.take(2) == [Deleted(1, None, None)]
     assert await bodies(harness) == [b"new"]
@@ -139,3 +142,23 @@ async def test_a_deferred_message_that_is_larger_than_an_answer_is_answered_alon
     assert one(await harness.do(1, ReceiveDeferred(MAIN, [first, first + 1])), Locked).sequence_numbers == [
         first
     ]
+
+
+async def test_the_messages_of_one_session_are_removed_in_the_queue_and_among_its_dead_letters() -> None:
+    harness = Harness(QueueSettings(requires_session=True))
+    sessions: list[int | bytes | None] = [b"a", b"b", b"a", b"b"]
+    send = Send([b"0", b"1", b"2", b"3"], None, columns={SESSION_ID: sessions})
+    one(await harness.do(1, send), Sent)
+    one(await harness.do(1, AcceptSession(MAIN, b"a")), SessionAccepted)
+    found = one(await harness.do(1, Demand(MAIN, 1)), Locked)
+    await harness.do(1, DeadLetter(found.tokens))
+    for session_id, subqueue, expected in (
+        (b"c", MAIN, 0),
+        (b"a", MAIN, 1),
+        (b"b", DEAD_LETTER, 0),
+        (b"a", DEAD_LETTER, 1),
+    ):
+        asked = Delete(subqueue, 9, NEVER_MS, session_id=session_id)
+        assert one(await harness.do(1, asked), Deleted) == Deleted(expected, None, None)
+    await harness.restart()
+    assert await bodies(harness) == [b"1", b"3"] and await bodies(harness, DEAD_LETTER) == []

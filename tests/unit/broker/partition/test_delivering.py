@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker.base.errors import Reason
-from broker.entities.descriptions import MAIN
+from broker.entities.descriptions import MAIN, QueueSettings
 from broker.message.changes import encode_changes
 from broker.operations import (
     Complete,
@@ -15,14 +15,16 @@ from broker.operations import (
     MessageState,
     ReceiveDeferred,
     Release,
+    Send,
     Unmet,
     Withdraw,
     Withdrawn,
     partition_of_token,
     sequence_of_token,
 )
-from broker.partition.batch_bounds import Bounds
+from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
+from broker.transfer_operations import LockNext
 from tests.support.partition_harness import LOCK_MS, NUMBER, Harness, one, properties
 
 SOME = 3_000
@@ -89,7 +91,7 @@ async def test_a_demand_that_cannot_be_met_says_so_if_asked_to() -> None:
     assert isinstance(one(await harness.do(1, Demand(MAIN, 1, tell_unmet=True)), Locked), Locked)
 
 
-async def test_a_batch_hands_out_no_more_bytes_than_its_bound_and_the_next_one_goes_on() -> None:
+async def test_a_cycle_hands_out_no_more_bytes_than_its_bound_and_the_next_one_goes_on() -> None:
     harness = Harness(limits=TaskLimits(bounds=Bounds(granted_bytes_max=1000)))
     await harness.send(*[b"x" * 400] * 10)
     answers = await harness.do(1, Demand(MAIN, 10))
@@ -154,7 +156,7 @@ async def test_a_client_that_leaves_gives_back_what_it_never_saw_and_keeps_the_r
     assert harness.take(1) == []
 
 
-async def test_messages_are_handed_out_in_batches_of_bounded_size() -> None:
+async def test_messages_are_handed_out_in_cycles_of_bounded_size() -> None:
     harness = Harness(limits=TaskLimits(bounds=Bounds(granted_max=400)))
     await harness.send(*[b"x"] * SOME)
     answers = await harness.do(1, Demand(MAIN, SOME))
@@ -170,3 +172,31 @@ async def test_who_asks_and_withdraws_past_many_expired_messages_gets_what_is_be
     answers = await harness.do(1, Demand(MAIN, 5), Withdraw(MAIN))
     assert [answer.messages for answer in answers if isinstance(answer, Locked)] == [[b"new"]]
     assert isinstance(answers[-1], Withdrawn)
+
+
+async def test_the_next_messages_are_locked_at_once_for_as_long_as_asked_and_no_delivery_is_counted() -> None:
+    harness = Harness()
+    assert one(await harness.do(1, LockNext(MAIN, 5, 1_000, 500_000, 7)), Locked).tokens == []
+    first = await harness.send(b"a" * 600, b"b" * 600, b"c")
+    locked = one(await harness.do(1, LockNext(MAIN, 5, 1_000, 500_000, 7)), Locked)
+    assert (locked.sequence_numbers, locked.cookie) == ([first, first + 1], 7), "at least up to the bytes"
+    assert one(await harness.do(2, LockNext(MAIN, 1, 1_000, 500_000)), Locked).messages == [b"c"]
+    await harness.advance(499_999)
+    await harness.do(1, Release(locked.tokens[:1]))
+    again = one(await harness.do(2, LockNext(MAIN, 1, 1_000, 500_000)), Locked)
+    assert (again.sequence_numbers, again.delivery_counts) == ([first], [0])
+    await harness.advance(1)
+    assert one(await harness.do(2, LockNext(MAIN, 1, 1_000, 1)), Locked).delivery_counts == [1], "it ran out"
+
+
+async def test_messages_that_a_full_disk_refuses_are_not_locked() -> None:
+    harness = Harness()
+    harness.log.fill_disk()
+    sent, locked = await harness.do(1, Send([b"a"], None), LockNext(MAIN, 1, 1_000, 1_000))
+    assert isinstance(sent, Failed) and isinstance(locked, Locked) and not locked.tokens
+
+
+async def test_messages_of_sessions_are_not_locked_one_after_the_other() -> None:
+    harness = Harness(QueueSettings(requires_session=True))
+    failed = one(await harness.do(1, LockNext(MAIN, 1, 1_000, 1_000)), Failed)
+    assert failed.reason is Reason.NOT_ALLOWED

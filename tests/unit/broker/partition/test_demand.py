@@ -124,7 +124,7 @@ async def test_standing_demand_does_not_bounce_a_message_for_ever() -> None:
             grants += len(tokens)
             if RECALL in received:
                 harness.post(client, Recalled(MAIN, tokens))
-        await harness.settle()
+        await harness.until_quiet()
     assert not any(harness.take(client) for client in clients) and grants == len(clients)
 
 
@@ -245,7 +245,7 @@ class Receiver:
 async def come_to_rest(harness: Harness, receivers: list[Receiver]) -> int:
     """Let partition and receivers answer each other; returns how many rounds that took."""
     for rounds in range(1, 200):
-        await harness.settle()
+        await harness.until_quiet()
         busy = [receiver.take() for receiver in receivers]
         if not any(busy):
             return rounds

@@ -11,7 +11,7 @@ import pytest
 from broker.base.errors import Reason
 from broker.entities.descriptions import QUEUE_PLACES, QueueSettings
 from broker.operations import Complete, Failed, Send, Sent, Transact, Transacted, Update
-from broker.partition.batch_bounds import Bounds
+from broker.partition.cycle_bounds import Bounds
 from broker.partition.duplicates import IDENTITY_BYTES, MEMORY_BYTES, SLOT_MAX, SLOTS_PER_WINDOW, Duplicates
 from broker.partition.durable_state import read_back
 from broker.partition.salvage import Salvage
@@ -23,7 +23,7 @@ from tests.support.partition_harness import Harness, one
 WINDOW_MS = 64_000
 LATE_MS = WINDOW_MS // SLOTS_PER_WINDOW
 EAGER = UpkeepLimits(
-    checkpoint_bytes=20_000, garbage_bytes_min=10_000, garbage_bytes_at_rest=10_000, relocation_bytes=4_000
+    checkpoint_bytes=20_000, garbage_bytes_max=10_000, garbage_bytes_at_rest=10_000, relocation_bytes=4_000
 )
 
 
@@ -60,7 +60,7 @@ def state(harness: Harness) -> Duplicates:
 async def open_again(harness: Harness, clean: bool = False) -> None:
     await harness.restart(clean=clean)
     harness.task._open_wanted = True
-    await harness.settle()
+    await harness.until_quiet()
     assert harness.task.health is Health.HEALTHY
 
 
@@ -122,7 +122,7 @@ async def test_what_a_full_disk_refuses_is_not_remembered() -> None:
     assert await stored(harness) == "abc" and state(harness).count == 3
 
 
-async def test_a_duplicate_of_what_the_same_batch_sent_is_refused_with_it() -> None:
+async def test_a_duplicate_of_what_the_same_cycle_sent_is_refused_with_it() -> None:
     harness = harness_of()
     harness.log.fill_disk()
     answers = await harness.do(1, send_of("a"), send_of("a"))
@@ -154,7 +154,7 @@ async def test_the_time_during_which_the_partition_was_closed_counts() -> None:
     await harness.restart(clean=True)
     harness.clock.advance(WINDOW_MS)
     assert await send(harness, "05") == "", "at once, although slots are forgotten a few at a time"
-    await harness.settle()
+    await harness.until_quiet()
     assert state(harness).count == 2
 
 

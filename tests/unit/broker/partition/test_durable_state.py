@@ -31,7 +31,7 @@ from tests.support.partition_harness import Harness, one
 EAGER = TaskLimits(
     upkeep=UpkeepLimits(
         checkpoint_bytes=20_000,
-        garbage_bytes_min=10_000,
+        garbage_bytes_max=10_000,
         garbage_bytes_at_rest=10_000,
         relocation_bytes=4_000,
     )
@@ -64,7 +64,7 @@ async def change(harness: Harness, *records: durable_state.NewRecord) -> None:
 
 async def opened(harness: Harness) -> dict[bytes, bytes]:
     harness.task._open_wanted = True
-    await harness.settle()
+    await harness.until_quiet()
     assert harness.task.health is Health.HEALTHY
     return entries(harness.task)
 
@@ -161,7 +161,7 @@ async def test_a_full_disk_undoes_what_belongs_to_a_send_and_keeps_the_rest() ->
     harness.post(1, posted(Change([put(b"kept", b"2")])))
     harness.post(1, Send([b"refused"], None))
     harness.post(1, posted(Change([put(b"seen", b"3")], with_send=True)))
-    await harness.settle()
+    await harness.until_quiet()
     answers = harness.take(1)
     assert [each.reason for each in answers if isinstance(each, Failed)] == [Reason.DISK_FULL]
     harness.log.empty_disk()
@@ -197,7 +197,7 @@ async def test_a_release_that_does_not_know_the_state_refuses_the_log_and_leaves
         before = dict(harness.log.disk.frames)
         await harness.restart(clean=clean)
         harness.task._open_wanted = True
-        await harness.settle()
+        await harness.until_quiet()
         assert harness.task.health is Health.FAILED and before.items() <= harness.log.disk.frames.items()
 
 

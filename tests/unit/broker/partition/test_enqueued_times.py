@@ -20,7 +20,7 @@ async def test_enqueued_times_go_on_at_half_speed_until_a_clock_that_was_set_bac
     assert (await harness.peek()).enqueued_at_ms[-1] == harness.clock.now_ms() == start_ms + 15_000
 
 
-def test_enqueued_times_do_not_stand_still_when_batches_come_faster_than_they_are_counted() -> None:
+def test_enqueued_times_do_not_stand_still_when_cycles_come_faster_than_they_are_counted() -> None:
     stamps, latest = EnqueuedTimes(), 100_000
     for passed in range(1, 1_001):
         latest = stamps.stamp(latest, passed, 50_000 + passed)

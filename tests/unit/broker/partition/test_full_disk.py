@@ -28,12 +28,32 @@ async def test_a_full_disk_refuses_sends_and_lets_receivers_settle_and_drain() -
     assert await harness.do(1, Complete([locked.tokens[1], *more.tokens])) == [Settled(None, {})], (
         "no lock was lost"
     )
-    assert harness.task.health is Health.HEALTHY and harness.task.live_bytes == 0
+    assert harness.task.health is Health.HEALTHY and harness.live_bytes == 0
     harness.log.empty_disk()
     assert await harness.send(b"y") == NUMBER << 48 | 4, "the refused number was never shown"
     assert one(harness.take(1), Locked).messages == [b"y"]
     await harness.restart()
     assert (await harness.peek()).messages == [b"y"]
+
+
+async def test_a_full_disk_refuses_each_of_the_sends_that_were_enqueued_together() -> None:
+    harness = Harness()
+    await harness.send(b"a")
+    locked = await harness.receive(1, 1)
+    harness.log.fill_disk()
+    harness.post(2, Send([b"x", b"y"], None, "first"))
+    harness.post(3, Send([b"z"], None, "second"))
+    answers = await harness.do(1, Complete(locked.tokens, "done"))
+    assert answers == [Settled("done", {})]
+    refused = [one(harness.take(client), Failed) for client in (2, 3)]
+    assert [(each.cookie, each.reason) for each in refused] == [
+        ("first", Reason.DISK_FULL),
+        ("second", Reason.DISK_FULL),
+    ]
+    harness.log.empty_disk()
+    assert await harness.send(b"b") == NUMBER << 48 | 2, "the refused numbers were never shown"
+    await harness.restart()
+    assert (await harness.peek()).messages == [b"b"]
 
 
 async def test_the_log_says_when_a_disk_is_full_and_not_for_each_send() -> None:
@@ -80,7 +100,7 @@ async def test_when_not_even_settlements_find_room_the_state_is_that_of_the_log(
     assert await harness.do(1, Complete(again.tokens)) == [Settled(None, {})]
 
 
-async def test_a_failed_write_of_one_disk_full_batch_recovers() -> None:
+async def test_a_failed_write_of_one_disk_full_cycle_recovers() -> None:
     """The disk is full, and the commit of the rest fails: that is a failed commit like any other."""
     harness = Harness()
     await harness.send(b"a")

@@ -67,7 +67,7 @@ def test_a_client_that_asks_while_the_partition_is_down_hears_once_when_its_dema
     assert told == [Unavailable(NUMBER)] and list(mailbox.attached) == [CLIENT]
 
 
-def test_a_batch_whose_commit_failed_is_refused_before_what_came_after_it() -> None:
+def test_a_cycle_whose_commit_failed_is_refused_before_what_came_after_it() -> None:
     down, mailbox, told = going_down(Send([b"m"], None, 1), Send([b"m"], None, 2))
     assert len(mailbox.gather(1, 1)) == 1
     down.refuse_waiting(Reason.DISK_FULL, "full")

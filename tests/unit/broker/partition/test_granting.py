@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from broker.entities.descriptions import MAIN, QueueDescription, QueueSettings
 from broker.operations import ClientId, Locked
-from broker.partition.batch import Batch
-from broker.partition.batch_bounds import Bounds
+from broker.partition.cycle import Cycle
+from broker.partition.cycle_bounds import Bounds
 from broker.partition.granting import close_grant, has_granted_enough, new_grant, write_grant
 from broker.partition.references import Lease
 from broker.partition.workspace import Workspace
@@ -19,7 +19,7 @@ def workspace(bounds: Bounds | None = None) -> Workspace:
     description = QueueDescription("orders", "0" * 32, 16, QueueSettings())
     space = Workspace(NUMBER, description, new_messages(), bounds or Bounds(), epoch=1, first_nonce=0)
     send(space.messages, 100, 2)
-    space.batch = Batch(Commit(Position(400)), 1_000, 9_000, space.messages.next_number)
+    space.cycle = Cycle(Commit(Position(400)), 1_000, 9_000, space.messages.next_number)
     return space
 
 
@@ -29,13 +29,13 @@ def leased(space: Workspace) -> Lease:
     return lease
 
 
-def test_a_grant_is_an_answer_of_the_batch_that_says_where_and_until_when() -> None:
+def test_a_grant_is_an_answer_of_the_cycle_that_says_where_and_until_when() -> None:
     space = workspace()
     grant = new_grant(space, CLIENT, leased(space), deferred=True, cookie="mine")
-    ((client, answer),) = space.batch.answers
+    ((client, answer),) = space.cycle.answers
     assert client == CLIENT and answer is grant.answer and isinstance(answer, Locked)
     assert (answer.partition, answer.subqueue, answer.locked_until_ms) == (NUMBER, MAIN, 5_000)
-    assert (answer.deferred, answer.cookie, space.batch.grants) == (True, "mine", [grant])
+    assert (answer.deferred, answer.cookie, space.cycle.grants) == (True, "mine", [grant])
 
 
 def test_messages_that_memory_does_not_hold_are_read_from_the_log_before_the_answer_leaves() -> None:
@@ -46,26 +46,26 @@ def test_messages_that_memory_does_not_hold_are_read_from_the_log_before_the_ans
     write_grant(space, grant)
     assert grant.answer.messages == [b"", b"in memory"]
     assert grant.answer.sequence_numbers == [each.sequence_number for each in lease.references]
-    assert space.batch.holes == [(grant.answer.messages, lease.references)]
-    assert space.batch.missing == [100]
+    assert space.cycle.holes == [(grant.answer.messages, lease.references)]
+    assert space.cycle.missing == [100]
 
 
 def test_a_withdrawal_ends_the_clients_own_grant_alone() -> None:
     space = workspace()
     grants = [new_grant(space, ClientId(number), leased(space)) for number in (1, 2)]
     for number, grant in enumerate(grants, 1):
-        space.batch.open_grants[ClientId(number), 0] = grant
+        space.cycle.open_grants[ClientId(number), 0] = grant
     close_grant(space, ClientId(1), 0)
     close_grant(space, ClientId(1), 0)
     close_grant(space, ClientId(2), 1)
     assert [grant.open for grant in grants] == [False, True]
 
 
-def test_a_batch_has_granted_enough_at_either_bound() -> None:
+def test_a_cycle_has_granted_enough_at_either_bound() -> None:
     space = workspace(Bounds(granted_bytes_max=100, granted_max=10))
-    space.batch.granted_bytes, space.batch.granted = 99, 9
+    space.cycle.granted_bytes, space.cycle.granted = 99, 9
     assert not has_granted_enough(space)
-    space.batch.granted = 10
+    space.cycle.granted = 10
     assert has_granted_enough(space)
-    space.batch.granted, space.batch.granted_bytes = 0, 100
+    space.cycle.granted, space.cycle.granted_bytes = 0, 100
     assert has_granted_enough(space)

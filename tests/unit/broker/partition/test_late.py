@@ -38,7 +38,7 @@ async def test_a_settlement_that_arrived_in_time_counts_however_long_the_disk_to
     partition.clock.advance(LOCK_MS - 1)
     partition.post(1, settle(locked.tokens, cookie="late"))
     partition.clock.advance(60_000)  # the previous commit takes this long
-    await partition.settle()
+    await partition.until_quiet()
     assert partition.take(1) == [Settled("late", {})]
     deliveries = (await partition.peek()).delivery_counts
     assert deliveries == ([] if settle in (Complete, DeadLetter) else [1])
@@ -53,7 +53,7 @@ async def test_a_settlement_that_arrived_too_late_is_lost_also_beside_one_that_d
     partition.clock.advance(1)
     partition.post(2, Complete(second.tokens, "too late"))
     partition.clock.advance(1_000)
-    await partition.settle()
+    await partition.until_quiet()
     assert partition.take(1) == [Settled("in time", {})]
     assert partition.take(2) == [Settled("too late", {0: Reason.LOCK_LOST})]
     peeked = await partition.peek()
@@ -67,14 +67,14 @@ async def test_a_renewal_that_arrived_in_time_counts_from_now_on() -> None:
     partition.clock.advance(LOCK_MS - 1)
     partition.post(1, RenewLocks(locked.tokens))
     partition.clock.advance(60_000)
-    await partition.settle()
+    await partition.until_quiet()
     assert partition.take(1) == [Renewed(partition.clock.monotonic_ms() + LOCK_MS, None, {})]
     await partition.advance(LOCK_MS - 1)
     assert await partition.do(1, Complete(locked.tokens, "done")) == [Settled("done", {})]
 
 
-async def test_what_is_left_for_a_later_batch_keeps_its_locks_too() -> None:
-    partition = harness(TaskLimits(batch_operations_max=2))
+async def test_what_is_left_for_a_later_cycle_keeps_its_locks_too() -> None:
+    partition = harness(TaskLimits(cycle_operations_max=2))
     await partition.send(b"1", b"2", b"3")
     tokens = [(await partition.receive(1)).tokens for _ in range(3)]
     partition.clock.advance(LOCK_MS - 1)
@@ -83,11 +83,11 @@ async def test_what_is_left_for_a_later_batch_keeps_its_locks_too() -> None:
     for each in tokens:
         partition.post(1, Complete(each, "late"))
     partition.clock.advance(60_000)
-    await partition.settle()
+    await partition.until_quiet()
     assert partition.take(1) == [Settled("late", {})] * 3
 
 
-async def test_a_lock_that_ended_meanwhile_ends_in_the_same_batch_and_its_message_goes_to_who_waits() -> None:
+async def test_a_lock_that_ended_meanwhile_ends_in_the_same_cycle_and_its_message_goes_to_who_waits() -> None:
     partition = harness()
     await partition.send(b"1", b"2")
     first, second = await partition.receive(1), await partition.receive(2)

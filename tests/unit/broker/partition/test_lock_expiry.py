@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker.entities.descriptions import MAIN, QueueSettings
 from broker.operations import Demand, Locked
-from broker.partition.batch_bounds import Bounds
+from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
 from tests.support.partition_harness import LOCK_MS, Harness, Lapses, one
 
@@ -25,13 +25,13 @@ async def test_a_lock_that_runs_out_counts_a_delivery_and_the_message_goes_to_wh
     assert (await harness.receive(1)).delivery_counts == [1]
 
 
-async def test_locks_that_end_at_once_end_in_batches_of_bounded_size() -> None:
+async def test_locks_that_end_at_once_end_in_cycles_of_bounded_size() -> None:
     bounds = Bounds(ended_locks_max=500, granted_max=100)
     harness, lapses = Harness(QueueSettings(max_delivery_count=5), limits=TaskLimits(bounds=bounds)), Lapses()
     harness.task._meter = lapses
     await harness.send(*[b"x"] * SOME)
     await harness.do(1, Demand(MAIN, SOME))
     harness.clock.advance(QueueSettings().lock_duration_ms + 20)
-    await harness.settle()
+    await harness.until_quiet()
     assert sum(lapses.locks) == SOME
     assert max(lapses.locks) <= bounds.ended_locks_max + bounds.granted_max

@@ -1,4 +1,4 @@
-"""Operations with more messages than one batch may take: settlements in parts, a long send in steps."""
+"""Operations with more messages than one cycle may take: settlements in parts, a long send in steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from broker.operations import (
     Settled,
     Withdraw,
 )
-from broker.partition.batch_bounds import Bounds
+from broker.partition.cycle_bounds import Bounds
 from broker.partition.long_operations import Divisible
 from broker.partition.task import TaskLimits
 from storage.errors import CommitFailed
@@ -53,7 +53,7 @@ async def _steps(harness: Harness) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_long_settlement_takes_several_batches_and_is_answered_once(kind: type[Divisible]) -> None:
+async def test_a_long_settlement_takes_several_cycles_and_is_answered_once(kind: type[Divisible]) -> None:
     harness = Harness(limits=LIMITS)
     tokens = await _locked(harness)
     tokens[25] = bytes(16)
@@ -66,7 +66,7 @@ async def test_a_long_settlement_takes_several_batches_and_is_answered_once(kind
     assert len(locked) == 4
     if kind is not RenewLocks:
         assert locked == [25, 15, 6, 1], "ten at a time, but for the token that opens nothing"
-    await harness.settle()
+    await harness.until_quiet()
     assert [each.cookie for each in harness.received[1] if isinstance(each, Settled | Renewed | Peeked)] == [
         "mine",
         "behind it",
@@ -83,7 +83,7 @@ async def test_a_long_settlement_counts_from_its_arrival() -> None:
     harness.post(1, Complete(tokens))
     await harness.task.step()
     harness.clock.advance(10_000)
-    await harness.settle()
+    await harness.until_quiet()
     assert one(harness.take(1), Settled).failures == {}
     assert not (await harness.peek()).sequence_numbers
 
@@ -106,12 +106,12 @@ async def test_a_commit_that_fails_refuses_a_long_settlement_as_a_whole() -> Non
     harness.post(1, Complete(tokens))
     await harness.task.step()
     harness.log.fail_append(CommitFailed("no"))
-    await harness.settle()
+    await harness.until_quiet()
     assert [type(each) for each in harness.take(1)][:1] == [Failed]
     assert len((await harness.peek()).sequence_numbers) == MANY - PART, "the first part was durable"
 
 
-async def test_one_request_for_deferred_messages_gets_no_more_than_one_batch_may_give() -> None:
+async def test_one_request_for_deferred_messages_gets_no_more_than_one_cycle_may_give() -> None:
     harness = Harness(limits=TaskLimits(bounds=Bounds(granted_max=PART)))
     first = await harness.send(*[b"x"] * MANY)
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""A partition's mailbox: which operations make a batch, and whose answers are delivered."""
+"""A partition's mailbox: which operations make a cycle, and whose answers are delivered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from broker.operations import (
     Unavailable,
     Watch,
 )
-from broker.partition.mailbox import Mailbox, Waiting
+from broker.partition.mailbox import Mailbox, Waiting, sends_from
 
 ONE, TWO = ClientId(1), ClientId(2)
 
@@ -27,7 +27,7 @@ def gathered(mailbox: Mailbox, operations_max: int, bytes_max: int) -> list[Oper
     return [operation for _, operation, _, _ in mailbox.gather(operations_max, bytes_max)]
 
 
-def test_a_batch_ends_with_the_send_that_reaches_its_bytes_or_with_its_last_operation() -> None:
+def test_a_cycle_ends_with_the_send_that_reaches_its_bytes_or_with_its_last_operation() -> None:
     sends = [Send([b"x" * 60], None, place) for place in range(4)]
     mailbox = Mailbox()
     mailbox.waiting += waiting(*sends)
@@ -40,14 +40,14 @@ def test_operations_that_are_put_back_come_first_and_in_order() -> None:
     peeks = [Peek("", 0, 1, place) for place in range(4)]
     mailbox = Mailbox()
     mailbox.waiting += waiting(*peeks)
-    batch = mailbox.gather(3, 1)
-    mailbox.put_back(batch, 1)
+    cycle = mailbox.gather(3, 1)
+    mailbox.put_back(cycle, 1)
     assert [entry[1] for entry in mailbox.undecided] == peeks[:1]
     assert mailbox.since_ms == 1
     assert gathered(mailbox, 10, 1) == peeks[1:]
 
 
-def test_only_clients_of_the_batch_and_those_that_may_be_answered_later_are_told() -> None:
+def test_only_clients_of_the_cycle_and_those_that_may_be_answered_later_are_told() -> None:
     mailbox = Mailbox()
     told: dict[ClientId, list[Answer]] = {ONE: [], TWO: []}
     answers = [(client, Arrived(3, "")) for client in (ONE, TWO)]
@@ -70,3 +70,12 @@ def test_what_is_undecided_is_refused_before_what_waits() -> None:
     assert [entry[1] for entry in mailbox.take_all()] == sends
     assert not mailbox and not mailbox.undecided and mailbox.take_all() == []
     mailbox.deliver([(ONE, Unavailable(3))], [])  # a client that nobody remembers
+
+
+def test_sends_are_taken_together_up_to_the_next_operation_of_another_kind() -> None:
+    first, second, third = (Send([b"x"], None, place) for place in range(3))
+    cycle = waiting(first, second, Peek("", 0, 1), third)
+    assert sends_from(cycle, 0) == [(ONE, first), (ONE, second)]
+    assert sends_from(cycle, 1) == [(ONE, second)]
+    assert sends_from(cycle, 2) == []
+    assert sends_from(cycle, 3) == [(ONE, third)]

@@ -36,7 +36,7 @@ def index_of(*sessions: str | None) -> tuple[MessageSessions, dict[int, Referenc
 def lock(index: MessageSessions, session: str, wants: int = 0) -> SessionLock:
     """Lock a session for a client that wants some messages."""
     found = index.find_or_make(session.encode())
-    found.lock = SessionLock(1, bytes(16), 0, False)
+    found.lock = SessionLock(bytes(16), 0, False)
     found.lock.holders[ClientId(1)] = SessionHolder(ClientId(1))
     found.lock.holders[ClientId(1)].count = wants
     index.review(found)

@@ -10,7 +10,7 @@ from broker.entities.descriptions import QUEUE_PLACES
 from broker.operations import Complete, Defer, Send
 from broker.partition import messages as messages_module
 from broker.partition import records
-from broker.partition.batch_bounds import Bounds
+from broker.partition.cycle_bounds import Bounds
 from broker.partition.messages import DROPPED_AT_ONCE, RELOCATED_AT_ONCE, Messages
 from broker.partition.payloads import PayloadBudget
 from broker.partition.records import Mark, UnreadableRecord
@@ -54,7 +54,7 @@ async def test_a_relocated_frame_is_replayed_in_steps_of_bounded_size(
     (position,) = [position for position, data in harness.log.disk.frames.items() if len(data) > SOME]
     (frame,) = await harness.log.fetch([Position(position)])
     messages = Messages(NUMBER, QUEUE_PLACES, PayloadBudget(0, 0), 20)
-    messages.replay(frame)
+    deque(messages.replay_steps([frame]), maxlen=0)
     commit = harness.log.begin()
     assert messages.relocate(deque(messages.living_in(frame)), commit, 1 << 30) is not None
     await harness.log.append(commit)
@@ -62,11 +62,11 @@ async def test_a_relocated_frame_is_replayed_in_steps_of_bounded_size(
     again = Messages(NUMBER, QUEUE_PLACES, PayloadBudget(0, 0), 20)
     again.next_number = messages.next_number
     assert max(again.replay_steps([moved])) <= REPLAYED_AT_ONCE
-    again.finish_replay(0)
+    deque(again.finish_steps(0), maxlen=0)
     again.check()
     for index in (0, 1, REPLAYED_AT_ONCE - 1, REPLAYED_AT_ONCE, SOME - 1):
         reference = again.main.references[NUMBER << 48 | index + 1]
-        assert moved.data[reference.offset : reference.offset + reference.size] == b"%d" % index
+        assert moved.part(reference.offset, reference.size) == b"%d" % index
 
 
 async def test_dead_frames_behind_a_live_one_are_looked_at_once() -> None:
@@ -115,7 +115,7 @@ def test_a_record_kind_of_a_later_release_ends_the_replay() -> None:
     commit = Commit(Position(0))
     commit.add(200, [b"?"])
     with pytest.raises(UnreadableRecord, match="kind 200"):
-        Messages(3, QUEUE_PLACES, PayloadBudget(0, 0), 20).replay(frame_of(commit))
+        deque(Messages(3, QUEUE_PLACES, PayloadBudget(0, 0), 20).replay_steps([frame_of(commit)]), maxlen=0)
 
 
 def test_a_record_about_a_message_that_cannot_be_unknown_ends_the_replay() -> None:
@@ -123,7 +123,7 @@ def test_a_record_about_a_message_that_cannot_be_unknown_ends_the_replay() -> No
     records.add_enqueued(commit, 3 << 48 | 10, 1, [1], None, [b"x"])
     commit.add(records.REMOVED, [records.encode_mark(Mark(records.REMOVED, 0, [3 << 48 | 11]))])
     with pytest.raises(UnreadableRecord, match="not there"):
-        Messages(3, QUEUE_PLACES, PayloadBudget(0, 0), 20).replay(frame_of(commit))
+        deque(Messages(3, QUEUE_PLACES, PayloadBudget(0, 0), 20).replay_steps([frame_of(commit)]), maxlen=0)
 
 
 def test_a_record_about_a_message_of_a_trimmed_part_is_passed_over() -> None:
@@ -134,7 +134,7 @@ def test_a_record_about_a_message_of_a_trimmed_part_is_passed_over() -> None:
     commit.add(
         records.RETURNED, [records.encode_mark(Mark(records.RETURNED, 0, [3 << 48 | 4, 3 << 48 | 10]))]
     )
-    messages.replay(frame_of(commit))
-    messages.finish_replay(0)
+    deque(messages.replay_steps([frame_of(commit)]), maxlen=0)
+    deque(messages.finish_steps(0), maxlen=0)
     messages.check()
     assert [each.delivery_count for each in messages.main.browse(0)] == [1]

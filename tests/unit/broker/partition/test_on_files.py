@@ -20,7 +20,7 @@ from tests.support.partition_asking import WAIT_S, ask, pages
 
 SEGMENT_BYTES = 64 * 1024
 LIMITS = TaskLimits(
-    upkeep=UpkeepLimits(checkpoint_bytes=200_000, garbage_bytes_min=100_000, relocation_bytes=20_000)
+    upkeep=UpkeepLimits(checkpoint_bytes=200_000, garbage_bytes_max=100_000, relocation_bytes=20_000)
 )
 QUEUE = QueueDescription("orders", "5" * 32, 16)
 

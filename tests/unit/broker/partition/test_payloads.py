@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 
 from broker.operations import Complete, Send, Sent
-from broker.partition.batch_bounds import Bounds
+from broker.partition.cycle_bounds import Bounds
 from broker.partition.payloads import COLD_MS, PayloadBudget
 from broker.partition.task import TaskLimits
 from tests.support.partition_harness import Harness, one
@@ -104,7 +104,7 @@ def test_the_partition_that_was_read_last_is_the_last_to_make_room() -> None:
     assert not shares["reader"].take(100) and evicted == ["old", "newer"]
 
 
-async def test_a_batch_that_is_being_sent_gives_up_nothing_that_it_has_not_counted() -> None:
+async def test_a_cycle_that_is_being_sent_gives_up_nothing_that_it_has_not_counted() -> None:
     limits = TaskLimits(bounds=Bounds(work_max=100))
     idle, busy = (
         Harness(number=number, limits=limits, payload_bytes=300_000, reserve_bytes=RESERVE)
@@ -122,10 +122,10 @@ async def test_a_batch_that_is_being_sent_gives_up_nothing_that_it_has_not_count
     sending = asyncio.create_task(idle.task.step())
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    for _ in range(3):  # takes more between two steps of that batch
+    for _ in range(3):  # takes more between two steps of that cycle
         await busy.send(*[b"y" * 1_000] * 30)
     await sending
-    await idle.settle()
+    await idle.until_quiet()
     assert one(idle.take(1), Sent)
     assert idle.task._partition is not None
     assert in_memory(idle) == idle.task._partition.messages.payloads.used

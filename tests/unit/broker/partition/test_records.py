@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from broker.partition import records
-from broker.partition.records import Counters, Mark, Relocated, UnreadableRecord
+from broker.partition.records import Counters, Mark, Relocated, Rescheduled, UnreadableRecord
 from storage.log import Commit, Position, Record
 from tests.support.partition_messages import frame_of
 
@@ -55,6 +55,10 @@ def test_counters_and_relocated_messages_read_back_as_they_were() -> None:
     commit.add(records.COUNTERS, [records.encode_counters(Counters(12, 34))])
     assert records.read_counters(only_record(commit)) == Counters(12, 34)
     commit = Commit(Position(0))
+    commit.add(records.RESCHEDULED, [records.encode_rescheduled(Rescheduled(55, [7, 1 << 63]))])
+    at_ms, numbers = records.read_rescheduled(only_record(commit))
+    assert (at_ms, list(numbers)) == (55, [7, 1 << 63])
+    commit = Commit(Position(0))
     relocated = Relocated([5, 9], [1, 2], [0, 77], [3, 2], [4, 0], [0, 1], [1, 0], [b"changed", None], 0)
     offset = records.add_relocated(commit, relocated, [b"abc", b"de"])
     again = records.read_relocated(only_record(commit))
@@ -70,6 +74,7 @@ def test_counters_and_relocated_messages_read_back_as_they_were() -> None:
         (records.REMOVED, records.read_mark, records._MARK.pack(0, 0, 0, 0, 3, 0) + bytes(8)),
         (records.MOVED, records.read_mark, records._MARK.pack(0, 1, 0, 0, 0, 9) + bytes(8)),
         (records.COUNTERS, records.read_counters, b""),
+        (records.RESCHEDULED, records.read_rescheduled, records._RESCHEDULED.pack(1, 2, 0) + bytes(8)),
         (records.RELOCATED, records.read_relocated, records._RELOCATED.pack(7, 0)),
     ],
 )

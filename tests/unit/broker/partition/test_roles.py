@@ -113,7 +113,7 @@ async def calls_of_a_round(harness: Harness) -> int:
         await harness.do(2, Peek(MAIN, 0, 1))
         await harness.do(1, Complete(locked.tokens))
 
-    harness.settle = harness.task.step  # type: ignore[method-assign,assignment]  # without its checks
+    harness.until_quiet = harness.task.step  # type: ignore[method-assign,assignment]  # without its checks
     await round_trip()
     before: Callable[..., object] | None = sys.getprofile()
     gc.collect()

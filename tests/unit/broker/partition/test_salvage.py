@@ -47,7 +47,7 @@ def salvaged(*parts: Frame | Gap) -> Salvage:
         else:
             salvage.frame(part)
     salvage.finish()
-    salvage.messages.finish_replay(0)
+    deque(salvage.messages.finish_steps(0), maxlen=0)
     salvage.messages.check()
     return salvage
 
@@ -75,8 +75,8 @@ def test_a_number_that_a_later_record_removes_was_settled_and_is_not_lost() -> N
 def test_a_number_that_a_later_record_relocates_is_not_lost() -> None:
     source = new_messages()
     source.next_number = FIRST + 2
-    source.replay(enqueued(500, 3, 1))
-    source.finish_replay(0)
+    deque(source.replay_steps([enqueued(500, 3, 1)]), maxlen=0)
+    deque(source.finish_steps(0), maxlen=0)
     commit = Commit(Position(950))
     relocated = source.relocate(deque(source.living_in(enqueued(500, 3, 1))), commit, 1 << 20)
     assert relocated is not None

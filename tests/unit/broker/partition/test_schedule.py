@@ -24,13 +24,14 @@ from broker.operations import (
     Settled,
     SubqueueCounts,
 )
-from broker.partition.batch_bounds import Bounds
+from broker.partition.cycle_bounds import Bounds
 from broker.partition.salvage import Salvage
 from broker.partition.schedule import LATEST_MS
 from broker.partition.snapshot import Snapshot
 from broker.partition.summary import Wake, summary_of
 from broker.partition.task import Health, TaskLimits
 from broker.partition.upkeep import UpkeepLimits
+from broker.schedule_operations import Reschedule
 from storage.log import Position
 from storage.survey import Gap
 from tests.support.partition_harness import Harness, one
@@ -39,7 +40,7 @@ HOUR_MS = 3_600_000
 EAGER = TaskLimits(
     upkeep=UpkeepLimits(
         checkpoint_bytes=20_000,
-        garbage_bytes_min=10_000,
+        garbage_bytes_max=10_000,
         garbage_bytes_at_rest=10_000,
         relocation_bytes=4_000,
     )
@@ -68,7 +69,7 @@ def counts(harness: Harness) -> SubqueueCounts:
 async def open_again(harness: Harness, *, clean: bool = False) -> None:
     await harness.restart(clean=clean)
     harness.task._open_wanted = True
-    await harness.settle()
+    await harness.until_quiet()
     assert harness.task.health is Health.HEALTHY
 
 
@@ -110,7 +111,7 @@ async def test_a_partition_that_was_closed_past_the_time_enqueues_as_soon_as_it_
     await harness.restart()
     harness.clock.advance(HOUR_MS)
     harness.task._open_wanted = True
-    await harness.settle()
+    await harness.until_quiet()
     assert counts(harness).active == 1
     await harness.restart()
     assert (await harness.peek()).sequence_numbers == [number + 1], "that is durable"
@@ -154,7 +155,7 @@ async def test_schedules_follow_the_wall_clock() -> None:
     await schedule(harness, HOUR_MS)
     harness.clock.step(HOUR_MS)
     harness.task.wake()
-    await harness.settle()
+    await harness.until_quiet()
     assert counts(harness).active == 1
     await schedule(harness, 1_000)
     harness.clock.step(-HOUR_MS)
@@ -178,7 +179,7 @@ async def test_cancelled_messages_are_gone_for_good_and_others_are_reported() ->
     assert (await harness.peek()).messages == [b"0002", b"0000"]
 
 
-async def test_a_message_sent_in_the_same_batch_is_not_cancelled_because_it_may_be_refused() -> None:
+async def test_a_message_sent_in_the_same_cycle_is_not_cancelled_because_it_may_be_refused() -> None:
     harness = Harness()
     number = await harness.send(b"first") + 1
     send = Send([b"x"], None, scheduled_ms=[harness.clock.now_ms() + 1_000])
@@ -207,7 +208,7 @@ async def test_a_full_disk_undoes_a_scheduled_send_and_its_time() -> None:
     )
     assert failed.reason is Reason.DISK_FULL
     harness.log.empty_disk()
-    assert (await harness.peek()).sequence_numbers == [due + 1], "what came due in that batch is active"
+    assert (await harness.peek()).sequence_numbers == [due + 1], "what came due in that cycle is active"
     again, _ = await schedule(harness, 50, None)
     assert again == due + 2
     await harness.advance(100)
@@ -302,3 +303,88 @@ async def test_salvage_brings_active_and_scheduled_messages_back_and_names_the_l
     assert sorted(main) == [waiting, waiting + 2] and main[waiting].state is MessageState.SCHEDULED
     assert [(each.first, each.last) for each in salvage.gone] == [(lost, lost)]
     assert kept not in main and salvage.messages.next_number == waiting + 3
+
+
+@pytest.mark.parametrize("restarts", [None, "crash", "clean", "no checkpoint"])
+async def test_a_message_becomes_active_at_the_time_that_it_was_given_last(restarts: str | None) -> None:
+    harness = Harness()
+    sooner, later, kept, active = await schedule(harness, 1_000, HOUR_MS, 2_000, None, ttl_ms=50_000)
+    at_ms = harness.clock.now_ms()
+    asked = Reschedule([sooner, active, sooner, 99], at_ms + 2 * HOUR_MS, "c")
+    failures = {1: Reason.MESSAGE_NOT_FOUND, 3: Reason.MESSAGE_NOT_FOUND}
+    assert one(await harness.do(1, asked), Settled) == Settled("c", failures)
+    assert one(await harness.do(1, Reschedule([later], at_ms + 500)), Settled).failures == {}
+    if restarts:
+        if restarts == "no checkpoint":
+            harness.log.disk.checkpoint = None
+        await open_again(harness, clean=restarts == "clean")
+    seen = await harness.peek()
+    assert seen.enqueued_at_ms[:3] == [at_ms + 2 * HOUR_MS, at_ms + 500, at_ms + 2_000]
+    assert seen.expires_at_ms[:2] == [at_ms + 2 * HOUR_MS + 50_000, at_ms + 500 + 50_000]
+    await harness.advance(520)
+    assert (await harness.receive(2, 2)).sequence_numbers == [active, active + 1]
+    await harness.advance(1_500)
+    assert (await harness.peek()).messages[-1] == b"0002", "the first one's old time has passed"
+    assert counts(harness).scheduled == 1
+    await harness.advance(2 * HOUR_MS)
+    assert counts(harness).scheduled == 0 and kept
+
+
+async def test_messages_are_delivered_now_in_the_order_of_their_numbers() -> None:
+    harness = Harness()
+    first, second, third = await schedule(harness, HOUR_MS, 2 * HOUR_MS, HOUR_MS)
+    assert one(await harness.do(1, Reschedule([third, first], 0)), Settled).failures == {}
+    await harness.advance(21)
+    assert (await harness.peek()).sequence_numbers == [second, third + 1, third + 2]
+    assert (await harness.receive(2, 9)).messages == [b"0000", b"0002"]
+    await open_again(harness)
+    assert (await harness.peek()).sequence_numbers == [second, third + 1, third + 2]
+
+
+async def test_a_message_that_is_moved_away_and_back_becomes_active_once() -> None:
+    harness = Harness()
+    (number,) = await schedule(harness, 1_000)
+    at_ms = harness.clock.now_ms()
+    for time_ms in (HOUR_MS, 1_000, HOUR_MS, 1_000):
+        await harness.do(1, Reschedule([number], at_ms + time_ms))
+    await harness.advance(1_020)
+    assert (await harness.peek()).sequence_numbers == [number + 1]
+    await harness.advance(2 * HOUR_MS)
+    assert counts(harness) == SubqueueCounts(1, 0, 0, 0, 4 + 256)
+
+
+async def test_messages_that_have_come_due_but_wait_for_their_cycle_can_still_be_moved() -> None:
+    harness = Harness(limits=TaskLimits(bounds=Bounds(activated_max=1)))
+    due = await schedule(harness, 1_000, 1_000, 1_000)
+    harness.clock.advance(1_020)
+    asked = Reschedule([due[2]], harness.clock.now_ms() + HOUR_MS)
+    assert one(await harness.do(1, asked), Settled).failures == {}
+    await harness.until_quiet()
+    assert counts(harness).scheduled == 1 and (await harness.peek()).sequence_numbers[0] == due[2]
+
+
+async def test_a_full_disk_keeps_a_new_time_and_undoes_the_sends_beside_it() -> None:
+    harness = Harness()
+    (number,) = await schedule(harness, 1_000)
+    at_ms = harness.clock.now_ms() + HOUR_MS
+    harness.log.fill_disk()
+    settled, failed = await harness.do(1, Reschedule([number], at_ms), Send([b"x"], None))
+    harness.log.empty_disk()
+    assert settled == Settled(None, {}) and isinstance(failed, Failed)
+    await open_again(harness)
+    seen = await harness.peek()
+    assert (seen.sequence_numbers, seen.enqueued_at_ms) == ([number], [at_ms])
+
+
+async def test_salvage_keeps_new_times() -> None:
+    harness = Harness()
+    first, second = await schedule(harness, 1_000, 2_000)
+    at_ms = harness.clock.now_ms() + HOUR_MS
+    await harness.do(1, Reschedule([second, first], at_ms))
+    salvage = Salvage(harness.number, QUEUE_PLACES)
+    salvage.begin((), Position(0), is_start_known=True)
+    async for frame in harness.log.replay(Position(0)):
+        salvage.frame(frame)
+    salvage.finish()
+    main = salvage.messages.main.references
+    assert {number: each.enqueued_at_ms for number, each in main.items()} == {first: at_ms, second: at_ms}

@@ -8,7 +8,7 @@ from broker.base.errors import Reason
 from broker.entities.descriptions import MAIN, QueueSettings
 from broker.identifiers import ClientId
 from broker.operations import Answer, Detach, Failed, Send, Sent, Updated
-from broker.partition.batch_bounds import Bounds
+from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
 from broker.session_operations import (
     AcceptSession,
@@ -98,7 +98,7 @@ async def test_states_are_limited_in_number_and_count_towards_the_size_of_the_qu
     one(await harness.do(9, Send([bytes(1 << 19)], None, None, columns)), Sent)
 
 
-async def test_a_long_list_takes_several_batches_and_shows_each_session_once() -> None:
+async def test_a_long_list_takes_several_cycles_and_shows_each_session_once() -> None:
     harness = Harness(QueueSettings(requires_session=True), limits=TaskLimits(bounds=Bounds(looks_max=4)))
     names = [f"{number:02}" for number in range(20)]
     columns: dict[str, list[int | bytes | None]] = {"session_id": [name.encode() for name in names]}
@@ -116,7 +116,7 @@ async def test_a_long_list_takes_several_batches_and_shows_each_session_once() -
     found = one(harness.take(501), SessionList)
     assert steps == 22 // 4 + 1
     assert (sorted(each.decode() for each in found.session_ids), found.skipped) == ([*names[3:], "x", "y"], 3)
-    await harness.settle()
+    await harness.until_quiet()
     one(harness.take(9), Sent)
     assert await listed(harness, 24) == ([], 23) and await listed(harness, 20, 1) == (["x"], 20)
 

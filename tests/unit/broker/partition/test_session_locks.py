@@ -28,7 +28,7 @@ from broker.operations import (
     Withdraw,
     Withdrawn,
 )
-from broker.partition.batch_bounds import Bounds
+from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
 from broker.session_operations import (
     AcceptSession,
@@ -38,7 +38,7 @@ from broker.session_operations import (
     SessionRenewed,
     WatchSessions,
 )
-from tests.support.partition_harness import Harness, one
+from tests.support.partition_harness import NUMBER, Harness, one
 
 LOCK_MS = 60_000
 TICK_MS = Bounds().tick_ms
@@ -285,14 +285,14 @@ async def test_several_clients_hold_a_shared_session_if_they_know_its_token() ->
     await accepted(harness, 3, "a")
 
 
-async def test_the_bounds_of_a_batch_apply_to_sessions_and_all_are_served_in_the_end() -> None:
+async def test_the_bounds_of_a_cycle_apply_to_sessions_and_all_are_served_in_the_end() -> None:
     harness = harness_of(TaskLimits(bounds=Bounds(granted_max=3)))
     for client in range(1, 5):
         await send(harness, str(client), *"abcd")
         await accepted(harness, client, str(client))
     for client in range(1, 5):
         harness.post(client, Demand(MAIN, 4))
-    await harness.settle()
+    await harness.until_quiet()
     for client in range(1, 5):
         assert bodies(harness.take(client)) == [*"abcd"]
 
@@ -339,3 +339,31 @@ async def test_the_messages_behind_one_that_was_abandoned_with_a_delay_wait_for_
     await harness.advance(5_100)
     assert await accepted(harness, 4) == "a"
     assert await receive(harness, 4) == ["2", "3", "4"]
+
+
+async def test_a_deferred_message_that_is_abandoned_with_a_delay_is_in_nobodys_way() -> None:
+    harness = harness_of()
+    first = await send(harness, "a", *"123")
+    await accepted(harness, 1, "a")
+    await harness.do(1, Defer((await harness.receive(1, 1)).tokens))
+    (locked,) = await harness.do(7, ReceiveDeferred(MAIN, [first], None, None, b"a", ClientId(1)))
+    assert isinstance(locked, Locked)
+    await harness.do(1, Abandon(locked.tokens, delay_ms=5_000))
+    assert await receive(harness, 1, 1) == ["2"]
+    await harness.advance(5_100)
+    assert await receive(harness, 1) == ["3"]
+    (again,) = await harness.do(7, ReceiveDeferred(MAIN, [first], None, None, b"a", ClientId(1)))
+    assert isinstance(again, Locked) and again.messages == [b"1"]
+
+
+async def test_a_session_that_is_renewed_at_once_ends_once() -> None:
+    """Its old and its new end are in the same tick as the end of another session."""
+    harness = harness_of()
+    for client, session in ((1, "a"), (2, "b")):
+        await send(harness, session, "1")
+        await accepted(harness, client, session)
+    renewed = one(await harness.do(1, RenewSession(MAIN, b"a", ClientId(1))), SessionRenewed)
+    assert renewed.locked_until_ms == harness.clock.monotonic_ms() + LOCK_MS
+    await harness.advance(LOCK_MS)
+    lost = SessionLost(NUMBER, MAIN)
+    assert (harness.take(1), harness.take(2)) == ([lost], [lost])

@@ -7,7 +7,7 @@ import gc
 import pytest
 
 from broker.base.errors import Reason
-from broker.entities.descriptions import DEAD_LETTER, MAIN
+from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER
 from broker.message.changes import encode_changes
 from broker.operations import (
     Abandon,
@@ -20,6 +20,7 @@ from broker.operations import (
     Release,
     Settled,
 )
+from broker.transfer_operations import FailTransfer
 from tests.support.partition_harness import Harness, one, properties
 
 
@@ -96,3 +97,21 @@ async def test_the_body_of_a_settled_message_goes_at_once_while_others_of_its_le
     await harness.do(2)
     gc.collect()
     assert GONE == [b"0", b"2"]
+
+
+@pytest.mark.parametrize("subqueue", [MAIN, DEAD_LETTER])
+async def test_a_failed_transfer_moves_a_message_of_any_subqueue_with_its_reason(subqueue: str) -> None:
+    harness = Harness()
+    number = await harness.send(b"a")
+    if subqueue == DEAD_LETTER:
+        await harness.do(1, DeadLetter((await harness.receive(1)).tokens))
+    tokens = [*(await harness.receive(1, subqueue=subqueue)).tokens, bytes(16)]
+    changed = encode_changes({"DeadLetterReason": "why"})
+    answer = one(await harness.do(1, FailTransfer(tokens, changed, 7)), Settled)
+    assert answer == Settled(7, {1: Reason.LOCK_LOST})
+    for _ in range(2):
+        failed = await harness.peek(TRANSFER_DEAD_LETTER)
+        assert failed.sequence_numbers == [number]
+        assert properties(failed.changed[0]) == {"DeadLetterReason": "why"}
+        assert not (await harness.peek(subqueue)).messages
+        await harness.restart()

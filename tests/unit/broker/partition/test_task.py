@@ -58,7 +58,7 @@ async def test_nothing_is_answered_before_the_commit_is_durable() -> None:
         await until(lambda: harness.received[1] and harness.received[2])
 
 
-async def test_while_one_commit_runs_the_next_batch_gathers() -> None:
+async def test_while_one_commit_runs_the_next_cycle_gathers() -> None:
     harness = Harness()
     async with running(harness):
         await harness.task.opened()
@@ -72,8 +72,8 @@ async def test_while_one_commit_runs_the_next_batch_gathers() -> None:
         assert harness.log.appends == 2
 
 
-async def test_a_batch_is_bounded_in_operations_and_bytes() -> None:
-    harness = Harness(limits=TaskLimits(batch_operations_max=10, batch_bytes_max=1000))
+async def test_a_cycle_is_bounded_in_operations_and_bytes() -> None:
+    harness = Harness(limits=TaskLimits(cycle_operations_max=10, cycle_bytes_max=1000))
     await harness.do(1, *[Send([b"x"], None) for _ in range(25)])
     assert harness.log.appends == 3
     await harness.do(1, *[Send([b"x" * 600], None) for _ in range(6)])
@@ -123,7 +123,7 @@ async def test_opening_for_the_counts_needs_no_operation() -> None:
     async with running(harness):
         assert harness.task.counts()[MAIN].active == 0
         await asyncio.wait_for(harness.task.opened(), WAIT_S)
-        assert harness.task.counts()[MAIN].active == 2 and harness.task.live_bytes == 2
+        assert harness.task.counts()[MAIN].active == 2 and harness.live_bytes == 2
 
 
 # --- a failed commit (durability rule 4) --------------------------------------------------------------------
@@ -176,7 +176,7 @@ async def test_a_partition_found_damaged_goes_on_counting_what_it_held() -> None
     assert harness.task.counts() == durable, "its messages may still be saved"
 
 
-async def test_every_operation_of_a_failed_batch_is_answered() -> None:
+async def test_every_operation_of_a_failed_cycle_is_answered() -> None:
     harness = Harness()
     number = await harness.send(b"a", b"b", b"c")
     tokens = (await harness.receive(1, 3)).tokens

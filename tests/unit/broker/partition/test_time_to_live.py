@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
 from broker.operations import Abandon, Complete, Defer, Release, Settled
-from broker.partition.batch_bounds import Bounds
+from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
 from tests.support.partition_harness import LOCK_MS, Harness, Lapses, properties
 
@@ -69,7 +69,7 @@ async def test_a_locked_message_expires_when_its_lock_ends() -> None:
         assert harness.task.counts()[DEAD_LETTER].active == (0 if end == "complete" else 1)
 
 
-async def test_many_messages_that_expire_at_once_go_in_bounded_batches() -> None:
+async def test_many_messages_that_expire_at_once_go_in_bounded_cycles() -> None:
     harness = Harness(limits=TaskLimits(bounds=Bounds(expired_max=10)))
     await harness.send(*[b"x"] * 35, ttl=[1000] * 35)
     before = harness.log.appends
@@ -77,16 +77,16 @@ async def test_many_messages_that_expire_at_once_go_in_bounded_batches() -> None
     assert harness.task.counts()[MAIN].active == 0 and harness.log.appends == before + 4
 
 
-async def test_messages_that_expire_at_once_leave_in_batches_of_bounded_size() -> None:
+async def test_messages_that_expire_at_once_leave_in_cycles_of_bounded_size() -> None:
     harness, lapses = Harness(limits=TaskLimits(bounds=Bounds(expired_max=1_000))), Lapses()
     harness.task._meter = lapses
     await harness.send(*[b"x"] * SOME, ttl=[1_000] * SOME)
     harness.clock.advance(1_020)
-    await harness.settle()
+    await harness.until_quiet()
     assert sum(lapses.messages) == SOME and max(lapses.messages) == 1_000
 
 
-async def test_messages_that_expired_in_a_long_pause_leave_in_batches_of_bounded_size() -> None:
+async def test_messages_that_expired_in_a_long_pause_leave_in_cycles_of_bounded_size() -> None:
     harness, lapses = Harness(limits=TaskLimits(bounds=Bounds(expired_max=100))), Lapses()
     harness.task._meter = lapses
     await harness.send(*[b"x"] * 1_000, ttl=list(range(20, 20_020, 20)))
@@ -95,8 +95,8 @@ async def test_messages_that_expired_in_a_long_pause_leave_in_batches_of_bounded
     assert partition is not None
     await harness.task.step()
     ticks = partition.messages.main.expiry._ticks  # type: ignore[union-attr]
-    assert len(ticks) == 900, "one batch goes through all the ticks of the pause"
+    assert len(ticks) == 900, "one cycle goes through all the ticks of the pause"
     while (due_ms := partition.next_due_ms()) is not None:
         assert due_ms <= harness.clock.monotonic_ms(), "the timer fires at once"
-        await harness.settle()
+        await harness.until_quiet()
     assert sum(lapses.messages) == 1_000 and max(lapses.messages) == 100

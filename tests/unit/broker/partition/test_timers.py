@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.partition.timers import TimerWheel
+from broker.partition.timers import MovableTimers, TimerWheel
 
 TICK_MS = 20
 
@@ -17,6 +17,15 @@ def test_a_key_never_comes_out_before_its_time_and_at_most_a_tick_after() -> Non
         timers.add(due_ms, 7)
         came_out = next(now for now in range(400) if timers.expire(now))
         assert due_ms <= came_out <= due_ms + TICK_MS
+
+
+def test_the_wheel_is_due_from_the_time_at_which_a_key_comes_out() -> None:
+    timers = wheel()
+    assert not timers.is_due(1_000_000)
+    timers.add(90, 7)
+    assert [timers.is_due(now) for now in (0, 89, 99, 100, 500)] == [False, False, False, True, True]
+    timers.expire(100)
+    assert not timers.is_due(500)
 
 
 def test_keys_come_out_in_the_order_of_their_ticks() -> None:
@@ -103,3 +112,18 @@ def test_cancelled_times_are_passed_over_a_bounded_number_at_a_time() -> None:
     assert found == sorted(found, key=lambda due_ms: due_ms or 0) and found[-1] == 20 * 4_501
     assert 20 < (found[0] or 0) < 20 * 4_501, "a moment's work, not half a second"
     assert not [keys for keys in timers.expire(20 * 4_500) if keys], "a timer that is early finds nothing"
+
+
+def test_keys_that_are_moved_do_not_pile_up() -> None:
+    times = dict.fromkeys(range(100), 1_000)
+    timers = MovableTimers(TICK_MS, times.get)
+    timers.add_all(1_000, times)
+    for round_ in range(1_000):
+        key = round_ % 100
+        before_ms, times[key] = times[key], 1_000 if round_ % 2 else 1_020
+        timers.cancel(before_ms)
+        timers.add(times[key], key)
+    timers.check(times.values())
+    assert sum(len(bucket.keys) for bucket in timers._buckets.values()) < 600
+    found = [key for keys in timers.expire(2_000) for key in keys]
+    assert set(found) == set(times)

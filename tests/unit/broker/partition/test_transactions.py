@@ -29,7 +29,7 @@ from broker.operations import (
     Withdraw,
     Withdrawn,
 )
-from broker.partition.batch_bounds import Bounds
+from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
 from broker.session_operations import AcceptSession
 from storage.errors import CommitFailed, DiskFull
@@ -122,7 +122,7 @@ async def test_a_drain_behind_a_transaction_gets_what_the_transaction_gives_back
     await harness.do(10, Demand(MAIN, 2))
     harness.post(1, Transact(Send([b"new"], None), [Abandon(tokens)]))
     harness.post(10, Withdraw(MAIN))
-    await harness.settle()
+    await harness.until_quiet()
     given, withdrawn = harness.take(10)
     assert isinstance(given, Locked) and given.messages == [b"old 0", b"new"]
     assert isinstance(withdrawn, Withdrawn)
@@ -138,7 +138,7 @@ async def test_settled_locks_are_gone(sends: bool) -> None:
     harness.post(1, transaction)
     harness.post(2, Complete(tokens, "late"))
     harness.post(3, Transact(NOTHING, [Complete(tokens[:1])], "late"))
-    await harness.settle()
+    await harness.until_quiet()
     one(harness.take(1), Transacted)
     assert one(harness.take(2), Settled).failures == dict.fromkeys(range(5), Reason.LOCK_LOST)
     assert one(harness.take(3), Failed).reason is Reason.LOCK_LOST
@@ -210,7 +210,7 @@ async def test_a_lock_counts_that_had_not_ended_when_the_commit_was_asked_for() 
     harness.clock.advance(4_999)
     harness.post(1, everything(tokens))
     harness.clock.advance(2)
-    await harness.settle()
+    await harness.until_quiet()
     one(harness.take(1), Transacted)
     assert await contents(harness) == AFTER
 
@@ -246,7 +246,7 @@ async def test_a_full_disk_refuses_settlements_with_their_sends_and_their_locks_
     harness.log.fill_disk()
     harness.post(1, everything(tokens))
     harness.post(2, Send([b"another"], None))
-    await harness.settle()
+    await harness.until_quiet()
     failed = one(harness.take(1), Failed)
     assert (failed.reason, failed.cookie) == (Reason.DISK_FULL, "mine")
     assert one(harness.take(2), Failed).reason is Reason.DISK_FULL
@@ -274,7 +274,7 @@ async def test_a_full_disk_still_takes_a_transaction_of_settlements() -> None:
     harness.log.fill_disk()
     harness.post(2, Send([b"another"], None))
     harness.post(1, Transact(NOTHING, everything(tokens).settlements, "mine"))
-    await harness.settle()
+    await harness.until_quiet()
     assert harness.take(1) == [Transacted(0, "mine")]
     one(harness.take(2), Failed)
     settled = {MAIN: AFTER[MAIN][:2], DEAD_LETTER: AFTER[DEAD_LETTER]}
@@ -283,13 +283,13 @@ async def test_a_full_disk_still_takes_a_transaction_of_settlements() -> None:
     assert await contents(harness) == settled
 
 
-async def test_other_settlements_of_the_batch_are_kept_on_a_full_disk() -> None:
+async def test_other_settlements_of_the_cycle_are_kept_on_a_full_disk() -> None:
     harness = Harness()
     tokens = await locked(harness, 6)
     harness.log.fill_disk()
     harness.post(1, everything(tokens))
     harness.post(2, Complete(tokens[5:]))
-    await harness.settle()
+    await harness.until_quiet()
     one(harness.take(1), Failed)
     assert one(harness.take(2), Settled).failures == {}
     assert await contents(harness) == BEFORE
@@ -306,19 +306,19 @@ async def test_a_failed_commit_leaves_nothing_of_a_transaction(error: Exception)
     harness.post(1, Complete(tokens[:1], "other"))
     await harness.task.step()
     harness.log.empty_disk()
-    await harness.settle()
+    await harness.until_quiet()
     assert any(isinstance(answer, Failed) and answer.cookie == "mine" for answer in harness.take(1))
     assert await contents(harness) == BEFORE
 
 
-async def test_two_transactions_of_one_batch_share_its_commit() -> None:
+async def test_two_transactions_of_one_cycle_share_its_commit() -> None:
     harness = Harness()
     tokens = await locked(harness, 2)
     frames = len(harness.log.disk.frames)
     for client, token in enumerate(tokens):
         harness.post(client, Transact(Send([b"new %d" % client], None), [Complete([token])], client))
     harness.post(7, Send([b"plain"], None))
-    await harness.settle()
+    await harness.until_quiet()
     assert [harness.take(client) for client in range(2)] == [[Transacted(1, 0)], [Transacted(1, 1)]]
     one(harness.take(7), Sent)
     assert len(harness.log.disk.frames) == frames + 1

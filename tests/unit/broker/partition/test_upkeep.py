@@ -10,7 +10,7 @@ import pytest
 
 from broker.entities.descriptions import DEAD_LETTER, MAIN
 from broker.operations import Complete, DeadLetter, Defer, Demand, Failed, Locked, Send
-from broker.partition import records
+from broker.partition import records, snapshot
 from broker.partition.task import Health, TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.errors import CommitFailed, DiskFull, StorageError
@@ -18,7 +18,7 @@ from tests.support.partition_harness import NUMBER, Harness, one
 
 SEGMENT_BYTES = 4_000
 LIMITS = TaskLimits(
-    upkeep=UpkeepLimits(checkpoint_bytes=20_000, garbage_bytes_min=8_000, relocation_bytes=2_000)
+    upkeep=UpkeepLimits(checkpoint_bytes=20_000, garbage_bytes_max=8_000, relocation_bytes=2_000)
 )
 
 
@@ -50,7 +50,7 @@ async def test_a_log_through_which_messages_flow_does_not_grow() -> None:
 
 @pytest.mark.parametrize("deferred", [0, 3])
 async def test_a_log_at_rest_gives_back_all_but_a_little_without_traffic(deferred: int) -> None:
-    limits = UpkeepLimits(checkpoint_bytes=1 << 30, garbage_bytes_min=1 << 30, garbage_bytes_at_rest=4_000)
+    limits = UpkeepLimits(checkpoint_bytes=1 << 30, garbage_bytes_max=1 << 30, garbage_bytes_at_rest=4_000)
     harness = Harness(limits=TaskLimits(upkeep=limits))
     await harness.send(*[b"old %d" % index for index in range(deferred)], b"x")
     await harness.do(7, Defer((await harness.receive(7, deferred + 1)).tokens[:deferred]))
@@ -69,7 +69,7 @@ async def test_a_log_at_rest_gives_back_all_but_a_little_without_traffic(deferre
 
 
 async def test_what_is_written_by_and_by_leaves_no_more_behind_than_a_log_at_rest() -> None:
-    limits = UpkeepLimits(checkpoint_bytes=1 << 30, garbage_bytes_min=1 << 30, garbage_bytes_at_rest=4_000)
+    limits = UpkeepLimits(checkpoint_bytes=1 << 30, garbage_bytes_max=1 << 30, garbage_bytes_at_rest=4_000)
     harness = Harness(limits=TaskLimits(upkeep=limits))
     for _ in range(100):
         await flow(harness, 10, size=10)
@@ -77,10 +77,36 @@ async def test_what_is_written_by_and_by_leaves_no_more_behind_than_a_log_at_res
     assert log_bytes(harness) < 8_000
 
 
+async def test_the_two_checkpoints_that_a_trim_needs_are_encoded_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoded: list[int] = []
+    encode = snapshot._MessagesSection.encode
+
+    def counted(section: snapshot._MessagesSection, block: int) -> bytes:
+        encoded.append(block)
+        return encode(section, block)
+
+    monkeypatch.setattr(snapshot._MessagesSection, "encode", counted)
+    limits = UpkeepLimits(checkpoint_bytes=1 << 30, garbage_bytes_max=1 << 30, garbage_bytes_at_rest=20_000)
+    harness = Harness(limits=TaskLimits(upkeep=limits), segment_bytes=SEGMENT_BYTES)
+    await flow(harness, 200)
+    await harness.send(*[b"x"] * 5)
+    assert not encoded
+    assert not harness.log.checkpoints
+    for _ in range(3):
+        await harness.advance(limits.look_ms)
+    assert len(harness.log.checkpoints) == 2
+    assert log_bytes(harness) < 20_000
+    assert len(encoded) == len(set(encoded)) > 0
+    await harness.restart()
+    assert len((await harness.peek()).messages) == 5
+
+
 async def half_drained() -> Harness:
     """A log with no bound on its garbage. It had 60 messages of 1,000 bytes, about four per segment; every
     other one is gone."""
-    limits = UpkeepLimits(checkpoint_bytes=1 << 30, garbage_bytes_min=1 << 30, garbage_bytes_at_rest=1 << 30)
+    limits = UpkeepLimits(checkpoint_bytes=1 << 30, garbage_bytes_max=1 << 30, garbage_bytes_at_rest=1 << 30)
     harness = Harness(limits=TaskLimits(upkeep=limits), segment_bytes=SEGMENT_BYTES)
     for _ in range(60):
         await harness.send(b"x" * 1_000)
@@ -97,10 +123,10 @@ async def test_on_a_full_disk_all_that_can_be_freed_is_freed_without_traffic(tol
     harness = await half_drained()
     if told_by == "the log":
         harness.log.full = True
-        await harness.settle()
+        await harness.until_quiet()
     elif told_by == "another log":
         harness.log.on_full()
-        await harness.settle()
+        await harness.until_quiet()
     else:
         harness.log.fail_append(DiskFull("no room"))
         one(await harness.do(1, Send([b"y"], None)), Failed)
@@ -115,7 +141,7 @@ async def test_on_a_full_disk_all_that_can_be_freed_is_freed_without_traffic(tol
 async def test_a_segment_is_compacted_only_where_there_is_room_for_what_it_holds() -> None:
     harness = await half_drained()
     before, harness.log.full, harness.log.room_bytes = harness.log.start, True, 500
-    await harness.settle()
+    await harness.until_quiet()
     assert harness.log.start == before
     assert (
         harness.task._upkeep is not None
@@ -141,14 +167,16 @@ async def test_on_a_full_disk_each_partition_comes_back_at_a_time_of_its_own() -
     for _ in range(3):  # while the disk is full, the owners are told about once a second
         for harness in harnesses:
             harness.log.on_full()
-    assert dues() == [place * limits.turn_ms for place in range(5)], "a thousand at once would stop everybody"
+    assert dues() == [place * limits.next_pause_ms for place in range(5)], (
+        "a thousand at once would stop everybody"
+    )
     async with turns:
         for harness in harnesses:
-            await harness.advance(4 * limits.turn_ms)
+            await harness.advance(4 * limits.next_pause_ms)
             assert log_bytes(harness) > 60_000, "somebody else makes room"
-        assert dues() == [(place + 1) * limits.turn_ms for place in range(5)]
+        assert dues() == [(place + 1) * limits.next_pause_ms for place in range(5)]
     for harness in harnesses:
-        await harness.advance(5 * limits.turn_ms)
+        await harness.advance(5 * limits.next_pause_ms)
         assert log_bytes(harness) < 1.25 * 30 * 1_100 + 2 * SEGMENT_BYTES
 
 
@@ -178,7 +206,7 @@ async def test_on_a_full_disk_little_garbage_goes_too_where_no_checkpoint_has_to
     before = log_bytes(harness)
     for _ in range(8):
         await harness.do(1, Complete((await harness.receive(1)).tokens))
-    await harness.settle()
+    await harness.until_quiet()
     assert log_bytes(harness) < before - SEGMENT_BYTES
     await harness.restart()
     assert len((await harness.peek()).messages) == 92
@@ -188,9 +216,9 @@ async def test_partitions_make_room_one_at_a_time() -> None:
     harness = await half_drained()
     harness.log.full = True
     async with harness.log.making_room:
-        await harness.settle()
+        await harness.until_quiet()
         assert log_bytes(harness) > 60_000
-    await harness.advance(LIMITS.upkeep.turn_ms)
+    await harness.advance(LIMITS.upkeep.next_pause_ms)
     assert log_bytes(harness) < 50_000
 
 
@@ -242,7 +270,7 @@ async def test_the_log_stays_in_proportion_to_what_is_live_under_a_random_load()
         chance.shuffle(held)
         done, held = held[: len(held) // 3], held[len(held) // 3 :]
         await harness.do(1, Complete(done))
-        live = harness.task.live_bytes
+        live = harness.live_bytes
         assert log_bytes(harness) <= live + max(8_000, 2 * live) + live + 4 * SEGMENT_BYTES
     before = await harness.peek()
     await harness.restart()
@@ -360,7 +388,7 @@ async def test_a_stop_leaves_a_short_tail_of_the_log_to_the_next_start_and_short
 
 
 async def test_a_stop_replaces_a_checkpoint_that_was_damaged_however_short_the_tail_is() -> None:
-    upkeep = UpkeepLimits(checkpoint_bytes=20_000, garbage_bytes_min=8_000, tail_bytes_at_stop=1 << 30)
+    upkeep = UpkeepLimits(checkpoint_bytes=20_000, garbage_bytes_max=8_000, tail_bytes_at_stop=1 << 30)
     harness = Harness(limits=TaskLimits(upkeep=upkeep), segment_bytes=SEGMENT_BYTES)
     await flow(harness, 2_000)
     disk = harness.log.disk

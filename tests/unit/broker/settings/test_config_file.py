@@ -124,11 +124,11 @@ def test_our_additions_stand_beside_the_emulators_fields(tmp_path: Path) -> None
 def test_what_has_no_effect_yet_is_kept_and_named(tmp_path: Path) -> None:
     content = queues(
         {"Name": "s", "Properties": {"RequiresSession": True, "RequiresDuplicateDetection": True}},
-        {"Name": "f", "Properties": {"ForwardTo": "s", "ForwardDeadLetteredMessagesTo": ""}},
+        {"Name": "f", "Properties": {"ForwardTo": "s", "EnableExpress": True}},
     )
     config = load(tmp_path, content)
     assert config.queues[0].settings.requires_session and config.queues[1].settings.forward_to == "s"
-    assert config.warnings == ("queue f: kept, without effect in this version: ForwardTo",)
+    assert config.warnings == ("queue f: kept, without effect in this version: EnableExpress",)
 
 
 def test_comments_trailing_commas_and_a_byte_order_mark_are_accepted(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import QueueSettings
 from broker.frontend.links import browse as browse_link
 from broker.frontend.peeking import PAGES_AT_ONCE
+from broker.namespace.entity import ENDED
 from broker.operations import (
     PARTITION_SHIFT,
     Answer,
@@ -40,6 +41,16 @@ def browser_attach(handle: int = 0, address: str = "queue", **given: Any) -> lis
     fields = raw.receiver_attach(handle, address, **given)
     fields[5] = Described(ULong(raw.SOURCE), [address, None, None, None, None, None, Symbol("copy")])
     return fields
+
+
+def browse_of(client: Client) -> browse_link.BrowseLink:
+    """The client's only browse."""
+    (browse,) = [
+        link.context
+        for link in client.connection.engine.links()
+        if isinstance(link.context, browse_link.BrowseLink)
+    ]
+    return browse
 
 
 class Shelf:
@@ -429,6 +440,38 @@ async def test_a_partition_that_is_down_does_not_stop_the_browse_and_is_shown_wh
     await until(lambda: stack.parts[1].has(Peek))
     await shelf.serve()
     assert shown(await client.hear()) == shelf.numbers[1]
+
+
+async def test_a_partition_that_stays_down_is_looked_at_ever_more_rarely_and_shown_when_it_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(browse_link, "LOOK_AGAIN_S", 0.001)
+    monkeypatch.setattr(browse_link, "LOOK_AGAIN_S_MAX", 0.03)
+    stack, client, shelf = await browsing([2, 2])
+    stack.parts[1].available, stack.parts[1].health = False, "recovering"
+    client.flow(0, 0, 100)
+    await shelf.serve()
+    browse = browse_of(client)
+    await until(lambda: browse._look_again_s == 0.03)
+    stack.parts[1].available, stack.parts[1].health = True, "serving"
+    await until(lambda: stack.parts[1].has(Peek))
+    await shelf.serve()
+    assert shown(await client.hear()) == shelf.numbers[0] + shelf.numbers[1]
+    assert browse._look_again_timer is None
+
+
+@pytest.mark.parametrize("state", sorted(ENDED))
+async def test_a_partition_that_is_down_for_good_is_not_looked_at_again(
+    state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(browse_link, "LOOK_AGAIN_S", 0.001)
+    stack, client, shelf = await browsing([2, 2])
+    stack.parts[1].available, stack.parts[1].health = False, state
+    client.flow(0, 0, 100)
+    await shelf.serve()
+    browse = browse_of(client)
+    await until(lambda: browse._look_again_timer is None)
+    assert shown(await client.hear()) == shelf.numbers[0]
 
 
 async def test_a_partition_that_goes_down_at_the_end_is_watched_again_when_it_is_back(

@@ -12,6 +12,7 @@ from broker.entities.descriptions import QueueSettings
 from broker.message.stored import bare_message_offset
 from broker.namespace.router import partition_of_key
 from broker.operations import (
+    DESTINATION,
     Abandon,
     Complete,
     DeadLetter,
@@ -366,14 +367,33 @@ async def test_keys_do_not_matter_on_an_entity_with_one_partition() -> None:
     assert len(stack.parts[0].take(Transact)[0].send.messages) == 4
 
 
-async def test_two_entities_fail_it() -> None:
+async def test_sends_to_another_entity_go_through_the_first_one_of_the_amqp_session() -> None:
     stack, client, coordinator = await sending()
     stack.add_queue("other", 4)
     await client.sender(1, "other")
     txn_id = await coordinator.declare()
+    for handle in (1, 0, 1):
+        coordinator.send(handle, keyed(b"1"), txn_id)
+        assert outcome_of(await client.hear()).descriptor == raw.TRANSACTIONAL
+    await coordinator.discharge(txn_id)
+    transact, _ = stack.part_of(Transact).take(Transact)
+    assert len(transact.send.messages) == 1 and transact.transfers is not None
+    assert transact.transfers.columns == {DESTINATION: [b"other", b"other"]}
+
+
+async def test_two_entities_fail_it_if_their_links_do_not_share_the_coordinators_amqp_session() -> None:
+    stack, client, coordinator = await sending()
+    stack.add_queue("other", 4)
+    client.say(
+        raw.frame(raw.BEGIN, raw.begin_fields(), channel=1),
+        raw.frame(raw.ATTACH, raw.sender_attach(0, "other"), channel=1),
+    )
+    await client.hear()
+    txn_id = await coordinator.declare()
     coordinator.send(0, keyed(b"1"), txn_id)
     await client.hear()
-    coordinator.send(1, keyed(b"1"), txn_id)
+    fields = raw.transfer_fields(0, 0, state=state_of(txn_id))
+    client.say(raw.frame(raw.TRANSFER, fields, keyed(b"1"), channel=1))
     description = await failed_by(stack, client, coordinator, txn_id)
     assert "'queue'" in description and "'other'" in description
 

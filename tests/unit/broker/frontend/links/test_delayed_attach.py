@@ -17,7 +17,7 @@ from broker.access.addresses import Address
 from broker.access.sas import Claim
 from broker.base.errors import Reason, Refused
 from broker.frontend.attaching import attach_to_entity
-from broker.frontend.host import Host
+from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links.delayed_attach import Later
 from broker.operations import Demand, Detach
 from protocol.codec import UInt
@@ -37,13 +37,13 @@ class Gate:
         """The error that ends the wait; None to accept the attach."""
         self.waiting = self.cancelled = 0
 
-    def resolve(self, host: Host, link: Link, address: Address) -> Later | None:
+    def resolve(self, connection: ConnectionView, link: Link, address: Address) -> Later | None:
         if address.entity != "queue":
-            return attach_to_entity(host, link, address)
+            return attach_to_entity(connection, link, address)
         rights = ("Send",) if link.incoming else ("Listen",)
-        return Later(address.path, rights, partial(self._wait, host, link, address))
+        return Later(address.path, rights, partial(self._wait, connection, link, address))
 
-    async def _wait(self, host: Host, link: Link, address: Address) -> Callable[[], None]:
+    async def _wait(self, connection: ConnectionView, link: Link, address: Address) -> Callable[[], None]:
         self.waiting += 1
         try:
             await self.open.wait()
@@ -54,7 +54,7 @@ class Gate:
             raise self.why
 
         def accept() -> None:
-            assert attach_to_entity(host, link, address) is None
+            assert attach_to_entity(connection, link, address) is None
 
         return accept
 

@@ -13,7 +13,7 @@ from broker.message.stored import bare_message_offset
 from broker.messaging.sending import TAKEN_APART_AT_ONCE
 from broker.namespace.router import partition_of_key
 from broker.operations import Failed, Send, Sent
-from protocol.codec import Symbol, Timestamp, UInt
+from protocol.codec import Timestamp, UInt
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import DATA, message, section, sections
 from tests.support.link_stack import Client, LinkStack, Part, turn, until
@@ -531,34 +531,6 @@ async def test_nobody_sends_to_a_dead_letter_queue_or_to_one_that_does_not_exist
     assert await refused(client, "queue/$DeadLetterQueue") == "amqp:not-allowed"
     client.detach(7)
     assert await refused(client, "nothing") == "amqp:not-found"
-
-
-@pytest.mark.parametrize("destination", ["other", "", 7])
-async def test_a_link_that_leads_to_another_entity_by_way_of_this_one_is_refused(destination: Any) -> None:
-    stack = LinkStack()
-    client = await stack.connect()
-    fields = [
-        *raw.sender_attach(0, "queue"),
-        None,
-        None,
-        None,
-        {Symbol("com.microsoft:transfer-destination-address"): destination},
-    ]
-    attach, detach = await client.attach(fields)
-    assert attach.field(5) is None and attach.field(6) is None
-    condition, description, _ = detach.field(2).value
-    assert (
-        condition == "amqp:not-implemented" and f"'{destination}'" in description and "'queue'" in description
-    )
-    client.detach(0)
-    await client.hear()
-    fields[13] = {
-        Symbol("com.microsoft:transfer-destination-address"): None,
-        Symbol("com.microsoft:timeout"): UInt(60_000),
-    }
-    assert [frame.code for frame in await client.attach(fields)] == [raw.ATTACH, raw.FLOW], (
-        "no destination is named"
-    )
 
 
 async def test_without_a_claim_nothing_is_told_of_what_exists() -> None:

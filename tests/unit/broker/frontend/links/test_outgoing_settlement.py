@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from broker.base.errors import Reason
+from broker.frontend.connection import FEW
 from broker.operations import (
     Abandon,
     Complete,
@@ -289,3 +290,34 @@ async def test_what_settlements_change_counts_until_it_has_an_outcome_also_when_
     stack.parts[1].answer(Complete, lambda each: Settled(each.cookie))
     stack.parts[1].answer(DeadLetter, lambda each: Settled(each.cookie))
     assert stack.services.inflight.bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "settled", "waits"),
+    [(1, False, True), (FEW, False, True), (FEW + 1, False, False), (1, True, False)],
+    ids=["one", "few", "many", "settled by the client"],
+)
+async def test_a_client_waits_for_the_outcome_of_few_settlements_that_it_has_not_settled_itself(
+    count: int, settled: bool, waits: bool
+) -> None:
+    stack, client = await receiving(4 * count)
+    give(stack, 1, count)
+    await client.hear()
+    assert not client.connection.waits()
+    client.dispose(0, count - 1, raw.outcome(raw.ACCEPTED), settled=settled)
+    assert client.connection.waits() is waits
+    stack.parts[1].answer(Complete, lambda operation: Settled(operation.cookie))
+    assert not client.connection.waits() and client.connection.settling == 0
+
+
+@pytest.mark.parametrize("outcome", [raw.RELEASED, raw.ACCEPTED])
+async def test_a_client_does_not_wait_for_a_settlement_that_was_answered_or_refused(outcome: int) -> None:
+    stack, client = await receiving(4)
+    give(stack, 1, 1)
+    await client.hear()
+    client.dispose(0, 0, raw.outcome(outcome))
+    if outcome == raw.ACCEPTED:
+        stack.parts[1].answer(
+            Complete, lambda operation: Failed(Reason.PARTITION_UNAVAILABLE, "down", operation.cookie)
+        )
+    assert not client.connection.waits() and client.connection.settling == 0

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from broker.frontend.nodes.management import DELETED_MESSAGES_MAX
+from broker.access.addresses import parse_address
+from broker.entities.descriptions import QueueSettings
+from broker.frontend.nodes.management import DELETED_MESSAGES_MAX, ManagementNode
 from broker.frontend.nodes.request_node import Response
 from broker.operations import Answer, Delete, Deleted
 from protocol.codec import Timestamp
@@ -66,7 +68,27 @@ async def test_a_count_out_of_range_is_an_argument_error_and_deletes_nothing(cou
     assert stock.asked == []
 
 
-async def test_a_session_cannot_be_emptied_and_the_queue_is_not_emptied_instead() -> None:
+async def test_a_session_is_emptied_in_its_own_partition() -> None:
+    work = await bench(settings=QueueSettings(requires_session=True))
+    asked: list[tuple[int, bytes | None]] = []
+
+    def delete_some(number: int, operation: Delete) -> Answer:
+        asked.append((number, operation.session_id))
+        return Deleted(2, None, operation.cookie)
+
+    for address in ("queue/$management", "queue/$deadletterqueue/$management"):
+        work.node = ManagementNode(work.client.connection, work.stack.queue, parse_address(address))
+        body = {"message-count": 9, "enqueued-time-utc": Timestamp(5_000), "session-id": "s"}
+        response = await work.ask("batch-delete-messages", body, {Delete: delete_some})
+        assert response.body == {"message-count": 2}
+    assert asked == [(work.stack.queue.router.number_of("s"), b"s")] * 2
+    response = await work.ask("batch-delete-messages", body | {"session-id": 5}, {Delete: delete_some})
+    assert status(response) == (400, "com.microsoft:argument-error") and len(asked) == 2
+
+
+async def test_a_session_of_an_entity_without_sessions_is_refused_and_the_queue_is_not_emptied_instead() -> (
+    None
+):
     work, stock = await bench(), Stock({0: 5})
     assert status(await delete(work, stock, 5, **{"session-id": "s"})) == (
         400,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 import pytest
 
 from broker.access.addresses import NODE_MANAGEMENT
 from broker.base.errors import Refused
 from broker.operations import Complete, Defer, Renewed, RenewLocks, Transact
+from broker.schedule_operations import Promised, PromiseNumbers
 from protocol.codec import Array, TypeCode
 from tests.support import raw_amqp as raw
-from tests.support.amqp_messages import APPLICATION, VALUE, section, sections
+from tests.support.amqp_messages import APPLICATION, VALUE, message, section, sections
 from tests.support.link_stack import LinkStack
 from tests.support.locked import locked
 from tests.support.management_bench import bench, status
@@ -36,6 +38,23 @@ async def test_a_disposition_waits_for_the_commit() -> None:
     assert list(transact.settlements) == [Complete(tokens[:2]), Defer(tokens[2:])]
 
 
+async def test_messages_are_scheduled_and_cancelled_with_the_commit() -> None:
+    work = await bench(1)
+    coordinator = await Coordinator.attach(work.client)
+    txn_id = await coordinator.declare()
+    body: dict[str, Any] = {"messages": [{"message": message(body=[each])} for each in (b"x", b"y")]}
+    answers = {PromiseNumbers: lambda number, each: Promised(7, each.cookie)}
+    response = await work.ask("schedule-message", body, answers, txn_id=txn_id)
+    assert status(response) == (200, None) and response.body["sequence-numbers"].values == [7, 8]
+    body = {"sequence-numbers": [5]}
+    assert status(await work.ask("cancel-scheduled-message", body, txn_id=txn_id)) == (200, None)
+    assert not work.stack.parts[0].has(Transact)
+    await coordinator.discharge(txn_id)
+    transact, _ = work.stack.parts[0].take(Transact)
+    assert transact.scheduled is not None and len(transact.scheduled.messages) == 2
+    assert (transact.promised, transact.cancelled) == ([7, 8], [5])
+
+
 async def test_a_refused_request_fails_the_transaction() -> None:
     work = await bench(4)
     coordinator = await Coordinator.attach(work.client)
@@ -43,6 +62,9 @@ async def test_a_refused_request_fails_the_transaction() -> None:
         ("update-disposition", {"lock-tokens": uuids([bytes(16)]), "disposition-status": "eaten"}),
         ("peek-message", {"from-sequence-number": 0, "message-count": 1}),
         ("no-such-operation", {}),
+        ("cancel-scheduled-message", {"sequence-numbers": []}),
+        ("schedule-message", {"messages": []}),
+        ("schedule-message", {"messages": [{"message": message(body=[b"x"])}]}),  # without a key
     ):
         txn_id = await coordinator.declare()
         assert status(await work.ask(operation, body, txn_id=txn_id))[0] in (400, 501)

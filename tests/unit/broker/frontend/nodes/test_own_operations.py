@@ -12,10 +12,18 @@ from uuid import UUID
 import pytest
 
 from broker.base.errors import Reason, Refused
-from broker.entities.descriptions import EntityStatus
-from broker.operations import Delete, Deleted, Renewed, RenewLocks
-from protocol.codec import Array, Timestamp, TypeCode
-from tests.support.management_bench import Bench, bench, status
+from broker.entities.descriptions import EntityStatus, QueueSettings
+from broker.operations import (
+    PARTITION_SHIFT,
+    Delete,
+    Deleted,
+    Renewed,
+    RenewLocks,
+    Settled,
+)
+from broker.schedule_operations import Reschedule
+from protocol.codec import Array, Long, Timestamp, TypeCode
+from tests.support.management_bench import Bench, bench, down, status
 
 DEAD = "queue/$deadletterqueue/$management"
 
@@ -59,6 +67,7 @@ async def test_a_purge_takes_the_states_age_count_and_start_asked_for() -> None:
         ("purge-messages", {"states": "active"}),
         ("purge-messages", {"message-count": 4_001}),
         ("purge-messages", {"from-sequence-number": None}),
+        ("purge-messages", {"session-id": "s"}),
         ("delete-messages", {"sequence-numbers": [1.5]}),
         ("renew-lock", {"lock-tokens": [b"x"], "duration": 5}),
         ("redrive-messages", {"sequence-numbers": []}),
@@ -102,3 +111,58 @@ async def test_redriving_needs_both_rights_and_a_queue_that_takes_messages(
     queue.description = active
     monkeypatch.setattr(type(work.client.connection), "authorize", lambda self, *given: only_listen(*given))
     assert status(await work.ask("partibus:redrive-messages", {}))[0] == 401
+
+
+async def test_a_purge_takes_the_session_asked_for() -> None:
+    work = await bench(1, DEAD, settings=QueueSettings(requires_session=True))
+    _, asked = await purge(work, {"session-id": "s"})
+    assert [each.session_id for each in asked] == [b"s"]
+
+
+async def test_scheduled_messages_get_another_time_in_all_their_partitions() -> None:
+    work = await bench(4)
+    asked: list[tuple[int, list[int], int]] = []
+
+    def answer(number: int, operation: Reschedule) -> Settled:
+        asked.append((number, list(operation.sequence_numbers), operation.at_ms))
+        return Settled(operation.cookie, {0: Reason.MESSAGE_NOT_FOUND} if number == 2 else {})
+
+    one, two, unknown = 1 << PARTITION_SHIFT | 7, 2 << PARTITION_SHIFT | 8, 9 << PARTITION_SHIFT
+    numbers = Array(TypeCode.LONG, [Long(each) for each in (one, two, one, unknown)])
+    body = {"sequence-numbers": numbers, "scheduled-enqueue-time": Timestamp(5_000)}
+    response = await work.ask("partibus:reschedule-messages", body, {Reschedule: answer})
+    assert status(response) == (200, None)
+    assert [*response.body["rescheduled"].values] == [one]
+    assert sorted(response.body["missing"].values) == [two, unknown]
+    body = {"sequence-numbers": numbers}
+    response = await work.ask("partibus:deliver-scheduled-messages", body, {Reschedule: answer})
+    assert [*response.body["delivered"].values] == [one]
+    assert sorted(asked) == [(1, [one], 0), (1, [one], 5_000), (2, [two], 0), (2, [two], 5_000)]
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "address", "condition"),
+    [
+        ("reschedule-messages", {"sequence-numbers": [1]}, "queue", "com.microsoft:argument-error"),
+        ("reschedule-messages", {"scheduled-enqueue-time": 5}, "queue", "com.microsoft:argument-error"),
+        ("deliver-scheduled-messages", {"sequence-numbers": []}, "queue", "com.microsoft:argument-error"),
+        (
+            "deliver-scheduled-messages",
+            {"sequence-numbers": [1]},
+            "queue/$deadletterqueue",
+            "amqp:not-allowed",
+        ),
+    ],
+)
+async def test_a_request_for_another_time_that_makes_no_sense_is_refused(
+    operation: str, body: dict[str, Any], address: str, condition: str
+) -> None:
+    work = await bench(1, f"{address}/$management")
+    assert status(await work.ask(f"partibus:{operation}", body)) == (400, condition)
+    assert not any(part.posted for part in work.stack.parts)
+
+
+async def test_a_partition_that_is_down_is_reported_to_those_who_change_times() -> None:
+    body = {"sequence-numbers": [1]}
+    response = await (await bench(1)).ask("partibus:deliver-scheduled-messages", body, {Reschedule: down})
+    assert status(response) == (503, "com.microsoft:server-busy")

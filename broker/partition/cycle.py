@@ -1,5 +1,5 @@
-"""A batch: the operations that one commit makes durable, with its time, its answers, and what must be undone
-if the disk is full.
+"""A cycle of a partition: the operations that one commit makes durable, with its time, its answers, and what
+must be undone if the disk is full.
 
 The state machine (`state.py`) fills it in for the task (`task.py`); it is plain data. An answer may have
 *holes*: messages that are not in memory and must be read from the log before the answer is released.
@@ -14,7 +14,7 @@ from typing import Any
 
 from broker.base.errors import Reason
 from broker.operations import COLUMNS, KNOWN_COLUMNS, Answer, ClientId, Failed, Locked, Peeked
-from broker.partition.columns import answered
+from broker.partition.columns import answered, of_references
 from broker.partition.durable_state import NewRecord
 from broker.partition.references import TOKEN, Lease, Reference
 from storage.log import Commit, Frame, Position
@@ -24,7 +24,7 @@ Hole = tuple[list[bytes], Sequence[Reference]]
 
 
 class Grant:
-    """A `Locked` answer that may still grow during its batch."""
+    """A `Locked` answer that may still grow during its cycle."""
 
     __slots__ = ("answer", "bytes_left", "client", "lease", "open", "void")
 
@@ -38,7 +38,7 @@ class Grant:
         """Messages of its demand that became void because its bytes were used up."""
 
 
-class Batch:
+class Cycle:
     """Created by `Partition.begin`; complete after `Partition.finish`."""
 
     __slots__ = (
@@ -60,7 +60,7 @@ class Batch:
         self.has_sent = False
         """The commit contains new messages, so it is not urgent."""
         self.arrived_in: set[int] = set()
-        """Numbers of the subqueues that received messages in this batch."""
+        """Numbers of the subqueues that received messages in this cycle."""
         self.first_sent = first_sent
         """The sequence number that the first new message gets."""
         self.marks: list[tuple[int, bytes, int]] = []
@@ -81,7 +81,7 @@ class Batch:
         self.to_tell: list[tuple[ClientId, int]] = []
         """Clients to tell if their demand is not met, each with the subqueue's number."""
         self.passing: list[Reference] = []
-        """References to new messages that memory has no room for after the batch."""
+        """References to new messages that memory has no room for after the cycle."""
 
     @property
     def missing(self) -> list[Position]:
@@ -99,13 +99,11 @@ class Batch:
 
     def fill(self, frames: Sequence[Frame]) -> None:
         """Fill the holes with messages read from the log."""
-        data = {frame.position: frame.data for frame in frames}
+        read = {frame.position: frame for frame in frames}
         for messages, references in self.holes:
             for index, reference in enumerate(references):
                 if not messages[index] and reference.size:
-                    messages[index] = data[reference.frame.position][
-                        reference.offset : reference.offset + reference.size
-                    ]
+                    messages[index] = read[reference.frame.position].part(reference.offset, reference.size)
 
     def give_up_holes(self, reason: Reason, why: str) -> None:
         """Refuse the requests whose messages cannot be read. Drop grants with holes: the partition goes down,
@@ -132,7 +130,7 @@ def write_locked(answer: Locked, lease: Lease) -> None:
         setattr(answer, name, list(map(get, references)))
     answer.tokens = list(map(TOKEN.pack, answer.sequence_numbers, repeat(lease.nonce)))
     if COLUMNS:
-        answer.columns = answered(references)
+        answer.columns = of_references(references) if answer.deferred else answered(references)
 
 
 def peeked(found: Sequence[Reference], cookie: object, more: bool) -> Peeked:

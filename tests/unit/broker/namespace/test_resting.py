@@ -1,4 +1,4 @@
-"""broker/namespace/closed_partitions.py and what it keeps of each partition: which partitions are opened
+"""broker/namespace/resting.py and what it keeps of each partition: which partitions are opened
 when, and what is known while they are closed."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from broker.base.clock import ManualClock
 from broker.entities.descriptions import QUEUE_PLACES
-from broker.namespace.closed_partitions import OPENING_MAX, Resting
+from broker.namespace.resting import FOLDER_OPENING_MAX, Resting
 from broker.operations import SubqueueCounts
 from broker.partition.summary import EMPTY, EMPTY_NOTE, Summary, Wake, decode, survey, total_of
 from storage.errors import DiskFailed
@@ -232,7 +232,7 @@ async def test_what_was_open_is_opened_a_few_at_a_time_the_most_urgent_first_and
 
     again = await World(disk).start({"a": 20, "b": 1})
     queue = again.queues["a"]
-    await until(lambda: len(queue.woken) == OPENING_MAX)
+    await until(lambda: len(queue.woken) == FOLDER_OPENING_MAX)
     assert queue.woken == [19, 18, 17, 16] and again.resting.unknown_count == len(
         again.resting.unknown("a")
     ) + len(again.resting.unknown("b"))
@@ -266,7 +266,7 @@ async def test_a_folder_that_hangs_keeps_no_partition_of_another_folder_from_bei
         world.resting.closed("a", number, holding(1, now_ms + 2_000))
     world.clock.advance(2_000)
     await until(lambda: sorted(world.queues["a"].woken) == list(range(0, 40, 2)))
-    assert len(world.queues["hangs"].woken) == OPENING_MAX
+    assert len(world.queues["hangs"].woken) == FOLDER_OPENING_MAX
     world.queues["hangs"].go_on.set()
     await until(lambda: sorted(world.queues["hangs"].woken) == list(range(1, 40, 2)))
     await world.stop()
@@ -337,7 +337,7 @@ async def test_an_index_out_of_date_is_not_believed_and_all_of_its_folder_is_ope
 async def test_a_folder_that_was_missing_at_the_start_is_asked_when_it_is_back(
     monkeypatch: MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("broker.namespace.closed_partitions.ASKED_AGAIN_S", 0.001)
+    monkeypatch.setattr("broker.namespace.resting.ASKED_AGAIN_S", 0.001)
     folders = Folders()
     await folders.used()
     await folders.witnesses()[1].make_void()

@@ -17,7 +17,7 @@ from broker.partition.summary import Summary, summary_of
 
 class Register(Protocol):
     """Where a partition enters what it holds, so that a start need not open it to find out
-    (`broker/namespace/closed_partitions.py`)."""
+    (`broker/namespace/resting.py`)."""
 
     def summary(self) -> Summary | None:
         """What the partition held when it was closed cleanly or came to rest; None if unknown."""
@@ -60,7 +60,7 @@ class Rest:
         return None if self._rest_ms is None or self.is_entered else self._changed_ms + self._rest_ms
 
     def look(self, partition: Partition) -> None:
-        """Enter the partition if it has been unchanged for long enough. Call this between two batches."""
+        """Enter the partition if it has been unchanged for long enough. Call this between two cycles."""
         due_ms = self.due_ms
         if due_ms is not None and self._clock.monotonic_ms() >= due_ms and not partition.has_more:
             self.is_entered = True

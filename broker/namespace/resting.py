@@ -1,4 +1,4 @@
-"""Closed partitions: what they hold, and which of them must be opened on time without a client's request.
+"""Partitions at rest: what they hold, and which of them must be opened on time without a client's request.
 
 A broker may have a hundred thousand partitions, and opens almost none of them at startup. The index
 (`storage/partition_index.py`) says what the others hold, in one note each (`broker/partition/summary.py`).
@@ -6,8 +6,8 @@ The notes are exact, because a partition is entered as open before its log is ac
 only after its log has been closed cleanly.
 
 *After a crash* the index says which partitions were open. Their content is unknown until their logs have been
-read. They are opened in the background, a few at a time, most urgent first. Meanwhile the broker serves
-clients, and a client's own demand opens a partition at once. Callers that count messages can wait until
+read. They are opened in the background, a few at a time, most urgent first. Meanwhile the broker is
+started, and a client's own demand opens a partition at once. Callers that count messages can wait until
 nothing is unknown (`all_known`), and leave out any partition that still is.
 
 *An out-of-date index*: each data folder says whether the index can be trusted about it
@@ -42,7 +42,7 @@ from storage.threads import OwnerFailed, report_to_loop, start_background, take_
 
 log = structlog.get_logger("resting")
 
-OPENING_MAX = 4
+FOLDER_OPENING_MAX = 4
 """How many due or unknown partitions one data folder opens at a time. The bound keeps clients' own demand
 from waiting behind them. It holds per folder, so a folder that hangs does not delay the others."""
 LOOKED_AT_ONCE = 256
@@ -72,7 +72,7 @@ class Sleeper(Protocol):
 
 
 class PartitionRegister:
-    """One partition's entry in the index: the `Register` (`broker/partition/idle.py`) that its task is
+    """One partition's entry in the index: the `Register` (`broker/partition/rest.py`) that its task is
     given."""
 
     __slots__ = ("_generation", "_number", "_resting")
@@ -95,7 +95,7 @@ class PartitionRegister:
 
 
 class Resting:
-    """All closed partitions. Owned by the event loop."""
+    """All partitions at rest. Owned by the event loop."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Resting:
         self._busy: Counter[int] = Counter()
         """How many partitions are being opened, by data folder."""
         self._held: dict[int, deque[_Key]] = {}
-        """Partitions to open as soon as their data folder has fewer than OPENING_MAX being opened, by
+        """Partitions to open as soon as their data folder has fewer than FOLDER_OPENING_MAX being opened, by
         folder."""
         self._opening: set[asyncio.Task[None]] = set()
         self._keeping: asyncio.Task[None] | None = None
@@ -137,15 +137,16 @@ class Resting:
     async def load(self, generations: Mapping[str, int], store: EntityLogs) -> None:
         """Read the index; rebuild it from the existing logs if it is missing or damaged. Raises StorageError.
 
-        `generations` holds all entities, served or not, each with its number of partitions, or 0 if that is
+        `generations` holds all entities, live or not, each with its number of partitions, or 0 if that is
         unknown.
         """
         witnesses = self._index.witnesses
         reading = [asyncio.create_task(witness.read()) for witness in witnesses]
         for task in reading:
             task.add_done_callback(take_note)
-        if reading:
-            await asyncio.wait(reading, timeout=ASKED_WITHIN_S)
+        awaited = [task for number, task in enumerate(reading) if number not in self.lost_folders]
+        if awaited:
+            await asyncio.wait(awaited, timeout=ASKED_WITHIN_S)
         read = [witness for witness in witnesses if witness.is_read]
         if not await self._index.load():
             partitions = await _listed(generations, store)
@@ -215,7 +216,7 @@ class Resting:
         return [number for number, task in self._asking.items() if not task.done()]
 
     def start(self) -> None:
-        """Start opening unknown partitions, and waking those that fall due, of all served queues."""
+        """Start opening unknown partitions, and waking those that fall due, of all live queues."""
         self._is_started = True
         for generation in self._sleepers:
             self._take_up(generation)
@@ -370,7 +371,7 @@ class Resting:
         afterwards."""
         while True:
             self._changed.clear()
-            if self._due.settle() or self._waiting.settle():
+            if self._due.put_in_order() or self._waiting.put_in_order():
                 await asyncio.sleep(0)
                 continue
             looked_at = self._start_some()
@@ -387,7 +388,7 @@ class Resting:
     def _start_some(self) -> int:
         """Start opening what can be opened now; returns how many partitions were looked at."""
         for folder, held in self._held.items():
-            while held and self._busy[folder] < OPENING_MAX:
+            while held and self._busy[folder] < FOLDER_OPENING_MAX:
                 self._start_one(held.popleft(), folder)
         for looked_at in range(LOOKED_AT_ONCE):
             if self._all_folders_busy:
@@ -398,7 +399,7 @@ class Resting:
             if key is None:
                 return looked_at
             folder = self._folder_of(key)
-            if self._busy[folder] < OPENING_MAX:
+            if self._busy[folder] < FOLDER_OPENING_MAX:
                 self._start_one(key, folder)
             else:
                 self._held.setdefault(folder, deque()).append(key)
@@ -412,7 +413,7 @@ class Resting:
 
     @property
     def _all_folders_busy(self) -> bool:
-        return all(self._busy[folder] >= OPENING_MAX for folder in range(self._folders))
+        return all(self._busy[folder] >= FOLDER_OPENING_MAX for folder in range(self._folders))
 
     def _folder_of(self, key: _Key) -> int:
         sleeper = self._sleepers.get(key[0])
@@ -448,10 +449,10 @@ def _urgency(note: bytes | None, subqueues: int) -> float:
 
 async def _listed(generations: Mapping[str, int], store: EntityLogs) -> dict[str, list[int]]:
     """The partitions of each entity that have a log; all of them if the disk cannot say."""
-    turns = asyncio.Semaphore(LISTING_MAX)
+    listing = asyncio.Semaphore(LISTING_MAX)
 
     async def of(generation: str, partitions: int) -> list[int]:
-        async with turns:
+        async with listing:
             try:
                 return await store.partitions(generation)
             except StorageError:

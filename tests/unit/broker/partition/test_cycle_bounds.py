@@ -1,4 +1,4 @@
-"""The bounds of one batch end it in time, and nothing is left out."""
+"""The bounds of one cycle end it in time, and nothing is left out."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 
 from broker.entities.descriptions import MAIN
 from broker.operations import Complete, Demand, Locked, Send, Sent, Settled
-from broker.partition.batch_bounds import Bounds
+from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
 from tests.support.partition_harness import Harness
 from tests.support.ticker import Ticker
 
 
-async def test_a_batch_ends_with_the_operation_that_has_done_enough_and_the_others_come_in_order() -> None:
+async def test_a_cycle_ends_with_the_operation_that_has_done_enough_and_the_others_come_in_order() -> None:
     harness = Harness(limits=TaskLimits(bounds=Bounds(work_max=450)))
     await harness.send(b"x")
     before = harness.log.appends
@@ -26,8 +26,8 @@ async def test_a_batch_ends_with_the_operation_that_has_done_enough_and_the_othe
     assert harness.log.appends - before == 4
 
 
-async def test_while_batch_follows_batch_others_have_their_turns() -> None:
-    """Batches that await no commit (here: handing out, giving back) let the event loop run other tasks in
+async def test_while_cycle_follows_cycle_others_have_their_turns() -> None:
+    """Cycles that await no commit (here: handing out, giving back) let the event loop run other tasks in
     between."""
     harness = Harness(limits=TaskLimits(bounds=Bounds(granted_max=100)))
     await harness.send(*[b"x"] * 5_000)

@@ -1,4 +1,4 @@
-"""Limits on the work of one batch, so that no client waits long for the event loop."""
+"""Limits on the work of one cycle, so that no client waits long for the event loop."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ MIB = 1024 * 1024
 
 @dataclass(slots=True, frozen=True)
 class Bounds:
-    """Limits for one batch. Work left over is done in the next batch (`has_more`)."""
+    """Limits for one cycle. Work left over is done in the next cycle (`has_more`)."""
 
     work_max: int = 4096
-    """Messages that operations send, settle or look at. The operation that reaches the limit is the batch's
+    """Messages that operations send, settle or look at. The operation that reaches the limit is the cycle's
     last."""
     settled_max: int = 2048
-    """Messages that one operation settles or renews locks for. A longer operation takes several batches."""
+    """Messages that one operation settles or renews locks for. A longer operation takes several cycles."""
     granted_bytes_max: int = 4 * MIB
     """Bytes of messages handed out from each subqueue. Also limits one answer to `ReceiveDeferred`, including
     changed properties."""
     granted_max: int = 4096
     """Messages looked at in each subqueue in order to hand them out, including those that cannot be."""
     ended_locks_max: int = 2048
-    """Locks that expire. The lease that reaches the limit is the last one to end in the batch."""
+    """Locks that expire. The lease that reaches the limit is the last one to end in the cycle."""
     looks_max: int = 4096
     """Messages that one `Peek` or `Watch` passes over, and sessions that one `ListSessions` looks at, before
-    it continues in the next batch."""
+    it continues in the next cycle."""
     peeked_bytes_max: int = MIB
     """Bytes of messages shown in one answer, which always shows at least one."""
     deleted_max: int = 4096
@@ -37,6 +37,6 @@ class Bounds:
     message_ids_max: int = 5_000_000
     """Message-ids that the partition remembers to detect duplicates."""
     told_max: int = 64
-    """Clients told of arrivals in one batch. Each of them then does work in the event loop."""
+    """Clients told of arrivals in one cycle. Each of them then does work in the event loop."""
     tick_ms: int = 20
     """Resolution of the timers. Locks and messages expire exactly on time regardless."""

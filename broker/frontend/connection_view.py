@@ -1,6 +1,6 @@
 """What a link or a node may ask of its connection, and what the connection asks of a link.
 
-`Connection` (`connection.py`) is a `Host`. Links know it only as that, so they do not import it.
+`Connection` (`connection.py`) is a `ConnectionView`. Links know it only as that, so they do not import it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ServedLink(Waiting, Protocol):
         """The link is gone, with or without its connection."""
 
 
-class Host(Output, Protocol):
+class ConnectionView(Output, Protocol):
     """A connection, as its links and nodes see it."""
 
     services: Services
@@ -60,6 +60,8 @@ class Host(Output, Protocol):
     """Those that the client has declared."""
     response_bytes: int
     """Bytes of responses that wait for credit. Written by the response links."""
+    settling: int
+    """Messages whose settlement has no outcome yet, though the client waits for it. Written by the links."""
 
     @property
     def claims(self) -> Mapping[str, Claim]:
@@ -70,7 +72,7 @@ class Host(Output, Protocol):
         """Whether this client's time slice is used up."""
 
     @property
-    def room(self) -> int:
+    def allowance(self) -> int:
         """How many bytes may wait for this client."""
 
     def has_room_for(self, link: Waiting) -> bool:
@@ -97,7 +99,7 @@ class Host(Output, Protocol):
         """Stop counting messages, or a settlement's changes, of `size` bytes: they have their outcome."""
 
     def may_queue(self, size: int) -> bool:
-        """Return whether a request of `size` bytes may wait for its turn."""
+        """Return whether a request of `size` bytes may wait for others."""
 
     def spawn(self, work: Coroutine[Any, Any, None], *, name: str, size: int, queued: bool = False) -> None:
         """Run a request of `size` bytes as a task of the connection; losing the connection cancels it."""

@@ -1,4 +1,4 @@
-"""A batch: one answer per client, and answers whose messages are not in memory."""
+"""A cycle: one answer per client, and answers whose messages are not in memory."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from broker.operations import Demand, Locked, Send
 from tests.support.partition_harness import Harness, one
 
 
-async def test_one_batch_gives_a_client_one_answer_for_all_its_messages() -> None:
+async def test_one_cycle_gives_a_client_one_answer_for_all_its_messages() -> None:
     harness = Harness()
     harness.post(1, Demand(MAIN, 100))
     for _ in range(5):
         harness.post(2, Send([b"x", b"y"], None))
-    await harness.settle()
+    await harness.until_quiet()
     assert len(one(harness.take(1), Locked).tokens) == 10
 
 

@@ -1,0 +1,61 @@
+"""Messages of another entity that are handed over to this partition, each of them once. Pure.
+
+`transfer_operations.py` explains how a message gets from one entity to another. What `origins.py` keeps is
+in the commit of the messages, so a crash leaves both or neither.
+"""
+
+from __future__ import annotations
+
+from broker.operations import ClientId, Send
+from broker.partition.origins import Origins, handed_over
+from broker.partition.sending import Sending
+from broker.partition.workspace import Workspace
+from broker.send_lists import at, part_of
+from broker.transfer_operations import HandedOver, HandOver
+
+
+class HandingOver:
+    """Takes what other entities hand over. Owned by the state machine."""
+
+    __slots__ = ("_sending", "_space")
+
+    def __init__(self, space: Workspace, sending: Sending) -> None:
+        self._space, self._sending = space, sending
+
+    def take(self, client: ClientId, operation: HandOver) -> None:
+        """Enqueue the messages that are new. Raises Refused; then nothing has changed."""
+        space = self._space
+        origins = space.messages.states.of(Origins)
+        before = origins.of(operation.source)
+        seen = set(before)
+        new: list[int] = []
+        known: list[int] = []
+        for place, number in enumerate(operation.numbers):
+            (known if number in seen else new).append(place)
+            seen.add(number)
+        send = Send(
+            operation.messages,
+            operation.time_to_live_ms,
+            columns=operation.columns,
+            identities=operation.identities,
+            scheduled_ms=operation.scheduled_ms,
+        )
+        if known:
+            send = part_of(send, at(new))
+        _, duplicates = self._sending.send_new(space.cycle, space.description, send)
+        self._sending.finish()
+        if operation.keeps is not None:
+            wanted = set(operation.keeps)
+            before = [number for number in before if number in wanted]
+        here = set(operation.numbers)
+        kept = [number for number in before if number not in here]
+        came_again = dict.fromkeys(operation.numbers[place] for place in known)
+        fresh = [operation.numbers[place] for place in new]
+        numbers = (*kept, *(number for number in came_again if number not in set(fresh)), *fresh)
+        if numbers != origins.of(operation.source):
+            # If the cycle has sent anything, a full disk undoes this record with it. Otherwise the numbers of
+            # an earlier operation of the cycle could outlive its messages.
+            record = handed_over(operation.source, numbers, len(fresh))
+            space.record(record, with_send=space.cycle.has_sent)
+        places = [new[place] for place in duplicates]
+        space.answer(client, HandedOver(known, places, kept, operation.cookie))

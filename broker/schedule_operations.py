@@ -1,0 +1,54 @@
+"""Operations on scheduled messages, and their answers (AMQP contract 7.3.6, 8.2). Plain data, like those in
+`operations.py`, which lists all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# --- operations ---------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Reschedule:
+    """Give scheduled messages of the main subqueue another time; they keep their sequence numbers until then.
+    Answered with `Settled`, whose failures are as those of `CancelScheduled`."""
+
+    sequence_numbers: Sequence[int]
+    at_ms: int
+    """When they are to be enqueued, in wall time. A time that has passed means now."""
+    cookie: object = None
+
+
+@dataclass(slots=True)
+class PromiseNumbers:
+    """Set sequence numbers aside for messages that a transaction schedules, because its client is told them
+    before the commit. Answered with `Promised`.
+
+    A promise is not durable: if the partition goes down, the transaction can no longer be committed, and the
+    numbers are used again. It lasts until a `Transact` uses it, or `BreakPromise`.
+    """
+
+    count: int
+    cookie: object = None
+
+
+@dataclass(slots=True)
+class BreakPromise:
+    """The transaction will not be committed: no message gets these numbers. Answered with `Settled`."""
+
+    first: int
+    """The first number of the promise."""
+    cookie: object = None
+
+
+# --- answers ------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Promised:
+    """The sequence numbers from `first` on are set aside. Answers `PromiseNumbers`."""
+
+    first: int
+    cookie: object

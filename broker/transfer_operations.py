@@ -1,0 +1,96 @@
+"""Operations that move messages from one entity to another, and their answers. Plain data, like those in
+`operations.py`, which lists all of them.
+
+The messages of a partition are *handed over* to a partition of another entity. That one enqueues them, and
+then the first one removes them. Between the two, a crash may leave the messages in both places. So the second
+partition keeps the *numbers* of the messages that it was handed over, for each *source*, and drops those that
+come again. A source is any text that names where the numbers come from, and in which no number ever stands
+for another message: `source_of` makes one.
+
+The one that hands over says which numbers must still be kept: those whose removal at the source is not known
+to be durable. So the partition keeps little more than the latest numbers of each source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from broker.identifiers import LockToken
+
+
+def source_of(generation: str, partition: int, subqueue: int) -> bytes:
+    """The name of one subqueue of one partition of an entity, as a source of messages."""
+    return f"{generation}/{partition}/{subqueue}".encode()
+
+
+# --- operations ---------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class HandOver:
+    """Enqueue messages of another entity in the main subqueue, each of them once, however often it comes: all
+    new ones or none. Answered with `HandedOver` or `Failed`.
+
+    May have no messages, to change only what is kept of the source.
+    """
+
+    source: bytes
+    """Where the messages come from."""
+    numbers: Sequence[int]
+    """What identifies each message at the source."""
+    messages: Sequence[bytes]
+    """Stored messages, as those of a `Send`; one for each number."""
+    time_to_live_ms: Sequence[int | None] | None = None
+    columns: dict[str, list[int | bytes | None]] = field(default_factory=dict)
+    identities: Sequence[bytes] | None = None
+    """As in a `Send`."""
+    keeps: Sequence[int] | None = None
+    """Of the numbers that were kept before, those that may come again; None if all of them may."""
+    cookie: object = None
+    scheduled_ms: Sequence[int | None] | None = None
+    """As in a `Send`."""
+
+
+@dataclass(slots=True)
+class LockNext:
+    """Lock the oldest available messages of a subqueue for a given time. Answered with `Locked` (its `cookie`
+    set), at once and even if there are none.
+
+    Meant for the broker itself: no other client can recall these messages.
+    """
+
+    subqueue: str
+    count: int
+    bytes_max: int
+    """Lock messages of at most this many bytes, but at least one message. The partition's own bounds also
+    apply."""
+    duration_ms: int
+    cookie: object = None
+
+
+@dataclass(slots=True)
+class FailTransfer:
+    """Move locked messages of any subqueue to the transfer dead-letter subqueue. Answered with `Settled`."""
+
+    tokens: Sequence[LockToken]
+    changed: bytes | None = None
+    """Application properties to set, an encoded AMQP map: reason and description."""
+    cookie: object = None
+
+
+# --- answers ------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class HandedOver:
+    """All messages of a `HandOver` are durable here: they were enqueued now, earlier, or were duplicates."""
+
+    known: list[int]
+    """The places of messages that had been enqueued before."""
+    duplicates: list[int]
+    """The places of messages that were dropped, because the window of duplicate detection holds their
+    identities."""
+    kept: list[int]
+    """Numbers that are kept of the source besides those of this operation."""
+    cookie: object = None

@@ -1,0 +1,141 @@
+"""Links that name a via entity: which are accepted, and what becomes of the messages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from broker.base.errors import Reason
+from broker.entities.descriptions import EntityStatus
+from broker.frontend.links.via_link import TRANSFER_DESTINATION
+from broker.namespace.router import partition_of_key
+from broker.operations import DESTINATION, Failed, Send, Transact, Transacted
+from protocol.codec import Symbol
+from tests.support import raw_amqp as raw
+from tests.support.amqp_messages import message
+from tests.support.link_stack import Client, LinkStack
+from tests.support.raw_amqp import Frame
+from tests.support.transactions import Coordinator, condition_of, outcome_of
+
+
+async def attach(client: Client, destination: object, address: str = "queue", handle: int = 0) -> list[Frame]:
+    fields = [
+        *raw.sender_attach(handle, address),
+        None,
+        None,
+        None,
+        {Symbol(TRANSFER_DESTINATION): destination},
+    ]
+    return await client.attach(fields)
+
+
+async def sending(**given: Any) -> tuple[LinkStack, Client]:
+    stack = LinkStack(4, **given)
+    stack.add_queue("other", 1)
+    client = await stack.connect()
+    frames = await attach(client, "amqps://host/Other")
+    assert [frame.code for frame in frames] == [raw.ATTACH, raw.FLOW], frames
+    return stack, client
+
+
+async def test_each_message_is_kept_by_its_partition_and_accepted_once_it_is_durable() -> None:
+    stack, client = await sending()
+    notes = ({"x-opt-via-partition-key": "a"}, {"x-opt-partition-key": "b"}, None)
+    for number, note in enumerate(notes):
+        client.transfer(0, number, message(annotations=note, body=[b"x"]))
+    assert outcome_of(await client.hear()) is None
+    places = [part.number for part in stack.parts for _ in range(len(part.posted))]
+    assert len(places) == 3
+    assert {partition_of_key("a", 4), partition_of_key("b", 4)} <= set(places)
+    for part in stack.parts:
+        while part.has(Transact):
+            transact, tell = part.take(Transact)
+            assert transact.send.messages == () and transact.transfers is not None
+            assert transact.transfers.columns == {DESTINATION: [b"other"]}
+            tell(Transacted(1, transact.cookie))
+    accepted = [frame for frame in await client.hear() if frame.code == raw.DISPOSITION]
+    assert accepted and all(frame.field(4).descriptor == raw.ACCEPTED for frame in accepted)
+
+
+async def test_a_refusal_reaches_the_sender() -> None:
+    stack, client = await sending()
+    client.transfer(0, 0, message(body=[b"x"]))
+    await client.hear()
+    transact, tell = stack.part_of(Transact).take(Transact)
+    tell(Failed(Reason.QUOTA_EXCEEDED, "full", transact.cookie))
+    assert condition_of(outcome_of(await client.hear()))[0] == "amqp:resource-limit-exceeded"
+    client.transfer(0, 1, b"no message")
+    assert condition_of(outcome_of(await client.hear()))[0] == "amqp:decode-error"
+
+
+async def test_a_transaction_goes_through_the_entity_that_the_link_names() -> None:
+    stack, client = await sending()
+    coordinator = await Coordinator.attach(client)
+    txn_id = await coordinator.declare()
+    coordinator.send(0, message(body=[b"x"]), txn_id)
+    assert outcome_of(await client.hear()).descriptor == raw.TRANSACTIONAL
+    await coordinator.discharge(txn_id)
+    transact, _ = stack.part_of(Transact).take(Transact)
+    assert transact.transfers is not None and transact.send == Send([], None)
+
+
+@pytest.mark.parametrize(
+    ("destination", "condition"),
+    [
+        (7, "com.microsoft:argument-error"),
+        ("", "com.microsoft:argument-error"),
+        ("nothing", "amqp:not-found"),
+        ("other/$deadletterqueue", "amqp:not-allowed"),
+        ("other/$management", "amqp:not-allowed"),
+    ],
+)
+async def test_a_destination_that_takes_no_messages_is_refused(destination: object, condition: str) -> None:
+    stack = LinkStack()
+    stack.add_queue("other", 1)
+    client = await stack.connect()
+    answer, detach = await attach(client, destination)
+    assert answer.field(5) is None and answer.field(6) is None
+    assert detach.field(2).value[0] == condition
+
+
+@pytest.mark.parametrize("destination", [None, "queue"])
+async def test_a_link_to_the_destination_itself_is_an_ordinary_one(destination: object) -> None:
+    stack = LinkStack()
+    client = await stack.connect()
+    await attach(client, destination)
+    client.transfer(0, 0, message(body=[b"x"]))
+    await client.hear()
+    assert stack.part_of(Send).has(Send)
+
+
+async def test_the_right_to_send_is_needed_on_both() -> None:
+    stack = LinkStack()
+    stack.add_queue("other", 1)
+    client = await stack.connect()
+    authorize = client.connection.authorize
+    asked: list[tuple[str, tuple[str, ...]]] = []
+
+    def noted(path: str, *rights: str) -> None:
+        asked.append((path, rights))
+        authorize(path, *rights)
+
+    client.connection.authorize = noted  # type: ignore[method-assign]
+    await attach(client, "other")
+    assert asked == [("queue", ("Send",)), ("other", ("Send",))]
+    client.transfer(0, 0, message(body=[b"x"]))
+    await client.hear()
+    assert asked[2:] == [("other", ("Send",))]
+
+
+async def test_the_link_ends_with_either_entity() -> None:
+    for name in ("queue", "other"):
+        stack, client = await sending()
+        queue = stack.namespace.queues[name]
+        settings = replace(queue.description.settings, status=EntityStatus.DISABLED)
+        queue.description = queue.description.updated(settings, 0)
+        for watcher in list(queue.watchers):
+            watcher.queue_changed()
+        frames = await client.hear()
+        assert [frame.code for frame in frames] == [raw.DETACH], name

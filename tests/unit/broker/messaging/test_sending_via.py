@@ -1,0 +1,69 @@
+"""Sending through a via entity: partitions, and what is counted. `test_via_link.py` has the rest."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.base.errors import Reason, Refused
+from broker.message.stored import store_run
+from broker.messaging.sending import Collected
+from broker.messaging.sending_via import SendingVia
+from broker.operations import Failed, Send, Transact, Transacted
+from tests.support.amqp_messages import message
+from tests.support.link_stack import LinkStack
+
+
+class Caller:
+    """A connection that sends."""
+
+    def __init__(self, partitions: int) -> None:
+        self.stack = LinkStack(partitions)
+        self.under_way = 0
+        self.ends: list[tuple[list[str], Reason | None]] = []
+        self.passed_on: list[int] = []
+        self.sending: SendingVia[str] = SendingVia(
+            self.stack.queue,
+            self.stack.add_queue("other", 1),
+            self,
+            stored=lambda receipts, count: self.ends.append(([*receipts], None)),
+            refused=lambda receipts, why, count: self.ends.append(([*receipts], why.reason)),
+            passed_on=lambda via, number: self.passed_on.append(number),
+        )
+
+    def took(self, size: int, messages: int) -> None:
+        self.under_way += messages
+
+    def finished_with(self, size: int, messages: int) -> None:
+        self.under_way -= messages
+
+    def fail(self) -> None:
+        raise AssertionError("nothing unforeseen happens here")
+
+    def send(self, receipt: str, *keys: str | None) -> None:
+        run = store_run([message(body=[b"x"]) for _ in keys], str)
+        self.sending.send(Collected(Send(run.data, None), keys), [receipt])
+
+
+async def test_what_waits_is_counted_until_it_has_its_outcome() -> None:
+    caller = Caller(1)
+    caller.send("batch", "k", "k")
+    caller.send("one", None)
+    assert caller.under_way == 3 and caller.passed_on == [0, 0]
+    (part,) = caller.stack.parts
+    first, tell = part.take(Transact)
+    second, tell_second = part.take(Transact)
+    tell_second(Failed(Reason.PARTITION_UNAVAILABLE, "down", second.cookie))
+    tell(Transacted(2, first.cookie))
+    assert caller.under_way == 0
+    assert caller.ends == [(["one"], Reason.PARTITION_UNAVAILABLE), (["batch"], None)]
+
+
+async def test_a_partition_that_is_known_to_be_down_refuses_at_once() -> None:
+    caller = Caller(4)
+    place = caller.stack.queue.router.number_of("k")
+    caller.stack.parts[place].available = False
+    with pytest.raises(Refused) as why:
+        caller.send("one", "k")
+    assert why.value.reason is Reason.PARTITION_UNAVAILABLE and caller.passed_on == []
+    caller.send("two", None)
+    assert caller.passed_on and caller.passed_on != [place]

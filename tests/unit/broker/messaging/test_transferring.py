@@ -1,0 +1,208 @@
+"""Transfers from a via entity to others: each message exactly once over crashes, and what becomes of those
+that a destination does not take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from broker.entities.descriptions import (
+    MAIN,
+    QUEUE_PLACES,
+    TRANSFER,
+    TRANSFER_DEAD_LETTER,
+    EntityStatus,
+    QueueSettings,
+)
+from broker.message.stored import store_run
+from broker.messaging import forward_lane
+from broker.messaging.sends import transfer_of
+from broker.messaging.transferring import part_of
+from broker.namespace.entity import ask
+from broker.operations import MessageState, Send, SubqueueCounts, Transact, Transacted
+from protocol.codec import Timestamp
+from storage.errors import CommitFailed, DiskFailed
+from tests.support.amqp_messages import message
+from tests.support.forwarding_world import World, held_now, message_of, world
+from tests.support.locked import locked
+from tests.support.memory_log import MemoryLog
+from tests.support.waiting import until
+
+PLAIN = QueueSettings()
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward_lane, "RETRY_S", 0.001)
+    monkeypatch.setattr(forward_lane, "RETRY_S_MAX", 0.01)
+
+
+async def pass_on(here: World, to: str, *texts: str, partition: int = 0, announced: bool = True) -> None:
+    """Have the entity "via" keep messages for another one."""
+    via = here.entities["via"]
+    if announced:
+        here.forwarding.transfers.passed_on(via, partition)
+    run = store_run([message_of(text) for text in texts], str)
+    operation = Transact(Send([], None), [], transfers=transfer_of(Send(run.data, None), to))
+    answer = await ask(via.router.handles[partition], operation)
+    assert answer == Transacted(len(texts), None)
+
+
+async def test_messages_reach_their_destinations_and_leave_nothing_behind() -> None:
+    async with world(via=(2, PLAIN), b=(1, PLAIN), c=(4, PLAIN)) as here:
+        await pass_on(here, "b", "1", "2")
+        await pass_on(here, "C", "3", partition=1)
+        await pass_on(here, "b", "4", partition=1)
+        assert sorted(await here.until_at("b", 3)) == ["1", "2", "4"]
+        assert await here.until_at("c", 1) == ["3"]
+        await here.until_empty("via", TRANSFER)
+        assert here.entities["via"].runtime().transfer == 0
+        assert here.entities["via"].meter.forwarded_messages == 4
+        assert here.entities["b"].meter.incoming_messages == 3
+
+
+async def test_a_schedule_counts_from_the_destination() -> None:
+    async with world(via=(1, PLAIN), b=(1, PLAIN)) as here:
+        at_ms = here.clock.now_ms() + 60_000
+        notes: dict[str, Any] = {"x-opt-scheduled-enqueue-time": Timestamp(at_ms)}
+        run = store_run([message(annotations=notes, properties=["m"], body=[b"<x>"])], str)
+        here.forwarding.transfers.passed_on(here.entities["via"], 0)
+        sent = transfer_of(Send(run.data, None), "b")
+        await ask(here.entities["via"].router.handles[0], Transact(Send([], None), [], transfers=sent))
+        b = here.entities["b"]
+        await until(lambda: b.counts().get(MAIN, SubqueueCounts()).scheduled == 1)
+        (page,) = await here.held("b")
+        assert (page.states, page.enqueued_at_ms) == ([MessageState.SCHEDULED], [at_ms])
+
+
+@pytest.mark.parametrize("how", ["missing", "disabled", "full", "too large", "without a session"])
+async def test_what_a_destination_does_not_take_goes_to_the_transfer_dead_letter_queue(how: str) -> None:
+    settings = {
+        "missing": PLAIN,
+        "disabled": replace(PLAIN, status=EntityStatus.SEND_DISABLED),
+        "full": replace(PLAIN, max_size_mb=0),
+        "too large": replace(PLAIN, max_message_size_kb=0),
+        "without a session": replace(PLAIN, requires_session=True),
+    }[how]
+    async with world(via=(1, PLAIN), b=(1, settings), c=(1, PLAIN)) as here:
+        await pass_on(here, "nowhere" if how == "missing" else "b", "1")
+        await pass_on(here, "c", "2")
+        assert await here.until_at("via", 1, TRANSFER_DEAD_LETTER) == ["1"]
+        assert await here.until_at("c", 1) == ["2"]
+        (page,) = await here.held("via", TRANSFER_DEAD_LETTER)
+        assert page.changed[0] is not None and b"DeadLetterReason" in page.changed[0]
+        assert here.entities["via"].runtime().transfer_dead_letter == 1
+
+
+async def test_a_destination_that_is_down_holds_up_no_other_one() -> None:
+    async with world(via=(1, PLAIN), b=(1, PLAIN), c=(1, PLAIN)) as here:
+        down = True
+
+        def refuse(name: str, number: int, log: MemoryLog) -> None:
+            if name == "b":
+                log.on_acquire = lambda: DiskFailed("down") if down else None
+
+        here.on_log = refuse
+        await pass_on(here, "b", "waits", "waits too")
+        await pass_on(here, "c", "goes")
+        assert await here.until_at("c", 1) == ["goes"]
+        down = False
+        here.clock.advance(60_000)
+        here.partitions["b", 0].wake()
+        assert await here.until_at("b", 2) == ["waits", "waits too"]
+        await here.until_empty("via", TRANSFER)
+
+
+@pytest.mark.parametrize("stops", [False, True], ids=["crash", "stop"])
+async def test_what_is_left_is_transferred_after_a_restart(stops: bool) -> None:
+    async with world(via=(4, PLAIN), b=(1, PLAIN)) as here:
+        await pass_on(here, "b", "1", "2", partition=3, announced=False)
+        await (here.stop() if stops else here.crash())
+        place = [each.name for each in QUEUE_PLACES].index(TRANSFER)
+        held = {place: SubqueueCounts(active=2)}
+        resting: Any = here.resting
+        if stops:
+            resting.counts = lambda generation, started: held if "via" in generation and not started else {}
+        else:
+            resting.unknown = lambda generation: [3] if generation.endswith("via") else []
+        here.start()
+        assert await here.until_at("b", 2) == ["1", "2"]
+        await here.until_empty("via", TRANSFER)
+        via = here.entities["via"]
+        assert [via.may_hold(number, MAIN) for number in range(4)] == [False, False, False, True]
+
+
+async def test_a_message_whose_removal_is_lost_in_a_crash_comes_once() -> None:
+    """The destination has stored it, and the via entity dies before it has removed it."""
+    async with world(via=(1, PLAIN), b=(1, PLAIN)) as here:
+        await pass_on(here, "b", "0")
+        await here.until_at("b", 1)
+        await here.until_empty("via", TRANSFER)
+        here.logs["via", 0].fail_append(CommitFailed("no"), after=1)
+        await pass_on(here, "b", "1", "2")
+        await here.until_at("b", 3)
+        await here.crash()
+        resting: Any = here.resting
+        resting.unknown = lambda generation: [0]
+        here.start()
+        await pass_on(here, "b", "3")
+        assert await here.until_at("b", 4) == ["0", "1", "2", "3"]
+        await here.until_empty("via", TRANSFER)
+        assert await here.texts("b") == ["0", "1", "2", "3"]
+
+
+async def test_a_disk_that_fails_at_any_record_of_a_transfer_loses_and_doubles_nothing() -> None:
+    for name in ("via", "b"):
+        for after in range(4):
+            async with world(via=(1, PLAIN), b=(1, PLAIN)) as here:
+                await pass_on(here, "b", "0")
+                await here.until_at("b", 1)
+                here.logs[name, 0].fail_append(CommitFailed("no"), after=after)
+                for text in ("1", "2"):
+                    try:
+                        await pass_on(here, "b", text)
+                    except Exception:
+                        here.clock.advance(60_000)
+                        here.partitions["via", 0].wake()
+                        await pass_on(here, "b", text)
+                for _ in range(3):
+                    here.clock.advance(60_000)
+                    for part in here.partitions.values():
+                        part.wake()
+                await here.until_at("b", 3)
+                await here.until_empty("via", TRANSFER)
+                assert await here.texts("b") == ["0", "1", "2"], (name, after)
+
+
+async def test_a_via_entity_that_is_deleted_ends_its_lanes() -> None:
+    async with world(via=(1, PLAIN), b=(1, PLAIN)) as here:
+        await pass_on(here, "b", "1")
+        await here.until_at("b", 1)
+        via = here.entities["via"]
+        await here.delete("via")
+        here.forwarding.transfers.changed(via)
+        await until(lambda: not here.forwarding.transfers._lanes)
+        here.forwarding.transfers.passed_on(via, 0)
+        assert not here.forwarding.transfers._lanes
+
+
+async def test_the_destination_forgets_what_came_some_time_after_the_last_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forward_lane, "FORGET_S", 0.01)
+    async with world(via=(1, PLAIN), b=(1, PLAIN)) as here:
+        await pass_on(here, "b", "1")
+        await here.until_at("b", 1)
+        (lane,) = here.forwarding.transfers._lanes.values()
+        await until(lambda: not lane._marked and not held_now(here.entities["via"], TRANSFER))
+
+
+def test_a_part_of_locked_messages_keeps_its_lists_in_step() -> None:
+    whole = locked(0, 3)
+    whole.columns = {"destination": [b"a", b"b", b"a"]}
+    part = part_of(whole, [0, 2])
+    assert part.tokens == [whole.tokens[0], whole.tokens[2]] and part.columns["destination"] == [b"a", b"a"]
+    assert part.messages == [whole.messages[0], whole.messages[2]] and part.partition == whole.partition
+    assert part_of(whole, [0, 1, 2]) is whole

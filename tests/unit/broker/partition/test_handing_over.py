@@ -1,0 +1,151 @@
+"""broker/partition/handing_over.py: what another entity hands over is stored once, whatever happens in
+between."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.base.errors import Reason
+from broker.entities.descriptions import MAIN, QueueSettings
+from broker.operations import Complete, Failed, Send, Sent
+from broker.partition.origins import Origins
+from broker.partition.task import Health, TaskLimits
+from broker.partition.upkeep import UpkeepLimits
+from broker.transfer_operations import HandedOver, HandOver
+from tests.support.partition_harness import Harness, one
+
+SOURCE, OTHER = b"source", b"other"
+EAGER = UpkeepLimits(
+    checkpoint_bytes=2_000, garbage_bytes_max=1_000, garbage_bytes_at_rest=1_000, relocation_bytes=4_000
+)
+
+
+def hand(numbers: str, keeps: str | None = None, source: bytes = SOURCE) -> HandOver:
+    """Messages whose numbers are the codes of these letters, and whose text is the letter."""
+    return HandOver(
+        source,
+        list(map(ord, numbers)),
+        [each.encode() for each in numbers],
+        keeps=None if keeps is None else list(map(ord, keeps)),
+    )
+
+
+def letters(numbers: object) -> str:
+    assert isinstance(numbers, list | tuple)
+    return "".join(map(chr, numbers))
+
+
+async def stored(harness: Harness) -> str:
+    return b"".join((await harness.peek()).messages).decode()
+
+
+def kept(harness: Harness, source: bytes = SOURCE) -> str:
+    partition = harness.task._partition
+    assert partition is not None
+    return letters(tuple(partition.messages.states.of(Origins).of(source)))
+
+
+async def open_again(harness: Harness, clean: bool = False) -> None:
+    await harness.restart(clean=clean)
+    harness.task._open_wanted = True
+    await harness.until_quiet()
+    assert harness.task.health is Health.HEALTHY
+
+
+async def test_a_message_that_comes_again_is_known() -> None:
+    harness = Harness()
+    answer = one(await harness.do(1, hand("abc")), HandedOver)
+    assert (answer.known, answer.duplicates, letters(answer.kept)) == ([], [], "")
+    answer = one(await harness.do(1, hand("xbya")), HandedOver)
+    assert (answer.known, letters(answer.kept)) == ([1, 3], "c")
+    assert await stored(harness) == "abcxy" and sorted(kept(harness)) == list("abcxy")
+
+
+async def test_the_same_number_of_another_source_is_another_message() -> None:
+    harness = Harness()
+    await harness.do(1, hand("ab"), hand("b", source=OTHER))
+    assert await stored(harness) == "abb" and (kept(harness), kept(harness, OTHER)) == ("ab", "b")
+
+
+async def test_only_what_the_source_may_send_again_is_kept() -> None:
+    harness = Harness()
+    await harness.do(1, hand("abc"))
+    answer = one(await harness.do(1, hand("de", keeps="bz")), HandedOver)
+    assert letters(answer.kept) == "b" and kept(harness) == "bde"
+    answer = one(await harness.do(1, hand("", keeps="")), HandedOver)
+    assert answer == HandedOver([], [], []) and kept(harness) == ""
+    assert await stored(harness) == "abcde"
+
+
+@pytest.mark.parametrize("clean", [False, True], ids=["crash", "stop"])
+async def test_a_restart_forgets_nothing(clean: bool) -> None:
+    harness = Harness()
+    await harness.do(1, hand("abc"), hand("d", keeps="c"))
+    await open_again(harness, clean)
+    answer = one(await harness.do(1, hand("cde")), HandedOver)
+    assert answer.known == [0, 1] and await stored(harness) == "abcde"
+
+
+async def test_trimming_forgets_nothing() -> None:
+    harness = Harness(limits=TaskLimits(upkeep=EAGER), segment_bytes=4_000)
+    await harness.do(1, hand("ab"))
+    for _ in range(20):
+        one(await harness.do(2, Send([bytes(1_000)], None)), Sent)
+        await harness.do(2, Complete((await harness.receive(2)).tokens))
+    assert harness.log.start > 0, "the record is gone"
+    await open_again(harness)
+    assert one(await harness.do(1, hand("b")), HandedOver).known == [0]
+
+
+async def test_a_full_disk_leaves_neither_the_messages_nor_their_numbers() -> None:
+    harness = Harness()
+    await harness.do(1, hand("a"))
+    harness.log.fill_disk()
+    first, second, third = await harness.do(1, hand("ab", "a"), hand("a"), hand("bc"))
+    for answer in (first, second, third):
+        assert isinstance(answer, Failed) and answer.reason is Reason.DISK_FULL
+    assert kept(harness) == "a"
+    harness.log.empty_disk()
+    assert one(await harness.do(1, hand("abc")), HandedOver).known == [0]
+    await open_again(harness)
+    assert await stored(harness) == "abc" and sorted(kept(harness)) == list("abc")
+
+
+async def test_an_operation_that_only_forgets_survives_a_full_disk() -> None:
+    harness = Harness(payload_bytes=1 << 20)
+    await harness.do(1, hand("abc"))
+    harness.log.fill_disk()
+    answers = await harness.do(1, hand("", keeps="b"), Send([b"x"], None))
+    assert [type(answer) for answer in answers] == [Failed, Failed], "both are in one commit"
+    harness.log.empty_disk()
+    await open_again(harness)
+    assert one(await harness.do(1, hand("b")), HandedOver).known == [0]
+    assert await stored(harness) == "abc"
+
+
+async def test_what_is_over_the_quota_is_not_remembered() -> None:
+    harness = Harness(QueueSettings(max_size_mb=1))
+    large = HandOver(SOURCE, [1, 2], [bytes(600_000), bytes(600_000)])
+    assert one(await harness.do(1, large), Failed).reason is Reason.QUOTA_EXCEEDED
+    assert kept(harness) == ""
+
+
+async def test_duplicates_are_dropped_and_named() -> None:
+    harness = Harness(QueueSettings(requires_duplicate_detection=True))
+    identity = {letter: letter.encode() * 15 for letter in "abc"}
+    await harness.do(1, Send([b"a"], None, identities=[identity["a"]]))
+    over = hand("ab")
+    over.identities = [identity["a"], identity["b"]]
+    assert one(await harness.do(1, over), HandedOver) == HandedOver([], [0], [])
+    over = hand("abc")
+    over.identities = [identity[letter] for letter in "abc"]
+    assert one(await harness.do(1, over), HandedOver) == HandedOver([0, 1], [], [])
+    assert await stored(harness) == "abc"
+
+
+async def test_messages_arrive_in_the_main_subqueue_with_their_time_to_live() -> None:
+    harness = Harness()
+    await harness.do(1, HandOver(SOURCE, [7], [b"x"], [5_000]))
+    locked = await harness.receive(2)
+    (expires_ms,) = locked.expires_at_ms
+    assert locked.subqueue == MAIN and expires_ms == locked.enqueued_at_ms[0] + 5_000

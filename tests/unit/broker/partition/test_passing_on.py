@@ -1,0 +1,127 @@
+"""Messages for other entities in one partition: they are in the transfer subqueue with the commit of their
+transaction, or nowhere, and nobody is given them on the way."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.base.errors import Reason
+from broker.entities.descriptions import MAIN, TRANSFER, TRANSFER_DEAD_LETTER, QueueSettings
+from broker.operations import (
+    DESTINATION,
+    SESSION_ID,
+    Complete,
+    Demand,
+    Failed,
+    Locked,
+    Send,
+    Sent,
+    Settled,
+    Transact,
+    Transacted,
+    Withdraw,
+)
+from broker.session_operations import AcceptSession, SessionAccepted
+from broker.transfer_operations import FailTransfer, LockNext
+from storage.errors import CommitFailed
+from tests.support.partition_harness import Harness, one
+
+MINUTE_MS = 60_000
+
+
+def transfers(*bodies: bytes, to: bytes = b"other") -> Send:
+    return Send(list(bodies), None, columns={DESTINATION: [to] * len(bodies)})
+
+
+async def bodies(harness: Harness, subqueue: str) -> list[bytes]:
+    return (await harness.peek(subqueue)).messages
+
+
+async def lock_next(harness: Harness, count: int = 10) -> Locked:
+    return one(await harness.do(9, LockNext(TRANSFER, count, 1 << 20, MINUTE_MS, "next")), Locked)
+
+
+@pytest.mark.parametrize("restarts", [None, "crash", "clean", "no checkpoint"])
+async def test_they_are_kept_with_the_rest_of_the_transaction(restarts: str | None) -> None:
+    harness = Harness(QueueSettings(default_time_to_live_ms=1_000))
+    await harness.send(b"old")
+    tokens = (await harness.receive(1)).tokens
+    await harness.do(2, Demand(MAIN, 5))
+    asked = Transact(
+        Send([b"here"], None), [Complete(tokens)], "mine", transfers=transfers(b"there", b"too", to=b"b")
+    )
+    assert (await harness.do(1, asked))[-1] == Transacted(3, "mine")
+    assert one(harness.take(2), Locked).messages == [b"here"], "the others are for nobody here"
+    if restarts:
+        if restarts == "no checkpoint":
+            harness.log.disk.checkpoint = None
+        await harness.restart(clean=restarts == "clean")
+    await harness.advance(2_000)
+    locked = await lock_next(harness)
+    assert (locked.messages, locked.columns[DESTINATION]) == ([b"there", b"too"], [b"b", b"b"])
+    counts = harness.task.counts()
+    assert counts[TRANSFER].active == 2
+    await harness.do(9, Complete(locked.tokens[:1]))
+    failed = FailTransfer(locked.tokens[1:])
+    assert one(await harness.do(9, failed), Settled).failures == {}
+    assert await bodies(harness, TRANSFER) == []
+    assert await bodies(harness, TRANSFER_DEAD_LETTER) == [b"too"]
+
+
+async def test_plain_messages_are_received_as_before_beside_them() -> None:
+    """Columns must not make an index of sessions for messages that have none."""
+    harness = Harness()
+    await harness.send(b"a", b"b")
+    locked = await harness.receive(1, 2)
+    await harness.do(1, Transact(Send([], None), [], transfers=transfers(b"x")))
+    await harness.do(1, Withdraw(MAIN))
+    await harness.restart()
+    found = await harness.receive(1, 2)
+    assert found.messages == [b"a", b"b"] and locked.messages == found.messages
+    assert one(await harness.do(1, Complete(found.tokens[1:])), Settled).failures == {}
+    partition = harness.task._partition
+    assert partition is not None and partition.messages.main.sessions is None
+
+
+async def test_a_queue_with_sessions_can_pass_messages_on() -> None:
+    harness = Harness(QueueSettings(requires_session=True))
+    send = Send([b"1"], None, columns={SESSION_ID: [b"s"]})
+    one(await harness.do(1, send), Sent)
+    one(await harness.do(1, AcceptSession(MAIN, b"s")), SessionAccepted)
+    locked = one(await harness.do(1, Demand(MAIN, 1)), Locked)
+    again = Send([b"2"], None, columns={SESSION_ID: [b"s"]})
+    asked = Transact(again, [Complete(locked.tokens)], transfers=transfers(b"x"))
+    assert await harness.do(1, asked) == [Transacted(2, None)]
+    await harness.restart()
+    assert await bodies(harness, MAIN) == [b"2"] and (await lock_next(harness)).messages == [b"x"]
+    one(await harness.do(2, AcceptSession(MAIN, b"s")), SessionAccepted)
+    assert one(await harness.do(2, Demand(MAIN, 1)), Locked).messages == [b"2"]
+
+
+async def test_a_full_disk_leaves_nothing_of_them_and_every_lock_as_it_was() -> None:
+    harness = Harness()
+    await harness.send(b"old")
+    tokens = (await harness.receive(1)).tokens
+    asked = Transact(Send([b"here"], None), [Complete(tokens)], transfers=transfers(b"there"))
+    harness.log.fill_disk()
+    assert one(await harness.do(1, asked), Failed).reason is Reason.DISK_FULL
+    harness.log.empty_disk()
+    assert await bodies(harness, TRANSFER) == [] and await bodies(harness, MAIN) == [b"old"]
+    assert await harness.do(1, asked) == [Transacted(2, None)]
+    assert await bodies(harness, MAIN) == [b"here"]
+
+
+async def test_a_commit_that_fails_leaves_nothing() -> None:
+    harness = Harness()
+    harness.log.fail_append(CommitFailed("no"))
+    await harness.do(1, Transact(Send([], None), [], transfers=transfers(b"there")))
+    harness.clock.advance(20_000)
+    await harness.until_quiet()
+    assert await bodies(harness, TRANSFER) == []
+
+
+async def test_they_count_towards_the_quota() -> None:
+    harness = Harness(QueueSettings(max_size_mb=1))
+    large = Transact(Send([b"x"], None), [], transfers=transfers(bytes(1 << 20)))
+    assert one(await harness.do(1, large), Failed).reason is Reason.QUOTA_EXCEEDED
+    assert await bodies(harness, MAIN) == []

@@ -1,0 +1,12 @@
+"""broker/transfer_operations.py: sources of messages differ where numbers could meet."""
+
+from __future__ import annotations
+
+from broker.transfer_operations import source_of
+
+
+def test_each_subqueue_of_each_partition_of_each_generation_is_a_source_of_its_own() -> None:
+    sources = [
+        source_of(*each) for each in (("a", 1, 0), ("a", 10, 0), ("a", 1, 1), ("b", 1, 0), ("a1", 0, 0))
+    ]
+    assert len(set(sources)) == len(sources)
