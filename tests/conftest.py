@@ -1,12 +1,16 @@
-"""What holds for every test: property tests draw the same examples in each run, unless HYPOTHESIS_PROFILE
-says otherwise."""
+"""What holds for every test: property tests draw the same examples in each run, whatever other tests run with
+them, unless HYPOTHESIS_PROFILE says otherwise."""
 
 from __future__ import annotations
 
 import os
 
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 settings.register_profile("same", derandomize=True)
 settings.register_profile("random", print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+if settings.get_current_profile_name() == "same":
+    # Hypothesis also draws constants of the modules imported so far: other examples beside other tests.
+    providers._get_local_constants = lambda: providers._local_constants

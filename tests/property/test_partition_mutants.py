@@ -1,0 +1,231 @@
+"""What the model of the partition notices: each of these mutants is a small mistake in the product, and the
+model must fail on it.
+
+A mutant replaces a few characters in one function. If a function has changed so that the characters are not
+there any more, choose others for the same mistake. `make test` tries a few mutants, `make simulate` all.
+"""
+
+from __future__ import annotations
+import __future__
+
+import inspect
+import os
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import Phase, Verbosity, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from broker.partition import delivery_count, lock_expiry, schedule
+from broker.partition.browsing import Browsing
+from broker.partition.duplicates import Duplicates
+from broker.partition.message_sessions import MessageSessions
+from broker.partition.session_locks import SessionLocks
+from broker.partition.settling import Settling
+from broker.partition.subqueue import Subqueue
+from broker.partition.time_to_live import TimeToLive
+from broker.partition.transactions import Transactions
+from tests.property.test_partition_model import LONG, PartitionMachine
+
+
+class Mutant(NamedTuple):
+    """A mistake: `old` becomes `new` in a function."""
+
+    mistake: str
+    function: Callable[..., Any]
+    old: str
+    new: str
+
+
+MUTANTS = [
+    Mutant(
+        "a completed message comes back after a restart",
+        Settling._remove,
+        "self._space.mark(",
+        "self._space.messages.apply_mark(",
+    ),
+    Mutant(
+        "a lock that ends counts no delivery",
+        lock_expiry.run_out_locks,
+        "failed_delivery(space, time_to_live, subqueue, references, None)",
+        "time_to_live.give_back(subqueue, references)",
+    ),
+    Mutant(
+        "a message is delivered once too often before it is dead-lettered",
+        delivery_count.failed_delivery,
+        ".max_delivery_count - 1",
+        ".max_delivery_count",
+    ),
+    Mutant(
+        "a message that expires while it is locked stays",
+        TimeToLive.give_back,
+        "each.lives_until_ms <= self._space.cycle.now_ms",
+        "False",
+    ),
+    Mutant(
+        "deferring counts no delivery",
+        Settling._defer,
+        "counts_delivery=subqueue.role.counts_deliveries",
+        "counts_delivery=False",
+    ),
+    Mutant(
+        "changed properties replace earlier ones",
+        Subqueue.change,
+        "merge_changes(before, changed)",
+        "changed",
+    ),
+    Mutant(
+        "a message in a dead-letter queue is dead-lettered again",
+        Settling.dead_letter,
+        "failures[place] = Reason.NOT_ALLOWED",
+        "places.append(place)",
+    ),
+    Mutant(
+        "peeking at one session shows all",
+        Browsing._visible,
+        "session_id is not None and reference.session_id != session_id",
+        "False",
+    ),
+    Mutant(
+        "a peek shows what a full disk is going to refuse",
+        Browsing._visible,
+        "if cycle.has_sent and number >= cycle.first_sent:",
+        "if False:",
+    ),
+    Mutant(
+        "purging looks at no states",
+        Browsing.delete,
+        "reference.state in states",
+        "True",
+    ),
+    Mutant(
+        "a session's messages overtake a delayed one",
+        MessageSessions.has_next,
+        "not session.available or not session.delayed",
+        "True",
+    ),
+    Mutant(
+        "losing a session counts no delivery",
+        SessionLocks._lose,
+        "failed_delivery(space, self._time_to_live, subqueue, references, None)",
+        "self._time_to_live.give_back(subqueue, references)",
+    ),
+    Mutant(
+        "a receiver that closes its session counts deliveries",
+        SessionLocks.detach,
+        "self._time_to_live.give_back(subqueue, references)",
+        "failed_delivery(self._space, self._time_to_live, subqueue, references, None)",
+    ),
+    Mutant(
+        "renewing a session leaves the locks of its messages behind",
+        SessionLocks.renew,
+        "for lease in lock.leases:",
+        "for lease in ():",
+    ),
+    Mutant(
+        "messages that come due together are enqueued in the wrong order",
+        schedule.Schedule.enqueue_due,
+        "sorted(due, key=_IN_ORDER)",
+        "sorted(due, key=_IN_ORDER, reverse=True)",
+    ),
+    Mutant(
+        "cancelling removes messages that are active by now",
+        schedule.Schedule._find,
+        "reference.state is not SCHEDULED",
+        "reference.lease is not None",
+    ),
+    Mutant(
+        "the time to live of a scheduled message begins when it is sent",
+        schedule.later_expiries,
+        "expires_ms + at_ms - enqueued_ms if at_ms and expires_ms else expires_ms",
+        "expires_ms",
+    ),
+    Mutant(
+        "half of the window detects duplicates",
+        Duplicates.known,
+        "since_ms + window_ms > now_ms",
+        "since_ms + window_ms // 2 > now_ms",
+    ),
+    Mutant(
+        "a restart forgets message-ids",
+        Duplicates.forget_old,
+        "now_ms - min(max(wall_ms - slot.wall_ms, 0), window_ms)",
+        "now_ms - window_ms",
+    ),
+    Mutant(
+        "message-ids of refused messages are remembered",
+        Duplicates.undo,
+        "self._take_out(slot, slot.identities.pop())",
+        "pass",
+    ),
+    Mutant(
+        "a refused transaction keeps its locks from their clients",
+        Transactions.give_up,
+        "for held in pending.locks:",
+        "for held in ():",
+    ),
+    Mutant(
+        "locks cannot be renewed for longer than usual",
+        Settling.renew,
+        "until_ms = space.cycle.now_ms + operation.duration_ms",
+        "until_ms = space.locked_until_ms(space.messages.main)",
+    ),
+]
+TRIED_EACH_TIME = 5
+EXAMPLES_MAX = 400
+"""Few mutants need more than some dozens of examples."""
+
+
+def function_of(mutant: Mutant) -> FunctionType:
+    assert isinstance(mutant.function, FunctionType)
+    return mutant.function
+
+
+@contextmanager
+def applied(mutant: Mutant) -> Iterator[None]:
+    """Run the mutant instead of the function, for everyone who calls it."""
+    function = function_of(mutant)
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(mutant.old) == 1, f"{function.__qualname__} has changed: choose another mutant"
+    names = dict(function.__globals__)
+    flags = __future__.annotations.compiler_flag
+    exec(compile(source.replace(mutant.old, mutant.new), "mutant", "exec", flags), names)
+    before, function.__code__ = function.__code__, names[function.__name__].__code__
+    try:
+        yield
+    finally:
+        function.__code__ = before
+
+
+def tried() -> list[Mutant]:
+    if os.environ.get("HYPOTHESIS_PROFILE") == "random":
+        return MUTANTS
+    return MUTANTS[:: -(-len(MUTANTS) // TRIED_EACH_TIME)]
+
+
+@pytest.mark.parametrize("mutant", tried(), ids=lambda mutant: mutant.mistake.replace(" ", "-"))
+def test_the_model_notices_a_mistake(mutant: Mutant) -> None:
+    short = settings(
+        LONG,
+        max_examples=EXAMPLES_MAX,
+        phases=[Phase.generate],
+        database=None,
+        verbosity=Verbosity.quiet,
+        report_multiple_bugs=False,
+    )
+    with applied(mutant), pytest.raises(Exception) as noticed:
+        run_state_machine_as_test(PartitionMachine, settings=short)
+    print(repr(noticed.value))
+
+
+def test_each_mutant_fits_its_function() -> None:
+    assert len(MUTANTS) >= 20
+    for mutant in MUTANTS:
+        before = function_of(mutant).__code__
+        with applied(mutant):
+            assert function_of(mutant).__code__ is not before
+        assert function_of(mutant).__code__ is before
