@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
+from tests.interop.programs import GO, JAVA, JMS, JS, PREPARATION
 from tests.interop.scenarios import all_queues
 from tests.support.broker_process import BrokerProcess
 
@@ -22,6 +23,8 @@ TOOLS = {
     "test_go.py": ("go",),
     "test_java.py": ("java", "mvn"),
     "test_jms.py": ("java", "mvn"),
+    "test_forwarding.py": ("node", "npm"),
+    "test_error_conditions.py": ("node", "npm", "go", "java", "mvn"),
 }
 """Tools that each test file needs besides Python."""
 
@@ -42,6 +45,24 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             f"NOT RUN: tests/interop/{name}: this machine has no {' and no '.join(MISSING[name])}",
             yellow=True,
         )
+
+
+PROGRAMS = {
+    "test_admin_js.py": (JS,),
+    "test_error_conditions.py": (JS, GO, JAVA),
+    "test_javascript.py": (JS,),
+    "test_go.py": (GO,),
+    "test_java.py": (JAVA,),
+    "test_jms.py": (JMS,),
+}
+"""Programs in other languages that each test file runs."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def preparation(request: pytest.FixtureRequest) -> None:
+    """Begin to build the programs of the tests that will run."""
+    files = dict.fromkeys(item.path.name for item in request.session.items)
+    PREPARATION.begin(program for name in files for program in PROGRAMS.get(name, ()))
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,13 +24,16 @@ HERE = Path(__file__).resolve().parent
 CACHE = REPOSITORY / ".cache" / "interop"
 """Folder for builds and downloaded clients; created when missing."""
 
+JS, GO, JAVA, JMS = (HERE / name for name in ("js", "go", "java", "jms"))
+GO_PROGRAM = CACHE / "go-client"
+
 BUILDS_WITHIN_S = 300
 RUNS_WITHIN_S = 150
 
 
 @dataclass(slots=True, frozen=True)
 class Result:
-    """Result of one scenario; `detail` is the program's own account."""
+    """Result of one scenario; `detail` is the program's own account of a failure, or of a refusal."""
 
     ok: bool
     detail: str
@@ -76,7 +80,9 @@ def run_program(
     addresses: Addresses,
     extra: Mapping[str, str] | None = None,
 ) -> Report:
-    """Run a client's program to its end, for at most `RUNS_WITHIN_S`, and read its report."""
+    """Run a client's program to its end, for at most `RUNS_WITHIN_S`, and read its report. `extra` adds to
+    its environment, or overrides it.
+    """
     environment = {**os.environ, **environment_of(client, addresses), **(extra or {})}
     try:
         ended = subprocess.run(
@@ -95,21 +101,78 @@ def run_program(
     return read_report(output, how)
 
 
-def run_java(folder: Path, main: str, heap: str, client: str, addresses: Addresses) -> Report:
-    """Run the class `main` of a Maven project with this heap size. Builds the project first when a source is
-    newer than the last build.
+class Preparation:
+    """Builds the programs and downloads their packages, once for all tests.
+
+    In the background, because most tests wait for clients rather than for a processor.
     """
-    classes, classpath = folder / "target" / "classes", folder / "target" / "classpath.txt"
-    if not is_newer(classpath, [folder / "pom.xml", *folder.glob("src/**/*.java")]):
-        build(
-            ["mvn", "-q", "-B", "compile", "dependency:build-classpath", f"-Dmdep.outputFile={classpath}"],
-            folder,
-        )
-        classpath.touch()
-    found = f"{classes}:{classpath.read_text(encoding='utf-8').strip()}"
-    return run_program(
-        ["java", f"-Xmx{heap}", "-XX:TieredStopAtLevel=1", "-cp", found, main], folder, client, addresses
-    )
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "preparation")
+        self._done: dict[Path, Future[None]] = {}
+
+    def begin(self, folders: Iterable[Path]) -> None:
+        """Prepare the programs of these folders, in this order."""
+        for folder in folders:
+            if folder not in self._done:
+                self._done[folder] = self._thread.submit(_prepare, folder)
+
+    def wait(self, folder: Path) -> None:
+        """Wait until a program is ready. Fails if it cannot be built."""
+        self.begin([folder])
+        self._done[folder].result()
+
+
+def _prepare(folder: Path) -> None:
+    if folder == GO:  # Go's own cache makes repeated builds cheap
+        build(["go", "build", "-o", str(GO_PROGRAM), "."], GO)
+    elif folder == JS:
+        installed = JS / "node_modules" / ".package-lock.json"
+        if not is_newer(installed, [JS / "package.json"]):
+            build(["npm", "install", "--no-package-lock", "--ignore-scripts", "--no-audit", "--no-fund"], JS)
+            installed.touch()
+    else:
+        classpath = _classpath(folder)
+        if not is_newer(classpath, [folder / "pom.xml", *folder.glob("src/**/*.java")]):
+            goals = ["compile", "dependency:build-classpath", f"-Dmdep.outputFile={classpath}"]
+            build(["mvn", "-q", "-B", *goals], folder)
+            classpath.touch()
+
+
+def _classpath(folder: Path) -> Path:
+    return folder / "target" / "classpath.txt"
+
+
+PREPARATION = Preparation()
+
+
+def run_go(addresses: Addresses, extra: Mapping[str, str] | None = None) -> Report:
+    """Run the official Go client."""
+    PREPARATION.wait(GO)
+    return run_program([str(GO_PROGRAM)], GO, "go", addresses, extra)
+
+
+def run_node(
+    script: str, client: str, addresses: Addresses, extra: Mapping[str, str] | None = None
+) -> Report:
+    """Run a script in JavaScript."""
+    PREPARATION.wait(JS)
+    return run_program(["node", script], JS, client, addresses, extra)
+
+
+def run_java(
+    folder: Path,
+    main: str,
+    heap: str,
+    client: str,
+    addresses: Addresses,
+    extra: Mapping[str, str] | None = None,
+) -> Report:
+    """Run the class `main` of a Maven project with this heap size."""
+    PREPARATION.wait(folder)
+    found = f"{folder / 'target' / 'classes'}:{_classpath(folder).read_text(encoding='utf-8').strip()}"
+    command = ["java", f"-Xmx{heap}", "-XX:TieredStopAtLevel=1", "-cp", found, main]
+    return run_program(command, folder, client, addresses, extra)
 
 
 def read_report(output: str, how: str) -> Report:

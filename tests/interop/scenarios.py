@@ -155,17 +155,21 @@ TRANSACTIONS: dict[str, dict[str, object]] = {
     "roll-back": {},
     "connection-drops": {"LockDuration": f"PT{LOCK_SHORT_S}S"},
     "refusals": {},
-    "two-entities": {},
+    "several-entities": {},
+    "named-via": {},
     "plain-entity": {"PartitionCount": 1},
     "too-many": {},
+    "schedules": {},
 }
 """Scenarios with transactions."""
 
 JAVA_TRANSACTIONS: dict[str, dict[str, object]] = {
     "transaction-commit": {},
     "transaction-roll-back": {},
+    "transaction-schedules": {},
     "transaction-refusals": {},
     "transaction-in-a-session": {"RequiresSession": True},
+    "transaction-over-entities": {},
 }
 """Of the official clients, those for Java and .NET have transactions."""
 
@@ -204,6 +208,14 @@ client renews without a pause.
 LOGINS = ["logins"]
 """The queue of `test_logins.py`."""
 
+DESTINATIONS: dict[str, dict[str, object]] = {
+    "proton-transactions.several-entities.to": {},
+    "proton-transactions.named-via.to": {"PartitionCount": 1},
+    "java.transaction-over-entities.to": {"PartitionCount": 4},
+    "java.transaction-over-entities.too": {"PartitionCount": 1},
+}
+"""Queues to which the scenarios whose names they begin with send through another one."""
+
 DEMO = "demo"
 """The queue of `test_demo.py`."""
 
@@ -225,5 +237,6 @@ def all_queues() -> list[dict[str, object]]:
     return (
         of_scenarios
         + others
+        + [queue(name, **{"PartitionCount": 16, **properties}) for name, properties in DESTINATIONS.items()]
         + [queue(name, PartitionCount=4, LockDuration=f"PT{LOCK_RENEWED_S}S") for name in CONCURRENT.values()]
     )

@@ -19,6 +19,7 @@ from azure.servicebus import (
 
 from broker.base.clock import SystemClock
 from storage.disk import LocalDisk
+from tests.support.azure_client import azure_client
 from tests.support.broker_process import queue
 from tests.support.broker_thread import BrokerThread
 
@@ -54,7 +55,7 @@ def client(tmp_path: Path, clock: SettableClock) -> Iterator[ServiceBusClient]:
     queues = [queue("orders", LockDuration=f"PT{LOCK_S:g}S")]
     with (
         BrokerThread(tmp_path, queues, LocalDisk(), clock=clock) as broker,
-        ServiceBusClient.from_connection_string(broker.addresses.connection_string()) as client,
+        azure_client(broker.addresses.connection_string()) as client,
     ):
         yield client
 

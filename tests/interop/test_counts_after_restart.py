@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 from azure.servicebus import ServiceBusMessage
-from azure.servicebus.aio import ServiceBusClient
 
 from storage.disk import LocalDisk
 from storage.partition_index import COPY_NAME, INDEX_NAME, PartitionIndex
+from tests.support.azure_client import aio_client
 from tests.support.broker_process import BrokerProcess, queue
 
 MESSAGES = 20
@@ -38,7 +38,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 async def send(broker: BrokerProcess, name: str, time_to_live: timedelta | None = None) -> None:
     address = broker.addresses.connection_string()
     async with (
-        ServiceBusClient.from_connection_string(address) as client,
+        aio_client(address) as client,
         client.get_queue_sender(name) as sender,
     ):
         for number in range(MESSAGES):  # messages without a key take turns among the partitions

@@ -9,9 +9,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from azure.servicebus import ServiceBusMessage
 from azure.servicebus.management import ServiceBusAdministrationClient
 
+from tests.support.azure_client import azure_client
 from tests.support.broker_process import KEY, KEY_NAME, BrokerProcess
 
 WITHIN_S = 30.0
@@ -20,7 +21,7 @@ MESSAGES = 30
 
 def send_all(broker: BrokerProcess) -> None:
     """Send the same messages, in a batch, which goes to several partitions."""
-    client = ServiceBusClient.from_connection_string(broker.addresses.connection_string())
+    client = azure_client(broker.addresses.connection_string())
     with client, client.get_queue_sender("orders") as sender:
         batch = sender.create_message_batch()
         for number in range(MESSAGES):

@@ -14,6 +14,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage, ServiceBusReceiveMode
 from azure.servicebus.aio import ServiceBusClient
 
+from tests.support.azure_client import aio_client
 from tests.support.broker_process import BrokerProcess, queue
 
 FILES_MAX = 256
@@ -75,7 +76,7 @@ async def receive(client: ServiceBusClient, name: str, count: int) -> list[str]:
 async def test_twice_as_many_partitions_as_descriptors_are_served(broker: BrokerProcess) -> None:
     address = broker.addresses.connection_string()
     async with (
-        ServiceBusClient.from_connection_string(address, retry_total=0) as client,
+        aio_client(address, retry_total=0) as client,
         asyncio.timeout(WITHIN_S),
     ):
         for round_number in range(2):
@@ -99,7 +100,7 @@ async def test_twice_as_many_partitions_as_descriptors_are_served(broker: Broker
 async def test_files_of_idle_partitions_are_closed(broker: BrokerProcess) -> None:
     address = broker.addresses.connection_string()
     async with (
-        ServiceBusClient.from_connection_string(address, retry_total=0) as client,
+        aio_client(address, retry_total=0) as client,
         asyncio.timeout(WITHIN_S),
     ):
         for round_number in range(2):
@@ -115,7 +116,7 @@ async def test_clients_leave_the_partitions_enough_descriptors(broker: BrokerPro
     """
     address = broker.addresses.connection_string()
     async with (
-        ServiceBusClient.from_connection_string(address, retry_total=0) as client,
+        aio_client(address, retry_total=0) as client,
         asyncio.timeout(WITHIN_S),
     ):
         async with client.get_queue_sender(QUEUES[0]) as sender:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 from azure.core.exceptions import ResourceNotFoundError
-from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import MessagingEntityNotFoundError
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from tests.interop.test_admin_python import client_of
+from tests.support.azure_client import azure_client
 from tests.support.broker_process import BrokerProcess, queue
 
 WITHIN_S = 30.0
@@ -33,7 +34,7 @@ def test_an_idle_queue_is_deleted_and_one_with_a_receiver_is_not(tmp_path: Path)
     with BrokerProcess(tmp_path, queues, environment=MINIMUM) as broker:
         admin = client_of(broker)
         admin.create_queue("used", auto_delete_on_idle=timedelta(seconds=2))
-        with ServiceBusClient.from_connection_string(broker.addresses.connection_string()) as client:
+        with azure_client(broker.addresses.connection_string()) as client:
             with client.get_queue_receiver("used") as receiver:
                 until = time.monotonic() + WITHIN_S
                 while is_there(admin, "from-file") and time.monotonic() < until:

@@ -5,30 +5,19 @@ from __future__ import annotations
 
 import pytest
 
-from tests.interop.programs import HERE, Report, build, is_newer, run_program
+from tests.interop.programs import Report, run_node
 from tests.interop.scenarios import CLIENTS
 from tests.support.broker_process import BrokerProcess
 
-FOLDER = HERE / "js"
+
+@pytest.fixture(scope="session")
+def service_bus(broker: BrokerProcess) -> Report:
+    return run_node("service_bus.mjs", "javascript", broker.addresses)
 
 
 @pytest.fixture(scope="session")
-def packages() -> None:
-    """Install the packages of package.json if they are missing."""
-    installed = FOLDER / "node_modules" / ".package-lock.json"
-    if not is_newer(installed, [FOLDER / "package.json"]):
-        build(["npm", "install", "--no-package-lock", "--ignore-scripts", "--no-audit", "--no-fund"], FOLDER)
-        installed.touch()
-
-
-@pytest.fixture(scope="session")
-def service_bus(packages: None, broker: BrokerProcess) -> Report:
-    return run_program(["node", "service_bus.mjs"], FOLDER, "javascript", broker.addresses)
-
-
-@pytest.fixture(scope="session")
-def rhea(packages: None, broker: BrokerProcess) -> Report:
-    return run_program(["node", "rhea.mjs"], FOLDER, "rhea", broker.addresses)
+def rhea(broker: BrokerProcess) -> Report:
+    return run_node("rhea.mjs", "rhea", broker.addresses)
 
 
 @pytest.mark.parametrize("scenario", CLIENTS["javascript"])

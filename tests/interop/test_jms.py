@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.interop.programs import HERE, Report, run_java
+from tests.interop.programs import JMS, Report, run_java
 from tests.interop.scenarios import CLIENTS
 from tests.support.broker_process import BrokerProcess
 
@@ -12,7 +12,7 @@ from tests.support.broker_process import BrokerProcess
 @pytest.fixture(scope="session")
 def report(broker: BrokerProcess) -> Report:
     """The program's results."""
-    return run_java(HERE / "jms", "interop.Jms", "256m", "jms", broker.addresses)
+    return run_java(JMS, "interop.Jms", "256m", "jms", broker.addresses)
 
 
 @pytest.mark.parametrize("scenario", CLIENTS["jms"])

@@ -12,10 +12,11 @@ from typing import Any
 import aiohttp
 import pytest
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch, ServiceBusReceiveMode
-from azure.servicebus.aio import ServiceBusClient, ServiceBusSender
+from azure.servicebus.aio import ServiceBusSender
 from azure.servicebus.exceptions import ServiceBusServerBusyError
 
 from tests.bench.load.machine import resident_mib
+from tests.support.azure_client import aio_client
 from tests.support.broker_process import BrokerProcess, queue
 
 MIB = 1 << 20
@@ -62,7 +63,7 @@ async def warm_up(broker: BrokerProcess) -> None:
     """Do everything the test does once, with few messages."""
     address = broker.addresses.connection_string()
     async with (
-        ServiceBusClient.from_connection_string(address, retry_total=0) as client,
+        aio_client(address, retry_total=0) as client,
         asyncio.timeout(WITHIN_S),
     ):
         async with client.get_queue_sender("tiny") as sender:
@@ -109,7 +110,7 @@ async def test_tiny_messages_fill_the_broker_up_to_its_mark_and_receiving_makes_
 ) -> None:
     address = broker.addresses.connection_string()
     async with (
-        ServiceBusClient.from_connection_string(address, retry_total=0) as client,
+        aio_client(address, retry_total=0) as client,
         asyncio.timeout(WITHIN_S),
     ):
         mark = (await health(broker))["mark_bytes"]

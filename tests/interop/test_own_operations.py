@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from proton import Delivery, symbol, timestamp
 
 from tests.interop.own_management import longs, management, uuids
 from tests.interop.proton_blocking import Receiver, connected
+from tests.support.azure_client import azure_client
 from tests.support.broker_process import BrokerProcess, queue
 
 WITHIN_S = 30.0
@@ -33,17 +35,19 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         "official",
         "delaying",
         "deferring",
+        "rescheduling",
     )
     queues = [queue(name, PartitionCount=4, Partitioned=True) for name in names]
     queues[4]["Properties"]["LockDuration"] = "PT1S"  # type: ignore[index]
     queues.append(queue("sessions", RequiresSession=True, RequiresDuplicateDetection=True, PartitionCount=4))
+    queues.append(queue("purged-sessions", RequiresSession=True, PartitionCount=4))
     with BrokerProcess(tmp_path_factory.mktemp("own"), queues) as running:
         yield running
 
 
 @pytest.fixture
 def client(broker: BrokerProcess) -> Iterator[ServiceBusClient]:
-    with ServiceBusClient.from_connection_string(broker.addresses.connection_string()) as connected_client:
+    with azure_client(broker.addresses.connection_string()) as connected_client:
         yield connected_client
 
 
@@ -123,7 +127,7 @@ def test_named_dead_letters_are_redriven(broker: BrokerProcess, client: ServiceB
 def test_partitions_in_another_process_do_the_same(tmp_path: Path) -> None:
     queues = [queue("redriving", PartitionCount=4, Partitioned=True)]
     with BrokerProcess(tmp_path, queues, environment={"PARTIBUS_PARTITION_PROCESS": "true"}) as split:
-        with ServiceBusClient.from_connection_string(split.addresses.connection_string()) as client:
+        with azure_client(split.addresses.connection_string()) as client:
             redrive_named(split, client)
         with connected(split.addresses) as connection:
             with management(connection, "redriving" + DEAD) as node:
@@ -131,7 +135,69 @@ def test_partitions_in_another_process_do_the_same(tmp_path: Path) -> None:
                 assert node.ask("partibus:redrive-messages")[1] == {"message-count": 0}
             with management(connection, "redriving") as node:
                 assert node.ask("partibus:delete-messages", sequence_numbers=[1])[1]["missing"] == [1]
+                assert node.ask("partibus:deliver-scheduled-messages", sequence_numbers=[1])[1][
+                    "missing"
+                ] == [1]
                 assert node.ask("partibus:count-messages")[1]["active"] == 0
+
+
+def test_one_session_is_purged_or_deleted_and_the_others_stay(
+    broker: BrokerProcess, client: ServiceBusClient
+) -> None:
+    with client.get_queue_sender("purged-sessions") as sender:
+        for session_id in "abc":
+            for number in range(3):
+                sender.send_messages(ServiceBusMessage(f"{session_id}{number}", session_id=session_id))
+    with client.get_queue_receiver("purged-sessions", session_id="a") as receiver:
+        (held,) = receiver.receive_messages(1, max_wait_time=WITHIN_S)
+        with connected(broker.addresses) as connection:
+            with management(connection, "purged-sessions") as node:
+                body = node.ask("partibus:purge-messages", session_id="a")[1]
+                assert body == {"message-count": 2}, "the third is locked"
+                soon = timestamp(int((time.time() + 3600) * 1000))
+                some = {"message_count": 9, "enqueued_time_utc": soon, "session_id": "b"}
+                assert node.ask("com.microsoft:batch-delete-messages", **some) == (200, {"message-count": 3})
+                assert node.ask("com.microsoft:batch-delete-messages", **some | {"session_id": "x"})[0] == 204
+                assert node.ask("partibus:count-messages")[1]["active"] == 4
+            with management(connection, "refusing") as node:
+                for operation in ("partibus:purge-messages", "com.microsoft:batch-delete-messages"):
+                    status, error = node.ask(operation, session_id="a")
+                    assert (status, error["condition"]) == (400, "com.microsoft:argument-error")
+        receiver.complete_message(held)
+    with client.get_queue_receiver("purged-sessions", session_id="c") as receiver:
+        assert len(receiver.peek_messages(9)) == 3
+
+
+def test_scheduled_messages_are_given_another_time_or_delivered_now(
+    broker: BrokerProcess, client: ServiceBusClient
+) -> None:
+    later = datetime.now(UTC) + timedelta(hours=2)
+    with client.get_queue_sender("rescheduling") as sender:
+        messages = [ServiceBusMessage(key, partition_key=key, message_id=key) for key in KEYS]
+        numbers = sender.schedule_messages(messages, later)
+    assert len({number >> 48 for number in numbers}) > 1, "the keys belong to several partitions"
+    now, kept = numbers[:-2], numbers[-2:]
+    with connected(broker.addresses) as connection, management(connection, "rescheduling") as node:
+        body = node.ask("partibus:deliver-scheduled-messages", sequence_numbers=longs([*now, 99 << 48]))[1]
+        assert body == {"delivered": now, "missing": [99 << 48]}
+        at = timestamp(int(later.timestamp() * 1000) + 3_600_000)
+        asked = {"sequence_numbers": longs(kept), "scheduled_enqueue_time": at}
+        assert node.ask("partibus:reschedule-messages", **asked)[1] == {"rescheduled": kept, "missing": []}
+    with client.get_queue_receiver("rescheduling") as receiver:
+        found: list[str] = []
+        while len(found) < len(now):
+            for message in receiver.receive_messages(len(now), max_wait_time=WITHIN_S):
+                found.append(str(message))
+                receiver.complete_message(message)
+        assert sorted(found) == sorted(KEYS[:-2])
+        waiting = receiver.peek_messages(9, sequence_number=1)
+        assert sorted(each.sequence_number or 0 for each in waiting) == sorted(kept)
+        assert {
+            int(each.enqueued_time_utc.timestamp() * 1000) for each in waiting if each.enqueued_time_utc
+        } == {int(at)}
+    with connected(broker.addresses) as connection, management(connection, "rescheduling") as node:
+        body = node.ask("partibus:deliver-scheduled-messages", sequence_numbers=longs(now))[1]
+        assert body == {"delivered": [], "missing": now}, "they are active"
 
 
 def test_a_redriven_message_keeps_its_session_and_is_no_duplicate(
@@ -192,7 +258,7 @@ def test_dead_letters_are_redriven_by_reason_in_slices_and_survive_a_kill(
         assert redriven == 6
     broker.kill()
     broker.start()
-    with ServiceBusClient.from_connection_string(broker.addresses.connection_string()) as again:
+    with azure_client(broker.addresses.connection_string()) as again:
         assert len(peek(again, "filtering")) == 6
         left = peek(again, "filtering", sub_queue=ServiceBusSubQueue.DEAD_LETTER)
         assert [each.dead_letter_reason for each in left.values()] == ["late", "late"]
@@ -244,7 +310,7 @@ def test_an_abandoned_message_comes_back_after_its_delay_even_after_a_kill(
     broker.kill()
     broker.start()
     with (
-        ServiceBusClient.from_connection_string(broker.addresses.connection_string()) as restarted,
+        azure_client(broker.addresses.connection_string()) as restarted,
         restarted.get_queue_receiver("delaying") as receiver,
     ):
         (last,) = receiver.receive_messages(1, max_wait_time=WITHIN_S)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceiveMode, ServiceBusSubQueue
 
+from tests.support.azure_client import azure_client
 from tests.support.broker_process import BrokerProcess, queue
 
 WITHIN_S = 30.0
@@ -24,7 +25,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 
 def client_of(broker: BrokerProcess) -> ServiceBusClient:
-    return ServiceBusClient.from_connection_string(broker.addresses.connection_string())
+    return azure_client(broker.addresses.connection_string())
 
 
 def bodies(messages: Iterable[object]) -> set[str]:

@@ -10,8 +10,9 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from proton import Message
+from proton import UNDESCRIBED, Array, Data, Message, symbol, timestamp
 from proton.handlers import TransactionHandler
+from proton.reactor import SenderOption
 
 from tests.interop.proton_client import Received, Refused
 from tests.interop.proton_reactor import ReactorClient, ReactorReceiver, ReactorSender, Script
@@ -19,6 +20,8 @@ from tests.interop.scenarios import TRANSACTIONS, queue_name
 from tests.support.broker_process import Addresses, BrokerProcess
 
 TRANSACTIONAL = 0x34
+LATER = timestamp(4_102_444_800_000)
+"""The year 2100."""
 ACCEPTED, REJECTED, MODIFIED = 0x24, 0x25, 0x27
 
 
@@ -89,6 +92,16 @@ class Txn(TransactionHandler):
     def on_transaction_commit_failed(self, event: Any) -> None:
         self.condition = event.delivery.remote.condition
         self._note("commit failed")
+
+
+class Destination(SenderOption):
+    """Names the final destination of a sender whose target is the via entity."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def apply(self, sender: Any) -> None:
+        sender.properties = {symbol("com.microsoft:transfer-destination-address"): self._name}
 
 
 class Bench:
@@ -181,14 +194,57 @@ async def refusals(bench: Bench) -> None:
     assert await bench.bodies() == []
 
 
-async def two_entities(bench: Bench) -> None:
-    other = await bench.client.sender(queue_name("proton-transactions", "commit"))
+async def several_entities(bench: Bench) -> None:
+    """All links of this client share one AMQP session. What goes to other entities goes through the one whose
+    messages are settled."""
+    other_name = bench.queue + ".to"
+    other = await bench.client.sender(other_name)
+    received: Any = await bench.client.receiver(other_name)
+    await bench.send("old", "second")
+    found, second = await bench.receiver.receive(2)
+    gone = await bench.declare()
+    await gone.send(other, keyed("never", "a"))
+    await gone.settle(bench.receiver, found)
+    await gone.abort()
     txn = await bench.declare()
-    await txn.send(bench.sender, keyed("one"))
-    with pytest.raises(Refused, match="amqp:not-allowed"):
-        await txn.send(other, keyed("one"))
-    await txn.abort()
-    assert await bench.bodies() == []
+    await txn.send(other, keyed("there", "a"))
+    await txn.send(other, Message(body="without a key"))
+    await txn.send(bench.sender, keyed("here"))
+    await txn.settle(bench.receiver, found)
+    await txn.commit()
+    there = await received.receive(2)
+    assert sorted(each.message.body for each in there) == ["there", "without a key"]
+    refused = await bench.declare()
+    await refused.settle(bench.receiver, second)
+    with pytest.raises(Refused, match="amqp:not-allowed") as why:
+        await refused.settle(received, there[0])
+    assert bench.queue in str(why.value) and other_name in str(why.value)
+    with pytest.raises(Refused, match=r"commit failed.*amqp:transaction:rollback"):
+        await refused.commit()
+    for each in there[1:]:
+        await received.propose(each, ACCEPTED)
+    assert await bench.bodies() == ["here"]
+
+
+async def named_via(bench: Bench) -> None:
+    """A sender that names its via entity, in a transaction and outside; then the destination is gone."""
+    other_name = bench.queue + ".to"
+    received: Any = await bench.client.receiver(other_name)
+    via: Any = ReactorSender(bench.client)
+    via.link = bench.script.container.create_sender(
+        bench.client.connection, bench.queue, name="via", handler=via, options=Destination(other_name)
+    )
+    await via.attached(lambda: via.link.remote_target)
+    await via.send(Message(body="outside"))
+    txn = await bench.declare()
+    await txn.send(via, keyed("inside"))
+    await txn.send(bench.sender, keyed("here"))
+    await txn.commit()
+    found = await received.receive(2)
+    assert sorted(each.message.body for each in found) == ["inside", "outside"]
+    assert await bench.bodies() == ["here"]
+    for each in found:
+        await received.propose(each, ACCEPTED)
 
 
 async def plain_entity(bench: Bench) -> None:
@@ -216,14 +272,70 @@ async def too_many(bench: Bench) -> None:
     assert await bench.bodies() == []
 
 
+async def schedules(bench: Bench) -> None:
+    """Requests to `$management` that are part of a transaction."""
+    node: Any = await bench.client.sender(f"{bench.queue}/$management")
+    responses: Any = await bench.client.receiver(f"{bench.queue}/$management")
+
+    async def ask(txn: Txn | None, operation: str, body: dict[str, Any]) -> Any:
+        request = Message(id="1", properties={"operation": operation}, body=body)
+        await (node.send(request) if txn is None else txn.send(node, request))
+        (response,) = await responses.receive(1)
+        await responses.propose(response, ACCEPTED)
+        assert response.message.properties["statusCode"] == 200, response.message.properties
+        return response.message.body
+
+    async def scheduled() -> int:
+        counts = await ask(None, "partibus:count-messages", {})
+        return int(counts["scheduled"])
+
+    async def schedule(txn: Txn, *bodies: str) -> Any:
+        notes: Any = {"x-opt-partition-key": "k", symbol("x-opt-scheduled-enqueue-time"): LATER}
+        messages = [Message(body=body, annotations=notes) for body in bodies]
+        encoded = [{"message": each.encode()} for each in messages]
+        answer = await ask(txn, "com.microsoft:schedule-message", {"messages": encoded})
+        return answer["sequence-numbers"]
+
+    txn = await bench.declare()
+    numbers = await schedule(txn, "a", "b")
+    await bench.send("between")
+    assert await scheduled() == 0
+    await txn.commit()
+    assert await scheduled() == 2 and await bench.bodies() == ["between"]
+    gone = await bench.declare()
+    await schedule(gone, "never")
+    await gone.abort()
+    first = Array(UNDESCRIBED, Data.LONG, numbers.elements[0])  # type: ignore[arg-type]
+    for end, left in (("abort", 2), ("commit", 1)):
+        txn = await bench.declare()
+        await txn.send(bench.sender, keyed("sent"))
+        await ask(txn, "com.microsoft:cancel-scheduled-message", {"sequence-numbers": first})
+        await getattr(txn, end)()
+        assert await scheduled() == left
+    assert await bench.bodies() == ["sent"]
+    late = await bench.declare()
+    await late.send(bench.sender, keyed("kept back"))
+    await ask(late, "com.microsoft:cancel-scheduled-message", {"sequence-numbers": first})
+    with pytest.raises(Refused, match=r"commit failed.*amqp:transaction:rollback"):
+        await late.commit()
+    answer = await ask(None, "partibus:deliver-scheduled-messages", {"sequence-numbers": numbers})
+    assert list(answer["delivered"].elements) == [numbers.elements[1]]
+    (found,) = await bench.receiver.receive(1)
+    assert found.message.body == "b"
+    await bench.receiver.propose(found, ACCEPTED)
+    assert await bench.bodies() == []
+
+
 SCENARIOS: dict[str, Callable[[Bench], Coroutine[Any, Any, None]]] = {
     "commit": commit,
     "roll-back": roll_back,
     "connection-drops": connection_drops,
     "refusals": refusals,
-    "two-entities": two_entities,
+    "several-entities": several_entities,
+    "named-via": named_via,
     "plain-entity": plain_entity,
     "too-many": too_many,
+    "schedules": schedules,
 }
 
 

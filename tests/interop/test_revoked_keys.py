@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusAuthenticationError, ServiceBusAuthorizationError
 from azure.servicebus.management import AccessRights, AuthorizationRule, ServiceBusAdministrationClient
 
 from tests.interop.test_admin_python import client_of
+from tests.support.azure_client import azure_client
 from tests.support.broker_process import BrokerProcess
 from tests.support.sas import sas_token
 
@@ -57,7 +58,7 @@ def test_a_live_client_can_neither_send_nor_attach_once_its_key_is_revoked(
         # The client notices the detach on its next send, and learns the reason when it attaches again.
         patient: dict[str, Any] = {"retry_total": 2, "retry_backoff_factor": 0.05}
         with (
-            ServiceBusClient.from_connection_string(connection_string, **patient) as client,
+            azure_client(connection_string, **patient) as client,
             client.get_queue_sender(name) as sender,
         ):
             sender.send_messages(ServiceBusMessage("while the key is in force"))
@@ -85,7 +86,7 @@ def test_a_ready_made_token_that_lives_for_eight_thousand_years_works(broker: Br
             f"Endpoint=sb://127.0.0.1:{port};SharedAccessSignature={token};UseDevelopmentEmulator=true;"
         )
         with (
-            ServiceBusClient.from_connection_string(connection_string) as client,
+            azure_client(connection_string) as client,
             client.get_queue_sender(name) as sender,
         ):
             sender.send_messages(ServiceBusMessage("hello"))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from azure.servicebus import ServiceBusMessage
-from azure.servicebus.aio import ServiceBusClient
 
+from tests.support.azure_client import aio_client
 from tests.support.broker_process import BrokerProcess, queue
 
 SOON_S = 3.0
@@ -22,7 +22,7 @@ WITHIN_S = 30.0
 async def send(broker: BrokerProcess, soon: datetime) -> None:
     address = broker.addresses.connection_string()
     async with (
-        ServiceBusClient.from_connection_string(address) as client,
+        aio_client(address) as client,
         client.get_queue_sender("orders") as sender,
     ):
         for number in range(4):
@@ -37,7 +37,7 @@ async def receive(broker: BrokerProcess, count: int) -> set[str]:
     address = broker.addresses.connection_string()
     found: set[str] = set()
     async with (
-        ServiceBusClient.from_connection_string(address) as client,
+        aio_client(address) as client,
         client.get_queue_receiver("orders") as receiver,
     ):
         while len(found) < count:

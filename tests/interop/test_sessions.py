@@ -27,11 +27,12 @@ from azure.servicebus.exceptions import (
     SessionLockLostError,
 )
 
-from tests.interop.scenarios import LOCK_SHORT_S
+from tests.support.azure_client import azure_client
 from tests.support.broker_process import BrokerProcess, queue
 
 WITHIN_S = 30.0
-SHORT = f"PT{LOCK_SHORT_S}S"
+LOCK_S = 3
+SHORT = f"PT{LOCK_S}S"
 NAMES = ("order", "held", "next", "waits", "mixed", "deferred", "removed", "peeked", "states", "listed")
 
 
@@ -40,6 +41,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     queues = [queue(name, PartitionCount=4, EnablePartitioning=True, RequiresSession=True) for name in NAMES]
     queues.append(queue("lost", RequiresSession=True, LockDuration=SHORT, MaxDeliveryCount=2))
     queues.append(queue("plain"))
+    queues.append(queue("again", PartitionCount=1, RequiresSession=True))
     with BrokerProcess(tmp_path_factory.mktemp("sessions"), queues) as process:
         yield process
         errors = [line for line in process.log.splitlines() if '"level": "error"' in line]
@@ -48,9 +50,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 @pytest.fixture
 def client(broker: BrokerProcess) -> Iterator[ServiceBusClient]:
-    with ServiceBusClient.from_connection_string(
-        broker.addresses.connection_string(), retry_total=0
-    ) as connected:
+    with azure_client(broker.addresses.connection_string(), retry_total=0) as connected:
         yield connected
 
 
@@ -147,7 +147,7 @@ def test_the_lock_of_a_session_is_renewed_and_without_that_lost(client: ServiceB
         assert before is not None and before < renewed == session.locked_until_utc
         with pytest.raises(SessionLockLostError):
             while True:
-                receiver.receive_messages(5, max_wait_time=LOCK_SHORT_S + 2)
+                receiver.receive_messages(5, max_wait_time=LOCK_S + 2)
     assert datetime.now(UTC) >= renewed
     with accept(client, "lost", NEXT_AVAILABLE_SESSION) as another:
         counts = {str(each): each.delivery_count for each in receive(another, 2)}
@@ -229,6 +229,19 @@ def test_peek_shows_a_receiver_its_session_only(client: ServiceBusClient) -> Non
         receiver.defer_message(first)
         shown = receiver.peek_messages(10, sequence_number=1)
         assert [*map(str, shown)] == ["a1", "a2", "a3"]
+
+
+def test_a_message_that_was_received_can_be_sent_again(client: ServiceBusClient) -> None:
+    """The client sends the text of its annotations as binary. This needs an entity with one partition: the
+    client sends sequence numbers as ints, and encodes none beyond 32 bits.
+    """
+    with client.get_queue_sender("again") as sender, accept(client, "again", "a") as receiver:
+        sender.send_messages(ServiceBusMessage("x", session_id="a", partition_key="a"))
+        for _ in range(2):
+            (message,) = receive(receiver, 1)
+            assert (message.session_id, message.partition_key, message.delivery_count) == ("a", "a", 0)
+            receiver.complete_message(message)
+            sender.send_messages(message)
 
 
 def test_receive_and_delete_takes_the_messages_of_a_session(client: ServiceBusClient) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 from azure.core.exceptions import HttpResponseError
-from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import MessagingEntityNotFoundError, ServiceBusError
 
 from tests.interop.test_admin_python import client_of
+from tests.support.azure_client import azure_client
 from tests.support.broker_process import BrokerProcess, configuration
 
 TOPICS = [
@@ -32,9 +33,7 @@ def test_a_topic_of_the_configuration_file_is_refused_as_not_served_yet(tmp_path
     broker.config_path.write_text(json.dumps(content), encoding="utf-8")
     with (
         broker,
-        ServiceBusClient.from_connection_string(
-            broker.addresses.connection_string(), retry_total=0
-        ) as client,
+        azure_client(broker.addresses.connection_string(), retry_total=0) as client,
     ):
         with (
             pytest.raises(ServiceBusError, match=WORDS) as refused,

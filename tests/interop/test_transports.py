@@ -17,6 +17,8 @@ from tests.support.broker_process import KEY, KEY_NAME, BrokerProcess
 
 LARGE = b"x" * 700_000
 """Spans many frames, whatever their size."""
+IN_ONE_FRAME = b"y" * 40_000
+"""Large, and yet in one frame."""
 
 
 def connection_string(port: int, emulator: bool) -> str:
@@ -70,12 +72,13 @@ async def test_messages_small_and_large_go_in_and_out(
                 [ServiceBusMessage(f"small {number}", partition_key="one") for number in range(20)]
             )
             await sender.send_messages(ServiceBusMessage(LARGE, partition_key="one"))
+            await sender.send_messages(ServiceBusMessage(IN_ONE_FRAME, partition_key="one"))
         received: list[bytes] = []
         async with client.get_queue_receiver(queue) as receiver:
-            while len(received) < 21:
-                messages = await receiver.receive_messages(max_message_count=21, max_wait_time=10)
-                assert messages, f"only {len(received)} of 21 messages came"
+            while len(received) < 22:
+                messages = await receiver.receive_messages(max_message_count=22, max_wait_time=10)
+                assert messages, f"only {len(received)} of 22 messages came"
                 for message in messages:
                     received.append(b"".join(message.body))
                     await receiver.complete_message(message)
-    assert received == [*(f"small {number}".encode() for number in range(20)), LARGE]
+    assert received == [*(f"small {number}".encode() for number in range(20)), LARGE, IN_ONE_FRAME]

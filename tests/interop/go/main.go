@@ -26,6 +26,7 @@ type result struct {
 }
 
 func main() {
+	listenForRetries()
 	names := make(chan string)
 	var workers sync.WaitGroup
 	var printing sync.Mutex
@@ -34,8 +35,7 @@ func main() {
 		go func() {
 			defer workers.Done()
 			for name := range names {
-				detail := run(name)
-				line, _ := json.Marshal(result{name, detail == "", detail})
+				line, _ := json.Marshal(run(name))
 				printing.Lock()
 				fmt.Println(string(line))
 				printing.Unlock()
@@ -49,28 +49,36 @@ func main() {
 	workers.Wait()
 }
 
-// run gives what went wrong, or nothing. A panic of the client in its own goroutine ends the program, and shows in its output.
-func run(name string) (detail string) {
+// run runs one scenario, or provokes one refusal. A panic of the client in its own goroutine ends the program, and shows in its output.
+func run(name string) (out result) {
 	defer func() {
 		if found := recover(); found != nil {
-			detail = fmt.Sprintf("%v", found)
+			out = result{name, false, fmt.Sprintf("%v", found)}
 			if _, failed := found.(failure); !failed {
-				detail += "\n" + string(debug.Stack())
+				out.Detail += "\n" + string(debug.Stack())
 			}
 		}
 	}()
-	scenario, known := scenarios[name]
-	if !known {
-		return "this scenario is not written"
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
-	text := os.Getenv("PARTIBUS_CONNECTION_STRING")
+	from := "PARTIBUS_CONNECTION_STRING"
 	if name == "wrong-key" {
-		text = os.Getenv("PARTIBUS_CONNECTION_STRING_WRONG_KEY")
+		from = "PARTIBUS_CONNECTION_STRING_WRONG_KEY"
 	}
-	b := connect(ctx, text, os.Getenv("PARTIBUS_QUEUE_PREFIX")+name)
+	operation, isRefusal := refusals[name]
+	isRefusal = isRefusal && os.Getenv("PARTIBUS_STAGE_URL") != ""
+	if own, found := ofRefusal[name]; found && isRefusal {
+		from = own
+	}
+	b := connect(ctx, os.Getenv(from), os.Getenv("PARTIBUS_QUEUE_PREFIX")+name)
 	defer b.close()
+	if isRefusal {
+		return result{name, true, provoke(b, operation)}
+	}
+	scenario, known := scenarios[name]
+	if !known {
+		return result{name, false, "this scenario is not written"}
+	}
 	scenario(b)
-	return ""
+	return result{name, true, ""}
 }

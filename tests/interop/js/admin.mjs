@@ -48,11 +48,11 @@ const scenarios = {
     for (const [name, value] of Object.entries(options).filter(([name]) => name !== "authorizationRules")) {
       assert.deepEqual(created[name], value, name);
     }
-    for (const without of [{ forwardTo: queue }, { forwardDeadLetteredMessagesTo: queue }]) {
-      await assert.rejects(
-        client.createQueue(`${queue}.more`, without),
-        (error) => error.statusCode === 501 && /not supported by this version/.test(error.message),
-      );
+    for (const option of ["forwardTo", "forwardDeadLetteredMessagesTo"]) {
+      const source = `${queue}.${option}`;
+      const { [option]: target } = await client.createQueue(source, { [option]: queue });
+      assert.ok(target.endsWith(`/${queue}`), `${option}: ${target}`);
+      await assert.rejects(client.createQueue(`${source}.more`, { [option]: "no-such-queue" }), /destination entity does not exist/);
     }
     const [rule] = created.authorizationRules;
     assert.deepEqual([rule.keyName, rule.primaryKey, rule.secondaryKey], ["app", "first", "second"]);

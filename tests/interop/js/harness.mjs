@@ -34,7 +34,8 @@ function report(scenario, ok, detail) {
   process.stdout.write(JSON.stringify({ scenario, ok, detail }) + "\n");
 }
 
-// `scenarios` maps a name to a function of the scenario's queue. Those asked for are run; an unknown name is a failure.
+// `scenarios` maps a name to a function of the scenario's queue. Those asked for are run; an unknown name is a failure. A scenario
+// may return a string, which is reported.
 export async function run(scenarios) {
   process.on("unhandledRejection", (error) => report("no-unhandled-errors", false, String(error?.stack ?? error)));
   const names = process.env.PARTIBUS_SCENARIOS.split(",");
@@ -42,8 +43,8 @@ export async function run(scenarios) {
     for (let name = names.shift(); name !== undefined; name = names.shift()) {
       try {
         assert.ok(scenarios[name], "this scenario is not written");
-        await within(WITHIN_MS, scenarios[name](prefix + name), name);
-        report(name, true, "");
+        const detail = await within(WITHIN_MS, scenarios[name](prefix + name), name);
+        report(name, true, typeof detail === "string" ? detail : "");
       } catch (error) {
         report(name, false, String(error?.stack ?? error));
       }

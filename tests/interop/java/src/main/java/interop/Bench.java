@@ -21,9 +21,11 @@ import java.util.stream.IntStream;
 final class Bench implements AutoCloseable {
     private final ServiceBusClientBuilder builder;
     private final Deque<AutoCloseable> opened = new ArrayDeque<>();
+    private final String connectionString;
     final String queue;
 
     Bench(String connectionString, String queue) {
+        this.connectionString = connectionString;
         this.queue = queue;
         // One attempt: a refusal is to be seen, not repeated.
         this.builder = new ServiceBusClientBuilder()
@@ -31,12 +33,45 @@ final class Bench implements AutoCloseable {
             .retryOptions(new AmqpRetryOptions().setMaxRetries(0).setTryTimeout(Duration.ofSeconds(10)));
     }
 
+    /** The same with a connection of its own. */
+    Bench another() {
+        return new Bench(connectionString, queue);
+    }
+
     ServiceBusSenderClient sender() {
-        return opened(builder.sender().queueName(queue).buildClient());
+        return sender(queue);
+    }
+
+    ServiceBusSenderClient sender(String name) {
+        return opened(builder.sender().queueName(name).buildClient());
     }
 
     ServiceBusReceiverClient receiver() {
-        return opened(builder.receiver().queueName(queue).maxAutoLockRenewDuration(Duration.ZERO).buildClient());
+        return receiver(queue);
+    }
+
+    ServiceBusReceiverClient receiver(String name) {
+        return opened(builder.receiver().queueName(name).maxAutoLockRenewDuration(Duration.ZERO).buildClient());
+    }
+
+    /** Clients whose transactions may cross entities: their links share one AMQP session. */
+    Crossing crossing() {
+        return new Crossing();
+    }
+
+    final class Crossing {
+        private final ServiceBusClientBuilder builder = new ServiceBusClientBuilder()
+            .connectionString(connectionString)
+            .enableCrossEntityTransactions()
+            .retryOptions(new AmqpRetryOptions().setMaxRetries(0).setTryTimeout(Duration.ofSeconds(10)));
+
+        ServiceBusSenderClient sender(String name) {
+            return opened(builder.sender().queueName(name).buildClient());
+        }
+
+        ServiceBusReceiverClient receiver(String name) {
+            return opened(builder.receiver().queueName(name).maxAutoLockRenewDuration(Duration.ZERO).buildClient());
+        }
     }
 
     ServiceBusSessionReceiverClient sessions() {

@@ -16,31 +16,38 @@ public final class Main {
 
     public static void main(String[] arguments) {
         ExecutorService workers = Executors.newFixedThreadPool(AT_ONCE);
-        Map<String, Future<?>> running = new LinkedHashMap<>();
+        Map<String, Future<String>> running = new LinkedHashMap<>();
         for (String name : System.getenv("PARTIBUS_SCENARIOS").split(",")) {
             running.put(name, workers.submit(() -> run(name)));
         }
         long deadline = System.nanoTime() + TimeUnit.SECONDS.toNanos(ALL_WITHIN_S);
-        running.forEach((name, scenario) -> report(name, outcome(scenario, deadline)));
+        running.forEach((name, scenario) -> report(name, scenario, deadline));
         System.exit(0);
     }
 
-    private static void run(String name) {
+    /** Runs one scenario, or provokes one refusal and gives the client's account of it. */
+    private static String run(String name) {
+        boolean isRefusal = Refusals.has(name);
         Scenario scenario = Scenarios.ALL.get(name);
-        if (scenario == null) {
+        if (scenario == null && !isRefusal) {
             throw new AssertionError("this scenario is not written");
         }
-        String text = System.getenv(name.equals("wrong-key") ? "PARTIBUS_CONNECTION_STRING_WRONG_KEY" : "PARTIBUS_CONNECTION_STRING");
-        try (Bench bench = new Bench(text, System.getenv("PARTIBUS_QUEUE_PREFIX") + name)) {
+        String wrongKey = name.equals("wrong-key") ? "PARTIBUS_CONNECTION_STRING_WRONG_KEY" : "PARTIBUS_CONNECTION_STRING";
+        String from = isRefusal ? Refusals.CONNECTION_STRINGS.getOrDefault(name, wrongKey) : wrongKey;
+        try (Bench bench = new Bench(System.getenv(from), System.getenv("PARTIBUS_QUEUE_PREFIX") + name)) {
+            if (isRefusal) {
+                return Refusals.provoke(name, bench);
+            }
             scenario.run(bench);
+            return "";
         }
     }
 
-    /** What went wrong, or nothing. */
-    private static String outcome(Future<?> scenario, long deadline) {
+    private static void report(String name, Future<String> scenario, long deadline) {
+        String account = "";
+        String failure = "";
         try {
-            scenario.get(Math.max(0, deadline - System.nanoTime()), TimeUnit.NANOSECONDS);
-            return "";
+            account = scenario.get(Math.max(0, deadline - System.nanoTime()), TimeUnit.NANOSECONDS);
         } catch (ExecutionException failed) {
             StringBuilder text = new StringBuilder(failed.getCause().toString());
             for (StackTraceElement element : failed.getCause().getStackTrace()) {
@@ -48,14 +55,12 @@ public final class Main {
                     text.append("\n  at ").append(element);
                 }
             }
-            return text.toString();
+            failure = text.toString();
         } catch (TimeoutException | InterruptedException late) {
-            return "not done within " + ALL_WITHIN_S + " s";
+            failure = "not done within " + ALL_WITHIN_S + " s";
         }
-    }
-
-    private static void report(String name, String detail) {
-        System.out.println("{\"scenario\":" + quoted(name) + ",\"ok\":" + detail.isEmpty() + ",\"detail\":" + quoted(detail) + "}");
+        String detail = failure.isEmpty() ? account : failure;
+        System.out.println("{\"scenario\":" + quoted(name) + ",\"ok\":" + failure.isEmpty() + ",\"detail\":" + quoted(detail) + "}");
     }
 
     private static String quoted(String text) {

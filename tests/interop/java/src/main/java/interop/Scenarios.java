@@ -59,6 +59,8 @@ final class Scenarios {
         Map.entry("wrong-key", Scenarios::wrongKey),
         Map.entry("transaction-commit", Scenarios::transactionCommit),
         Map.entry("transaction-roll-back", Scenarios::transactionRollBack),
+        Map.entry("transaction-over-entities", Scenarios::transactionOverEntities),
+        Map.entry("transaction-schedules", Scenarios::transactionSchedules),
         Map.entry("transaction-refusals", Scenarios::transactionRefusals),
         Map.entry("transaction-in-a-session", Scenarios::transactionInASession));
 
@@ -362,6 +364,48 @@ final class Scenarios {
         equal(ids(receiver.peekMessages(20).stream().toList()), List.of("0"), "after the roll-back");
     }
 
+    /** Completing a message of one queue and sending to two others is all or nothing; the first queue passes the messages on. */
+    private static void transactionOverEntities(Bench bench) {
+        bench.send(keyed("0"), keyed("1"));
+        String to = bench.queue + ".to";
+        String too = bench.queue + ".too";
+        Bench.Crossing crossing = bench.crossing();
+        ServiceBusReceiverClient receiver = crossing.receiver(bench.queue);
+        List<ServiceBusReceivedMessage> found = exactly(receiver, 2);
+        ServiceBusSenderClient sender = crossing.sender(to);
+        ServiceBusSenderClient other = crossing.sender(too);
+        ServiceBusTransactionContext rolledBack = sender.createTransaction();
+        sender.sendMessage(keyed("never"), rolledBack);
+        receiver.complete(found.get(0), new CompleteOptions().setTransactionContext(rolledBack));
+        sender.rollbackTransaction(rolledBack);
+        ServiceBusTransactionContext txn = sender.createTransaction();
+        receiver.complete(found.get(1), new CompleteOptions().setTransactionContext(txn));
+        sender.sendMessage(keyed("2"), txn);
+        sender.sendMessages(List.of(message("3", "3"), message("4", "4").setPartitionKey("other")), txn);
+        other.sendMessage(message("5", "5"), txn);
+        sender.commitTransaction(txn);
+        equal(ids(exactly(bench.receiver(to), 3)), List.of("2", "3", "4"), "sent to the second queue");
+        equal(ids(exactly(bench.receiver(too), 1)), List.of("5"), "sent to the third queue");
+        equal(ids(bench.receiver().peekMessages(20).stream().toList()), ids(List.of(found.get(0))), "left in the first queue");
+    }
+
+    private static void transactionSchedules(Bench bench) {
+        ServiceBusSenderClient sender = bench.sender();
+        OffsetDateTime soon = OffsetDateTime.now().plusSeconds(2);
+        ServiceBusTransactionContext rolledBack = sender.createTransaction();
+        sender.scheduleMessage(keyed("never"), soon, rolledBack);
+        sender.rollbackTransaction(rolledBack);
+        ServiceBusTransactionContext txn = sender.createTransaction();
+        long number = sender.scheduleMessage(keyed("later"), soon, txn);
+        sender.sendMessage(keyed("now"), txn);
+        sender.sendMessage(keyed("later too").setScheduledEnqueueTime(soon), txn);
+        equal(bench.receiver().peekMessages(20).stream().count(), 0L, "before the commit");
+        sender.commitTransaction(txn);
+        ServiceBusReceivedMessage seen = bench.receiver().peekMessages(20).stream().findFirst().orElseThrow();
+        equal(List.of(seen.getMessageId(), seen.getSequenceNumber()), List.of("later", number), "the promised number");
+        equal(ids(exactly(bench.receiver(), 3)).stream().sorted().toList(), List.of("later", "later too", "now"), "received");
+    }
+
     private static void transactionRefusals(Bench bench) {
         ServiceBusSenderClient sender = bench.sender();
         for (ServiceBusMessage second : List.of(message("x", "other").setPartitionKey("other"), message("x", "without"))) {
@@ -412,7 +456,7 @@ final class Scenarios {
         throw new AssertionError("no error");
     }
 
-    private static void sleep(Duration duration) {
+    static void sleep(Duration duration) {
         try {
             Thread.sleep(duration.toMillis());
         } catch (InterruptedException stopped) {

@@ -1,0 +1,115 @@
+"""Transactions over several entities while the broker is killed: each message that was taken from one queue
+arrives in two others, exactly once, and nothing that was not committed does.
+
+A raw AMQP client has all its links in one AMQP session. The official Python client fetches the result.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceiveMode
+
+from protocol.codec import Described, ULong
+from tests.support import raw_amqp as raw
+from tests.support.amqp_messages import DATA, message, sections
+from tests.support.broker_process import BrokerProcess, queue
+from tests.support.raw_amqp import RawConnection
+from tests.support.transactions import coordinator_attach, declare, discharge, state_of
+
+WITHIN_S = 30.0
+MESSAGES = 8
+KILLED_AFTER = 4
+"""Transactions before each kill."""
+RECEIVER, TO_A, TO_B, COORDINATOR = range(4)
+QUEUES = [
+    queue("from", PartitionCount=4, LockDuration="PT5S"),
+    queue("to-a", PartitionCount=4),
+    queue("to-b", PartitionCount=1),
+]
+
+
+class Mover:
+    """A client that moves messages, each in a transaction."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = RawConnection(port)
+        self._connection.open()
+        self._connection.begin()
+        self._connection.attach_receiver(RECEIVER, "from")
+        self._connection.attach_sender(TO_A, "to-a")
+        self._connection.attach_sender(TO_B, "to-b")
+        assert self._connection.attach(coordinator_attach(COORDINATOR)).code == raw.ATTACH
+        self._connection.read_until(raw.FLOW)
+        self._sent = self._received = 0
+
+    def move(self, *, commits: bool = True) -> None:
+        """Take the next message and send it to both queues. Without the commit, nobody must see it there."""
+        connection = self._connection
+        connection.send_frame(raw.FLOW, raw.flow_fields(RECEIVER, self._received, 1))
+        found = connection.read_until(raw.TRANSFER, within_s=WITHIN_S)
+        self._received += 1
+        text = bytes(sections(found.payload)[DATA])
+        txn_id = bytes(self._ask(COORDINATOR, declare()).value[0])
+        self._ask(TO_A, message(body=[text]), state=state_of(txn_id))
+        outcome = state_of(txn_id, Described(ULong(raw.ACCEPTED), []))
+        delivery = found.field(1)
+        connection.send_frame(
+            raw.DISPOSITION, raw.disposition_fields(True, delivery, delivery, False, outcome)
+        )
+        connection.read_until(raw.DISPOSITION)
+        self._ask(TO_B, message(body=[text]), state=state_of(txn_id))
+        if commits:
+            assert self._ask(COORDINATOR, discharge(txn_id, False)).descriptor == raw.ACCEPTED
+
+    def _ask(self, handle: int, payload: bytes, **given: Any) -> Any:
+        fields = raw.transfer_fields(handle, self._sent, **given)
+        self._connection.send_frame(raw.TRANSFER, fields, payload)
+        self._sent += 1
+        return self._connection.read_until(raw.DISPOSITION).field(4)
+
+    def close(self) -> None:
+        self._connection.socket.close()
+
+
+def received(client: ServiceBusClient, name: str, count: int) -> list[str]:
+    """The bodies of so many messages, and of any that come after them."""
+    found: list[str] = []
+    mode = ServiceBusReceiveMode.RECEIVE_AND_DELETE
+    with client.get_queue_receiver(name, receive_mode=mode) as receiver:
+        while len(found) < count:
+            more = receiver.receive_messages(count, max_wait_time=WITHIN_S)
+            assert more, f"only {len(found)} of {count} messages came to {name}"
+            found += map(str, more)
+        return found + [str(each) for each in receiver.receive_messages(count, max_wait_time=0.5)]
+
+
+@pytest.mark.parametrize("split", ["false", "true"], ids=["one process", "partitions in another"])
+def test_messages_move_to_two_queues_exactly_once_over_kills(tmp_path: Path, split: str) -> None:
+    environment = {"PARTIBUS_PARTITION_PROCESS": split}
+    with BrokerProcess(tmp_path, QUEUES, environment=environment) as broker:
+        with (
+            ServiceBusClient.from_connection_string(broker.addresses.connection_string()) as client,
+            client.get_queue_sender("from") as sender,
+        ):
+            for number in range(MESSAGES):
+                sender.send_messages(ServiceBusMessage(f"{number}", partition_key=f"k{number}"))
+        left = MESSAGES
+        while left:
+            mover = Mover(broker.addresses.amqp_port)
+            for _ in range(min(left, KILLED_AFTER)):
+                mover.move()
+                left -= 1
+            if left:
+                mover.move(commits=False)
+            broker.kill()  # while the last ones are on their way
+            mover.close()
+            broker.start()
+        with ServiceBusClient.from_connection_string(broker.addresses.connection_string()) as client:
+            expected = sorted(map(str, range(MESSAGES)))
+            assert sorted(received(client, "to-a", MESSAGES)) == expected
+            assert sorted(received(client, "to-b", MESSAGES)) == expected
+            with client.get_queue_receiver("from") as receiver:
+                assert receiver.peek_messages(5, sequence_number=1) == []
