@@ -25,11 +25,11 @@ from broker.base.clock import ManualClock
 from broker.base.errors import Reason, Refused
 from broker.base.metrics import Metrics
 from broker.entities.descriptions import MAIN, EntityDescription, QueueSettings
-from broker.namespace.closed_partitions import Resting
 from broker.namespace.entity import Entity, ask
 from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace
 from broker.namespace.queue import Queue
+from broker.namespace.resting import Resting
 from broker.operations import Send, Sent
 from broker.partition.payloads import PayloadBudget
 from broker.partition.task import PartitionTask

@@ -53,7 +53,7 @@ PARTITIONS = 2
 STEPS = 25
 SEEDS = [int(os.environ["POWER_CUT_SEED"])] if "POWER_CUT_SEED" in os.environ else [1, 2, 3, 4]
 LIMITS = TaskLimits(
-    upkeep=UpkeepLimits(checkpoint_bytes=20_000, garbage_bytes_min=20_000, relocation_bytes=5_000)
+    upkeep=UpkeepLimits(checkpoint_bytes=20_000, garbage_bytes_max=20_000, relocation_bytes=5_000)
 )
 
 

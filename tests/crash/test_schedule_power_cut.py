@@ -36,7 +36,7 @@ LATER_MS = (None, 40, 100, 400)
 ALL_DUE_MS = 1_000
 SEEDS = [int(os.environ["POWER_CUT_SEED"])] if "POWER_CUT_SEED" in os.environ else [1, 2, 3, 4]
 LIMITS = TaskLimits(
-    upkeep=UpkeepLimits(checkpoint_bytes=10_000, garbage_bytes_min=10_000, relocation_bytes=3_000)
+    upkeep=UpkeepLimits(checkpoint_bytes=10_000, garbage_bytes_max=10_000, relocation_bytes=3_000)
 )
 
 

@@ -32,11 +32,12 @@ from tests.crash.test_broker_disk_faults import (
 from tests.crash.test_hanging_disk import BACK_WITHIN_S, connection_string
 from tests.support.broker_process import queue
 from tests.support.broker_thread import BrokerThread
-from tests.support.faulty_disk import FaultyDisk
+from tests.support.faulty_disk import OPERATIONS, FaultyDisk
 from tests.support.sas import sas_token
 from tests.support.small_disk import SmallDisk
 
 BOTH = ("first", "second")
+LOST = ("missing", "hangs")
 
 
 def broker_on(
@@ -242,6 +243,45 @@ def test_a_folder_that_comes_back_while_the_broker_runs_serves_again(tmp_path: P
         client.ledger.sending(list(meanwhile.ledger.attempted))
         client.ledger.sent(list(meanwhile.ledger.acknowledged))
         check_nothing_lost(broker.addresses, client.ledger)
+
+
+@pytest.mark.parametrize("hanging", [0, 1])
+def test_a_folder_that_hangs_at_the_start_holds_up_its_own_partitions_only_and_comes_back(
+    hanging: int, tmp_path: Path
+) -> None:
+    disk = FaultyDisk(LocalDisk())
+    with broker_on(tmp_path, disk) as broker, client_of(broker.addresses) as client:
+        assert send_to_each(client) == [None] * PARTITIONS
+    for operation in OPERATIONS:
+        disk.hang(operation, str(tmp_path / BOTH[hanging]))
+    try:
+        with (
+            broker_on(tmp_path, disk, disk_timeout_ms=500) as broker,
+            client_of(broker.addresses) as meanwhile,
+        ):
+            meanwhile._number = 1_000
+            gone = numbers_in(broker, hanging)
+            assert folder_states(broker)[1 - hanging] == "ok" and folder_states(broker)[hanging] in LOST
+            for number in set(range(PARTITIONS)) - gone:
+                assert meanwhile.send(number) is None
+            assert meanwhile.send(min(gone)) == SERVER_BUSY
+            for _ in range(2 * PARTITIONS):
+                assert meanwhile.send() is None
+            disk.release()
+            wait_until(lambda: meanwhile.send(min(gone)) is None, "the disk answers", BACK_WITHIN_S)
+            wait_until(lambda: folder_states(broker) == ["ok", "ok"], "the folder is there", BACK_WITHIN_S)
+            wait_until(
+                lambda: send_to_each(meanwhile) == [None] * PARTITIONS,
+                "all partitions are back",
+                BACK_WITHIN_S,
+            )
+            client.ledger.sending(list(meanwhile.ledger.attempted))
+            client.ledger.sent(list(meanwhile.ledger.acknowledged))
+            check_nothing_lost(broker.addresses, client.ledger)
+    finally:
+        disk.release()
+    with broker_on(tmp_path) as broker:
+        assert folder_states(broker) == ["ok", "ok"]
 
 
 @pytest.mark.parametrize("missing", [0, 1])

@@ -128,7 +128,7 @@ async def places() -> list[int]:
         (frame,) = await log.fetch([Position(start)])
         records = frame.records()
         assert len(records) == 5, "one for the sends and one for each settlement"
-        found = {1, FRAME_HEADER_BYTES, len(frame.data)}
+        found = {1, FRAME_HEADER_BYTES, frame.size}
         for record in records:
             found |= {record.offset - 8, record.offset, record.offset + len(record.body) // 2}
         return sorted(found)

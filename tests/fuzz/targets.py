@@ -33,6 +33,7 @@ from protocol.events import (
     TransactionalState,
 )
 from protocol.frames import BatchFrameFinder, pad_performatives
+from protocol.large_input import LargeInput
 from protocol.lenience import Lenience
 from protocol.links import Delivery, Link
 from protocol.sasl import SaslServer
@@ -41,11 +42,13 @@ from protocol.transactional_state import read_transactional_state, transactional
 from tests.fuzz.mutate import cuts
 from tests.fuzz.whole_broker import broker
 from tests.support import plain_frames
+from tests.support.large_frames import enlarged, pushed, restored, without_empty
 
 OUTPUT_BYTES_MAX = 8 * 1024 * 1024
 """A case is at most 64 KiB, so nothing in it justifies an answer of this size."""
 DESCRIBED_BYTES_MAX = 1_024
 MESSAGE = bytes.fromhex("005373c00701a1046d2d3131005375a003626f64")
+LARGE = bytes(10_000)
 
 
 @dataclass(slots=True, frozen=True)
@@ -184,7 +187,10 @@ class Peer:
         tags = [(self._tags + number).to_bytes(16, "big") for number in range(count)]
         self._tags += count
         settled = link.snd_settle_mode == 1
-        sent = engine.send(link, tags, [MESSAGE] * count, settled)
+        if self._random.random() < 0.02:
+            sent = engine.send(link, tags, [MESSAGE] * count, settled, [LARGE] * count, len(LARGE) // 2)
+        else:
+            sent = engine.send(link, tags, [MESSAGE] * count, settled)
         if link in self._sent:
             self._sent[link].update(sent)
         if engine.draining(link):
@@ -204,6 +210,8 @@ class Peer:
 
 def engine(data: bytes, random: Random) -> None:
     peer = Peer(random)
+    if random.random() < 0.3:
+        data = enlarged(data, random)
     for piece in cuts(data, random):
         peer.receive(piece)
     peer.end()
@@ -275,6 +283,15 @@ def finder(data: bytes, random: Random) -> None:
         offset = max(passed, offset + size)
 
 
+def large(data: bytes, random: Random) -> None:
+    """With the payloads in their places, the stream is what it was, wherever it was cut."""
+    header = b"" if data.startswith(b"AMQP") else b"AMQP\0\1\0\0"
+    data, apart = header + enlarged(data, random), LargeInput(random.choice((512, 16_384)))
+    through = b"".join(pushed(apart, piece, random.choice((256, 4_096))) for piece in cuts(data, random))
+    given, seen = without_empty(data), restored(apart, through)
+    assert given.startswith(seen) and len(given) - len(seen) <= 16_384 + 8
+
+
 def lenience(data: bytes, random: Random) -> None:
     """Corrections do not depend on where the stream was cut, and the C walk goes as far as its Python
     reference."""
@@ -322,6 +339,7 @@ TARGETS: dict[str, Target] = {
     "message": Target(message, frames=False),
     "batch": Target(batch, frames=False),
     "finder": Target(finder, frames=True),
+    "large": Target(large, frames=True),
     "lenience": Target(lenience, frames=True),
     "sasl": Target(sasl, frames=True),
 }

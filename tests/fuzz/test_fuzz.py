@@ -18,6 +18,7 @@ CASES = {
     "message": 10_000,
     "batch": 8_000,
     "finder": 3_000,
+    "large": 3_000,
     "lenience": 5_000,
     "sasl": 5_000,
 }

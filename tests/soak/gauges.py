@@ -1,7 +1,7 @@
 """Resource use of a broker, measured from outside: memory, descriptors, disk, and how long it made another
 client wait; with plots.
 
-Responsible for samples over time, the verdict that they are flat, and the plot. Knows nothing of clients.
+Responsible for samples over time and the plot. `verdict.py` judges them. Knows nothing of clients.
 """
 
 from __future__ import annotations
@@ -19,45 +19,12 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from tests.bench.load.machine import resident_mib
+from tests.soak.verdict import Sample, Stretch
 from tests.support.broker_process import BrokerProcess
 from tests.support.disk_use import allocated_bytes
 
 SAMPLE_EVERY_S = 1.0
 MIB = 1 << 20
-MEMORY_GROWTH, MEMORY_SLACK_MIB = 0.1, 16.0
-"""How much more memory the broker may use at the end than at a comparable moment at the beginning: a tenth,
-plus this slack.
-"""
-DESCRIPTORS_SLACK = 8
-STALL_GROWTH, STALL_SLACK_MS = 3.0, 50.0
-
-
-@dataclass(slots=True, frozen=True)
-class Sample:
-    """The broker's resource use at one moment."""
-
-    at_s: float
-    memory_mib: float
-    descriptors: int
-    open_log_files: int
-    """Descriptors of partitions' files; included in `descriptors`."""
-    disk_mib: float
-
-
-@dataclass(slots=True)
-class Stretch:
-    """One stretch of load and the rest that follows it."""
-
-    began_s: float
-    rested: Sample
-    """Taken at the end of the rest."""
-    stalls_ms: list[float]
-    """Each wait of another client for the broker, in ms."""
-
-    @property
-    def stall_ms(self) -> float:
-        """99th percentile of another client's waits, in ms."""
-        return statistics.quantiles(self.stalls_ms, n=100)[98]
 
 
 @dataclass
@@ -100,38 +67,6 @@ class Record:
             except (OSError, AssertionError, StopIteration):
                 continue  # the broker is restarting
 
-    # --- the verdict ---
-
-    def growth(self) -> list[str]:
-        """Everything that grew from the first half of the stretches to the second; empty if everything is
-        flat.
-
-        A stretch is compared with one an even number of stretches later: every second one contains a restart,
-        and memory depends on how long ago that was.
-        """
-        half = len(self.stretches) // 2
-        found = []
-        for early, late in zip(self.stretches, self.stretches[half + half % 2 :], strict=False):
-            was, now = early.rested, late.rested
-            if now.memory_mib > was.memory_mib * (1 + MEMORY_GROWTH) + MEMORY_SLACK_MIB:
-                found.append(f"memory at rest went from {was.memory_mib:.0f} to {now.memory_mib:.0f} MiB")
-            if now.descriptors > was.descriptors + DESCRIPTORS_SLACK:
-                found.append(f"descriptors at rest went from {was.descriptors} to {now.descriptors}")
-        found += [
-            f"{each.rested.open_log_files} files of logs are open at rest"
-            for each in self.stretches
-            if each.rested.open_log_files
-        ]
-        early_ms, late_ms = (
-            statistics.median(each.stall_ms for each in part)
-            for part in (self.stretches[:half], self.stretches[-half:])
-        )
-        if late_ms > early_ms * STALL_GROWTH + STALL_SLACK_MS:
-            found.append(
-                f"the 99th percentile of another client's wait went from {early_ms:.0f} to {late_ms:.0f} ms"
-            )
-        return found
-
     # --- the picture ---
 
     def write(self, folder: Path) -> None:
@@ -142,7 +77,12 @@ class Record:
                 {
                     "samples": [asdict(sample) for sample in self.samples],
                     "stretches": [
-                        {"at_s": each.began_s, "stall_ms": each.stall_ms, **asdict(each.rested)}
+                        {
+                            "at_s": each.began_s,
+                            "stall_ms": each.stall_ms,
+                            "stolen_percent": each.stolen_percent,
+                            **asdict(each.rested),
+                        }
                         for each in self.stretches
                     ],
                     "restarts_s": self.restarts_s,

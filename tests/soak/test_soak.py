@@ -2,7 +2,9 @@
 flat.
 
 `make soak` runs for half an hour, `make test` for two minutes (`PARTIBUS_SOAK_MINUTES`). The plot is
-`build/soak/soak.png`.
+`build/soak/soak.png`. `make soak` also holds another client's waits against a fixed limit
+(`PARTIBUS_SOAK_P99_MS`); `make test` may run on a slow, busy machine, so it only compares its end with its
+beginning.
 """
 
 from __future__ import annotations
@@ -14,13 +16,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench.load.machine import StolenTime
 from tests.crash.clients import Place
-from tests.soak.gauges import MIB, Record, Stretch
+from tests.soak.gauges import MIB, Record
 from tests.soak.load import QUEUES, Load
+from tests.soak.verdict import Stretch, growth, slow, undisturbed
 from tests.support.broker_process import BrokerProcess
 from tests.support.disk_use import wait_until_small
 
 MINUTES = float(os.environ.get("PARTIBUS_SOAK_MINUTES", "2"))
+P99_MS_MAX = os.environ.get("PARTIBUS_SOAK_P99_MS")
+"""The longest 99th percentile of another client's waits, in ms; None for no fixed limit."""
 STRETCHES = max(4, 2 * round(MINUTES / 2))
 REST_S = 15.0
 """Part of each stretch. It is about the time it takes until locks of dead clients have ended, the queues are
@@ -56,7 +62,12 @@ def test_nothing_is_lost_and_nothing_grows(tmp_path: Path) -> None:
         thread.join()
         record.write(FOLDER)
         broker.check_alive()
-        assert record.growth() == []
+        found = growth(record.stretches)
+        if P99_MS_MAX is not None:
+            found += slow(record.stretches, float(P99_MS_MAX))
+            count = len(undisturbed(record.stretches))
+            print(f"waits are held against {P99_MS_MAX} ms in {count} of {STRETCHES} undisturbed stretches")
+        assert found == []
     except BaseException:
         print(broker.log_tail())
         raise
@@ -69,7 +80,7 @@ def stretch(broker: BrokerProcess, place: Place, record: Record, number: int, lo
     """Run load and then a rest. Every second stretch restarts the broker midway, alternating between `kill
     -9` and an orderly stop.
     """
-    began_s, restarts = record.now_s(), 0
+    began_s, restarts, stolen = record.now_s(), 0, StolenTime()
     with Load(place, str(number), lambda: broker.addresses) as load:
         load.measure_stalls(broker.pid)
         go_on(load, load_s / 2)
@@ -78,12 +89,13 @@ def stretch(broker: BrokerProcess, place: Place, record: Record, number: int, lo
             load.measure_stalls(broker.pid)
             restarts = 1
         go_on(load, load_s / 2)
+    stolen_percent = stolen.percent()
     load.settle(restarts)
     wait_until_small(broker.data_dir / "logs", AT_REST_BYTES, IDLE_WITHIN_S)
     ends = time.monotonic() + IDLE_WITHIN_S
     while (rested := record.look()).open_log_files and time.monotonic() < ends:  # idle logs close their files
         time.sleep(0.1)
-    return Stretch(began_s, rested, load.stalls_ms)
+    return Stretch(began_s, rested, load.stalls_ms, stolen_percent)
 
 
 def go_on(load: Load, seconds: float) -> None:

@@ -1,0 +1,158 @@
+"""A forwarded message is never lost or stored twice: the disk fails at every record of a forward, at the
+target and at the source, or the process dies there."""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from broker.entities.descriptions import DEAD_LETTER, QueueSettings
+from broker.messaging import forward_lane
+from broker.namespace.entity import Entity
+from broker.partition.task import Health
+from storage.disk import Disk
+from storage.file_store import FileLogStore
+from storage.log import FRAME_HEADER_BYTES, Log, Position
+from tests.support.faulty_disk import FaultyDisk
+from tests.support.forwarding_world import World, held_now
+from tests.support.logs import small_store
+from tests.support.recording_disk import RecordingDisk
+from tests.support.waiting import until
+
+ROOT = Path("/data")
+SENT = ["x", "y", "z"]
+CHANGES_THE_DISK = ("write", "sync", "truncate", "rename", "create", "remove")
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward_lane, "RETRY_S", 0.001)
+    monkeypatch.setattr(forward_lane, "RETRY_S_MAX", 0.01)
+
+
+class Everything(random.Random):
+    """Keeps whatever was written, synced or not: the process died, and not the machine."""
+
+    def random(self) -> float:
+        return 0.0
+
+
+class FileWorld(World):
+    """Two queues whose logs are files: "a" forwards to "b"."""
+
+    def __init__(self, disk: Disk) -> None:
+        super().__init__(a=(1, QueueSettings()), b=(1, QueueSettings()))
+        self.store: FileLogStore = small_store(ROOT, disk)
+        self.files: dict[str, Log] = {}
+
+    def _make_log(self, entity: Entity, number: int) -> Log:
+        log = self.files[entity.name] = self.store.log(entity.description.generation, number)
+        return log
+
+    async def wake(self) -> None:
+        for entity in self.entities.values():
+            await entity.wake(0)
+
+    async def forward(self) -> None:
+        """Begin to forward from "a" to "b"."""
+        await self.update("a", QueueSettings(forward_to="b"))
+
+    def is_troubled(self) -> bool:
+        """Whether the lane has met a failure."""
+        return any(lane._trouble for road in self.forwarding._roads.values() for lane in road._lanes.values())
+
+    def is_recovering(self, name: str) -> bool:
+        """Whether the partition of a queue is down."""
+        return self.partitions[name, 0].health is Health.RECOVERING
+
+    async def recover(self) -> None:
+        """Let failed partitions look at their disk again, and wait until everything has arrived."""
+
+        def arrived() -> bool:
+            self.clock.advance(100)
+            for partition in self.partitions.values():
+                partition.wake()
+            return held_now(self.entities["b"]) >= len(SENT) and held_now(self.entities["a"]) == 0
+
+        await until(arrived)
+        assert sorted(await self.texts("b")) == SENT
+        assert await self.texts("a") == await self.texts("a", DEAD_LETTER) == []
+
+
+@asynccontextmanager
+async def world_on(disk: Disk) -> AsyncIterator[FileWorld]:
+    """A world that ends as in a crash."""
+    here = FileWorld(disk)
+    here.start()
+    try:
+        await here.wake()
+        yield here
+    finally:
+        await here.crash()
+        for log in here.files.values():
+            await log.close()
+        await here.store.close()
+
+
+async def places() -> list[tuple[str, int]]:
+    """Where a record of a forward begins, ends or is torn: the queue whose log holds it, and the offset in
+    its frame."""
+    found: list[tuple[str, int]] = []
+    async with world_on(RecordingDisk()) as here:
+        await here.send("a", *SENT)
+        starts = {name: log.end for name, log in here.files.items()}
+        await here.forward()
+        await here.recover()
+        for name, records in (("b", 2), ("a", 1)):
+            (frame,) = await here.files[name].fetch([Position(starts[name])])
+            assert len(frame.records()) == records
+            offsets = {1, FRAME_HEADER_BYTES}
+            for record in frame.records():
+                offsets |= {record.offset - 8, record.offset, record.offset + len(record.body) // 2}
+            found += [(name, offset) for offset in sorted(offsets)]
+    return found
+
+
+def path_of(here: FileWorld, name: str) -> str:
+    return here.descriptions[name].generation
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=["fails", "is full"])
+async def test_a_disk_that_fails_at_any_record_neither_loses_nor_doubles_a_message(error: int) -> None:
+    for name, place in await places():
+        inner = RecordingDisk()
+        disk = FaultyDisk(inner)
+        async with world_on(disk) as here:
+            await here.send("a", *SENT)
+            disk.shorten(place, path_part=path_of(here, name))
+            times = 1 if error == errno.EIO else -1
+            disk.fail("write", error, times=times, path_part=path_of(here, name))
+            await here.forward()
+            await until(here.is_troubled)
+            disk.heal()
+            await here.recover()
+        async with world_on(inner.after_power_cut()) as again:
+            await again.recover()
+
+
+async def test_a_process_that_dies_at_any_record_neither_loses_nor_doubles_a_message() -> None:
+    for name, place in await places():
+        inner = RecordingDisk()
+        disk = FaultyDisk(inner)
+        async with world_on(disk) as here:
+            await here.send("a", *SENT)
+            disk.shorten(place, path_part=path_of(here, name))
+            for operation in CHANGES_THE_DISK:
+                disk.fail(operation, times=-1, path_part=path_of(here, name))
+            await here.forward()
+            await until(partial(here.is_recovering, name))
+        left = inner.after_power_cut(Everything())
+        async with world_on(left) as again:
+            await again.forward()
+            await again.recover()

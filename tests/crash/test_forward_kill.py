@@ -1,0 +1,119 @@
+"""`kill -9` while messages are forwarded through a chain of queues: each one that was acknowledged arrives
+at the end exactly once, those of a key in order. So do dead letters at the queue that they are forwarded to.
+
+`PARTIBUS_CRASH_ROUNDS` and `PARTIBUS_CRASH_SEED` work as for `test_kill.py`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import urllib.request
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.crash.clients import Client, Place, Receiver, Sender, drain
+from tests.crash.ledger import QueueLedger
+from tests.crash.test_kill import CLIENTS_STOP_WITHIN_S, ROUNDS, SEED, SMALL_LOGS, kill_and_restart
+from tests.support.broker_process import BrokerProcess, queue
+
+FIRST, MIDDLE, LAST, DEAD = "first", "middle", "last", "dead"
+QUEUES = [
+    queue(FIRST, PartitionCount=4, ForwardTo=MIDDLE),
+    queue(MIDDLE, Partitioned=False, ForwardTo=LAST),
+    queue(LAST, PartitionCount=3, ForwardDeadLetteredMessagesTo=DEAD),
+    queue(DEAD, PartitionCount=2),
+]
+TRAFFIC_WITHIN_S = 60.0
+
+
+@pytest.mark.parametrize("number", range(max(ROUNDS // 10, 1)))
+def test_a_kill_at_any_moment_neither_loses_nor_doubles_a_forwarded_message(
+    number: int, tmp_path: Path
+) -> None:
+    seed = f"{SEED}/forward/{number}"
+    print(f"repeat: PARTIBUS_CRASH_SEED={SEED} pytest tests/crash/test_forward_kill.py -k '[{number}]'")
+    broker = BrokerProcess(tmp_path, QUEUES, environment=SMALL_LOGS if number % 2 else {}, keeps_ports=False)
+    try:
+        run(broker, seed, Random(seed))
+    except BaseException:
+        print(broker.log_tail())
+        raise
+    finally:
+        broker.kill()
+
+
+def run(broker: BrokerProcess, seed: str, random: Random) -> None:
+    """One round with several kills."""
+    place = Place(broker.start().amqp_port)
+    ledger = QueueLedger()
+    clients: list[Client] = [
+        Sender(place, "keyed", FIRST, ledger, seed, keys=5),
+        Sender(place, "bursts", FIRST, ledger, seed, burst=30, pause_s=0.02),
+        Receiver(place, "receives", LAST, ledger, seed, credit=20, dead_letters=0.2),
+    ]
+    place.up.set()
+    for client in clients:
+        client.start()
+    try:
+        for _ in range(2):
+            wait_for_traffic(place, ledger)
+            time.sleep(random.uniform(0.0, 0.3))  # the moment of the kill: any will do
+            kill_and_restart(broker, place)
+        wait_for_traffic(place, ledger)
+    finally:
+        place.stop.set()
+        for client in clients:
+            client.join(CLIENTS_STOP_WITHIN_S)
+            assert not client.is_alive(), f"{client.name} does not end"
+    if place.failures:
+        raise place.failures[0]
+    kill_and_restart(broker, place)
+    wait_until_forwarded(broker)
+    drain(place, LAST, ledger)
+    assert ledger.problems() == []
+    dead = QueueLedger(attempted=ledger.dead_lettering)
+    drain(place, DEAD, dead)
+    assert dead.problems() == []
+    completed = ledger.removed.keys() - ledger.dead_lettered
+    assert ledger.dead_lettered <= dead.removed.keys(), "a confirmed dead-lettering is lost"
+    assert not completed & dead.removed.keys(), "what was completed is a dead letter as well"
+    for name in (LAST, DEAD, f"{FIRST}/$deadletterqueue", f"{MIDDLE}/$deadletterqueue"):
+        assert drain(place, name, QueueLedger()) == 0, name
+    assert len(ledger.acknowledged) > 50 and dead.removed, "the round had hardly any load"
+    broker.check_alive()
+
+
+def wait_for_traffic(place: Place, ledger: QueueLedger) -> None:
+    """Wait until messages were accepted and removed in this life."""
+    acknowledged, removed = len(ledger.acknowledged), len(ledger.removed)
+    deadline = time.monotonic() + TRAFFIC_WITHIN_S
+    while len(ledger.acknowledged) < acknowledged + 20 or len(ledger.removed) < removed + 20:
+        if place.failures:
+            raise place.failures[0]
+        assert time.monotonic() < deadline, "no traffic"
+        time.sleep(0.02)
+
+
+def wait_until_forwarded(broker: BrokerProcess) -> None:
+    """Wait until nothing is on its way, as scrapes say, which open nothing."""
+    deadline = time.monotonic() + TRAFFIC_WITHIN_S
+    while (left := on_the_way(broker)) != 0:
+        assert time.monotonic() < deadline, f"{left} messages are not forwarded"
+        time.sleep(0.05)
+
+
+def on_the_way(broker: BrokerProcess) -> int:
+    with urllib.request.urlopen(f"{broker.addresses.http_url}/metrics", timeout=TRAFFIC_WITHIN_S) as answer:
+        text = answer.read().decode()
+    first, middle = (value_of(text, "messages", name) for name in (FIRST, MIDDLE))
+    dead = value_of(text, "dead_letter_messages", LAST)
+    return -1 if None in (first, middle, dead) else int(first or 0) + int(middle or 0) + int(dead or 0)
+
+
+def value_of(text: str, gauge: str, name: str) -> str | None:
+    """A gauge of a queue; None if it is not known yet after a crash."""
+    found = re.search(rf'^partibus_{gauge}{{entity="{name}"}} (\d+)\.0$', text, re.M)
+    return None if found is None else found[1]
