@@ -35,7 +35,9 @@ from tests.bench.load import (
     figures,
     footprint,
     many_queues,
+    memory_mark,
     report,
+    sessions,
     stalls,
     traffic,
     transactions,
@@ -47,7 +49,6 @@ from tests.bench.load.profiling import Profiler
 from tests.bench.load.traffic import Target
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-DOCUMENT = REPOSITORY / "docs" / "benchmarks.md"
 WORK = REPOSITORY / "build" / "bench"
 CONNECTIONS = 8
 progress = Console(stderr=True, highlight=False)
@@ -70,10 +71,14 @@ class Scale:
     silent_messages: int
     attack_s: float
     many_queues: int
+    mark_mib: int
+    sessions: int
 
 
-FULL = Scale(3, 100_000, 1_000, 1_000_000, 100, 20.0, 5_000, 1_000, 10.0, 110, 16_000, 5.0, 10_000)
-QUICK = Scale(1, 10_000, 200, 20_000, 10, 3.0, 200, 50, 1.0, 10, 500, 1.0, 500)
+FULL = Scale(
+    3, 100_000, 1_000, 1_000_000, 100, 20.0, 5_000, 1_000, 10.0, 110, 16_000, 5.0, 10_000, 512, 10_000
+)
+QUICK = Scale(1, 10_000, 200, 20_000, 10, 3.0, 200, 50, 1.0, 10, 500, 1.0, 500, 128, 200)
 """Only to check that everything runs. The runs are too short for meaningful figures, and the floors apply to
 the full scale.
 """
@@ -167,10 +172,13 @@ def main(
     if broker is None:  # the others need their own broker: they fill it, kill it and read its memory
         for group, measure in (
             (figures.WAITING, measure_waiting),
+            (figures.AT_MARK, measure_at_mark),
             (figures.IDLE, measure_idle),
             (figures.DISK_SPACE, measure_disk_space),
             (figures.CHECKPOINT_COST, measure_checkpoints),
             (figures.FEATURES, measure_features),
+            (figures.REMEMBERED, measure_remembered),
+            (figures.IN_SESSIONS, measure_sessions),
             (figures.CONNECTIONS, measure_connections),
             (figures.MANY, measure_many_queues),
             (figures.HALF_HEADERS, measure_half_headers),
@@ -263,6 +271,21 @@ def measure_waiting(run: Run) -> None:
         run.note(figures.RESTART_STOPPED, found.restart_stopped_s, settings)
 
 
+def measure_at_mark(run: Run) -> None:
+    """Memory of a broker that refuses sends while it is emptied."""
+    scale = run.scale
+    settings: dict[str, object] = {
+        "mark_mib": scale.mark_mib,
+        "body_bytes": memory_mark.BODY_BYTES,
+        "partitions": footprint.PARTITIONS,
+    }
+    for number in range(scale.rounds):
+        progress.print(f"a broker at its memory mark, round {number + 1} of {scale.rounds}")
+        found = memory_mark.at_mark(run.folder, scale.mark_mib, 40 * scale.waiting_messages)
+        counts = {"sent": found.sent, "refused_while_draining": found.refused_while_draining}
+        run.note(figures.MEMORY_AT_MARK, found.memory_percent, {**settings, **counts})
+
+
 def measure_features(run: Run) -> None:
     """Duplicate detection and scheduled messages."""
     count = run.scale.messages // 2
@@ -279,6 +302,33 @@ def measure_features(run: Run) -> None:
         timed = features.scheduled(run.folder, count)
         run.note(figures.SCHEDULED_SENT, timed.sent_per_s, settings)
         run.note(figures.SCHEDULED_RECEIVED, timed.received_per_s, settings)
+
+
+def measure_remembered(run: Run) -> None:
+    """Memory of message-ids. It hardly depends on the machine, so one round is enough."""
+    count = run.scale.waiting_messages
+    settings: dict[str, object] = {"message_ids": count, "partitions": footprint.PARTITIONS}
+    progress.print(f"{count:,} message-ids")
+    run.note(figures.DUPLICATES_MEMORY, features.remembered_mib(run.folder, count), settings)
+
+
+def measure_sessions(run: Run) -> None:
+    """Draining many sessions, and a tenth of them."""
+    count = run.scale.sessions
+    settings: dict[str, object] = {
+        "sessions": count,
+        "messages_each": sessions.MESSAGES,
+        "body_bytes": sessions.BODY_BYTES,
+        "connections": CONNECTIONS,
+        "partitions": footprint.PARTITIONS,
+    }
+    for number in range(run.scale.rounds):
+        progress.print(f"{count:,} sessions, round {number + 1} of {run.scale.rounds}")
+        few = sessions.drained(run.folder, count // 10, CONNECTIONS)
+        many = sessions.drained(run.folder, count, CONNECTIONS)
+        run.note(figures.SESSIONS, count * sessions.MESSAGES / many.took_s, settings)
+        run.note(figures.SESSIONS_TIME, many.took_s / few.took_s, settings)
+        run.note(figures.SESSIONS_MEMORY, many.grown_mib / few.grown_mib, settings)
 
 
 def measure_idle(run: Run) -> None:
@@ -356,6 +406,7 @@ def measure_many_queues(run: Run) -> None:
         run.note(figures.MANY_STALL, found.stall_ms, settings)
         run.note(figures.MANY_HOLD, found.hold_ms, settings)
         run.note(figures.MANY_MEMORY, found.memory_kib, settings)
+    run.note(figures.MANY_COUNTERS, many_queues.counters_kib(500), settings)
 
 
 def measure_fairness(run: Run) -> None:
@@ -469,7 +520,7 @@ def publish(run: Run, write_docs: bool) -> None:
     sys.stdout.flush()
     progress.print(report.terminal_table(results))
     if write_docs:
-        report.write_between_markers(DOCUMENT, report.markdown(results, about, "make bench"))
+        report.write_between_markers(report.DOCUMENT, report.markdown(results, about, "make bench"))
 
 
 if __name__ == "__main__":

@@ -13,12 +13,16 @@ from pathlib import Path
 from tests.bench.load import traffic
 from tests.bench.load.client import encode_message
 from tests.bench.load.endpoint import LoadError
-from tests.bench.load.footprint import fresh_broker, target_of
+from tests.bench.load.footprint import SETTLE_S, fresh_broker, target_of
+from tests.bench.load.machine import resident_mib
 from tests.bench.load.traffic import BODY_BYTES, Load
 
 DETECTS = {"RequiresDuplicateDetection": True, "DuplicateDetectionHistoryTimeWindow": "P1D"}
 LEAD_S, SENT_PER_S = 5.0, 2_000
 """Messages are due this long after the first is sent, plus what sending takes at this rate."""
+AT_ONCE, SMALL_BYTES = 20_000, 16
+"""Messages that wait at a time while a broker learns many message-ids, and their bodies' size."""
+_SMALL = encode_message(SMALL_BYTES)
 _PLAIN = encode_message(BODY_BYTES)
 _HEADER = _PLAIN[: _PLAIN.index(b"\x00\x53\x73")]
 _ID = b"bench-0000000000"
@@ -47,6 +51,23 @@ def detected(folder: Path, count: int) -> Detected:
     with fresh_broker(folder, properties=DETECTS) as broker:
         target = target_of(broker.addresses)
         return Detected(traffic.send(target, count, load=load), traffic.send(target, count, load=load))
+
+
+def remembered_mib(folder: Path, count: int) -> float:
+    """The memory that a queue needs to remember `count` message-ids whose messages are gone: how much more
+    a broker has grown than one whose queue detects no duplicates."""
+    grown = []
+    for properties in (DETECTS, {}):
+        with fresh_broker(folder, properties=properties) as broker:
+            target = target_of(broker.addresses)
+            for first in range(0, count, AT_ONCE):
+                numbers = range(first, min(first + AT_ONCE, count))
+                load = Load([_SMALL.replace(_ID, b"bench-%010d" % number) for number in numbers], SMALL_BYTES)
+                traffic.send(target, len(numbers), load=load)
+                traffic.receive(target, len(numbers), load=load)
+            time.sleep(SETTLE_S)
+            grown.append(resident_mib(broker.pid))
+    return grown[0] - grown[1]
 
 
 def scheduled(folder: Path, count: int) -> Scheduled:

@@ -73,6 +73,11 @@ def resident_mib(pid: int) -> float:
     return sum(_resident_kb(each) for each in _family(pid)) / 1024
 
 
+def peak_mib(pid: int) -> float:
+    """The largest resident memory that a process has had, in MiB, without its children."""
+    return _kb(pid, "VmHWM") / 1024
+
+
 def cpu_s(pid: int) -> float:
     """CPU time that a process and its children have used so far, in seconds."""
     return sum(_cpu_ticks(each) for each in _family(pid)) / _TICKS_PER_S
@@ -103,7 +108,11 @@ def _family(pid: int) -> list[int]:
 
 
 def _resident_kb(pid: int) -> int:
-    return next(int(line.split()[1]) for line in _lines(f"/proc/{pid}/status") if line.startswith("VmRSS"))
+    return _kb(pid, "VmRSS")
+
+
+def _kb(pid: int, name: str) -> int:
+    return next(int(line.split()[1]) for line in _lines(f"/proc/{pid}/status") if line.startswith(name))
 
 
 def _cpu_ticks(pid: int) -> int:

@@ -14,13 +14,16 @@ client and the answer.
 from __future__ import annotations
 
 import contextlib
+import gc
 import http.client
 import os
+import random
 import re
 import shutil
 import statistics
 import tempfile
 import time
+import tracemalloc
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -28,6 +31,9 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
+from broker.base.counters import COUNTERS, SECONDS
+from broker.base.metrics import Metrics
+from broker.namespace.meter import EntityMeter
 from tests.bench.load.attack_http import ANSWERED_WITHIN_S, turn_s
 from tests.bench.load.machine import resident_mib
 from tests.support.broker_process import BrokerProcess
@@ -178,6 +184,26 @@ def _ask_s(port: int, paths: Sequence[str], headers: Mapping[str, str]) -> float
 def _used_s(pid: int) -> float:
     """Processor time that a process's main thread has used, to the nanosecond (`CONFIG_SCHED_INFO`)."""
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def counters_kib(count: int) -> float:
+    """KiB that the counters of each of `count` entities take in memory, with a large value in every one."""
+    metrics, chance = Metrics(), random.Random(4)
+    names = [f"queue-{number:05}" for number in range(count)]
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for name in names:
+            meter = EntityMeter(metrics, name)
+            for counter in COUNTERS:
+                meter.add(counter, chance.randrange(1 << 40, 1 << 50))
+            for bound in SECONDS:
+                for _ in range(300):  # counts above 256, since Python shares small integers
+                    meter.send_seconds.observe(bound)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return taken / count / 1024
 
 
 def _empty_mib(folder: Path) -> float:

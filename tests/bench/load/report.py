@@ -1,5 +1,7 @@
 """Results for readers: the table on the terminal, and the one in the documentation between its two
 markers.
+
+`python -m tests.bench.load.report` judges the documentation's table again, after a floor or goal has changed.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ from pathlib import Path
 
 from rich.table import Table
 
-from tests.bench.load.figures import Reference, Result
+from tests.bench.load.figures import FIGURES, Figure, Reference, Result
+
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "benchmarks.md"
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 COLUMNS = ("figure", "value", "held against", "ratio", "floor", "goal", "stands", "stolen")
@@ -44,21 +48,45 @@ def write_between_markers(path: Path, text: str, begins: str = BEGIN, ends: str 
     path.write_text(f"{before}{begins}\n{text}{ends}{after}", encoding="utf-8")
 
 
+def judged_again(table: str) -> str:
+    """A table of `markdown` with the floors, goals and verdicts of today. Values and ratios stay."""
+    lines = table.splitlines()
+    for number, line in enumerate(lines):
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        figure = FIGURES.get(cells[0]) if line.startswith("|") else None
+        if figure is not None:
+            row = dict(zip(COLUMNS, cells, strict=False))
+            value = float(row["value"].split()[0].replace(",", ""))
+            row["floor"], row["goal"] = _bounds(figure)
+            row["stands"] = figure.judge(value, float(row["ratio"]) if row["ratio"] else None).value
+            lines[number] = "| " + " | ".join(row.values()) + " |"
+    return "\n".join(lines) + "\n"
+
+
+def between_markers(path: Path, begins: str = BEGIN, ends: str = END) -> str:
+    """The text between two markers of a file."""
+    return path.read_text(encoding="utf-8").partition(f"{begins}\n")[2].partition(ends)[0]
+
+
+def _bounds(figure: Figure) -> tuple[str, str]:
+    """Floor and goal as the table shows them."""
+    times = " ×" if figure.reference else f" {figure.unit}"
+    floor, goal = ("" if bound is None else f"{bound:g}{times}" for bound in (figure.floor, figure.goal))
+    return floor, goal
+
+
 def _row(result: Result) -> tuple[str, ...]:
     figure = result.figure
-    value_unit = "" if figure.reference else f" {figure.unit}"
     names = {Reference.PEER: "peer", Reference.DISK: "disk", None: ""}
     against = names[figure.reference]
     if result.reference is not None:
         against = f"{against or 'peer'} {_number(result.reference)}"
-    times = " ×" if figure.reference else value_unit
     return (
         figure.name,
         f"{_number(result.value)} {figure.unit}",
         against,
         f"{result.ratio:.2f}" if result.ratio is not None else "",
-        f"{figure.floor:g}{times}" if figure.floor is not None else "",
-        f"{figure.goal:g}{times}" if figure.goal is not None else "",
+        *_bounds(figure),
         result.verdict.value,
         f"{statistics.median(result.stolen_percent):.0f} %",
     )
@@ -66,3 +94,7 @@ def _row(result: Result) -> tuple[str, ...]:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+
+
+if __name__ == "__main__":
+    write_between_markers(DOCUMENT, judged_again(between_markers(DOCUMENT)))

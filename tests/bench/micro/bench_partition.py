@@ -77,7 +77,7 @@ async def throughput() -> dict[str, float]:
             elapsed += time.process_time() - began
         best["complete"] = min(best["complete"], elapsed / total * 1e6)
         task.check()
-        assert harness.task.live_bytes == 0
+        assert harness.live_bytes == 0
     return best
 
 
@@ -86,7 +86,7 @@ def memory(count: int = 1_000_000, per_record: int = 30, default_ttl: bool = Fal
     gc.collect()
     tracemalloc.start()
     messages = Messages(3, QUEUE_PLACES, PayloadBudget(0, 0), 20)
-    messages.finish_replay(0)
+    deque(messages.finish_steps(0), maxlen=0)
     before, _ = tracemalloc.get_traced_memory()
     for index in range(count // per_record):
         now_ms = 1_700_000_000_000 + index
@@ -101,7 +101,7 @@ def memory(count: int = 1_000_000, per_record: int = 30, default_ttl: bool = Fal
 def checkpoints(count: int = 62_500) -> tuple[float, float]:
     """Milliseconds to make and to load a checkpoint."""
     messages = Messages(3, QUEUE_PLACES, PayloadBudget(0, 0), 20)
-    messages.finish_replay(0)
+    deque(messages.finish_steps(0), maxlen=0)
     for index in range(count // 30):
         messages.apply_enqueued(
             Position(index * 32_000),
@@ -115,7 +115,7 @@ def checkpoints(count: int = 62_500) -> tuple[float, float]:
     began = time.process_time()
     again = Messages(3, QUEUE_PLACES, PayloadBudget(0, 0), 20)
     deque(Snapshot(again).load_steps(checkpoint), maxlen=0)
-    again.finish_replay(0)
+    deque(again.finish_steps(0), maxlen=0)
     loaded = time.process_time() - began
     assert again.count == messages.count
     return saved * 1e3, loaded * 1e3

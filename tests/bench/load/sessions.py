@@ -1,0 +1,95 @@
+"""Message sessions: how long draining many sessions in order takes, and how much memory the broker needs.
+
+Each consumer has one connection. It accepts the next free session, receives and completes its messages,
+checks their order, and closes the session; until no session is free. The frames are made by hand
+(`tests/support/raw_amqp.py`), because the load client has no sessions; that costs the client some 1 ms of CPU
+for each session. Knows neither figures nor rounds.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.bench.load import traffic
+from tests.bench.load.endpoint import Endpoint, LoadError
+from tests.bench.load.footprint import FILL_WINDOW, fresh_broker, target_of
+from tests.bench.load.machine import peak_mib, resident_mib
+from tests.bench.load.traffic import Load
+from tests.support import raw_amqp as raw
+from tests.support.amqp_messages import DATA, message, sections
+from tests.support.amqp_sessions import session_attach
+from tests.support.raw_amqp import RawConnection
+
+MESSAGES = 10
+"""In each session."""
+BODY_BYTES = 100
+ACCEPT_WITHIN_MS = 500
+"""No session has been free for this long: all are drained."""
+
+
+@dataclass(slots=True, frozen=True)
+class Drained:
+    """What draining all sessions took."""
+
+    took_s: float
+    grown_mib: float
+    """The broker's largest resident memory, above that of a new broker."""
+
+
+def drained(folder: Path, count: int, consumers: int) -> Drained:
+    """Send MESSAGES messages to each of `count` sessions, all sessions in turn, and drain them."""
+    load = Load([_message(place % count, place // count) for place in range(count * MESSAGES)], BODY_BYTES)
+    with fresh_broker(folder, properties={"RequiresSession": True}) as broker:
+        target = target_of(broker.addresses)
+        before_mib = resident_mib(broker.pid)
+        traffic.send(target, count * MESSAGES, FILL_WINDOW, load)
+        began = time.perf_counter()
+        with ThreadPoolExecutor(consumers) as threads:
+            found = sum(threads.map(_consume, [target.endpoint] * consumers))
+        took_s = time.perf_counter() - began - ACCEPT_WITHIN_MS / 1000
+        if found != count * MESSAGES:
+            raise LoadError(f"{found} of {count * MESSAGES} messages were received")
+        return Drained(took_s, peak_mib(broker.pid) - before_mib)
+
+
+def _message(session: int, number: int) -> bytes:
+    body = (b"%d " % number).ljust(BODY_BYTES, b".")
+    return message(properties=[f"{session}/{number}", *[None] * 9, f"session-{session}"], body=[body])
+
+
+def _consume(endpoint: Endpoint) -> int:
+    """Drain sessions until none is free; gives the number of messages."""
+    total = 0
+    with RawConnection(endpoint.port) as connection:
+        connection.open(raw.sasl_plain(endpoint.user, endpoint.password))
+        connection.begin()
+        while True:
+            answer = connection.attach(session_attach(0, endpoint.address, None, within_ms=ACCEPT_WITHIN_MS))
+            if answer.code != raw.ATTACH:
+                return total
+            total += _drain(connection)
+            connection.send_frame(raw.DETACH, raw.detach_fields(0))
+            connection.read_until(raw.DETACH)
+
+
+def _drain(connection: RawConnection) -> int:
+    """Receive and complete the messages of one session."""
+    connection.send_frame(raw.FLOW, raw.flow_fields(0, 0, MESSAGES))
+    deliveries = []
+    for expected in range(MESSAGES):
+        found = connection.read_until(raw.TRANSFER)
+        deliveries.append(found.field(1))
+        number = int(bytes(sections(found.payload)[DATA]).split()[0])
+        if number != expected:
+            raise LoadError(f"message {number} of a session came when {expected} was next")
+    first, last = deliveries[0], deliveries[-1]
+    accepted = raw.disposition_fields(raw.RECEIVER, first, last, False, raw.outcome(raw.ACCEPTED))
+    connection.send_frame(raw.DISPOSITION, accepted)
+    settled = 0
+    while settled < MESSAGES:
+        found = connection.read_until(raw.DISPOSITION)
+        settled += (found.field(2) or found.field(1)) - found.field(1) + 1
+    return MESSAGES
