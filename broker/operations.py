@@ -174,7 +174,7 @@ class Defer:
     """Set locked messages aside: only `ReceiveDeferred` finds them (AMQP contract 10.6). Answered with
     `Settled`.
 
-    Counts a delivery, except in a dead-letter subqueue (5.6).
+    Counts a delivery, except in a dead-letter subqueue (AMQP contract 5.6).
     """
 
     tokens: Sequence[LockToken]
@@ -187,7 +187,7 @@ class DeadLetter:
     """Move locked messages to the dead-letter subqueue (AMQP contract 6.1). Answered with `Settled`.
 
     A message that is already in a dead-letter subqueue stays there, locked and unchanged, with the failure
-    NOT_ALLOWED (10.4).
+    NOT_ALLOWED (AMQP contract 10.4).
     """
 
     tokens: Sequence[LockToken]

@@ -69,4 +69,4 @@ class Place:
     role: Role
     dead_letters_to: int | None = None
     """The number of the subqueue for its dead letters; None if its messages cannot be dead-lettered
-    (10.4)."""
+    (AMQP contract 10.4)."""

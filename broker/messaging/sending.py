@@ -203,7 +203,7 @@ class Sending(Generic[R]):
     def send_batch(self, payload: bytes, receipts: Sequence[R]) -> Iterator[None]:
         """Enqueue a batch as a whole, in one partition: that of its messages' single key, else the next
         one in order (AMQP contract 4.5). If the entity detects duplicates, the messages of a batch without a
-        key go to the partitions of their message-ids (10.5). Raises Refused.
+        key go to the partitions of their message-ids (AMQP contract 10.5). Raises Refused.
 
         A batch may hold thousands of messages, so it is taken apart in steps and posted in the last one.
         """

@@ -4,7 +4,7 @@ both the blocking client and the reactor.
 Nothing here adds to or repairs what a client does. The clients themselves are in `proton_blocking.py` and
 `proton_reactor.py`.
 
-The binding (0.40.0) cannot do two things, which the scenarios work around:
+Version 0.40.0 of the binding cannot do two things, which the scenarios work around:
 
 - `Delivery.tag` decodes tags as text, which lock tokens are not, so it is never read. `lock_token` has the
   bytes from the C engine below.

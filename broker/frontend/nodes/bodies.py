@@ -71,7 +71,7 @@ def integers(body: dict[str, Any], key: str) -> list[int]:
 
 def encoded_messages(body: dict[str, Any]) -> list[bytes]:
     """The messages of a request to schedule them: at least one. Everything that counts is in their encoded
-    form (7.3.6)."""
+    form (AMQP contract 7.3.6)."""
     values = elements(body, "messages")
     found = [value.get("message") for value in values if isinstance(value, dict)]
     if not values or len(found) < len(values) or not all(isinstance(each, bytes) and each for each in found):

@@ -14,7 +14,21 @@ ROOT = Path(__file__).parents[2]
 PAGES = {"AMQP": ROOT / "docs" / "contract" / "amqp.md", "HTTP": ROOT / "docs" / "contract" / "http.md"}
 NOT_OURS = {"node_modules", "__pycache__", "build", "target", "data"}
 """Folders of tools and of generated files. Folders whose names begin with a dot count as well."""
-WITH_CITATIONS = {".py", ".c", ".h", ".md", ".toml", ".go", ".java", ".js", ".sh", ".yaml", ".yml"}
+WITH_CITATIONS = {
+    ".c",
+    ".go",
+    ".h",
+    ".java",
+    ".js",
+    ".md",
+    ".mjs",
+    ".py",
+    ".pyi",
+    ".sh",
+    ".toml",
+    ".yaml",
+    ".yml",
+}
 
 NUMBER = r"\d+(?:\.\d+)*[a-z]?\b"
 ANY_NUMBER = rf"(?:{NUMBER}|[A-Z]\b)"
@@ -26,6 +40,12 @@ LOOSE = re.compile(
     r"\b[Cc]ontract(?:,|'s)?[\s#]+(?:§|rules?|gotcha|[Aa]ppendix|[Ss]ection|number|point)[\s#]*(?:\d+|[A-Z]\b)"
 )
 """Spellings that cite a place without its page or its number."""
+BARE = re.compile(
+    r"(?<=\s)\((\d{1,2}(?:\.[1-9]\d?){1,2}[a-z]?"
+    r"(?:(?:,[\s#]+(?:and[\s#]+)?|[\s#]+(?:to|and|or)[\s#]+)\d[\d.]*[a-z]?)*)\)"
+)
+"""Numbers alone in brackets. A page of the contract cites its own sections like this; in code, such a number
+does not say which page it belongs to."""
 HEADING = re.compile(rf"#{{1,4}} (?:Appendix )?({ANY_NUMBER})\.? ")
 ITEM = re.compile(r"(\d+)\. ")
 
@@ -45,6 +65,17 @@ def _numbers_in(lines: Iterable[str]) -> Iterator[str]:
             yield section
         elif item := ITEM.match(line):
             yield f"{section}.{item[1]}"
+
+
+def wrong_bare_numbers(text: str, own_page: str | None) -> list[str]:
+    """Numbers alone in brackets that are not sections of the page that they stand on: AMQP, HTTP or None."""
+    own = numbers_of(own_page) if own_page else frozenset()
+    return [
+        f"({number})"
+        for bare in BARE.findall(text)
+        for number in re.findall(ANY_NUMBER, bare)
+        if number not in own
+    ]
 
 
 def wrong_citations(text: str) -> list[str]:
@@ -82,6 +113,18 @@ def test_every_citation_leads_to_a_section_or_a_numbered_item() -> None:
     assert wrong == {}
 
 
+def test_every_number_alone_in_brackets_is_a_section_of_its_own_page() -> None:
+    """Other pages than the contract's may put figures in brackets."""
+    page_of = {path: page for page, path in PAGES.items()}
+    wrong = {
+        str(path.relative_to(ROOT)): found
+        for path in texts()
+        if (path.suffix != ".md" or path.parent.name == "contract")
+        and (found := wrong_bare_numbers(path.read_text(encoding="utf-8"), page_of.get(path)))
+    }
+    assert wrong == {}
+
+
 def test_the_code_and_the_tests_cite_both_pages() -> None:
     cited = [
         citation[1]
@@ -114,6 +157,27 @@ def test_the_code_and_the_tests_cite_both_pages() -> None:
 )
 def test_a_citation_that_leads_nowhere_is_noticed(text: str, wrong: list[str]) -> None:
     assert wrong_citations(text) == wrong
+
+
+@pytest.mark.parametrize(
+    ("text", "page", "wrong"),
+    [
+        ("in a dead-letter subqueue (10.4).", None, ["(10.4)"]),
+        ("# the form that .NET sends (7.3.6,\n# 10.4 and 5.2a)", None, ["(7.3.6)", "(10.4)", "(5.2a)"]),
+        ("settimeout(2.0)", None, []),
+        ("as a symbol (7.3.6) in an array (7.99)", "AMQP", ["(7.99)"]),
+        ("as a symbol (7.3.6)", "HTTP", ["(7.3.6)"]),
+    ],
+)
+def test_a_number_alone_in_brackets_is_noticed_unless_its_page_has_it(
+    text: str, page: str | None, wrong: list[str]
+) -> None:
+    assert wrong_bare_numbers(text, page) == wrong
+
+
+@pytest.mark.parametrize("name", ["amqp.mjs", "_stored.pyi", "runs.h"])
+def test_citations_are_looked_for_in_files_of_every_language(name: str) -> None:
+    assert name in {path.name for path in texts()}
 
 
 @pytest.mark.parametrize("page", sorted(PAGES))
