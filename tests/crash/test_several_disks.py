@@ -238,8 +238,12 @@ def test_a_folder_that_comes_back_while_the_broker_runs_serves_again(tmp_path: P
         assert meanwhile.send(min(gone)) == SERVER_BUSY
         (tmp_path / "away").rename(tmp_path / "second")
         wait_until(lambda: meanwhile.send(min(gone)) is None, "the folder is back", BACK_WITHIN_S)
-        assert send_to_each(meanwhile) == [None] * PARTITIONS
-        assert folder_states(broker) == ["ok", "ok"]
+        wait_until(lambda: folder_states(broker) == ["ok", "ok"], "its state is reported", BACK_WITHIN_S)
+        wait_until(
+            lambda: send_to_each(meanwhile) == [None] * PARTITIONS,
+            "all partitions are back",
+            BACK_WITHIN_S,
+        )
         client.ledger.sending(list(meanwhile.ledger.attempted))
         client.ledger.sent(list(meanwhile.ledger.acknowledged))
         check_nothing_lost(broker.addresses, client.ledger)

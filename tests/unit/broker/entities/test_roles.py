@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.entities.descriptions import DEAD_LETTER, MAIN, QUEUE_PLACES, TRANSFER_DEAD_LETTER
+from broker.entities.descriptions import DEAD_LETTER, MAIN, QUEUE_PLACES, TRANSFER, TRANSFER_DEAD_LETTER
 from broker.entities.roles import CountedAs
 
 
@@ -16,12 +16,13 @@ def test_only_the_main_subqueue_of_a_queue_expires_messages_counts_deliveries_an
 def test_the_dead_letters_of_a_queue_go_to_its_dead_letter_queue_and_stay_there() -> None:
     main, *others = QUEUE_PLACES
     assert main.dead_letters_to is not None and QUEUE_PLACES[main.dead_letters_to].name == DEAD_LETTER
-    assert [place.dead_letters_to for place in others] == [None, None]
+    assert [place.dead_letters_to for place in others] == [None] * len(others)
 
 
 def test_each_subqueue_of_a_queue_has_a_figure_of_its_own() -> None:
     assert {place.name: place.role.counted_as for place in QUEUE_PLACES} == {
         MAIN: CountedAs.ACTIVE,
         DEAD_LETTER: CountedAs.DEAD_LETTER,
+        TRANSFER: CountedAs.TRANSFER,
         TRANSFER_DEAD_LETTER: CountedAs.TRANSFER_DEAD_LETTER,
     }
