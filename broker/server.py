@@ -48,7 +48,6 @@ from broker.settings.config_file import ConfigFile
 from broker.settings.settings import MIB, Settings
 from broker.throttle.memory_mark import (
     LOOK_S,
-    RETURN_S,
     SAFE_SHARE,
     Memory,
     memory_of_the_machine,
@@ -354,12 +353,10 @@ class Broker:
                 "memory.mark_too_low", used_mib=memory.used // MIB, mark_mib=memory.mark // MIB, advice=advice
             )
         loop = asyncio.get_running_loop()
-        returned_at = -RETURN_S
         while True:
             memory.look()
-            if memory.limited and loop.time() - returned_at >= RETURN_S:
+            if memory.may_return_pages(loop.time()):
                 await asyncio.to_thread(return_free_pages)
-                returned_at = loop.time()
             await asyncio.sleep(LOOK_S)
 
     @staticmethod

@@ -15,7 +15,8 @@ while resident memory is a tenth above the mark (`exceeded`), a link gets more d
 unsettled ones, and all links together hold only as many as fit into an eighth of the mark. Beyond that, each
 gets one at a time, so that every receiver goes on. Sends are accepted again once a twentieth of the mark is
 free. Until then, the C library is told now and then to return free pages to the system. Otherwise it keeps
-free pages that lie between blocks in use, and a broker without any messages could stay above its mark.
+free pages that lie between blocks in use, and a broker without any messages could stay above its mark. The
+same is done after a crowd of connections has closed, whose buffers leave many such pages.
 
 `memory_of_the_machine` and `resident_bytes` ask the system; `Memory` is pure, apart from its log lines.
 """
@@ -55,6 +56,9 @@ DELIVERED_BYTES_MIN = 256 * 1024
 """The least that receivers may take between two looks."""
 RETURN_S = 2.0
 """How often free pages are returned to the system while sends are refused."""
+CROWD = 1_000
+"""After this many connections have closed, free pages are returned: an idle one takes 16 KiB of the C
+library's memory for each direction."""
 MIB = 1024 * 1024
 
 _PAGE_BYTES = resource.getpagesize()
@@ -70,12 +74,14 @@ class Memory:
 
     __slots__ = (
         "_changed",
+        "_connections_most",
         "_counted",
         "_counted_before",
         "_delivery_room",
         "_freed",
         "_resident",
         "_resident_before",
+        "_returned_s",
         "_room",
         "_unsettled_max",
         "connections",
@@ -120,6 +126,8 @@ class Memory:
         self._freed = 0
         """Bytes that messages, deliveries and connections have freed but the process probably still holds."""
         self._room = self._delivery_room = 0
+        self._connections_most = 0
+        self._returned_s = -RETURN_S
 
     def admit(self, messages: int) -> None:
         """Admit this many messages to be stored. Raises Refused(SERVER_BUSY) above the mark."""
@@ -153,6 +161,16 @@ class Memory:
     def settled(self, messages: int) -> None:
         """Account for deliveries that do not wait for their settlement any more."""
         self.unsettled -= messages
+
+    def may_return_pages(self, now_s: float) -> bool:
+        """Whether to call `return_free_pages` at this time: now and then while sends are refused, and after a
+        crowd of connections has closed."""
+        self._connections_most = max(self._connections_most, self.connections)
+        crowd_left = self._connections_most - self.connections >= CROWD
+        if not (self.limited or crowd_left) or now_s - self._returned_s < RETURN_S:
+            return False
+        self._connections_most, self._returned_s = self.connections, now_s
+        return True
 
     def unsettled_room(self, unsettled: int) -> int:
         """How many more deliveries a link that holds this many unsettled may get while the mark is exceeded.

@@ -14,7 +14,9 @@ from structlog.testing import capture_logs
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.throttle.memory_mark import (
+    CROWD,
     DELIVERY_BYTES,
+    RETURN_S,
     UNSETTLED_ABOVE_MARK_MAX,
     Memory,
     memory_of_the_machine,
@@ -247,6 +249,23 @@ def test_free_pages_between_blocks_in_use_are_returned_to_the_system() -> None:
     blocks.clear()
     return_free_pages()
     assert len(kept) == 41 and resident_bytes() < full - 60 * MIB
+
+
+def test_pages_are_returned_after_a_crowd_has_left_and_now_and_then_above_the_mark() -> None:
+    process = Process()
+    memory = process.memory
+    now_s = 0.0
+    memory.connections = CROWD + 7
+    assert not memory.may_return_pages(now_s)
+    memory.connections = 8
+    assert not memory.may_return_pages(now_s), "most are still there"
+    memory.connections = 7
+    assert memory.may_return_pages(now_s) and not memory.may_return_pages(now_s + RETURN_S)
+    process.fill(60 * MIB)
+    assert memory.limited and memory.may_return_pages(now_s + RETURN_S)
+    assert not memory.may_return_pages(now_s + 1.9 * RETURN_S) and memory.may_return_pages(
+        now_s + 2 * RETURN_S
+    )
 
 
 def test_what_settled_deliveries_have_given_back_is_used_again_too() -> None:
