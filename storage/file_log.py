@@ -336,7 +336,7 @@ class FileLog:
                 await self.reserves.admit(self._directory, self._shared.executor, urgent=urgent)
             await self._use_descriptor(opened)
             if self._filling is not None:
-                await self._mind_the_zeros(opened, FRAME_HEADER_BYTES + commit.bytes)
+                await self._mind_the_zeros(self._filling, opened, FRAME_HEADER_BYTES + commit.bytes)
             spare = self.reserves.spare_for(urgent=urgent, frees=frees)
             try:
                 await self._shared.committer.run(Append(self, opened, commit, spare))
@@ -361,8 +361,10 @@ class FileLog:
     def _fill_ahead(self, opened: OpenLog) -> None:
         """Have the zeros written that are due. The caller holds the turn."""
         zeros = opened.active.zeros_due(opened.segment_bytes_max)
-        if zeros is not None and self._state is _State.OPEN:
-            shared = self._shared
+        if zeros is None or self._state is not _State.OPEN:
+            return
+        shared = self._shared
+        with contextlib.suppress(RuntimeError):  # no thread: a commit that needs room writes its own zeros
             self._filling = Filling(
                 opened.active,
                 zeros,
@@ -372,14 +374,16 @@ class FileLog:
                 under_way=self.under_way,
             )
 
-    async def _mind_the_zeros(self, opened: OpenLog, size: int) -> None:
-        """Before a commit of `size` bytes, wait for zeros that are late, or that it needs. The caller holds
-        the turn. Raises CommitFailed if the zeros have failed."""
-        filling = self._filling
-        assert filling is not None
-        if filling.is_late or not opened.active.has_room(size):
+    async def _mind_the_zeros(self, filling: Filling, opened: OpenLog, size: int) -> None:
+        """Before a commit of `size` bytes, wait for zeros that are late, that it needs, or that could be
+        written over it. The caller holds the turn. Raises CommitFailed if the zeros have failed."""
+        if filling.is_late or filling.may_hit_frames or not opened.active.has_room(size):
             await filling.wait()
             self._open()  # it may have been fenced meanwhile
+        self._take_note(filling)
+
+    def _take_note(self, filling: Filling) -> None:
+        """Forget zeros that have ended. Raises CommitFailed if they have failed."""
         if filling.error is not None:
             self.ended(filling.error)
             raise filling.error
@@ -655,7 +659,10 @@ class FileLog:
         async with self._one_at_a_time:
             opened = self._open()
             if opened.active.segment.base < opened.tail.position <= limit:
-                await self._zeros_written()
+                if (filling := self._filling) is not None:
+                    await filling.wait()
+                    self._open()  # it may have been fenced meanwhile
+                    self._take_note(filling)
                 await self._use_descriptor(opened)
                 try:
                     await self._shared.committer.run(Roll(self, opened))

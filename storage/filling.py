@@ -5,8 +5,10 @@ for a journal commit of the file system: ten times as long as others, and longer
 because the thread needs the interpreter lock after every system call. `segment.py` decides which zeros are
 due.
 
-A write to a file waits for another write to the same file. So while zeros are late, because the disk is slow
-or hangs, the event loop does not write to that file: the commit waits until the zeros have ended.
+A commit waits until the zeros have ended in two cases. A write to a file waits for another write to the same
+file, so the event loop does not write to a file whose zeros are late because the disk is slow or hangs. And a
+file system that copies on write may find no space to overwrite zeros: the file is then cut off behind its
+last frame, and later frames could lie where the thread still writes.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from storage.segment import ActiveSegment, Zeros
 from storage.threads import UnderWay
 
 LATE_S = 0.05
-"""Zeros that take longer are late."""
+"""Zeros that take longer are late, from when the thread begins to write them: no write waits before that."""
 
 
 class Filling:
@@ -38,21 +40,36 @@ class Filling:
         syncs: bool,
         under_way: UnderWay,
     ) -> None:
-        """Begin. `syncs` makes the zeros durable before any frame is written over them."""
+        """Begin. `syncs` makes the zeros durable before any frame is written over them.
+
+        Raises RuntimeError if no thread can be started; then nothing has begun.
+        """
         self._active, self._zeros, self._under_way = active, zeros, under_way
         self._loop = asyncio.get_running_loop()
-        self._began = self._loop.time()
+        self._began: float | None = None
+        """When the thread began to write; None before that. Set by the thread."""
         self.has_ended = False
         self.error: CommitFailed | None = None
         """Why the segment must not be written to any more (durability rule 4)."""
+        self._future = self._loop.run_in_executor(executor, self._write, disk, syncs)
         under_way.begin()
-        self._future = self._loop.run_in_executor(executor, zeros.write, disk, syncs)
         self._future.add_done_callback(self._ended)
+
+    def _write(self, disk: Disk, syncs: bool) -> None:
+        """Runs in a thread."""
+        self._began = self._loop.time()
+        self._zeros.write(disk, syncs)
 
     @property
     def is_late(self) -> bool:
         """Whether a write to the file might have to wait."""
-        return not self.has_ended and self._loop.time() - self._began > LATE_S
+        began = self._began
+        return not self.has_ended and began is not None and self._loop.time() - began > LATE_S
+
+    @property
+    def may_hit_frames(self) -> bool:
+        """Whether the zeros may be written over the next frames, because the file was cut off meanwhile."""
+        return not self.has_ended and not self._active.is_before(self._zeros)
 
     async def wait(self) -> None:
         """Return when the thread is done."""

@@ -311,9 +311,14 @@ class ActiveSegment:
         end = min(self.used + self._fill_step, fill_until)
         return Zeros(self.segment.path, self._filled, end) if self.is_low and end > self._filled else None
 
+    def is_before(self, zeros: Zeros) -> bool:
+        """Whether zeros begin where the file was filled up to. False if it was cut off meanwhile (a full
+        disk)."""
+        return zeros.begin == self._filled
+
     def zeros_written(self, zeros: Zeros) -> None:
-        """Note that zeros are there, unless the file was cut off meanwhile (a full disk)."""
-        if zeros.begin == self._filled:
+        """Note that zeros are there, unless the file was cut off meanwhile."""
+        if self.is_before(zeros):
             self._filled = zeros.end
             self._grow_step()
 

@@ -44,29 +44,48 @@ class Workers(Executor):
         self._closing = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Have a thread call the function. Raises RuntimeError after `shutdown`, or if there is no thread and
+        none can be started."""
         future: Future[T] = Future()
         with self._changed:
             if self._closing:
                 raise RuntimeError("work was submitted after the end")
             self._waiting.append((future, lambda: fn(*args, **kwargs)))
-            self._provide()
+            try:
+                self._provide()
+            except RuntimeError:
+                self._waiting.pop()
+                raise
         return future
 
     def _provide(self) -> None:
         """Wake or start a thread for waiting work, or look again later. The caller holds `_changed`."""
         if len(self._threads) - len(self._busy) >= len(self._waiting):
             self._changed.notify()
-        elif len(self._threads) < self._threads_max + len(self._stuck):
-            number = next(self._numbers)
-            thread = threading.Thread(
-                target=self._work, args=(number,), name=f"{self._name}-{number}", daemon=True
-            )
-            self._threads[number] = thread
-            thread.start()
-        elif not self._look_due:
+            return
+        if len(self._threads) < self._threads_max + len(self._stuck) and self._start_thread():
+            return
+        if not self._look_due:
             with contextlib.suppress(RuntimeError):  # without an event loop, no thread is replaced
                 asyncio.get_running_loop().call_later(LOOK_S, self._look)
                 self._look_due = True
+
+    def _start_thread(self) -> bool:
+        """Start a thread; False if the system starts none, so that the work waits for another thread. Raises
+        RuntimeError if there is no other."""
+        number = next(self._numbers)
+        thread = threading.Thread(
+            target=self._work, args=(number,), name=f"{self._name}-{number}", daemon=True
+        )
+        self._threads[number] = thread
+        try:
+            thread.start()
+        except RuntimeError:
+            del self._threads[number]
+            if not self._threads:
+                raise
+            return False
+        return True
 
     def _look(self) -> None:
         """Replace stuck threads if work waits for them."""

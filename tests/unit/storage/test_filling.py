@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor, Future
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +17,7 @@ from storage import filling
 from storage.commit_jobs import Append
 from storage.errors import CommitFailed
 from storage.file_log import FileLog
+from storage.lanes import FILL_THREADS
 from storage.segment import FILL_STEP_BYTES_MIN
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.logs import ENTITY, append, contents, small_store
@@ -117,6 +121,74 @@ async def test_while_zeros_are_late_the_event_loop_does_not_write_to_their_file(
         assert not waits.done() and disk.calls["write"] == writes
         disk.release()
         await asyncio.wait_for(waits, WITHIN_S)
+
+
+async def test_zeros_that_wait_for_a_thread_are_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filling, "LATE_S", 0)
+    disk = FaultyDisk(RecordingDisk(queued=True))
+    async with opened(ROOT, disk) as log:
+        may_work = threading.Event()
+        busy = [log._shared.lanes.fills.submit(may_work.wait) for _ in range(FILL_THREADS)]
+        try:
+            while log._filling is None:
+                await append(log, bytes(1_000))
+            await asyncio.wait_for(append(log, b"fits"), WITHIN_S)
+            assert not log._filling.has_ended and not any(each.done() for each in busy)
+        finally:
+            may_work.set()
+
+
+async def test_zeros_are_not_written_over_frames_that_a_full_disk_has_moved_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A file system that copies on write may be full when zeros are overwritten. The file is then cut off."""
+    monkeypatch.setattr(filling, "LATE_S", NEVER_S)
+    disk = FaultyDisk(RecordingDisk(queued=True))
+    async with opened(ROOT, disk) as log:
+        await low(log, disk)
+        disk.fail("write", errno.ENOSPC, path_part=SEGMENT)
+        await append(log, b"cuts the file off")
+        over_the_zeros = asyncio.create_task(append(log, b"x" * FILL_STEP_BYTES_MIN))
+        await asyncio.sleep(0.01)
+        assert not over_the_zeros.done()
+        disk.release()
+        await asyncio.wait_for(over_the_zeros, WITHIN_S)
+        assert (await contents(log))[-2:] == [[b"cuts the file off"], [b"x" * FILL_STEP_BYTES_MIN]]
+
+
+class _NoThreads(Executor):
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        raise RuntimeError("can't start new thread")
+
+
+async def test_without_a_thread_commits_write_their_own_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FaultyDisk(RecordingDisk(queued=True))
+    async with opened(ROOT, disk) as log:
+        monkeypatch.setattr(log._shared.lanes, "fills", _NoThreads())
+        for _ in range(30):
+            await append(log, bytes(1_000))
+        assert log._filling is None and not log.under_way
+        assert len(await contents(log)) == 30
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_new_segment_begins_without_the_zeros_of_the_one_before(fails: bool) -> None:
+    disk = FaultyDisk(RecordingDisk(queued=True))
+    async with opened(ROOT, disk) as log:
+        await low(log, disk)
+        if fails:
+            disk.fail("write", errno.EIO, path_part=SEGMENT)
+        disk.release()
+        if fails:
+            with pytest.raises(CommitFailed, match="could not be filled"):
+                await asyncio.wait_for(log.roll(), WITHIN_S)
+            await log.acquire()
+        else:
+            await asyncio.wait_for(log.roll(), WITHIN_S)
+        assert log._filling is None
+        await append(log, b"later")
+        assert (await contents(log))[-1] == [b"later"]
 
 
 async def test_a_log_whose_zeros_could_not_be_synced_is_not_written_to_until_it_is_acquired_again() -> None:

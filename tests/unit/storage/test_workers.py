@@ -72,3 +72,22 @@ async def test_the_end_does_not_wait_for_work_that_hangs(workers: Workers, relea
     released.set()
     assert await hung
     assert workers.join(WAIT_S)
+
+
+async def test_without_a_new_thread_work_waits_for_another_one_and_is_refused_if_there_is_none(
+    workers: Workers, released: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            workers.submit(int)
+        assert not workers._threads and not workers._waiting
+    begun = asyncio.get_running_loop().run_in_executor(workers, released.wait)
+    with monkeypatch.context() as refusing:
+        refusing.setattr(threading.Thread, "start", refuse)
+        waits = asyncio.get_running_loop().run_in_executor(workers, lambda: 1)
+    released.set()
+    assert await asyncio.wait_for(begun, WAIT_S) and await asyncio.wait_for(waits, WAIT_S) == 1
