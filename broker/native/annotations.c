@@ -1,8 +1,9 @@
-/* Builds the bytes in front of each message in a run of deliveries: the native side of broker/message/annotations.py, which describes and
- * explains them.
+/* Builds the bytes in front of each message in a run of deliveries: the native side of
+ * broker/message/annotations.py, which describes and explains them.
  *
- * It handles messages that can be sent as stored. Changed messages, and those whose sender set delivery-annotations, are left to the Python
- * code, which handles any message; tests/property compares the two.
+ * It handles messages that can be sent as stored. Changed messages, and those whose sender set
+ * delivery-annotations, are left to the Python code, which handles any message; tests/property compares the
+ * two.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -10,7 +11,8 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { HEAD_BYTES = 12, VERSION = 1, FORWARDED = 4, HAS_PRIORITY = 1, TOKEN_BYTES = 16, NUMBERS_ELEMENTS = 6 };
+enum { HEAD_BYTES = 12, VERSION = 1, HAS_PRIORITY = 1, FORWARDED = 4 }; /* of a stored message */
+enum { TOKEN_BYTES = 16, NUMBERS_ELEMENTS = 6 };
 
 #define LOCK_SECTION "\x00\x53\x71\xC1\x24\x02\xA3\x10x-opt-lock-token\x98" /* up to the token */
 #define NO_LOCK_SECTION "\x00\x53\x71\xC1\x01\x00"
@@ -21,9 +23,11 @@ enum { HEAD_BYTES = 12, VERSION = 1, FORWARDED = 4, HAS_PRIORITY = 1, TOKEN_BYTE
 #define BYTES(text) (sizeof(text) - 1)
 
 enum {
-    NUMBERS_BYTES = 4 + BYTES(SEQUENCE_NUMBER) + 8 + BYTES(ENQUEUED_TIME) + 8 + BYTES(ENQUEUE_SEQUENCE_NUMBER) + 8, /* as counted in the map's size */
     ORIGINAL_BYTES = BYTES(ENQUEUE_SEQUENCE_NUMBER) + 8,
-    FRONT_BYTES_MAX = 32 + BYTES(LOCK_SECTION) + TOKEN_BYTES + BYTES(MAP32) + 4 + NUMBERS_BYTES /* without the annotations that the run shares */
+    /* as counted in the map's size */
+    NUMBERS_BYTES = 4 + BYTES(SEQUENCE_NUMBER) + 8 + BYTES(ENQUEUED_TIME) + 8 + ORIGINAL_BYTES,
+    /* without the annotations that the run shares */
+    FRONT_BYTES_MAX = 32 + BYTES(LOCK_SECTION) + TOKEN_BYTES + BYTES(MAP32) + 4 + NUMBERS_BYTES
 };
 
 typedef struct {
@@ -54,7 +58,8 @@ static uint8_t *put_i64(uint8_t *to, int64_t number)
 static uint32_t ttl_of(const delivery_t *delivery)
 {
     const uint8_t *at = delivery->stored + 4;
-    if (!delivery->expires) return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
+    if (!delivery->expires)
+        return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
     if (delivery->expires_ms <= delivery->enqueued_ms) return 1; /* 0 would mean no time to live */
     uint64_t ttl = (uint64_t)delivery->expires_ms - (uint64_t)delivery->enqueued_ms;
     return ttl < UINT32_MAX ? (uint32_t)ttl : UINT32_MAX;
@@ -96,25 +101,29 @@ static uint8_t *put_lock(uint8_t *to, const uint8_t *token)
     return put(to, token + 8, 8);
 }
 
-static PyObject *front_of(const delivery_t *delivery, const char *shared, size_t shared_bytes, uint32_t shared_elements)
+static PyObject *front_of(const delivery_t *delivery, const char *shared, size_t shared_bytes,
+                          uint32_t shared_elements)
 {
     uint8_t front[FRONT_BYTES_MAX];
     const uint8_t *head = delivery->stored;
     uint32_t own_pairs = (uint32_t)head[8] << 8 | head[9], own_bytes = (uint32_t)head[10] << 8 | head[11];
     bool forwarded = head[0] & FORWARDED; /* its own annotations begin with the original sequence number */
     uint8_t *to = put_lock(put_header(front, delivery), delivery->token);
-    to = put_u32(put(to, MAP32, BYTES(MAP32)), NUMBERS_BYTES - (forwarded ? ORIGINAL_BYTES : 0) + (uint32_t)shared_bytes + own_bytes);
+    to = put_u32(put(to, MAP32, BYTES(MAP32)),
+                 NUMBERS_BYTES - (forwarded ? ORIGINAL_BYTES : 0) + (uint32_t)shared_bytes + own_bytes);
     to = put_u32(to, NUMBERS_ELEMENTS - (forwarded ? 2 : 0) + shared_elements + 2 * own_pairs);
     to = put_i64(put(to, SEQUENCE_NUMBER, BYTES(SEQUENCE_NUMBER)), delivery->sequence_number);
     to = put_i64(put(to, ENQUEUED_TIME, BYTES(ENQUEUED_TIME)), delivery->enqueued_ms);
-    if (!forwarded) to = put_i64(put(to, ENQUEUE_SEQUENCE_NUMBER, BYTES(ENQUEUE_SEQUENCE_NUMBER)), delivery->sequence_number);
+    if (!forwarded)
+        to = put_i64(put(to, ENQUEUE_SEQUENCE_NUMBER, BYTES(ENQUEUE_SEQUENCE_NUMBER)),
+                     delivery->sequence_number);
     size_t size = (size_t)(to - front);
     PyObject *made = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(size + shared_bytes));
     if (made) put(put((uint8_t *)PyBytes_AS_STRING(made), front, size), shared, shared_bytes);
     return made;
 }
 
-/* --- a run of messages -------------------------------------------------------------------------------------------------------------- */
+/* --- a run of messages ---------------------------------------------------------------------------------- */
 
 enum { MESSAGES, TOKENS, SEQUENCE_NUMBERS, ENQUEUED, EXPIRES, COUNTS, CHANGED, COLUMNS };
 
@@ -149,21 +158,24 @@ static int read_delivery(PyObject *const *columns, Py_ssize_t index, delivery_t 
     int64_t count;
     if (!number(PyList_GET_ITEM(columns[SEQUENCE_NUMBERS], index), &delivery->sequence_number) ||
         !number(PyList_GET_ITEM(columns[ENQUEUED], index), &delivery->enqueued_ms) ||
-        (delivery->expires && !number(expires, &delivery->expires_ms)) || !number(PyList_GET_ITEM(columns[COUNTS], index), &count))
+        (delivery->expires && !number(expires, &delivery->expires_ms)) ||
+        !number(PyList_GET_ITEM(columns[COUNTS], index), &count))
         return -1;
     if (count < 0 || count > UINT32_MAX) return 0;
     delivery->delivery_count = (uint32_t)count;
     return 1;
 }
 
-static bool make_each(PyObject *const *columns, PyObject *shared, uint32_t shared_elements, PyObject *fronts, PyObject *left)
+static bool make_each(PyObject *const *columns, PyObject *shared, uint32_t shared_elements, PyObject *fronts,
+                      PyObject *left)
 {
     Py_ssize_t count = PyList_GET_SIZE(columns[MESSAGES]);
     for (Py_ssize_t index = 0; index < count; index++) {
         delivery_t delivery = {0};
         int can = read_delivery(columns, index, &delivery);
         if (can < 0) return false;
-        PyObject *made = can ? front_of(&delivery, PyBytes_AS_STRING(shared), (size_t)PyBytes_GET_SIZE(shared), shared_elements)
+        PyObject *made = can ? front_of(&delivery, PyBytes_AS_STRING(shared),
+                                        (size_t)PyBytes_GET_SIZE(shared), shared_elements)
                              : PyBytes_FromStringAndSize(NULL, 0);
         if (!made) return false;
         PyList_SET_ITEM(fronts, index, made);
@@ -181,7 +193,8 @@ static PyObject *fronts(PyObject *module, PyObject *const *arguments, Py_ssize_t
 {
     (void)module;
     if (given != COLUMNS + 2 || !PyBytes_Check(arguments[COLUMNS])) {
-        PyErr_SetString(PyExc_TypeError, "fronts takes seven columns, the shared annotations and the number of their elements");
+        PyErr_SetString(PyExc_TypeError, "fronts takes seven columns, the shared annotations and the number "
+                                         "of their elements");
         return NULL;
     }
     unsigned long shared_elements = PyLong_AsUnsignedLong(arguments[COLUMNS + 1]);
@@ -199,7 +212,8 @@ static PyObject *fronts(PyObject *module, PyObject *const *arguments, Py_ssize_t
         }
     }
     PyObject *made = PyList_New(PyList_GET_SIZE(columns[MESSAGES])), *left = PyList_New(0), *result = NULL;
-    if (made && left && make_each(columns, arguments[COLUMNS], (uint32_t)shared_elements, made, left)) result = PyTuple_Pack(2, made, left);
+    if (made && left && make_each(columns, arguments[COLUMNS], (uint32_t)shared_elements, made, left))
+        result = PyTuple_Pack(2, made, left);
     Py_XDECREF(made);
     Py_XDECREF(left);
     return result;
@@ -207,8 +221,9 @@ static PyObject *fronts(PyObject *module, PyObject *const *arguments, Py_ssize_t
 
 static PyMethodDef methods[] = {
     {"fronts", (PyCFunction)(void (*)(void))fronts, METH_FASTCALL,
-     "fronts(messages, tokens, sequence_numbers, enqueued_at_ms, expires_at_ms, delivery_counts, changed, shared, shared_elements): what "
-     "stands in front of each message, and the numbers of those that are left to Python."},
+     "fronts(messages, tokens, sequence_numbers, enqueued_at_ms, expires_at_ms, delivery_counts, changed, "
+     "shared, shared_elements): what stands in front of each message, and the numbers of those that are left "
+     "to Python."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,7 +1,8 @@
-/* Divides runs of messages by their keys: the native side of broker/namespace/router.py, which says what the hash is.
+/* Divides runs of messages by their keys: the native side of broker/namespace/router.py, which says what the
+ * hash is.
  *
- * One call hashes the keys of a whole run and sorts everything that is known of the messages by partition. The Python form of the hash in
- * router.py is the reference, and the unit tests compare the two.
+ * One call hashes the keys of a whole run and sorts everything that is known of the messages by partition.
+ * The Python form of the hash in router.py is the reference, and the unit tests compare the two.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -9,7 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* --- BLAKE2b (RFC 7693), without a key, with a digest of 8 bytes --------------------------------------------------------------------- */
+/* --- BLAKE2b (RFC 7693), without a key, with a digest of 8 bytes ---------------------------------------- */
 
 enum { BLOCK_BYTES = 128, DIGEST_BYTES = 8, ROUNDS = 12, PARTITIONS_MAX = 65536 };
 
@@ -19,11 +20,16 @@ static const uint64_t initial[8] = {
 };
 
 static const uint8_t orders[10][16] = {
-    {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, {14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3},
-    {11, 8, 12, 0, 5, 2, 15, 13, 10, 14, 3, 6, 7, 1, 9, 4}, {7, 9, 3, 1, 13, 12, 11, 14, 2, 6, 5, 10, 4, 0, 15, 8},
-    {9, 0, 5, 7, 2, 4, 10, 15, 14, 1, 11, 12, 6, 8, 3, 13}, {2, 12, 6, 10, 0, 11, 8, 3, 4, 13, 7, 5, 15, 14, 1, 9},
-    {12, 5, 1, 15, 14, 13, 4, 10, 0, 7, 6, 3, 9, 2, 8, 11}, {13, 11, 7, 14, 12, 1, 3, 9, 5, 0, 15, 4, 8, 6, 2, 10},
-    {6, 15, 14, 9, 11, 3, 0, 8, 12, 2, 13, 7, 1, 4, 10, 5}, {10, 2, 8, 4, 7, 6, 1, 5, 15, 11, 9, 14, 3, 12, 13, 0},
+    {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
+    {14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3},
+    {11, 8, 12, 0, 5, 2, 15, 13, 10, 14, 3, 6, 7, 1, 9, 4},
+    {7, 9, 3, 1, 13, 12, 11, 14, 2, 6, 5, 10, 4, 0, 15, 8},
+    {9, 0, 5, 7, 2, 4, 10, 15, 14, 1, 11, 12, 6, 8, 3, 13},
+    {2, 12, 6, 10, 0, 11, 8, 3, 4, 13, 7, 5, 15, 14, 1, 9},
+    {12, 5, 1, 15, 14, 13, 4, 10, 0, 7, 6, 3, 9, 2, 8, 11},
+    {13, 11, 7, 14, 12, 1, 3, 9, 5, 0, 15, 4, 8, 6, 2, 10},
+    {6, 15, 14, 9, 11, 3, 0, 8, 12, 2, 13, 7, 1, 4, 10, 5},
+    {10, 2, 8, 4, 7, 6, 1, 5, 15, 11, 9, 14, 3, 12, 13, 0},
 };
 
 static uint64_t rotated(uint64_t word, unsigned by)
@@ -84,14 +90,15 @@ static uint64_t digest_of(const uint8_t *bytes, size_t size)
     return digest;
 }
 
-/* --- keys ---------------------------------------------------------------------------------------------------------------------------- */
+/* --- keys ----------------------------------------------------------------------------------------------- */
 
 /* The partition of a key; -1 with an exception. */
 static Py_ssize_t number_of(PyObject *key, Py_ssize_t partitions)
 {
     Py_ssize_t size;
     const char *encoded = PyUnicode_AsUTF8AndSize(key, &size);
-    if (encoded) return (Py_ssize_t)(digest_of((const uint8_t *)encoded, (size_t)size) % (uint64_t)partitions);
+    if (encoded)
+        return (Py_ssize_t)(digest_of((const uint8_t *)encoded, (size_t)size) % (uint64_t)partitions);
     if (!PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) return -1;
     PyErr_Clear(); /* half of a surrogate pair */
     PyObject *bytes = PyUnicode_AsEncodedString(key, "utf-8", "surrogatepass");
@@ -101,7 +108,8 @@ static Py_ssize_t number_of(PyObject *key, Py_ssize_t partitions)
     return (Py_ssize_t)(digest % (uint64_t)partitions);
 }
 
-/* Find the partition of each key (-1 without one), and the number of keys of each partition. False with an exception. */
+/* Find the partition of each key (-1 without one), and the number of keys of each partition. False with an
+   exception. */
 static bool find_numbers(PyObject *keys, Py_ssize_t partitions, Py_ssize_t *numbers, Py_ssize_t *counts)
 {
     for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(keys); index++) {
@@ -119,7 +127,8 @@ static bool find_numbers(PyObject *keys, Py_ssize_t partitions, Py_ssize_t *numb
     return true;
 }
 
-/* A new group: the number of its partition, and a list for its part of each of the lists. Null with an exception. */
+/* A new group: the number of its partition, and a list for its part of each of the lists. Null with an
+   exception. */
 static PyObject *new_group(Py_ssize_t number, Py_ssize_t count, PyObject *lists)
 {
     Py_ssize_t width = PyTuple_GET_SIZE(lists);
@@ -132,17 +141,18 @@ static PyObject *new_group(Py_ssize_t number, Py_ssize_t count, PyObject *lists)
         PyObject *part = PyList_New(PyTuple_GET_SIZE(PyTuple_GET_ITEM(lists, each)) ? count : 0);
         PyTuple_SET_ITEM(group, 1 + each, part);
         done = part != NULL;
-        for (Py_ssize_t place = 0; part && place < PyList_GET_SIZE(part); place++) PyList_SET_ITEM(part, place, Py_NewRef(Py_None));
+        for (Py_ssize_t place = 0; part && place < PyList_GET_SIZE(part); place++)
+            PyList_SET_ITEM(part, place, Py_NewRef(Py_None));
     }
     if (done) return group;
     Py_DECREF(group);
     return NULL;
 }
 
-/* Sort the values of all lists into groups. `groups` are borrowed references by number, all null; `filled` are all 0. Null with an
-   exception. */
-static PyObject *sort(PyObject *lists, Py_ssize_t count, const Py_ssize_t *numbers, const Py_ssize_t *counts, PyObject **groups,
-                      Py_ssize_t *filled)
+/* Sort the values of all lists into groups. `groups` are borrowed references by number, all null; `filled`
+   are all 0. Null with an exception. */
+static PyObject *sort(PyObject *lists, Py_ssize_t count, const Py_ssize_t *numbers, const Py_ssize_t *counts,
+                      PyObject **groups, Py_ssize_t *filled)
 {
     PyObject *sorted = PyList_New(0);
     for (Py_ssize_t index = 0; sorted && index < count; index++) {
@@ -158,7 +168,8 @@ static PyObject *sort(PyObject *lists, Py_ssize_t count, const Py_ssize_t *numbe
         for (Py_ssize_t each = 0; each < PyTuple_GET_SIZE(lists); each++) {
             PyObject *list = PyTuple_GET_ITEM(lists, each);
             if (PyTuple_GET_SIZE(list))
-                PyList_SetItem(PyTuple_GET_ITEM(groups[slot], 1 + each), filled[slot], Py_NewRef(PyTuple_GET_ITEM(list, index)));
+                PyList_SetItem(PyTuple_GET_ITEM(groups[slot], 1 + each), filled[slot],
+                               Py_NewRef(PyTuple_GET_ITEM(list, index)));
         }
         filled[slot]++;
     }
@@ -213,7 +224,8 @@ static PyObject *divide(PyObject *module, PyObject *const *arguments, Py_ssize_t
 
 static PyMethodDef methods[] = {
     {"divide", (PyCFunction)(void (*)(void))divide, METH_FASTCALL,
-     "divide(keys, partitions, lists): by partition, its number (None for those without a key) and its part of each list."},
+     "divide(keys, partitions, lists): by partition, its number (None for those without a key) and its part "
+     "of each list."},
     {NULL, NULL, 0, NULL},
 };
 

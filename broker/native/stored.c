@@ -1,9 +1,10 @@
-/* Converts a run of messages into their stored form: the native side of broker/message/stored.py, which describes that form.
+/* Converts a run of messages into their stored form: the native side of broker/message/stored.py, which
+ * describes that form.
  *
- * One call walks all sections of all messages of a run, whatever their shape, and copies each message once. It accepts valid messages and
- * refuses none: a message that it does not understand, or that breaks a rule, is left to the Python code, which decides and words the
- * refusal. So the Python code must accept every message accepted here, and produce the same bytes; tests/property and tests/fuzz compare
- * the two.
+ * One call walks all sections of all messages of a run, whatever their shape, and copies each message once.
+ * It accepts valid messages and refuses none: a message that it does not understand, or that breaks a rule,
+ * is left to the Python code, which decides and words the refusal. So the Python code must accept every
+ * message accepted here, and produce the same bytes; tests/property and tests/fuzz compare the two.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -11,13 +12,16 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { /* sections (AMQP 1.0, 3.2), by descriptor from 0x70 on */
-    HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, PROPERTIES, APPLICATION_PROPERTIES, DATA, SEQUENCE, VALUE, FOOTER, SECTIONS
+/* sections (AMQP 1.0, 3.2), by descriptor from 0x70 on */
+enum {
+    HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, PROPERTIES, APPLICATION_PROPERTIES, DATA, SEQUENCE,
+    VALUE, FOOTER, SECTIONS
 };
 enum {
     HEAD_BYTES = 12, VERSION = 1, HAS_PRIORITY = 1, HAS_TIME_TO_LIVE = 2,
     KEY_CHARACTERS_MAX = 128,
-    METADATA_BYTES_MAX = 32768, /* PROPERTY_BYTES_MAX in Python: below this total, no property can be too large */
+    /* PROPERTY_BYTES_MAX in Python: below this total, no property can be too large */
+    METADATA_BYTES_MAX = 32768,
     HEADER_FIELDS_MAX = 5, PROPERTIES_FIELDS_MAX = 13, GROUP_ID = 10,
     REPEATED_MAX = 1024, /* data and sequence sections of one message; Python's limit is higher */
     STEPS_MAX = 64, /* to skip one described value */
@@ -40,11 +44,12 @@ typedef struct {
     size_t piece_begins[PIECES_MAX], piece_ends[PIECES_MAX];
     bool is_scheduled, has_id;
     int64_t scheduled_ms;
-    size_t fields, rest_begin, rest_end; /* of the properties: their number, and the extent of those after the message-id */
+    /* of the properties: their number, and the extent of those after the message-id */
+    size_t fields, rest_begin, rest_end;
     PyObject *session_id, *partition_key; /* str, or null */
 } message_t;
 
-/* --- values ------------------------------------------------------------------------------------------------------------------------- */
+/* --- values --------------------------------------------------------------------------------------------- */
 
 static uint32_t u32(const uint8_t *at)
 {
@@ -82,7 +87,8 @@ static size_t skip(const uint8_t *bytes, size_t at, size_t end)
     return 0;
 }
 
-/* Count the elements of the list or map from `value` to `end`, and set `at` to the first one. False if it is cut off. */
+/* Count the elements of the list or map from `value` to `end`, and set `at` to the first one. False if it is
+   cut off. */
 static bool elements(const uint8_t *bytes, size_t value, size_t end, size_t *count, size_t *at)
 {
     if (bytes[value] == 0x45) {
@@ -125,7 +131,8 @@ static PyObject *key_at(const uint8_t *bytes, size_t at, size_t end)
 {
     text_t key;
     if (!is_string(bytes[at]) || !text(bytes, at, end, &key)) return NULL;
-    PyObject *decoded = PyUnicode_DecodeUTF8((const char *)bytes + key.begin, (Py_ssize_t)(key.end - key.begin), "strict");
+    PyObject *decoded =
+        PyUnicode_DecodeUTF8((const char *)bytes + key.begin, (Py_ssize_t)(key.end - key.begin), "strict");
     if (!decoded) {
         if (PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) PyErr_Clear();
         return NULL;
@@ -137,7 +144,7 @@ static PyObject *key_at(const uint8_t *bytes, size_t at, size_t end)
     return decoded;
 }
 
-/* --- sections ----------------------------------------------------------------------------------------------------------------------- */
+/* --- sections ------------------------------------------------------------------------------------------- */
 
 static bool is_legal(int section, uint8_t constructor)
 {
@@ -167,7 +174,8 @@ static bool find_sections(message_t *message)
         if (!message->ends[section]) {
             message->begins[section] = at;
             message->values[section] = at + 3;
-        } else if (message->ends[section] != at || (section != DATA && section != SEQUENCE) || ++repeated > REPEATED_MAX) {
+        } else if (message->ends[section] != at || (section != DATA && section != SEQUENCE) ||
+                   ++repeated > REPEATED_MAX) {
             return false;
         }
         message->ends[section] = at = end;
@@ -190,7 +198,8 @@ static bool read_header(message_t *message)
 {
     const uint8_t *bytes = message->bytes;
     size_t count, at, end = message->ends[HEADER];
-    if (!elements(bytes, message->values[HEADER], end, &count, &at) || count > HEADER_FIELDS_MAX) return false;
+    if (!elements(bytes, message->values[HEADER], end, &count, &at) || count > HEADER_FIELDS_MAX)
+        return false;
     for (size_t number = 0; number < count; number++) {
         size_t behind = skip(bytes, at, end);
         if (!behind) return false;
@@ -251,7 +260,8 @@ static bool read_annotations(message_t *message)
         size_t value = skip(bytes, at, end), behind = value ? skip(bytes, value, end) : 0;
         if (!behind) return false;
         text_t key;
-        if (text(bytes, at, value, &key) && key.end - key.begin >= 6 && !memcmp(bytes + key.begin, "x-opt-", 6)) {
+        if (text(bytes, at, value, &key) && key.end - key.begin >= 6 &&
+            !memcmp(bytes + key.begin, "x-opt-", 6)) {
             if (is_brokers(&key)) {
                 if (!add_piece(message, kept_from, at)) return false;
                 kept_from = behind;
@@ -269,7 +279,8 @@ static bool read_annotations(message_t *message)
             } else if (equals(&key, "x-opt-scheduled-enqueue-time")) {
                 if (bytes[value] != 0x83) return false;
                 message->is_scheduled = true;
-                message->scheduled_ms = (int64_t)((uint64_t)u32(bytes + value + 1) << 32 | u32(bytes + value + 5));
+                message->scheduled_ms =
+                    (int64_t)((uint64_t)u32(bytes + value + 1) << 32 | u32(bytes + value + 5));
             }
         }
         at = behind;
@@ -297,7 +308,8 @@ static bool read_properties(message_t *message)
 {
     const uint8_t *bytes = message->bytes;
     size_t count, at, end = message->ends[PROPERTIES];
-    if (!elements(bytes, message->values[PROPERTIES], end, &count, &at) || count > PROPERTIES_FIELDS_MAX) return false;
+    if (!elements(bytes, message->values[PROPERTIES], end, &count, &at) || count > PROPERTIES_FIELDS_MAX)
+        return false;
     message->fields = count;
     message->rest_begin = at;
     for (size_t number = 0; number < count; number++) {
@@ -310,7 +322,9 @@ static bool read_properties(message_t *message)
                 message->has_id = true;
             }
         }
-        if (number == GROUP_ID && bytes[at] != NULL_VALUE && !(message->session_id = key_at(bytes, at, behind))) return false;
+        if (number == GROUP_ID && bytes[at] != NULL_VALUE &&
+            !(message->session_id = key_at(bytes, at, behind)))
+            return false;
         at = behind;
     }
     message->rest_end = at;
@@ -321,7 +335,8 @@ static bool check_application_properties(const message_t *message)
 {
     const uint8_t *bytes = message->bytes;
     size_t count, at, end = message->ends[APPLICATION_PROPERTIES];
-    if (!elements(bytes, message->values[APPLICATION_PROPERTIES], end, &count, &at) || count % 2) return false;
+    if (!elements(bytes, message->values[APPLICATION_PROPERTIES], end, &count, &at) || count % 2)
+        return false;
     for (; count; count -= 2) {
         size_t value = skip(bytes, at, end), behind = value ? skip(bytes, value, end) : 0;
         if (!behind || !is_string(bytes[at])) return false;
@@ -334,17 +349,18 @@ static bool check_application_properties(const message_t *message)
 static bool walk(message_t *message)
 {
     if (!find_sections(message)) return false;
-    size_t metadata = extent(message, DELIVERY_ANNOTATIONS) + extent(message, MESSAGE_ANNOTATIONS) + extent(message, PROPERTIES) +
-                      extent(message, APPLICATION_PROPERTIES);
+    size_t metadata = extent(message, DELIVERY_ANNOTATIONS) + extent(message, MESSAGE_ANNOTATIONS) +
+                      extent(message, PROPERTIES) + extent(message, APPLICATION_PROPERTIES);
     if (metadata > METADATA_BYTES_MAX || value_bytes(message, DELIVERY_ANNOTATIONS) > 3) return false;
     if (value_bytes(message, HEADER) > 1 && !read_header(message)) return false;
     if (value_bytes(message, MESSAGE_ANNOTATIONS) > 3 && !read_annotations(message)) return false;
     if (message->ends[APPLICATION_PROPERTIES] && !check_application_properties(message)) return false;
     if (message->ends[PROPERTIES] && !read_properties(message)) return false;
-    return !message->session_id || !message->partition_key || PyUnicode_Compare(message->session_id, message->partition_key) == 0;
+    return !message->session_id || !message->partition_key ||
+           PyUnicode_Compare(message->session_id, message->partition_key) == 0;
 }
 
-/* --- the stored form ---------------------------------------------------------------------------------------------------------------- */
+/* --- the stored form ------------------------------------------------------------------------------------ */
 
 static uint8_t *put(uint8_t *to, const uint8_t *from, size_t size)
 {
@@ -354,19 +370,21 @@ static uint8_t *put(uint8_t *to, const uint8_t *from, size_t size)
 
 static uint8_t *put_u32(uint8_t *to, size_t number)
 {
-    uint8_t bytes[4] = {(uint8_t)(number >> 24), (uint8_t)(number >> 16), (uint8_t)(number >> 8), (uint8_t)number};
+    uint8_t bytes[4] = {(uint8_t)(number >> 24), (uint8_t)(number >> 16), (uint8_t)(number >> 8),
+                        (uint8_t)number};
     return put(to, bytes, 4);
 }
 
-/* The head, the sender's annotations, then the bare message from its properties on; `id`, if given, becomes the message-id.
-   Null with an exception. */
+/* The head, the sender's annotations, then the bare message from its properties on; `id`, if given, becomes
+   the message-id. Null with an exception. */
 static PyObject *stored_form(const message_t *message, const char *id, size_t id_bytes)
 {
     const uint8_t *bytes = message->bytes;
     size_t rest = message->rest_end - message->rest_begin, list = 2 + id_bytes + rest;
     size_t properties = !id ? extent(message, PROPERTIES) : list < 255 ? 6 + list : 12 + list;
     size_t size = HEAD_BYTES + message->annotation_bytes + properties;
-    for (int section = APPLICATION_PROPERTIES; section < SECTIONS; section++) size += extent(message, section);
+    for (int section = APPLICATION_PROPERTIES; section < SECTIONS; section++)
+        size += extent(message, section);
     PyObject *stored = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
     if (!stored) return NULL;
     uint8_t *to = (uint8_t *)PyBytes_AS_STRING(stored);
@@ -374,7 +392,8 @@ static PyObject *stored_form(const message_t *message, const char *id, size_t id
     to = put_u32(put(to, head, sizeof head), message->ttl_ms);
     to = put_u32(to, message->annotation_pairs << 16 | message->annotation_bytes);
     for (size_t piece = 0; piece < message->pieces; piece++)
-        to = put(to, bytes + message->piece_begins[piece], message->piece_ends[piece] - message->piece_begins[piece]);
+        to = put(to, bytes + message->piece_begins[piece],
+                 message->piece_ends[piece] - message->piece_begins[piece]);
     if (id) {
         size_t count = message->fields ? message->fields : 1;
         if (list < 255) {
@@ -392,7 +411,8 @@ static PyObject *stored_form(const message_t *message, const char *id, size_t id
     for (int section = APPLICATION_PROPERTIES; section < SECTIONS;) {
         size_t begin = message->begins[section], end = message->ends[section];
         while (++section < SECTIONS && (!message->ends[section] || message->begins[section] == end))
-            if (message->ends[section]) end = message->ends[section]; /* copy adjacent sections at once; most are adjacent */
+            /* copy adjacent sections at once; most are adjacent */
+            if (message->ends[section]) end = message->ends[section];
         to = put(to, bytes + begin, end - begin);
     }
     return stored;
@@ -414,11 +434,12 @@ static PyObject *with_id(const message_t *message, PyObject *new_id)
     return stored;
 }
 
-/* --- a run of messages -------------------------------------------------------------------------------------------------------------- */
+/* --- a run of messages ---------------------------------------------------------------------------------- */
 
 enum { DATA_COLUMN, TTL_COLUMN, SESSION_COLUMN, KEY_COLUMN, SCHEDULED_COLUMN, COLUMNS };
 
-/* Put `value` into a column and take over its reference. The column is created for its first value. False with an exception. */
+/* Put `value` into a column and take over its reference. The column is created for its first value. False
+   with an exception. */
 static bool put_into(PyObject **column, Py_ssize_t count, Py_ssize_t index, PyObject *value)
 {
     if (value && !*column && (*column = PyList_New(count)))
@@ -430,14 +451,19 @@ static bool put_into(PyObject **column, Py_ssize_t count, Py_ssize_t index, PyOb
     return PyList_SetItem(*column, index, value) == 0;
 }
 
-static bool put_message(PyObject **columns, Py_ssize_t count, Py_ssize_t index, message_t *message, PyObject *new_id)
+static bool put_message(PyObject **columns, Py_ssize_t count, Py_ssize_t index, message_t *message,
+                        PyObject *new_id)
 {
     PyObject *stored = with_id(message, new_id);
     return stored && PyList_SetItem(columns[DATA_COLUMN], index, stored) == 0 &&
-           (!message->ttl_ms || put_into(columns + TTL_COLUMN, count, index, PyLong_FromUnsignedLong(message->ttl_ms))) &&
-           (!message->session_id || put_into(columns + SESSION_COLUMN, count, index, Py_NewRef(message->session_id))) &&
-           (!message->partition_key || put_into(columns + KEY_COLUMN, count, index, Py_NewRef(message->partition_key))) &&
-           (!message->is_scheduled || put_into(columns + SCHEDULED_COLUMN, count, index, PyLong_FromLongLong(message->scheduled_ms)));
+           (!message->ttl_ms ||
+            put_into(columns + TTL_COLUMN, count, index, PyLong_FromUnsignedLong(message->ttl_ms))) &&
+           (!message->session_id ||
+            put_into(columns + SESSION_COLUMN, count, index, Py_NewRef(message->session_id))) &&
+           (!message->partition_key ||
+            put_into(columns + KEY_COLUMN, count, index, Py_NewRef(message->partition_key))) &&
+           (!message->is_scheduled ||
+            put_into(columns + SCHEDULED_COLUMN, count, index, PyLong_FromLongLong(message->scheduled_ms)));
 }
 
 static bool store_each(PyObject *payloads, PyObject *new_id, PyObject **columns, PyObject *left)
@@ -449,7 +475,8 @@ static bool store_each(PyObject *payloads, PyObject *new_id, PyObject **columns,
             PyErr_SetString(PyExc_TypeError, "messages are bytes");
             return false;
         }
-        message_t message = {.bytes = (const uint8_t *)PyBytes_AS_STRING(payload), .size = (size_t)PyBytes_GET_SIZE(payload)};
+        message_t message = {.bytes = (const uint8_t *)PyBytes_AS_STRING(payload),
+                             .size = (size_t)PyBytes_GET_SIZE(payload)};
         bool done;
         if (walk(&message)) {
             done = put_message(columns, count, index, &message, new_id);
@@ -472,13 +499,15 @@ static PyObject *store(PyObject *module, PyObject *const *arguments, Py_ssize_t 
         PyErr_SetString(PyExc_TypeError, "store takes messages and what gives an id");
         return NULL;
     }
-    PyObject *payloads = PySequence_Tuple(arguments[0]); /* a tuple of our own, which a call of new_id cannot change */
+    /* a tuple of our own, which a call of new_id cannot change */
+    PyObject *payloads = PySequence_Tuple(arguments[0]);
     if (!payloads) return NULL;
     PyObject *columns[COLUMNS] = {NULL}, *left = PyList_New(0), *result = NULL;
     Py_ssize_t count = PyTuple_GET_SIZE(payloads);
     if (left && (columns[DATA_COLUMN] = PyList_New(count))) {
         for (Py_ssize_t index = 0; index < count; index++)
-            PyList_SET_ITEM(columns[DATA_COLUMN], index, PyBytes_FromStringAndSize(NULL, 0)); /* the shared empty bytes object */
+            /* the shared empty bytes object */
+            PyList_SET_ITEM(columns[DATA_COLUMN], index, PyBytes_FromStringAndSize(NULL, 0));
         if (store_each(payloads, arguments[1], columns, left)) {
             result = PyTuple_New(COLUMNS + 1);
             for (int column = 0; result && column < COLUMNS; column++)
@@ -494,7 +523,8 @@ static PyObject *store(PyObject *module, PyObject *const *arguments, Py_ssize_t 
 
 static PyMethodDef methods[] = {
     {"store", (PyCFunction)(void (*)(void))store, METH_FASTCALL,
-     "store(messages, new_id): the columns of `StoredRun`, and the numbers of the messages that are left to Python."},
+     "store(messages, new_id): the columns of `StoredRun`, and the numbers of the messages that are left "
+     "to Python."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,8 +1,9 @@
 /* Hides objects from Python's cyclic garbage collector.
  *
- * Each collection walks every object that the collector tracks, and every entry of a tracked container. A partition keeps an object and an
- * entry for each waiting message, a million or more; walking them all blocks the event loop for up to 100 ms. Their owner breaks every
- * cycle they are in, so reference counting is enough to free them.
+ * Each collection walks every object that the collector tracks, and every entry of a tracked container. A
+ * partition keeps an object and an entry for each waiting message, a million or more; walking them all blocks
+ * the event loop for up to 100 ms. Their owner breaks every cycle they are in, so reference counting is
+ * enough to free them.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -29,9 +30,9 @@ static int is_not_collected(PyObject *object)
     return 0;
 }
 
-/* A dictionary becomes tracked, with all its entries, as soon as it holds an object that the collector may track. The dictionary asks
- * `tp_is_gc` about that. Allocation and freeing go by the flag of the type instead, so the objects still get a collector's header, start
- * out tracked, and are freed as before.
+/* A dictionary becomes tracked, with all its entries, as soon as it holds an object that the collector may
+ * track. The dictionary asks `tp_is_gc` about that. Allocation and freeing go by the flag of the type
+ * instead, so the objects still get a collector's header, start out tracked, and are freed as before.
  */
 static PyObject *keep_untracked(PyObject *module, PyObject *type)
 {
@@ -45,8 +46,10 @@ static PyObject *keep_untracked(PyObject *module, PyObject *type)
 }
 
 static PyMethodDef methods[] = {
-    {"untrack", untrack, METH_O, "untrack(objects): the collector does not look at the objects of this list any more."},
-    {"keep_untracked", keep_untracked, METH_O, "keep_untracked(type): a dictionary is not tracked because of such objects."},
+    {"untrack", untrack, METH_O,
+     "untrack(objects): the collector does not look at the objects of this list any more."},
+    {"keep_untracked", keep_untracked, METH_O,
+     "keep_untracked(type): a dictionary is not tracked because of such objects."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,11 +1,14 @@
 /* Frees memory that proton keeps for its deliveries (python-qpid-proton 0.40.0).
 
-   Proton copies a message into a buffer of its delivery, and the peer's state of a delivery (properties to modify, an error) into lists of
-   values. It keeps that memory after both are read, and keeps the delivery in a pool of its connection: a client that holds 5,000 messages
-   of 1 MiB unsettled costs 5 GiB until it disconnects. None of proton's functions frees that memory while the connection lasts, so this
-   file relies on the layout of a delivery. At the start of each process, `deliveries_are_known` checks the layout against proton.
+   Proton copies a message into a buffer of its delivery, and the peer's state of a delivery (properties to
+   modify, an error) into lists of values. It keeps that memory after both are read, and keeps the delivery in
+   a pool of its connection: a client that holds 5,000 messages of 1 MiB unsettled costs 5 GiB until it
+   disconnects. None of proton's functions frees that memory while the connection lasts, so this file relies
+   on the layout of a delivery. At the start of each process, `deliveries_are_known` checks the layout against
+   proton.
 
-   A delivery is a valid argument as long as its connection exists. A settled one is in the pool or in use for another message. */
+   A delivery is a valid argument as long as its connection exists. A settled one is in the pool or in use for
+   another message. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -58,11 +61,13 @@ static int (*pn_decref)(void *);
 
 void deliveries_bind(uintptr_t decref) { pn_decref = (int (*)(void *))decref; }
 
-bool deliveries_are_known(void *delivery, void *remote, void *info, void *data, void *annotations, void *attachments, size_t pending) {
+bool deliveries_are_known(void *delivery, void *remote, void *info, void *data, void *annotations,
+                          void *attachments, size_t pending) {
     delivery_t *known = delivery;
     if ((void *)&known->remote != remote || known->context != attachments) return false;
     const disposition_t *state = &known->remote;
-    if (state->condition.info != info || state->data != data || state->annotations != annotations) return false;
+    if (state->condition.info != info || state->data != data || state->annotations != annotations)
+        return false;
     const buffer_t *bytes = known->bytes;
     return bytes && bytes->size == pending && bytes->capacity >= pending && !bytes->start;
 }
@@ -109,7 +114,8 @@ size_t deliveries_trim_all(void **deliveries, size_t count) {
 
 /* Ids wrap around (RFC 1982); those of unsettled deliveries lie close together. */
 static int32_t order(const void *one, const void *other) {
-    return (int32_t)((uint32_t)((const delivery_t *)one)->state.id - (uint32_t)((const delivery_t *)other)->state.id);
+    return (int32_t)((uint32_t)((const delivery_t *)one)->state.id -
+                     (uint32_t)((const delivery_t *)other)->state.id);
 }
 
 static int compare(const void *one, const void *other) {

@@ -1,7 +1,8 @@
 /* Checks frame by frame whether the deliveries of a stream are numbered in order (AMQP 1.0 §2.6.12).
 
-   Nearly all are, and need nothing more. protocol/lenience.py handles every other frame, including those with an unusual encoding. The
-   bytes come from the peer, so nothing is read beyond the end of the frame or of the list of fields. No memory is allocated or kept. */
+   Nearly all are, and need nothing more. protocol/lenience.py handles every other frame, including those with
+   an unusual encoding. The bytes come from the peer, so nothing is read beyond the end of the frame or of the
+   list of fields. No memory is allocated or kept. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -16,7 +17,9 @@ typedef struct {
     const uint8_t *at, *end;
 } span_t;
 
-static uint32_t u32(const uint8_t *at) { return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3]; }
+static uint32_t u32(const uint8_t *at) {
+    return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
+}
 
 static size_t left(const span_t *fields) { return (size_t)(fields->end - fields->at); }
 
@@ -66,7 +69,8 @@ static bool skip_flag(span_t *fields, bool may_be_true) {
     return true;
 }
 
-/* Read the fields of a transfer (§2.7.5) that is a whole delivery: no `more`, not aborted, without a state or a settle mode. */
+/* Read the fields of a transfer (§2.7.5) that is a whole delivery: no `more`, not aborted, without a state or
+   a settle mode. */
 static bool read_transfer(span_t *fields, uint32_t count, uint32_t *number) {
     uint32_t ignored;
     if (count < 2 || count > 11) return false;
@@ -90,7 +94,8 @@ static bool read_transfer(span_t *fields, uint32_t count, uint32_t *number) {
     return true;
 }
 
-/* Whether a frame of `size` bytes is plain, judged by the first `there` bytes, which have arrived. Counts a plain transfer. */
+/* Whether a frame of `size` bytes is plain, judged by the first `there` bytes, which have arrived. Counts a
+   plain transfer. */
 static bool is_plain(session_ids_t *sessions, size_t count, const uint8_t *frame, size_t size, size_t there) {
     size_t body = 4 * (size_t)frame[4];
     if (body < HEADER_BYTES || body > there || frame[5] != 0) return false;
@@ -125,7 +130,8 @@ static bool is_plain(session_ids_t *sessions, size_t count, const uint8_t *frame
     return true;
 }
 
-size_t delivery_ids_walk(session_ids_t *sessions, size_t count, const char *data, size_t offset, size_t size, size_t frame_max) {
+size_t delivery_ids_walk(session_ids_t *sessions, size_t count, const char *data, size_t offset, size_t size,
+                         size_t frame_max) {
     const uint8_t *bytes = (const uint8_t *)data;
     while (offset < size && size - offset >= HEADER_BYTES) {
         size_t frame = u32(bytes + offset), there = size - offset;

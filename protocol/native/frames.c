@@ -1,7 +1,7 @@
 /* Skips the frames that protocol/frames.py need not inspect, which are nearly all.
 
-   That file says what it looks for, and handles every frame that is not skipped here. The bytes come from the peer, so nothing is read
-   beyond them. No memory is allocated or kept. */
+   That file says what it looks for, and handles every frame that is not skipped here. The bytes come from the
+   peer, so nothing is read beyond them. No memory is allocated or kept. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -27,7 +27,8 @@ size_t frames_pass(const char *data, size_t offset, size_t size, size_t small) {
         const uint8_t *head = (const uint8_t *)data + offset;
         size_t frame = (size_t)head[0] << 24 | (size_t)head[1] << 16 | (size_t)head[2] << 8 | head[3];
         if (frame < HEADER_BYTES || frame > size - offset || head[4] != NO_EXTENDED_HEADER) break;
-        if (frame > small && (frame < HEADER_BYTES + 4 || memcmp(head + HEADER_BYTES, "\x00\x53\x14\xC0", 4))) break;
+        if (frame > small && (frame < HEADER_BYTES + 4 || memcmp(head + HEADER_BYTES, "\x00\x53\x14\xC0", 4)))
+            break;
         if (has_batch_format(data + offset, size - offset)) break;
         offset += frame;
     }

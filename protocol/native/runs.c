@@ -1,11 +1,13 @@
 /* The engine's work for each delivery, done for a run of deliveries in one call from Python.
 
-   A call from Python into C releases and reacquires the interpreter's lock, which takes about 0.1 us, and proton's interface needs
-   some 25 calls per message: more time than the calls' own work. This file has only the loops around those calls, for plain
-   deliveries. Everything else (parts of messages, aborted or too large messages, messages sent with a state, other outcomes, links
-   and sessions that come and go) stays in the collector for protocol/engine.py, which decides.
+   A call from Python into C releases and reacquires the interpreter's lock, which takes about 0.1 us, and
+   proton's interface needs some 25 calls per message: more time than the calls' own work. This file has only
+   the loops around those calls, for plain deliveries. Everything else (parts of messages, aborted or too
+   large messages, messages sent with a state, other outcomes, links and sessions that come and go) stays in
+   the collector for protocol/engine.py, which decides.
 
-   Proton is linked into its own Python module, so its functions are passed as addresses. No memory is allocated or kept here. */
+   Proton is linked into its own Python module, so its functions are passed as addresses. No memory is
+   allocated or kept here. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -69,11 +71,15 @@ void runs_bind(const uintptr_t *functions, int transport_event, int attached, ui
 
 /* Take one message off its link if it is plain, matches the run and fits. */
 static bool take_message(run_t *run, void *link, void *delivery, char *bytes, size_t room) {
-    if (!pn.delivery_readable(delivery) || pn.delivery_partial(delivery) || pn.delivery_remote_state(delivery)) return false;
+    if (!pn.delivery_readable(delivery) || pn.delivery_partial(delivery) ||
+        pn.delivery_remote_state(delivery))
+        return false;
     size_t size = pn.delivery_pending(delivery);
     bool settled = pn.delivery_settled(delivery);
-    if (size > pn.link_max_message_size(link) || size > room || (run->count && settled != run->settled)) return false;
-    if (size == 1 && pn.delivery_aborted(delivery)) return false; /* proton reports an aborted message with one byte that does not exist */
+    if (size > pn.link_max_message_size(link) || size > room || (run->count && settled != run->settled))
+        return false;
+    /* proton reports an aborted message with one byte that does not exist */
+    if (size == 1 && pn.delivery_aborted(delivery)) return false;
     if (size && pn.link_recv(link, bytes, size) != (ssize_t)size) return false;
     pn.link_advance(link);
     if (size > LARGE_BYTES) deliveries_trim(delivery);
@@ -83,8 +89,8 @@ static bool take_message(run_t *run, void *link, void *delivery, char *bytes, si
     return true;
 }
 
-/* Whether the peer's outcome is `accepted` and matches the run. If the link had a current delivery, this would be a transfer from the
-   peer on our link. */
+/* Whether the peer's outcome is `accepted` and matches the run. If the link had a current delivery, this
+   would be a transfer from the peer on our link. */
 static bool take_outcome(run_t *run, void *link, void *delivery) {
     if (pn.delivery_remote_state(delivery) != pn_accepted || pn.link_current(link)) return false;
     bool settled = pn.delivery_settled(delivery);
@@ -93,7 +99,8 @@ static bool take_outcome(run_t *run, void *link, void *delivery) {
     return true;
 }
 
-void runs_take(void *collector, run_t *run, void **deliveries, uint32_t *sizes, size_t count_max, char *bytes, size_t bytes_max) {
+void runs_take(void *collector, run_t *run, void **deliveries, uint32_t *sizes, size_t count_max, char *bytes,
+               size_t bytes_max) {
     *run = (run_t){0};
     while (run->count < count_max) {
         void *event = pn.collector_peek(collector);
@@ -103,7 +110,8 @@ void runs_take(void *collector, run_t *run, void **deliveries, uint32_t *sizes, 
         }
         void *delivery = pn.event_delivery(event);
         if (!delivery) {
-            if (pn.event_type(event) != pn_transport_event) return; /* ignore: pending output is checked anyway */
+            if (pn.event_type(event) != pn_transport_event) return;
+            /* ignore: pending output is checked anyway */
             pn.collector_pop(collector);
             continue;
         }
@@ -128,7 +136,8 @@ bool runs_send(void *link, const messages_t *messages, bool settled, void **deli
     size_t skipped = messages->skipped;
     bool any_large = false;
     for (size_t i = 0; i < messages->count; i++) {
-        void *delivery = pn.delivery(link, (bytes_t){messages->tag_size, messages->tags + i * messages->tag_size});
+        void *delivery =
+            pn.delivery(link, (bytes_t){messages->tag_size, messages->tags + i * messages->tag_size});
         size_t sent = messages->front_sizes[i];
         pn.link_send(link, front, sent);
         front += sent;

@@ -1,4 +1,5 @@
-/* The declarations of runs.c for Python. cffi reads this file without a preprocessor, so it has declarations only. */
+/* The declarations of runs.c for Python. cffi reads this file without a preprocessor, so it has declarations
+   only. */
 
 typedef struct {
     void *link;      /* the link of the deliveries */
@@ -6,37 +7,43 @@ typedef struct {
     size_t bytes;    /* size of all messages together; incoming links only */
     bool incoming;   /* received messages; otherwise outcomes of sent messages */
     bool settled;    /* the peer has settled the deliveries */
-    bool last;       /* nothing follows in the collector; otherwise an event that is not plain, or another run */
+    /* nothing follows in the collector; otherwise an event that is not plain, or another run */
+    bool last;
 } run_t;
 
 /* The names of the functions of proton's C core that this file calls; ends with a null. */
 extern const char *const runs_functions[];
 
-/* Call this first, with the addresses of these functions and the values of PN_TRANSPORT, of the two states of an attached link together,
-   and of PN_ACCEPTED. */
+/* Call this first, with the addresses of these functions and the values of PN_TRANSPORT, of the two states of
+   an attached link together, and of PN_ACCEPTED. */
 void runs_bind(const uintptr_t *functions, int transport_event, int attached, uint64_t accepted);
 
-/* Take events from the collector as long as they are plain and of the same kind: whole messages of one link, without a state and no larger
-   than the link allows, or `accepted` outcomes of one link. Do not use the `deliveries` of settled messages: they are gone. */
-void runs_take(void *collector, run_t *run, void **deliveries, uint32_t *sizes, size_t count_max, char *bytes, size_t bytes_max);
+/* Take events from the collector as long as they are plain and of the same kind: whole messages of one link,
+   without a state and no larger than the link allows, or `accepted` outcomes of one link. Do not use the
+   `deliveries` of settled messages: they are gone. */
+void runs_take(void *collector, run_t *run, void **deliveries, uint32_t *sizes, size_t count_max, char *bytes,
+               size_t bytes_max);
 
-/* Messages to send. Each consists of a front and a rest; all fronts are stored end to end, and so are all rests. The first `skipped` bytes
-   of each rest are left out (a rest may be empty). Each message has a delivery tag of `tag_size` bytes. */
+/* Messages to send. Each consists of a front and a rest; all fronts are stored end to end, and so are all
+   rests. The first `skipped` bytes of each rest are left out (a rest may be empty). Each message has a
+   delivery tag of `tag_size` bytes. */
 typedef struct {
     size_t count, tag_size, skipped;
     const char *tags, *fronts, *rests;
     const uint32_t *front_sizes, *rest_sizes; /* rest_sizes is null if there are only fronts */
 } messages_t;
 
-/* Send the messages; returns their deliveries. Settled ones may only be passed to `deliveries_trim`. True if any message is large. */
+/* Send the messages; returns their deliveries. Settled ones may only be passed to `deliveries_trim`. True if
+   any message is large. */
 bool runs_send(void *link, const messages_t *messages, bool settled, void **deliveries);
 
 /* Settle deliveries in the order of their ids, which this sorts them by, with `outcome` unless that is 0. */
 void runs_settle(void **deliveries, size_t count, uint64_t outcome);
 
-/* Pass bytes from the peer to the transport. Returns how many it took: fewer than `size` if the connection is closed or broken. */
+/* Pass bytes from the peer to the transport. Returns how many it took: fewer than `size` if the connection is
+   closed or broken. */
 size_t runs_push(void *transport, const char *bytes, size_t size);
 
-/* Copy pending output into `bytes`, as much as fits, and return its size. `left` is set to the size of the next part that did not fit, to 0
-   if there is no more output now, and below 0 if there will never be any. */
+/* Copy pending output into `bytes`, as much as fits, and return its size. `left` is set to the size of the
+   next part that did not fit, to 0 if there is no more output now, and below 0 if there will never be any. */
 size_t runs_output(void *transport, char *bytes, size_t size, ssize_t *left);

@@ -278,6 +278,18 @@ def test_files_have_one_purpose_and_fewer_than_700_lines() -> None:
     ] == []
 
 
+def test_c_code_has_lines_of_at_most_110_characters() -> None:
+    """Ruff checks those of Python."""
+    sources = [path for name in ("*.c", "*.h") for path in (ROOT / "broker").rglob(name)]
+    sources += [path for name in ("*.c", "*.h") for path in (ROOT / "protocol").rglob(name)]
+    assert [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in sorted(sources)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if len(line) > 110
+    ] == []
+
+
 def test_nothing_is_left_undone() -> None:
     marks = ("TO" + "DO", "FIX" + "ME", "XX" + "X", "NotImplemented" + "Error")
     found = [
