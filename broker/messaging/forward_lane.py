@@ -469,7 +469,7 @@ class Lane:
                 for doubt in self._doubt.values():
                     doubt -= removed
         for number, numbers in outcome.known.items():
-            await self._remove_known(number, numbers.intersection(self._doubt.get(number, ())))
+            await self._remove_known(number, numbers)
         if not (failed or self._aside or self._retry_at is not None):
             if self._trouble is not None:
                 log.info("forward.goes_on", entity=self._road.source.name, partition=self._number)
@@ -477,11 +477,14 @@ class Lane:
 
     async def _remove_known(self, number: int, numbers: Iterable[int]) -> None:
         """Remove messages that a partition of the target had stored before this lane began. They may have
-        become dead letters since."""
-        left = sorted(numbers)
-        locked: set[int] = set()
-        dead = TRANSFER_DEAD_LETTER if self._road.subqueue == TRANSFER else DEAD_LETTER
-        for subqueue in dict.fromkeys((self._road.subqueue, dead)):
+        become dead letters since, or failed transfers. What is locked there stays in doubt."""
+        doubt = self._doubt.get(number)
+        if doubt is None:
+            return  # something has failed since, and the partition will say again what it has kept
+        known = doubt.intersection(numbers)
+        left = sorted(known)
+        dead = DEAD_LETTER if self._road.subqueue == MAIN else TRANSFER_DEAD_LETTER
+        for subqueue in (self._road.subqueue, dead):
             if left:
                 answer = await self._ask_source(DeleteExactly(subqueue, left))
                 if isinstance(answer, Refused):
@@ -489,8 +492,8 @@ class Lane:
                     return
                 assert isinstance(answer, DeletedExactly), f"{answer} is not an answer to DeleteExactly"
                 left = answer.missing
-                locked.update(answer.locked)
-        self._doubt[number].intersection_update(locked)
+                known.difference_update(answer.locked)
+        doubt -= known
 
     async def _forget(self) -> None:
         """Tell the partitions of the target which numbers they must still keep."""

@@ -6,16 +6,17 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker.base.errors import Reason, Refused
-from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
+from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER, QueueSettings
 from broker.messaging import forward_lane
 from broker.messaging.forward_lane import Lane
 from broker.namespace.entity import ask
 from broker.namespace.router import partition_of_key
 from broker.operations import DeadLetter, Locked, LockExactly, Settled
 from broker.partition.origins import Origins
-from broker.transfer_operations import source_of
+from broker.transfer_operations import FailTransfer, source_of
 from storage.errors import CommitFailed, DiskFailed
 from tests.support.forwarding_world import World, held_now, world
 from tests.support.memory_log import MemoryLog
@@ -131,25 +132,76 @@ async def test_the_target_forgets_a_source_that_ends(monkeypatch: pytest.MonkeyP
         await until(lambda: not kept(here))
 
 
+async def stored_before_a_crash(here: World) -> None:
+    """Have "b" store a message whose removal at "a" is lost in a crash, and that is a dead letter by then."""
+    here.on_log = gate_removals
+    number = await here.send("a", "x")
+    await until(lambda: held_now(here.entities["b"]) == 1)
+    await here.crash()
+    here.descriptions["a"] = replace(here.descriptions["a"], settings=PLAIN)
+    here.on_log = lambda name, number, log: None
+    here.start()
+    handle = here.entities["a"].router.handles[0]
+    locked = await ask(handle, LockExactly(MAIN, [number]))
+    assert isinstance(locked, Locked) and isinstance(await ask(handle, DeadLetter(locked.tokens)), Settled)
+
+
 async def test_what_was_stored_before_a_crash_is_removed_even_if_it_is_a_dead_letter_by_now() -> None:
     async with world(a=(1, TO_B), b=(1, PLAIN)) as here:
-        here.on_log = gate_removals
-        number = await here.send("a", "x")
-        await until(lambda: held_now(here.entities["b"]) == 1)
-        await here.crash()
-        here.descriptions["a"] = replace(here.descriptions["a"], settings=PLAIN)
-        here.on_log = lambda name, number, log: None
-        here.start()
-        handle = here.entities["a"].router.handles[0]
-        locked = await ask(handle, LockExactly(MAIN, [number]))
-        assert isinstance(locked, Locked) and isinstance(
-            await ask(handle, DeadLetter(locked.tokens)), Settled
-        )
+        await stored_before_a_crash(here)
         await here.update("a", TO_B)
         await here.send("a", "y")
         await until(lambda: held_now(here.entities["b"]) == 2)
         await here.until_empty("a", DEAD_LETTER)
         assert await here.texts("b") == ["x", "y"]
+
+
+async def test_what_was_stored_before_a_crash_is_removed_although_a_removal_fails_first() -> None:
+    async with world(a=(1, TO_B), b=(1, PLAIN)) as here:
+        await stored_before_a_crash(here)
+        await here.send("a", "y")
+        here.logs["a", 0].fail_append(CommitFailed("power"))
+        with capture_logs() as logs:
+            await here.update("a", TO_B)
+            await until(lambda: held_now(here.entities["b"]) == 2)
+            await here.until_empty("a")
+            await here.until_empty("a", DEAD_LETTER)
+        assert await here.texts("b") == ["x", "y"]
+        assert not [each for each in logs if each["event"] == "forward.failed"]
+
+
+@pytest.mark.parametrize("is_locked", [False, True], ids=["gone", "locked"])
+async def test_only_what_is_gone_from_the_source_leaves_what_the_target_must_keep(is_locked: bool) -> None:
+    async with world(a=(1, TO_B), b=(1, PLAIN)) as here:
+        number = await here.send("a", "x")
+        await here.until_at("b", 1)
+        await here.until_empty("a")
+        lane = lane_of(here)
+        await until(lambda: lane._task is None)
+        await here.update("a", PLAIN)
+        await until(lambda: not here.forwarding._ending)
+        other = await here.send("a", "y")
+        if is_locked:
+            await ask(here.entities["a"].router.handles[0], LockExactly(MAIN, [other]))
+        lane._doubt[0] = {number, other, other + 1}
+        await lane._remove_known(0, [number, other])
+        assert lane._doubt[0] == ({other, other + 1} if is_locked else {other + 1})
+
+
+async def test_a_failed_transfer_that_was_stored_before_a_crash_is_removed() -> None:
+    to_b = QueueSettings(forward_dead_lettered_to="b")
+    async with world(a=(1, to_b), b=(1, PLAIN)) as here:
+        here.on_log = lambda name, number, log: None
+        number = await here.send("a", "x")
+        handle = here.entities["a"].router.handles[0]
+        locked = await ask(handle, LockExactly(MAIN, [number]))
+        assert isinstance(locked, Locked)
+        await ask(handle, FailTransfer(locked.tokens))
+        (road,) = here.forwarding._roads.values()
+        lane = Lane(road, 0)
+        lane._doubt[0] = {number}
+        await lane._remove_known(0, [number])
+        assert not lane._doubt[0] and not held_now(here.entities["a"], TRANSFER_DEAD_LETTER)
 
 
 def gate_removals(name: str, number: int, log: MemoryLog) -> None:
