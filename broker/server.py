@@ -132,10 +132,10 @@ class Broker:
             home / CATALOGUE_DIRECTORY,
             disk,
             close_within_ms=settings.disk_timeout_ms,
-            executor=host.index_lanes[0],
+            executor=host.index_pools[0],
             witnesses=[
-                self._make_witness(folder, lane, disk)
-                for folder, lane in zip(folders, host.index_lanes, strict=True)
+                self._make_witness(folder, pool, disk)
+                for folder, pool in zip(folders, host.index_pools, strict=True)
             ],
             failed=self._part_failed,
         )
@@ -145,7 +145,7 @@ class Broker:
         )
         self.namespace = Namespace(
             settings.namespace,
-            catalogue=_catalogue(folders, disk, settings.disk_timeout_ms, host.catalogue_lane),
+            catalogue=_catalogue(folders, disk, settings.disk_timeout_ms, host.catalogue_pool),
             folders=len(folders),
             store=host,
             clock=self.clock,
@@ -360,12 +360,12 @@ class Broker:
             await asyncio.sleep(LOOK_S)
 
     @staticmethod
-    def _make_witness(folder: Folder, lane: Executor, disk: Disk) -> Witness:
+    def _make_witness(folder: Folder, pool: Executor, disk: Disk) -> Witness:
         return Witness(
             folder.path,
             disk,
             admit=lambda: check_identity(disk, folder.path, folder.id),
-            executor=lane,
+            executor=pool,
         )
 
     # --- parts made on demand -------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ what has begun cannot be undone. The caller waits for that end unless the job wa
 
 *A disk that hangs* delays only the files for which it does not answer. While a sync has been under way for
 longer than SLOW_S, the event loop writes nothing, because the write might wait as well. A thread that has
-been busy for longer than STUCK_S gives up the jobs of its load that it has not begun, and another thread
-takes its place.
+been busy for longer than STUCK_S gives up the jobs of its assignment that it has not begun, and another
+thread takes its place.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ import structlog
 
 from storage.disk import Disk, SyncQueue
 
-FILES_PER_LOAD_MAX = 4
+FILES_PER_ASSIGNMENT_MAX = 4
 """How many files a thread syncs one after the other, while the commits behind them wait."""
 
 SLOW_S = 0.25
 """If a sync takes longer, only threads write to the disk."""
 STUCK_S = 1.0
-"""If a load takes longer, its thread counts as stuck and is replaced."""
+"""If an assignment takes longer, its thread counts as stuck and is replaced."""
 STUCK_MAX = 64
 """How many replaced threads may be stuck at once."""
 
@@ -83,7 +83,7 @@ class _Entry:
         self.done = False
 
 
-class _Load:
+class _Assignment:
     """Jobs that one thread carries out, one after the other."""
 
     __slots__ = ("began", "ended", "entries", "is_stuck")
@@ -106,8 +106,8 @@ class Committer:
         self._threads: list[threading.Thread] = []
         self._free_threads = threads
         self._waiting: deque[_Entry] = deque()
-        self._loads: queue.SimpleQueue[_Load | None] = queue.SimpleQueue()
-        self._out: set[_Load] = set()
+        self._assignments: queue.SimpleQueue[_Assignment | None] = queue.SimpleQueue()
+        self._out: set[_Assignment] = set()
         """Those that threads are working on."""
         self._stuck = 0
         """How many replaced threads are still busy."""
@@ -187,13 +187,13 @@ class Committer:
             self._submit_syncs()
         waiting = self._waiting
         while waiting and self._free_threads:
-            share = min(FILES_PER_LOAD_MAX, -(-len(waiting) // self._free_threads))
+            share = min(FILES_PER_ASSIGNMENT_MAX, -(-len(waiting) // self._free_threads))
             self._free_threads -= 1
             if len(self._threads) < self._threads_max - self._free_threads + self._stuck:
                 self._start_thread(loop)
-            load = _Load([waiting.popleft() for _ in range(share)], loop.time())
-            self._out.add(load)
-            self._loads.put(load)
+            assignment = _Assignment([waiting.popleft() for _ in range(share)], loop.time())
+            self._out.add(assignment)
+            self._assignments.put(assignment)
         if self._out and self._look is None:
             self._look = loop.call_later(STUCK_S, self._replace_stuck, loop)
 
@@ -201,17 +201,17 @@ class Committer:
         """Hand the jobs that stuck threads have not begun to other threads."""
         self._look = None
         now = loop.time()
-        for load in list(self._out):
-            if load.is_stuck or now - load.began < STUCK_S or self._stuck >= STUCK_MAX:
+        for assignment in list(self._out):
+            if assignment.is_stuck or now - assignment.began < STUCK_S or self._stuck >= STUCK_MAX:
                 continue
-            load.is_stuck = True
-            self._report(load)
+            assignment.is_stuck = True
+            self._report(assignment)
             self._stuck += 1
             self._free_threads += 1
             with contextlib.suppress(IndexError):  # the thread may take the last job at the same time
                 while True:
-                    self._waiting.append(load.entries.popleft())
-        if not all(load.is_stuck for load in self._out):
+                    self._waiting.append(assignment.entries.popleft())
+        if not all(assignment.is_stuck for assignment in self._out):
             self._look = loop.call_later(STUCK_S / 2, self._replace_stuck, loop)
         if self._waiting:
             self._dispatch_soon(loop)
@@ -250,33 +250,33 @@ class Committer:
         thread.start()
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
-        while (load := self._loads.get()) is not None:
+        while (assignment := self._assignments.get()) is not None:
             with contextlib.suppress(IndexError):
                 while True:
-                    entry = load.entries.popleft()
+                    entry = assignment.entries.popleft()
                     try:
                         entry.job.run()
                     except Exception as error:  # the job's outermost frame; its owner turns it into a state
                         entry.error = error
-                    load.ended.append(entry)
-                    del entry  # its frame may take MiBs, and the next load may be hours away
+                    assignment.ended.append(entry)
+                    del entry  # its frame may take MiBs; the next assignment may be hours away
             # RuntimeError: the loop is closed, because the broker stopped without waiting for this disk.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._load_ended, loop, load)
+                loop.call_soon_threadsafe(self._assignment_ended, loop, assignment)
 
-    def _load_ended(self, loop: asyncio.AbstractEventLoop, load: _Load) -> None:
-        self._out.discard(load)
-        if load.is_stuck:
+    def _assignment_ended(self, loop: asyncio.AbstractEventLoop, assignment: _Assignment) -> None:
+        self._out.discard(assignment)
+        if assignment.is_stuck:
             self._stuck -= 1
         else:
             self._free_threads += 1
-        self._report(load)
+        self._report(assignment)
         if self._waiting:
             self._dispatch_soon(loop)
 
-    def _report(self, load: _Load) -> None:
-        while load.ended:
-            self._end(load.ended.popleft())
+    def _report(self, assignment: _Assignment) -> None:
+        while assignment.ended:
+            self._end(assignment.ended.popleft())
 
     async def close(self) -> bool:
         """Stop the threads and close the queue. If the disk has not answered yet, leaves both as they are and
@@ -291,7 +291,7 @@ class Committer:
             return False
         assert not self._waiting and self._free_threads == self._threads_max, "every log was closed before"
         for _ in self._threads:
-            self._loads.put(None)
+            self._assignments.put(None)
         for thread in self._threads:
             thread.join()
         self._threads.clear()

@@ -36,10 +36,10 @@ from storage.extent import ExtentFile
 from storage.fetch import bounded, fetch_frames
 from storage.filling import Filling
 from storage.full_disk import Reserves
-from storage.lanes import Lanes
 from storage.log import FRAME_HEADER_BYTES, Checkpoint, Commit, Frame, Position, RoomLock
 from storage.open_files import OpenFiles
 from storage.open_segments import OpenSegments
+from storage.pools import Pools
 from storage.recent import RecentPlaces
 from storage.record import Chain
 from storage.recovery import (
@@ -74,8 +74,8 @@ class Shared:
     disk: Disk
     committer: Committer
     executor: Executor
-    """Runs everything that is not a commit and has no lane of its own."""
-    lanes: Lanes
+    """Runs everything that is not a commit and has no pool of its own."""
+    pools: Pools
     files: OpenFiles
     """The files open for reading."""
     open_segments: OpenSegments
@@ -369,7 +369,7 @@ class FileLog:
                 opened.active,
                 zeros,
                 shared.disk,
-                shared.lanes.fills,
+                shared.pools.fills,
                 syncs=self.syncs_each_commit,
                 under_way=self.under_way,
             )
@@ -513,7 +513,7 @@ class FileLog:
                 return fetch_frames(read, reading, segments, opened.codec, end, positions)
             except BlockingIOError:  # it would wait for the disk or take long, so a thread does it
                 return await asyncio.get_running_loop().run_in_executor(
-                    shared.lanes.reads,
+                    shared.pools.reads,
                     fetch_frames,
                     shared.disk.read,
                     shared.files.reading,
@@ -584,7 +584,7 @@ class FileLog:
                 self.extent.checkpointed(checkpoint.position, opened.durable)
 
             try:
-                await run_to_end(shared.lanes.upkeep, save, self.under_way)
+                await run_to_end(shared.pools.upkeep, save, self.under_way)
             finally:
                 self._mind_the_reserve()
 
@@ -618,7 +618,7 @@ class FileLog:
                 shared.files.forget(trimmed.path)
                 opened.strays.append(trimmed.path)
             try:
-                await run_to_end(shared.lanes.upkeep, lambda: self._give_back(opened), self.under_way)
+                await run_to_end(shared.pools.upkeep, lambda: self._give_back(opened), self.under_way)
             except (OSError, StorageError) as error:
                 # Nobody reads these files any more. They only take up space, so the log continues.
                 if not self._is_untidy:
@@ -638,7 +638,7 @@ class FileLog:
                 self._is_untidy = False
                 return True  # the next acquisition removes such files
             try:
-                await run_to_end(self._shared.lanes.upkeep, lambda: self._give_back(opened), self.under_way)
+                await run_to_end(self._shared.pools.upkeep, lambda: self._give_back(opened), self.under_way)
             except (OSError, StorageError):
                 return False
             self._is_untidy = False

@@ -33,10 +33,10 @@ from storage.extent import EXTENT_SUFFIX
 from storage.file_log import FileLog, Fsync, Shared
 from storage.folders import LOCK_NAME, check_identity
 from storage.full_disk import Reserves
-from storage.lanes import Lanes
 from storage.log import RoomLock
 from storage.open_files import OpenFiles
 from storage.open_segments import OpenSegments
+from storage.pools import Pools
 from storage.segment import ENTITY_BYTES_MAX, SALT_BYTES
 from storage.sizing import RESERVE_BYTES_MAX, reserve_bytes_of
 from storage.threads import OwnerFailed, UnderWay, report_to_loop, run_to_end, start_background, within
@@ -114,7 +114,7 @@ class FileLogStore:
     less.
 
     committer_threads, worker_threads: threads that write and sync commits; threads that open, replay, close
-    and list logs. `lanes.py` has a few more for other work.
+    and list logs. `pools.py` has a few more for other work.
 
     open_files_max: how many files may stay open for reading.
 
@@ -166,9 +166,9 @@ class FileLogStore:
         self._tidy_delay_ms = tidy_delay_ms
         self._failed = failed
         self._reserve_suits_disk = reserve_bytes is None
-        self.lanes = Lanes(worker_threads)
+        self.pools = Pools(worker_threads)
         """The store's threads."""
-        self._executor = self.lanes.work
+        self._executor = self.pools.work
         self._under_way = UnderWay()
         self._shared = Shared(
             root=root / LOGS_DIRECTORY,
@@ -176,7 +176,7 @@ class FileLogStore:
             disk=self._disk,
             committer=Committer(self._disk, committer_threads),
             executor=self._executor,
-            lanes=self.lanes,
+            pools=self.pools,
             files=OpenFiles(self._disk, open_files_max),
             open_segments=OpenSegments(open_segments_max, segment_idle_ms, self._close_idle_later),
             reserve=Reserves(self._disk, root, RESERVE_BYTES_MAX if reserve_bytes is None else reserve_bytes),
@@ -344,7 +344,7 @@ class FileLogStore:
         for key in [key for key in self._logs if key[0] == entity]:
             del self._logs[key]
         directory = self._directory(entity)
-        await run_to_end(self.lanes.deletions, lambda: self._delete(directory), self._under_way)
+        await run_to_end(self.pools.deletions, lambda: self._delete(directory), self._under_way)
 
     def _delete(self, directory: Path) -> None:
         """Rename the entity's folder durably, so that removing it may take its time."""
@@ -394,8 +394,8 @@ class FileLogStore:
                 task.cancel()
                 await asyncio.wait([task], timeout=CLOSE_WITHIN_S)
         answered = await self._shared.committer.close()
-        self.lanes.shutdown(cancel_futures=not answered)
-        if not self.lanes.join(CLOSE_WITHIN_S) or not answered:
+        self.pools.shutdown(cancel_futures=not answered)
+        if not self.pools.join(CLOSE_WITHIN_S) or not answered:
             # The lock stays until the process has ended: nobody else may use the folder while writes are
             # under way.
             _log.warning("store.left_open", path=str(self.root))
@@ -467,7 +467,7 @@ class FileLogStore:
         """What is wrong with the folder."""
         try:
             if self._lock_fd >= 0:
-                await run_to_end(self.lanes.look, self._check_place, self._under_way)
+                await run_to_end(self.pools.look, self._check_place, self._under_way)
             elif self._identity:  # a folder without an identity must not be made in the place of a lost one
                 await self._prepare()
         except StorageError as error:

@@ -81,9 +81,9 @@ class HostedPartition(Protocol):
 class PartitionHost(EntityLogs, Protocol):
     """Runs partitions and owns their logs."""
 
-    catalogue_lane: Executor
+    catalogue_pool: Executor
     """A thread for the catalogue, which the broker's own process writes."""
-    index_lanes: Sequence[Executor]
+    index_pools: Sequence[Executor]
     """A thread for the index of partitions in each folder, by the folder's number."""
 
     async def open(self) -> None:

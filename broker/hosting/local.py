@@ -48,8 +48,8 @@ class LocalHost(SpreadStore):
             missing=[number for number, folder in enumerate(settings.folders) if folder.is_missing],
             timeout_ms=settings.disk_timeout_ms,
         )
-        self.catalogue_lane: Executor = stores[0].lanes.catalogue
-        self.index_lanes: Sequence[Executor] = [store.lanes.index for store in stores]
+        self.catalogue_pool: Executor = stores[0].pools.catalogue
+        self.index_pools: Sequence[Executor] = [store.pools.index for store in stores]
         self.payloads = PayloadBudget(settings.payload_memory_bytes)
         self._opening = Slices(LONG_SLICE_S)
         """Time slices for opening, recovering and forgetting partitions."""

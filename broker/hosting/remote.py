@@ -158,8 +158,8 @@ class RemoteHost:
         """`failed` is called if the process ends unasked or one of its background tasks dies."""
         self._configure = messages.Configure(settings, log_format, log_level)
         self._failed = failed
-        self.catalogue_lane: Executor = Workers(1, "storage-catalogue")
-        self.index_lanes: Sequence[Executor] = [Workers(1, "storage-index") for _ in settings.folders]
+        self.catalogue_pool: Executor = Workers(1, "storage-catalogue")
+        self.index_pools: Sequence[Executor] = [Workers(1, "storage-index") for _ in settings.folders]
         self._process: asyncio.subprocess.Process | None = None
         self._channel: Channel | None = None
         self._ready: asyncio.Future[None] | None = None
@@ -301,8 +301,8 @@ class RemoteHost:
                 await self._process.wait()
             if self._reading is not None:
                 await self._reading
-        for lane in (self.catalogue_lane, *self.index_lanes):
-            lane.shutdown(wait=False)
+        for executor in (self.catalogue_pool, *self.index_pools):
+            executor.shutdown(wait=False)
 
     # --- from the process -----------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.committer import ENDED, FILES_PER_LOAD_MAX, NEEDS_THREAD, Committer
+from storage.committer import ENDED, FILES_PER_ASSIGNMENT_MAX, NEEDS_THREAD, Committer
 from storage.disk import SyncQueue
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.recording_disk import RecordingDisk
@@ -143,15 +143,15 @@ async def test_jobs_are_shared_among_the_threads_a_few_each(monkeypatch: pytest.
     gate = threading.Event()
     jobs = [Recorded(gate=gate) for _ in range(30)]
     running = asyncio.gather(*map(committer.run, jobs))
-    for job in jobs[: 3 * FILES_PER_LOAD_MAX : FILES_PER_LOAD_MAX]:
+    for job in jobs[: 3 * FILES_PER_ASSIGNMENT_MAX : FILES_PER_ASSIGNMENT_MAX]:
         assert await asyncio.to_thread(job.started.wait, 10)
     gate.set()
     await running
     per_thread = [
-        sum(job.thread == thread for job in jobs[: 3 * FILES_PER_LOAD_MAX])
+        sum(job.thread == thread for job in jobs[: 3 * FILES_PER_ASSIGNMENT_MAX])
         for thread in {job.thread for job in jobs}
     ]
-    assert per_thread == [FILES_PER_LOAD_MAX] * 3
+    assert per_thread == [FILES_PER_ASSIGNMENT_MAX] * 3
     await committer.close()
 
 

@@ -17,7 +17,7 @@ from storage import filling
 from storage.commit_jobs import Append
 from storage.errors import CommitFailed
 from storage.file_log import FileLog
-from storage.lanes import FILL_THREADS
+from storage.pools import FILL_THREADS
 from storage.segment import FILL_STEP_BYTES_MIN
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.logs import ENTITY, append, contents, small_store
@@ -128,7 +128,7 @@ async def test_zeros_that_wait_for_a_thread_are_not_late(monkeypatch: pytest.Mon
     disk = FaultyDisk(RecordingDisk(queued=True))
     async with opened(ROOT, disk) as log:
         may_work = threading.Event()
-        busy = [log._shared.lanes.fills.submit(may_work.wait) for _ in range(FILL_THREADS)]
+        busy = [log._shared.pools.fills.submit(may_work.wait) for _ in range(FILL_THREADS)]
         try:
             while log._filling is None:
                 await append(log, bytes(1_000))
@@ -164,7 +164,7 @@ class _NoThreads(Executor):
 async def test_without_a_thread_commits_write_their_own_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FaultyDisk(RecordingDisk(queued=True))
     async with opened(ROOT, disk) as log:
-        monkeypatch.setattr(log._shared.lanes, "fills", _NoThreads())
+        monkeypatch.setattr(log._shared.pools, "fills", _NoThreads())
         for _ in range(30):
             await append(log, bytes(1_000))
         assert log._filling is None and not log.under_way

@@ -1,4 +1,4 @@
-"""The threads of a store, in lanes: work of one kind never waits behind work of another.
+"""The threads of a store, in pools. Work of one kind never waits behind work of another.
 
 The committer has threads of its own. For everything else: removing a large log, writing a checkpoint, or
 reading messages that are not in memory may each take seconds on a slow disk, and many may come at once. The
@@ -16,7 +16,7 @@ DELETION_THREADS = 1
 FILL_THREADS = 2
 
 
-class Lanes:
+class Pools:
     """Created and closed by the store."""
 
     def __init__(self, work_threads: int) -> None:

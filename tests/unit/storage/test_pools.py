@@ -1,4 +1,4 @@
-"""storage/lanes.py: slow work on the disk does not hold up work of another kind."""
+"""storage/pools.py: slow work on the disk does not hold up work of another kind."""
 
 from __future__ import annotations
 
