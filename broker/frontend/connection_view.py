@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from broker.access.sas import Claim
@@ -34,12 +34,12 @@ class ServedLink(Waiting, Protocol):
     """What every link has in common: the rights it needs, and its end."""
 
     @property
-    def path(self) -> str:
-        """The path of the link's entity, as claims name it."""
+    def paths(self) -> Sequence[str]:
+        """The paths of the link's entities, as claims name them: mostly one."""
 
     @property
     def rights(self) -> tuple[str, ...]:
-        """The client needs one of these rights on the path to stay attached; if empty, every client may."""
+        """The client needs one of these rights on each path to stay attached; if empty, every client may."""
 
     def detached(self) -> None:
         """The link is gone, with or without its connection."""

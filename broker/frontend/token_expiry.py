@@ -8,6 +8,7 @@ in time is closed. Runs in the event loop and never blocks.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import cast
 
 import structlog
@@ -167,12 +168,14 @@ class Tokens:
         When a claim ends, the links of the entity it was put for end too (AMQP contract 2.7), unless another
         claim was put for that entity or for a path above it. A token put for something else does not keep
         them, however far it reaches: .NET's tokens are all valid for the whole namespace, but .NET puts and
-        renews them per entity.
+        renews them per entity. A link that has several entities needs a claim for each of them.
         """
-        own_has_ended = any(reaches(audience_path(audience), link.path) for audience in ended)
+        return all(self._is_permitted(path, link.rights, ended) for path in link.paths)
+
+    def _is_permitted(self, path: str, rights: Sequence[str], ended: Sequence[str]) -> bool:
+        own_has_ended = any(reaches(audience_path(audience), path) for audience in ended)
         return any(
-            claim.covers_any(link.path, link.rights)
-            and (not own_has_ended or reaches(audience_path(audience), link.path))
+            claim.covers_any(path, rights) and (not own_has_ended or reaches(audience_path(audience), path))
             for audience, claim in self.claims.items()
         )
 

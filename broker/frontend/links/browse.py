@@ -57,7 +57,7 @@ class BrowseLink:
         link.context = cls(connection, link, queue, address)
 
     def __init__(self, connection: ConnectionView, link: Link, queue: Entity, address: Address) -> None:
-        self.link, self.queue, self.subqueue, self.path = link, queue, address.subqueue, address.path
+        self.link, self.queue, self.subqueue, self.paths = link, queue, address.subqueue, (address.path,)
         self._connection, self._engine = connection, connection.engine
         self._client = next_client()
         self._handles = queue.router.handles

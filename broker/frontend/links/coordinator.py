@@ -41,7 +41,7 @@ DISCHARGE = (0x32, "amqp:discharge:list")
 class CoordinatorLink:
     """A client's link to the coordinator. Owned by its connection."""
 
-    path = ""
+    paths = ()
     rights = ()
     """None: the entity of each operation in a transaction asks for its own."""
 

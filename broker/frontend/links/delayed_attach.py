@@ -34,7 +34,7 @@ class DelayedAttach:
     """The context of a link until its attach is answered. Owned by its connection."""
 
     def __init__(self, connection: ConnectionView, link: Link, later: Later) -> None:
-        self.link, self.path, self.rights = link, later.path, later.rights
+        self.link, self.paths, self.rights = link, (later.path,), later.rights
         self._connection = connection
         link.context = self
         self._task = connection.services.spawn(self._answer(later), name=f"attach {later.path}")

@@ -44,7 +44,8 @@ class IncomingLink:
         )
 
     def __init__(self, connection: ConnectionView, link: Link, queue: Entity, path: str) -> None:
-        self.link, self.queue, self.path = link, queue, path
+        self.link, self.queue = link, queue
+        self.paths: tuple[str, ...] = (path,)
         self._connection = connection
         services = connection.services
         self._window = services.settings.link_credit

@@ -64,7 +64,8 @@ class OutgoingLink:
         address: Address,
         session: HeldSession | None = None,
     ) -> None:
-        self.link, self.queue, self.path, self._subqueue = link, queue, address.path, address.subqueue
+        self.link, self.queue, self._subqueue = link, queue, address.subqueue
+        self.paths = (address.path,)
         self._connection, self._engine = connection, connection.engine
         self._settled_mode = link.snd_settle_mode == SETTLED
         self._partitioned = len(queue.router.handles) > 1

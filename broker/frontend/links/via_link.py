@@ -2,7 +2,7 @@
 `com.microsoft:transfer-destination-address` (AMQP contract 4.1, 8.3).
 
 The target of such a link is the via entity, and the property names the final destination. The client needs
-the right to send to both.
+the right to send to both, for as long as the link lasts.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class ViaLink(IncomingLink):
         if destination is via:
             return False
         via.check_can_send(address.subqueue)
+        destination.check_can_send(MAIN)
         cls.accept(connection, link, destination)
         link.context = cls(connection, link, destination, address.path, via, target.path)
         return True
@@ -62,7 +63,7 @@ class ViaLink(IncomingLink):
         """`path` is the via entity's, as claims name it."""
         super().__init__(connection, link, destination, path)
         self.via = via
-        self._destination_path = destination_path
+        self.paths = (path, destination_path)
         self._sending_via: SendingVia[Delivery] = SendingVia(
             via,
             destination,
@@ -79,7 +80,6 @@ class ViaLink(IncomingLink):
         for index, payload in enumerate(event.payloads):
             own = event.deliveries[index : index + 1]
             try:
-                self._connection.authorize(self._destination_path, "Send")
                 collected = self._sending.collect([payload], is_batch=event.batch)
                 self._sending_via.send(collected, own)
             except Refused as why:

@@ -98,7 +98,7 @@ class RequestNode:
         self, handler: Handler, path: str, rights: tuple[str, ...], on_empty: Callable[[], object]
     ) -> None:
         """Any of `rights` on `path` lets a client use the node; if empty, every client may."""
-        self.path, self.rights = path, rights
+        self.paths, self.rights = (path,), rights
         self.request_bytes_max, self.request_values_max = (
             handler.request_bytes_max,
             handler.request_values_max,
@@ -178,7 +178,7 @@ class RequestLink:
         link.context = cls(connection, link, node)
 
     def __init__(self, connection: ConnectionView, link: Link, node: RequestNode) -> None:
-        self.link, self.path, self.rights = link, node.path, node.rights
+        self.link, self.paths, self.rights = link, node.paths, node.rights
         self._connection, self._node = connection, node
         self._under_way = 0
         node.join(self)
@@ -285,7 +285,7 @@ class ResponseLink:
         link.context = cls(connection, link, node)
 
     def __init__(self, connection: ConnectionView, link: Link, node: RequestNode) -> None:
-        self.link, self.path, self.rights = link, node.path, node.rights
+        self.link, self.paths, self.rights = link, node.paths, node.rights
         self._connection, self._node = connection, node
         self._waiting: deque[tuple[bytes, Callable[[], None] | None]] = deque()
         self._waiting_bytes = 0

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from broker.base.errors import Reason
-from broker.entities.descriptions import EntityStatus
+from broker.entities.descriptions import AuthorizationRule, EntityStatus, QueueSettings
 from broker.frontend.links.via_link import TRANSFER_DESTINATION
+from broker.frontend.nodes.cbs import CbsNode
+from broker.frontend.nodes.request_node import Request
 from broker.namespace.router import partition_of_key
 from broker.operations import DESTINATION, Failed, Send, Transact, Transacted
 from protocol.codec import Symbol
@@ -17,6 +19,7 @@ from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import message
 from tests.support.link_stack import Client, LinkStack
 from tests.support.raw_amqp import Frame
+from tests.support.sas import sas_token
 from tests.support.transactions import Coordinator, condition_of, outcome_of
 
 
@@ -29,6 +32,23 @@ async def attach(client: Client, destination: object, address: str = "queue", ha
         {Symbol(TRANSFER_DESTINATION): destination},
     ]
     return await client.attach(fields)
+
+
+async def put(
+    client: Client,
+    stack: LinkStack,
+    name: str,
+    key_name: str = "RootManageSharedAccessKey",
+    key: str = "SAS_KEY_VALUE",
+    seconds: int = 600,
+) -> None:
+    """Put a token for an entity."""
+    audience = f"sb://test/{name}"
+    ends_s = stack.clock.now_ms() // 1000 + seconds
+    token = sas_token(audience, key_name=key_name, key=key, expires_at_s=ends_s)
+    request = Request("id", None, {"operation": "put-token", "type": "jwt", "name": audience}, token)
+    response = await CbsNode(client.connection).respond(request)
+    assert response.properties["status-code"] == 202, response.properties
 
 
 async def sending(**given: Any) -> tuple[LinkStack, Client]:
@@ -110,23 +130,62 @@ async def test_a_link_to_the_destination_itself_is_an_ordinary_one(destination: 
     assert stack.part_of(Send).has(Send)
 
 
-async def test_the_right_to_send_is_needed_on_both() -> None:
+@pytest.mark.parametrize("allowed", ["queue", "other"])
+async def test_the_right_to_send_is_needed_on_both(allowed: str) -> None:
     stack = LinkStack()
     stack.add_queue("other", 1)
-    client = await stack.connect()
-    authorize = client.connection.authorize
-    asked: list[tuple[str, tuple[str, ...]]] = []
+    client = await stack.connect(raw.sasl_anonymous())
+    await put(client, stack, allowed)
+    answer, detach = await attach(client, "other")
+    assert answer.field(5) is None and answer.field(6) is None
+    condition, text, _ = detach.field(2).value
+    assert condition == "amqp:unauthorized-access" and allowed not in text.rpartition("/")[2]
 
-    def noted(path: str, *rights: str) -> None:
-        asked.append((path, rights))
-        authorize(path, *rights)
 
-    client.connection.authorize = noted  # type: ignore[method-assign]
+@pytest.mark.parametrize("in_transaction", [False, True], ids=["plain", "in a transaction"])
+@pytest.mark.parametrize("ended", ["queue", "other"])
+async def test_the_link_ends_with_the_claim_for_either_entity(ended: str, in_transaction: bool) -> None:
+    stack = LinkStack()
+    stack.add_queue("other", 1)
+    client = await stack.connect(raw.sasl_anonymous())
+    for name in ("queue", "other"):
+        await put(client, stack, name, seconds=60 if name == ended else 600)
     await attach(client, "other")
-    assert asked == [("queue", ("Send",)), ("other", ("Send",))]
-    client.transfer(0, 0, message(body=[b"x"]))
-    await client.hear()
-    assert asked[2:] == [("other", ("Send",))]
+    assert client.connection.tokens.claims.keys() == {"sb://test/queue", "sb://test/other"}
+    coordinator = await Coordinator.attach(client)
+    txn_id = await coordinator.declare()
+    stack.clock.advance(60_000)
+    client.connection.clock_was_set()
+    (detach,) = await client.heard(raw.DETACH)
+    assert detach.field(2).value[0] == "amqp:unauthorized-access"
+    if in_transaction:
+        coordinator.send(0, message(body=[b"x"]), txn_id)
+    else:
+        client.transfer(0, coordinator.number, message(body=[b"x"]))
+    assert outcome_of(await client.hear()) is None
+    assert not any(part.has(Transact) for part in stack.parts)
+
+
+async def test_the_link_ends_when_the_rule_of_the_destination_loses_its_right() -> None:
+    stack = LinkStack()
+    stack.add_queue("other", 1)
+    client = await stack.connect(raw.sasl_anonymous())
+    stack.namespace.change_rules("other", AuthorizationRule("app", "key", "", frozenset({"Send"})))
+    await put(client, stack, "queue")
+    await put(client, stack, "other", "app", "key")
+    await attach(client, "other")
+    stack.namespace.change_rules("other", AuthorizationRule("app", "key", "", frozenset({"Listen"})))
+    assert len(await client.heard(raw.DETACH)) == 1
+
+
+@pytest.mark.parametrize("status", [EntityStatus.DISABLED, EntityStatus.SEND_DISABLED])
+async def test_a_destination_that_is_disabled_is_refused_as_for_any_sender(status: EntityStatus) -> None:
+    stack = LinkStack()
+    stack.add_queue("other", 1, QueueSettings(status=status))
+    client = await stack.connect()
+    answer, detach = await attach(client, "other")
+    assert answer.field(5) is None and answer.field(6) is None
+    assert detach.field(2).value[0] == "com.microsoft:entity-disabled"
 
 
 async def test_the_link_ends_with_either_entity() -> None:
