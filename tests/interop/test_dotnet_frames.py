@@ -163,6 +163,10 @@ def test_a_session_is_accepted_by_name_or_as_the_next_one(client: DotNetClient) 
     assert client.ask("sessions", "com.microsoft:set-session-state", state, named)[0] == 200
     status, answer, _ = client.ask("sessions", "com.microsoft:get-session-state", {"session-id": "a"}, named)
     assert (status, answer["session-state"]) == (200, b"kept")
+    state["session-state"] = b""
+    assert client.ask("sessions", "com.microsoft:set-session-state", state, named)[0] == 200
+    status, answer, _ = client.ask("sessions", "com.microsoft:get-session-state", {"session-id": "a"}, named)
+    assert (status, answer["session-state"]) == (200, None)
     status, answer, _ = client.ask("sessions", "com.microsoft:renew-session-lock", {"session-id": "a"}, named)
     assert status == 200 and isinstance(answer["expiration"], Timestamp)
     assert client.settle(found, ACCEPTED) == client.settle(other, ACCEPTED) == ACCEPTED

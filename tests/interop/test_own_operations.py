@@ -319,6 +319,20 @@ def test_an_abandoned_message_comes_back_after_its_delay_even_after_a_kill(
         receiver.complete_message(last)
 
 
+def test_a_refused_abandon_leaves_the_message_locked(broker: BrokerProcess, client: ServiceBusClient) -> None:
+    send(client, "delaying", 1)
+    with connected(broker.addresses) as connection, management(connection, "delaying") as node:
+        link = Receiver(connection, "delaying")
+        (received,) = link.receive(1)
+        received.delivery.local.annotations = {symbol("partibus:delay"): -1}
+        received.delivery.local.failed = True
+        with pytest.raises(AssertionError, match="refused"):
+            link.settle(received, Delivery.MODIFIED)
+        assert node.ask("partibus:count-messages")[1]["locked"] == 1
+        completed = {"disposition_status": "completed", "lock_tokens": uuids([received.lock_token])}
+        assert node.ask("com.microsoft:update-disposition", **completed)[0] == 200
+
+
 def test_deferred_messages_of_several_partitions_are_received_together(
     broker: BrokerProcess, client: ServiceBusClient
 ) -> None:

@@ -266,6 +266,10 @@ def test_the_state_of_a_session_is_kept_until_it_is_cleared(client: ServiceBusCl
         assert session.get_state() == b"\x00" * 100_000
         session.set_state(None)
         assert session.get_state() is None
+        session.set_state("again")
+        session.set_state(b"")
+        assert session.get_state() is None
+    assert list(client.list_queue_sessions("states")) == []
 
 
 def test_sessions_are_listed_with_messages_or_state_over_all_partitions_page_by_page(

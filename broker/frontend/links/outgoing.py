@@ -194,20 +194,22 @@ class OutgoingLink:
     def _settle(
         self, groups: Mapping[int, tuple[list[Delivery], list[LockToken]]], event: DeliveriesUpdated
     ) -> None:
-        refusal: ErrorCondition | None = None
+        """Ask the partitions to settle. If the outcome cannot be carried out, the messages stay locked."""
         try:
             settlement = _settlement(event)
-        except Refused as why:  # do not keep it: its traceback refers to everything the client sent
-            settlement, refusal = RELEASE, error_of(why)
+        except Refused as why:
+            for deliveries, _ in groups.values():
+                self._meter.refused(why.reason, len(deliveries))
+                if not event.settled:
+                    self._engine.reject(deliveries, error_of(why))
+            return
         for number, (deliveries, tokens) in groups.items():
             if event.settled:
                 deliveries = []
             elif settlement.is_answered:
                 self._connection.settling += len(deliveries)
             self._receiver.settle(number, tokens, settlement, (deliveries, event))
-            if refusal is not None:
-                self._engine.reject(deliveries, refusal)
-            elif settlement is RELEASE:
+            if settlement is RELEASE:
                 self._engine.settle(deliveries, Outcome.RELEASED)
             elif event.annotations or event.error is not None:
                 self._connection.took_changes(event.bytes)

@@ -115,13 +115,14 @@ async def renew_session_lock(
 async def set_session_state(
     connection: ConnectionView, queue: Entity, subqueue: str, body: dict[str, Any]
 ) -> dict[str, Any]:
-    """Store the state of a session. Raises Refused."""
+    """Store the state of a session, or clear it. Raises Refused."""
     session_id = needed_session_of(queue, subqueue, body)
     state = body.get("session-state")
     if "session-state" not in body or not isinstance(state, bytes | None):
         raise Refused(
             Reason.ARGUMENT, f"'session-state' must be binary, or null to clear it, not {state!r:.80}."
         )
+    state = state or None  # the Go client sends empty bytes to clear it
     settings = connection.services.settings
     size_max = min(settings.session_state_kb_max * 1024, queue.message_bytes_max)
     if state is not None and len(state) > size_max:

@@ -251,6 +251,8 @@ func sessions(b *bench) {
 	equal(receiver.LockedUntil().After(before), true, "renewed")
 	check(receiver.SetSessionState(b.ctx, []byte("seen"), nil))
 	equal(string(must(receiver.GetSessionState(b.ctx, nil))), "seen", "state")
+	check(receiver.SetSessionState(b.ctx, nil, nil))
+	equal(must(receiver.GetSessionState(b.ctx, nil)) == nil, true, "the state is cleared")
 	check(receiver.Close(b.ctx))
 	next := map[string]string{}
 	for range 2 {

@@ -197,6 +197,33 @@ async def test_a_settlement_in_an_unknown_transaction_is_refused_and_the_message
     assert answer.field(4).value[0].value[0] == "amqp:transaction:unknown-id"
 
 
+@pytest.mark.parametrize("settled", [False, True], ids=["the client waits", "settled by the client"])
+@pytest.mark.parametrize(
+    ("sent", "fields"),
+    [
+        (raw.MODIFIED, [True, False, {Symbol("partibus:delay"): -1}]),
+        (raw.MODIFIED, [True, True, {Symbol("big"): "x" * 33_000}]),
+        (raw.REJECTED, [Described(ULong(raw.ERROR), [Symbol("broken"), "", {Symbol("big"): "x" * 33_000}])]),
+    ],
+    ids=["abandon", "defer", "dead-letter"],
+)
+async def test_a_refused_settlement_leaves_the_messages_locked_in_their_partitions(
+    sent: int, fields: list[Any], settled: bool
+) -> None:
+    stack, client = await receiving(12)
+    for number in range(2):
+        give(stack, number, 2)
+    await client.hear()
+    before = [len(part.posted) for part in stack.parts]
+    client.dispose(0, 3, raw.outcome(sent, fields), settled=settled)
+    answers = [frame.field(4) for frame in await client.heard(raw.DISPOSITION)]
+    conditions = {answer.value[0].value[0] for answer in answers}
+    assert conditions == (set() if settled else {"com.microsoft:argument-error"})
+    assert [len(part.posted) for part in stack.parts] == before
+    assert not client.connection.waits() and client.connection.settling == 0
+    assert stack.metrics.entities["queue"].user_errors == 4
+
+
 async def test_what_was_settled_over_management_is_settled_on_the_link() -> None:
     stack, client = await receiving(4)
     messages = give(stack, 1, 1)

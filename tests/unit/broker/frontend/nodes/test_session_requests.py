@@ -12,7 +12,7 @@ from broker.frontend.nodes.request_node import Request
 from broker.frontend.nodes.session_requests import EVER_MS, SESSIONS_MAX, SKIPPED_MAX
 from broker.frontend.peeking import PAGES_AT_ONCE
 from broker.identifiers import PARTITION_SHIFT, ClientId
-from broker.operations import Peek, Peeked, ReceiveDeferred
+from broker.operations import Peek, Peeked, ReceiveDeferred, Updated
 from broker.session_operations import (
     AcceptSession,
     ListSessions,
@@ -20,6 +20,7 @@ from broker.session_operations import (
     SessionAccepted,
     SessionList,
     SessionRenewed,
+    SetSessionState,
 )
 from protocol.codec import Described, Symbol, ULong
 from tests.support import raw_amqp as raw
@@ -101,6 +102,23 @@ async def test_peek_asks_the_partition_of_the_session_alone_and_needs_no_lock() 
     assert (partition, operation.session_id, operation.count) == (number, b"a", 5)
     beyond = {"from-sequence-number": (number + 1) << PARTITION_SHIFT, "message-count": 5}
     assert status(await work.ask("peek-message", {**beyond, "session-id": "a"}))[0] == 204
+
+
+@pytest.mark.parametrize(("sent", "stored"), [(b"x", b"x"), (b"null", b"null"), (b"", None), (None, None)])
+async def test_null_and_empty_bytes_clear_the_state_of_a_session(
+    sent: bytes | None, stored: bytes | None
+) -> None:
+    work = await bench()
+    await hold(work, "a")
+    asked: list[SetSessionState] = []
+
+    def store(number: int, operation: SetSessionState) -> Updated:
+        asked.append(operation)
+        return Updated(operation.cookie)
+
+    body = {"session-id": "a", "session-state": sent}
+    assert status(await work.ask("set-session-state", body, {SetSessionState: store})) == (200, None)
+    assert [each.state for each in asked] == [stored]
 
 
 async def test_a_deferred_message_of_another_partition_is_not_in_the_session() -> None:
