@@ -9,6 +9,10 @@ for another message: `source_of` makes one.
 
 The one that hands over says which numbers must still be kept: those whose removal at the source is not known
 to be durable. So the partition keeps little more than the latest numbers of each source.
+
+`HandOver` and `LockNext` are answered once the partition's log is synced, also with `fsync: interval` or
+`never`. Otherwise a power cut could undo the end of the log of a source, whose new messages would get numbers
+that others have kept, or the end of the log of a target, after the messages were removed at the source.
 """
 
 from __future__ import annotations
@@ -55,7 +59,7 @@ class HandOver:
 @dataclass(slots=True)
 class LockNext:
     """Lock the oldest available messages of a subqueue for a given time. Answered with `Locked` (its `cookie`
-    set), at once and even if there are none.
+    set), at once and even if there are none; then everything that this client did before is synced.
 
     Meant for the broker itself: no other client can recall these messages.
     """

@@ -346,15 +346,19 @@ class FileLog:
                 self._fill_ahead(opened)
 
     async def sync(self) -> None:
-        """Sync commits that were acknowledged before they were synced (`fsync: interval`). If this fails, the
-        next append raises."""
         async with self._one_at_a_time:
-            opened = self._opened
-            if self._state is _State.OPEN and opened is not None and opened.durable < opened.tail.position:
-                try:
-                    await self._shared.committer.run(SyncUnsynced(self, opened))
-                except CommitFailed as error:
-                    _log.error("log.sync_failed", directory=str(self._directory), error=str(error))
+            opened = self._open()
+            if opened.durable < opened.tail.position:
+                await self._shared.committer.run(SyncUnsynced(self, opened))
+
+    async def sync_if_open(self) -> None:
+        """Sync what the interval has left unsynced (`fsync: interval`). If this fails, the next append
+        raises."""
+        if self._state is _State.OPEN:
+            try:
+                await self.sync()
+            except CommitFailed as error:
+                _log.error("log.sync_failed", directory=str(self._directory), error=str(error))
 
     # --- zeros ahead of commits ---
 
@@ -570,7 +574,6 @@ class FileLog:
             chain = self._chain_at(checkpoint.position)
             if opened.durable < checkpoint.position:
                 await self.sync()  # a checkpoint's position must be durable
-                self._open()
             checkpoints = opened.checkpoints
             origin = Origin(chain, opened.epoch, self._partition, opened.segments[0].header.salt)
 
@@ -612,7 +615,6 @@ class FileLog:
                 and opened.durable < opened.tail.position
             ):
                 await self.sync()  # a power cut must not undo the commits that emptied these segments
-                self._open()
             while len(opened.segments) > 1 and opened.segments[1].base <= limit:
                 trimmed = opened.segments.pop(0)
                 shared.files.forget(trimmed.path)

@@ -529,7 +529,7 @@ class FileLogStore:
         self._syncing = None
 
     def _begin_sync(self, log: FileLog) -> asyncio.Task[None]:
-        task = self._being_synced[log] = start_background(log.sync(), "storage-sync", self._failed)
+        task = self._being_synced[log] = start_background(log.sync_if_open(), "storage-sync", self._failed)
         task.add_done_callback(lambda _: self._being_synced.pop(log))
         return task
 

@@ -256,6 +256,10 @@ class Log(Protocol):
         the disk), DiskFull (nothing happened), Fenced.
         """
 
+    async def sync(self) -> None:
+        """Sync what `append` has acknowledged before it was synced (`fsync: interval` or `never`), so that a
+        power cut loses nothing before `end`. Raises CommitFailed, as `append` does."""
+
     async def fetch(self, positions: Sequence[Position]) -> list[Frame]:
         """The frames at these positions, in the order asked for, verified. Raises CorruptRecord,
         DiskFailed."""

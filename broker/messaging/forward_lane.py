@@ -503,8 +503,13 @@ class Lane:
             return
         if target.description.generation != self._target_generation:
             self._marked.clear()
+        is_deleted = self._road.source.is_deleted
+        if not is_deleted:
+            answer = await self._ask_source(LockNext(self._road.subqueue, 0, 0, 0))
+            if isinstance(answer, Refused):
+                return  # nobody knows whether the removals outlive a power cut
         for number in sorted(self._marked):
-            doubt = self._doubt.get(number)
+            doubt = set() if is_deleted else self._doubt.get(number)
             keeps = None if doubt is None else list(doubt)
             handle = target.router.handles[number]
             answer = await answer_of(handle, HandOver(self._source, (), (), keeps=keeps))

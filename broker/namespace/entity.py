@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
-from broker.base.errors import Refused
+from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import EntityDescription
 from broker.entities.roles import CountedAs
 from broker.namespace.meter import EntityMeter
@@ -165,6 +165,11 @@ class Entity(ABC):
     def requires_session(self, subqueue: str) -> bool:
         """Whether messages here belong to message sessions: each must name its session and is received with
         it."""
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the entity was deleted. One that is only out of service may come back."""
+        return self.gone is not None and self.gone.reason is Reason.ENTITY_NOT_FOUND
 
     def lock_duration_ms(self, subqueue: str) -> int:
         """How long a message of this subqueue stays locked."""

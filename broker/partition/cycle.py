@@ -44,8 +44,8 @@ class Cycle:
     __slots__ = (
         "answers", "arrived_in", "commit", "dead_lettered", "expired_locks", "expired_messages", "first_sent",
         "granted", "granted_bytes", "grants",
-        "has_sent", "holes", "marks", "now_ms", "open_grants", "passing", "redriven", "sent_with", "to_tell",
-        "wall_ms", "work",
+        "has_sent", "holes", "is_synced", "marks", "now_ms", "open_grants", "passing", "redriven",
+        "sent_with", "to_tell", "wall_ms", "work",
     )  # fmt: skip
 
     def __init__(self, commit: Commit, now_ms: int, wall_ms: int, first_sent: int) -> None:
@@ -59,6 +59,9 @@ class Cycle:
         self.holes: list[Hole] = []
         self.has_sent = False
         """The commit contains new messages, so it is not urgent."""
+        self.is_synced = False
+        """Its answers wait until the log is synced, also if commits are otherwise acknowledged earlier
+        (`fsync: interval` or `never`)."""
         self.arrived_in: set[int] = set()
         """Numbers of the subqueues that received messages in this cycle."""
         self.first_sent = first_sent

@@ -177,6 +177,7 @@ class Delivering:
             space.bounds.granted_max,
         )
         cycle.work += looked
+        cycle.is_synced = True
         grant = new_grant(space, client, lease, deferred=True, cookie=lock.cookie)
         grant.open = False
         if taken:

@@ -57,5 +57,6 @@ class HandingOver:
             # an earlier operation of the cycle could outlive its messages.
             record = handed_over(operation.source, numbers, len(fresh))
             space.record(record, with_send=space.cycle.has_sent)
+        space.cycle.is_synced = True
         places = [new[place] for place in duplicates]
         space.answer(client, HandedOver(known, places, kept, operation.cookie))

@@ -355,6 +355,9 @@ class PartitionTask:
             if cycle.commit:
                 await self._commit(partition, cycle)
                 self._rest.changed(cycle.now_ms)
+            if cycle.is_synced:
+                with self._patience:
+                    await self._log.sync()
         except StorageError as error:
             await self._recover(error)
             return False

@@ -17,6 +17,7 @@ from broker.messaging import forward_lane
 from broker.namespace.entity import Entity
 from broker.partition.task import Health
 from storage.disk import Disk
+from storage.file_log import Fsync
 from storage.file_store import FileLogStore
 from storage.log import FRAME_HEADER_BYTES, Log, Position
 from tests.support.faulty_disk import FaultyDisk
@@ -46,9 +47,9 @@ class Everything(random.Random):
 class FileWorld(World):
     """Two queues whose logs are files: "a" forwards to "b"."""
 
-    def __init__(self, disk: Disk) -> None:
+    def __init__(self, disk: Disk, fsync: Fsync) -> None:
         super().__init__(a=(1, QueueSettings()), b=(1, QueueSettings()))
-        self.store: FileLogStore = small_store(ROOT, disk)
+        self.store: FileLogStore = small_store(ROOT, disk, fsync=fsync)
         self.files: dict[str, Log] = {}
 
     def _make_log(self, entity: Entity, number: int) -> Log:
@@ -86,9 +87,9 @@ class FileWorld(World):
 
 
 @asynccontextmanager
-async def world_on(disk: Disk) -> AsyncIterator[FileWorld]:
+async def world_on(disk: Disk, fsync: Fsync = "always") -> AsyncIterator[FileWorld]:
     """A world that ends as in a crash."""
-    here = FileWorld(disk)
+    here = FileWorld(disk, fsync)
     here.start()
     try:
         await here.wake()
@@ -156,3 +157,31 @@ async def test_a_process_that_dies_at_any_record_neither_loses_nor_doubles_a_mes
         async with world_on(left) as again:
             await again.forward()
             await again.recover()
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_after_a_power_cut_new_messages_are_not_taken_for_known_ones_although_commits_are_not_synced(
+    seed: int,
+) -> None:
+    """The source has forgotten some of its messages, and gives their numbers again."""
+    rng = random.Random(seed)
+    disk = RecordingDisk()
+    left: list[RecordingDisk] = []
+    async with world_on(disk, "never") as here:
+        await here.forward()
+        disk.before_sync = lambda: left.append(disk.after_power_cut(rng))
+        for number, text in enumerate(SENT, 1):
+            await here.send("a", text)
+            await here.until_at("b", number)
+            await here.until_empty("a")
+            left.append(disk.after_power_cut(rng))
+        disk.before_sync = None
+    for each in left:
+        async with world_on(each, "never") as again:
+            await again.forward()
+            for text in ("new 1", "new 2", "new 3", "new 4"):
+                await again.send("a", text)
+            await again.until_empty("a")
+            texts = await again.texts("b")
+            assert len(set(texts)) == len(texts), "stored twice"
+            assert texts[-4:] == ["new 1", "new 2", "new 3", "new 4"]

@@ -51,6 +51,7 @@ class MemoryLog:
         """Called before each append with the commit and whether it is urgent; an exception it returns is
         raised.
         """
+        self.on_sync: Callable[[], CommitFailed | None] = lambda: None
         self.on_acquire: Callable[[], Exception | None] = lambda: None
         self.on_fetch: Callable[[], Exception | None] = lambda: None
         self.on_checkpoint: Callable[[], Exception | None] = lambda: None
@@ -169,6 +170,13 @@ class MemoryLog:
             self._write(commit)
         finally:
             self._appending = False
+
+    async def sync(self) -> None:
+        assert self.usable and not self._appending
+        error = self.on_sync()
+        if error is not None:
+            self.usable = False
+            raise error
 
     async def fetch(self, positions: Sequence[Position]) -> list[Frame]:
         assert list(positions) == sorted(set(positions)) and positions

@@ -216,14 +216,32 @@ async def test_a_background_sync_that_fails_shows_at_the_next_commit_and_keeps_w
     await log.acquire()
     await append(log, b"acknowledged")
     disk.fail("sync")
-    await log.sync()
+    await log.sync_if_open()
     with pytest.raises(CommitFailed):
         await append(log, b"refused")
     await log.acquire()
     assert flat(await contents(log)) == [b"acknowledged"]
-    await log.sync()
+    await log.sync_if_open()
     await log.close()
     await store.close()
+
+
+async def test_a_sync_that_was_asked_for_outlives_a_power_cut_and_a_failed_one_raises() -> None:
+    inner = RecordingDisk(queued=True)
+    disk = FaultyDisk(inner)
+    async with acquired(ROOT, disk, fsync="never") as log:
+        await append(log, b"synced")
+        await log.sync()
+        end = log.end
+        await append(log, b"lost")
+        crashed = inner.after_power_cut()
+        disk.fail("sync")
+        with pytest.raises(CommitFailed):
+            await log.sync()
+        with pytest.raises(CommitFailed):
+            await log.sync()
+    async with acquired(ROOT, crashed) as log:
+        assert log.end == end and flat(await contents(log)) == [b"synced"]
 
 
 async def test_a_checkpoint_waits_for_the_commits_it_stands_on() -> None:
