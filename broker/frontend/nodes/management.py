@@ -33,7 +33,7 @@ from broker.frontend.nodes.bodies import (
     ok,
     refusal,
 )
-from broker.frontend.nodes.own_operations import OWN_PAGES, OWN_WITHOUT_BODY, OwnOperations
+from broker.frontend.nodes.own_operations import OWN_AT_ONCE, OWN_PAGES, OWN_WITHOUT_BODY, OwnOperations
 from broker.frontend.nodes.peek_paging import PeekWalks
 from broker.frontend.nodes.request_node import Request, Response
 from broker.frontend.nodes.session_requests import (
@@ -73,11 +73,23 @@ PEEK_MESSAGES_MAX = 250
 DELETED_MESSAGES_MAX = 4_000
 """Per request, as in the service's largest tier (AMQP contract 7.3.11)."""
 RECEIVE_AND_DELETE, PEEK_LOCK = 0, 1
-RENEWALS = frozenset(("com.microsoft:renew-lock", "com.microsoft:renew-session-lock"))
+RECEIVE = "com.microsoft:receive-by-sequence-number"
+AT_ONCE = frozenset(
+    (
+        "com.microsoft:renew-lock",
+        "com.microsoft:renew-session-lock",
+        "com.microsoft:peek-message",
+        "com.microsoft:get-session-state",
+        "com.microsoft:get-message-sessions",
+        *OWN_AT_ONCE,
+    )
+)
+"""Operations that read or lock, and so are no part of any transaction. The .NET client puts every request
+made in a transaction scope into the transaction, whatever it asks for (AMQP contract 8.2)."""
 PAGES = frozenset(
     (
         "com.microsoft:peek-message",
-        "com.microsoft:receive-by-sequence-number",
+        RECEIVE,
         "com.microsoft:batch-delete-messages",
         "com.microsoft:get-message-sessions",
     )
@@ -100,7 +112,7 @@ class ManagementNode:
         self._operations: dict[str, tuple[str, Callable[[dict[str, Any]], Awaitable[Response]]]] = {
             "com.microsoft:peek-message": ("Listen", self._peek),
             "com.microsoft:renew-lock": ("Listen", self._renew_lock),
-            "com.microsoft:receive-by-sequence-number": ("Listen", self._receive_by_sequence_number),
+            RECEIVE: ("Listen", self._receive_by_sequence_number),
             "com.microsoft:update-disposition": ("Listen", self._update_disposition),
             "com.microsoft:batch-delete-messages": ("Listen", self._batch_delete),
             "com.microsoft:schedule-message": ("Send", self._schedule),
@@ -120,6 +132,7 @@ class ManagementNode:
     async def respond(self, request: Request) -> Response:
         """Carry out one request. Every error becomes a response."""
         name = request.properties.get("operation")
+        txn_id = None if _is_at_once(request) else request.txn_id
         try:
             right, operation = self._operations.get(str(name), (None, None))
             if right is None or operation is None:
@@ -134,14 +147,12 @@ class ManagementNode:
                 raise Refused(Reason.ARGUMENT, f"The operation '{name!s:.80}' needs a map as body.")
             self._queue.accessed_at_ms = self._connection.services.clock.now_ms()
             body = {str(key): value for key, value in request.body.items()}
-            if request.txn_id is not None:
-                if name in RENEWALS:  # at once: locks are no part of the transaction
-                    return await operation(body)
-                return await self._respond_in_transaction(request.txn_id, str(name), body)
+            if txn_id is not None:
+                return await self._respond_in_transaction(txn_id, str(name), body)
             return await operation(body)
         except Refused as why:
-            if request.txn_id is not None:
-                self._connection.transactions.fail(request.txn_id, why)
+            if txn_id is not None:
+                self._connection.transactions.fail(txn_id, why)
             self._queue.meter.refused(why.reason, 1)
             return refusal(why)
         except Exception:
@@ -405,6 +416,14 @@ class ManagementNode:
         for link in self._connection.engine.links():
             if isinstance(link.context, OutgoingLink) and link.context.queue is self._queue:
                 link.context.forget(tokens)
+
+
+def _is_at_once(request: Request) -> bool:
+    """Whether the request is carried out at once, even if its client made it in a transaction."""
+    name, body = request.properties.get("operation"), request.body
+    if name == RECEIVE and isinstance(body, dict):
+        return bool(body.get("receiver-settle-mode", PEEK_LOCK) == PEEK_LOCK)
+    return name in AT_ONCE
 
 
 def _numbers(sequence_numbers: Sequence[int]) -> Response:

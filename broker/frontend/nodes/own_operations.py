@@ -40,6 +40,8 @@ OWN_PAGES = frozenset(("partibus:delete-messages", "partibus:purge-messages", "p
 """Operations that may concern thousands of messages; each connection has one served at a time."""
 OWN_WITHOUT_BODY = frozenset(("partibus:count-messages",))
 """Operations whose requests may have no body."""
+OWN_AT_ONCE = frozenset(("partibus:renew-lock", "partibus:count-messages"))
+"""Operations that read or lock, and so are no part of any transaction."""
 
 Operations = dict[str, tuple[str, Callable[[dict[str, Any]], Awaitable[Response]]]]
 

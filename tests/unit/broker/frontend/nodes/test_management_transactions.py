@@ -9,14 +9,16 @@ import pytest
 
 from broker.access.addresses import NODE_MANAGEMENT
 from broker.base.errors import Refused
-from broker.operations import Complete, Defer, Renewed, RenewLocks, Transact
+from broker.entities.descriptions import QueueSettings
+from broker.operations import Complete, Defer, Operation, Peek, Renewed, RenewLocks, Transact
 from broker.schedule_operations import Promised, PromiseNumbers
+from broker.session_operations import ListSessions
 from protocol.codec import Array, TypeCode
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import APPLICATION, VALUE, message, section, sections
 from tests.support.link_stack import LinkStack
 from tests.support.locked import locked
-from tests.support.management_bench import bench, status
+from tests.support.management_bench import bench, down, status
 from tests.support.transactions import Coordinator, outcome_of
 
 
@@ -60,7 +62,9 @@ async def test_a_refused_request_fails_the_transaction() -> None:
     coordinator = await Coordinator.attach(work.client)
     for operation, body in (
         ("update-disposition", {"lock-tokens": uuids([bytes(16)]), "disposition-status": "eaten"}),
-        ("peek-message", {"from-sequence-number": 0, "message-count": 1}),
+        ("receive-by-sequence-number", {"sequence-numbers": [1], "receiver-settle-mode": 0}),
+        ("set-session-state", {"session-id": "s", "session-state": b"x"}),
+        ("batch-delete-messages", {"message-count": 1, "enqueued-time-utc": 0}),
         ("no-such-operation", {}),
         ("cancel-scheduled-message", {"sequence-numbers": []}),
         ("schedule-message", {"messages": []}),
@@ -72,12 +76,35 @@ async def test_a_refused_request_fails_the_transaction() -> None:
             work.client.connection.transactions.commit(txn_id, lambda why: None)
 
 
-async def test_a_lock_is_renewed_at_once() -> None:
+@pytest.mark.parametrize("own", ["com.microsoft", "partibus"])
+async def test_a_lock_is_renewed_at_once(own: str) -> None:
     work = await bench(4)
     txn_id = await (await Coordinator.attach(work.client)).declare()
     answers = {RenewLocks: lambda number, each: Renewed(1_000, each.cookie)}
-    body = {"lock-tokens": uuids(locked(1).tokens)}
-    assert status(await work.ask("renew-lock", body, answers, txn_id=txn_id)) == (200, None)
+    body = {"lock-tokens": uuids(locked(1).tokens), "duration": 1_000}
+    assert status(await work.ask(f"{own}:renew-lock", body, answers, txn_id=txn_id)) == (200, None)
+
+
+async def test_what_only_reads_or_locks_is_carried_out_at_once() -> None:
+    work = await bench(1, settings=QueueSettings(requires_session=True))
+    coordinator = await Coordinator.attach(work.client)
+    txn_id = await coordinator.declare()
+    of_session = {"session-id": "s"}
+    reads: tuple[tuple[str, dict[str, Any], type[Operation]], ...] = (
+        ("peek-message", {"from-sequence-number": 0, "message-count": 1}, Peek),
+        ("get-message-sessions", {"last-updated-time": 0, "skip": 0, "top": 5}, ListSessions),
+    )
+    for name, body, asked in reads:
+        response = await work.ask(name, body, {asked: down}, txn_id=txn_id)
+        assert status(response)[1] == "com.microsoft:server-busy", name
+    for name, body in (
+        ("get-session-state", of_session),
+        ("receive-by-sequence-number", {**of_session, "sequence-numbers": [1]}),
+        ("renew-session-lock", of_session),
+    ):
+        response = await work.ask(name, body, txn_id=txn_id)
+        assert status(response)[1] == "com.microsoft:session-lock-lost", name
+    assert (await coordinator.discharge(txn_id)).descriptor == raw.ACCEPTED
 
 
 async def test_a_request_in_an_unknown_transaction_is_refused_in_its_response() -> None:
