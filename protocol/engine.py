@@ -217,7 +217,7 @@ class Engine:
         return max(min(self._push_max, EVENTS_MAX * DISPOSITION_BYTES // max(unsettled, 1)), PUSH_BYTES_MIN)
 
     def receive_eof(self) -> list[Event]:
-        """Note that the peer has closed its end of the socket; gives the resulting events."""
+        """The peer has closed its end of the socket. Gives the resulting events."""
         if not self._freed:
             self._tail_ended = True
             lib.pn_transport_close_tail(self._transport)

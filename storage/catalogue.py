@@ -36,7 +36,7 @@ from storage.catalogue_recovery import Damaged, deleted_documents, read_document
 from storage.disk import Disk, disk_error, make_directories, publish_together
 from storage.document_file import DELETED, LIVE, DocumentFile, encode_document, file_name_of
 from storage.errors import CommitFailed, DiskFailed, DiskFull, DiskHangs
-from storage.threads import UnderWay, run_to_end, take_note, within
+from storage.threads import UnderWay, mark_retrieved, run_to_end, within
 
 TIMEOUT_MS = 5_000
 """How long a change may take before it is given up."""
@@ -157,7 +157,7 @@ class Catalogue:
                     self._is_late = False
 
         task = asyncio.create_task(alone(), name="catalogue-change")
-        task.add_done_callback(take_note)
+        task.add_done_callback(mark_retrieved)
         try:
             await asyncio.wait([task], timeout=self._timeout_s)
         finally:

@@ -40,7 +40,7 @@ class JobLog(Protocol):
         """Move the log's end behind a frame that was written, unless the log was fenced meanwhile."""
 
     def ended(self, error: Exception | None) -> None:
-        """Note how the job ended: with this error, or None."""
+        """The job ended: with this error, or None."""
 
 
 class Job:

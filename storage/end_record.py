@@ -42,7 +42,7 @@ class EndRecord:
         """Logs whose ends are being recorded."""
 
     def put_away(self, log: Recorded) -> None:
-        """Note that the log is not in use for now."""
+        """The log is not in use for now."""
         if not log.is_end_recorded:
             self._put_away.add(log)
 

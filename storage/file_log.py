@@ -384,9 +384,9 @@ class FileLog:
         if filling.is_late or filling.may_hit_frames or not opened.active.has_room(size):
             await filling.wait()
             self._open()  # it may have been fenced meanwhile
-        self._take_note(filling)
+        self._check_zeros(filling)
 
-    def _take_note(self, filling: Filling) -> None:
+    def _check_zeros(self, filling: Filling) -> None:
         """Forget zeros that have ended. Raises CommitFailed if they have failed."""
         if filling.error is not None:
             self.ended(filling.error)
@@ -664,7 +664,7 @@ class FileLog:
                 if (filling := self._filling) is not None:
                     await filling.wait()
                     self._open()  # it may have been fenced meanwhile
-                    self._take_note(filling)
+                    self._check_zeros(filling)
                 await self._use_descriptor(opened)
                 try:
                     await self._shared.committer.run(Roll(self, opened))

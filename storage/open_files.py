@@ -94,7 +94,7 @@ class OpenFiles:
         self._close(dropped)
 
     def _leave(self, path: Path, file: _OpenFile) -> list[int]:
-        """Note that a reader is done; gives the descriptors to close."""
+        """A reader is done. Gives the descriptors to close."""
         file.readers -= 1
         if self._files.get(path) is not file:  # forgotten, or opened by another thread as well
             file.kept = False

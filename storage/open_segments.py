@@ -65,7 +65,7 @@ class OpenSegments:
         self._taken()
 
     def used(self, log: Holder) -> None:
-        """Note that the log writes to its file."""
+        """The log writes to its file."""
         self._logs[log] = asyncio.get_running_loop().time()
         self._logs.move_to_end(log)
 

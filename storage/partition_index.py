@@ -64,10 +64,10 @@ from storage.record import crc32c
 from storage.threads import (
     OwnerFailed,
     UnderWay,
+    mark_retrieved,
     report_to_loop,
     run_to_end,
     start_background,
-    take_note,
     within,
 )
 
@@ -361,7 +361,7 @@ class PartitionIndex:
                 witness.make_void(), name="index-witness"
             )
             giving_up.add_done_callback(lambda _: self._giving_up.pop(witness, None))
-            giving_up.add_done_callback(take_note)
+            giving_up.add_done_callback(mark_retrieved)
         await asyncio.wait(
             [giving_up] if writing is None else [giving_up, writing], return_when=asyncio.FIRST_COMPLETED
         )

@@ -317,7 +317,7 @@ class ActiveSegment:
         return zeros.begin == self._filled
 
     def zeros_written(self, zeros: Zeros) -> None:
-        """Note that zeros are there, unless the file was cut off meanwhile."""
+        """Zeros are there now, unless the file was cut off meanwhile."""
         if self.is_before(zeros):
             self._filled = zeros.end
             self._grow_step()

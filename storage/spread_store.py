@@ -22,7 +22,7 @@ import structlog
 from storage.errors import DiskFailed, DiskHangs, StorageError
 from storage.file_log import FileLog
 from storage.file_store import FileLogStore, FolderInUse, FolderState
-from storage.threads import take_note
+from storage.threads import mark_retrieved
 
 T = TypeVar("T")
 
@@ -106,7 +106,7 @@ class SpreadStore:
         if earlier is not None and not earlier.done():
             raise DiskHangs(f"{store.root}: no answer to an earlier question yet")
         asked = asyncio.ensure_future(store.partitions(entity))
-        asked.add_done_callback(take_note)
+        asked.add_done_callback(mark_retrieved)
         if not (await asyncio.wait([asked], timeout=self._timeout_s))[0]:
             self._unanswered[store] = asked
             raise DiskHangs(f"{store.root}: no answer within {self._timeout_s:g} s")

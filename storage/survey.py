@@ -112,7 +112,7 @@ class Survey:
     is_of_later_release: bool = False
     """A file has a format version that this release does not know."""
 
-    def note(self, severity: Severity, path: Path, offset: int, why: str, size: int = 0) -> None:
+    def report(self, severity: Severity, path: Path, offset: int, why: str, size: int = 0) -> None:
         """Add a finding."""
         self.findings.append(
             Finding(severity, self.folder.entity, self.folder.partition, str(path), offset, size, why)
@@ -134,7 +134,7 @@ def survey_files(disk: Disk, folder: LogFolder) -> Survey:
         slots = extents.slots()
     except UnknownFormat as error:
         survey.is_of_later_release = True
-        survey.note(Severity.UNUSABLE, extents.path, 0, str(error))
+        survey.report(Severity.UNUSABLE, extents.path, 0, str(error))
         slots = []
     names = disk.names(folder.directory)
     headers = _read_headers(disk, survey, names)
@@ -150,7 +150,7 @@ def survey_files(disk: Disk, folder: LogFolder) -> Survey:
     _read_checkpoints(disk, survey, names, salt)
     is_old = slots is None and (len(survey.segments) > 1 or bool(checkpoint_paths(folder.directory, names)))
     if is_old and survey.segments:
-        survey.note(
+        survey.report(
             Severity.SPARE,
             extents.path,
             0,
@@ -168,7 +168,7 @@ def _read_headers(
     for name in sorted(name for name in names if name.endswith(SEGMENT_SUFFIX)):
         path, header, size = folder.directory / name, None, 0
         if not _SEGMENT_NAME.fullmatch(name):
-            survey.note(Severity.UNUSABLE, path, 0, "the name is not that of a segment")
+            survey.report(Severity.UNUSABLE, path, 0, "the name is not that of a segment")
             continue
         try:
             fd = disk.open_read(path)
@@ -178,15 +178,15 @@ def _read_headers(
             finally:
                 disk.close(fd)
         except CorruptRecord as error:
-            survey.note(Severity.UNUSABLE, path, error.position, error.why, SEGMENT_HEADER_BYTES)
+            survey.report(Severity.UNUSABLE, path, error.position, error.why, SEGMENT_HEADER_BYTES)
         except UnknownFormat as error:
             survey.is_of_later_release = True
-            survey.note(Severity.UNUSABLE, path, 0, str(error))
+            survey.report(Severity.UNUSABLE, path, 0, str(error))
             continue
         except FileNotFoundError:
             continue
         except OSError as error:
-            survey.note(Severity.UNUSABLE, path, 0, f"it cannot be read: {error.strerror}")
+            survey.report(Severity.UNUSABLE, path, 0, f"it cannot be read: {error.strerror}")
         if header is not None and (header.entity, header.partition, segment_name(header)) != (
             folder.entity,
             folder.partition,
@@ -195,7 +195,7 @@ def _read_headers(
             why = (
                 f"the segment is {segment_name(header)} of partition {header.partition} of {header.entity!r}"
             )
-            survey.note(Severity.UNUSABLE, path, 0, why)
+            survey.report(Severity.UNUSABLE, path, 0, why)
             continue
         found[name] = (header, size)
     return found
@@ -204,7 +204,7 @@ def _read_headers(
 def _read_extent(survey: Survey, extents: ExtentFile, slots: list[tuple[int, Extent] | None] | None) -> None:
     for place, slot in enumerate(slots or ()):
         if slot is None:
-            survey.note(
+            survey.report(
                 Severity.SPARE,
                 extents.path,
                 place * SLOT_BYTES,
@@ -226,7 +226,7 @@ def _choose_segments(
         header, size = headers[name]
         base, epoch = Position(int(name[:16], 16)), int(name[17:25], 16)
         if header is not None and salt is not None and header.salt != salt:
-            survey.note(
+            survey.report(
                 Severity.UNUSABLE, survey.folder.directory / name, 56, "the segment belongs to another log"
             )
             continue
@@ -279,7 +279,7 @@ def _read_checkpoints(disk: Disk, survey: Survey, names: list[str], salt: bytes 
     if not damaged and severity is Severity.UNUSABLE and survey.segments:
         damaged.append((survey.folder.directory, 0, "the log was trimmed, and its checkpoint is missing"))
     for path, offset, why in damaged:
-        survey.note(severity, path, offset, why)
+        survey.report(severity, path, offset, why)
 
 
 def frames(
@@ -294,12 +294,12 @@ def frames(
     if not survey.segments:
         if known is not None or survey.findings:
             why = "all segments of the log are missing"
-            survey.note(Severity.UNUSABLE, folder.directory, 0, why)
+            survey.report(Severity.UNUSABLE, folder.directory, 0, why)
             yield Gap(folder.directory, 0, known.start if known else Position(0), None, why)
         return
     if survey.codec is None:
         why = "nothing that is whole says which salt the log has, so its frames cannot be verified"
-        survey.note(Severity.UNUSABLE, survey.segments[0].path, 0, why)
+        survey.report(Severity.UNUSABLE, survey.segments[0].path, 0, why)
         yield Gap(survey.segments[0].path, 0, survey.segments[0].base, None, why)
         return
     if known is not None and survey.segments[0].base > known.start:
@@ -307,7 +307,7 @@ def frames(
             f"the first segments are missing: the log began at position {known.start} and begins at "
             f"{survey.segments[0].base}"
         )
-        survey.note(Severity.UNUSABLE, folder.directory, 0, why)
+        survey.report(Severity.UNUSABLE, folder.directory, 0, why)
         yield Gap(folder.directory, 0, known.start, survey.segments[0].base, why)
     for number, segment in enumerate(survey.segments):
         successor = survey.segments[number + 1] if number + 1 < len(survey.segments) else None
@@ -319,7 +319,7 @@ def frames(
     last = survey.segments[-1]
     if known is not None and (last.base, last.header.epoch) < (known.base, known.epoch):
         path = folder.directory / f"{known.base:016x}-{known.epoch:08x}{SEGMENT_SUFFIX}"
-        survey.note(Severity.UNUSABLE, path, 0, f"the segment is missing, and {last.path.name} is the last")
+        survey.report(Severity.UNUSABLE, path, 0, f"the segment is missing, and {last.path.name} is the last")
         yield Gap(path, 0, known.base, None, "the segment is missing")
 
 
@@ -387,7 +387,7 @@ class _Reader:
     def _gap(self, position: Position, end: Position | None, why: str) -> Gap:
         offset = self._segment.offset_of(position)
         size = (end if end is not None else self._segment.position_at(self._size)) - position
-        self._survey.note(Severity.UNUSABLE, self._segment.path, offset, why, max(0, size))
+        self._survey.report(Severity.UNUSABLE, self._segment.path, offset, why, max(0, size))
         return Gap(self._segment.path, offset, position, end, why)
 
     def _is_end(self, place: Position, why: str) -> bool:
@@ -409,7 +409,7 @@ class _Reader:
             return False
         if not is_clean:
             size = self._disk.size(self._fd) - offset
-            survey.note(
+            survey.report(
                 Severity.NOTE,
                 self._segment.path,
                 offset,

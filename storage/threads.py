@@ -72,7 +72,7 @@ async def run_to_end(
     future = asyncio.get_running_loop().run_in_executor(executor, function)
     if under_way is not None:
         under_way.begin()
-        future.add_done_callback(lambda ended: _note_end(ended, under_way))
+        future.add_done_callback(lambda ended: _end(ended, under_way))
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
@@ -88,21 +88,21 @@ async def within(limit_s: float, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`. If it takes too long or the caller is cancelled, it continues and its result is
     dropped. Raises TimeoutError."""
     task = asyncio.create_task(work)
-    task.add_done_callback(take_note)
+    task.add_done_callback(mark_retrieved)
     if not (await asyncio.wait([task], timeout=limit_s))[0]:
         raise TimeoutError(f"no answer within {limit_s:g} s")
     return task.result()
 
 
-def take_note(future: asyncio.Future[Any]) -> None:
-    """Done callback that marks an exception as retrieved, for a future that nobody may be awaiting."""
+def mark_retrieved(future: asyncio.Future[Any]) -> None:
+    """Done callback for a future that nobody may be awaiting: mark its exception as retrieved."""
     if not future.cancelled():
         future.exception()
 
 
-def _note_end(future: asyncio.Future[T], under_way: UnderWay) -> None:
+def _end(future: asyncio.Future[T], under_way: UnderWay) -> None:
     under_way.end()
-    take_note(future)
+    mark_retrieved(future)
 
 
 def start_background(work: Coroutine[Any, Any, None], name: str, failed: OwnerFailed) -> asyncio.Task[None]:

@@ -33,7 +33,7 @@ def another_partition(
     began: float,
     now: float,
 ) -> int | None:
-    """Note that partition `number` has refused `count` messages; returns one that may take them, or None.
+    """Partition `number` has refused `count` messages. Returns another one that may take them, or None.
 
     `refused_by` holds the partitions that refused them before. `began` is when the first one was asked.
     """

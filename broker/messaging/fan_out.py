@@ -57,7 +57,7 @@ class SessionPlan:
         self.asked[number] = 0 if voids_demand else max(self.asked[number] - count, 0)
 
     def unmet(self, number: int) -> None:
-        """A partition has no more for now: nothing to note, as it is not asked for more than is wanted."""
+        """A partition has no more for now. Nothing changes: it is not asked for more than is wanted."""
 
     def withdraw(self) -> list[int]:
         number = self._number

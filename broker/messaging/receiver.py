@@ -55,7 +55,7 @@ RETRY_UNAVAILABLE_S = 0.25
 """How long to wait before asking again a partition that went down."""
 
 R = TypeVar("R")
-"""A taker's note about a settlement, returned with its outcome."""
+"""A taker's receipt for a settlement, returned with its outcome."""
 R_contra = TypeVar("R_contra", contravariant=True)
 
 
@@ -91,10 +91,10 @@ class Taker(Protocol[R_contra]):
     def shelved(self, size: int) -> None:
         """`size` more bytes are held ready."""
 
-    def settled(self, note: R_contra, settlement: Settlement, failures: Mapping[int, Reason]) -> None:
+    def settled(self, receipt: R_contra, settlement: Settlement, failures: Mapping[int, Reason]) -> None:
         """A settlement is durable, except for the failures (by position among its tokens)."""
 
-    def not_settled(self, note: R_contra, why: Refused) -> None:
+    def not_settled(self, receipt: R_contra, why: Refused) -> None:
         """A settlement failed as a whole."""
 
     def session_lost(self) -> None:
@@ -161,7 +161,7 @@ class Receiver(Generic[R]):
         self._shelf = Shelf(cache)
         self._settling: dict[int, tuple[Settlement, int, R]] = {}
         """Settlements being written to the log, by cookie: the settlement, its number of messages, and the
-        taker's note."""
+        taker's receipt."""
         self._removals = Removals()
         self._cookies = 0
         self._message_bytes = 1024
@@ -395,12 +395,12 @@ class Receiver(Generic[R]):
 
     # --- settlement back ------------------------------------------------------------------------------------
 
-    def settle(self, number: int, tokens: Sequence[LockToken], settlement: Settlement, note: R) -> None:
-        """Ask a partition to settle messages that it has locked. Its answer reaches the taker with `note`,
+    def settle(self, number: int, tokens: Sequence[LockToken], settlement: Settlement, receipt: R) -> None:
+        """Ask a partition to settle messages that it has locked. Its answer reaches the taker with `receipt`,
         even after the end; a release gets no answer."""
         self._cookies += 1
         if settlement.is_answered:
-            self._settling[self._cookies] = settlement, len(tokens), note
+            self._settling[self._cookies] = settlement, len(tokens), receipt
         self._handles[number].post(settlement.operation(tokens, self._cookies), self._client, self._answered)
 
     def _settled(self, settled: Settled) -> None:
@@ -409,9 +409,9 @@ class Receiver(Generic[R]):
         if locked is not None:
             self._removed(locked, settled)
             return
-        settlement, count, note = self._settling.pop(settled.cookie)
+        settlement, count, receipt = self._settling.pop(settled.cookie)
         settlement.count(self._meter, count - len(settled.failures))
-        self._taker.settled(note, settlement, settled.failures)
+        self._taker.settled(receipt, settlement, settled.failures)
 
     def _failed(self, failed: Failed) -> None:
         if not isinstance(failed.cookie, int):
@@ -419,8 +419,8 @@ class Receiver(Generic[R]):
         if self._removals.end(failed.cookie) is not None:
             self.credit_granted()
             return
-        _, _, note = self._settling.pop(failed.cookie)
-        self._taker.not_settled(note, Refused(failed.reason, failed.description))
+        _, _, receipt = self._settling.pop(failed.cookie)
+        self._taker.not_settled(receipt, Refused(failed.reason, failed.description))
 
     # --- sessions and partitions that are lost --------------------------------------------------------------
 

@@ -63,7 +63,7 @@ class _Whole:
         """The first refusal."""
 
     def waits_for_more(self, answer: Sent | Failed) -> bool:
-        """Note a partition's answer; returns whether others have not answered yet."""
+        """Take a partition's answer. Returns whether others have not answered yet."""
         if isinstance(answer, Failed) and self.failed is None:
             self.failed = answer
         self._left -= 1

@@ -499,7 +499,7 @@ class Transaction:
         self._place(queue, number, text)
 
     def _start_clock(self) -> None:
-        """Note that the transaction has an operation."""
+        """Count the transaction as begun, because it has an operation."""
         if not self._begun:
             self._begun = True
             timeout_s = self._all.limits.transaction_timeout_ms / 1000

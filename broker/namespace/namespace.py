@@ -57,7 +57,7 @@ from storage.catalogue import Catalogue
 from storage.catalogue_recovery import Damaged
 from storage.errors import DiskFailed, DiskFull, DiskHangs, StorageError
 from storage.log import EntityLogs
-from storage.threads import OwnerFailed, report_to_loop, start_background, take_note, within
+from storage.threads import OwnerFailed, mark_retrieved, report_to_loop, start_background, within
 
 log = structlog.get_logger("namespace")
 
@@ -380,7 +380,7 @@ class Namespace:
         if not tasks:
             return
         for task in tasks:
-            task.add_done_callback(take_note)  # Refused if the queue is deleted meanwhile
+            task.add_done_callback(mark_retrieved)  # Refused if the queue is deleted meanwhile
         try:
             await asyncio.wait(tasks, timeout=within_s)
         finally:

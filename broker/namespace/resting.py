@@ -38,7 +38,7 @@ from storage.errors import StorageError
 from storage.index_witness import Witness
 from storage.log import EntityLogs
 from storage.partition_index import PartitionIndex
-from storage.threads import OwnerFailed, report_to_loop, start_background, take_note
+from storage.threads import OwnerFailed, mark_retrieved, report_to_loop, start_background
 
 log = structlog.get_logger("resting")
 
@@ -143,7 +143,7 @@ class Resting:
         witnesses = self._index.witnesses
         reading = [asyncio.create_task(witness.read()) for witness in witnesses]
         for task in reading:
-            task.add_done_callback(take_note)
+            task.add_done_callback(mark_retrieved)
         awaited = [task for number, task in enumerate(reading) if number not in self.lost_folders]
         if awaited:
             await asyncio.wait(awaited, timeout=ASKED_WITHIN_S)

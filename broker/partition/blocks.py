@@ -53,8 +53,8 @@ class ChangedBlocks:
         return len(self._changed_at)
 
     def touch_blocks(self, blocks: Iterable[int], position: Position) -> None:
-        """Note that the frame at `position`, which may not be written yet, changes these blocks. Call this
-        before changing them."""
+        """The frame at `position`, which may not be written yet, changes these blocks. Call this before
+        changing them."""
         changed_at = self._changed_at
         for block in blocks:
             if changed_at.get(block) != position:

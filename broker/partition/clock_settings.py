@@ -32,8 +32,8 @@ class ClockSettings:
         self._ahead_ms: list[int] = []
         """For each setting, how far wall time was ahead of monotonic time."""
 
-    def note(self, first: int, ahead_ms: int) -> None:
-        """Note the setting for messages from sequence number `first` on. Sequence numbers repeat after a
+    def add(self, first: int, ahead_ms: int) -> None:
+        """Add the setting for messages from sequence number `first` on. Sequence numbers repeat after a
         failed commit."""
         numbers, settings = self._numbers, self._ahead_ms
         while numbers and numbers[-1] >= first:
@@ -47,10 +47,10 @@ class ClockSettings:
         settings.append(ahead_ms)
 
     def read_back(self, ahead_ms: int) -> None:
-        """Note that the log was read. Messages enqueued by an earlier process use the setting at the first
-        such call."""
+        """The log was read. Messages enqueued by an earlier process use the setting at the first such
+        call."""
         if not self._numbers:
-            self.note(0, ahead_ms)
+            self.add(0, ahead_ms)
 
     def spans(self, numbers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         """Give each setting with the range of places, from and to, in ascending `numbers` that were enqueued

@@ -150,7 +150,7 @@ class ComingBack:
         return partition, replay
 
     def try_later(self) -> int:
-        """Note a failed attempt. Returns the pause before the next one, in ms."""
+        """Count a failed attempt. Returns the pause before the next one, in ms."""
         self._delay_ms = min(max(2 * self._delay_ms, self._delay_ms_min), self._delay_ms_max)
         self.retry_at_ms = self._clock.monotonic_ms() + self._delay_ms
         return self._delay_ms

@@ -56,7 +56,7 @@ class Delays:
     # --- records --------------------------------------------------------------------------------------------
 
     def apply(self, record: Record, position: Position) -> None:
-        """Note messages that are delayed. Raises UnreadableRecord."""
+        """Add messages that are delayed. Raises UnreadableRecord."""
         count, rest = divmod(len(record.body) - _TIME.size, 8)
         if record.version != 1 or rest or count < 0:
             raise UnreadableRecord(

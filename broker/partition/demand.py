@@ -122,7 +122,7 @@ class DemandBook:
         self.ask(client, count, size + (waiter.bytes if waiter is not None else bytes_left))
 
     def given(self, waiter: Waiter, count: int, size: int) -> int:
-        """Note that the waiter was given messages. If it wants more, it moves to the end. Returns how many
+        """The waiter was given messages. If it wants more, it moves to the end. Returns how many
         messages of its demand became void because its bytes were used up."""
         waiter.count -= count
         waiter.bytes -= size
@@ -194,7 +194,7 @@ class DemandBook:
         return holder
 
     def granted(self, lease: Lease) -> None:
-        """Note a new lease that can be recalled."""
+        """Add a new lease that can be recalled."""
         holder = lease.holder
         assert holder is not None
         holder.granted.add(lease)
@@ -202,7 +202,7 @@ class DemandBook:
             self._recallable[holder.client] = holder
 
     def renewed(self, old: Lease, new: Lease) -> None:
-        """Note that messages moved to another lease by renewal. They stay recallable if they were."""
+        """Messages moved to another lease by renewal. They stay recallable if they were."""
         holder = old.holder
         if holder is None:
             return
@@ -215,7 +215,7 @@ class DemandBook:
         new.holder = holder
 
     def ended(self, lease: Lease) -> None:
-        """Note that a lease holds nothing any more."""
+        """A lease holds nothing any more."""
         holder = lease.holder
         if holder is None:
             return
@@ -256,8 +256,7 @@ class DemandBook:
         self._awaited[holder.client] = holder
 
     def recalled(self, client: ClientId) -> None:
-        """Note that the client has answered. It kept only messages that were delivered, and returned the
-        rest."""
+        """The client has answered. It kept only messages that were delivered, and returned the rest."""
         holder = self._holders.get(client)
         if holder is None or not holder.under_way:
             return  # the recall predates a restart, or there was none

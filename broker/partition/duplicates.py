@@ -109,7 +109,7 @@ class Duplicates:
     def records_of(
         self, identities: Sequence[bytes], now_ms: int, wall_ms: int, window_ms: int, position: Position
     ) -> Iterator[NewRecord]:
-        """The records that note these identities. Each must be written and applied before the next is taken;
+        """The records of these identities. Each must be written and applied before the next is taken;
         `position` is that of the commit."""
         start = 0
         while start < len(identities):
@@ -171,7 +171,7 @@ class Duplicates:
     # --- records --------------------------------------------------------------------------------------------
 
     def apply(self, record: Record, position: Position) -> None:
-        """Note the identities of messages. Raises UnreadableRecord."""
+        """Remember the identities of messages. Raises UnreadableRecord."""
         count, rest = divmod(len(record.body) - _RECORD.size, IDENTITY_BYTES)
         if record.version != 1 or rest or count < 0:
             raise UnreadableRecord(

@@ -76,7 +76,7 @@ class Section(Protocol):
         """
 
     def saved(self, gone: Sequence[int]) -> None:
-        """Note that a checkpoint without these emptied blocks is durable."""
+        """A checkpoint without these emptied blocks is durable."""
 
     def cost(self, base: Position | None) -> int:
         """A close upper bound, in bytes, on what a checkpoint that builds on `base` writes."""

@@ -26,7 +26,7 @@ class FullDisk:
         self._next_line_ms = clock.monotonic_ms()
 
     def refuse(self, sends: int, error: DiskFull) -> None:
-        """Note refused sends. Logs at most once a minute."""
+        """Count refused sends. Logs at most once a minute."""
         self._refused += sends
         self._refused_in_all += sends
         now_ms = self._clock.monotonic_ms()

@@ -33,7 +33,7 @@ def new_grant(
 
 
 def write_grant(space: Workspace, grant: Grant) -> None:
-    """Write the columns of the answer, and note which messages must be read from the log."""
+    """Write the columns of the answer, and list the messages that must be read from the log."""
     write_locked(grant.answer, grant.lease)
     if b"" in grant.answer.messages:
         space.cycle.holes.append((grant.answer.messages, list(grant.lease.references)))

@@ -265,7 +265,7 @@ class Locks:
         return Lease(self._ids, nonce, subqueue, None, until_ms, session)
 
     def _let_go(self, lease: Lease | None, count: int) -> None:
-        """Note that a lease holds `count` fewer messages."""
+        """A lease now holds `count` fewer messages."""
         if lease is not None:
             lease.left -= count
             if not lease.left:

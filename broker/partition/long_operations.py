@@ -33,7 +33,7 @@ class Parts:
         return replace(self.operation, tokens=self.operation.tokens[self.done : self.done + count])
 
     def add(self, part: Divisible, answer: Answer) -> None:
-        """Note that a part was carried out, with this answer."""
+        """A part was carried out, with this answer."""
         assert isinstance(answer, Settled | Renewed)
         if isinstance(answer, Renewed) and self._locked_until_ms is None:
             self._locked_until_ms = answer.locked_until_ms
@@ -42,7 +42,7 @@ class Parts:
         self.done += len(part.tokens)
 
     def refuse_rest(self, reason: Reason) -> None:
-        """Note that the next part was refused: all remaining tokens fail, but earlier parts stay in
+        """The next part was refused: all remaining tokens fail, but earlier parts stay in
         effect."""
         total = len(self.operation.tokens)
         self._failures |= dict.fromkeys(range(self.done, total), reason)

@@ -62,9 +62,9 @@ class Mailbox:
         self.waiting.extendleft(reversed(cycle[place:]))
         del cycle[place:]
 
-    def note(self, client: ClientId, operation: Operation, sink: Sink) -> None:
-        """Before an operation is carried out, note whether its client may get answers later
-        (`_MAY_BE_ANSWERED_LATER`), or no longer (`Detach`)."""
+    def remember(self, client: ClientId, operation: Operation, sink: Sink) -> None:
+        """Before an operation is carried out, remember its sink if the client may get answers later
+        (`_MAY_BE_ANSWERED_LATER`). Forget the sink at a `Detach`."""
         if isinstance(operation, _MAY_BE_ANSWERED_LATER):
             self.attached[client] = sink
         elif isinstance(operation, Detach):

@@ -85,8 +85,7 @@ class MessageSessions:
         return self._by_id.copy()
 
     def review(self, session: MessageSession) -> None:
-        """Note whether the session is free, hungry, or not known any longer. Call this after each change to
-        it."""
+        """Enter the session as free or hungry, or forget it. Call this after each change to it."""
         lock, id = session.lock, session.id
         if lock is None:
             self.hungry.pop(id, None)
@@ -145,13 +144,13 @@ class MessageSessions:
             session.waiting.tidy(self._references, session.available)
 
     def lost_available(self, session: MessageSession, count: int) -> None:
-        """Note that messages of a session were locked or set aside."""
+        """Messages of a session were locked or deferred."""
         session.available -= count
         if not session.available:
             self.review(session)
 
     def unlock(self, references: Iterable[Reference]) -> None:
-        """Note that the locks of messages have ended. `give_back`, `remove` or `set_aside` follows."""
+        """The locks of messages have ended. `give_back`, `remove` or `set_aside` follows."""
         for reference in references:
             session = self._of(reference)
             if session is not None and reference.state is ACTIVE:
@@ -171,7 +170,7 @@ class MessageSessions:
                 self.review(session)
 
     def delay(self, references: Iterable[Reference]) -> None:
-        """Note that messages are locked until their delay ends. Deferred ones are in nobody's way."""
+        """Messages are locked until their delay ends. Deferred ones are in nobody's way."""
         for reference in references:
             session = self._of(reference)
             if session is not None and reference.state is ACTIVE:
@@ -181,7 +180,7 @@ class MessageSessions:
                 self.review(session)
 
     def set_aside(self, references: Iterable[Reference]) -> None:
-        """Note that unlocked messages are about to be deferred, scheduled or locked by their numbers."""
+        """Unlocked messages are about to be deferred, scheduled or locked by their numbers."""
         for reference in references:
             session = self._of(reference)
             if session is not None and reference.state is ACTIVE:

@@ -245,7 +245,7 @@ class Messages:
             expiry_column = [each or None for each in expiries]
             if now_ms is not None:
                 begun_ms = enqueued_ms - now_ms
-                self._clock_settings.note(first, begun_ms)
+                self._clock_settings.add(first, begun_ms)
                 lives = {each: each - begun_ms if each else None for each in set(expiries)}
                 life_column = list(map(lives.__getitem__, expiries))
                 if scheduled_ms is not None:  # their time to live has not begun
@@ -293,7 +293,7 @@ class Messages:
         size = sum(reference.size for reference in references)
         main.append(references, [reference.sequence_number for reference in references], size)
         if lives and now_ms is not None:
-            self._clock_settings.note(first, enqueued_ms - now_ms)
+            self._clock_settings.add(first, enqueued_ms - now_ms)
             main.watch_lives(first, lives, [reference.lives_until_ms for reference in references])
         self.next_number, self.latest_enqueued_ms = first + len(references), enqueued_ms
 

@@ -74,7 +74,7 @@ class Order:
             self._split(place)
 
     def left(self, numbers: Sequence[int]) -> None:
-        """Note that the messages with these numbers are no longer present."""
+        """The messages with these numbers are no longer present."""
         if not numbers:
             return
         low, high = self._chunk_of(min(numbers)), self._chunk_of(max(numbers))

@@ -41,7 +41,7 @@ class PayloadBudget:
         reserves."""
 
     def set_scarce(self, is_scarce: bool) -> None:
-        """Note that memory has become scarce, or no longer is."""
+        """Memory has become scarce, or no longer is."""
         self.is_scarce = is_scarce
 
     def share(self, evict: Callable[[], None] | None = None) -> PayloadShare:
@@ -111,7 +111,7 @@ class PayloadShare:
             budget.sort_in(self)
 
     def read(self, now_ms: int) -> None:
-        """Note that messages were delivered."""
+        """Messages were delivered."""
         self.read_ms = now_ms
         if self.used > self._budget.reserve_bytes:
             self._budget.sort_in(self)

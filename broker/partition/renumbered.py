@@ -32,7 +32,7 @@ class Renumbered:
         return bool(self._by_frame)
 
     def add(self, reference: Reference) -> None:
-        """Note a message that has just got another number, or was read from a checkpoint."""
+        """Add a message that has just got another number, or was read from a checkpoint."""
         numbers = self._by_frame.get(reference.frame.position)
         if numbers is None:
             numbers = self._by_frame[reference.frame.position] = array("Q")

@@ -51,7 +51,7 @@ class Rest:
             await self._register.opening()
 
     def changed(self, now_ms: int) -> None:
-        """Note a change, at this monotonic time."""
+        """The partition changed, at this monotonic time."""
         self._changed_ms = now_ms
 
     @property

@@ -104,7 +104,7 @@ class Salvage:
     # --- the log --------------------------------------------------------------------------------------------
 
     def gap(self, gap: Gap) -> None:
-        """Note a part of the log that cannot be read."""
+        """Add a part of the log that cannot be read."""
         self.gaps.append(gap)
         if gap.end is None or self.since is None or gap.end > self.since:
             self._in_gap = True
@@ -143,7 +143,7 @@ class Salvage:
                 self.messages.states.apply(record, position)
 
     def _expect(self, number: int) -> None:
-        """Note that `number` is the next sequence number here. After a gap, this tells which numbers were in
+        """`number` is the next sequence number here. After a gap, this tells which numbers were in
         the gap."""
         if self._in_gap and number > self.messages.next_number:
             self._missing.append(
@@ -165,7 +165,7 @@ class Salvage:
             self.messages.apply_mark(mark._replace(sequence_numbers=known))
 
     def _note_settled(self, numbers: Iterable[int]) -> None:
-        """Note that unknown messages were removed, also under their earlier numbers."""
+        """Unknown messages were removed, also under their earlier numbers."""
         for number in numbers:
             self._settled.add(number)
             if number in self._earlier:

@@ -88,7 +88,7 @@ class Sending:
         return send, known
 
     def remember(self, cycle: Cycle, description: EntityDescription, identities: Sequence[bytes]) -> None:
-        """Note the identities of messages that this cycle stores."""
+        """Remember the identities of messages that this cycle stores."""
         window_ms = description.settings.duplicate_detection_window_ms
         for record in self._duplicates.records_of(
             identities, cycle.now_ms, cycle.wall_ms, window_ms, cycle.commit.start

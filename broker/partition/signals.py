@@ -24,7 +24,7 @@ class Signal:
             self._waiter.set_result(None)
 
     def clear(self) -> None:
-        """Note that the work has been taken up."""
+        """The work has been taken up."""
         self._is_set = False
 
     async def wait(self) -> None:
@@ -49,7 +49,7 @@ class Once:
         self._waiters: list[asyncio.Future[None]] = []
 
     def set(self) -> None:
-        """Note that it has happened. Safe to call again."""
+        """It has happened. Safe to call again."""
         self._happened = True
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:

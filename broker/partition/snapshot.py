@@ -121,7 +121,7 @@ class Snapshot:
         return Taking([(section, section.changed_since(base)) for section in self._sections], earlier)
 
     def saved(self, checkpoint: Checkpoint) -> None:
-        """Note that this checkpoint is durable."""
+        """This checkpoint is durable."""
         for section, stored in zip(self._sections, checkpoint.sections, strict=True):
             section.saved([block for block, data in stored.blocks.items() if not data])
 

@@ -342,7 +342,7 @@ class PartitionTask:
             if isinstance(operation, Send):
                 place += partition.handle_sends(sends_from(waiting, place))
             else:
-                self._mailbox.note(client, operation, sink)
+                self._mailbox.remember(client, operation, sink)
                 is_done = partition.handle(client, operation, arrived_ms)
                 place += is_done
             if not is_done or partition.is_full:  # others get the rest of the loop's turn

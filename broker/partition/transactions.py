@@ -13,7 +13,7 @@ way.
 
 *Messages for other entities* are written as sends (ENQUEUED) and moved to the transfer subqueue (MOVED) in
 the same commit. The move waits as settlements do, so undoing the sends undoes them too; until then, nothing
-of the batch is handed out.
+of them is handed out.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class Transactions:
         if scheduled is not None:
             self._promises.keep(scheduled, promised, changes)
         if cancelled or scheduled is not None or passed_on:
-            # Nothing locks these messages, so the batch ends before another operation can look at them.
+            # Nothing locks these messages, so the cycle ends before another operation can look at them.
             cycle.work = max(cycle.work, space.bounds.work_max)
         space.held = changes
         try:

@@ -239,9 +239,9 @@ class OutgoingLink:
             undeliverable_here=state.undeliverable_here,
         )
 
-    def settled(self, note: Settling, settlement: Settlement, failures: Mapping[int, Reason]) -> None:
+    def settled(self, receipt: Settling, settlement: Settlement, failures: Mapping[int, Reason]) -> None:
         """Tell the client that a settlement is durable, except for the messages in `failures`."""
-        deliveries, event = note
+        deliveries, event = receipt
         self._connection.settling -= len(deliveries)
         self._count_changes(event)
         if self.link.gone or not deliveries:
@@ -257,9 +257,9 @@ class OutgoingLink:
         )
         self._connection.flush_soon()
 
-    def not_settled(self, note: Settling, why: Refused) -> None:
+    def not_settled(self, receipt: Settling, why: Refused) -> None:
         """Tell the client that a settlement failed as a whole."""
-        deliveries, event = note
+        deliveries, event = receipt
         self._connection.settling -= len(deliveries)
         self._count_changes(event)
         if not self.link.gone:

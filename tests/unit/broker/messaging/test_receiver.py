@@ -69,11 +69,11 @@ class Caller:
     def shelved(self, size: int) -> None:
         """This caller has room for everything."""
 
-    def settled(self, note: str, settlement: Settlement, failures: Mapping[int, Reason]) -> None:
-        self.heard.append((note, dict(failures)))
+    def settled(self, receipt: str, settlement: Settlement, failures: Mapping[int, Reason]) -> None:
+        self.heard.append((receipt, dict(failures)))
 
-    def not_settled(self, note: str, why: Refused) -> None:
-        self.heard.append((note, why.reason))
+    def not_settled(self, receipt: str, why: Refused) -> None:
+        self.heard.append((receipt, why.reason))
 
     def fail(self) -> None:
         raise AssertionError("nothing unforeseen happens here")
@@ -118,8 +118,8 @@ async def test_a_settlement_is_told_with_its_note_once_it_is_durable_also_after_
     caller = Caller(stack)
     caller.want(3)
     tokens = give(stack, 0, 3).tokens
-    for place, note in enumerate(("first", "second")):
-        caller.receiver.settle(0, tokens[place : place + 1], COMPLETE, note)
+    for place, receipt in enumerate(("first", "second")):
+        caller.receiver.settle(0, tokens[place : place + 1], COMPLETE, receipt)
     caller.receiver.settle(0, tokens[2:], RELEASE, "never told")
     assert stack.parts[0].take(Release)[0].tokens == tokens[2:] and caller.heard == []
     stack.parts[0].answer(Complete, lambda each: Failed(Reason.DISK_FULL, "full", each.cookie))

@@ -51,11 +51,11 @@ def test_only_clients_of_the_cycle_and_those_that_may_be_answered_later_are_told
     mailbox = Mailbox()
     told: dict[ClientId, list[Answer]] = {ONE: [], TWO: []}
     answers = [(client, Arrived(3, "")) for client in (ONE, TWO)]
-    mailbox.note(ONE, Peek("", 0, 1), told[ONE].append)
+    mailbox.remember(ONE, Peek("", 0, 1), told[ONE].append)
     for lasting in (Demand("", 1), Watch("", 0)):
-        mailbox.note(TWO, lasting, told[TWO].append)
+        mailbox.remember(TWO, lasting, told[TWO].append)
         mailbox.deliver(answers, [])
-        mailbox.note(TWO, Detach(), told[TWO].append)
+        mailbox.remember(TWO, Detach(), told[TWO].append)
         mailbox.deliver(answers, [])
     assert told == {ONE: [], TWO: [Arrived(3, "")] * 2}
     mailbox.deliver(answers, [(ONE, Peek("", 0, 1), told[ONE].append, 0)])
