@@ -19,7 +19,7 @@ from broker.entities.roles import (
     KEEPS_FAILED_TRANSFERS,
     PASSES_ON,
     SERVES_RECEIVERS,
-    Place,
+    SubqueueDescription,
 )
 
 PARTITIONS_DEFAULT = 16
@@ -159,7 +159,7 @@ class EntityDescription(ABC):
 
     @property
     @abstractmethod
-    def places(self) -> Sequence[Place]:
+    def subqueues(self) -> Sequence[SubqueueDescription]:
         """The entity's subqueues, by number. Number 0 gets the messages that clients send.
 
         Numbers are stored, so a subqueue keeps its number for as long as the entity exists.
@@ -183,11 +183,11 @@ class EntityDescription(ABC):
         )
 
 
-QUEUE_PLACES: Final = (
-    Place(MAIN, SERVES_RECEIVERS, dead_letters_to=1),
-    Place(DEAD_LETTER, KEEPS_DEAD_LETTERS),
-    Place(TRANSFER_DEAD_LETTER, KEEPS_FAILED_TRANSFERS),
-    Place(TRANSFER, PASSES_ON),
+QUEUE_SUBQUEUES: Final = (
+    SubqueueDescription(MAIN, SERVES_RECEIVERS, dead_letters_to=1),
+    SubqueueDescription(DEAD_LETTER, KEEPS_DEAD_LETTERS),
+    SubqueueDescription(TRANSFER_DEAD_LETTER, KEEPS_FAILED_TRANSFERS),
+    SubqueueDescription(TRANSFER, PASSES_ON),
 )
 
 
@@ -199,8 +199,8 @@ class QueueDescription(EntityDescription):
     file_settings: QueueSettings | None = None
 
     @property
-    def places(self) -> Sequence[Place]:
-        return QUEUE_PLACES
+    def subqueues(self) -> Sequence[SubqueueDescription]:
+        return QUEUE_SUBQUEUES
 
     def delivery(self, subqueue: str) -> QueueSettings:
         """The same for all subqueues."""
@@ -223,9 +223,9 @@ KINDS: Mapping[str, tuple[type[EntityDescription], type[EntitySettings]]] = {
 """The kinds, by the names that the catalogue uses."""
 
 
-def places_of(description: EntityDescription | None) -> Sequence[Place]:
+def subqueues_of(description: EntityDescription | None) -> Sequence[SubqueueDescription]:
     """The subqueues of an entity. If its description is lost, those of a queue: most entities are queues."""
-    return QUEUE_PLACES if description is None else description.places
+    return QUEUE_SUBQUEUES if description is None else description.subqueues
 
 
 def describe(

@@ -1,7 +1,7 @@
 """The roles of subqueues. Plain data.
 
 Code asks a subqueue's *role* what to do and never checks which subqueue it has, so an entity may have any
-number of subqueues in the same role. Each kind of entity lists its subqueues (`EntityDescription.places`).
+number of subqueues in the same role. Each kind of entity lists its subqueues (`EntityDescription.subqueues`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ KEEPS_FAILED_TRANSFERS: Final = Role(
 
 
 @dataclass(slots=True, frozen=True)
-class Place:
+class SubqueueDescription:
     """One of an entity's subqueues. Its number is its index in the list."""
 
     name: str

@@ -26,7 +26,7 @@ import structlog
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import EntityDescription
-from broker.entities.roles import Place
+from broker.entities.roles import SubqueueDescription
 from broker.hosting import messages
 from broker.hosting.channel import Channel
 from broker.hosting.errors import error_of
@@ -72,17 +72,22 @@ class RemotePartition:
     """One partition in the other process. See `broker.hosting.host.HostedPartition`."""
 
     def __init__(
-        self, host: RemoteHost, partition: int, number: int, places: Sequence[Place], register: Register
+        self,
+        host: RemoteHost,
+        partition: int,
+        number: int,
+        subqueues: Sequence[SubqueueDescription],
+        register: Register,
     ) -> None:
-        """`places` are the entity's subqueues."""
+        """`subqueues` are the entity's."""
         self.available = True
         self.number = number
         self.register = register
-        self.subqueue_count = len(places)
+        self.subqueue_count = len(subqueues)
         self._host, self._partition = host, partition
         self._health = "closed"
         summary = register.summary()
-        self._counts = named(summary.counts, places) if summary is not None else {}
+        self._counts = named(summary.counts, subqueues) if summary is not None else {}
         self._sinks: dict[ClientId, Sink] = {}
         self._stopped: asyncio.Task[None] | None = None
 
@@ -241,7 +246,7 @@ class RemoteHost:
         self, description: EntityDescription, number: int, meter: PartitionMeter, register: Register
     ) -> RemotePartition:
         partition = next(self._numbers)
-        made = RemotePartition(self, partition, number, description.places, register)
+        made = RemotePartition(self, partition, number, description.subqueues, register)
         self._partitions[partition] = made, meter
         summary = register.summary()
         self.send(

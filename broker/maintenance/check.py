@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from broker.entities.descriptions import EntityDescription, places_of
+from broker.entities.descriptions import EntityDescription, subqueues_of
 from broker.entities.documents import decode_description, salvage_name
-from broker.entities.roles import Place
+from broker.entities.roles import SubqueueDescription
 from broker.partition.records import UnreadableRecord
 from broker.partition.salvage import Salvage
 from storage.check import CATALOGUE_DIRECTORY, Documents, Progress, check_documents, check_log, log_folders
@@ -101,7 +101,7 @@ def check_folders(
     for folder in folders:
         found = check_log(disk, folder, time.sleep, report.progress)
         if all(finding.severity is not Severity.UNUSABLE for finding in found):
-            found += _messages_missing(disk, folder, places_of(described.get(folder.entity)))
+            found += _messages_missing(disk, folder, subqueues_of(described.get(folder.entity)))
         report.findings += found
     names = {name for root in roots for name in disk.names(root / CATALOGUE_DIRECTORY)}
     report.findings += _without_entry(report, folders, described, names)
@@ -146,7 +146,9 @@ def _has_damaged_identity(disk: Disk, path: Path) -> bool:
     return False
 
 
-def _messages_missing(disk: Disk, folder: LogFolder, places: Sequence[Place]) -> list[Finding]:
+def _messages_missing(
+    disk: Disk, folder: LogFolder, subqueues: Sequence[SubqueueDescription]
+) -> list[Finding]:
     """Find out whether messages are missing before the first segment of a log that is otherwise whole.
 
     The extent would show it, unless the extent is missing too or has been made anew. If the checkpoint refers
@@ -157,7 +159,7 @@ def _messages_missing(disk: Disk, folder: LogFolder, places: Sequence[Place]) ->
         survey = survey_files(disk, folder)
         if not survey.segments or survey.start == 0:
             return []
-        salvage = Salvage(folder.partition, places)
+        salvage = Salvage(folder.partition, subqueues)
         salvage.begin(
             read_blocks(disk, folder.directory, survey.checkpoints), survey.start, is_start_known=False
         )

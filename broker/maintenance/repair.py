@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from broker.entities.descriptions import EntityDescription, places_of
+from broker.entities.descriptions import EntityDescription, subqueues_of
 from broker.maintenance.check import Report, check_folders, data_folders_among
 from broker.maintenance.identifying import Identification, identify
 from broker.maintenance.locking import FolderLocks
@@ -252,7 +252,7 @@ class Repair:
         """Read what is left of a log. The number is the count of missing commits, None if it is not known.
         Raises UnreadableRecord, OSError."""
         survey = survey_files(self._disk, folder)
-        salvage = Salvage(folder.partition, places_of(self._described.get(folder.entity)))
+        salvage = Salvage(folder.partition, subqueues_of(self._described.get(folder.entity)))
         checkpoints = read_blocks(self._disk, folder.directory, survey.checkpoints)
         salvage.begin(checkpoints, survey.start, is_start_known=survey.extent is not None)
         expected: int | None = 0 if survey.start == 0 else None

@@ -113,8 +113,8 @@ class Lane:
         self._road, self._number = road, number
         self._client = next_client()
         description = road.source.description
-        place = [each.name for each in description.places].index(road.subqueue)
-        self._source = source_of(description.generation, number, place)
+        subqueue = [each.name for each in description.subqueues].index(road.subqueue)
+        self._source = source_of(description.generation, number, subqueue)
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()

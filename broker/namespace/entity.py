@@ -204,13 +204,13 @@ class Entity(ABC):
         summary = self._resting.summary(self.description.generation, number)
         if summary is None:
             return False
-        place = [each.name for each in self.description.places].index(subqueue)
-        return place in summary.counts and summary.counts[place].active > 0
+        subqueue_number = [each.name for each in self.description.subqueues].index(subqueue)
+        return subqueue_number in summary.counts and summary.counts[subqueue_number].active > 0
 
     @property
     def subqueue_count(self) -> int:
         """The number of subqueues in each partition."""
-        return len(self.description.places)
+        return len(self.description.subqueues)
 
     def folder_of(self, number: int) -> int:
         """The number of the data folder that holds a partition."""
@@ -295,7 +295,7 @@ class Entity(ABC):
         or `uncounted`."""
         if self._at_rest is None:
             at_rest = self._resting.counts(self.description.generation, self._partitions)
-            self._at_rest = named(at_rest, self.description.places)
+            self._at_rest = named(at_rest, self.description.subqueues)
         if not self._partitions:
             return self._at_rest
         total: dict[str, SubqueueCounts] = {}
@@ -311,11 +311,11 @@ class Entity(ABC):
         for each in counts.values():
             messages += each.active + each.deferred + each.scheduled
             size += each.bytes
-        for place in self.description.places if counts else ():
-            held = counts.get(place.name)
+        for subqueue in self.description.subqueues if counts else ():
+            held = counts.get(subqueue.name)
             if held is None:
                 continue
-            match place.role.counted_as:
+            match subqueue.role.counted_as:
                 case CountedAs.ACTIVE:
                     active += held.active
                     scheduled += held.scheduled

@@ -129,7 +129,7 @@ class ComingBack:
         """
         await self.free_dropped()
         messages = Messages(
-            self._number, description.places, self._payloads, self._bounds.tick_ms, self._clock_settings
+            self._number, description.subqueues, self._payloads, self._bounds.tick_ms, self._clock_settings
         )
         try:
             replay = await replay_log(

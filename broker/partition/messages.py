@@ -23,7 +23,7 @@ from itertools import accumulate, islice, repeat
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
-from broker.entities.roles import Place
+from broker.entities.roles import SubqueueDescription
 from broker.operations import PARTITION_SHIFT
 from broker.partition import columns, records
 from broker.partition._untracked import untrack
@@ -66,16 +66,16 @@ class Messages:
     def __init__(
         self,
         number: int,
-        places: Sequence[Place],
+        subqueues: Sequence[SubqueueDescription],
         payloads: PayloadBudget,
         tick_ms: int,
         clock_settings: ClockSettings | None = None,
     ) -> None:
-        """`places` are the entity's subqueues, by their number in records. `clock_settings` are this
+        """`subqueues` are the entity's, by their number in records. `clock_settings` are this
         partition's from before a recovery within this process."""
         self._tick_ms = tick_ms
         self.work = Work()
-        self.subqueues = [Subqueue(index, place, self.work) for index, place in enumerate(places)]
+        self.subqueues = [Subqueue(index, each, self.work) for index, each in enumerate(subqueues)]
         self.main = self.subqueues[0]
         """The subqueue that receives sent messages."""
         self.first_number = number << PARTITION_SHIFT

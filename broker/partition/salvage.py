@@ -25,7 +25,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from broker.entities.roles import Place
+from broker.entities.roles import SubqueueDescription
 from broker.partition import records
 from broker.partition.messages import Messages
 from broker.partition.payloads import PayloadBudget
@@ -57,7 +57,7 @@ class Salvage:
     """Salvages one partition. Pass the log's parts in order to `frame` and `gap`, then call `finish`."""
 
     number: int
-    places: Sequence[Place]
+    subqueues: Sequence[SubqueueDescription]
     """The entity's subqueues."""
     messages: Messages = field(init=False)
     since: Position | None = None
@@ -81,7 +81,7 @@ class Salvage:
     """The earlier numbers of unknown messages that became active, by their new ones."""
 
     def __post_init__(self) -> None:
-        self.messages = Messages(self.number, self.places, PayloadBudget(0, 0), tick_ms=20)
+        self.messages = Messages(self.number, self.subqueues, PayloadBudget(0, 0), tick_ms=20)
 
     def begin(self, checkpoints: Iterable[Checkpoint], start: Position, *, is_start_known: bool) -> None:
         """Load the first of these checkpoints that can be read.

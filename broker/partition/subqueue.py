@@ -24,7 +24,7 @@ from itertools import islice
 
 from broker.base.sifted_heap import SiftedHeap
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
-from broker.entities.roles import Place
+from broker.entities.roles import SubqueueDescription
 from broker.message.changes import merge_changes
 from broker.partition._untracked import untrack
 from broker.partition.clock_settings import ClockSettings
@@ -90,11 +90,11 @@ class Subqueue:
         "sessions",
     )
 
-    def __init__(self, number: int, place: Place, work: Work) -> None:
+    def __init__(self, number: int, description: SubqueueDescription, work: Work) -> None:
         self.number = number
-        self.name = place.name
-        self.role = place.role
-        self.dead_letters_to = place.dead_letters_to
+        self.name = description.name
+        self.role = description.role
+        self.dead_letters_to = description.dead_letters_to
         """The number of the subqueue for its dead letters; None if its messages cannot be dead-lettered."""
         self._work = work
         self.references: dict[int, Reference] = {}

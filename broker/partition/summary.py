@@ -1,7 +1,7 @@
 """Summaries: what a closed partition holds, and when it must be opened again even if no client asks. Pure.
 
 The index of partitions stores a summary as a note (`storage/partition_index.py`). It names subqueues by
-their numbers (`EntityDescription.places`). Little endian:
+their numbers (`EntityDescription.subqueues`). Little endian:
 
     offset  size  field
          0     1  version, 1
@@ -33,7 +33,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from broker.base.clock import Clock, wall_ahead_ms
-from broker.entities.roles import Place
+from broker.entities.roles import SubqueueDescription
 from broker.operations import SubqueueCounts
 from broker.partition.state import Partition
 
@@ -196,9 +196,11 @@ def _holds(counts: SubqueueCounts | None) -> bool:
     return counts is not None and bool(counts.active or counts.deferred or counts.scheduled or counts.bytes)
 
 
-def named(counts: Mapping[int, SubqueueCounts], places: Sequence[Place]) -> dict[str, SubqueueCounts]:
+def named(
+    counts: Mapping[int, SubqueueCounts], subqueues: Sequence[SubqueueDescription]
+) -> dict[str, SubqueueCounts]:
     """The same counts, by the names of the entity's subqueues."""
-    return {places[number].name: each for number, each in counts.items()}
+    return {subqueues[number].name: each for number, each in counts.items()}
 
 
 def summary_of(partition: Partition, clock: Clock, has_garbage: bool = False) -> Summary:

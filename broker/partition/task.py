@@ -174,11 +174,11 @@ class PartitionTask:
         self._going_down = GoingDown(number, description.name, self._mailbox)
         self._partition: Partition | None = None
         at_rest = register.summary() if register is not None else None
-        places = description.places
-        self._last_counts = {place.name: SubqueueCounts() for place in places}
+        subqueues = description.subqueues
+        self._last_counts = {each.name: SubqueueCounts() for each in subqueues}
         """The counts as last known to be durable, for as long as there is no state."""
         if at_rest is not None:
-            self._last_counts |= named(at_rest.counts, places)
+            self._last_counts |= named(at_rest.counts, subqueues)
         self._totals: Totals | None = None
         """What was durable before the cycle whose commit is under way; None if all is durable."""
         self._upkeep: Upkeep | None = None

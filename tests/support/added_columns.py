@@ -21,7 +21,7 @@ operations.COLUMNS = (  # type: ignore[misc]
     Column("group", 1_002, "", None),
 )
 
-from broker.entities.descriptions import DEAD_LETTER, QUEUE_PLACES
+from broker.entities.descriptions import DEAD_LETTER, QUEUE_SUBQUEUES
 from broker.hosting import schema
 from broker.hosting.messages import Answered, Post
 from broker.messaging.receive_cache import split, without
@@ -95,7 +95,7 @@ def kept_by_checkpoints_compaction_and_repair() -> None:
     first = NUMBER << 48 | 1
     commit = Commit(Position(0))
     records.add_enqueued(commit, first, 1_000, list(map(len, BODIES)), None, BODIES, COLUMNS)
-    messages = Messages(NUMBER, QUEUE_PLACES, PayloadBudget(0, 0), 20)
+    messages = Messages(NUMBER, QUEUE_SUBQUEUES, PayloadBudget(0, 0), 20)
     deque(messages.replay_steps([frame_of(commit)]), maxlen=0)
     deque(messages.finish_steps(0), maxlen=0)
     expected = [(first, 7, b"x"), (first + 1, 0, None), (first + 2, 9, b"yy")]
@@ -107,7 +107,7 @@ def kept_by_checkpoints_compaction_and_repair() -> None:
     assert Snapshot(messages).cost(None) >= sum(
         len(block) for section in checkpoint.sections for block in section.blocks.values()
     )
-    again = Messages(NUMBER, QUEUE_PLACES, PayloadBudget(0, 0), 20)
+    again = Messages(NUMBER, QUEUE_SUBQUEUES, PayloadBudget(0, 0), 20)
     sections = [
         replace(section, taken=dict.fromkeys(section.blocks, checkpoint.position))
         for section in checkpoint.sections
@@ -125,12 +125,12 @@ def kept_by_checkpoints_compaction_and_repair() -> None:
     messages.apply_relocated(moved.start, relocated)
     messages.check()
     assert seen(messages) == expected
-    alone = Messages(NUMBER, QUEUE_PLACES, PayloadBudget(0, 0), 20)
+    alone = Messages(NUMBER, QUEUE_SUBQUEUES, PayloadBudget(0, 0), 20)
     deque(alone.replay_steps([frame_of(moved)]), maxlen=0)
     deque(alone.finish_steps(0), maxlen=0)
     assert seen(alone) == expected, "from the relocated messages alone"
 
-    salvage = Salvage(NUMBER, QUEUE_PLACES)
+    salvage = Salvage(NUMBER, QUEUE_SUBQUEUES)
     salvage.begin([], Position(0), is_start_known=True)
     salvage.frame(frame_of(moved))
     salvage.finish()

@@ -155,8 +155,8 @@ class World:
         for (name, number), partition in self.partitions.items():
             await partition.stop()
             counts = partition.counts()
-            places = self.descriptions[name].places
-            held = {place: counts[each.name] for place, each in enumerate(places)}
+            subqueues = self.descriptions[name].subqueues
+            held = {number: counts[each.name] for number, each in enumerate(subqueues)}
             self.resting.noted[self.descriptions[name].generation, number] = Summary(held, {})
         await asyncio.gather(*self.tasks, return_exceptions=True)
         self._forget()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from broker.entities.descriptions import QUEUE_PLACES
+from broker.entities.descriptions import QUEUE_SUBQUEUES
 from broker.partition import records
 from broker.partition.messages import Messages
 from broker.partition.payloads import PayloadBudget
@@ -19,7 +19,7 @@ NUMBER = 3
 
 def fresh() -> Messages:
     """New messages that have not been replayed."""
-    return Messages(NUMBER, QUEUE_PLACES, PayloadBudget(0, 0), 20)
+    return Messages(NUMBER, QUEUE_SUBQUEUES, PayloadBudget(0, 0), 20)
 
 
 def new_messages() -> Messages:

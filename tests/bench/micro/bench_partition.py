@@ -20,7 +20,7 @@ from collections import deque
 
 import structlog
 
-from broker.entities.descriptions import MAIN, QUEUE_PLACES
+from broker.entities.descriptions import MAIN, QUEUE_SUBQUEUES
 from broker.operations import Complete, Demand, Locked, Send
 from broker.partition.messages import Messages
 from broker.partition.payloads import PayloadBudget
@@ -85,7 +85,7 @@ def memory(count: int = 1_000_000, per_record: int = 30, default_ttl: bool = Fal
     """Bytes per waiting message whose body is on disk."""
     gc.collect()
     tracemalloc.start()
-    messages = Messages(3, QUEUE_PLACES, PayloadBudget(0, 0), 20)
+    messages = Messages(3, QUEUE_SUBQUEUES, PayloadBudget(0, 0), 20)
     deque(messages.finish_steps(0), maxlen=0)
     before, _ = tracemalloc.get_traced_memory()
     for index in range(count // per_record):
@@ -100,7 +100,7 @@ def memory(count: int = 1_000_000, per_record: int = 30, default_ttl: bool = Fal
 
 def checkpoints(count: int = 62_500) -> tuple[float, float]:
     """Milliseconds to make and to load a checkpoint."""
-    messages = Messages(3, QUEUE_PLACES, PayloadBudget(0, 0), 20)
+    messages = Messages(3, QUEUE_SUBQUEUES, PayloadBudget(0, 0), 20)
     deque(messages.finish_steps(0), maxlen=0)
     for index in range(count // 30):
         messages.apply_enqueued(
@@ -113,7 +113,7 @@ def checkpoints(count: int = 62_500) -> tuple[float, float]:
     checkpoint = taking.checkpoint(Position(count * 32_000))
     saved = time.process_time() - began
     began = time.process_time()
-    again = Messages(3, QUEUE_PLACES, PayloadBudget(0, 0), 20)
+    again = Messages(3, QUEUE_SUBQUEUES, PayloadBudget(0, 0), 20)
     deque(Snapshot(again).load_steps(checkpoint), maxlen=0)
     deque(again.finish_steps(0), maxlen=0)
     loaded = time.process_time() - began

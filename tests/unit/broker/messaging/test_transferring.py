@@ -10,7 +10,7 @@ import pytest
 
 from broker.entities.descriptions import (
     MAIN,
-    QUEUE_PLACES,
+    QUEUE_SUBQUEUES,
     TRANSFER,
     TRANSFER_DEAD_LETTER,
     EntityStatus,
@@ -120,8 +120,8 @@ async def test_what_is_left_is_transferred_after_a_restart(stops: bool) -> None:
     async with world(via=(4, PLAIN), b=(1, PLAIN)) as here:
         await pass_on(here, "b", "1", "2", partition=3, announced=False)
         await (here.stop() if stops else here.crash())
-        place = [each.name for each in QUEUE_PLACES].index(TRANSFER)
-        held = {place: SubqueueCounts(active=2)}
+        number = [each.name for each in QUEUE_SUBQUEUES].index(TRANSFER)
+        held = {number: SubqueueCounts(active=2)}
         resting: Any = here.resting
         if stops:
             resting.counts = lambda generation, started: held if "via" in generation and not started else {}

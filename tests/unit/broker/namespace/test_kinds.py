@@ -26,7 +26,7 @@ from broker.entities.descriptions import (
     QueueDescription,
     QueueSettings,
 )
-from broker.entities.roles import KEEPS_DEAD_LETTERS, SERVES_RECEIVERS, Place
+from broker.entities.roles import KEEPS_DEAD_LETTERS, SERVES_RECEIVERS, SubqueueDescription
 from broker.http import kinds as http_kinds
 from broker.http.atom import SERVICE_BUS, Description, Element, child, top
 from broker.http.kinds import EntityXml
@@ -78,7 +78,7 @@ class ArchiveDescription(EntityDescription):
     file_settings: ArchiveSettings | None = None
 
     @property
-    def places(self) -> Sequence[Place]:
+    def subqueues(self) -> Sequence[SubqueueDescription]:
         return ARCHIVE_PLACES
 
     def delivery(self, subqueue: str) -> Loans:
@@ -86,9 +86,9 @@ class ArchiveDescription(EntityDescription):
 
 
 ARCHIVE_PLACES = (
-    Place(MAIN, SERVES_RECEIVERS, dead_letters_to=4),
-    *(Place(name, SERVES_RECEIVERS, dead_letters_to=4) for name in ("north", "east", "south")),
-    Place(DEAD_LETTER, KEEPS_DEAD_LETTERS),
+    SubqueueDescription(MAIN, SERVES_RECEIVERS, dead_letters_to=4),
+    *(SubqueueDescription(name, SERVES_RECEIVERS, dead_letters_to=4) for name in ("north", "east", "south")),
+    SubqueueDescription(DEAD_LETTER, KEEPS_DEAD_LETTERS),
 )
 
 

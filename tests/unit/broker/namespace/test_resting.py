@@ -14,7 +14,7 @@ from pytest import MonkeyPatch
 from structlog.testing import capture_logs
 
 from broker.base.clock import ManualClock
-from broker.entities.descriptions import QUEUE_PLACES
+from broker.entities.descriptions import QUEUE_SUBQUEUES
 from broker.namespace.resting import FOLDER_OPENING_MAX, Resting
 from broker.operations import SubqueueCounts
 from broker.partition.summary import EMPTY, EMPTY_NOTE, Summary, Wake, decode, survey, total_of
@@ -26,7 +26,7 @@ from tests.support.recording_disk import RecordingDisk
 from tests.support.waiting import until
 
 ROOT = Path("/catalogue")
-COUNT = len(QUEUE_PLACES)
+COUNT = len(QUEUE_SUBQUEUES)
 """The subqueues of a queue: number 0 for receivers, number 1 for its dead letters."""
 
 

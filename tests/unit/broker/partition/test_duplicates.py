@@ -9,7 +9,7 @@ from hashlib import blake2b
 import pytest
 
 from broker.base.errors import Reason
-from broker.entities.descriptions import QUEUE_PLACES, QueueSettings
+from broker.entities.descriptions import QUEUE_SUBQUEUES, QueueSettings
 from broker.operations import Complete, Failed, Send, Sent, Transact, Transacted, Update
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.duplicates import IDENTITY_BYTES, MEMORY_BYTES, SLOT_MAX, SLOTS_PER_WINDOW, Duplicates
@@ -224,7 +224,7 @@ async def test_many_ids_are_kept_in_slots_of_bounded_size() -> None:
 async def test_salvage_keeps_the_ids() -> None:
     harness = harness_of()
     await send(harness, "abc")
-    salvage = Salvage(harness.number, QUEUE_PLACES)
+    salvage = Salvage(harness.number, QUEUE_SUBQUEUES)
     salvage.begin((), Position(0), is_start_known=True)
     async for frame in harness.log.replay(Position(0)):
         salvage.frame(frame)

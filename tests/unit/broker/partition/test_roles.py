@@ -8,25 +8,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from broker.entities.descriptions import MAIN, QUEUE_PLACES, QueueDescription, QueueSettings
-from broker.entities.roles import KEEPS_DEAD_LETTERS, SERVES_RECEIVERS, Place
+from broker.entities.descriptions import MAIN, QUEUE_SUBQUEUES, QueueDescription, QueueSettings
+from broker.entities.roles import KEEPS_DEAD_LETTERS, SERVES_RECEIVERS, SubqueueDescription
 from broker.operations import Abandon, Complete, DeadLetter, Demand, Locked, Peek, Settled, Watch
 from broker.partition import records
 from broker.partition.records import Mark
 from tests.support.partition_harness import Harness, one
 
 OTHERS = 300
-FIRST = len(QUEUE_PLACES)
+FIRST = len(QUEUE_SUBQUEUES)
 """The number of the first subqueue after those of a queue; the next one is for its dead letters."""
 
 
-def many() -> tuple[Place, ...]:
+def many() -> tuple[SubqueueDescription, ...]:
     """As a topic will have them: a subqueue for each subscription, and one for its dead letters."""
-    places = list(QUEUE_PLACES)
+    subqueues = list(QUEUE_SUBQUEUES)
     for number in range(OTHERS):
-        places.append(Place(f"s{number}", SERVES_RECEIVERS, dead_letters_to=len(places) + 1))
-        places.append(Place(f"s{number}/dead", KEEPS_DEAD_LETTERS))
-    return tuple(places)
+        subqueues.append(
+            SubqueueDescription(f"s{number}", SERVES_RECEIVERS, dead_letters_to=len(subqueues) + 1)
+        )
+        subqueues.append(SubqueueDescription(f"s{number}/dead", KEEPS_DEAD_LETTERS))
+    return tuple(subqueues)
 
 
 MANY = many()
@@ -37,7 +39,7 @@ class ManyDescription(QueueDescription):
     """A kind of entity with many subqueues."""
 
     @property
-    def places(self) -> Sequence[Place]:
+    def subqueues(self) -> Sequence[SubqueueDescription]:
         return MANY
 
 

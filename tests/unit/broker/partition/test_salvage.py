@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.entities.descriptions import DEAD_LETTER, QUEUE_PLACES
+from broker.entities.descriptions import DEAD_LETTER, QUEUE_SUBQUEUES
 from broker.operations import PARTITION_SHIFT
 from broker.partition import records
 from broker.partition.records import Mark, UnreadableRecord
@@ -39,7 +39,7 @@ def gap(position: int, end: int | None) -> Gap:
 
 
 def salvaged(*parts: Frame | Gap) -> Salvage:
-    salvage = Salvage(NUMBER, QUEUE_PLACES)
+    salvage = Salvage(NUMBER, QUEUE_SUBQUEUES)
     salvage.begin([], Position(0), is_start_known=True)
     for part in parts:
         if isinstance(part, Gap):
@@ -99,7 +99,7 @@ def test_a_message_that_a_later_record_finds_elsewhere_was_moved_there_in_the_ga
 
 
 def test_a_message_whose_bytes_were_in_the_gap_is_lost() -> None:
-    salvage = Salvage(NUMBER, QUEUE_PLACES)
+    salvage = Salvage(NUMBER, QUEUE_SUBQUEUES)
     salvage.begin([], Position(0), is_start_known=True)
     salvage.frame(enqueued(0, 1, 2))
     salvage.frame(enqueued(500, 3, 1))

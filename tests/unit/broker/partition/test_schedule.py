@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from broker.base.errors import Reason
-from broker.entities.descriptions import MAIN, QUEUE_PLACES, QueueSettings
+from broker.entities.descriptions import MAIN, QUEUE_SUBQUEUES, QueueSettings
 from broker.operations import (
     CancelScheduled,
     Complete,
@@ -293,7 +293,7 @@ async def test_salvage_brings_active_and_scheduled_messages_back_and_names_the_l
     kept, waiting = await schedule(harness, 2_000, HOUR_MS)
     await harness.advance(1_020)
     await harness.advance(1_020)
-    salvage = Salvage(harness.number, QUEUE_PLACES)
+    salvage = Salvage(harness.number, QUEUE_SUBQUEUES)
     salvage.begin((), Position(0), is_start_known=True)
     salvage.gap(Gap(Path("1.seg"), 0, Position(0), gap_end, "its bytes are zero"))
     async for frame in harness.log.replay(gap_end):
@@ -381,7 +381,7 @@ async def test_salvage_keeps_new_times() -> None:
     first, second = await schedule(harness, 1_000, 2_000)
     at_ms = harness.clock.now_ms() + HOUR_MS
     await harness.do(1, Reschedule([second, first], at_ms))
-    salvage = Salvage(harness.number, QUEUE_PLACES)
+    salvage = Salvage(harness.number, QUEUE_SUBQUEUES)
     salvage.begin((), Position(0), is_start_known=True)
     async for frame in harness.log.replay(Position(0)):
         salvage.frame(frame)

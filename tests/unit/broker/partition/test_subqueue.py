@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.entities.descriptions import QUEUE_PLACES
+from broker.entities.descriptions import QUEUE_SUBQUEUES
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.order import CHUNK
 from broker.partition.references import Lease, Reference, StoredFrame
@@ -25,7 +25,7 @@ class Counting(dict[int, Reference]):
 
 
 def filled(count: int) -> tuple[Subqueue, Counting]:
-    subqueue, references = Subqueue(0, QUEUE_PLACES[0], Work()), Counting()
+    subqueue, references = Subqueue(0, QUEUE_SUBQUEUES[0], Work()), Counting()
     frame = StoredFrame(Position(0))
     references.update((number, Reference(number, frame, 0, 1, 0, None)) for number in range(1, count + 1))
     subqueue.references = references
