@@ -36,13 +36,15 @@ _ANSWER_BYTES = 256
 class Delivering:
     """Hands out the messages of one partition."""
 
-    __slots__ = ("_asked", "_sessions", "_space", "_time_to_live")
+    __slots__ = ("_asked", "_sessions", "_space", "_time_to_live", "_to_tell")
 
     def __init__(self, space: Workspace, time_to_live: TimeToLive, sessions: SessionLocks) -> None:
         self._space, self._time_to_live, self._sessions = space, time_to_live, sessions
         self._asked: dict[int, tuple[Subqueue, DemandBook]] = {}
         """Subqueues where a client has demand or holds messages that can be recalled. The others are
         skipped."""
+        self._to_tell: list[tuple[ClientId, int]] = []
+        """As in `Cycle.to_tell`, of a cycle that has handed nothing out."""
 
     @property
     def has_more(self) -> bool:
@@ -233,7 +235,11 @@ class Delivering:
             for client in book.left():
                 space.answer(client, Withdrawn(space.number, subqueue.name))
                 close_grant(space, client, subqueue.number)
-        for client, number in cycle.to_tell:
+        if space.hands_out_later:
+            self._to_tell += cycle.to_tell  # what is available now may be for other entities
+            return
+        to_tell, self._to_tell = [*self._to_tell, *cycle.to_tell], []
+        for client, number in to_tell:
             if not space.subqueues[number].available and space.books[number].waits(client):
                 space.answer(client, Unmet(space.number, space.subqueues[number].name))
 

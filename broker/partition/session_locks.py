@@ -76,6 +76,14 @@ class SessionLocks:
         """Whether work is left for the next cycle."""
         return bool(self._ended) or self._has_broken_off
 
+    @property
+    def is_hungry(self) -> bool:
+        """Whether a holder waits for messages that are available in its session."""
+        return any(
+            subqueue.sessions is not None and subqueue.sessions.hungry
+            for subqueue in self._subqueues.values()
+        )
+
     def is_due(self, now_ms: int) -> bool:
         """Whether `run_out` has something to do."""
         return bool(self._ended) or self._ends.is_due(now_ms)

@@ -108,7 +108,7 @@ from broker.partition.session_data import SessionData
 from broker.partition.session_locks import SessionLocks
 from broker.partition.settling import Settling
 from broker.partition.time_to_live import TimeToLive
-from broker.partition.transactions import Transactions
+from broker.partition.transactions import UNSEEING, Transactions
 from broker.partition.workspace import NO_CYCLE, Workspace
 from broker.schedule_operations import BreakPromise, PromiseNumbers, Reschedule
 from broker.session_operations import (
@@ -375,6 +375,8 @@ class Partition:
 
     def _carry_out(self, client: ClientId, operation: Operation) -> bool | None:
         """Carry out an operation; False if it is not done yet."""
+        if self._transactions.is_passing_on and not isinstance(operation, UNSEEING):
+            return False
         match operation:
             case Send():
                 first, known = self._sending.send_new(self._space.cycle, self._space.description, operation)
@@ -402,6 +404,10 @@ class Partition:
             case RenewLocks():
                 self._settling.renew(client, operation)
             case Transact():
+                if self._transactions.has_handed_out_nothing(operation) and (
+                    self._delivering.has_more or self._sessions.is_hungry
+                ):
+                    return False  # first serve the clients that wait for messages
                 self._transactions.carry_out(client, operation)
             case PromiseNumbers():
                 return self._promises.make(client, operation)

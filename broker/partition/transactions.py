@@ -13,7 +13,12 @@ way.
 
 *Messages for other entities* are written as sends (ENQUEUED) and moved to the transfer subqueue (MOVED) in
 the same commit. The move waits as settlements do, so undoing the sends undoes them too; until then, nothing
-of them is handed out.
+of the cycle is handed out, and only operations that look at no messages may follow in it (`UNSEEING`). So
+many such transactions share a commit.
+
+*Receivers wait for one cycle at most.* A transaction with something that waits for the commit has nothing
+handed out in its cycle. If clients then wait for messages, the next cycle takes no such transaction, and
+serves them.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ from broker.operations import (
     Complete,
     DeadLetter,
     Defer,
+    Demand,
     LockToken,
     Send,
     Transact,
@@ -48,6 +54,10 @@ from broker.partition.workspace import Workspace
 
 Settlement = Complete | Abandon | Defer | DeadLetter
 
+UNSEEING = Send | Transact | Demand | Complete
+"""Operations that may follow in a cycle whose messages for other entities are not moved yet. They look at no
+available message."""
+
 
 @dataclass(slots=True)
 class _Pending:
@@ -64,7 +74,16 @@ class _Pending:
 class Transactions:
     """Carries out the transactions of one partition."""
 
-    __slots__ = ("_pending", "_promises", "_schedule", "_sending", "_settling", "_space", "has_more")
+    __slots__ = (
+        "_pending",
+        "_promises",
+        "_schedule",
+        "_sending",
+        "_settling",
+        "_space",
+        "has_more",
+        "is_passing_on",
+    )
 
     def __init__(
         self,
@@ -81,6 +100,14 @@ class Transactions:
         self.has_more = False
         """The next cycle must follow at once, because the last one handed nothing out. `state.py` resets
         it."""
+        self.is_passing_on = False
+        """Messages for other entities are still in the main subqueue until the commit is durable."""
+
+    def has_handed_out_nothing(self, operation: Transact) -> bool:
+        """Whether the last cycle handed nothing out, and this transaction would have the same again."""
+        sends = operation.send.messages or operation.promised or operation.transfers is not None
+        waits = operation.settlements or operation.cancelled or operation.scheduled is not None
+        return self.has_more and bool(sends and (waits or operation.transfers is not None))
 
     def carry_out(self, client: ClientId, operation: Transact) -> None:
         """Carry out a transaction. Raises Refused if any part of it cannot be carried out."""
@@ -129,7 +156,7 @@ class Transactions:
         """Apply the settlements that have waited for the commit. The next cycle hands out messages again."""
         if not self._pending:
             return
-        self._space.hands_out_later = False
+        self._space.hands_out_later = self.is_passing_on = False
         self.has_more = True
         for pending in self._pending:
             for held in pending.locks:
@@ -142,7 +169,7 @@ class Transactions:
         """The sends of this cycle were undone: forget the settlements that belong to them, and restore the
         locks."""
         cycle = self._space.cycle
-        self._space.hands_out_later = False
+        self._space.hands_out_later = self.is_passing_on = False
         self.has_more = bool(self._pending)
         for pending in self._pending:
             cycle.dead_lettered -= pending.dead_lettered
@@ -200,7 +227,8 @@ class Transactions:
         dead_lettered, expired = cycle.dead_lettered, cycle.expired_messages
         if scheduled is not None:
             self._promises.keep(scheduled, promised, changes)
-        if cancelled or scheduled is not None or passed_on:
+        self.is_passing_on = self.is_passing_on or bool(passed_on)
+        if cancelled or scheduled is not None:
             # Nothing locks these messages, so the cycle ends before another operation can look at them.
             cycle.work = max(cycle.work, space.bounds.work_max)
         space.held = changes

@@ -10,21 +10,25 @@ from broker.entities.descriptions import MAIN, TRANSFER, TRANSFER_DEAD_LETTER, Q
 from broker.operations import (
     DESTINATION,
     SESSION_ID,
+    ColumnLists,
     Complete,
     Demand,
     Failed,
     Locked,
+    Peek,
+    Peeked,
     Send,
     Sent,
     Settled,
     Transact,
     Transacted,
+    Unmet,
     Withdraw,
 )
 from broker.session_operations import AcceptSession, SessionAccepted
 from broker.transfer_operations import FailTransfer, LockNext
 from storage.errors import CommitFailed
-from tests.support.partition_harness import Harness, one
+from tests.support.partition_harness import NUMBER, Harness, one
 
 MINUTE_MS = 60_000
 
@@ -125,3 +129,76 @@ async def test_they_count_towards_the_quota() -> None:
     large = Transact(Send([b"x"], None), [], transfers=transfers(bytes(1 << 20)))
     assert one(await harness.do(1, large), Failed).reason is Reason.QUOTA_EXCEEDED
     assert await bodies(harness, MAIN) == []
+
+
+async def test_many_transactions_share_a_commit() -> None:
+    harness = Harness()
+    asked = [
+        Transact(Send([], None), [], number, transfers=transfers(b"%d" % number)) for number in range(20)
+    ]
+    harness.post(3, Send([b"here"], None))
+    for each in asked:
+        harness.post(1, each)
+    harness.post(3, Send([b"too"], None))
+    harness.post(2, Demand(MAIN, 5))
+    await harness.task.step()
+    assert harness.take(1) == [Transacted(1, number) for number in range(20)]
+    await harness.until_quiet()
+    assert one(harness.take(2), Locked).messages == [b"here", b"too"]
+    await harness.restart()
+    assert (await lock_next(harness, 50)).messages == [b"%d" % number for number in range(20)]
+    assert await bodies(harness, MAIN) == [b"here", b"too"]
+
+
+async def test_a_full_disk_undoes_all_transactions_of_a_commit() -> None:
+    harness = Harness()
+    await harness.send(b"old", b"older")
+    first, second = (await harness.receive(1, 2)).tokens
+    harness.log.fill_disk()
+    for token in (first, second):
+        harness.post(1, Transact(Send([], None), [Complete([token])], transfers=transfers(b"there")))
+    await harness.until_quiet()
+    reasons = [answer.reason for answer in harness.take(1) if isinstance(answer, Failed)]
+    assert reasons == [Reason.DISK_FULL] * 2
+    harness.log.empty_disk()
+    assert await bodies(harness, TRANSFER) == []
+    assert one(await harness.do(1, Complete([first, second])), Settled).failures == {}
+
+
+async def test_an_operation_that_looks_at_messages_does_not_see_them() -> None:
+    harness = Harness(QueueSettings(requires_session=True))
+    harness.post(1, Transact(Send([], None), [], transfers=transfers(b"there")))
+    harness.post(2, Peek(MAIN, 0, 10))
+    harness.post(3, AcceptSession(MAIN, None))
+    await harness.until_quiet()
+    assert one(harness.take(2), Peeked).messages == []
+    assert one(harness.take(3), Failed).reason is Reason.SESSION_NOT_FOUND
+
+
+@pytest.mark.parametrize("session", [None, b"s"], ids=["plain", "session"])
+async def test_receivers_are_served_while_one_transaction_follows_the_other(session: bytes | None) -> None:
+    harness = Harness(QueueSettings(requires_session=session is not None))
+    columns: ColumnLists = {} if session is None else {SESSION_ID: [session] * 3}
+    one(await harness.do(1, Send([b"a", b"b", b"c"], None, columns=columns)), Sent)
+    if session is not None:
+        one(await harness.do(2, AcceptSession(MAIN, session)), SessionAccepted)
+    harness.post(2, Demand(MAIN, 3))
+    received: list[bytes] = []
+    for step in range(6):
+        harness.post(1, Transact(Send([], None), [], step, transfers=transfers(b"there")))
+        await harness.task.step()
+        received += [
+            each for answer in harness.take(2) if isinstance(answer, Locked) for each in answer.messages
+        ]
+        if step == 1:
+            assert received == [b"a", b"b", b"c"]
+    await harness.until_quiet()
+    assert harness.take(1) == [Transacted(1, step) for step in range(6)]
+    assert harness.task.counts()[TRANSFER].active == 6
+
+
+async def test_a_client_is_told_that_its_demand_is_unmet_after_the_commit() -> None:
+    harness = Harness()
+    harness.post(2, Demand(MAIN, 1, tell_unmet=True))
+    await harness.do(1, Transact(Send([], None), [], transfers=transfers(b"there")))
+    assert harness.take(2) == [Unmet(NUMBER, MAIN)]
