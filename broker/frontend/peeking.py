@@ -1,18 +1,27 @@
-"""Peek at one partition of a queue, for `$management`'s peek and for browsing links."""
+"""Peek at one partition of a queue, for `$management`'s peek and for browsing links.
+
+While other partitions may have something to show, nobody waits for a late one. The first client that finds a
+partition late has waited LATE_S for it. The others learn that from `Router.late` and do not wait, until the
+partition has answered.
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import structlog
 
 from broker.base.errors import Reason, Refused
-from broker.namespace.entity import Entity, ask
-from broker.operations import Peek, Peeked
+from broker.namespace.entity import Entity, ask, next_client
+from broker.operations import Answer, Peek, Peeked
 
 log = structlog.get_logger("peek")
 
 PAGES_AT_ONCE = 8
 """Pages read at a time in the whole broker. Together they hold at most 2 MiB, plus the last message of
 each."""
+LATE_S = 0.1
+"""A partition that has not answered a peek within this time is late."""
 PAGE_WITHIN_S = 10.0
 """A partition that takes longer than this for a page is passed over as if it were down."""
 
@@ -36,5 +45,20 @@ async def peek_partition(queue: Entity, number: int, peek: Peek) -> Peeked | Non
             log.warning("peek.partition_unseen", entity=queue.name, partition=number)
         return None
     router.unseen.discard(number)
+    router.late.discard(number)
     assert isinstance(answer, Peeked), f"{answer} is not an answer to Peek"
     return answer
+
+
+def note_late(queue: Entity, number: int, peek: Peek) -> None:
+    """Note that a partition has not answered this peek in time, until it answers one for its first message.
+    A partition that hangs gets one such peek, however many clients there are."""
+    late = queue.router.late
+    if number in late:
+        return
+    late.add(number)
+
+    def answered(answer: Answer) -> None:
+        late.discard(number)
+
+    queue.router.handles[number].post(replace(peek, count=1), next_client(), answered)

@@ -61,6 +61,8 @@ class Router:
         """Recently full partitions, and when to try each again."""
         self.unseen: set[int] = set()
         """Partitions that browsers skip because they are down, for which this has been logged."""
+        self.late: set[int] = set()
+        """Partitions that were late for a browser and have not answered since. Browsers ask others first."""
         self._next = 0
 
     def keyed(self, key: str) -> PartitionHandle:

@@ -4,7 +4,7 @@ A browse goes through the partitions one by one and shows each message once, wit
 removing any. It shows the same messages as `$management`'s peek, including locked and deferred ones;
 `x-opt-message-state` tells them apart. Then it follows: until the link is detached, it also shows messages
 that arrive in a partition after the last one shown. A drain is answered when no partition has more to show.
-A partition that is down is passed over, and read once it is back.
+A partition that is down is passed over, and read once it is back. One that is late is read after all others.
 
 Messages are read from one partition at a time, in pages of bounded size, and only when there is credit and
 room for them. Messages that find neither when their page arrives are dropped and read again later, so a link
@@ -24,7 +24,7 @@ from broker.base.errors import Refused
 from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links.outgoing import accept_receiver
 from broker.frontend.links.receive_watch import ReceiveWatch
-from broker.frontend.peeking import PAGE_WITHIN_S, peek_partition
+from broker.frontend.peeking import LATE_S, PAGE_WITHIN_S, note_late, peek_partition
 from broker.message.annotations import peeked_messages
 from broker.namespace.entity import ENDED, Entity, next_client
 from broker.operations import PARTITION_SHIFT, Answer, Arrived, Detach, Peek, Peeked, Unavailable, Watch
@@ -123,17 +123,22 @@ class BrowseLink:
         count = 0 if self.link.gone else min(self._wanted(), PAGE_MESSAGES_MAX)
         if count <= 0:
             return
-        if self._place not in self._unread:
-            self._place = min(self._unread, key=lambda number: (number < self._place, number))
+        late = self.queue.router.late
+        if self._place not in self._unread or self._place in late:
+            self._place = min(self._unread, key=lambda each: (each in late, each < self._place, each))
         number = self._place
+        has_others = any(each != number and each not in late for each in self._unread)
         size_max = min(PAGE_BYTES_MAX, self._connection.services.output.allowance)
         peek = Peek(self.subqueue, self._next[number], count, bytes_max=size_max)
         page: Peeked | None = None
         look_again_s = LOOK_AGAIN_S
         try:
-            async with asyncio.timeout(PAGE_WITHIN_S):
+            async with asyncio.timeout(LATE_S if has_others else PAGE_WITHIN_S):
                 page = await peek_partition(self.queue, number, peek)
         except TimeoutError:
+            note_late(self.queue, number, peek)
+            if has_others:
+                return
             log.warning("browse.partition_late", entity=self.queue.name, partition=number)
             look_again_s = LOOK_AGAIN_LATE_S
         if self.link.gone:

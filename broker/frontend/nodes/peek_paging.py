@@ -2,9 +2,10 @@
 
 A page begins after the last message that the client has seen, by sequence number and therefore by partition.
 As long as every partition answers promptly, that number is all the broker needs, and the partitions are shown
-in order. A late partition does not hold up the others: after LATE_S all others are asked, and the page
-consists of the answers that arrive first. The broker then remembers how much of each partition this client
-has been shown, and shows the rest on a later page. So paging reaches every message exactly once.
+in order. A late partition does not hold up the others: all others are asked, and the page consists of the
+answers that arrive first. Until it answers again, the pages of all clients leave it to the end, and wait for
+it only if they would be empty otherwise. The broker then remembers how much of each partition this client has
+been shown, and shows the rest on a later page. So paging reaches every message exactly once.
 """
 
 from __future__ import annotations
@@ -15,15 +16,13 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from broker.frontend.peeking import PAGE_WITHIN_S, peek_partition
+from broker.frontend.peeking import LATE_S, PAGE_WITHIN_S, note_late, peek_partition
 from broker.message.annotations import peeked_messages
 from broker.namespace.entity import Entity
 from broker.operations import PARTITION_SHIFT, Peek, Peeked, partition_of
 
 log = structlog.get_logger("peek")
 
-LATE_S = 0.25
-"""A partition that has not answered within this time does not hold up the others."""
 WALKS_MAX = 16
 """How many walks with a late partition are remembered for one client; beyond that, the oldest is
 forgotten."""
@@ -81,30 +80,34 @@ class PeekWalks:
     ) -> int:
         """Ask the partitions that are due; returns the last sequence number shown."""
         walk.due = walk.due or list(walk.places)  # everything was shown: look for new messages
-        unasked = deque(walk.due)
-        asked: dict[asyncio.Task[Peeked | None], tuple[int, int]] = {}
-        """The partition, and the number of messages it was asked for, by task."""
+        late = queue.router.late
+        unasked = deque(number for number in walk.due if number not in late)
+        left = [number for number in walk.due if number in late]
+        """Partitions to ask only if the others have nothing to show."""
+        asked: dict[asyncio.Task[Peeked | None], tuple[int, Peek]] = {}
+        """The partition, and what it was asked, by task."""
         size, is_late = 0, False
         try:
-            while unasked or asked:
+            while unasked or asked or (left and not page.messages):
+                waits = any(number not in late for number, _ in asked.values())
+                if left and not (unasked or waits or page.messages):
+                    unasked, left, is_late = deque(left), [], True
                 while unasked and (is_late or not asked):
                     number = unasked.popleft()
                     wanted = count - len(page.messages)
                     peek = Peek(subqueue, walk.places[number], wanted, bytes_max=max(size_max - size, 1))
-                    asked[asyncio.create_task(_within(PAGE_WITHIN_S, queue, number, peek), name="peek")] = (
-                        number,
-                        wanted,
-                    )
-                soon = unasked or page.messages
-                answered, _ = await asyncio.wait(
-                    asked, timeout=LATE_S if soon else None, return_when=asyncio.FIRST_COMPLETED
-                )
+                    task = asyncio.create_task(_within(PAGE_WITHIN_S, queue, number, peek), name="peek")
+                    asked[task], waits = (number, peek), True
+                timeout = (LATE_S if waits else 0) if unasked or page.messages else None
+                answered, _ = await asyncio.wait(asked, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                 if not answered:
+                    for number, peek in asked.values():
+                        note_late(queue, number, peek)
                     if not unasked:
                         return last  # late partitions come on a later page
                     is_late = True
-                for task in sorted(answered, key=lambda each: asked[each]):
-                    number, wanted = asked.pop(task)
+                for task in sorted(answered, key=lambda each: asked[each][0]):
+                    number, peek = asked.pop(task)
                     peeked = task.result()
                     if peeked is None:
                         page.down.append(number)
@@ -118,7 +121,7 @@ class PeekWalks:
                         page.messages.append(message)
                         last = sequence_number
                         walk.places[number] = last + 1
-                    if not peeked.more and len(messages) < wanted:
+                    if not peeked.more and len(messages) < peek.count:
                         walk.due.remove(number)
                     if peeked.more or len(page.messages) == count:
                         return last

@@ -490,15 +490,31 @@ async def test_a_partition_that_goes_down_at_the_end_is_watched_again_when_it_is
 
 
 async def test_a_partition_that_does_not_answer_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(browse_link, "PAGE_WITHIN_S", 0.01)
+    monkeypatch.setattr(browse_link, "LATE_S", 0.01)
     stack, client, shelf = await browsing([1, 2])
     client.flow(0, 0, 10, drain=True)
     await until(lambda: stack.parts[1].has(Peek))
-    monkeypatch.setattr(browse_link, "PAGE_WITHIN_S", 60)
-    stack.parts[0].take_all(Peek)
-    await shelf.serve()
+    monkeypatch.setattr(browse_link, "PAGE_WITHIN_S", 0.01)
+    stack.parts[1].answer(Peek, shelf._answer(1, ()))
     frames = await client.hear()
-    assert shown(frames) == shelf.numbers[1] and frames[-1].field(8)
+    while not frames[-1].field(8):
+        frames += await client.hear()
+    assert shown(frames) == shelf.numbers[1]
+
+
+async def test_a_partition_that_is_late_is_shown_after_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(browse_link, "LATE_S", 0.01)
+    stack, client, shelf = await browsing([1, 2, 1])
+    client.flow(0, 0, 10)
+    await until(lambda: stack.parts[1].has(Peek))
+    monkeypatch.setattr(browse_link, "LATE_S", 60)
+    for number in (1, 2):
+        await until(lambda: stack.parts[number].has(Peek))  # noqa: B023 (called at once)
+        stack.parts[number].answer(Peek, shelf._answer(number, ()))
+    assert shown(await client.hear()) == shelf.numbers[1] + shelf.numbers[2]
+    await shelf.serve()
+    assert shown(await client.hear()) == shelf.numbers[0]
+    assert not stack.queue.router.late
 
 
 # --- attach and detach --------------------------------------------------------------------------------------

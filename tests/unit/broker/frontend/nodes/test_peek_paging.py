@@ -190,6 +190,27 @@ async def test_when_one_partition_is_late_all_others_are_asked_at_once() -> None
     request.cancel()
 
 
+async def test_once_a_partition_is_known_to_hang_no_page_of_any_client_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("broker.frontend.nodes.peek_paging.LATE_S", 0.005)
+    work = await bench()
+    other = Bench(work.stack, await work.stack.connect(), "queue/$management")
+    held = {0: 2, 1: 1, 3: 4}
+    rest = [number << PARTITION_SHIFT | at for number in (1, 3) for at in range(1, held[number] + 1)]
+    silence(work, 0)
+    assert await peek(work, 1, 3, holding(held)) == rest[:3]
+    monkeypatch.setattr("broker.frontend.nodes.peek_paging.LATE_S", 3_600)
+    assert await peek(work, rest[2] + 1, 3, holding(held)) == rest[3:]
+    for _ in range(10):
+        assert await peek(other, 1, 100, holding(held)) == rest
+    asked = [operation for operation, _, _ in work.stack.parts[0].posted if isinstance(operation, Peek)]
+    assert [each.count for each in asked] == [3, 1], "it is asked again only for the first message"
+    speak(work, 0)
+    assert await peek(work, rest[-1] + 1, 3, holding(held)) == [1, 2]
+    assert await peek(other, 1, 100, holding(held)) == [1, 2, *rest]
+
+
 @pytest.mark.usefixtures("late_soon")
 async def test_a_client_that_has_seen_everything_is_shown_what_comes_after_a_partition_was_late() -> None:
     work = await bench()
