@@ -94,14 +94,17 @@ class BrokerProcess:
         environment: Mapping[str, str] | None = None,
         keeps_ports: bool = True,
         files_max: int | None = None,
+        group: Path | None = None,
         host: str = "127.0.0.1",
         addresses: Addresses | None = None,
     ) -> None:
-        """files_max: limit on the process's open file descriptors."""
+        """files_max: limit on the process's open file descriptors. group: the file with the members of a
+        control group that the process joins.
+        """
         self._folder = folder
         self._environment = dict(environment or {})
         self._keeps_ports = keeps_ports
-        self._files_max = files_max
+        self._files_max, self._group = files_max, group
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         self._ready = threading.Event()
@@ -159,6 +162,8 @@ class BrokerProcess:
         command += ["--http-port", str(ports.http_port), "--log-format", "json"]
         if self._files_max is not None:
             command = ["sh", "-c", f'ulimit -n {self._files_max}; exec "$@"', "sh", *command]
+        if self._group is not None:
+            command = ["sh", "-c", f'echo $$ > {self._group} && exec "$@"', "sh", *command]
         self._ready.clear()
         self._process = subprocess.Popen(
             command,
