@@ -171,8 +171,7 @@ class Abandon:
 
 @dataclass(slots=True)
 class Defer:
-    """Set locked messages aside: only `ReceiveDeferred` finds them (AMQP contract 10.6). Answered with
-    `Settled`.
+    """Defer locked messages: only `ReceiveDeferred` finds them (AMQP contract 10.6). Answered with `Settled`.
 
     Counts a delivery, except in a dead-letter subqueue (AMQP contract 5.6).
     """

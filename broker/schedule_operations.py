@@ -23,7 +23,7 @@ class Reschedule:
 
 @dataclass(slots=True)
 class PromiseNumbers:
-    """Set sequence numbers aside for messages that a transaction schedules, because its client is told them
+    """Promise sequence numbers for messages that a transaction schedules, because its client is told them
     before the commit. Answered with `Promised`.
 
     A promise is not durable: if the partition goes down, the transaction can no longer be committed, and the
@@ -48,7 +48,7 @@ class BreakPromise:
 
 @dataclass(slots=True)
 class Promised:
-    """The sequence numbers from `first` on are set aside. Answers `PromiseNumbers`."""
+    """The sequence numbers from `first` on are promised. Answers `PromiseNumbers`."""
 
     first: int
     cookie: object

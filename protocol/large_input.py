@@ -1,4 +1,4 @@
-"""Keeps the payloads of large transfers aside, so that they do not go through proton.
+"""Takes the payloads of large transfers out of the frames, so that they do not go through proton.
 
 Proton copies a payload three times before we get it: into its input buffer, into the buffer of the delivery,
 and out of it. It only passes payloads on, without looking at them. So of a large transfer's frame, it gets
@@ -148,7 +148,7 @@ class LargeInput:
 
     @property
     def has_payloads(self) -> bool:
-        """Whether payloads were kept aside since the last `clear`."""
+        """Whether payloads were taken out since the last `clear`."""
         return bool(self._payloads)
 
     def clear(self) -> None:

@@ -25,7 +25,7 @@ COUNTERS: Mapping[str, str] = {
     "outgoing_bytes": "Bytes of the messages handed to receivers.",
     "completed_messages": "Messages removed by their receiver.",
     "abandoned_messages": "Messages abandoned by their receiver.",
-    "deferred_messages": "Messages set aside by their receiver.",
+    "deferred_messages": "Messages deferred by their receiver.",
     "dead_lettered_messages": "Messages moved to the dead-letter subqueue, for whatever reason.",
     "expired_messages": "Messages whose time to live ran out.",
     "expired_locks": "Locks that ran out before their message was settled.",

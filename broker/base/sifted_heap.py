@@ -1,7 +1,7 @@
 """A heap that tolerates stale numbers: they are sifted out, a few at a time. Pure.
 
-Rebuilding a heap of a million numbers takes half a second. So when most of the numbers are stale, the heap is
-set aside, and its live numbers move one by one to a new heap. Both heaps are in use until that is done.
+Rebuilding a heap of a million numbers takes half a second. So when most of the numbers are stale, a new heap
+is begun, and the live numbers move to it one by one. Both heaps are in use until that is done.
 Numbers are taken from the end of the old heap, so that the rest of it stays a heap. A heap may also hold
 something else that has an order, such as tuples.
 """
@@ -30,23 +30,23 @@ T = TypeVar("T", bound=Ordered)
 class SiftedHeap(Generic[T]):
     """A heap of numbers, lowest first. A number may occur twice."""
 
-    __slots__ = ("_aside", "_numbers")
+    __slots__ = ("_numbers", "_old")
 
     def __init__(self) -> None:
         self._numbers: list[T] = []
-        self._aside: list[T] | None = None
+        self._old: list[T] | None = None
         """The heap being sifted."""
 
     def __bool__(self) -> bool:
-        return bool(self._numbers or self._aside)
+        return bool(self._numbers or self._old)
 
     def __len__(self) -> int:
-        return len(self._numbers) + len(self._aside or ())
+        return len(self._numbers) + len(self._old or ())
 
     def __iter__(self) -> Iterator[T]:
         """Yield all numbers, in no particular order."""
         yield from self._numbers
-        yield from self._aside or ()
+        yield from self._old or ()
 
     @property
     def first(self) -> T:
@@ -64,33 +64,33 @@ class SiftedHeap(Generic[T]):
     def clear(self) -> None:
         """Remove all numbers."""
         self._numbers.clear()
-        self._aside = None
+        self._old = None
 
     def shorten(self, count: int) -> None:
         """Remove `count` arbitrary numbers, to free a heap that is no longer used."""
         del self._numbers[-count:]
-        if self._aside:
-            del self._aside[-count:]
+        if self._old:
+            del self._old[-count:]
 
     def tidy(self, live: Container[T], live_count: int, changed: int = 1) -> None:
         """Sift out some stale numbers, so that the heap stays in proportion to the live ones.
 
         The caller has just lost or added `changed` numbers.
         """
-        if not self._aside:
+        if not self._old:
             if len(self._numbers) <= _SLACK + 2 * live_count:
                 return
-            self._aside, self._numbers = self._numbers, []
-        aside = self._aside
-        for _ in range(min(max(SIFTED_AT_ONCE, 4 * changed), len(aside))):
-            number = aside.pop()
+            self._old, self._numbers = self._numbers, []
+        old = self._old
+        for _ in range(min(max(SIFTED_AT_ONCE, 4 * changed), len(old))):
+            number = old.pop()
             if number in live:
                 heapq.heappush(self._numbers, number)
-        if not aside:
-            self._aside = None
+        if not old:
+            self._old = None
 
     def _least(self) -> list[T]:
-        numbers, aside = self._numbers, self._aside
-        if not aside:
+        numbers, old = self._numbers, self._old
+        if not old:
             return numbers
-        return aside if not numbers or aside[0] < numbers[0] else numbers
+        return old if not numbers or old[0] < numbers[0] else numbers

@@ -30,7 +30,7 @@ With `--yes`:
 
 * A damaged log is rebuilt from everything in it that can be read. Settlements that cannot be read are
   lost: such messages come again.
-* A damaged file whose copy serves is set aside, and the broker makes a new one.
+* A damaged file whose copy is intact is moved, and the broker makes a new one.
 * A damaged file `folder` of one of several data folders is written again if it is certain which folder it is.
 * Nothing is deleted: what is replaced moves to the folder `damaged`, with a report. Remove that folder
   once you do not need it any more.
@@ -77,7 +77,7 @@ def repair(
 ) -> None:
     """Say what can be saved of a damaged data folder and which messages are gone; with --yes, repair it.
 
-    The broker must be stopped. Damaged files are moved aside, never deleted.
+    The broker must be stopped. Damaged files are moved, never deleted.
     """
     configure_logging("console", "warning")
     if give_up is not None:
@@ -182,7 +182,7 @@ def _print(plan: Plan) -> None:
                 f"{log.queue}, partition {log.partition}: rebuilt. The old log and the report are in "
                 f"{log.moved_to}"
             )
-    for each in plan.aside:
+    for each in plan.moved:
         console.print(
             f"{each.path}: {each.why}. The other copy serves; this one {moved} {DAMAGED_DIRECTORY}/"
         )

@@ -3,16 +3,16 @@ replaced move to `damaged/`.
 
 A damaged log is *rebuilt*: its legible messages are written to a new log beside the old one, with their
 sequence numbers, delivery counts and properties, and then the two change places. A damaged checkpoint, extent
-or document with an intact copy is *set aside*, and the broker makes a new one. Two damaged files of one
-document are *merged* if their good parts make a whole one. A damaged file `folder` is *written again* if the
-other data folders and the logs in this one leave no doubt which folder it is.
+or document with an intact copy is *moved* to `damaged/`, and the broker makes a new one. Two damaged files of
+one document are *merged* if their good parts make a whole one. A damaged file `folder` is *written again* if
+the other data folders and the logs in this one leave no doubt which folder it is.
 
     damaged/<entity>-<partition>-<n>/
         report.json     what is done, and which sequence numbers are gone; written before the exchange
         log/            the old log
         <…>.extent      its extent
         rebuilt/        the new log while it is written; moved to its place and then removed
-    damaged/<file name>     what was set aside
+    damaged/<file name>     a file that was moved
 
 An interrupted repair does no harm. Until the report exists, the old log is in its place, and the next repair
 starts over. After that, the next repair finishes the exchange. A broker that starts in between finds that log
@@ -110,8 +110,8 @@ class Plan:
 
     report: Report
     logs: list[Rebuilding] = field(default_factory=list)
-    aside: list[Finding] = field(default_factory=list)
-    """Files to set aside, because an intact copy exists."""
+    moved: list[Finding] = field(default_factory=list)
+    """Files to move to `damaged/`, because an intact copy exists."""
     merged: list[tuple[list[Path], bytes]] = field(default_factory=list)
     """Documents that can be restored by merging the good parts of their two files: the files, and the content
     for both."""
@@ -131,7 +131,7 @@ class Plan:
     @property
     def can_help(self) -> bool:
         """Whether anything can be repaired."""
-        done = self.aside or self.merged or self.identities or self.finished
+        done = self.moved or self.merged or self.identities or self.finished
         return bool(done or any(not log.refused for log in self.logs))
 
     @property
@@ -146,7 +146,7 @@ class Plan:
             "done": self.done,
             "finished": self.finished,
             "logs": [log.as_json() for log in self.logs],
-            "set_aside": [each.path for each in self.aside],
+            "moved": [each.path for each in self.moved],
             "merged": [str(path) for paths, _ in self.merged for path in paths],
             "identities": [{"path": str(each.path), "number": each.number} for each in self.identities],
             "not_repaired": [{"path": each.path, "why": each.why} for each in self.hopeless],
@@ -193,16 +193,16 @@ class Repair:
             elif finding.severity is Severity.UNUSABLE:
                 plan.hopeless.append(finding)
             else:
-                plan.aside.append(finding)
+                plan.moved.append(finding)
         self._plan_merges(plan)
         self._plan_identities(plan)
         for (entity, partition), findings in by_log.items():
             if any(finding.severity is Severity.UNUSABLE for finding in findings):
                 plan.logs.append(self._plan_log(plan.report, self._folders[entity, partition], findings))
             else:
-                plan.aside += _files_to_set_aside(findings)
-        plan.aside = [
-            each for each in plan.aside if Path(each.path).name in self._disk.names(Path(each.path).parent)
+                plan.moved += _files_to_move(findings)
+        plan.moved = [
+            each for each in plan.moved if Path(each.path).name in self._disk.names(Path(each.path).parent)
         ]
         return plan
 
@@ -302,19 +302,19 @@ class Repair:
         for log in plan.logs:
             if not log.refused:
                 self._rebuild(log)
-        for finding in plan.aside:
-            self._set_aside(Path(finding.path))
+        for finding in plan.moved:
+            self._move_to_damaged(Path(finding.path))
         for paths, content in plan.merged:
             for path in paths:
-                self._set_aside(path)
+                self._move_to_damaged(path)
             for path in paths:  # the files may be in different folders
                 publish_together(self._disk, [path], [content])
         for each in plan.identities:
-            self._set_aside(each.path / FILE_NAME)
+            self._move_to_damaged(each.path / FILE_NAME)
             write_identity(self._disk, each.path, self._survey, each.number)
         plan.done = True
 
-    def _set_aside(self, path: Path) -> None:
+    def _move_to_damaged(self, path: Path) -> None:
         root = next(root for root in self._roots if path.is_relative_to(root))
         damaged = root / DAMAGED_DIRECTORY
         make_directories(self._disk, root, [DAMAGED_DIRECTORY])
@@ -342,18 +342,18 @@ class Repair:
         )
         self._exchange(directory, log.as_json())
 
-    def _set_index_aside(self, changed: Path) -> None:
-        """Set aside the index of partitions, which describes the old logs. Without it the next start opens
-        all partitions and counts again.
+    def _move_index(self, changed: Path) -> None:
+        """Move the index of partitions, which describes the old logs. Without it the next start opens all
+        partitions and counts again.
 
         If the index is in a folder that was not named, only the witness in the folder `changed` can tell the
         broker that the index is out of date.
         """
         for catalogue in [root / CATALOGUE_DIRECTORY for root in self._roots]:
             for name in sorted({INDEX_NAME, COPY_NAME} & set(self._disk.names(catalogue))):
-                self._set_aside(catalogue / name)
+                self._move_to_damaged(catalogue / name)
         if WITNESS_NAME in self._disk.names(changed):
-            self._set_aside(changed / WITNESS_NAME)
+            self._move_to_damaged(changed / WITNESS_NAME)
 
     async def _write_log(self, folder: LogFolder, root: Path) -> None:
         """Write what can be saved of a log to a new log below `root`, durably."""
@@ -401,7 +401,7 @@ class Repair:
     def _exchange(self, directory: Path, report: dict[str, Any]) -> None:
         """Put the new log in the place of the old one. The process may end after any step, so each step first
         checks whether it is already done."""
-        self._set_index_aside(directory.parent.parent)
+        self._move_index(directory.parent.parent)
         disk, root, entity = self._disk, directory.parent.parent, _directory_name(report["entity"])
         partition = f"{report['partition']:04x}"
         rebuilt = directory / REBUILT_DIRECTORY
@@ -443,7 +443,7 @@ class Repair:
         return [(folder, names) for folder, names in found if REBUILT_DIRECTORY in names]
 
 
-def _files_to_set_aside(findings: Sequence[Finding]) -> list[Finding]:
+def _files_to_move(findings: Sequence[Finding]) -> list[Finding]:
     """The damaged files, each once. An extent is included only if neither slot is whole, because the broker
     mends a single slot by itself."""
     slots = [finding for finding in findings if finding.path.endswith(EXTENT_SUFFIX)]

@@ -102,8 +102,7 @@ def abandon(properties: Mapping[Any, Any]) -> Settlement:
 
 
 def defer(properties: Mapping[Any, Any]) -> Settlement:
-    """Set messages aside, to be received by sequence number. Raises Refused for properties that cannot be
-    set."""
+    """Defer messages, to be received by sequence number. Raises Refused for properties that cannot be set."""
     return Settlement(Kind.DEFER, encode_changes(properties)) if properties else _DEFER
 
 

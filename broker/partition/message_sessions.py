@@ -150,7 +150,7 @@ class MessageSessions:
             self.review(session)
 
     def unlock(self, references: Iterable[Reference]) -> None:
-        """The locks of messages have ended. `give_back`, `remove` or `set_aside` follows."""
+        """The locks of messages have ended. `give_back`, `remove` or `take_out` follows."""
         for reference in references:
             session = self._of(reference)
             if session is not None and reference.state is ACTIVE:
@@ -179,7 +179,7 @@ class MessageSessions:
                 session.delayed.add(reference.sequence_number)
                 self.review(session)
 
-    def set_aside(self, references: Iterable[Reference]) -> None:
+    def take_out(self, references: Iterable[Reference]) -> None:
         """Unlocked messages are about to be deferred, scheduled or locked by their numbers."""
         for reference in references:
             session = self._of(reference)

@@ -1,4 +1,4 @@
-"""Sequence numbers that are set aside for the messages that transactions schedule, and these messages. Pure.
+"""Sequence numbers that are promised for the messages that transactions schedule, and these messages. Pure.
 
 A client that schedules messages in a transaction is told their sequence numbers before the commit (AMQP
 contract 8.2). Meanwhile other messages may get higher numbers, so the commit cannot enqueue the messages at
@@ -34,7 +34,7 @@ class Promises:
         """How many numbers each promise has, by its first one."""
 
     def make(self, client: ClientId, promise: PromiseNumbers) -> bool:
-        """Set numbers aside. Returns False if that must wait for the next cycle, because undoing the sends of
+        """Promise numbers. Returns False if that must wait for the next cycle, because undoing the sends of
         this one would give the numbers again."""
         space, cycle = self._space, self._space.cycle
         if cycle.has_sent:
@@ -59,7 +59,7 @@ class Promises:
                 raise Refused(
                     Reason.PARTITION_UNAVAILABLE,
                     f"Partition {self._space.number} was not available in between, and the sequence number "
-                    f"{numbers[place]} is not set aside any more.",
+                    f"{numbers[place]} is not promised any more.",
                 )
             place += count
 

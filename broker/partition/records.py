@@ -9,7 +9,7 @@ begins as drawn here (version 1 of each kind):
      1 ENQUEUED    messages were sent to the main subqueue
      2 REMOVED     references were removed
      3 RETURNED    a delivery failed, and the messages stay
-     4 DEFERRED    messages were set aside
+     4 DEFERRED    messages were deferred
      5 MOVED       messages were moved to another subqueue
      6 COUNTERS    what must survive when everything before is trimmed
      7 RELOCATED   whole messages, stored here from now on

@@ -54,7 +54,7 @@ class Settling:
         self._settle(client, operation, self.effect_of(operation))
 
     def defer(self, client: ClientId, operation: Defer) -> None:
-        """Set messages aside. Raises Refused."""
+        """Defer messages. Raises Refused."""
         self.check_changes(operation)
         self._settle(client, operation, self.effect_of(operation))
 

@@ -30,7 +30,7 @@ Locks, demand and recalls are volatile; everything else is a fold over the recor
                                             (AMQP contract 10.3)
                                 CHANGED     … or, in a dead-letter subqueue, available again; no record unless
                                             properties change
-    Defer                       DEFERRED    delivery count + 1 (in the main subqueue only), set aside,
+    Defer                       DEFERRED    delivery count + 1 (in the main subqueue only), deferred,
                                             however high the count
     DeadLetter                  MOVED       to the dead-letter subqueue; in a dead-letter subqueue it is
                                             refused, and the lock stays

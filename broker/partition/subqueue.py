@@ -160,7 +160,7 @@ class Subqueue:
         """Make active messages scheduled ones; their times are set."""
         if self.sessions is not None:
             references = list(references)
-            self.sessions.set_aside(references)
+            self.sessions.take_out(references)
         for reference in references:
             reference.state = SCHEDULED
             self.available -= 1
@@ -445,7 +445,7 @@ class Subqueue:
     def lock_by_number(self, references: Sequence[Reference], lease: Lease) -> None:
         """Lock messages that are not locked, in any state."""
         if self.sessions is not None:
-            self.sessions.set_aside(references)
+            self.sessions.take_out(references)
         for reference in references:
             reference.lease = lease
             if reference.state is ACTIVE:
@@ -464,7 +464,7 @@ class Subqueue:
 
     def unlock(self, references: Sequence[Reference]) -> None:
         """Account for messages whose locks have ended (`lease` is already None). The caller must next give
-        them back, remove them or set them aside."""
+        them back, remove them or take them out."""
         self.locked -= len(references)
         for reference in references:
             if reference.state is ACTIVE:
@@ -485,10 +485,10 @@ class Subqueue:
         returned.tidy(self.references, len(self.references), len(returned) - before)
 
     def defer(self, references: Iterable[Reference]) -> None:
-        """Set unlocked messages aside, so that only their sequence numbers find them."""
+        """Defer unlocked messages, so that only their sequence numbers find them."""
         if self.sessions is not None:
             references = list(references)
-            self.sessions.set_aside(references)
+            self.sessions.take_out(references)
         for reference in references:
             if reference.state is ACTIVE:
                 reference.state = DEFERRED

@@ -398,7 +398,7 @@ async def test_a_repair_that_is_cut_short_loses_nothing_and_is_finished_by_the_n
     check_ledger(damaged, await read_back(damaged), plan)
 
 
-async def test_what_has_a_copy_is_set_aside_and_costs_nothing(damaged: Written) -> None:
+async def test_what_has_a_copy_is_moved_and_costs_nothing(damaged: Written) -> None:
     document = damaged.folder / "catalogue" / file_name_of(damaged.generation)
     checkpoint = newest_checkpoint(damaged, 1)
     index = damaged.folder / "catalogue" / INDEX_NAME
@@ -408,11 +408,11 @@ async def test_what_has_a_copy_is_set_aside_and_costs_nothing(damaged: Written) 
     (damaged.folder / "catalogue" / "logs" / damaged.generation / "0000.extent").unlink()
     assert {each.severity for each in check_folders([damaged.folder]).findings} == {Severity.SPARE}
     plan = repaired(damaged)
-    aside = {document, checkpoint, index, extent}
-    assert {Path(each.path) for each in plan.aside} == aside and not plan.logs
-    assert not any(path.exists() for path in aside)
+    moved = {document, checkpoint, index, extent}
+    assert {Path(each.path) for each in plan.moved} == moved and not plan.logs
+    assert not any(path.exists() for path in moved)
     assert {path.name for path in (damaged.folder / "damaged").iterdir()} == {
-        f"{path.name}-0" for path in aside
+        f"{path.name}-0" for path in moved
     }
     assert await read_back(damaged) == damaged.ledger.there
 

@@ -130,7 +130,7 @@ async def test_a_folder_that_is_gone_is_a_finding_and_the_others_are_checked_and
     repaired = await asyncio.to_thread(partibus, "repair", "--json", "--yes", *named)
     told = json.loads(repaired.stdout)
     assert repaired.returncode == 1 and [each["path"] for each in told["not_repaired"]] == [str(second)]
-    assert told["done"] and told["logs"][0]["moved_to"] and not told["set_aside"]
+    assert told["done"] and told["logs"][0]["moved_to"] and not told["moved"]
     assert [each["path"] for each in json.loads(check("check", "--json", *named).stdout)["findings"]] == [
         str(second)
     ]

@@ -1,4 +1,4 @@
-"""Repairs of data folders: what is planned, what is set aside, and that nothing is deleted.
+"""Repairs of data folders: what is planned, what is moved, and that nothing is deleted.
 
 `tests/crash/test_repair.py` interrupts repairs and compares what is left with a ledger.
 """
@@ -78,16 +78,16 @@ async def test_a_plan_changes_nothing_and_of_a_sound_folder_is_empty(tmp_path: P
     assert log.gone == [Range(3 << PARTITION_SHIFT | 1, 3 << PARTITION_SHIFT | 1)]
 
 
-async def test_one_damaged_file_of_a_document_is_set_aside_and_two_are_put_together(tmp_path: Path) -> None:
+async def test_one_damaged_file_of_a_document_is_moved_and_two_are_put_together(tmp_path: Path) -> None:
     await data_folder(tmp_path)
     one, other = sorted((tmp_path / "catalogue").glob(f"{GENERATION}*"))
     whole = one.read_bytes()
     flip(one, 40)
     damaged = one.read_bytes()
     plan = await asyncio.to_thread(repair, tmp_path)
-    assert [each.path for each in plan.aside] == [str(one)] and not plan.merged and not one.exists()
-    (aside,) = (tmp_path / DAMAGED_DIRECTORY).iterdir()
-    assert aside.read_bytes() == damaged
+    assert [each.path for each in plan.moved] == [str(one)] and not plan.merged and not one.exists()
+    (moved,) = (tmp_path / DAMAGED_DIRECTORY).iterdir()
+    assert moved.read_bytes() == damaged
     one.write_bytes(damaged)
     flip(other, 60)
     plan = await asyncio.to_thread(repair, tmp_path)

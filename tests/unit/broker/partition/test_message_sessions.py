@@ -97,7 +97,7 @@ def test_messages_that_were_set_aside_removed_or_given_a_new_number_are_passed_o
     index, references = index_of("a", "a", "a")
     session = index.find(b"a")
     assert session is not None
-    index.set_aside([references[1]])
+    index.take_out([references[1]])
     references[1].state = DEFERRED
     index.remove([references[2]])
     references[2] = message(2, "b")  # the number was given again
