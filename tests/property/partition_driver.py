@@ -57,8 +57,8 @@ WINDOW_MS = 64_000
 LATE_MS = WINDOW_MS // SLOTS_PER_WINDOW
 """A message-id may be forgotten this much later."""
 TICK_MS = Bounds().tick_ms
-LOOKER, SESSION_WATCHER = 8, 9
-"""Clients that ask for things which need no link, and that wait for a free session."""
+LOOKER, SESSION_WATCHER, FORWARDER = 8, 9, 10
+"""Clients that ask for things which need no link, that wait for a free session, and that pass messages on."""
 
 ran: Counter[str] = Counter()
 """How often each operation was carried out, and how often each fault happened."""
@@ -227,7 +227,9 @@ class PartitionDriver(RuleBasedStateMachine):
 
     def one(self, client: int, operation: Operation) -> Answer:
         answers = self.run_cycle([(client, operation)])
-        assert answers.keys() <= CLIENT_SET | {LOOKER} and len(answers.get(client, [])) >= 1, answers
+        assert answers.keys() <= CLIENT_SET | {LOOKER, FORWARDER} and len(answers.get(client, [])) >= 1, (
+            answers
+        )
         return answers[client][0]
 
     def catch_up(self, client: int = LOOKER) -> None:
@@ -274,14 +276,22 @@ class PartitionDriver(RuleBasedStateMachine):
             self.lock(client, message, locked, index, hold.until_ms)
 
     def lock(
-        self, client: int, message: Message, locked: Locked, index: int, until_ms: int | None = None
+        self,
+        client: int,
+        message: Message,
+        locked: Locked,
+        index: int,
+        until_ms: int | None = None,
+        duration_ms: int | None = None,
     ) -> None:
-        """`until_ms`: when the lock of its session ends, if it is locked with a session."""
+        """`until_ms`: when the lock of its session ends, if it is locked with a session. `duration_ms`: how
+        long it is locked, if not for as long as usual."""
         now_ms = self.harness.clock.monotonic_ms()
         token = locked.tokens[index]
         assert token not in self.tokens_seen and token[:8] == message.number.to_bytes(8, "big")
         self.tokens_seen.add(token)
-        assert locked.locked_until_ms == (now_ms + self.model.lock_ms if until_ms is None else until_ms)
+        lock_ms = self.model.lock_ms if duration_ms is None else duration_ms
+        assert locked.locked_until_ms == (now_ms + lock_ms if until_ms is None else until_ms)
         assert not message.expired(now_ms)
         assert locked.messages[index] == message.body
         message.saw_enqueued(locked.enqueued_at_ms[index], locked.expires_at_ms[index])
@@ -303,6 +313,23 @@ class PartitionDriver(RuleBasedStateMachine):
         assert locked.partition == NUMBER and all(
             partition_of(number) == NUMBER for number in locked.sequence_numbers
         )
+
+    # --- schedules ------------------------------------------------------------------------------------------
+
+    def time_of_its_own(self, later_ms: int) -> int:
+        """A wall time that much later, or a little more: the order of messages that become active within one
+        tick is the partition's choice, unless they were scheduled in that order."""
+        wall_ms = self.harness.clock.now_ms()
+        taken = {-(-each.scheduled_ms // TICK_MS) for each in self.model.messages if each.scheduled_ms}
+        at_ms = max(wall_ms + later_ms, wall_ms + 1)
+        while -(-at_ms // TICK_MS) in taken:
+            at_ms += TICK_MS
+        return at_ms
+
+    def asked_time(self, at_ms: int) -> int:
+        """What a client asks for to get that time: the earliest one stands for the past."""
+        wall_ms = self.harness.clock.now_ms()
+        return wall_ms - 1_000 if at_ms == wall_ms + 1 else at_ms
 
     # --- tokens ---------------------------------------------------------------------------------------------
 
@@ -395,8 +422,8 @@ class PartitionDriver(RuleBasedStateMachine):
 
     def stored(self, made: list[Message]) -> None:
         """The messages made last are going to be stored."""
-        self.model.messages += made
-        self.model.next_number += len(made)
+        for message in made:
+            self.model.add(message)
         if self.detects_duplicates:
             now_ms = self.harness.clock.monotonic_ms()
             self.sent_ids.update(dict.fromkeys(self.ids_made, now_ms))

@@ -13,7 +13,7 @@ from broker.partition.clock_settings import TOLERANCE_MS
 from broker.partition.task import Health
 from storage.errors import CommitFailed
 from tests.property.partition_driver import PLANS, TICK_MS, PartitionDriver, Plan, ran
-from tests.property.partition_model import CLIENTS, SUBQUEUES
+from tests.property.partition_model import ALL_SUBQUEUES, CLIENTS
 from tests.support.partition_harness import NUMBER
 
 
@@ -61,7 +61,9 @@ class PartitionFaults(PartitionDriver):
         self.the_wall_clock_decides()
         self.all_volatile_is_gone()
         delays = self.read_delays_back()
-        if opens or delays or any(each.scheduled_ms is not None for each in self.model.messages):
+        is_scheduled = any(each.scheduled_ms is not None for each in self.model.messages)
+        if opens or delays or is_scheduled or self.model.durable_number < self.model.next_number:
+            self.numbers_may_go_back()
             self.open()
 
     def can_lose_checkpoints(self) -> bool:
@@ -69,8 +71,19 @@ class PartitionFaults(PartitionDriver):
         beside the messages is then in checkpoints only."""
         is_trimmed = self.harness.log.disk.segments[0] > 0
         keeps_more = self.detects_duplicates or self.model.requires_session
+        keeps_more = keeps_more or any(self.model.origins.values())
         keeps_more = keeps_more or any(each.delay_ends_ms is not None for each in self.model.messages)
         return not (is_trimmed and keeps_more)
+
+    def numbers_may_go_back(self) -> None:
+        """Numbers that were promised and never used may be given again."""
+        self.harness.task._open_wanted = True
+        self.loop.run_until_complete(self.harness.until_quiet())
+        wall_ms = self.harness.clock.now_ms()
+        due = [each for each in self.model.messages if 0 < (each.scheduled_ms or 0) <= wall_ms]
+        next_number = self.partition.messages.next_number - len(due)
+        assert self.model.durable_number <= next_number <= self.model.next_number
+        self.model.next_number = next_number
 
     def the_wall_clock_decides(self) -> None:
         """In a new process, the wall clock says how much of a time to live is left."""
@@ -103,7 +116,7 @@ class PartitionFaults(PartitionDriver):
         did."""
         found = {
             number: reference
-            for each in SUBQUEUES
+            for each in ALL_SUBQUEUES
             for number, reference in self.partition.messages.find(each).references.items()
         }
         for each in self.model.messages:
@@ -164,6 +177,7 @@ class PartitionFaults(PartitionDriver):
             assert Unavailable(NUMBER) in answers[each]
         self.deadlines_stayed()
         self.all_volatile_is_gone()
+        self.numbers_may_go_back()
         self.read_delays_back()
         self.run_cycle([])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from broker.entities.descriptions import DEAD_LETTER, MAIN
+from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER, TRANSFER_DEAD_LETTER
 from broker.message.changes import encode_changes, merge_changes
 from broker.operations import LockToken, MessageState
 from protocol.codec import decode
@@ -13,6 +13,8 @@ from tests.support.partition_harness import NUMBER
 CLIENTS = (1, 2, 3)
 CLIENT_SET = frozenset(CLIENTS)
 SUBQUEUES = (MAIN, DEAD_LETTER)
+"""Those from which clients receive."""
+ALL_SUBQUEUES = (*SUBQUEUES, TRANSFER_DEAD_LETTER, TRANSFER)
 SESSIONS = (b"a", b"b", b"")
 """An empty session-id is a session like any other."""
 TTL_DEFAULT_MS = 60_000
@@ -112,6 +114,26 @@ class Model:
     """The state of each session, and when it was set, in wall time."""
     losers: list[int] = field(default_factory=list)
     """Clients that must be told next that they hold no session."""
+    promises: dict[int, int] = field(default_factory=dict)
+    """How many sequence numbers each promise has, by its first one."""
+    used_promises: list[list[int]] = field(default_factory=list)
+    """The numbers that transactions have used."""
+    durable_number: int = NUMBER << 48 | 1
+    """A restart gives no number below this one again. It may give those that were only promised."""
+    origins: dict[bytes, list[int]] = field(default_factory=dict)
+    """The numbers that are kept of each source that has handed messages over."""
+
+    def add(self, message: Message) -> None:
+        """Store a message that has the next number."""
+        assert message.number == self.next_number
+        self.messages.append(message)
+        self.use_number()
+
+    def use_number(self) -> int:
+        """Give the next number, for ever."""
+        self.next_number += 1
+        self.durable_number = self.next_number
+        return self.next_number - 1
 
     def in_order(self, subqueue: str) -> list[Message]:
         return sorted((each for each in self.messages if each.subqueue == subqueue), key=lambda m: m.number)
@@ -181,8 +203,7 @@ class Model:
         due = [(m.scheduled_ms, m.number, m) for m in self.messages if m.scheduled_ms is not None]
         for at_ms, _, message in sorted(due, key=lambda row: row[:2]):
             if at_ms <= wall_ms:
-                message.scheduled_ms, message.number = None, self.next_number
-                self.next_number += 1
+                message.scheduled_ms, message.number = None, self.use_number()
                 message.enqueued_ms, message.sent_ms = None, wall_ms
                 message.lives_until_ms = now_ms + message.time_to_live_ms
 
@@ -214,6 +235,10 @@ class Model:
         if reason is not None:
             message.changed = merge_changes(message.changed, encode_changes({"DeadLetterReason": reason}))
 
+    def to_transfer_dead_letter(self, message: Message, changed: bytes | None) -> None:
+        message.lock, message.deferred, message.subqueue = None, False, TRANSFER_DEAD_LETTER
+        message.changed = merge_changes(message.changed, changed)
+
     def find(self, token: LockToken) -> Message | None:
         return next(
             (each for each in self.messages if each.lock is not None and each.lock.token == token), None
@@ -223,6 +248,8 @@ class Model:
         """Nothing is locked any more, but by delays that `PartitionFaults` looks at."""
         self.demand.clear()
         self.holds.clear()
+        self.promises.clear()
+        self.used_promises.clear()
         for each in self.messages:
             each.lock = each.delayed_until_ms = None
 

@@ -27,7 +27,7 @@ from broker.operations import (
     Settled,
 )
 from broker.schedule_operations import Reschedule
-from tests.property.partition_driver import LOOKER, TICK_MS, PartitionDriver, ran
+from tests.property.partition_driver import LOOKER, PartitionDriver, ran
 from tests.property.partition_model import (
     CLIENTS,
     SESSIONS,
@@ -118,17 +118,15 @@ class PartitionOwnOperations(PartitionDriver):
     @rule(data=st.data(), later_ms=st.sampled_from([-1_000, 500, 30_000, 3_600_000]))
     def reschedule(self, data: st.DataObject, later_ms: int) -> None:
         self.catch_up()
-        wall_ms = self.harness.clock.now_ms()
         scheduled = {each.number: each for each in self.model.messages if each.scheduled_ms is not None}
         others = [each.number for each in self.model.in_order(MAIN) if each.scheduled_ms is None][:2]
-        numbers = self.some_numbers(data, [*scheduled, *others])
-        if any(wall_ms < (each.scheduled_ms or 0) <= wall_ms + TICK_MS for each in scheduled.values()):
-            later_ms = 500  # the order within one tick is the partition's choice
+        numbers = sorted(self.some_numbers(data, [*scheduled, *others]))
         missing = {place for place, number in enumerate(numbers) if number not in scheduled}
+        at_ms = self.time_of_its_own(later_ms)
         for number in numbers:
             if number in scheduled:
-                scheduled[number].scheduled_ms = max(wall_ms + later_ms, wall_ms + 1)
-        answer = self.one(LOOKER, Reschedule(numbers, wall_ms + later_ms, "time"))
+                scheduled[number].scheduled_ms = at_ms
+        answer = self.one(LOOKER, Reschedule(numbers, self.asked_time(at_ms), "time"))
         assert answer == Settled("time", dict.fromkeys(missing, Reason.MESSAGE_NOT_FOUND))
 
     @precondition(lambda self: self.has_messages())
@@ -234,8 +232,7 @@ class PartitionOwnOperations(PartitionDriver):
             if message is not None:
                 self.lost_tokens.append(token)
                 self.model.messages.remove(message)
-                self.model.messages.append(self.sent_again(message, time_to_live_ms))
-                self.model.next_number += 1
+                self.model.add(self.sent_again(message, time_to_live_ms))
         assert self.one(client, operation) == Redriven(numbers, "again")
 
     def redrive_in_vain(self, client: int, operation: Redrive) -> None:

@@ -1,6 +1,6 @@
 """Check the partition against a naive model: random operations of every kind (sends, receives, settlements,
-sessions, schedules, duplicates, transactions, operations of our own), clock steps, restarts, failed commits,
-full disks, compaction.
+sessions, schedules, duplicates, transactions, forwarding, operations of our own), clock steps, restarts,
+failed commits, full disks, compaction.
 
 The partition runs through its task (`PartitionTask.step`) on a log in memory. The model is plain lists: each
 message, and the client that holds it. Where the partition has a choice (which client it serves first), the
@@ -47,17 +47,25 @@ from broker.operations import (
     Watch,
     Withdraw,
 )
+from broker.partition.origins import Origins
 from broker.partition.task import Health
 from tests.property.partition_driver import EXAMPLES, LOOKER, PLANS, SEED, STEPS, TICK_MS, Plan, ran
 from tests.property.partition_faults import PartitionFaults
-from tests.property.partition_model import CHANGES, CLIENTS, SESSIONS, SUBQUEUES, properties
+from tests.property.partition_forwarding import SOURCES, PartitionForwarding
+from tests.property.partition_model import ALL_SUBQUEUES, CHANGES, CLIENTS, SESSIONS, SUBQUEUES, properties
 from tests.property.partition_own_operations import PartitionOwnOperations
 from tests.property.partition_sessions import PartitionSessions
 from tests.property.partition_transactions import DELAYS_MS, PartitionTransactions
 from tests.support.partition_harness import NUMBER
 
 
-class PartitionMachine(PartitionFaults, PartitionTransactions, PartitionSessions, PartitionOwnOperations):
+class PartitionMachine(
+    PartitionFaults,
+    PartitionTransactions,
+    PartitionSessions,
+    PartitionOwnOperations,
+    PartitionForwarding,
+):
     """Each rule runs one cycle of the partition and applies the same operations to the model."""
 
     @rule(client=st.sampled_from(CLIENTS), plan=PLANS)
@@ -293,7 +301,7 @@ class PartitionMachine(PartitionFaults, PartitionTransactions, PartitionSessions
     @precondition(lambda self: self.has_messages())
     @rule(
         client=st.sampled_from(CLIENTS),
-        subqueue=st.sampled_from(SUBQUEUES),
+        subqueue=st.sampled_from(ALL_SUBQUEUES),
         start=st.integers(0, 30),
         count=st.integers(1, 10),
         session=st.sampled_from([None, None, *SESSIONS]),
@@ -346,13 +354,29 @@ class PartitionMachine(PartitionFaults, PartitionTransactions, PartitionSessions
         )
         assert self.one(LOOKER, Update(self.harness.description, "new")) == Updated("new")
 
+    @precondition(lambda self: hasattr(self, "model") and self.model.requires_session)
+    @rule(data=st.data(), client=st.sampled_from(CLIENTS), plan=PLANS, closes=st.booleans())
+    def work_on_a_session(self, data: st.DataObject, client: int, plan: Plan, closes: bool) -> None:
+        """What a client of sessions does: it holds messages of its session when it closes it, or renews it
+        to hold them for longer."""
+        self.send_and_receive(client, plan, 3)
+        if closes:
+            self.detach(data, client)
+            return
+        half_ms = self.model.lock_ms // 2
+        self.advance(half_ms)
+        self.renew_session(client, SESSIONS[0])
+        self.advance(half_ms + 1_000)
+
     # --- invariants -----------------------------------------------------------------------------------------
 
     @invariant()
     def they_agree(self) -> None:
+        ran["step"] += 1
         if hasattr(self, "model") and self.harness.task.health is Health.HEALTHY:
             self.the_same_messages_are_there()
             self.counts_agree()
+            self.the_same_origins_are_kept()
             self.nobody_waits_for_what_is_available()
 
     def nobody_waits_for_what_is_available(self) -> None:
@@ -371,7 +395,7 @@ class PartitionMachine(PartitionFaults, PartitionTransactions, PartitionSessions
             assert not seen, "a message is there to be seen, and nobody is told"
 
     def the_same_messages_are_there(self) -> None:
-        for subqueue in SUBQUEUES:
+        for subqueue in ALL_SUBQUEUES:
             found = self.partition.messages.find(subqueue).references
             assert {
                 number: (each.state, each.delivery_count, each.size, each.session_id, each.lease is not None)
@@ -382,9 +406,14 @@ class PartitionMachine(PartitionFaults, PartitionTransactions, PartitionSessions
                 if each.subqueue == subqueue
             }
 
+    def the_same_origins_are_kept(self) -> None:
+        origins = self.partition.messages.states.of(Origins)
+        for source in SOURCES:
+            assert sorted(origins.of(source)) == sorted(self.model.origins.get(source, []))
+
     def counts_agree(self) -> None:
         counts = self.harness.task.counts()
-        for subqueue in SUBQUEUES:
+        for subqueue in ALL_SUBQUEUES:
             mine = self.model.in_order(subqueue)
             states = [each.state for each in mine]
             assert counts[subqueue].active == states.count(MessageState.ACTIVE)
@@ -405,6 +434,9 @@ EXPECTED = {
     *("AcceptSession", "WatchSessions", "RenewSession", "GetSessionState", "SetSessionState", "ListSessions"),
     *("duplicate", "Abandon with a delay", "ReceiveDeferred found", "CancelScheduled found"),
     *("AcceptSession shared", "Transact refused", "Transact on a full disk", "Redrive on a full disk"),
+    *("PromiseNumbers", "BreakPromise", "HandOver", "LockNext", "FailTransfer"),
+    *("Transact sends", "Transact settles", "Transact schedules", "Transact cancels", "Transact transfers"),
+    *("handed over again", "HandOver on a full disk"),
     *("time passes", "the clock is set", "restart", "restart without a checkpoint", "a commit fails"),
     "the disk is full",
 }

@@ -11,8 +11,10 @@ import __future__
 import inspect
 import os
 import textwrap
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -20,10 +22,14 @@ import pytest
 from hypothesis import Phase, Verbosity, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from broker.partition import delivery_count, lock_expiry, schedule
+from broker.partition import dead_lettering, delivery_count, lock_expiry, schedule
 from broker.partition.browsing import Browsing
+from broker.partition.delivering import Delivering
 from broker.partition.duplicates import Duplicates
+from broker.partition.handing_over import HandingOver
 from broker.partition.message_sessions import MessageSessions
+from broker.partition.origins import Origins
+from broker.partition.promises import Promises
 from broker.partition.session_locks import SessionLocks
 from broker.partition.settling import Settling
 from broker.partition.subqueue import Subqueue
@@ -174,6 +180,78 @@ MUTANTS = [
         "until_ms = space.cycle.now_ms + operation.duration_ms",
         "until_ms = space.locked_until_ms(space.messages.main)",
     ),
+    Mutant(
+        "a refused transaction is carried out",
+        Transactions.give_up,
+        "cycle.dead_lettered -= pending.dead_lettered",
+        "[change() for change in pending.changes]",
+    ),
+    Mutant(
+        "a transaction that sends cancels nothing",
+        Transactions._write,
+        "self._cancel(cancelled)",
+        "pass",
+    ),
+    Mutant(
+        "messages for another entity stay where they were sent",
+        Transactions._pass_on,
+        "if numbers:",
+        "if False:",
+    ),
+    Mutant(
+        "a restart gives numbers again that were promised and used",
+        Promises.keep,
+        "cycle.commit.add(records.COUNTERS, [records.encode_counters(counters)], records.VERSION)",
+        "pass",
+    ),
+    Mutant(
+        "a promise is used twice",
+        Promises.keep,
+        "self._counts.pop(number, None)",
+        "pass",
+    ),
+    Mutant(
+        "what a transaction schedules makes no duplicates",
+        Promises.keep,
+        "self._sending.remember(cycle, space.description, send.identities)",
+        "pass",
+    ),
+    Mutant(
+        "a message that is handed over twice at once is stored twice",
+        HandingOver.take,
+        "seen.add(number)",
+        "pass",
+    ),
+    Mutant(
+        "numbers that nobody needs any more are kept",
+        HandingOver.take,
+        "if number in wanted",
+        "if True",
+    ),
+    Mutant(
+        "the numbers of refused messages are kept",
+        Origins.undo,
+        "if each not in refused",
+        "if True",
+    ),
+    Mutant(
+        "a restart forgets what was handed over",
+        Origins.apply,
+        "self._set(source, numbers)",
+        "self._set(source, ())",
+    ),
+    Mutant(
+        "messages are locked for as long as usual on their way to another entity",
+        Delivering.lock_next,
+        "cycle.now_ms + lock.duration_ms",
+        "space.locked_until_ms(subqueue)",
+    ),
+    Mutant(
+        "a message that nobody takes has no reason",
+        dead_lettering.fail_transfer,
+        "numbers, changed, target",
+        "numbers, None, target",
+    ),
 ]
 TRIED_EACH_TIME = 5
 EXAMPLES_MAX = 400
@@ -217,9 +295,17 @@ def test_the_model_notices_a_mistake(mutant: Mutant) -> None:
         verbosity=Verbosity.quiet,
         report_multiple_bugs=False,
     )
-    with applied(mutant), pytest.raises(Exception) as noticed:
+    with applied(mutant), pytest.raises((AssertionError, LookupError, StopIteration)) as noticed:
         run_state_machine_as_test(PartitionMachine, settings=short)
-    print(repr(noticed.value))
+    print(f"{mutant.mistake}: {noticed_by(noticed.value)}")
+
+
+def noticed_by(error: BaseException) -> str:
+    """The rule or invariant of the model that failed, and its last own line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).parent == Path(__file__).parent]
+    rules = [frame.name for frame in own if callable(getattr(PartitionMachine, frame.name, None))]
+    return f"{rules[0]}, at `{own[-1].line}`" if rules else repr(error)
 
 
 def test_each_mutant_fits_its_function() -> None:
