@@ -53,14 +53,16 @@ class UnderWay(Protocol):
 
 
 class _Whole:
-    """A batch whose messages went to several partitions. It has one outcome."""
+    """A batch whose messages go to several partitions. It has one outcome."""
 
-    __slots__ = ("_left", "failed")
+    __slots__ = ("_left", "failed", "last")
 
-    def __init__(self, parts: int) -> None:
+    def __init__(self, parts: int, last: Send | None) -> None:
         self._left = parts
         self.failed: Failed | None = None
         """The first refusal."""
+        self.last = last
+        """Messages to post once all others are durable."""
 
     def waits_for_more(self, answer: Sent | Failed) -> bool:
         """Take a partition's answer. Returns whether others have not answered yet."""
@@ -203,19 +205,25 @@ class Sending(Generic[R]):
     def send_batch(self, payload: bytes, receipts: Sequence[R]) -> Iterator[None]:
         """Enqueue a batch as a whole, in one partition: that of its messages' single key, else the next
         one in order (AMQP contract 4.5). If the entity detects duplicates, the messages of a batch without a
-        key go to the partitions of their message-ids (AMQP contract 10.5). Raises Refused.
+        key go to the partitions of their message-ids (AMQP contract 10.5), and those without an id to one
+        partition together. Raises Refused.
 
         A batch may hold thousands of messages, so it is taken apart in steps and posted in the last one.
         """
         self._memory.admit(0)  # above the memory mark, do not even take the batch apart
         inner, hint = split(payload)
         self._memory.admit(len(inner))
-        message_id = self._message_id
+        made: set[str] = set()
+
+        def message_id() -> str:
+            made.add(new := self._message_id())
+            return new
+
         if not inner:
             raise Refused(Reason.ARGUMENT, "The batch holds no message.")
         parts: list[Send] = []
         keys: set[str] = set()
-        groups: dict[int, list[int]] = {}
+        groups: dict[int | None, list[int]] = {}
         for start in range(0, len(inner), TAKEN_APART_AT_ONCE):
             yield
             run = store_run(inner[start : start + TAKEN_APART_AT_ONCE], message_id)
@@ -226,32 +234,57 @@ class Sending(Generic[R]):
             parts.append(send_of(run, self._queue))
             if parts[0].identities is not None:
                 for index, message in enumerate(run.data, start):
-                    groups.setdefault(self._queue.router.number_of(key_text(message)), []).append(index)
+                    id = key_text(message)
+                    number = None if id in made else self._queue.router.number_of(id)
+                    groups.setdefault(number, []).append(index)
         key = self._key_of_batch(keys, hint)
         router, whole = self._queue.router, merged(parts)
         if key is not None:
             handle = router.keyed(key)
             self._count(whole)
             self._post(handle, whole, receipts, 1)
-        elif groups:
+        elif groups.keys() - {None}:
             self._post_split(groups, whole, receipts)
         else:
             number = router.spread(1, self._loop.time())[0][0]
             self._count(whole)
             self._post(router.handles[number], whole, receipts, 1, number)
 
-    def _post_split(self, groups: Mapping[int, Sequence[int]], send: Send, receipts: Sequence[R]) -> None:
-        """Post the messages of a batch to several partitions: `groups` has the places of their messages.
+    def _post_split(
+        self, groups: Mapping[int | None, Sequence[int]], send: Send, receipts: Sequence[R]
+    ) -> None:
+        """Post the messages of a batch to several partitions: `groups` has the places of their messages, and
+        under None of those without a message-id.
 
         The batch is accepted once all of them are durable, and refused if one partition refuses; if it is
-        sent again, the others drop what they have. Raises Refused if a partition is known to be down; then
-        nothing is posted.
+        sent again, the others drop what they have. Nobody would know messages without an id as duplicates,
+        so they are posted together, once all others are durable. Raises Refused if a partition is known to
+        be down; then nothing is posted.
         """
-        handles = [self._queue.router.pinned(number) for number in groups]
+        router = self._queue.router
+        parts = [
+            (router.pinned(number), part_of(send, at(places)))
+            for number, places in groups.items()
+            if number is not None
+        ]
+        whole = _Whole(len(parts), part_of(send, at(groups[None])) if None in groups else None)
         self._count(send)
-        whole = _Whole(len(groups))
-        for handle, places in zip(handles, groups.values(), strict=True):
-            self._post(handle, part_of(send, at(places)), receipts, 1, whole=whole)
+        for handle, part in parts:
+            self._post(handle, part, receipts, 1, whole=whole)
+
+    def _post_last(self, last: Send, receipts: Sequence[R]) -> None:
+        """Post the messages of a batch that have no message-id: all others are durable."""
+        try:
+            number = self._queue.router.spread(1, self._loop.time())[0][0]
+        except Refused as why:
+            self._drop_last(last)
+            self._refused(receipts, why, 1)
+        else:
+            self._post(self._queue.router.handles[number], last, receipts, 1, number)
+
+    def _drop_last(self, last: Send) -> None:
+        """Stop counting the messages without a message-id of a batch that is refused."""
+        self._under_way.finished_with(sum(map(len, last.messages)), len(last.messages))
 
     def _key_of_batch(self, keys: Collection[str], hint: RoutingHint) -> str | None:
         """The key of a batch with these keys; None if it has none (AMQP contract 4.5). Raises Refused if it
@@ -324,6 +357,8 @@ class Sending(Generic[R]):
         sent = self._waiting.pop(answer.cookie)
         messages, meter = len(sent.send.messages), self._queue.meter
         if isinstance(answer, Sent):
+            meter.incoming_messages += messages
+            meter.incoming_bytes += sent.size
             if answer.duplicates:
                 meter.duplicate_messages += len(answer.duplicates)
         elif self._sent_elsewhere(sent, answer):
@@ -333,9 +368,12 @@ class Sending(Generic[R]):
             if sent.whole.waits_for_more(answer):
                 return
             answer = sent.whole.failed or answer
+            if (last := sent.whole.last) is not None:
+                if isinstance(answer, Sent):
+                    self._post_last(last, sent.receipts)
+                    return
+                self._drop_last(last)
         if isinstance(answer, Sent):
-            meter.incoming_messages += messages
-            meter.incoming_bytes += sent.size
             meter.successful_requests += sent.count
             meter.send_seconds.observe(self._loop.time() - sent.began)
             self._stored(sent.receipts, sent.count)

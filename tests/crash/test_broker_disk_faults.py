@@ -39,6 +39,8 @@ BACK_AFTER_LONG_WITHIN_S = 20.0
 SERVER_BUSY, RESOURCE_LIMIT = "com.microsoft:server-busy", "amqp:resource-limit-exceeded"
 KEYS = {partition_of_key(f"key{number}", PARTITIONS): f"key{number}" for number in range(400)}
 """A key for each partition."""
+IDS = list(KEYS.values())
+"""Message-ids that belong to all partitions."""
 
 
 class Client:
@@ -244,6 +246,65 @@ def test_the_official_client_rides_out_a_failed_sync_with_a_key_and_without(tmp_
             f"free {number} {each}" for number in range(4) for each in range(PARTITIONS)
         ]
         assert sorted(bodies) == sorted(expected)
+
+
+@pytest.mark.parametrize("operation", ["write", "sync"])
+def test_a_batch_that_is_split_by_its_message_ids_is_stored_once_although_a_partition_refuses(
+    operation: str, tmp_path: Path
+) -> None:
+    """The first attempt of each batch fails in one partition, after others have stored their messages. Some
+    messages have no id by which a second attempt could be known."""
+    disk = FaultyDisk(LocalDisk())
+    orders = queue("orders", RequiresDuplicateDetection=True)
+    expected: list[str] = []
+    with BrokerThread(tmp_path, [orders], disk) as broker, client_of(broker.addresses) as keyed:
+        text = broker.addresses.connection_string()
+        for number in range(PARTITIONS):
+            assert keyed.send(number) is None
+        with (
+            ServiceBusClient.from_connection_string(text, retry_total=0) as sdk,
+            sdk.get_queue_sender("orders") as sender,
+        ):
+            for attempt in range(3):
+                named = [ServiceBusMessage(f"{attempt} {id}", message_id=f"{attempt} {id}") for id in IDS]
+                unnamed = [ServiceBusMessage(f"{attempt} unnamed {number}") for number in range(10)]
+                messages = [*named, *unnamed]
+                expected += [str(each) for each in messages]
+                disk.fail(operation, path_part=VICTIM_FOLDER)
+                with pytest.raises(ServiceBusServerBusyError):
+                    sender.send_messages(messages)
+                assert commit_failures(broker.addresses) == attempt + 1
+                wait_until(lambda: keyed.send(VICTIM) is None, "the partition is back")
+                sender.send_messages(messages)
+                sender.send_messages(named)
+            with sdk.get_queue_receiver("orders", max_wait_time=2) as receiver:
+                found = []
+                for received in receiver:
+                    found.append(b"".join(received.body).decode("latin-1"))
+                    receiver.complete_message(received)
+    assert Counter(body for body in found if "|" not in body) == dict.fromkeys(expected, 1)
+
+
+def test_nothing_of_a_split_batch_is_stored_while_a_partition_that_it_needs_is_down(tmp_path: Path) -> None:
+    disk = FaultyDisk(LocalDisk())
+    orders = queue("orders", RequiresDuplicateDetection=True)
+    with BrokerThread(tmp_path, [orders], disk) as broker, client_of(broker.addresses) as keyed:
+        text = broker.addresses.connection_string()
+        for number in range(PARTITIONS):
+            assert keyed.send(number) is None
+        for operation in ("names", "open_read", "open_write", "create"):
+            disk.fail(operation, times=1_000_000, path_part=VICTIM_FOLDER)
+        fail_a_write(disk)
+        assert keyed.send(VICTIM) == SERVER_BUSY
+        with (
+            ServiceBusClient.from_connection_string(text, retry_total=0) as sdk,
+            sdk.get_queue_sender("orders") as sender,
+            sdk.get_queue_receiver("orders") as receiver,
+        ):
+            with pytest.raises(ServiceBusServerBusyError):
+                sender.send_messages([ServiceBusMessage(id, message_id=id) for id in IDS])
+            assert len(receiver.peek_messages(100)) == PARTITIONS - 1
+            disk.heal()
 
 
 def browsed(connection_string: str, page: int = 7, **options: Any) -> list[str]:

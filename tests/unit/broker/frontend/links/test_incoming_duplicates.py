@@ -92,6 +92,49 @@ async def test_nothing_of_a_batch_is_posted_while_a_partition_that_it_needs_is_d
     assert not any(part.has(Send) for part in stack.parts)
 
 
+async def test_messages_of_a_batch_without_an_id_are_stored_together_once_the_others_are() -> None:
+    stack, client = await detecting()
+    client.transfer(0, 0, batch(*named("one", "two"), *[message(body=[b"x"])] * 9), batch=True)
+    await outcomes(client)
+    first = [part for part in stack.parts if part.has(Send)]
+    numbers = {stack.queue.router.number_of(each) for each in ("one", "two")}
+    assert {part.number for part in first} == numbers
+    for part in first:
+        part.answer(Send, lambda send: Sent(1, send.cookie))
+    assert await outcomes(client) == []
+    refusing = stack.part_of(Send)
+    refusing.answer(Send, lambda send: Failed(Reason.PARTITION_UNAVAILABLE, "down", send.cookie))
+    another = stack.part_of(Send)
+    assert another is not refusing
+    last = another.answer(Send, lambda send: Sent(1, send.cookie))
+    assert isinstance(last, Send) and len(last.messages) == len(last.identities or ()) == 9
+    (outcome,) = await outcomes(client)
+    assert outcome.descriptor == raw.ACCEPTED
+    meter = stack.metrics.entities["queue"]
+    assert (meter.incoming_messages, meter.successful_requests) == (11, 1)
+    assert stack.services.inflight.bytes == 0
+
+
+async def test_messages_of_a_batch_without_an_id_are_not_stored_if_the_others_are_refused() -> None:
+    stack, client = await detecting()
+    client.transfer(0, 0, batch(*named("one"), message(body=[b"x"])), batch=True)
+    await outcomes(client)
+    stack.part_of(Send).answer(Send, lambda send: Failed(Reason.QUOTA_EXCEEDED, "full", send.cookie))
+    (outcome,) = await outcomes(client)
+    assert condition_of(outcome) == "amqp:resource-limit-exceeded"
+    assert not any(part.has(Send) for part in stack.parts)
+    assert stack.services.inflight.bytes == 0
+
+
+async def test_a_batch_without_ids_goes_to_one_partition_also_where_duplicates_are_detected() -> None:
+    stack, client = await detecting()
+    client.transfer(0, 0, batch(*[message(body=[b"x"])] * 20), batch=True)
+    await outcomes(client)
+    (part,) = [part for part in stack.parts if part.has(Send)]
+    part.answer(Send, lambda send: Failed(Reason.PARTITION_UNAVAILABLE, "down", send.cookie))
+    assert stack.part_of(Send) is not part
+
+
 async def test_a_batch_with_a_key_goes_to_one_partition_also_where_duplicates_are_detected() -> None:
     stack, client = await detecting()
     keyed = message(annotations={"x-opt-partition-key": "a"}, body=[b"x"])
