@@ -53,7 +53,11 @@ def test_senders_that_ignore_refusals_do_not_get_the_broker_killed_and_receivers
             for connection, size in zip(connections[:SENDERS], BODIES, strict=True)
         ]
         receivers = [Receiver(connection, WINDOW, 1) for connection in connections[SENDERS:]]
-        drive(connections, lambda: all(link.is_ready for link in [*senders, *receivers]), WITHIN_S)
+        drive(
+            connections,
+            lambda: all(each.is_ready for links in (senders, receivers) for each in links),
+            WITHIN_S,
+        )
         for sender in senders:
             sender.send(MANY)
         drive(connections, lambda: all(sender.refused >= REFUSALS for sender in senders), WITHIN_S)

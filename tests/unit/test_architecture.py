@@ -46,11 +46,21 @@ FORBIDDEN = {
     "broker.partition": ("protocol", "aiohttp"),
     "broker.namespace": ("protocol", "aiohttp"),
     "broker.namespace.router": ("broker.partition", "storage"),
+    "broker.hosting": ("protocol", "aiohttp"),
     "broker.messaging": ("protocol", "storage", "aiohttp", "broker.partition"),
     "broker.frontend": ("storage", "broker.partition"),
+    "broker.frontend.links": (
+        "broker.frontend.nodes",
+        "broker.frontend.connection",
+        "broker.frontend.listener",
+    ),
+    "broker.frontend.nodes": ("broker.frontend.connection", "broker.frontend.listener"),
     "broker.http": ("storage", "protocol", "broker.partition"),
 }
 """What a part must not import although it lies below it. A name covers itself and everything in it."""
+
+TYPE_SYSTEM = {f"protocol.{name}" for name in ("codec", "decode", "encode", "sections", "types", "values")}
+"""What encodes and decodes values and messages (§1.6, §3.2), and knows nothing of connections."""
 
 READS_THE_TIME = {"time", "time_ns", "now", "utcnow", "today", "monotonic", "monotonic_ns"}
 WRITES_FILES = {
@@ -162,25 +172,42 @@ def test_no_part_imports_what_is_forbidden_to_it(part: str) -> None:
     assert wrong == []
 
 
-def import_circles() -> list[list[str]]:
-    """Groups of modules that reach one another through imports. Imports for type checking count as well."""
+@cache
+def own_imports() -> dict[str, set[str]]:
+    """For each of our modules, those of our modules that it imports. Imports for type checking count as
+    well."""
     modules = {module_of(path): path for path in SOURCES}
-    imported = {module: imports_of(path) & modules.keys() - {module} for module, path in modules.items()}
+    return {module: imports_of(path) & modules.keys() - {module} for module, path in modules.items()}
 
-    def reached_from(start: str) -> set[str]:
-        found: set[str] = set()
-        ahead = [start]
-        while ahead:
-            following = imported[ahead.pop()] - found
-            found |= following
-            ahead += following
-        return found
 
-    reached = {module: reached_from(module) for module in imported}
+@cache
+def reached_from(start: str) -> set[str]:
+    """The modules that a module imports, directly or through others."""
+    found: set[str] = set()
+    ahead = [start]
+    while ahead:
+        following = own_imports()[ahead.pop()] - found
+        found |= following
+        ahead += following
+    return found
+
+
+def import_circles() -> list[list[str]]:
+    """Groups of modules that reach one another through imports."""
     groups = {
-        tuple(sorted(other for other in reached[module] if module in reached[other])) for module in imported
+        tuple(sorted(other for other in reached_from(module) if module in reached_from(other)))
+        for module in own_imports()
     }
     return [list(group) for group in sorted(groups) if group]
+
+
+@pytest.mark.parametrize(
+    "part", ["broker.message", "broker.partition", "broker.namespace", "broker.hosting", "broker.messaging"]
+)
+def test_behind_the_front_end_only_the_type_system_of_amqp_is_known(part: str) -> None:
+    """Also through other modules: messages are encoded values, but no partition knows of links or frames."""
+    reached = {name for module in own_imports() if below(module, part) for name in reached_from(module)}
+    assert {name for name in reached if below(name, "protocol")} <= TYPE_SYSTEM
 
 
 def test_no_modules_import_one_another_in_a_circle() -> None:
