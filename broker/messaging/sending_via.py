@@ -2,18 +2,19 @@
 8.3).
 
 The via entity's partition keeps the messages durably, and then they are acknowledged. They are transferred
-afterwards. Knows nothing of AMQP.
+afterwards. Messages without a key go to another partition if one cannot take them. Knows nothing of AMQP.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from broker.base.errors import Refused
+from broker.base.errors import Reason, Refused
 from broker.message.transfers import via_partition_key
+from broker.messaging.elsewhere import another_partition, refusal_of_all
 from broker.messaging.sending import Collected, UnderWay
 from broker.messaging.sends import transfer_of
 from broker.namespace.entity import Entity, next_client
@@ -25,10 +26,18 @@ R = TypeVar("R")
 
 @dataclass(slots=True)
 class _Underway(Generic[R]):
+    """Messages that have one outcome: one, or those of a batch."""
+
+    operation: Transact
     receipts: Sequence[R]
-    count: int
     size: int
     messages: int
+    number: int | None
+    """The partition; None if their key pins them to it."""
+    began: float
+    """When they were posted, by the loop's clock."""
+    refused_by: dict[int, Reason] = field(default_factory=dict)
+    """Partitions that refused them, and why."""
 
 
 class SendingVia(Generic[R]):
@@ -74,21 +83,27 @@ class SendingVia(Generic[R]):
         send, router = collected.send, self._via.router
         given = [*map(via_partition_key, send.messages), *collected.keys]
         key = next((each for each in given if each), None)
-        if self._via.description.partitions == 1:
-            number = 0
-        elif key is not None:
+        began = self._loop.time()
+        if key is not None:
             number = router.number_of(key)
+            router.pinned(number)
         else:
-            number = router.spread(1, self._loop.time())[0][0]
-        handle = router.pinned(number)
-        self._passed_on(self._via, number)
+            number = router.spread(1, began)[0][0]
         self._cookies += 1
         size = sum(map(len, send.messages))
         transfers = transfer_of(send, self._destination.name)
-        self._waiting[self._cookies] = _Underway(receipts, 1, size, len(send.messages))
-        self._under_way.took(size, len(send.messages))
         operation = Transact(Send((), None), (), self._cookies, transfers=transfers)
-        handle.post(operation, self._client, self._answered)
+        self._under_way.took(size, len(send.messages))
+        self._post(
+            _Underway(operation, receipts, size, len(send.messages), number if key is None else None, began),
+            number,
+        )
+
+    def _post(self, sent: _Underway[R], number: int) -> None:
+        assert isinstance(sent.operation.cookie, int), "cookies of a sender are numbers"
+        self._waiting[sent.operation.cookie] = sent
+        self._passed_on(self._via, number)
+        self._via.router.handles[number].post(sent.operation, self._client, self._answered)
 
     def _answered(self, answer: Answer) -> None:
         """Called by the partitions' tasks. An error here ends this client, not the partition."""
@@ -102,8 +117,33 @@ class SendingVia(Generic[R]):
             return
         assert isinstance(answer.cookie, int), "cookies of a sender are numbers"
         sent = self._waiting.pop(answer.cookie)
+        if isinstance(answer, Failed) and self._sent_elsewhere(sent, answer):
+            return
         self._under_way.finished_with(sent.size, sent.messages)
         if isinstance(answer, Transacted):
-            self._stored(sent.receipts, sent.count)
-        else:
-            self._refused(sent.receipts, Refused(answer.reason, answer.description), sent.count)
+            self._stored(sent.receipts, 1)
+            return
+        why = Refused(answer.reason, answer.description)
+        if sent.number is not None:
+            why = refusal_of_all(self._via, sent.refused_by, why)
+        self._refused(sent.receipts, why, 1)
+
+    def _sent_elsewhere(self, sent: _Underway[R], failed: Failed) -> bool:
+        """Post messages without a key to another partition if theirs is down or full (`elsewhere.py`);
+        returns whether it did."""
+        if sent.number is None:
+            return False
+        number = another_partition(
+            self._via,
+            sent.number,
+            failed.reason,
+            sent.refused_by,
+            1,
+            began=sent.began,
+            now=self._loop.time(),
+        )
+        if number is None:
+            return False
+        sent.number = number
+        self._post(sent, number)
+        return True

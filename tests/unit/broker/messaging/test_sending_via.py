@@ -67,3 +67,43 @@ async def test_a_partition_that_is_known_to_be_down_refuses_at_once() -> None:
     assert why.value.reason is Reason.PARTITION_UNAVAILABLE and caller.passed_on == []
     caller.send("two", None)
     assert caller.passed_on and caller.passed_on != [place]
+
+
+async def test_messages_without_a_key_take_turns_over_the_partitions_that_are_available() -> None:
+    caller = Caller(4)
+    caller.stack.parts[2].available = False
+    for _ in range(6):
+        caller.send("one", None)
+    assert [len(part.posted) for part in caller.stack.parts] == [2, 2, 0, 2]
+
+
+@pytest.mark.parametrize("reason", [Reason.PARTITION_UNAVAILABLE, Reason.QUOTA_EXCEEDED])
+async def test_messages_without_a_key_go_to_another_partition_if_one_refuses(reason: Reason) -> None:
+    caller = Caller(3)
+    caller.send("one", None, None)
+    refused = caller.stack.part_of(Transact)
+    refused.answer(Transact, lambda each: Failed(reason, "no", each.cookie))
+    second = caller.stack.part_of(Transact)
+    assert second is not refused and caller.under_way == 2
+    assert caller.passed_on == [refused.number, second.number]
+    second.answer(Transact, lambda each: Transacted(2, each.cookie))
+    assert caller.ends == [(["one"], None)] and caller.under_way == 0
+
+
+async def test_they_are_refused_once_all_partitions_have_refused_them() -> None:
+    caller = Caller(3)
+    caller.send("one", None)
+    for reason in (Reason.QUOTA_EXCEEDED, Reason.PARTITION_UNAVAILABLE, Reason.QUOTA_EXCEEDED):
+        assert caller.ends == []
+        transact, tell = caller.stack.part_of(Transact).take(Transact)
+        tell(Failed(reason, "no", transact.cookie))
+    assert caller.ends == [(["one"], Reason.PARTITION_UNAVAILABLE)], "one may come back with room"
+    assert not any(part.posted for part in caller.stack.parts)
+
+
+async def test_messages_with_a_key_stay_with_their_partition() -> None:
+    caller = Caller(4)
+    caller.send("one", "k")
+    part = caller.stack.parts[caller.stack.queue.router.number_of("k")]
+    part.answer(Transact, lambda each: Failed(Reason.QUOTA_EXCEEDED, "full", each.cookie))
+    assert caller.ends == [(["one"], Reason.QUOTA_EXCEEDED)]

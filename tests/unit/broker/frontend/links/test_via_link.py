@@ -81,7 +81,7 @@ async def test_each_message_is_kept_by_its_partition_and_accepted_once_it_is_dur
 
 async def test_a_refusal_reaches_the_sender() -> None:
     stack, client = await sending()
-    client.transfer(0, 0, message(body=[b"x"]))
+    client.transfer(0, 0, message(annotations={"x-opt-via-partition-key": "a"}, body=[b"x"]))
     await client.hear()
     transact, tell = stack.part_of(Transact).take(Transact)
     tell(Failed(Reason.QUOTA_EXCEEDED, "full", transact.cookie))
