@@ -1,5 +1,5 @@
 """Every file and every name in a module that comments of the product and the pages about its structure put in
-backticks exists."""
+backticks exists, and the page on the structure leaves no module out."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ CHECKED = ("broker/", "protocol/", "storage/", "docs/architecture.md", "docs/glo
 WRITTEN = {"report.json"}
 """Files that the product writes."""
 FILE = re.compile(r"`(?:[\w.-]+/)*([\w.-]+\.(?:py|pyi|c|h|md|sh|toml|json|ya?ml))`")
+PATH = re.compile(r"`((?:broker|protocol|storage|docs|tests|tools|docker)/[\w/.*-]+)`")
+"""A file or a folder by its whole path; it may hold a `*`."""
+TABLE = re.compile(r"\| file in `([\w/]+)`")
+"""The head of a table whose first column has the names of files in a folder."""
 NAME = re.compile(r"`((?:[a-z_]+\.)+[A-Z]\w*)(?:\.\w+)*(?:\(\))?`")
 
 
@@ -77,6 +81,51 @@ def test_what_comments_and_pages_name_exists() -> None:
         if str(path.relative_to(ROOT)).startswith(CHECKED) and (found := list(missing_in(text)))
     }
     assert wrong == {}
+
+
+def wrong_paths(text: str) -> list[str]:
+    """Paths in a page that lead nowhere: those written out, and those of the files in a table."""
+    wrong = [path for path in PATH.findall(text) if not any(ROOT.glob(path.rstrip("/")))]
+    folder: str | None = None
+    for line in text.splitlines():
+        if head := TABLE.match(line):
+            folder = head[1]
+        elif not line.startswith("|"):
+            folder = None
+        elif folder is not None:
+            named = re.findall(r"`([^`]+)`", line.split("|")[1])
+            wrong += [name for name in named if not (ROOT / folder / name).is_file()]
+    return wrong
+
+
+def test_every_path_on_a_page_exists() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    wrong = {
+        str(page.relative_to(ROOT)): found
+        for page in pages
+        if (found := wrong_paths(page.read_text(encoding="utf-8")))
+    }
+    assert wrong == {}
+
+
+def test_the_page_on_the_structure_names_every_module() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    modules = [
+        path
+        for package in ("broker", "protocol", "storage")
+        for suffix in ("py", "c")
+        for path in (ROOT / package).rglob(f"*.{suffix}")
+        if path.name != "__init__.py"
+    ]
+    assert len(modules) > 200
+    assert [str(path.relative_to(ROOT)) for path in sorted(modules) if f"{path.name}`" not in page] == []
+
+
+def test_a_path_that_leads_nowhere_is_noticed() -> None:
+    table = "| file in `broker/http/` | what it does |\n| --- | --- |\n"
+    assert wrong_paths("`broker/http/server.py`, `tests/unit/`, `docs/decisions/0032-*.md`") == []
+    assert wrong_paths(f"{table}| `server.py`, `host.py` | the port |") == ["host.py"]
+    assert wrong_paths("`broker/http/host.py`") == ["broker/http/host.py"]
 
 
 @pytest.mark.parametrize(
