@@ -133,10 +133,17 @@ def receiver_attach(handle: int, address: str | None, name: str = "", *, settled
 
 
 def flow_fields(
-    handle: int | None = None, link_delivery_count: int = 0, credit: int = 0, *, drain: bool = False
+    handle: int | None = None,
+    link_delivery_count: int = 0,
+    credit: int = 0,
+    *,
+    drain: bool = False,
+    received: int = 0,
 ) -> list[Any]:
-    """Fields of a flow; with a handle, for that link (§2.7.4). Windows are as large as possible."""
-    session = [UInt(0), UInt(1_000_000), UInt(0), UInt(1_000_000)]
+    """Fields of a flow; with a handle, for that link (§2.7.4). Windows are as large as possible. `received`:
+    transfers read so far in the session; needed only if there may be more than fit into the window.
+    """
+    session = [UInt(received), UInt(1_000_000), UInt(0), UInt(1_000_000)]
     return (
         session
         if handle is None

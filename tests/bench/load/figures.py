@@ -624,7 +624,7 @@ STALLS: Mapping[str, tuple[Figure, Figure]] = {
     "fill": _stall(
         "fill", "a queue of one partition is filled with 1,000,000 messages, and checkpoints are made"
     ),
-    "browse": _stall("browse", "the first 100,000 of them are paged through"),
+    "browse": _stall("browse", "all of them are paged through"),
     "open_again": _stall("open_again", "the partition is opened and its log replayed, after kill -9"),
     "empty": _stall("empty", "nine of ten messages are received and completed, and the rest is compacted"),
     "delete": _stall("delete", "the queue is deleted with more than 1,000,000 messages"),

@@ -34,7 +34,8 @@ BODY_BYTES = 64
 WINDOW = 2_000
 CHECKPOINT_BYTES = 16 * 1024 * 1024
 """Log bytes between two checkpoints; filling the queue makes several."""
-BROWSED_MAX = 100_000
+BROWSE_CREDIT = 10_000
+"""Credit that the browsing receiver gives at a time."""
 SETTLE_S = 3.0
 """Pause after a step, since the broker's background work belongs to it."""
 
@@ -60,8 +61,7 @@ def fill(addresses: Addresses, count: int) -> None:
 
 
 def browse(addresses: Addresses, count: int) -> None:
-    """Page through the queue from its beginning with a browsing receiver."""
-    wanted = min(count, BROWSED_MAX)
+    """Page through the first `count` messages of the queue with a browsing receiver."""
     with RawConnection(addresses.amqp_port) as connection:
         connection.open()
         connection.begin()
@@ -69,9 +69,11 @@ def browse(addresses: Addresses, count: int) -> None:
         connection.attach(
             ["browser", UInt(0), raw.RECEIVER, UByte(1), UByte(0), source, Described(ULong(raw.TARGET), [])]
         )
-        connection.send_frame(raw.FLOW, raw.flow_fields(0, 0, wanted))
-        for _ in range(wanted):
-            connection.read_until(raw.TRANSFER, within_s=traffic.DONE_WITHIN_S)
+        for seen in range(0, count, BROWSE_CREDIT):
+            credit = min(BROWSE_CREDIT, count - seen)
+            connection.send_frame(raw.FLOW, raw.flow_fields(0, seen, credit, received=seen))
+            for _ in range(credit):
+                connection.read_until(raw.TRANSFER, within_s=traffic.DONE_WITHIN_S)
 
 
 def open_again(addresses: Addresses, count: int) -> None:
