@@ -1,4 +1,4 @@
-"""Looking at messages without locking them: peek, watch for arrivals, and delete in bulk. Pure.
+"""Looking at messages without locking them: peek, and watch for arrivals. Pure.
 
 Messages sent in the current cycle are not shown, because they may still be refused (durability rule 3).
 Messages whose time to live is over are not shown either.
@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from broker.operations import Arrived, ClientId, Delete, Deleted, Peek, Watch
-from broker.partition import records
+from broker.operations import Arrived, ClientId, Peek, Watch
 from broker.partition.cycle import peeked
-from broker.partition.records import Mark
-from broker.partition.references import SCHEDULED, Reference
+from broker.partition.references import Reference
 from broker.partition.subqueue import Subqueue
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.workspace import Workspace
@@ -98,40 +96,6 @@ class Browsing:
         if self._telling:
             for watch in [watch for watch in self._telling if watch[0] == client]:
                 del self._telling[watch]
-
-    def delete(self, client: ClientId, delete: Delete) -> None:
-        """Delete messages. Messages sent in this cycle stay, because they may still be refused (durability
-        rule 3). Overdue messages are left to expire."""
-        space, cycle = self._space, self._space.cycle
-        subqueue = space.messages.find(delete.subqueue)
-        numbers: list[int] = []
-        next_number: int | None = None
-        looked_at = 0
-        states, recalls, session_id = frozenset(delete.states), False, delete.session_id
-        for looked_at, reference in enumerate(subqueue.browse(max(delete.from_sequence_number, 0))):
-            number = reference.sequence_number
-            if cycle.has_sent and number >= cycle.first_sent:
-                break
-            if reference.state is not SCHEDULED and reference.enqueued_at_ms >= delete.enqueued_before_ms:
-                break  # enqueued times never go back, so later messages are no older
-            if len(numbers) >= delete.count or looked_at >= space.bounds.deleted_max:
-                next_number = number
-                break
-            if session_id is not None and reference.session_id != session_id:
-                continue
-            if reference.lease is not None:
-                if delete.recalls:
-                    recalls = space.recall_from(reference.lease) or recalls
-            elif (
-                reference.state in states
-                and reference.enqueued_at_ms < delete.enqueued_before_ms
-                and not self._time_to_live.is_overdue(subqueue, reference)
-            ):
-                numbers.append(number)
-        if numbers:
-            space.mark(Mark(records.REMOVED, subqueue.number, numbers))
-        cycle.work += looked_at + 1
-        space.answer(client, Deleted(len(numbers), next_number, delete.cookie, recalls))
 
     def _visible(
         self, subqueue: Subqueue, from_number: int, session_id: bytes | None = None

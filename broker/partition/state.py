@@ -1,8 +1,8 @@
 """The partition's state machine: checks, decides, applies. Pure: no I/O, no clock, no asyncio.
 
 Its parts have files of their own: `sending.py`, `schedule.py`, `delivering.py`, `settling.py`,
-`lock_expiry.py`, `delivery_count.py`, `dead_lettering.py`, `dead_letters.py`, `time_to_live.py`,
-`browsing.py`, `session_locks.py`, `session_data.py`, `promises.py`, `handing_over.py` and `transactions.py`.
+`lock_expiry.py`, `delivery_count.py`, `dead_lettering.py`, `time_to_live.py`, `browsing.py`, `deleting.py`,
+`redriving.py`, `session_locks.py`, `session_data.py`, `promises.py`, `handing_over.py` and `transactions.py`.
 They share a `Workspace`.
 
 The task feeds it one *cycle* at a time: `begin(commit, now_ms)`, `handle` for each operation, `finish`. Each
@@ -93,8 +93,8 @@ from broker.operations import (
 from broker.partition.browsing import Browsing
 from broker.partition.cycle import Cycle
 from broker.partition.cycle_bounds import Bounds
-from broker.partition.dead_letters import DeadLetters, let_go, restore
 from broker.partition.delaying import restore as restore_delays
+from broker.partition.deleting import Deleting
 from broker.partition.delivering import Delivering
 from broker.partition.durable_state import read_back
 from broker.partition.handing_over import HandingOver
@@ -102,6 +102,7 @@ from broker.partition.lock_expiry import run_out_locks
 from broker.partition.long_operations import Divisible, Parts
 from broker.partition.messages import NO_NUMBER, Messages
 from broker.partition.promises import Promises
+from broker.partition.redriving import Redriving, let_go, restore
 from broker.partition.schedule import Schedule
 from broker.partition.sending import Sending
 from broker.partition.session_data import SessionData
@@ -164,7 +165,8 @@ class Partition:
         )
         self._handing_over = HandingOver(self._space, self._sending)
         self._browsing = Browsing(self._space, self._time_to_live)
-        self._dead_letters = DeadLetters(self._space, self._sending)
+        self._deleting = Deleting(self._space, self._time_to_live)
+        self._redriving = Redriving(self._space, self._sending)
         self._wall_ahead_ms = 0
         """How far wall time was ahead of monotonic time when the latest cycle began."""
         self._parts: Parts | None = None
@@ -436,15 +438,15 @@ class Partition:
             case ListSessions():
                 return self._session_data.list(client, operation)
             case Delete():
-                self._browsing.delete(client, operation)
+                self._deleting.delete(client, operation)
             case DeleteExactly():
-                self._dead_letters.delete(client, operation)
+                self._deleting.delete_exactly(client, operation)
             case FindDeadLetters():
-                self._dead_letters.find(client, operation)
+                self._redriving.find(client, operation)
             case LockExactly():
                 self._delivering.lock_exactly(client, operation)
             case Redrive():
-                self._dead_letters.redrive(client, operation)
+                self._redriving.redrive(client, operation)
             case HandOver():
                 self._handing_over.take(client, operation)
             case LockNext():

@@ -57,7 +57,7 @@ from broker.partition.coming_back import ComingBack
 from broker.partition.cycle import Cycle
 from broker.partition.cycle_bounds import MIB, Bounds
 from broker.partition.disk_timeout import Hung, Patience, PatientLog
-from broker.partition.full_disk import FullDisk
+from broker.partition.full_disk_log import FullDiskLog
 from broker.partition.going_down import GoingDown
 from broker.partition.mailbox import Mailbox, sends_from
 from broker.partition.payloads import PayloadBudget
@@ -209,7 +209,7 @@ class PartitionTask:
         self._opening_ended = Once()
         """The log has been opened, or could not be."""
         self._ended = Once()
-        self._full: FullDisk | None = None
+        self._full: FullDiskLog | None = None
         """Set from the first send refused on a full disk until a send is stored."""
         self._output = log_output.bind(entity=description.name, partition=number)
 
@@ -393,7 +393,7 @@ class PartitionTask:
                 raise
             self._press()
             undone = partition.undo_sends(self._log.begin())  # durability rule 6
-            self._full = self._full or FullDisk(self._clock, self._output)
+            self._full = self._full or FullDiskLog(self._clock, self._output)
             self._full.refuse(undone, error)
             if cycle.commit:
                 await self._append(cycle.commit, urgent=True)

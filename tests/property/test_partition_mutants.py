@@ -24,6 +24,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from broker.partition import dead_lettering, delivery_count, lock_expiry, schedule
 from broker.partition.browsing import Browsing
+from broker.partition.deleting import Deleting
 from broker.partition.delivering import Delivering
 from broker.partition.duplicates import Duplicates
 from broker.partition.handing_over import HandingOver
@@ -104,7 +105,7 @@ MUTANTS = [
     ),
     Mutant(
         "purging looks at no states",
-        Browsing.delete,
+        Deleting.delete,
         "reference.state in states",
         "True",
     ),

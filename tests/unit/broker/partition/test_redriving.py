@@ -1,4 +1,4 @@
-"""Deleting messages by their sequence numbers, and enqueueing dead letters anew."""
+"""Finding dead letters, and enqueueing them anew."""
 
 from __future__ import annotations
 
@@ -10,17 +10,12 @@ from broker.message.changes import encode_changes
 from broker.operations import (
     Complete,
     DeadLetter,
-    Defer,
-    DeletedExactly,
-    DeleteExactly,
     Demand,
     Failed,
     FindDeadLetters,
     Found,
     Locked,
     LockExactly,
-    Recall,
-    Recalled,
     Redrive,
     Redriven,
     Release,
@@ -33,10 +28,6 @@ from storage.errors import DiskFull
 from tests.support.partition_harness import Harness, one
 
 NEVER_MS = 1 << 60
-
-
-async def delete(harness: Harness, *numbers: int, subqueue: str = MAIN) -> DeletedExactly:
-    return one(await harness.do(9, DeleteExactly(subqueue, numbers)), DeletedExactly)
 
 
 async def bury(harness: Harness, *bodies: bytes, reason: str = "broken") -> list[int]:
@@ -59,56 +50,6 @@ async def lock(harness: Harness, numbers: list[int], subqueue: str = DEAD_LETTER
 
 async def bodies(harness: Harness, subqueue: str = MAIN) -> list[bytes]:
     return (await harness.peek(subqueue)).messages
-
-
-# --- deleting -----------------------------------------------------------------------------------------------
-
-
-async def test_exactly_the_named_messages_are_deleted_whatever_their_state_unless_locked() -> None:
-    harness = Harness()
-    first = await harness.send(b"locked", b"deferred", b"free", b"kept", b"released")
-    tokens = (await harness.receive(1, 2)).tokens
-    await harness.do(1, Defer(tokens[1:]))
-    answer = await delete(harness, first, first + 1, first + 2, first + 4, first + 2, first + 9)
-    assert answer == DeletedExactly([first], [first + 9], None, recalls=True)
-    assert harness.take(1) == [Recall(harness.number, MAIN)]
-    await harness.restart()
-    assert await bodies(harness) == [b"locked", b"kept"]
-    assert (await harness.peek()).delivery_counts == [0, 0]
-
-
-async def test_messages_that_a_client_holds_unseen_are_recalled_and_then_deleted() -> None:
-    harness = Harness()
-    first = await harness.send(b"seen", b"unseen")
-    tokens = (await harness.receive(1, 2)).tokens
-    assert await delete(harness, first, first + 1) == DeletedExactly([first, first + 1], [], None, True)
-    assert (await delete(harness, first + 1)).recalls, "the recall is under way"
-    assert harness.take(1) == [Recall(harness.number, MAIN)]
-    await harness.do(1, Recalled(MAIN, tokens[1:]))
-    assert await delete(harness, first, first + 1) == DeletedExactly([first], [], None)
-    assert await bodies(harness) == [b"seen"]
-    assert one(await harness.do(1, Complete(tokens[:1])), Settled).failures == {}
-
-
-async def test_a_dead_letter_is_deleted_in_its_own_subqueue_only() -> None:
-    harness = Harness()
-    (number,) = await bury(harness, b"dead")
-    assert (await delete(harness, number)).missing == [number]
-    assert await delete(harness, number, subqueue=DEAD_LETTER) == DeletedExactly([], [], None)
-    assert await bodies(harness, DEAD_LETTER) == []
-
-
-async def test_a_message_sent_in_the_same_cycle_is_missing_for_it_may_still_be_refused() -> None:
-    harness = Harness()
-    first = await harness.send(b"before")
-    harness.post(1, Send([b"new"], None))
-    harness.post(2, DeleteExactly(MAIN, [first, first + 1]))
-    harness.post(2, LockExactly(MAIN, [first + 1]))
-    await harness.until_quiet()
-    deleted, locked = harness.take(2)
-    assert deleted == DeletedExactly([], [first + 1], None)
-    assert isinstance(locked, Locked) and locked.tokens == []
-    assert await bodies(harness) == [b"new"]
 
 
 # --- finding and locking ------------------------------------------------------------------------------------

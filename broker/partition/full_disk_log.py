@@ -15,7 +15,7 @@ from storage.errors import DiskFull
 LINE_MS = 60_000
 
 
-class FullDisk:
+class FullDiskLog:
     """One period in which the disk is full, as seen by one partition."""
 
     __slots__ = ("_clock", "_next_line_ms", "_output", "_refused", "_refused_in_all")

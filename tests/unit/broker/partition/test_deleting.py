@@ -13,8 +13,13 @@ from broker.operations import (
     Defer,
     Delete,
     Deleted,
+    DeletedExactly,
+    DeleteExactly,
     Demand,
     Locked,
+    LockExactly,
+    Recall,
+    Recalled,
     ReceiveDeferred,
     Release,
     Send,
@@ -33,6 +38,10 @@ async def delete(
     harness: Harness, count: int = 100, before_ms: int = NEVER_MS, start: int = 0, subqueue: str = MAIN
 ) -> Deleted:
     return one(await harness.do(1, Delete(subqueue, count, before_ms, start, "mine")), Deleted)
+
+
+async def delete_exactly(harness: Harness, *numbers: int, subqueue: str = MAIN) -> DeletedExactly:
+    return one(await harness.do(9, DeleteExactly(subqueue, numbers)), DeletedExactly)
 
 
 async def bodies(harness: Harness, subqueue: str = MAIN) -> list[bytes]:
@@ -162,3 +171,58 @@ async def test_the_messages_of_one_session_are_removed_in_the_queue_and_among_it
         assert one(await harness.do(1, asked), Deleted) == Deleted(expected, None, None)
     await harness.restart()
     assert await bodies(harness) == [b"1", b"3"] and await bodies(harness, DEAD_LETTER) == []
+
+
+# --- by number ----------------------------------------------------------------------------------------------
+
+
+async def test_exactly_the_named_messages_are_deleted_whatever_their_state_unless_locked() -> None:
+    harness = Harness()
+    first = await harness.send(b"locked", b"deferred", b"free", b"kept", b"released")
+    tokens = (await harness.receive(1, 2)).tokens
+    await harness.do(1, Defer(tokens[1:]))
+    answer = await delete_exactly(harness, first, first + 1, first + 2, first + 4, first + 2, first + 9)
+    assert answer == DeletedExactly([first], [first + 9], None, recalls=True)
+    assert harness.take(1) == [Recall(harness.number, MAIN)]
+    await harness.restart()
+    assert await bodies(harness) == [b"locked", b"kept"]
+    assert (await harness.peek()).delivery_counts == [0, 0]
+
+
+async def test_messages_that_a_client_holds_unseen_are_recalled_and_then_deleted() -> None:
+    harness = Harness()
+    first = await harness.send(b"seen", b"unseen")
+    tokens = (await harness.receive(1, 2)).tokens
+    assert await delete_exactly(harness, first, first + 1) == DeletedExactly(
+        [first, first + 1], [], None, True
+    )
+    assert (await delete_exactly(harness, first + 1)).recalls, "the recall is under way"
+    assert harness.take(1) == [Recall(harness.number, MAIN)]
+    await harness.do(1, Recalled(MAIN, tokens[1:]))
+    assert await delete_exactly(harness, first, first + 1) == DeletedExactly([first], [], None)
+    assert await bodies(harness) == [b"seen"]
+    assert one(await harness.do(1, Complete(tokens[:1])), Settled).failures == {}
+
+
+async def test_a_dead_letter_is_deleted_in_its_own_subqueue_only() -> None:
+    harness = Harness()
+    await harness.send(b"dead")
+    locked = await harness.receive(1)
+    await harness.do(1, DeadLetter(locked.tokens, None))
+    (number,) = locked.sequence_numbers
+    assert (await delete_exactly(harness, number)).missing == [number]
+    assert await delete_exactly(harness, number, subqueue=DEAD_LETTER) == DeletedExactly([], [], None)
+    assert await bodies(harness, DEAD_LETTER) == []
+
+
+async def test_a_message_sent_in_the_same_cycle_is_missing_for_it_may_still_be_refused() -> None:
+    harness = Harness()
+    first = await harness.send(b"before")
+    harness.post(1, Send([b"new"], None))
+    harness.post(2, DeleteExactly(MAIN, [first, first + 1]))
+    harness.post(2, LockExactly(MAIN, [first + 1]))
+    await harness.until_quiet()
+    deleted, locked = harness.take(2)
+    assert deleted == DeletedExactly([], [first + 1], None)
+    assert isinstance(locked, Locked) and locked.tokens == []
+    assert await bodies(harness) == [b"new"]

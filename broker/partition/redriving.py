@@ -1,7 +1,6 @@
-"""Operations on messages that clients name by sequence number: deleting exactly these, and re-driving dead
-letters. Pure.
+"""Re-driving: finding dead letters, and enqueueing them again. Pure.
 
-*Re-driving* enqueues a dead letter anew, as if it had just been sent: with a new sequence number and enqueued
+A dead letter is enqueued anew, as if it had just been sent: with a new sequence number and enqueued
 time, no failed deliveries and its full time to live. The new message and the removal of the old one are in
 one commit, so a crash leaves the message in exactly one place. On a full disk neither happens: `undo_sends`
 in `state.py` cuts the new messages off, and `restore` puts the old ones back.
@@ -14,8 +13,6 @@ from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.message.changes import has_reason
 from broker.operations import (
     ClientId,
-    DeletedExactly,
-    DeleteExactly,
     FindDeadLetters,
     Found,
     Redrive,
@@ -32,36 +29,13 @@ from broker.partition.subqueue import Subqueue
 from broker.partition.workspace import Workspace
 
 
-class DeadLetters:
-    """Deletes and re-drives messages of one partition."""
+class Redriving:
+    """Re-drives dead letters of one partition."""
 
     __slots__ = ("_sending", "_space")
 
     def __init__(self, space: Workspace, sending: Sending) -> None:
         self._space, self._sending = space, sending
-
-    def delete(self, client: ClientId, delete: DeleteExactly) -> None:
-        """Remove messages by number. Messages sent in this cycle count as missing, because they may still be
-        refused (durability rule 3)."""
-        space, cycle = self._space, self._space.cycle
-        subqueue = space.messages.find(delete.subqueue)
-        numbers: list[int] = []
-        locked: list[int] = []
-        missing: list[int] = []
-        recalls = False
-        for number in dict.fromkeys(delete.sequence_numbers):
-            reference = subqueue.references.get(number)
-            if reference is None or (cycle.has_sent and number >= cycle.first_sent):
-                missing.append(number)
-            elif reference.lease is not None:
-                locked.append(number)
-                recalls = space.recall_from(reference.lease) or recalls
-            else:
-                numbers.append(number)
-        if numbers:
-            space.mark(Mark(records.REMOVED, subqueue.number, numbers))
-        cycle.work += len(delete.sequence_numbers)
-        space.answer(client, DeletedExactly(locked, missing, delete.cookie, recalls))
 
     def find(self, client: ClientId, find: FindDeadLetters) -> None:
         """Find dead letters that are not locked. Raises Refused(NOT_ALLOWED) for another subqueue."""
