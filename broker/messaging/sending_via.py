@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.message.transfers import via_partition_key
 from broker.messaging.elsewhere import another_partition, refusal_of_all
 from broker.messaging.sending import Collected, UnderWay
@@ -38,6 +39,26 @@ class _Underway(Generic[R]):
     """When they were posted, by the loop's clock."""
     refused_by: dict[int, Reason] = field(default_factory=dict)
     """Partitions that refused them, and why."""
+
+
+def check_destination(destination: Entity, collected: Collected) -> None:
+    """Check that messages that are sent through another entity fit into their destination, as far as is known
+    now: what is full when they are transferred can only dead-letter them (AMQP contract 8.3). Raises
+    Refused(QUOTA_EXCEEDED)."""
+    router, messages, keys = destination.router, collected.send.messages, collected.keys
+    sizes: dict[int, int] = {}
+    largest = 0
+    for message, key in zip(messages, keys if len(keys) > 1 else [*keys] * len(messages), strict=True):
+        size = len(message) + MESSAGE_OVERHEAD_BYTES
+        if key is None:  # any partition with room takes it
+            largest = max(largest, size)
+        else:
+            number = router.number_of(key)
+            sizes[number] = sizes.get(number, 0) + size
+    for number, size in sizes.items():
+        destination.check_room(number, size)
+    if largest:
+        destination.check_room(min(range(len(router.handles)), key=destination.size_of), largest)
 
 
 class SendingVia(Generic[R]):
@@ -80,6 +101,7 @@ class SendingVia(Generic[R]):
         They go to the partition of their via-partition-key, else to that of their own key, else to the next
         one in turn.
         """
+        check_destination(self._destination, collected)
         send, router = collected.send, self._via.router
         given = [*map(via_partition_key, send.messages), *collected.keys]
         key = next((each for each in given if each), None)

@@ -27,6 +27,7 @@ from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.message.transfers import via_partition_key
 from broker.messaging.asking import lock_lost
 from broker.messaging.sending import Collected
+from broker.messaging.sending_via import check_destination
 from broker.messaging.sends import transfer_of
 from broker.messaging.settlement import Settlement
 from broker.namespace.entity import Entity, ask, next_client
@@ -404,7 +405,8 @@ class Transaction:
                 self._transfers.append(transfer)
 
     def _transfer(self, queue: Entity, collected: Collected, via: Entity, is_via: bool) -> _Transfer:
-        """Messages that another entity passes on. Raises Refused if they cannot go through it."""
+        """Messages that another entity passes on. Raises Refused if they cannot go through it, or do not fit
+        into the entity that they are for."""
         if self._queue is None:
             if self._via is None:
                 self._via = via
@@ -421,6 +423,7 @@ class Transaction:
                 f"The messages have different via-partition-keys ('{one}' and '{other}').",
             )
         key = next(iter(keys), None)
+        check_destination(queue, collected)
         if self._queue is not None:
             self._place_transfer(self._queue, key)
         return _Transfer(queue, collected, is_via, key)

@@ -34,6 +34,7 @@ from broker.operations import (
     Update,
     refusal_of,
 )
+from broker.partition.quotas import check_total
 from broker.partition.summary import named
 from broker.schedule_operations import BreakPromise, Promised
 from storage.spread_store import place as folder_of
@@ -303,6 +304,19 @@ class Entity(ABC):
         for partition in self._partitions.values():
             add_counts(total, partition.counts())
         return total
+
+    def size_of(self, number: int) -> int:
+        """What a partition holds, in bytes, as far as is known."""
+        partition = self._partitions.get(number)
+        if partition is not None:
+            return sum(each.bytes for each in partition.counts().values())
+        summary = self._resting.summary(self.description.generation, number)
+        return 0 if summary is None else sum(each.bytes for each in summary.counts.values())
+
+    def check_room(self, number: int, size: int) -> None:
+        """Check that a partition has room for messages, as far as is known. Raises
+        Refused(QUOTA_EXCEEDED)."""
+        check_total(self.description, number, self.size_of(number), size)
 
     def runtime(self) -> EntityRuntime:
         """What the entity holds now, and its health; exact as far as `counts` is."""

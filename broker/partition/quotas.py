@@ -35,8 +35,15 @@ def check_size(
 
     Raises Refused(QUOTA_EXCEEDED).
     """
+    check_total(
+        description, number, sum([subqueue.size_bytes for subqueue in subqueues]) + state_bytes, added
+    )
+
+
+def check_total(description: EntityDescription, number: int, used: int, added: int) -> None:
+    """Check that there is room for `added` bytes in a partition that holds `used`. Raises
+    Refused(QUOTA_EXCEEDED)."""
     limit = description.settings.max_size_mb * MIB
-    used = sum([subqueue.size_bytes for subqueue in subqueues]) + state_bytes
     if used + added > limit:
         raise Refused(
             Reason.QUOTA_EXCEEDED,

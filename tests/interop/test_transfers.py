@@ -17,7 +17,7 @@ from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import DATA, message, sections
 from tests.support.broker_process import BrokerProcess, queue
 from tests.support.raw_amqp import RawConnection
-from tests.support.transactions import coordinator_attach, declare, discharge, state_of
+from tests.support.transactions import condition_of, coordinator_attach, declare, discharge, state_of
 
 WITHIN_S = 30.0
 MESSAGES = 8
@@ -34,12 +34,12 @@ QUEUES = [
 class Mover:
     """A client that moves messages, each in a transaction."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, to: str = "to-a") -> None:
         self._connection = RawConnection(port)
         self._connection.open()
         self._connection.begin()
         self._connection.attach_receiver(RECEIVER, "from")
-        self._connection.attach_sender(TO_A, "to-a")
+        self._connection.attach_sender(TO_A, to)
         self._connection.attach_sender(TO_B, "to-b")
         assert self._connection.attach(coordinator_attach(COORDINATOR)).code == raw.ATTACH
         self._connection.read_until(raw.FLOW)
@@ -63,6 +63,12 @@ class Mover:
         self._ask(TO_B, message(body=[text]), state=state_of(txn_id))
         if commits:
             assert self._ask(COORDINATOR, discharge(txn_id, False)).descriptor == raw.ACCEPTED
+
+    def fail_to_move(self, body: bytes) -> tuple[Any, Any]:
+        """Send a message that is refused; gives the outcomes of the send and of the commit."""
+        txn_id = bytes(self._ask(COORDINATOR, declare()).value[0])
+        refused = self._ask(TO_A, message(body=[body]), state=state_of(txn_id))
+        return refused, self._ask(COORDINATOR, discharge(txn_id, False))
 
     def _ask(self, handle: int, payload: bytes, **given: Any) -> Any:
         fields = raw.transfer_fields(handle, self._sent, **given)
@@ -113,3 +119,23 @@ def test_messages_move_to_two_queues_exactly_once_over_kills(tmp_path: Path, spl
             assert sorted(received(client, "to-b", MESSAGES)) == expected
             with client.get_queue_receiver("from") as receiver:
                 assert receiver.peek_messages(5, sequence_number=1) == []
+
+
+def test_a_destination_that_is_full_refuses_the_send_and_the_commit(tmp_path: Path) -> None:
+    full = queue("full", PartitionCount=1, MaxSizeInMegabytes=1)
+    entities = [queue("from", PartitionCount=1), full, queue("to-b", PartitionCount=1)]
+    with (
+        BrokerProcess(tmp_path, entities) as broker,
+        ServiceBusClient.from_connection_string(broker.addresses.connection_string()) as client,
+    ):
+        for name, body in (("from", b"stays"), ("full", bytes(1_030_000))):
+            with client.get_queue_sender(name) as sender:
+                sender.send_messages(ServiceBusMessage(body))
+        mover = Mover(broker.addresses.amqp_port, to="full")
+        refused, of_commit = mover.fail_to_move(bytes(30_000))
+        mover.close()
+        assert condition_of(refused)[0] == "amqp:resource-limit-exceeded"
+        condition, text = condition_of(of_commit)
+        assert condition == "amqp:transaction:rollback" and "'full'" in text
+        with client.get_queue_receiver("from") as receiver:
+            assert [str(each) for each in receiver.peek_messages(5)] == ["stays"]

@@ -5,12 +5,16 @@ from __future__ import annotations
 import pytest
 
 from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import DEAD_LETTER, MAIN
 from broker.message.stored import store_run
 from broker.messaging.sending import Collected
-from broker.messaging.sending_via import SendingVia
-from broker.operations import Failed, Send, Transact, Transacted
+from broker.messaging.sending_via import SendingVia, check_destination
+from broker.operations import Failed, Send, SubqueueCounts, Transact, Transacted
 from tests.support.amqp_messages import message
 from tests.support.link_stack import LinkStack
+
+KEYS = [f"key {number}" for number in range(32)]
+"""Keys of all partitions."""
 
 
 class Caller:
@@ -107,3 +111,41 @@ async def test_messages_with_a_key_stay_with_their_partition() -> None:
     part = caller.stack.parts[caller.stack.queue.router.number_of("k")]
     part.answer(Transact, lambda each: Failed(Reason.QUOTA_EXCEEDED, "full", each.cookie))
     assert caller.ends == [(["one"], Reason.QUOTA_EXCEEDED)]
+
+
+def collected(*keys: str | None) -> Collected:
+    run = store_run([message(body=[b"x"]) for _ in keys], str)
+    return Collected(Send(run.data, None), keys)
+
+
+async def test_a_destination_is_full_if_the_keys_partition_is_or_all_are_for_messages_without_a_key() -> None:
+    stack = LinkStack(4)
+    full: set[int] = set()
+    for part in stack.parts:
+        part.counts = lambda number=part.number: held(number in full)  # type: ignore[method-assign, misc]
+    here = stack.queue.router.number_of("k")
+    full.update({0, 1, 2, 3} - {here})
+    check_destination(stack.queue, collected("k"))
+    check_destination(stack.queue, collected(None, None))
+    full.add(here)
+    for keys in (("k",), (None,), (None, "k")):
+        with pytest.raises(Refused) as why:
+            check_destination(stack.queue, collected(*keys))
+        assert why.value.reason is Reason.QUOTA_EXCEEDED and "'queue'" in why.value.description
+    full -= {here}
+    with pytest.raises(Refused):
+        check_destination(stack.queue, collected("k", *KEYS))
+
+
+def held(is_full: bool) -> dict[str, SubqueueCounts]:
+    """What a partition holds: all that it may, or nothing."""
+    return {MAIN: SubqueueCounts(bytes=1 << 30 if is_full else 0), DEAD_LETTER: SubqueueCounts(bytes=4)}
+
+
+async def test_nothing_is_posted_for_a_destination_that_is_full() -> None:
+    caller = Caller(1)
+    caller.stack.parts[0].counts = lambda: held(True)  # type: ignore[method-assign]
+    with pytest.raises(Refused) as why:
+        caller.send("one", None)
+    assert why.value.reason is Reason.QUOTA_EXCEEDED
+    assert caller.under_way == 0 and not caller.stack.parts[0].posted

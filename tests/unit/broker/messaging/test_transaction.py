@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import MAIN
 from broker.message.stored import store_run
 from broker.messaging.sending import Collected
 from broker.messaging.settlement import COMPLETE
@@ -17,7 +18,16 @@ from broker.messaging.transaction import Transaction
 from broker.messaging.transactions import Transactions
 from broker.namespace.entity import Entity
 from broker.namespace.router import partition_of_key
-from broker.operations import DESTINATION, SESSION_ID, ColumnLists, Complete, Send, Transact, Transacted
+from broker.operations import (
+    DESTINATION,
+    SESSION_ID,
+    ColumnLists,
+    Complete,
+    Send,
+    SubqueueCounts,
+    Transact,
+    Transacted,
+)
 from tests.support.amqp_messages import message
 from tests.support.link_stack import LinkStack
 from tests.support.locked import locked
@@ -210,6 +220,17 @@ async def test_two_via_entities_are_refused() -> None:
     settled.settle(settled.c, 0)
     with pytest.raises(Refused):
         settled.send(settled.b, "1", is_via=True)
+
+
+@pytest.mark.parametrize("is_via", [False, True], ids=["shared session", "named"])
+async def test_a_send_to_a_destination_that_is_full_fails_the_transaction(is_via: bool) -> None:
+    bench = Bench(1)
+    bench.settle(bench.a, 0)
+    (part,) = bench.b.router.handles
+    part.counts = lambda: {MAIN: SubqueueCounts(bytes=1 << 30)}  # type: ignore[attr-defined]
+    with pytest.raises(Refused) as why:
+        bench.send(bench.b, "1", "k", is_via=is_via)
+    assert why.value.reason is Reason.QUOTA_EXCEEDED and "'b'" in refused(bench).description
 
 
 async def test_a_via_entity_that_is_deleted_before_the_commit_fails_it() -> None:
