@@ -4,7 +4,7 @@ A checkpoint is written in blocks (`snapshot.py`), and only changed blocks are w
 `ChangedBlocks` keeps the position of the latest frame that changed it. A checkpoint that builds on an earlier
 one writes the blocks changed since the earlier one's position, whatever was saved, or failed to be saved, in
 between. `Blocks` maps messages to blocks: a block holds BLOCK_MESSAGES consecutive sequence numbers of one
-subqueue.
+subqueue. `InBlocks` is the part of a section that is the same for all kinds of state that are kept in blocks.
 
 The dictionary is ordered by these positions. Changed blocks are at its end, so finding them does not touch
 the others.
@@ -12,10 +12,12 @@ the others.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 
 from broker.operations import PARTITION_SHIFT
 from broker.partition.gradual_sort import sort_gradually
+from broker.partition.records import UnreadableRecord
 from storage.log import Position
 
 BLOCK_SHIFT = 10
@@ -27,6 +29,7 @@ SUBQUEUE_SHIFT = PARTITION_SHIFT - BLOCK_SHIFT
 """The subqueue's number starts at this bit of a block's number. The bits below hold the place of the block's
 sequence numbers in the partition."""
 _PLACE_MASK = (1 << SUBQUEUE_SHIFT) - 1
+_SIZE = struct.Struct("<I")
 
 
 def block_of(subqueue: int, sequence_number: int) -> int:
@@ -96,6 +99,49 @@ class ChangedBlocks:
         assert blocks <= self._changed_at.keys()
         positions = list(self._changed_at.values())
         assert positions == sorted(positions)
+
+
+class InBlocks:
+    """What the sections of state in blocks have in common (`durable_state.Section`). They do not refer to the
+    log."""
+
+    def __init__(self) -> None:
+        self._changed = ChangedBlocks()
+
+    def changed_since(self, base: Position | None) -> Sequence[int]:
+        """See `Section`."""
+        return self._changed.changed_since(base)
+
+    def decoded(self, taken: Mapping[int, Position]) -> Iterator[None]:
+        """See `Section`."""
+        return self._changed.adopt(taken)
+
+    def saved(self, gone: Sequence[int]) -> None:
+        """See `Section`."""
+        self._changed.forget(gone)
+
+    def needed_from(self) -> Position | None:
+        """See `Section`."""
+        return None
+
+
+def joined(bodies: Iterable[bytes]) -> bytes:
+    """Bodies of records, one after the other, each behind its length."""
+    parts: list[bytes] = []
+    for body in bodies:
+        parts += _SIZE.pack(len(body)), body
+    return b"".join(parts)
+
+
+def split(data: bytes, what: str) -> Iterator[bytes]:
+    """The bodies that were joined. Raises UnreadableRecord, about a block of `what`, if they end early."""
+    at = 0
+    while at < len(data):
+        begin = at + _SIZE.size
+        at = begin + _SIZE.unpack_from(data, at)[0] if begin <= len(data) else begin
+        if at > len(data):
+            raise UnreadableRecord(f"a block of {what} ends early, at byte {len(data)}")
+        yield data[begin:at]
 
 
 class Blocks(ChangedBlocks):

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import heapq
 import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from broker.partition import records
-from broker.partition.blocks import ChangedBlocks, block_of
+from broker.partition.blocks import InBlocks, block_of
 from broker.partition.durable_state import NewRecord
 from broker.partition.records import UnreadableRecord, read_table
 from storage.log import Position, Record
@@ -30,16 +30,16 @@ EXPIRED_AT_ONCE = 1_024
 _TIME, _PAIR = struct.Struct("<Q"), struct.Struct("<QQ")
 
 
-class Delays:
+class Delays(InBlocks):
     """When each delayed message of a partition is offered again."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.name, self.version = "delayed", 1
         self.record_kinds: Collection[int] = (DELAYED,)
         self._by_block: dict[int, dict[int, int]] = {}
         """Times by sequence number, by block."""
         self._count = 0
-        self._changed = ChangedBlocks()
         self._ends: list[tuple[int, int]] = []
         """A heap of times and sequence numbers, with entries that were replaced since."""
 
@@ -105,10 +105,6 @@ class Delays:
 
     # --- checkpoints ----------------------------------------------------------------------------------------
 
-    def changed_since(self, base: Position | None) -> Sequence[int]:
-        """See `Section`."""
-        return self._changed.changed_since(base)
-
     def encode(self, block: int) -> bytes:
         """The entries of a block."""
         return b"".join(_PAIR.pack(*entry) for entry in self._by_block.get(block, {}).items())
@@ -120,22 +116,10 @@ class Delays:
         for number, until_ms in _PAIR.iter_unpack(data):
             self._add(number, until_ms)
 
-    def decoded(self, taken: Mapping[int, Position]) -> Iterator[None]:
-        """See `Section`."""
-        return self._changed.adopt(taken)
-
-    def saved(self, gone: Sequence[int]) -> None:
-        """See `Section`."""
-        self._changed.forget(gone)
-
     def cost(self, base: Position | None) -> int:
         """See `Section`."""
         changed = self._changed.count_since(base)
         return changed * 40 + _PAIR.size * self._count if changed else 0
-
-    def needed_from(self) -> Position | None:
-        """Nothing here refers to the log."""
-        return None
 
     def drop(self) -> Iterator[None]:
         """Free the memory, in steps."""

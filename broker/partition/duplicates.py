@@ -26,11 +26,11 @@ tables are divided, so that none takes long to grow.
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from broker.base.errors import Reason, Refused
 from broker.partition._untracked import untrack
-from broker.partition.blocks import ChangedBlocks
+from broker.partition.blocks import InBlocks
 from broker.partition.durable_state import NewRecord
 from broker.partition.records import UnreadableRecord
 from storage.log import Position, Record
@@ -65,10 +65,11 @@ class _Slot:
         untrack([self.identities])
 
 
-class Duplicates:
+class Duplicates(InBlocks):
     """The identities of one partition. Owned by its state machine."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.name, self.version = "message-ids", 1
         self.record_kinds: Collection[int] = (SENT_IDS,)
         self._tables: list[dict[bytes, int]] = []
@@ -78,7 +79,6 @@ class Duplicates:
         self._latest: _Slot | None = None
         self._unanchored = False
         """Whether a slot has no monotonic time yet."""
-        self._changed = ChangedBlocks()
         self.count = 0
         """Identities, including those of slots that have ended but are not forgotten."""
 
@@ -212,9 +212,6 @@ class Duplicates:
 
     # --- checkpoints ----------------------------------------------------------------------------------------
 
-    def changed_since(self, base: Position | None) -> Sequence[int]:
-        return self._changed.changed_since(base)
-
     def encode(self, block: int) -> bytes:
         slot = self.slots.get(block)
         if slot is None or not slot.identities:
@@ -226,19 +223,10 @@ class Duplicates:
             raise UnreadableRecord(f"a checkpoint has {len(data)} bytes of message-ids in block {block}")
         self._add(block, _BLOCK.unpack_from(data)[0], data[_BLOCK.size :])
 
-    def decoded(self, taken: Mapping[int, Position]) -> Iterator[None]:
-        return self._changed.adopt(taken)
-
-    def saved(self, gone: Sequence[int]) -> None:
-        self._changed.forget(gone)
-
     def cost(self, base: Position | None) -> int:
         changed = self._changed.count_since(base)
         identities = min(changed * SLOT_MAX, sum(len(slot.identities) for slot in self.slots.values()))
         return identities * IDENTITY_BYTES + changed * _BLOCK.size + 40 * len(self._changed)
-
-    def needed_from(self) -> Position | None:
-        return None
 
     def next_expiry_ms(self) -> int | None:
         return None  # the window counts in monotonic time: see `forget_old`

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from broker.partition.blocks import ChangedBlocks
+from broker.partition.blocks import InBlocks, joined, split
 from broker.partition.durable_state import NewRecord
 from broker.partition.records import UnreadableRecord
 from storage.log import Position, Record
@@ -49,10 +49,11 @@ class Entry(NamedTuple):
     """In wall time."""
 
 
-class SessionStates:
+class SessionStates(InBlocks):
     """The states of a partition's sessions."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.name, self.version = "session-states", 1
         self.record_kinds: Collection[int] = (SESSION_STATE,)
         self.entries: dict[Key, Entry] = {}
@@ -60,7 +61,6 @@ class SessionStates:
         self._by_block: dict[int, dict[Key, None]] = {}
         self._block_bytes: dict[int, int] = {}
         """What each block takes in a checkpoint."""
-        self._changed = ChangedBlocks()
 
     # --- records --------------------------------------------------------------------------------------------
 
@@ -116,48 +116,24 @@ class SessionStates:
 
     # --- checkpoints ----------------------------------------------------------------------------------------
 
-    def changed_since(self, base: Position | None) -> Sequence[int]:
-        """See `Section`."""
-        return self._changed.changed_since(base)
-
     def encode(self, block: int) -> bytes:
         """The sessions of a block."""
-        parts: list[bytes] = []
-        for key in self._by_block.get(block, ()):
-            body = set_state(*key, *self.entries[key]).body
-            parts += _SIZE.pack(len(body)), body
-        return b"".join(parts)
+        keys = self._by_block.get(block, ())
+        return joined(set_state(*key, *self.entries[key]).body for key in keys)
 
     def decode(self, block: int, data: bytes) -> None:
         """Add the sessions of a block. Raises UnreadableRecord."""
-        at = 0
-        while at < len(data):
-            if at + _SIZE.size > len(data):
-                raise UnreadableRecord(f"a block of session states ends early, at byte {len(data)}")
-            begin = at + _SIZE.size
-            at = begin + _SIZE.unpack_from(data, at)[0]
-            key, entry = _read(data[begin:at])
+        for body in split(data, "session states"):
+            key, entry = _read(body)
             if entry is None or _block_of(key) != block:
                 raise UnreadableRecord("a block of session states holds a session that is not in it")
             self._add(key, entry, block)
-
-    def decoded(self, taken: Mapping[int, Position]) -> Iterator[None]:
-        """See `Section`."""
-        return self._changed.adopt(taken)
-
-    def saved(self, gone: Sequence[int]) -> None:
-        """See `Section`."""
-        self._changed.forget(gone)
 
     def cost(self, base: Position | None) -> int:
         """See `Section`."""
         if not self._changed.count_since(base):
             return 0
         return sum(40 + self._block_bytes.get(block, 0) for block in self.changed_since(base))
-
-    def needed_from(self) -> Position | None:
-        """Nothing here refers to the log."""
-        return None
 
     def drop(self) -> Iterator[None]:
         """Free the memory, in steps."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 
+import pytest
+
 from broker.operations import PARTITION_SHIFT
-from broker.partition.blocks import BLOCK_MESSAGES, Blocks, block_of, place_of
+from broker.partition.blocks import BLOCK_MESSAGES, Blocks, block_of, joined, place_of, split
+from broker.partition.records import UnreadableRecord
 from storage.log import Position
 
 
@@ -47,3 +50,16 @@ def test_a_block_that_changes_again_counts_at_its_latest_change_only() -> None:
     assert blocks.changed_since(Position(20)) == [1] and sorted(blocks.changed_since(Position(10))) == [1, 2]
     blocks.forget([1])
     assert blocks.changed_since(None) == [2]
+
+
+@pytest.mark.parametrize("bodies", [[], [b"one"], [b"", b"two", b"x" * 300]])
+def test_bodies_that_were_joined_are_split_again(bodies: list[bytes]) -> None:
+    assert list(split(joined(bodies), "things")) == bodies
+
+
+def test_a_block_that_is_cut_off_is_unreadable() -> None:
+    whole = joined([b"one", b"three"])
+    for end in range(1, len(whole)):
+        if end != len(joined([b"one"])):
+            with pytest.raises(UnreadableRecord, match=f"a block of things ends early, at byte {end}"):
+                list(split(whole[:end], "things"))
