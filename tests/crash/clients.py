@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from random import Random
 from zlib import crc32
 
-from protocol.codec import Described, Symbol, UByte, UInt, ULong
+from protocol.codec import Described, Symbol, Timestamp, UByte, UInt, ULong
 from tests.crash.ledger import QueueLedger, name_of
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import ANNOTATIONS, DATA, message, sections
@@ -23,6 +23,7 @@ from tests.support.raw_amqp import ConnectionEnded, Frame, RawConnection
 BODY_BYTES_MAX = 900
 RETRY_S = 0.05
 DRAIN_CREDIT = 500
+SCHEDULED = "x-opt-scheduled-enqueue-time"
 READ_SLICE_S = 0.2
 """How long a client reads before it checks whether to stop."""
 
@@ -83,6 +84,7 @@ class Sender(Client):
     with one of `keys` or without a key.
 
     A pause of `pause_s` follows each burst; messages live for `time_to_live_ms`, for ever if that is None.
+    Messages become active up to `later_ms` later.
     """
 
     def __init__(
@@ -93,8 +95,10 @@ class Sender(Client):
         batch: int = 1,
         pause_s: float = 0.0,
         time_to_live_ms: int | None = None,
+        later_ms: int = 0,
     ) -> None:
         super().__init__(*who)
+        self._later_ms = later_ms
         self._keys, self._burst, self._batch, self._pause_s = keys, burst, batch, pause_s
         self._header = None if time_to_live_ms is None else [True, UByte(4), UInt(time_to_live_ms)]
         self._numbers: dict[str, int] = {}
@@ -129,7 +133,11 @@ class Sender(Client):
         begin = self._numbers.get(key, 0)
         self._numbers[key] = begin + self._batch
         names = [name_of(self.name, key, number) for number in range(begin, begin + self._batch)]
-        annotations = {"x-opt-partition-key": f"{self.name}/{key}"} if key else None
+        annotations: dict[str, object] = {"x-opt-partition-key": f"{self.name}/{key}"} if key else {}
+        if self._later_ms:
+            due_ms = int(time.time() * 1000) + self.random.randrange(self._later_ms)
+            self.ledger.scheduling(names, due_ms)
+            annotations[SCHEDULED] = Timestamp(due_ms)
         messages = [
             message(header=self._header, properties=[name], annotations=annotations, body=[body_of(name)])
             for name in names

@@ -9,6 +9,7 @@ before it is settled. A missing outcome is unknown and may turn out either way; 
 from __future__ import annotations
 
 import threading
+import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -41,6 +42,8 @@ class QueueLedger:
     """Messages in `removals_asked` that may be in the dead-letter queue."""
     dead_lettered: set[str] = field(default_factory=set)
     """Messages that must be in the dead-letter queue, since the broker has confirmed it."""
+    due_ms: dict[str, int] = field(default_factory=dict)
+    """When scheduled messages become active."""
     errors: list[str] = field(default_factory=list)
     """Errors noticed as they happened."""
     _holders: dict[str, int] = field(default_factory=dict)
@@ -51,6 +54,11 @@ class QueueLedger:
         with self._lock:
             self.attempted.update(names)
 
+    def scheduling(self, names: list[str], due_ms: int) -> None:
+        """Record when messages that are about to be sent may arrive."""
+        with self._lock:
+            self.due_ms.update(dict.fromkeys(names, due_ms))
+
     def sent(self, names: list[str]) -> None:
         """Record messages the broker has accepted."""
         with self._lock:
@@ -59,6 +67,8 @@ class QueueLedger:
     def received(self, name: str, life: int, sequence_number: int) -> None:
         """Record a delivered message."""
         with self._lock:
+            if time.time() * 1000 < self.due_ms.get(name, 0):
+                self.errors.append(f"{name} came before its time")
             if name not in self.attempted:
                 self.errors.append(f"{name} was never sent")
             if name in self.removed and self.removed[name] <= life:

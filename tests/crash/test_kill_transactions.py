@@ -9,6 +9,7 @@ applied would leave two of them, or none. `PARTIBUS_CRASH_ROUNDS` and `PARTIBUS_
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,7 +23,7 @@ from tests.crash.test_kill import CLIENTS_STOP_WITHIN_S, ROUNDS, SEED, SMALL_LOG
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import DATA, message, sections
 from tests.support.broker_process import BrokerProcess, queue
-from tests.support.raw_amqp import RawConnection
+from tests.support.raw_amqp import Frame, RawConnection
 from tests.support.transactions import DECLARED, coordinator_attach, declare, discharge, state_of
 
 CLIENTS = 3
@@ -30,6 +31,7 @@ KEYS = ("a", "b", "c")
 PARTITIONS = 4
 SENDER, RECEIVER, COORDINATOR = range(3)
 TRAFFIC_WITHIN_S = 60.0
+LEFT_MAX = 1_000
 
 
 class Relay(Client):
@@ -60,21 +62,29 @@ class Relay(Client):
         connection.attach_receiver(RECEIVER, self.queue)
         assert connection.attach(coordinator_attach(COORDINATOR)).code == raw.ATTACH
         connection.read_until(raw.FLOW)
+        self.attach_more(connection)
         self._number = 0
         delivery = 0
         while not self.stop_asked.is_set():
             connection.send_frame(raw.FLOW, raw.flow_fields(RECEIVER, delivery, 1))
             found = connection.read_until(raw.TRANSFER)
             delivery += 1
-            key, number = text_of(found.payload)
-            if not self.committed[key] <= number <= self.attempted[key]:
-                raise AssertionError(
-                    f"message {number} of {key} came after {self.committed[key]} was committed "
-                    f"and {self.attempted[key]} attempted"
-                )
-            if self.random.random() < 0.2:
-                self.roll_back(connection, key)
-            self.relay(connection, key, number, found.field(1))
+            self.work(connection, found)
+
+    def attach_more(self, connection: RawConnection) -> None:
+        """Attach the links that a subclass needs besides."""
+
+    def work(self, connection: RawConnection, found: Frame) -> None:
+        """Relay a message that was received."""
+        key, number = text_of(found.payload)
+        if not self.committed[key] <= number <= self.attempted[key]:
+            raise AssertionError(
+                f"message {number} of {key} came after {self.committed[key]} was committed "
+                f"and {self.attempted[key]} attempted"
+            )
+        if self.random.random() < 0.2:
+            self.roll_back(connection, key)
+        self.relay(connection, key, number, found.field(1))
 
     def relay(self, connection: RawConnection, key: str, number: int, delivery_id: int) -> None:
         """Replace a message by the next one, in a transaction."""
@@ -124,17 +134,22 @@ class Relay(Client):
     def check(self, port: int) -> None:
         """There is one message of each key, and it is one that may be there."""
         left: dict[str, list[int]] = {key: [] for key in KEYS}
+        for payload in self.left(port):
+            key, number = text_of(payload)
+            left[key].append(number)
+        self.check_left(left)
+
+    def left(self, port: int) -> Iterator[bytes]:
+        """The messages in the queue."""
         with RawConnection(port) as connection:
             connection.open()
             connection.begin()
             connection.attach_receiver(RECEIVER, self.queue)
-            connection.send_frame(raw.FLOW, raw.flow_fields(RECEIVER, 0, 20, drain=True))
-            while True:
-                found = connection.read_until(raw.TRANSFER, raw.FLOW)
-                if found.code == raw.FLOW:
-                    break
-                key, number = text_of(found.payload)
-                left[key].append(number)
+            connection.send_frame(raw.FLOW, raw.flow_fields(RECEIVER, 0, LEFT_MAX, drain=True))
+            while (found := connection.read_until(raw.TRANSFER, raw.FLOW)).code == raw.TRANSFER:
+                yield found.payload
+
+    def check_left(self, left: dict[str, list[int]]) -> None:
         for key, numbers in left.items():
             assert len(numbers) == 1, f"{self.name}: there are {numbers} of {key}"
             assert self.committed[key] <= numbers[0] <= self.attempted[key]
@@ -195,7 +210,7 @@ def run(broker: BrokerProcess, seed: str, random: Random) -> None:
     broker.check_alive()
 
 
-def wait_for_commits(place: Place, relays: list[Relay]) -> None:
+def wait_for_commits(place: Place, relays: Sequence[Relay]) -> None:
     """Wait until every client has committed and rolled back in this life."""
     before = [(relay.commits, relay.roll_backs) for relay in relays]
     deadline = time.monotonic() + TRAFFIC_WITHIN_S
