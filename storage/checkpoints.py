@@ -58,8 +58,8 @@ _log = structlog.get_logger()
 
 
 @dataclass(slots=True, frozen=True)
-class Origin:
-    """The log that a checkpoint belongs to, and its place there."""
+class Anchor:
+    """Where a checkpoint belongs: to which log, and to which position in it."""
 
     chain: Chain
     """The place in the log for which the checkpoint was taken."""
@@ -166,7 +166,7 @@ class Checkpoints:
 
     # --- writing ---
 
-    def save(self, disk: Disk, checkpoint: Checkpoint, origin: Origin) -> None:
+    def save(self, disk: Disk, checkpoint: Checkpoint, anchor: Anchor) -> None:
         """Save a checkpoint durably, in place of the older of the two. Raises DiskFull, DiskFailed,
         CommitFailed."""
         base, serial = self.base, self._next_serial
@@ -195,7 +195,7 @@ class Checkpoints:
             for section in checkpoint.sections
         }
         stored = StoredCheckpoint(
-            origin.chain, origin.epoch, origin.partition, origin.salt, serial, sections, sizes
+            anchor.chain, anchor.epoch, anchor.partition, anchor.salt, serial, sections, sizes
         )
         self._next_serial += 1  # even if this fails, because the file may exist then
         fd = publish(

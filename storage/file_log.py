@@ -27,14 +27,13 @@ from typing import Literal
 
 import structlog
 
-from storage.checkpoints import Origin
+from storage.checkpoints import Anchor
 from storage.commit_jobs import Append, Roll, SyncUnsynced
 from storage.committer import Committer
 from storage.disk import Disk, disk_error, make_directories
 from storage.errors import CommitFailed, CorruptRecord, DiskFailed, DiskFull, StorageError
 from storage.extent import ExtentFile
 from storage.fetch import bounded, fetch_frames
-from storage.filling import Filling
 from storage.full_disk import Reserves
 from storage.log import FRAME_HEADER_BYTES, Checkpoint, Commit, Frame, Position, RoomLock
 from storage.open_files import OpenFiles
@@ -55,6 +54,7 @@ from storage.scan import FrameScanner
 from storage.segment import SEGMENT_SUFFIX
 from storage.sizing import is_confined, segment_bytes
 from storage.threads import UnderWay, run_to_end
+from storage.zeros_ahead import ZerosAhead
 
 Fsync = Literal["always", "interval", "never"]
 
@@ -121,7 +121,7 @@ class FileLog:
         self._recent = RecentPlaces()
         self._one_at_a_time = asyncio.Lock()
         self._housekeeping = asyncio.Lock()
-        self._filling: Filling | None = None
+        self._zeros: ZerosAhead | None = None
         """The zeros being written to the active segment, or the last ones."""
         self.under_way = UnderWay()
         """Work on the log's files, other than reads, that cannot be cancelled."""
@@ -193,7 +193,7 @@ class FileLog:
         await self._shared.prepare()
         async with self._housekeeping, self._one_at_a_time:
             await self.under_way.ended()
-            self._filling = None
+            self._zeros = None
             try:
                 if self._state is _State.OPEN:
                     # A log that wants this place waits for our job, so we must not wait for the log.
@@ -335,15 +335,15 @@ class FileLog:
                 self._shared.reserve_released()
                 await self.reserves.admit(self._directory, self._shared.executor, urgent=urgent)
             await self._use_descriptor(opened)
-            if self._filling is not None:
-                await self._mind_the_zeros(self._filling, opened, FRAME_HEADER_BYTES + commit.bytes)
+            if self._zeros is not None:
+                await self._mind_the_zeros(self._zeros, opened, FRAME_HEADER_BYTES + commit.bytes)
             spare = self.reserves.spare_for(urgent=urgent, frees=frees)
             try:
                 await self._shared.committer.run(Append(self, opened, commit, spare))
             finally:
                 self._mind_the_descriptor()
-            if self._filling is None and opened.active.is_low and self.reserves.held:
-                self._fill_ahead(opened)
+            if self._zeros is None and opened.active.is_low and self.reserves.held:
+                self._write_ahead(opened)
 
     async def sync(self) -> None:
         async with self._one_at_a_time:
@@ -362,43 +362,43 @@ class FileLog:
 
     # --- zeros ahead of commits ---
 
-    def _fill_ahead(self, opened: OpenLog) -> None:
-        """Have the zeros written that are due. The caller holds the turn."""
+    def _write_ahead(self, opened: OpenLog) -> None:
+        """Have the zeros written that are due. The caller is the one job."""
         zeros = opened.active.zeros_due(opened.segment_bytes_max)
         if zeros is None or self._state is not _State.OPEN:
             return
         shared = self._shared
         with contextlib.suppress(RuntimeError):  # no thread: a commit that needs room writes its own zeros
-            self._filling = Filling(
+            self._zeros = ZerosAhead(
                 opened.active,
                 zeros,
                 shared.disk,
-                shared.pools.fills,
+                shared.pools.zeros,
                 syncs=self.syncs_each_commit,
                 under_way=self.under_way,
             )
 
-    async def _mind_the_zeros(self, filling: Filling, opened: OpenLog, size: int) -> None:
+    async def _mind_the_zeros(self, zeros: ZerosAhead, opened: OpenLog, size: int) -> None:
         """Before a commit of `size` bytes, wait for zeros that are late, that it needs, or that could be
-        written over it. The caller holds the turn. Raises CommitFailed if the zeros have failed."""
-        if filling.is_late or filling.may_hit_frames or not opened.active.has_room(size):
-            await filling.wait()
+        written over it. The caller is the one job. Raises CommitFailed if the zeros have failed."""
+        if zeros.is_late or zeros.may_hit_frames or not opened.active.has_room(size):
+            await zeros.wait()
             self._open()  # it may have been fenced meanwhile
-        self._check_zeros(filling)
+        self._check_zeros(zeros)
 
-    def _check_zeros(self, filling: Filling) -> None:
+    def _check_zeros(self, zeros: ZerosAhead) -> None:
         """Forget zeros that have ended. Raises CommitFailed if they have failed."""
-        if filling.error is not None:
-            self.ended(filling.error)
-            raise filling.error
-        if filling.has_ended:
-            self._filling = None
+        if zeros.error is not None:
+            self.ended(zeros.error)
+            raise zeros.error
+        if zeros.has_ended:
+            self._zeros = None
 
     async def _zeros_written(self) -> None:
-        """Wait for the zeros being written, because the file is about to be closed. The caller holds the
-        turn."""
-        if self._filling is not None:
-            await self._filling.wait()
+        """Wait for the zeros being written, because the file is about to be closed. The caller is the
+        one job."""
+        if self._zeros is not None:
+            await self._zeros.wait()
 
     # --- its descriptor ---
 
@@ -575,15 +575,15 @@ class FileLog:
             if opened.durable < checkpoint.position:
                 await self.sync()  # a checkpoint's position must be durable
             checkpoints = opened.checkpoints
-            origin = Origin(chain, opened.epoch, self._partition, opened.segments[0].header.salt)
+            anchor = Anchor(chain, opened.epoch, self._partition, opened.segments[0].header.salt)
 
             def save() -> None:
                 try:
-                    checkpoints.save(shared.disk, checkpoint, origin)
+                    checkpoints.save(shared.disk, checkpoint, anchor)
                 except DiskFull:
                     # Without a checkpoint, no segment can be removed (durability rule 6).
                     shared.reserve.release()
-                    checkpoints.save(shared.disk, checkpoint, origin)
+                    checkpoints.save(shared.disk, checkpoint, anchor)
                 self.extent.checkpointed(checkpoint.position, opened.durable)
 
             try:
@@ -661,10 +661,10 @@ class FileLog:
         async with self._one_at_a_time:
             opened = self._open()
             if opened.active.segment.base < opened.tail.position <= limit:
-                if (filling := self._filling) is not None:
-                    await filling.wait()
+                if (zeros := self._zeros) is not None:
+                    await zeros.wait()
                     self._open()  # it may have been fenced meanwhile
-                    self._check_zeros(filling)
+                    self._check_zeros(zeros)
                 await self._use_descriptor(opened)
                 try:
                     await self._shared.committer.run(Roll(self, opened))

@@ -13,7 +13,7 @@ from storage.workers import Workers
 READ_THREADS = 2
 UPKEEP_THREADS = 2
 DELETION_THREADS = 1
-FILL_THREADS = 2
+ZEROS_THREADS = 2
 
 
 class Pools:
@@ -28,7 +28,7 @@ class Pools:
         """Writing checkpoints and removing trimmed files."""
         self.deletions = Workers(DELETION_THREADS, "storage-delete")
         """Removing the logs of deleted entities."""
-        self.fills = Workers(FILL_THREADS, "storage-fill")
+        self.zeros = Workers(ZEROS_THREADS, "storage-zeros")
         """Writing zeros ahead of commits."""
         self.catalogue = Workers(1, "storage-catalogue")
         """Reading and writing the entities' documents, if they are in this folder."""
@@ -41,7 +41,7 @@ class Pools:
             self.reads,
             self.upkeep,
             self.deletions,
-            self.fills,
+            self.zeros,
             self.catalogue,
             self.index,
             self.look,

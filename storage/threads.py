@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 OwnerFailed = Callable[[str, BaseException], None]
-"""Called with the name of a background task that has died, and its error. Its owner can no longer keep its
-promises."""
+"""Called with the name of a background task that has died, and its error. Its owner no longer does what
+it is for."""
 
 
 class UnderWay:

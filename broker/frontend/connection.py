@@ -99,7 +99,7 @@ class Connection:
         self._sasl: SaslServer | None = SaslServer(self.tokens.log_in)
         self._attaching = Attaching(self, resolve)
         self._flush_is_due = False
-        self._hungry: set[Waiting] = set()
+        self._waiting_for_room: set[Waiting] = set()
         self._holds: set[str] = set()
         self._inflight_bytes = self._partial_bytes = 0
         """Bytes of messages that wait for their outcome, and of unfinished messages."""
@@ -153,7 +153,7 @@ class Connection:
     def _are_messages(self, events: list[Event]) -> bool:
         """Whether these are only messages on a link. Nothing is written for them before their outcome, unless
         the link refuses them, and then it sees to that."""
-        if len(events) != 1 or self._hungry:
+        if len(events) != 1 or self._waiting_for_room:
             return False
         event = events[0]
         return type(event) is MessagesReceived and not event.link.gone
@@ -282,9 +282,9 @@ class Connection:
         if self._allowance.grows(self._written_in_all - self.wire.get_write_buffer_size()):
             self.wire.set_write_buffer_limits(self._allowance.bytes)
         self.output_room = self.allowance
-        if self._hungry and self.writable:
-            hungry, self._hungry = self._hungry, set()
-            for link in hungry:
+        if self._waiting_for_room and self.writable:
+            waiting, self._waiting_for_room = self._waiting_for_room, set()
+            for link in waiting:
                 link.credit_granted()
         if self.engine.finished:
             self._close_wire()
@@ -339,7 +339,7 @@ class Connection:
             and self.engine.unsent_bytes(link.link) < self.allowance
         ):
             return True
-        self._hungry.add(link)
+        self._waiting_for_room.add(link)
         return False
 
     def room_above_mark(self, link: Waiting, unsettled: int) -> int:
@@ -351,7 +351,7 @@ class Connection:
         """
         room = self.services.memory.unsettled_room(unsettled)
         if room <= 0:
-            self._hungry.add(link)
+            self._waiting_for_room.add(link)
             self.services.hold(self, by_others=unsettled < UNSETTLED_ABOVE_MARK_MAX)
             return 0
         return room

@@ -5,7 +5,7 @@ duplicates. A key pins its messages to one partition by a stable hash. Messages 
 over the partitions that are available and not known to be full. A keyed send to a partition that is down is
 refused, and may be retried.
 
-The hash is a documented promise (docs/partitioning.md): BLAKE2b with an 8-byte digest over the key's UTF-8
+The hash is documented for clients (docs/partitioning.md): BLAKE2b with an 8-byte digest over the key's UTF-8
 bytes, read as a big-endian number, modulo the number of partitions. It never changes for an entity. The
 native code (`broker/native/placing.c`) divides a whole run of messages in one call.
 """

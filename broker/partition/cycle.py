@@ -88,7 +88,7 @@ class Cycle:
 
     @property
     def missing(self) -> list[Position]:
-        """Positions of the frames that `fill` needs, ascending."""
+        """Positions of the frames that `put_in` needs, ascending."""
         if not self.holes:
             return []
         return sorted(
@@ -100,8 +100,8 @@ class Cycle:
             }
         )
 
-    def fill(self, frames: Sequence[Frame]) -> None:
-        """Fill the holes with messages read from the log."""
+    def put_in(self, frames: Sequence[Frame]) -> None:
+        """Put messages read from the log into the holes."""
         read = {frame.position: frame for frame in frames}
         for messages, references in self.holes:
             for index, reference in enumerate(references):

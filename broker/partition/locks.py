@@ -6,7 +6,7 @@ log's epoch (4 bytes) and a counter (4 bytes). The epoch changes each time the l
 before are invalid.
 
 Messages locked together share a `Lease`: one object, one timer and one nonce. A lock ends at exactly the
-promised millisecond, whether or not its timer has fired.
+millisecond that the client was told, whether or not its timer has fired.
 
 Invariants: a reference is locked if and only if its `lease` is set, and it is then in that lease's
 `references`; `left` counts those; a lease with none left is forgotten at once.

@@ -9,8 +9,8 @@ Locks are volatile, like those of messages: a restart frees all sessions. When a
 locked messages have had a failed delivery, and each holder is told (`SessionLost`). When a holder detaches,
 its unsettled messages go back, and no delivery is counted.
 
-A lock ends at exactly the promised millisecond, whether or not its timer has fired. An operation counts if it
-arrived before that (`Workspace.arrived_ms`).
+A lock ends at exactly the millisecond that the client was told, whether or not its timer has fired. An
+operation counts if it arrived before that (`Workspace.arrived_ms`).
 """
 
 from __future__ import annotations

@@ -364,7 +364,7 @@ class PartitionTask:
         self._totals = None
         self._mailbox.undecided = []
         try:
-            await self._fill(partition, cycle)
+            await self._read_missing(partition, cycle)
         except StorageError as error:
             # The cycle is durable: refuse only the answers whose messages could not be read.
             cycle.give_up_holes(Reason.PARTITION_UNAVAILABLE, self._going_down.why)
@@ -422,13 +422,13 @@ class PartitionTask:
             self._upkeep.press(self._clock.monotonic_ms())
             self._arm_timer()
 
-    async def _fill(self, partition: Partition, cycle: Cycle) -> None:
+    async def _read_missing(self, partition: Partition, cycle: Cycle) -> None:
         """Read from the log the messages that answers need and memory does not hold."""
         missing = cycle.missing
         if missing:
             with self._patience:
                 frames = await self._log.fetch(missing)
-            cycle.fill(frames)
+            cycle.put_in(frames)
             partition.read_ahead(frames)
 
     async def _keep_up(self) -> bool:

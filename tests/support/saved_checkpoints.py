@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from storage.checkpoint import CHECKPOINT_SUFFIX
-from storage.checkpoints import Checkpoints, Origin
+from storage.checkpoints import Anchor, Checkpoints
 from storage.log import Checkpoint, Position, Section
 from storage.record import Chain
 from tests.support.recording_disk import RecordingDisk
@@ -14,9 +14,9 @@ ROOT = Path("/")
 SALT = b"s" * 16
 
 
-def origin(position: int, *, known: bool = True) -> Origin:
+def anchor(position: int, *, known: bool = True) -> Anchor:
     """A place in the log; `known`: whether its digest is."""
-    return Origin(Chain(Position(position), 4 if known else 0, b"d" * 16 if known else None), 2, 9, SALT)
+    return Anchor(Chain(Position(position), 4 if known else 0, b"d" * 16 if known else None), 2, 9, SALT)
 
 
 def found(disk: RecordingDisk, start: int = 0, salt: bytes = SALT) -> Checkpoints:
@@ -26,7 +26,7 @@ def found(disk: RecordingDisk, start: int = 0, salt: bytes = SALT) -> Checkpoint
 
 def save(kept: Checkpoints, disk: object, position: int, blocks: dict[int, bytes]) -> None:
     """Save a checkpoint of one section."""
-    kept.save(disk, Checkpoint(Position(position), (Section("state", 3, blocks),)), origin(position))  # type: ignore[arg-type]
+    kept.save(disk, Checkpoint(Position(position), (Section("state", 3, blocks),)), anchor(position))  # type: ignore[arg-type]
 
 
 def files(disk: RecordingDisk) -> list[Path]:

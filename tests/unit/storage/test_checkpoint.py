@@ -11,7 +11,7 @@ from storage.errors import CorruptRecord, UnknownFormat
 from storage.log import Checkpoint, Position, Section
 from storage.record import crc32c
 from tests.support.recording_disk import RecordingDisk
-from tests.support.saved_checkpoints import ROOT, SALT, files, found, origin, save
+from tests.support.saved_checkpoints import ROOT, SALT, anchor, files, found, save
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -23,11 +23,11 @@ def test_a_checkpoint_comes_back(known: bool) -> None:
         Section("3", 7, {5: b"5"}),
     )
     checkpoint = Checkpoint(Position(100), sections)
-    Checkpoints(ROOT).save(disk, checkpoint, origin(100, known=known))
+    Checkpoints(ROOT).save(disk, checkpoint, anchor(100, known=known))
     kept = found(disk)
     assert kept.load(disk, Position(0)) == checkpoint
     newest = kept.newest
-    assert newest is not None and newest.chain == origin(100, known=known).chain
+    assert newest is not None and newest.chain == anchor(100, known=known).chain
     assert (newest.epoch, newest.partition, newest.salt, newest.serial) == (2, 9, SALT, 1)
     assert disk.open_files == 0
 

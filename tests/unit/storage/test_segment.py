@@ -80,7 +80,7 @@ def test_the_file_is_filled_ahead_in_steps_that_double_and_end() -> None:
     assert disk.contents(PATH)[active.used :].strip(b"\0") == b""
 
 
-def test_the_filling_stops_at_the_segments_limit_and_a_frame_does_not() -> None:
+def test_the_zeros_stop_at_the_segments_limit_and_a_frame_does_not() -> None:
     disk = RecordingDisk()
     active = begun(disk)
     active.write([b"x" * 100], fill_until=1_000)

@@ -25,7 +25,7 @@ LATE_S = 0.05
 """Zeros that take longer are late, from when the thread begins to write them: no write waits before that."""
 
 
-class Filling:
+class ZerosAhead:
     """Zeros being written to one segment. Owned by the event loop."""
 
     __slots__ = ("_active", "_began", "_future", "_loop", "_under_way", "_zeros", "error", "has_ended")

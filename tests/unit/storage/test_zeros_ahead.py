@@ -1,4 +1,4 @@
-"""storage/filling.py: zeros are written ahead of commits, and what happens when that is slow or fails."""
+"""storage/zeros_ahead.py: zeros are written ahead of commits, and what happens when that is slow or fails."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from storage import filling
+from storage import zeros_ahead
 from storage.commit_jobs import Append
 from storage.errors import CommitFailed
 from storage.file_log import FileLog
-from storage.pools import FILL_THREADS
+from storage.pools import ZEROS_THREADS
 from storage.segment import FILL_STEP_BYTES_MIN
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.logs import ENTITY, append, contents, small_store
@@ -44,9 +44,9 @@ async def opened(root: Path, disk: FaultyDisk, **settings: object) -> AsyncItera
 
 async def filled(log: FileLog) -> None:
     """Return when no zeros are being written."""
-    if log._filling is not None:
+    if log._zeros is not None:
         async with asyncio.timeout(WITHIN_S):
-            await log._filling.wait()
+            await log._zeros.wait()
 
 
 def segment_bytes(disk: FaultyDisk, log: FileLog) -> int:
@@ -64,7 +64,7 @@ async def until_hanging(disk: FaultyDisk) -> None:
 async def low(log: FileLog, disk: FaultyDisk) -> None:
     """Commit until zeros are due, and let their thread hang before it has written any."""
     disk.hang("open_write", SEGMENT)
-    while log._filling is None:
+    while log._zeros is None:
         await append(log, bytes(1_000))
         assert log.end < FILL_STEP_BYTES_MIN, "zeros are due when half of them are used up"
     await until_hanging(disk)
@@ -95,7 +95,7 @@ async def test_the_commits_of_a_busy_log_find_zeros_written_ahead_of_them(
 async def test_commits_go_on_over_the_zeros_that_are_there_and_wait_for_more_only_if_they_need_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(filling, "LATE_S", NEVER_S)
+    monkeypatch.setattr(zeros_ahead, "LATE_S", NEVER_S)
     disk = FaultyDisk(RecordingDisk(queued=True))
     async with opened(ROOT, disk) as log:
         await low(log, disk)
@@ -111,7 +111,7 @@ async def test_commits_go_on_over_the_zeros_that_are_there_and_wait_for_more_onl
 async def test_while_zeros_are_late_the_event_loop_does_not_write_to_their_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(filling, "LATE_S", 0)
+    monkeypatch.setattr(zeros_ahead, "LATE_S", 0)
     disk = FaultyDisk(RecordingDisk(queued=True))
     async with opened(ROOT, disk) as log:
         await low(log, disk)
@@ -124,16 +124,16 @@ async def test_while_zeros_are_late_the_event_loop_does_not_write_to_their_file(
 
 
 async def test_zeros_that_wait_for_a_thread_are_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filling, "LATE_S", 0)
+    monkeypatch.setattr(zeros_ahead, "LATE_S", 0)
     disk = FaultyDisk(RecordingDisk(queued=True))
     async with opened(ROOT, disk) as log:
         may_work = threading.Event()
-        busy = [log._shared.pools.fills.submit(may_work.wait) for _ in range(FILL_THREADS)]
+        busy = [log._shared.pools.zeros.submit(may_work.wait) for _ in range(ZEROS_THREADS)]
         try:
-            while log._filling is None:
+            while log._zeros is None:
                 await append(log, bytes(1_000))
             await asyncio.wait_for(append(log, b"fits"), WITHIN_S)
-            assert not log._filling.has_ended and not any(each.done() for each in busy)
+            assert not log._zeros.has_ended and not any(each.done() for each in busy)
         finally:
             may_work.set()
 
@@ -142,7 +142,7 @@ async def test_zeros_are_not_written_over_frames_that_a_full_disk_has_moved_ther
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A file system that copies on write may be full when zeros are overwritten. The file is then cut off."""
-    monkeypatch.setattr(filling, "LATE_S", NEVER_S)
+    monkeypatch.setattr(zeros_ahead, "LATE_S", NEVER_S)
     disk = FaultyDisk(RecordingDisk(queued=True))
     async with opened(ROOT, disk) as log:
         await low(log, disk)
@@ -164,10 +164,10 @@ class _NoThreads(Executor):
 async def test_without_a_thread_commits_write_their_own_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FaultyDisk(RecordingDisk(queued=True))
     async with opened(ROOT, disk) as log:
-        monkeypatch.setattr(log._shared.pools, "fills", _NoThreads())
+        monkeypatch.setattr(log._shared.pools, "zeros", _NoThreads())
         for _ in range(30):
             await append(log, bytes(1_000))
-        assert log._filling is None and not log.under_way
+        assert log._zeros is None and not log.under_way
         assert len(await contents(log)) == 30
         monkeypatch.undo()
 
@@ -186,7 +186,7 @@ async def test_a_new_segment_begins_without_the_zeros_of_the_one_before(fails: b
             await log.acquire()
         else:
             await asyncio.wait_for(log.roll(), WITHIN_S)
-        assert log._filling is None
+        assert log._zeros is None
         await append(log, b"later")
         assert (await contents(log))[-1] == [b"later"]
 
