@@ -279,15 +279,14 @@ class Watch:
 class ReceiveDeferred:
     """Lock deferred messages by sequence number. Answered with `Locked` (its `cookie` set) or `Failed`.
 
-    Fails if any of them does not exist. Otherwise locks the first of `sequence_numbers`, as many as one
-    answer may hold (`Bounds.granted_bytes_max`) and at least one; the others stay as they are.
+    Fails, and locks none, if any of them does not exist or they take more than `bytes_max`.
     """
 
     subqueue: str
     sequence_numbers: Sequence[int]
     cookie: object = None
     bytes_max: int | None = None
-    """Lock messages of at most this many bytes, but at least one message."""
+    """The bytes that the answer may have, with changed properties; None for any number."""
     session_id: bytes | None = None
     """The session of the messages, if the subqueue has sessions …"""
     holder: ClientId = NO_CLIENT

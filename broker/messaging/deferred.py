@@ -1,5 +1,5 @@
-"""Receiving deferred messages by sequence number, from any partitions: all that are named exist, or none is
-locked."""
+"""Receiving deferred messages by sequence number, from any partitions: all that are named are locked, or none
+is."""
 
 from __future__ import annotations
 
@@ -7,53 +7,47 @@ import asyncio
 from collections.abc import Sequence
 
 from broker.base.errors import Refused
-from broker.messaging.asking import answer_of
 from broker.messaging.receive_and_delete import remove
-from broker.namespace.entity import Entity, next_client
+from broker.namespace.entity import Entity, ask, next_client
 from broker.namespace.router import PartitionHandle
 from broker.operations import Answer, Locked, ReceiveDeferred, Release, partition_of
 
 RECEIVED_BYTES_MAX = 4 * 1024 * 1024
-"""Bytes of messages in one answer over all partitions. A message of each partition may exceed its share."""
+"""Bytes of messages in one answer over all partitions. A single message may have more."""
 
 Held = list[tuple[PartitionHandle, Locked]]
 """Locked messages, with the partition that has locked them."""
 
 
 async def receive_deferred(queue: Entity, subqueue: str, numbers: Sequence[int]) -> Held:
-    """Lock deferred messages in their partitions, all at once.
+    """Lock deferred messages in their partitions.
 
-    If a partition refuses, because a message does not exist or the partition is down, the messages that
-    others have locked are released, and its Refused is raised. Otherwise locks as many messages as one answer
-    may hold, at least one in each partition; the others stay as they are.
+    One partition is asked after the other, each for what fits beside the messages before. If a partition
+    refuses, because a message does not exist, the partition is down, or the messages do not fit into one
+    answer, those that others have locked are released, and its Refused is raised.
     """
     groups: dict[int, list[int]] = {}
     for number in numbers:
         groups.setdefault(partition_of(number), []).append(number)
     handles = [queue.router.of_sequence_number(group[0]) for group in groups.values()]
-    share = None if len(groups) == 1 else RECEIVED_BYTES_MAX // len(groups)
-    asked = [
-        asyncio.ensure_future(answer_of(handle, ReceiveDeferred(subqueue, group, bytes_max=share)))
-        for handle, group in zip(handles, groups.values(), strict=True)
-    ]
-    try:
-        answers = await asyncio.gather(*asked)
-    except BaseException:  # a request that was cancelled; those without an answer release it themselves
-        release([
-            (handle, task.result())
-            for handle, task in zip(handles, asked, strict=True)
-            if task.done() and not task.cancelled() and not task.exception()
-        ])  # fmt: skip
-        raise
-    refused = next((answer for answer in answers if isinstance(answer, Refused)), None)
-    if refused is not None:
-        release(list(zip(handles, answers, strict=True)))
-        raise refused
     held: Held = []
-    for handle, answer in zip(handles, answers, strict=True):
-        assert isinstance(answer, Locked), f"{answer} is not an answer to ReceiveDeferred"
-        held.append((handle, answer))
+    left = room(numbers)
+    try:
+        for handle, group in zip(handles, groups.values(), strict=True):
+            answer = await ask(handle, ReceiveDeferred(subqueue, group, bytes_max=left))
+            assert isinstance(answer, Locked), f"{answer} is not an answer to ReceiveDeferred"
+            held.append((handle, answer))
+            if left is not None:
+                left -= sum(map(len, answer.messages)) + sum(len(each) for each in answer.changed if each)
+    except BaseException:  # a refusal, or a request that was cancelled
+        release(held)
+        raise
     return held
+
+
+def room(numbers: Sequence[int]) -> int | None:
+    """The bytes that the answer to a request for these messages may have; None for any number."""
+    return RECEIVED_BYTES_MAX if len(set(numbers)) > 1 else None
 
 
 async def remove_all(held: Held) -> Held:
@@ -72,11 +66,10 @@ async def remove_all(held: Held) -> Held:
     return removed
 
 
-def release(answers: Sequence[tuple[PartitionHandle, Answer | Refused]]) -> None:
-    """Give locked messages back; other answers are ignored."""
-    for handle, answer in answers:
-        if isinstance(answer, Locked):
-            handle.post(Release(answer.tokens), next_client(), _ignore)
+def release(held: Held) -> None:
+    """Give locked messages back."""
+    for handle, locked in held:
+        handle.post(Release(locked.tokens), next_client(), _ignore)
 
 
 def _ignore(answer: Answer) -> None:

@@ -17,7 +17,7 @@ class Bounds:
     settled_max: int = 2048
     """Messages that one operation settles or renews locks for. A longer operation takes several cycles."""
     granted_bytes_max: int = 4 * MIB
-    """Bytes of messages handed out from each subqueue. Also limits one answer to `ReceiveDeferred`, including
+    """Bytes of messages handed out from each subqueue. Also limits one answer to `LockExactly`, including
     changed properties."""
     granted_max: int = 4096
     """Messages looked at in each subqueue in order to hand them out, including those that cannot be."""

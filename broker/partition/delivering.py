@@ -121,8 +121,8 @@ class Delivering:
         self._sessions.detach(client)
 
     def receive_deferred(self, client: ClientId, receive: ReceiveDeferred) -> None:
-        """Lock deferred messages for a client that names them. Raises Refused: MESSAGE_NOT_FOUND,
-        SESSION_LOCK_LOST."""
+        """Lock deferred messages for a client that names them: all of them, or none. Raises Refused:
+        MESSAGE_NOT_FOUND, SESSION_LOCK_LOST, or ARGUMENT if an answer cannot hold them."""
         space = self._space
         subqueue = space.messages.find(receive.subqueue)
         session_id, held = None, None
@@ -143,11 +143,18 @@ class Delivering:
                     f"No deferred message has the sequence number {number}, or it is locked.",
                 )
             found.append(reference)
-        self._lock(client, subqueue, found, receive.cookie, receive.bytes_max, held)
+        size = sum(map(_answer_bytes, found))
+        if receive.bytes_max is not None and size > receive.bytes_max:
+            raise Refused(
+                Reason.ARGUMENT,
+                f"The {len(found)} deferred messages in partition {space.number} take {size} bytes, and the "
+                f"response has room for {receive.bytes_max}. Receive fewer messages with one request.",
+            )
+        self._lock(client, subqueue, found, receive.cookie, held)
 
     def lock_exactly(self, client: ClientId, lock: LockExactly) -> None:
-        """Lock messages that a client names, in any state. Leaves out those that are locked or missing, or
-        were sent in this cycle."""
+        """Lock messages that a client names, in any state: the first of them, as many as one answer may hold,
+        and at least one. Leaves out those that are locked or missing, or were sent in this cycle."""
         space, cycle = self._space, self._space.cycle
         subqueue = space.messages.find(lock.subqueue)
         found: list[Reference] = []
@@ -159,6 +166,12 @@ class Delivering:
                 and not (cycle.has_sent and number >= cycle.first_sent)
             ):
                 found.append(reference)
+        room = space.bounds.granted_bytes_max
+        for place, reference in enumerate(found):
+            room -= _answer_bytes(reference)
+            if (room < 0 and place) or place >= space.bounds.granted_max:
+                del found[place:]
+                break
         self._lock(client, subqueue, found, lock.cookie)
 
     def lock_next(self, client: ClientId, lock: LockNext) -> bool:
@@ -194,18 +207,10 @@ class Delivering:
         subqueue: Subqueue,
         found: list[Reference],
         cookie: object,
-        bytes_max: int | None = None,
         session: tuple[SessionLock, ClientId] | None = None,
     ) -> None:
-        """Lock the first of some messages that are not locked: as many as one answer may hold, and at least
-        one. `session`: the lock of their session, and its holder."""
+        """Lock messages that are not locked. `session`: the lock of their session, and its holder."""
         space = self._space
-        room = space.bounds.granted_bytes_max if bytes_max is None else bytes_max
-        for place, reference in enumerate(found):
-            room -= reference.size + len(reference.changed or b"") + _ANSWER_BYTES
-            if (room < 0 and place) or place >= space.bounds.granted_max:
-                del found[place:]
-                break
         space.cycle.work += len(found)
         if session is None:
             lease = self._new_lease(subqueue)
@@ -319,3 +324,8 @@ class Delivering:
 
     def _new_lease(self, subqueue: Subqueue) -> Lease:
         return self._space.locks.new_lease(subqueue.number, self._space.locked_until_ms(subqueue))
+
+
+def _answer_bytes(reference: Reference) -> int:
+    """What a message takes in an answer."""
+    return reference.size + len(reference.changed or b"") + _ANSWER_BYTES

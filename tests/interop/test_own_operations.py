@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSubQueue
+from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceiver, ServiceBusSubQueue
 from proton import Delivery, symbol, timestamp
 
 from tests.interop.own_management import longs, management, uuids
@@ -333,6 +333,20 @@ def test_a_refused_abandon_leaves_the_message_locked(broker: BrokerProcess, clie
         assert node.ask("com.microsoft:update-disposition", **completed)[0] == 200
 
 
+def large_ones(client: ServiceBusClient, receiver: ServiceBusReceiver) -> list[int]:
+    """Defer five messages of almost 1 MiB in several partitions; their sequence numbers."""
+    with client.get_queue_sender("deferring") as sender:
+        for number in range(5):
+            sender.send_messages(ServiceBusMessage("x" * 1_000_000, partition_key=KEYS[number]))
+    numbers: list[int] = []
+    while len(numbers) < 5:
+        for message in receiver.receive_messages(5, max_wait_time=WITHIN_S):
+            receiver.defer_message(message)
+            assert message.sequence_number is not None
+            numbers.append(message.sequence_number)
+    return numbers
+
+
 def test_deferred_messages_of_several_partitions_are_received_together(
     broker: BrokerProcess, client: ServiceBusClient
 ) -> None:
@@ -348,6 +362,16 @@ def test_deferred_messages_of_several_partitions_are_received_together(
             named = {"sequence_numbers": longs([*numbers, numbers[0] + 1_000])}
             status, error = node.ask("com.microsoft:receive-by-sequence-number", **named)
             assert (status, error["condition"]) == (404, "com.microsoft:message-not-found")
+            large = large_ones(client, receiver)
+            named = {"sequence_numbers": longs(large)}
+            status, error = node.ask("com.microsoft:receive-by-sequence-number", **named)
+            assert (status, error["condition"]) == (400, "com.microsoft:argument-error")
+            assert node.ask("partibus:count-messages")[1]["locked"] == 0
+        for some in (large[:4], large[4:]):
+            found = receiver.receive_deferred_messages(some)
+            assert [each.sequence_number for each in found] == some
+            for message in found:
+                receiver.complete_message(message)
         numbers.reverse()
         found = receiver.receive_deferred_messages(numbers)  # none was locked by the refused request
         assert [each.sequence_number for each in found] == numbers

@@ -49,7 +49,7 @@ from broker.frontend.nodes.session_requests import (
 from broker.identifiers import encode_session_id
 from broker.message.annotations import deliverables, joined
 from broker.messaging.asking import answer_of, renew_locks
-from broker.messaging.deferred import receive_deferred, release, remove_all
+from broker.messaging.deferred import receive_deferred, release, remove_all, room
 from broker.messaging.scheduling import cancel, schedule, to_schedule
 from broker.messaging.settlement import COMPLETE, Settlement, abandon, dead_letter, defer, settle
 from broker.namespace.entity import Entity, ask
@@ -254,8 +254,7 @@ class ManagementNode:
     async def _receive_by_sequence_number(self, body: dict[str, Any]) -> Response:
         """Receive deferred messages, of any partitions (AMQP contract 7.3.4).
 
-        Fails if one of them does not exist. Otherwise returns the first ones that fit into one response; the
-        others stay as they are, and the client can ask for them again.
+        Fails, and locks none, if one of them does not exist or they do not fit into one response.
         """
         self._queue.check_can_receive(self._subqueue)
         session_id = session_of(self._queue, self._subqueue, body)
@@ -303,7 +302,7 @@ class ManagementNode:
                 text = f"Session '{session_id}' has no message with the sequence number {number}."
                 raise Refused(Reason.MESSAGE_NOT_FOUND, text)
         handle = self._queue.router.of_sequence_number(numbers[0])
-        receive = ReceiveDeferred(self._subqueue, numbers)
+        receive = ReceiveDeferred(self._subqueue, numbers, bytes_max=room(numbers))
         receive.session_id = encode_session_id(session_id)
         receive.holder = holder_of(self._connection, self._queue, session_id)
         locked = await ask(handle, receive)

@@ -47,28 +47,44 @@ def settled(is_lost: bool, operation: Any) -> Answer:
     return Settled(operation.cookie, {0: Reason.LOCK_LOST} if is_lost else {})
 
 
-async def test_each_partition_is_asked_once_for_its_messages_and_a_share_of_the_bytes() -> None:
+async def test_each_partition_is_asked_once_for_what_fits_beside_the_messages_before() -> None:
     stack = LinkStack(4)
     task = await asked(stack)
+    assert not any(part.posted for part in (stack.parts[0], stack.parts[1]))
     operation = stack.parts[2].answer(ReceiveDeferred, give)
-    assert isinstance(operation, ReceiveDeferred) and not stack.parts[1].posted
+    assert isinstance(operation, ReceiveDeferred)
     assert (operation.sequence_numbers, operation.bytes_max) == (
         [NUMBERS[0], NUMBERS[2]],
-        RECEIVED_BYTES_MAX // 2,
+        RECEIVED_BYTES_MAX,
     )
-    stack.parts[0].answer(ReceiveDeferred, give)
+    await turn()
+    operation = stack.parts[0].answer(ReceiveDeferred, give)
+    assert isinstance(operation, ReceiveDeferred)
     held = await task
+    taken = sum(map(len, held[0][1].messages))
+    assert operation.bytes_max == RECEIVED_BYTES_MAX - taken < RECEIVED_BYTES_MAX
     assert [each.sequence_numbers for _, each in held] == [[NUMBERS[0], NUMBERS[2]], [7]]
 
 
-async def test_if_a_message_does_not_exist_those_of_other_partitions_are_released() -> None:
+async def test_a_single_message_may_be_larger_than_an_answer() -> None:
+    stack = LinkStack(4)
+    task = asyncio.ensure_future(receive_deferred(stack.queue, "", [7, 7]))
+    await turn()
+    operation = stack.parts[0].answer(ReceiveDeferred, give)
+    assert isinstance(operation, ReceiveDeferred) and operation.bytes_max is None
+    await task
+
+
+@pytest.mark.parametrize("reason", [Reason.MESSAGE_NOT_FOUND, Reason.ARGUMENT, Reason.PARTITION_UNAVAILABLE])
+async def test_if_one_partition_refuses_the_messages_of_others_are_released(reason: Reason) -> None:
     stack = LinkStack(4)
     task = await asked(stack)
     stack.parts[2].answer(ReceiveDeferred, give)
-    stack.parts[0].answer(ReceiveDeferred, lambda each: Failed(Reason.MESSAGE_NOT_FOUND, "7", None))
+    await turn()
+    stack.parts[0].answer(ReceiveDeferred, lambda each: Failed(reason, "7", None))
     with pytest.raises(Refused) as refused:
         await task
-    assert refused.value.reason is Reason.MESSAGE_NOT_FOUND
+    assert refused.value.reason is reason
     (released,) = stack.parts[2].take_all(Release)
     assert len(released.tokens) == 2
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
-from broker.message.changes import encode_changes
 from broker.operations import (
     SESSION_ID,
     Complete,
@@ -20,7 +17,6 @@ from broker.operations import (
     LockExactly,
     Recall,
     Recalled,
-    ReceiveDeferred,
     Release,
     Send,
     Sent,
@@ -119,38 +115,6 @@ async def test_an_overdue_message_is_not_counted_as_deleted() -> None:
     assert (await delete(harness)).count == 1
     await harness.advance(1000)
     assert await bodies(harness, DEAD_LETTER) == [b"brief"] and await bodies(harness) == []
-
-
-@pytest.mark.parametrize("changed_bytes", [0, 2_000])
-async def test_a_fetch_of_deferred_messages_locks_what_one_answer_may_hold_and_leaves_the_others(
-    changed_bytes: int,
-) -> None:
-    harness = Harness(limits=TaskLimits(bounds=Bounds(granted_bytes_max=10_000)))
-    size = 3_000 - changed_bytes
-    first = await harness.send(*[bytes((48 + index,)) * size for index in range(5)])
-    for _ in range(5):
-        await harness.do(
-            1,
-            Defer(
-                (await harness.receive(1)).tokens,
-                encode_changes({"note": "x" * changed_bytes}) if changed_bytes else None,
-            ),
-        )
-    numbers = [first + index for index in (4, 0, 1, 2, 3)]
-    locked = one(await harness.do(1, ReceiveDeferred(MAIN, numbers)), Locked)
-    assert locked.sequence_numbers == numbers[:3] and harness.task.counts()[MAIN].locked == 3
-    rest = one(await harness.do(1, ReceiveDeferred(MAIN, numbers[3:])), Locked)
-    assert rest.sequence_numbers == numbers[3:]
-
-
-async def test_a_deferred_message_that_is_larger_than_an_answer_is_answered_alone() -> None:
-    harness = Harness(limits=TaskLimits(bounds=Bounds(granted_bytes_max=1_000)))
-    first = await harness.send(b"x" * 5_000, b"y")
-    for _ in range(2):
-        await harness.do(1, Defer((await harness.receive(1)).tokens))
-    assert one(await harness.do(1, ReceiveDeferred(MAIN, [first, first + 1])), Locked).sequence_numbers == [
-        first
-    ]
 
 
 async def test_the_messages_of_one_session_are_removed_in_the_queue_and_among_its_dead_letters() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from broker.base.errors import Reason
 from broker.entities.descriptions import MAIN, QueueSettings
 from broker.message.changes import encode_changes
@@ -138,6 +140,24 @@ async def test_deferred_messages_are_fetched_all_or_none() -> None:
     locked = one(await harness.do(1, ReceiveDeferred(MAIN, [first + 1, first])), Locked)
     assert locked.messages == [b"b", b"a"]
     assert one(await harness.do(2, ReceiveDeferred(MAIN, [first])), Failed).reason is Reason.MESSAGE_NOT_FOUND
+
+
+@pytest.mark.parametrize("changed_bytes", [0, 2_000])
+async def test_deferred_messages_that_do_not_fit_into_the_answer_are_not_locked(changed_bytes: int) -> None:
+    harness = Harness()
+    size = 3_000 - changed_bytes
+    first = await harness.send(*[b"x" * size] * 4)
+    changed = encode_changes({"note": "x" * changed_bytes}) if changed_bytes else None
+    await harness.do(1, Defer((await harness.receive(1, 4)).tokens, changed))
+    numbers = [first + index for index in (3, 0, 1, 2)]
+    refused = one(await harness.do(1, ReceiveDeferred(MAIN, numbers, bytes_max=12_000)), Failed)
+    assert refused.reason is Reason.ARGUMENT and "4 deferred messages" in refused.description
+    assert harness.task.counts()[MAIN].locked == 0
+    locked = one(await harness.do(1, ReceiveDeferred(MAIN, numbers[:3], bytes_max=12_000)), Locked)
+    assert locked.sequence_numbers == numbers[:3]
+    assert one(await harness.do(1, ReceiveDeferred(MAIN, numbers[3:])), Locked).sequence_numbers == [
+        first + 2
+    ]
 
 
 async def test_a_client_that_leaves_gives_back_what_it_never_saw_and_keeps_the_rest_locked() -> None:
