@@ -29,6 +29,8 @@ WATCH_AGAIN_S = 0.25
 """How long to wait before asking a partition again that went down."""
 ASKING_MAX = 4
 """Clients that ask one partition at a time: all but one of them may ask in vain."""
+KEEP_S = 60.0
+"""How long to go on watching partitions for nobody: a watch keeps a partition open."""
 LEFT_MAX = 64
 """Clients that have stopped waiting and are remembered nevertheless."""
 
@@ -128,6 +130,7 @@ class SessionFinder:
         """How many clients have come."""
         self._left = 0
         """How many clients have stopped waiting since the heap was last rid of them."""
+        self._is_over = False
         for number in range(len(queue.router.handles)):
             self._watch(number)
 
@@ -146,6 +149,12 @@ class SessionFinder:
             waiting.accepted.cancel()
             self._forget_some()
             raise
+
+    def detach(self) -> None:
+        """Stop watching the partitions. No client may wait."""
+        self._is_over = True
+        for handle in self._queue.router.handles:
+            handle.post(Detach(), self._client, _ignore)
 
     def end(self, why: Refused) -> None:
         """The entity is gone: tell the clients that ask no partition now. The others hear it from theirs."""
@@ -213,6 +222,8 @@ class SessionFinder:
             held.heard(answer)
 
     def _watch(self, number: int) -> None:
+        if self._is_over:
+            return
         handle = self._queue.router.handles[number]
         handle.post(WatchSessions(self._subqueue), self._client, partial(self._arrived, number))
 
@@ -235,12 +246,25 @@ class SessionFinder:
             self._watch(number)
 
 
+class _Kept:
+    """A finder, while clients use it and for some time after that."""
+
+    __slots__ = ("finder", "timer", "users")
+
+    def __init__(self, finder: SessionFinder) -> None:
+        self.finder = finder
+        self.users = 0
+        """Clients that wait."""
+        self.timer: asyncio.TimerHandle | None = None
+        """Ends the finder, if nobody uses it now."""
+
+
 class SessionFinders:
     """The finders of all entities. One for the whole broker, so that all clients are served in order."""
 
     def __init__(self) -> None:
-        self._finders: dict[Entity, dict[str, SessionFinder]] = {}
-        """By entity and subqueue, until the entity ends."""
+        self._finders: dict[Entity, dict[str, _Kept]] = {}
+        """By entity and subqueue."""
 
     async def accept_next(
         self, queue: Entity, subqueue: str, within_s: float, *, is_shared: bool = False
@@ -253,22 +277,40 @@ class SessionFinders:
         if finders is None:
             finders = self._finders[queue] = {}
             queue.at_end.append(partial(self._end, queue))
-        finder = finders.get(subqueue)
-        if finder is None:
-            finder = finders[subqueue] = SessionFinder(queue, subqueue)
+        kept = finders.get(subqueue)
+        if kept is None:
+            kept = finders[subqueue] = _Kept(SessionFinder(queue, subqueue))
+        if kept.timer is not None:
+            kept.timer.cancel()
+            kept.timer = None
+        kept.users += 1
         try:
             async with asyncio.timeout(within_s):
-                return await finder.accept(is_shared=is_shared)
+                return await kept.finder.accept(is_shared=is_shared)
         except TimeoutError as error:
             raise Refused(
                 Reason.TIMEOUT,
                 f"No session of '{queue.name}' with messages became free within {within_s:.1f} s.",
             ) from error
+        finally:
+            kept.users -= 1
+            if not kept.users and queue.gone is None:
+                loop = asyncio.get_running_loop()
+                kept.timer = loop.call_later(KEEP_S, self._drop, queue, subqueue)
+
+    def _drop(self, queue: Entity, subqueue: str) -> None:
+        self._finders[queue].pop(subqueue).finder.detach()
 
     def _end(self, queue: Entity) -> None:
         assert queue.gone is not None, "this is called when the entity ends"
-        for finder in self._finders.pop(queue).values():
-            finder.end(queue.gone)
+        for kept in self._finders.pop(queue).values():
+            if kept.timer is not None:
+                kept.timer.cancel()
+            kept.finder.end(queue.gone)
+
+
+def _ignore(answer: Answer) -> None:
+    """Ignore the answer."""
 
 
 def _refusal(answer: Answer) -> Refused:

@@ -10,6 +10,7 @@ import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import QueueSettings
+from broker.messaging import accepting
 from broker.messaging.accepting import (
     ASKING_MAX,
     HeldSession,
@@ -225,6 +226,44 @@ async def test_clients_that_wait_hear_at_once_that_the_queue_is_gone() -> None:
         )
     answers = await asyncio.gather(*clients, return_exceptions=True)
     assert [each.reason for each in answers if isinstance(each, Refused)] == [Reason.ENTITY_NOT_FOUND] * 9
+
+
+async def test_partitions_that_nobody_asks_for_sessions_any_more_are_not_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A watch would keep them open."""
+    monkeypatch.setattr(accepting, "KEEP_S", 0.05)
+    stack, finders = stack_of(2), SessionFinders()
+    first, second = stack.parts
+    client = asyncio.ensure_future(finders.accept_next(stack.queue, "", WAIT_S))
+    await turn()
+    watching = {watcher for part in stack.parts for _, watcher, _ in part.posted}
+    arrive(first)
+    give(first, "a")
+    held = await client
+    lost: list[str] = []
+    held.on_lost(lambda: lost.append("lost"))
+    await until(lambda: first.has(Detach) and second.has(Detach))
+    for part in stack.parts:
+        ((_, left, _),) = (each for each in part.posted if isinstance(each[0], Detach))
+        assert {left} == watching, "and not the client that holds a session"
+        part.posted.clear()
+    again = asyncio.ensure_future(finders.accept_next(stack.queue, "", WAIT_S))
+    await turn()
+    assert first.has(WatchSessions) and second.has(WatchSessions)
+    arrive(second)
+    give(second, "b")
+    assert (await again).session_id == "b" and lost == []
+
+
+async def test_partitions_are_watched_while_a_client_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accepting, "KEEP_S", 0.05)
+    stack, finders = stack_of(1), SessionFinders()
+    with pytest.raises(Refused, match="became free"):
+        await finders.accept_next(stack.queue, "", 0.001)
+    with pytest.raises(Refused, match="became free"):
+        await finders.accept_next(stack.queue, "", 0.2)
+    assert not stack.parts[0].has(Detach)
 
 
 async def test_nothing_of_a_deleted_queue_is_kept() -> None:
