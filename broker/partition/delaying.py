@@ -35,6 +35,15 @@ def delay(space: Workspace, subqueue: Subqueue, references: Sequence[Reference],
         _hold(space, subqueue, references, until_ms)
 
 
+def ended(space: Workspace, references: Sequence[Reference]) -> None:
+    """The delay of these messages has ended. Where the clock was set back meanwhile, wall time has not
+    reached the noted end: forget it, or a restart would hold the messages until then."""
+    delays, wall_ms = space.messages.states.of(Delays), space.cycle.wall_ms
+    numbers = [each.sequence_number for each in references if delays.lasts(each.sequence_number, wall_ms)]
+    if numbers:
+        space.record(delayed(0, numbers))
+
+
 def restore(space: Workspace, wall_ahead_ms: int) -> Iterator[int]:
     """Hold delayed messages again after the partition was opened, in steps. `wall_ahead_ms` is how far wall
     time is ahead of monotonic time."""

@@ -3,7 +3,7 @@
 `delaying.py` holds the messages until then. An entry is forgotten when its time (wall time) has come.
 
     40 DELAYED   offset  size  field
-                      0     8  offered again at, wall time
+                      0     8  offered again at, wall time; 0 if the delay has ended
                       8    8n  sequence numbers
 
 A block of the section "delayed" holds pairs of a sequence number (8 bytes) and the time (8 bytes), for the
@@ -52,6 +52,10 @@ class Delays(InBlocks):
         """All sequence numbers and their times. Nothing may change meanwhile."""
         for block in self._by_block.values():
             yield from block.items()
+
+    def lasts(self, number: int, wall_ms: int) -> bool:
+        """Whether a message is noted as delayed beyond this time."""
+        return self._by_block.get(block_of(0, number), {}).get(number, 0) > wall_ms
 
     # --- records --------------------------------------------------------------------------------------------
 
@@ -138,5 +142,5 @@ class Delays(InBlocks):
 
 
 def delayed(until_ms: int, numbers: Sequence[int]) -> NewRecord:
-    """The record that says that messages are delayed."""
+    """The record that says that messages are delayed; with time 0, that they are not any more."""
     return NewRecord(DELAYED, _TIME.pack(until_ms) + records.table("Q", numbers))

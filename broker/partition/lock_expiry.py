@@ -8,6 +8,7 @@ expire here. At the maximum delivery count, the message moves to the dead-letter
 
 from __future__ import annotations
 
+from broker.partition import delaying
 from broker.partition.delivery_count import failed_delivery
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.workspace import Workspace
@@ -23,6 +24,7 @@ def run_out_locks(space: Workspace, time_to_live: TimeToLive, until_ms: int) -> 
         if lease.is_delay:
             delayed += len(references)
             cycle.arrived_in.add(subqueue.number)
+            delaying.ended(space, references)
             time_to_live.give_back(subqueue, references)
             continue
         cycle.expired_locks += len(references)

@@ -75,6 +75,19 @@ async def test_a_delay_outlives_a_restart_and_ends_at_its_time(checkpoint: bool)
     assert (await harness.receive(3, 3)).delivery_counts == [1, 1, 0], "the delay is over"
 
 
+@pytest.mark.parametrize("checkpoint", [False, True])
+async def test_a_delay_that_has_ended_does_not_come_back_because_the_clock_was_set_back(
+    checkpoint: bool,
+) -> None:
+    harness = Harness()
+    numbers = await delayed(harness, b"a", b"b")
+    harness.clock.step(-3_600_000)
+    await harness.advance(5_020)
+    await harness.restart(clean=checkpoint)
+    assert (await harness.receive(2, 2)).sequence_numbers == numbers
+    assert list(delays_of(harness).entries()) == []
+
+
 async def test_a_delay_that_ended_while_the_broker_was_down_holds_nothing_back() -> None:
     harness = Harness()
     await delayed(harness, b"a")
