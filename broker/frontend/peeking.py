@@ -39,15 +39,21 @@ async def peek_partition(queue: Entity, number: int, peek: Peek) -> Peeked | Non
             if why.reason not in (Reason.PARTITION_UNAVAILABLE, Reason.DISK_FULL):
                 raise
     if answer is None:
-        # A partition that was stopped, with the broker or with its queue, is not down.
-        if number not in router.unseen and queue.health()[number] != "stopped":
-            router.unseen.add(number)
-            log.warning("peek.partition_unseen", entity=queue.name, partition=number)
+        note_unseen(queue, number)
         return None
     router.unseen.discard(number)
     router.late.discard(number)
     assert isinstance(answer, Peeked), f"{answer} is not an answer to Peek"
     return answer
+
+
+def note_unseen(queue: Entity, number: int) -> None:
+    """Log, once per outage, that a client was not shown what a partition holds, because it is down."""
+    unseen = queue.router.unseen
+    # A partition that was stopped, with the broker or with its queue, is not down.
+    if number not in unseen and queue.health()[number] != "stopped":
+        unseen.add(number)
+        log.warning("peek.partition_unseen", entity=queue.name, partition=number)
 
 
 def note_late(queue: Entity, number: int, peek: Peek) -> None:

@@ -351,6 +351,26 @@ def test_browsing_shows_what_the_other_partitions_hold_while_one_is_down(tmp_pat
         assert browsed(text) == sent
 
 
+def test_sessions_of_the_other_partitions_are_listed_while_one_is_down(tmp_path: Path) -> None:
+    disk = FaultyDisk(LocalDisk())
+    with (
+        BrokerThread(tmp_path, [queue("orders", RequiresSession=True)], disk) as broker,
+        ServiceBusClient.from_connection_string(broker.addresses.connection_string(), retry_total=0) as sdk,
+    ):
+        with sdk.get_queue_sender("orders") as sender:
+            for key in KEYS.values():
+                sender.send_messages(ServiceBusMessage("x", session_id=key))
+            for operation in ("names", "open_read", "open_write", "create"):
+                disk.fail(operation, times=1_000_000, path_part=VICTIM_FOLDER)
+            fail_a_write(disk)
+            with pytest.raises(ServiceBusServerBusyError):
+                sender.send_messages(ServiceBusMessage("x", session_id=KEYS[VICTIM]))
+        every = sorted(KEYS.values())
+        assert sorted(sdk.list_queue_sessions("orders")) == [key for key in every if key != KEYS[VICTIM]]
+        disk.heal()
+        wait_until(lambda: sorted(sdk.list_queue_sessions("orders")) == every, "all are listed")
+
+
 def test_browsing_is_refused_for_a_retry_only_when_nothing_but_what_is_down_could_be_shown(
     tmp_path: Path,
 ) -> None:

@@ -15,9 +15,10 @@ from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links.session_link import SessionLink
 from broker.frontend.links.termini import no_session
 from broker.frontend.nodes.bodies import integer
-from broker.frontend.peeking import peek_partition
+from broker.frontend.peeking import note_unseen, peek_partition
 from broker.identifiers import decode_session_id, encode_session_id
 from broker.message.annotations import peeked_messages
+from broker.messaging.asking import answer_of
 from broker.namespace.entity import Entity, ask
 from broker.operations import ClientId, Peek, Updated, partition_of
 from broker.session_operations import (
@@ -152,7 +153,11 @@ async def get_session_state(
 
 
 async def list_sessions(queue: Entity, subqueue: str, body: dict[str, Any]) -> dict[str, Any] | None:
-    """One page of the sessions, over all partitions in order; None if there are none. Raises Refused."""
+    """One page of the sessions, over all partitions in order; None if there are none.
+
+    Partitions that are down are stepped over. Raises Refused, also if nothing is left to show but what they
+    may have.
+    """
     if not queue.requires_session(subqueue):
         raise no_session(queue)
     skip, top = integer(body, "skip"), integer(body, "top")
@@ -165,16 +170,28 @@ async def list_sessions(queue: Entity, subqueue: str, body: dict[str, Any]) -> d
     since_ms = integer(body, "last-updated-time")
     found: list[str] = []
     left = skip
-    for handle in queue.router.handles:
-        answer = await ask(
-            handle,
-            ListSessions(subqueue, left, top - len(found), None if since_ms >= EVER_MS else since_ms),
-        )
+    down: list[int] = []
+    for number, handle in enumerate(queue.router.handles):
+        operation = ListSessions(subqueue, left, top - len(found), None if since_ms >= EVER_MS else since_ms)
+        answer = await answer_of(handle, operation)
+        if isinstance(answer, Refused):
+            if answer.reason is not Reason.PARTITION_UNAVAILABLE:
+                raise answer
+            down.append(number)
+            note_unseen(queue, number)
+            continue
+        queue.router.unseen.discard(number)
         assert isinstance(answer, SessionList), f"{answer} is not an answer to ListSessions"
         found += map(decode_session_id, answer.session_ids)
         left -= answer.skipped
         if len(found) == top:
             break
+    if not found and down:
+        raise Refused(
+            Reason.PARTITION_UNAVAILABLE,
+            f"There are no sessions to list but those that may be in partitions of '{queue.name}' that are "
+            f"not available: {', '.join(map(str, down))}. Please try again.",
+        )
     if not found:
         return None
     return {"skip": Int(skip + len(found)), "sessions-ids": Array(TypeCode.STRING, found)}

@@ -12,7 +12,7 @@ from broker.frontend.nodes.request_node import Request
 from broker.frontend.nodes.session_requests import EVER_MS, SESSIONS_MAX, SKIPPED_MAX
 from broker.frontend.peeking import PAGES_AT_ONCE
 from broker.identifiers import PARTITION_SHIFT, ClientId
-from broker.operations import Peek, Peeked, ReceiveDeferred, Updated
+from broker.operations import Failed, Peek, Peeked, ReceiveDeferred, Updated
 from broker.session_operations import (
     AcceptSession,
     ListSessions,
@@ -25,7 +25,7 @@ from broker.session_operations import (
 from protocol.codec import Described, Symbol, ULong
 from tests.support import raw_amqp as raw
 from tests.support.link_stack import turn, until
-from tests.support.management_bench import Bench, status
+from tests.support.management_bench import Bench, down, status
 from tests.support.management_bench import bench as bench_of
 
 FILTER = "com.microsoft:session-filter"
@@ -213,3 +213,22 @@ async def test_a_page_of_sessions_goes_on_where_the_one_before_ended_over_all_pa
     assert status(await page(6))[0] == 204 and {each for _, each in asked} == {None}
     await page(0, 5)
     assert asked[-1] == (0, 5)
+
+
+async def test_sessions_of_partitions_that_are_down_are_left_out_of_the_list() -> None:
+    work = await bench(4)
+
+    def sessions_of(number: int, operation: ListSessions) -> SessionList | Failed:
+        if number % 2 == 0:
+            return down(number, operation)
+        found = [] if operation.skip else [b"%d" % number]
+        return SessionList(found, int(operation.skip > 0), operation.cookie)
+
+    body = {"last-updated-time": EVER_MS, "skip": 0, "top": 10}
+    response = await work.ask("get-message-sessions", body, {ListSessions: sessions_of})
+    assert response.body["sessions-ids"].values == ["1", "3"]
+    assert work.stack.queue.router.unseen == {0, 2}, "logged once per outage"
+    body["skip"] = 2
+    response = await work.ask("get-message-sessions", body, {ListSessions: sessions_of})
+    assert status(response) == (503, "com.microsoft:server-busy")
+    assert "not available: 0, 2" in response.properties["statusDescription"]
