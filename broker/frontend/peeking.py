@@ -20,7 +20,7 @@ log = structlog.get_logger("peek")
 PAGES_AT_ONCE = 8
 """Pages read at a time in the whole broker. Together they hold at most 2 MiB, plus the last message of
 each."""
-LATE_S = 0.1
+LATE_S = 0.25
 """A partition that has not answered a peek within this time is late."""
 PAGE_WITHIN_S = 10.0
 """A partition that takes longer than this for a page is passed over as if it were down."""

@@ -70,6 +70,9 @@ class BrowseLink:
         """Partitions that were down or late, with the time on the loop's clock to look at them again."""
         self._place = 0
         """The partition being read."""
+        self._slow: set[int] = set()
+        """Partitions whose last page was late. Their next page is given up only for partitions that are not
+        slow, because on a slow disk all pages may be late."""
         self._is_reading = False
         self._unsettled: set[Delivery] = set()
         self._tags = 0
@@ -123,20 +126,27 @@ class BrowseLink:
         count = 0 if self.link.gone else min(self._wanted(), PAGE_MESSAGES_MAX)
         if count <= 0:
             return
-        late = self.queue.router.late
-        if self._place not in self._unread or self._place in late:
-            self._place = min(self._unread, key=lambda each: (each in late, each < self._place, each))
+        late, slow = self.queue.router.late, self._slow
+        if self._place not in self._unread - late - slow:
+            self._place = min(
+                self._unread, key=lambda each: (each in late, each in slow, each < self._place, each)
+            )
         number = self._place
-        has_others = any(each != number and each not in late for each in self._unread)
+        has_others = bool(self._unread - late - slow - {number})
         size_max = min(PAGE_BYTES_MAX, self._connection.services.output.allowance)
         peek = Peek(self.subqueue, self._next[number], count, bytes_max=size_max)
         page: Peeked | None = None
         look_again_s = LOOK_AGAIN_S
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
             async with asyncio.timeout(LATE_S if has_others else PAGE_WITHIN_S):
                 page = await peek_partition(self.queue, number, peek)
+            if loop.time() - began < LATE_S:
+                slow.discard(number)
         except TimeoutError:
             note_late(self.queue, number, peek)
+            slow.add(number)
             if has_others:
                 return
             log.warning("browse.partition_late", entity=self.queue.name, partition=number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from broker.operations import (
     Operation,
     Peek,
     Peeked,
+    Sink,
     Unavailable,
     Watch,
 )
@@ -515,6 +517,29 @@ async def test_a_partition_that_is_late_is_shown_after_all_others(monkeypatch: p
     await shelf.serve()
     assert shown(await client.hear()) == shelf.numbers[0]
     assert not stack.queue.router.late
+
+
+async def test_on_a_slow_disk_where_every_page_is_late_all_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The single messages for which late partitions are asked come in time, pages a little later."""
+    monkeypatch.setattr(browse_link, "LATE_S", 0)
+    stack, client, shelf = await browsing([300, 2, 300])
+    client.flow(0, 0, 1_000)
+    pages: deque[tuple[int, Sink, Peeked]] = deque()
+    for now in range(2_000):
+        await asyncio.sleep(0)
+        for part in stack.parts:
+            while part.has(Peek):
+                peek, sink = part.take(Peek)
+                answer = shelf._answer(part.number, ())(peek)
+                assert isinstance(answer, Peeked)
+                if peek.count == 1:
+                    sink(answer)
+                else:
+                    pages.append((now + 20, sink, answer))
+        while pages and pages[0][0] <= now:
+            _, sink, answer = pages.popleft()
+            sink(answer)
+    assert sorted(shown(await client.hear())) == shelf.every()
 
 
 # --- attach and detach --------------------------------------------------------------------------------------
