@@ -1,7 +1,7 @@
 """The lists of a `Send`: taken apart and put together. Pure.
 
 Only this module and the one that makes a `Send` of stored messages (`broker/messaging/sends.py`) name these
-lists, so another one is added in these two places.
+lists, so only these two change when a list is added.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ JOINED_BYTES_MAX = 8 * 1024
 piece takes 50 bytes besides its own."""
 _HEADS_BYTES = 32 * 1024
 _HEAD_BYTES_MAX = 1024
-"""As much is kept of a large frame until it is known where its payload begins. `native/large_payloads.c` has
-the same bound."""
+"""At most this much of a large frame is kept until it is known where the payload begins.
+`native/large_payloads.c` has the same bound."""
 _HEADER_BYTES = 8
 _MARK_BYTES = 16
 _REFERENCE_BYTES = _MARK_BYTES + 4
@@ -72,8 +72,8 @@ class LargeInput:
         """The pieces of a large payload whose end has not arrived, and how many bytes are missing."""
 
     def next(self, data: bytes, begin: int, most: int) -> Push:
-        """What to push next of the stream's bytes, of which `data` has those from `begin` on: about `most`
-        bytes at most. The buffer is valid until the next call."""
+        """The next bytes of the stream to push, not many more than `most`. `data` has the stream from `begin`
+        on. The buffer is valid until the next call."""
         size = len(data)
         if self._missing:
             return self._continue_payload(data, begin)
@@ -124,7 +124,8 @@ class LargeInput:
         return _wait(begin)
 
     def _keep(self, data: bytes, begin: int, head_bytes: int) -> int:
-        """Keep bytes until there are `head_bytes` of the frame; gives the offset of those behind."""
+        """Keep bytes until there are `head_bytes` of the frame. Returns the offset of the bytes that
+        follow."""
         end = min(begin + max(head_bytes - len(self._head), 0), len(data))
         self._head += data[begin:end]
         return end

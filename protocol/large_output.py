@@ -1,4 +1,4 @@
-"""Sends large payloads round proton: it gets a reference, and what it writes is completed with the payload.
+"""Sends large payloads past proton: it gets a reference to each, and the payload is put into what it writes.
 
 Proton copies what it sends four times: into the buffer of the delivery, into two buffers of frames, and out.
 So of a large message, it gets only the front (what the broker puts before the stored message), followed by a

@@ -61,8 +61,8 @@ class Catalogue:
         executor: Executor | None = None,
     ) -> None:
         """`copies`: the folder of the copies, if they have their own. Then `identities` are those of the data
-        folders that must hold the two. Loading does without the folders in `absent`, whose disks did not
-        answer at the start; changes ask them again.
+        folders that must hold the two. Loading skips the folders in `absent`, whose disks did not answer at
+        the start; changes try them again.
 
         `executor`: its threads do the work; the event loop's own by default.
         """

@@ -27,7 +27,7 @@ class CatalogueFolders:
     identities: tuple[str, str] = ("", "")
     """The identities of the data folders that must hold them (`folders.py`)."""
     absent: frozenset[Path] = frozenset()
-    """Of the two, those that count as failed without being asked."""
+    """Which of the two count as failed and are not tried."""
 
     @property
     def are_two(self) -> bool:

@@ -108,7 +108,7 @@ class Committer:
         self._waiting: deque[_Entry] = deque()
         self._assignments: queue.SimpleQueue[_Assignment | None] = queue.SimpleQueue()
         self._out: set[_Assignment] = set()
-        """Those that threads are working on."""
+        """The assignments that threads are working on."""
         self._stuck = 0
         """How many replaced threads are still busy."""
         self._look: asyncio.TimerHandle | None = None

@@ -17,7 +17,7 @@ INTERVAL_MS = 2_000
 PACE_S = 0.05
 """The pause between two extents. Each costs a write and a sync, and commits must not queue behind them."""
 LATE_S = 0.25
-"""How long one extent may take before the next log comes."""
+"""How long to wait for one extent before turning to the next log."""
 
 
 class Recorded(Protocol):

@@ -43,7 +43,7 @@ FILE_NAME = "folder"
 LOCK_NAME = "lock"
 _VERSION = 1
 TIMEOUT_MS = 5_000
-"""How long a folder may take to say who it is."""
+"""How long to wait for the identity of a folder."""
 
 log = structlog.get_logger("folders")
 
@@ -120,8 +120,8 @@ def arrange(disk: Disk, paths: Sequence[Path], timeout_ms: int = TIMEOUT_MS) -> 
 def _identities(
     disk: Disk, paths: Sequence[Path], timeout_s: float
 ) -> dict[Path, Identity | BaseException | None]:
-    """What each folder answers when asked who it is: its identity, or the error. All are asked at once, each
-    in a thread that ends with the process if the disk never answers: then the answer is DiskHangs."""
+    """The identity of each folder, or the error that reading it has raised. All are read at once, each in a
+    thread that ends with the process if the disk never answers; the error is then DiskHangs."""
     asked: dict[Path, Future[Identity | None]] = {path: Future() for path in paths}
 
     def ask(path: Path, answer: Future[Identity | None]) -> None:

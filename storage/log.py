@@ -60,7 +60,7 @@ class Commit:
         return offset
 
     def pieces(self) -> list[bytes]:
-        """All parts, in order, as few pieces: large parts as they are, the others joined."""
+        """All parts in order, in few pieces: large parts as they are, the others joined."""
         if self.bytes < PIECE_BYTES_MIN // 4 * len(self.parts):  # not worth a look at each of them
             return [b"".join(self.parts)]
         pieces: list[bytes] = []

@@ -35,7 +35,7 @@ class Pools:
         self.index = Workers(1, "storage-index")
         """Reading and writing the index of partitions."""
         self.look = Workers(1, "storage-look")
-        """Looking whether the folder is there."""
+        """Checking that the folder is there."""
         self._all = (
             self.work,
             self.reads,

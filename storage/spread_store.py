@@ -59,7 +59,7 @@ class SpreadStore:
         self._unknown = unknown
         self._missing = frozenset(stores[number] for number in missing)
         self._unanswered: dict[FileLogStore, asyncio.Future[Any]] = {}
-        """The latest question that each folder did not answer in time."""
+        """The latest request that each folder did not answer in time."""
         self._reported: set[int] = set()
         """Folders whose failure was already logged."""
 
@@ -100,8 +100,8 @@ class SpreadStore:
         return not any(await asyncio.gather(*(self._partitions_in(store, entity) for store in self._stores)))
 
     async def _partitions_in(self, store: FileLogStore, entity: str) -> list[int]:
-        """Raises DiskHangs if the folder does not answer in time, or not until an earlier question has been
-        answered: a thousand entities do not wait for a disk that hangs, one after another."""
+        """Raises DiskHangs if the folder does not answer in time, and at once while an earlier request is
+        unanswered: a thousand entities must not wait for a disk that hangs, one after another."""
         earlier = self._unanswered.get(store)
         if earlier is not None and not earlier.done():
             raise DiskHangs(f"{store.root}: no answer to an earlier question yet")

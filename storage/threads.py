@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 OwnerFailed = Callable[[str, BaseException], None]
-"""Called with the name of a background task that has died, and its error. Its owner no longer does what
-it is for."""
+"""Called with the name of a background task that has died, and its error. Its owner no longer works."""
 
 
 class UnderWay:

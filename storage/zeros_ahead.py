@@ -22,7 +22,8 @@ from storage.segment import ActiveSegment, Zeros
 from storage.threads import UnderWay
 
 LATE_S = 0.05
-"""Zeros that take longer are late, from when the thread begins to write them: no write waits before that."""
+"""Zeros are late when writing them takes longer than this. The time that they wait for a thread does not
+count, because it delays no write to the file."""
 
 
 class ZerosAhead:

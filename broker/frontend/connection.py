@@ -57,7 +57,7 @@ EVENTS_AT_ONCE, EVENTS_UNSEEN = 64, 8
 """About how many events to take from the engine in one turn, and how many to dispatch between two looks at
 the clock. An attach costs 0.1 ms in each of the two steps."""
 FEW = 8
-"""How many messages under way a client may have that still counts as waiting for their outcome."""
+"""A client with at most this many messages under way counts as waiting for their outcome."""
 REMOTE_IDLE_TIMEOUT_MS_MIN = 1_000
 """The shortest idle time-out that a client may announce (§2.4.5): the broker must send an empty frame twice
 within it. The official clients announce 60 s."""
@@ -151,8 +151,8 @@ class Connection:
             self.flush_soon()
 
     def _are_messages(self, events: list[Event]) -> bool:
-        """Whether these are only messages on a link. Nothing is written for them before their outcome, unless
-        the link refuses them, and then it sees to that."""
+        """Whether these events are only messages on one link. Nothing is written for them before their
+        outcome is known, except by a link that refuses them."""
         if len(events) != 1 or self._waiting_for_room:
             return False
         event = events[0]

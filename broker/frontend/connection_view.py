@@ -57,7 +57,7 @@ class ConnectionView(Output, Protocol):
     browse_page: asyncio.Semaphore
     """Held while a page of messages is read for this client to look at."""
     transactions: Transactions
-    """Those that the client has declared."""
+    """The transactions that the client has declared."""
     response_bytes: int
     """Bytes of responses that wait for credit. Written by the response links."""
     settling: int

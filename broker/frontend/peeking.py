@@ -57,8 +57,8 @@ def note_unseen(queue: Entity, number: int) -> None:
 
 
 def note_late(queue: Entity, number: int, peek: Peek) -> None:
-    """Note that a partition has not answered this peek in time, until it answers one for its first message.
-    A partition that hangs gets one such peek, however many clients there are."""
+    """Count a partition that has not answered this peek in time as late, until it answers one for its first
+    message. A partition that hangs gets one such peek, however many clients there are."""
     late = queue.router.late
     if number in late:
         return

@@ -25,7 +25,8 @@ from typing import Protocol
 
 ALLOWANCE_BYTES_FIRST = 256 * 1024
 SHARE_BYTES_MIN = 16 * 1024
-"""The smallest share, however many connections there are: a connection without any could never go on."""
+"""The smallest share of a connection, however many there are. With none at all, a connection could never
+continue."""
 LOOK_AGAIN_S = 0.1
 """How long a connection is held before it may ask again."""
 

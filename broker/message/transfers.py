@@ -1,5 +1,4 @@
-"""What a sender says about the way of a message that is transferred through another entity (AMQP contract
-8.3). Pure."""
+"""What the sender of a message says about its transfer through another entity (AMQP contract 8.3). Pure."""
 
 from __future__ import annotations
 

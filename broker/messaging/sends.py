@@ -1,7 +1,7 @@
 """Makes a `Send` of stored messages, with all its lists. Pure.
 
 `broker/send_lists.py` takes them apart and puts them together. No other module on the way from a client to a
-partition names these lists, so another one (a column, for example) is added in these two places.
+partition names these lists, so only these two change when a list is added (for a new column, for example).
 """
 
 from __future__ import annotations

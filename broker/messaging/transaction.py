@@ -76,7 +76,7 @@ class Limits(Protocol):
 
 
 class Everybody(Protocol):
-    """What all transactions take together."""
+    """What the transactions of all connections share."""
 
     @property
     def limits(self) -> Limits: ...
@@ -98,7 +98,7 @@ class OfConnection(Protocol):
         """Forget everything in a transaction."""
 
     def make_room(self, size: int) -> None:
-        """Have other connections give room, as far as they hold more."""
+        """Make room by failing transactions of connections that hold more."""
 
     bytes: int
     """What they hold."""
@@ -106,7 +106,7 @@ class OfConnection(Protocol):
 
 @dataclass(slots=True)
 class _Transfer:
-    """Messages for an entity that the transaction is not on, or perhaps is not."""
+    """Messages for an entity that is not the transaction's own, or may turn out not to be."""
 
     entity: Entity
     collected: Collected
@@ -326,7 +326,7 @@ class Transaction:
         self._of_connection.roll_back(self.txn_id)
 
     def worth(self) -> int:
-        """How much its client loses if it ends: least if it has failed, most if it has operations."""
+        """How much the client loses if it ends: the least if it has failed, the most if it has operations."""
         return 0 if self._failure is not None else 2 if self._begun else 1
 
     def stop_timer(self) -> None:

@@ -45,8 +45,8 @@ class AllTransactions:
     """Told of partitions that are about to get messages for other entities. Set by the server."""
 
     def make_place(self, newcomer: Transactions) -> None:
-        """End a transaction of the connection that has most of them, if all are taken. So no connection has
-        two more than another one that wants more. Raises Refused if `newcomer` has its share."""
+        """If all are taken, end a transaction of the connection that has the most. So no connection has two
+        more than another one that wants one. Raises Refused if `newcomer` has its share."""
         if self.count < self.limits.transactions_max:
             return
         largest = max(self.connections, key=len, default=newcomer)
@@ -60,7 +60,7 @@ class AllTransactions:
 
     def make_room(self, newcomer: Transactions, size: int) -> None:
         """Fail transactions of connections that hold more bytes than `newcomer` with `size` more would, until
-        these bytes fit. Whether they do is for the caller to check."""
+        these bytes fit. The caller checks whether they do."""
         while self.bytes + size > self.bytes_max:
             largest = max(self.connections, key=_bytes_of, default=newcomer)
             if largest.bytes <= newcomer.bytes + size or not largest.fail_largest():
@@ -166,7 +166,7 @@ class Transactions:
         return self._open.get(transaction.txn_id) is transaction
 
     def make_room(self, size: int) -> None:
-        """Have other connections give room for `size` bytes, as far as they hold more than this one."""
+        """Make room for `size` bytes by failing transactions of connections that hold more than this one."""
         self._all.make_room(self, size)
 
     def fail(self, txn_id: bytes, why: Refused) -> None:
@@ -185,7 +185,7 @@ class Transactions:
         min(self._open.values(), key=Transaction.worth).end()
 
     def fail_largest(self) -> bool:
-        """Fail the open transaction that holds most bytes; returns whether one holds any."""
+        """Fail the open transaction that holds the most bytes. Returns whether any of them holds some."""
         largest = max(self._open.values(), key=_bytes_of)
         held = largest.bytes
         if held:

@@ -277,8 +277,8 @@ class Namespace:
         return queue.description if queue else None
 
     def missing(self, name: str) -> Refused:
-        """Why no queue of this name is live: its entry is damaged, it belongs to a topic of the file, or it
-        does not exist."""
+        """Why no queue of this name is live: its entry is damaged, the configuration file has a topic of this
+        name, or it does not exist."""
         key = key_of(name)
         if key in self._damaged:
             return Refused(

@@ -212,7 +212,7 @@ class Resting:
             self._changed.set()
 
     def unasked(self) -> Collection[int]:
-        """The numbers of data folders that have not answered since startup: nobody knows what is in them."""
+        """The numbers of data folders that have not answered since startup, so their content is unknown."""
         return [number for number, task in self._asking.items() if not task.done()]
 
     def start(self) -> None:
@@ -292,7 +292,7 @@ class Resting:
         )
 
     def _wait_for(self, generation: str, numbers: Collection[int]) -> None:
-        """Have these partitions opened because nobody knows what they hold, the most urgent first."""
+        """Have these partitions opened, the most urgent first, because their content is unknown."""
         self._unknown.setdefault(generation, set()).update(numbers)
         notes = {number: note for number, _, note in self._index.partitions(generation)}
         count = self._subqueue_count(generation)

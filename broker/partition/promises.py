@@ -64,8 +64,8 @@ class Promises:
             place += count
 
     def keep(self, send: Send, numbers: Sequence[int], changes: list[Callable[[], None]]) -> None:
-        """Write the messages with the numbers that were promised; they were checked. What adds them once the
-        commit is durable goes to `changes`."""
+        """Write the messages with the numbers that were promised, which have been checked. Adds to `changes`
+        what makes them part of the queue once the commit is durable."""
         space, cycle, messages = self._space, self._space.cycle, self._space.messages
         send, dropped = self._sending.without_duplicates(cycle, space.description, send)
         kept = [number for place, number in enumerate(numbers) if place not in frozenset(dropped)]

@@ -144,8 +144,7 @@ class Schedule:
         return found
 
     def _find(self, numbers: Sequence[int]) -> tuple[list[int], dict[int, Reason]]:
-        """Those of the numbers that scheduled messages have, and why the others are refused, by their
-        places."""
+        """The numbers that belong to scheduled messages, and why the others are refused, by their places."""
         space, cycle = self._space, self._space.cycle
         references = space.messages.main.references
         failures: dict[int, Reason] = {}

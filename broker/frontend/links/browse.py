@@ -40,7 +40,8 @@ PAGE_BYTES_MAX = 256 * 1024
 LOOK_AGAIN_S = 0.25
 """How long to wait before looking again at a partition that was down."""
 LOOK_AGAIN_S_MAX = 5.0
-"""Each look that finds no partition back doubles the wait, up to this."""
+"""The longest wait before the next look for partitions that are back. It doubles with each look that finds
+none."""
 LOOK_AGAIN_LATE_S = 30.0
 """The same for a partition that was late: waiting for it again takes up one of the broker's few pages."""
 

@@ -129,10 +129,10 @@ class RequestNode:
     async def answer_page(self, request: Request, connection: ConnectionView) -> None:
         """Carry out one request with a large response when no other is being carried out.
 
-        Each response link has one such request answered at a time, and only with credit and room for the
-        response, because a response that is not built takes no memory. Each connection has one answered at a
-        time. The others wait, and end with the connection. If their response link goes away, they use one
-        that is left.
+        A response link answers one such request at a time, and only once it has credit and room for the
+        response, because a response that is not built takes no memory. A connection also answers one at a
+        time. The others wait, and end with the connection. If their response link is detached, they use
+        another one.
         """
         while True:
             responder = self._responder(request.reply_to)
