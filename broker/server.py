@@ -372,7 +372,8 @@ class Broker:
 
     def _make_entity(self, description: EntityDescription) -> Entity:
         meter = EntityMeter(self.metrics, description.name)
-        return make_entity(description, meter, self._start_partition, self._resting)
+        size_bytes_max = self.settings.entity_mb_max * MIB
+        return make_entity(description, meter, self._start_partition, self._resting, size_bytes_max)
 
     def _start_partition(self, entity: Entity, number: int) -> HostedPartition:
         register = self._resting.register(entity.description.generation, number)

@@ -54,6 +54,9 @@ class HandOver:
     cookie: object = None
     scheduled_ms: Sequence[int | None] | None = None
     """As in a `Send`."""
+    full: str | None = None
+    """Why the whole entity has no room for new messages, in words; None if it has. Messages that come again
+    are known all the same."""
 
 
 @dataclass(slots=True)

@@ -390,6 +390,10 @@ class Lane:
             None if doubt is None else list(doubt),
             scheduled_ms=send.scheduled_ms,
         )
+        try:
+            target.admit(send.messages)
+        except Refused as why:
+            operation.full = why.description
         self._marked.add(number)
         answer = await answer_of(target.router.handles[number], operation)
         if isinstance(answer, Refused):

@@ -98,6 +98,7 @@ def to_schedule(
     """Check messages that are to be scheduled. Raises Refused if any of them cannot be sent."""
     queue.check_can_send(MAIN)
     memory.admit(len(payloads))
+    queue.admit(payloads)
     for payload in payloads:
         if len(payload) > queue.message_bytes_max:
             raise too_large(queue, len(payload))

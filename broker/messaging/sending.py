@@ -153,6 +153,7 @@ class Sending(Generic[R]):
         self._memory.admit(len(payloads))
         run = store_run(payloads, self._message_id)
         check(run, self._queue)
+        self._queue.admit(payloads)
         for index, why in run.refused.items():
             self._refused(receipts[index : index + 1], why, 1)
         keys, whole = keys_of(run, self._queue), send_of(run, self._queue)
@@ -221,6 +222,7 @@ class Sending(Generic[R]):
 
         if not inner:
             raise Refused(Reason.ARGUMENT, "The batch holds no message.")
+        self._queue.admit(inner)
         parts: list[Send] = []
         keys: set[str] = set()
         groups: dict[int | None, list[int]] = {}
@@ -309,6 +311,7 @@ class Sending(Generic[R]):
             if not payloads:
                 raise Refused(Reason.ARGUMENT, "The batch holds no message.")
         self._memory.admit(len(payloads))
+        self._queue.admit(payloads)
         run = store_run(payloads, self._message_id)
         check(run, self._queue)
         if run.refused:

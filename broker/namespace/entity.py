@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -20,6 +20,7 @@ from broker.entities.roles import CountedAs
 from broker.namespace.meter import EntityMeter
 from broker.namespace.resting import Resting, add_counts
 from broker.namespace.router import PartitionHandle, Router
+from broker.namespace.size_quota import SizeQuota
 from broker.operations import (
     Answer,
     ClientId,
@@ -130,8 +131,10 @@ class Entity(ABC):
         meter: EntityMeter,
         start_partition: Callable[[Entity, int], Partition],
         resting: Resting,
+        size_bytes_max: int = 0,
     ) -> None:
-        """`resting` knows what the partitions that have not started hold, and wakes them on time."""
+        """`resting` knows what the partitions that have not started hold, and wakes them on time.
+        `size_bytes_max`: what all partitions may hold together; 0 if only each has a quota."""
         self.description = description
         self.meter = meter
         self.accessed_at_ms: int | None = None
@@ -145,6 +148,7 @@ class Entity(ABC):
         """Why the entity was deleted or is out of service; None while it is live. Once this is set, no
         partition starts, because its log would outlive the queue."""
         self._start_partition, self._resting = start_partition, resting
+        self._quota = SizeQuota(size_bytes_max, self._size)
         self._partitions: dict[int, Partition] = {}
         self._at_rest: dict[str, SubqueueCounts] | None = None
         """Totals for the partitions that have not started; None until they are added up."""
@@ -312,6 +316,14 @@ class Entity(ABC):
             return sum(each.bytes for each in partition.counts().values())
         summary = self._resting.summary(self.description.generation, number)
         return 0 if summary is None else sum(each.bytes for each in summary.counts.values())
+
+    def _size(self) -> int:
+        return sum(each.bytes for each in self.counts().values())
+
+    def admit(self, messages: Sequence[bytes]) -> None:
+        """Count messages that are about to be sent to the entity. Raises Refused(QUOTA_EXCEEDED) if all
+        partitions together have no room for them."""
+        self._quota.admit(self.name, messages)
 
     def check_room(self, number: int, size: int) -> None:
         """Check that a partition has room for messages, as far as is known. Raises

@@ -18,6 +18,7 @@ def make_entity(
     meter: EntityMeter,
     start_partition: Callable[[Entity, int], Partition],
     resting: Resting,
+    size_bytes_max: int = 0,
 ) -> Entity:
     """An entity of the class that matches its description."""
-    return KINDS[type(description)](description, meter, start_partition, resting)
+    return KINDS[type(description)](description, meter, start_partition, resting, size_bytes_max)

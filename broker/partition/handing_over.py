@@ -6,6 +6,7 @@ in the commit of the messages, so a crash leaves both or neither.
 
 from __future__ import annotations
 
+from broker.base.errors import Reason, Refused
 from broker.operations import ClientId, Send
 from broker.partition.origins import Origins, handed_over
 from broker.partition.sending import Sending
@@ -40,6 +41,8 @@ class HandingOver:
             identities=operation.identities,
             scheduled_ms=operation.scheduled_ms,
         )
+        if new and operation.full is not None:
+            raise Refused(Reason.QUOTA_EXCEEDED, operation.full)
         if known:
             send = part_of(send, at(new))
         _, duplicates = self._sending.send_new(space.cycle, space.description, send)

@@ -293,6 +293,12 @@ class Settings(BaseSettings):
         True, description="Whether an entity created without EnablePartitioning is partitioned."
     )
     entities_max: int = Field(10_000, ge=1, description="Largest number of entities in the namespace.")
+    entity_mb_max: int = Field(
+        0,
+        ge=0,
+        description="Largest size of an entity over all its partitions, in MiB; 0: no limit but "
+        "MaxSizeInMegabytes of each.",
+    )
     message_kb_max: int = Field(
         1024, ge=1, le=102_400, description="Default for the largest message that an entity accepts, in KiB."
     )

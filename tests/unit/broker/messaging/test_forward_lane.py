@@ -14,6 +14,7 @@ from broker.messaging import forward_lane
 from broker.messaging.forward_lane import Lane
 from broker.namespace.entity import ask
 from broker.namespace.router import partition_of_key
+from broker.namespace.size_quota import SizeQuota
 from broker.operations import DeadLetter, Locked, LockExactly, Settled
 from broker.partition.origins import Origins
 from broker.transfer_operations import FailTransfer, source_of
@@ -248,3 +249,14 @@ async def test_a_refusal_by_the_target_s_entity_is_passed_on() -> None:
         await here.send("a", "x")
         await until(lambda: lane_of(here)._trouble is Reason.PARTITION_UNAVAILABLE)
         assert (held_now(here.entities["a"]), await here.texts("a", DEAD_LETTER)) == (1, [])
+
+
+async def test_messages_for_an_entity_that_is_full_as_a_whole_are_dead_letters() -> None:
+    async with world(a=(1, TO_B), b=(2, PLAIN)) as here:
+        here.entities["b"]._quota = SizeQuota(1_000, lambda: held_now(here.entities["b"]) * 500)
+        for number in range(4):
+            await here.send("a", f"{number}")
+        assert len(await here.until_at("a", 2, DEAD_LETTER)) == 2
+        assert len(await here.until_at("b", 2)) == 2
+        (page,) = await here.held("a", DEAD_LETTER)
+        assert page.changed[0] is not None and b"QuotaExceededException" in page.changed[0]

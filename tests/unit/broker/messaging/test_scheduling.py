@@ -13,6 +13,7 @@ from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import QueueSettings
 from broker.message.identity import IDENTITY_BYTES
 from broker.messaging.scheduling import CHANGED_AT_ONCE, cancel, schedule
+from broker.namespace.size_quota import SizeQuota
 from broker.operations import PARTITION_SHIFT, Answer, CancelScheduled, Failed, Send, Sent, Settled
 from protocol.codec import Timestamp
 from tests.support.amqp_messages import message
@@ -231,3 +232,11 @@ async def test_a_queue_is_full_only_if_all_its_partitions_are() -> None:
     with pytest.raises(Refused) as refusal:
         await asked.schedule(scheduled("a"), answers=answers)
     assert refusal.value.reason is Reason.PARTITION_UNAVAILABLE
+
+
+async def test_an_entity_that_is_full_as_a_whole_schedules_nothing() -> None:
+    asked = Asked()
+    asked.stack.queue._quota = SizeQuota(1_000, lambda: 990)
+    with pytest.raises(Refused) as why:
+        await asked.schedule(scheduled("1"))
+    assert why.value.reason is Reason.QUOTA_EXCEEDED and asked.operations == []

@@ -10,6 +10,7 @@ import pytest
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import QueueSettings
 from broker.messaging.sending import Sending
+from broker.namespace.size_quota import SizeQuota
 from broker.operations import Failed, Send, Sent
 from tests.support.amqp_messages import DATA, message, section
 from tests.support.link_stack import LinkStack
@@ -113,3 +114,20 @@ async def test_a_batch_has_the_same_key_in_a_transaction_as_outside(
     assert collected.keys == (["pk"] if hinted else ["one", "two"])
     asked = {stack.queue.router.number_of(key) for key in collected.keys if key is not None}
     assert asked == {part.number for part in stack.parts if part.has(Send)}
+
+
+async def test_an_entity_that_is_full_as_a_whole_takes_nothing() -> None:
+    stack = LinkStack(2)
+    caller = Caller(stack)
+    stack.queue._quota = SizeQuota(1_000, lambda: 990)
+    one = message(body=[b"a"])
+    for send in (
+        lambda: caller.sending.send([one, b"no message"], [1, 2]),
+        lambda: list(caller.sending.send_batch(message(body=[one]), [3])),
+        lambda: caller.sending.collect([one], is_batch=False),
+    ):
+        with pytest.raises(Refused) as why:
+            send()
+        assert why.value.reason is Reason.QUOTA_EXCEEDED
+    assert caller.heard == [] and caller.messages == 0, "each message is refused once"
+    assert not any(part.has(Send) for part in stack.parts)

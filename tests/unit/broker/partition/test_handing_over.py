@@ -61,6 +61,17 @@ async def test_a_message_that_comes_again_is_known() -> None:
     assert await stored(harness) == "abcxy" and sorted(kept(harness)) == list("abcxy")
 
 
+async def test_an_entity_that_is_full_takes_nothing_new_and_knows_what_it_has() -> None:
+    harness = Harness()
+    one(await harness.do(1, hand("ab")), HandedOver)
+    again, more = hand("ba"), hand("bc")
+    again.full = more.full = "the entity is full"
+    assert one(await harness.do(1, again), HandedOver).known == [0, 1]
+    refused = one(await harness.do(1, more), Failed)
+    assert (refused.reason, refused.description) == (Reason.QUOTA_EXCEEDED, "the entity is full")
+    assert await stored(harness) == "ab"
+
+
 async def test_the_same_number_of_another_source_is_another_message() -> None:
     harness = Harness()
     await harness.do(1, hand("ab"), hand("b", source=OTHER))

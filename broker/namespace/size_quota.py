@@ -1,0 +1,41 @@
+"""The quota of a whole entity: what all its partitions may hold together (HTTP contract 6.1).
+
+Each partition enforces its own quota exactly (`broker/partition/quotas.py`). This one is checked before
+messages go to the partitions, so it can be exceeded by what is under way: the partitions report what is
+durable. The entity is counted anew only if it may have reached the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
+
+
+class SizeQuota:
+    """The quota of one entity. Owned by the event loop."""
+
+    __slots__ = ("_bound", "_limit", "_size")
+
+    def __init__(self, limit: int, size: Callable[[], int]) -> None:
+        """`limit` is in bytes, 0 for none; `size` counts what the entity holds."""
+        self._limit, self._size = limit, size
+        self._bound = limit
+        """The entity holds at most this, unless other things than messages have grown."""
+
+    def admit(self, name: str, messages: Sequence[bytes]) -> None:
+        """Count messages that are about to be sent to the entity of this name. Raises
+        Refused(QUOTA_EXCEEDED) if there is no room for them."""
+        if not self._limit:
+            return
+        added = sum(map(len, messages)) + MESSAGE_OVERHEAD_BYTES * len(messages)
+        if self._bound + added > self._limit:
+            self._bound = self._size()
+            if self._bound + added > self._limit:
+                raise Refused(
+                    Reason.QUOTA_EXCEEDED,
+                    f"The maximum entity size has been reached or exceeded for Queue: '{name}'. "
+                    f"Size of entity in bytes: {self._bound}, Max entity size in bytes: {self._limit}",
+                )
+        self._bound += added

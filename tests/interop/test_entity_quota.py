@@ -1,0 +1,40 @@
+"""The quota of a whole entity, as clients see it: `PARTIBUS_ENTITY_MB_MAX` over all its partitions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceiveMode
+from azure.servicebus.exceptions import ServiceBusQuotaExceededError
+
+from tests.support.broker_process import BrokerProcess, queue
+
+QUARTER_MB = 256 * 1024
+
+
+@pytest.mark.parametrize("split", ["false", "true"], ids=["one process", "partitions in another"])
+def test_all_partitions_together_hold_no_more_than_the_setting(tmp_path: Path, split: str) -> None:
+    at_once = ServiceBusReceiveMode.RECEIVE_AND_DELETE
+    environment = {"PARTIBUS_ENTITY_MB_MAX": "1", "PARTIBUS_PARTITION_PROCESS": split}
+    entities = [queue("small", PartitionCount=4)]
+    with BrokerProcess(tmp_path, entities, environment=environment) as broker:
+        for is_started_again in (False, True):
+            if is_started_again:
+                assert broker.terminate() == 0
+                broker.start()
+            with (
+                ServiceBusClient.from_connection_string(broker.addresses.connection_string()) as client,
+                client.get_queue_sender("small") as sender,
+            ):
+                for _ in range(0 if is_started_again else 3):
+                    sender.send_messages(ServiceBusMessage(bytes(QUARTER_MB)))
+                with pytest.raises(ServiceBusQuotaExceededError, match="Max entity size in bytes: 1048576"):
+                    sender.send_messages(ServiceBusMessage(bytes(QUARTER_MB)))
+        with (
+            ServiceBusClient.from_connection_string(broker.addresses.connection_string()) as client,
+            client.get_queue_receiver("small", receive_mode=at_once) as receiver,
+            client.get_queue_sender("small") as sender,
+        ):
+            assert len(receiver.receive_messages(1, max_wait_time=30)) == 1
+            sender.send_messages(ServiceBusMessage(bytes(QUARTER_MB)))
