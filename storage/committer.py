@@ -243,11 +243,16 @@ class Committer:
     # --- by threads ---
 
     def _start_thread(self, loop: asyncio.AbstractEventLoop) -> None:
+        """If the system starts none, another thread takes the work, or this is tried again after STUCK_S."""
         thread = threading.Thread(
             target=self._work, args=(loop,), name=f"storage-commit-{len(self._threads)}", daemon=True
         )
-        self._threads.append(thread)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:
+            _log.warning("disk.no_thread", threads=len(self._threads), error=str(error))
+        else:
+            self._threads.append(thread)
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         while (assignment := self._assignments.get()) is not None:

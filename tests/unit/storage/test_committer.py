@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from storage.committer import ENDED, FILES_PER_ASSIGNMENT_MAX, NEEDS_THREAD, Committer
 from storage.disk import SyncQueue
@@ -229,6 +230,30 @@ async def test_while_a_sync_is_late_nothing_is_written_in_the_event_loop(
     job = Recorded(fd=other)
     await committer.run(job)
     assert job.events == ["begin", "finish"]
+    assert await committer.close()
+
+
+async def test_a_thread_that_cannot_be_started_is_tried_again_or_another_one_does_its_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("storage.committer.STUCK_S", 0.02)
+    start = threading.Thread.start
+    failures = 2
+
+    def refuse(thread: threading.Thread) -> None:
+        nonlocal failures
+        if failures and thread.name.startswith("storage-commit"):
+            failures -= 1
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    committer = Committer(RecordingDisk(), 2)
+    with capture_logs() as lines:
+        await asyncio.wait_for(committer.run(Recorded()), 20)
+    assert [line["event"] for line in lines] == ["disk.no_thread"] * 2
+    failures = 1
+    await asyncio.wait_for(asyncio.gather(*(committer.run(Recorded()) for _ in range(10))), 20)
     assert await committer.close()
 
 
