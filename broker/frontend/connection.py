@@ -189,7 +189,7 @@ class Connection:
 
     def may_be_served(self) -> bool:
         """False while it has more than its share of the work under way (`turns.Client`)."""
-        return not self.services.pace.sets_aside(self)
+        return not self.services.pace.holds_back(self)
 
     def waits(self) -> bool:
         """Whether it waits for the outcome of a few messages, requests or settlements (`turns.Client`). A

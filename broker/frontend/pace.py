@@ -1,14 +1,14 @@
-"""Bounds the work under way over all connections: beyond a limit, senders with more than their share are set
-aside.
+"""Bounds the work under way over all connections: beyond a limit, senders with more than their share are
+held back.
 
 A new message waits in the partitions, the log and the answers behind all the work that is already there, so a
 light sender waits for heavy ones. Therefore, beyond `limit`, connections with more than an equal share of the
-work under way are set aside (`turns.py`): their bytes then hold up only themselves. This bound is for
+work under way are held back (`turns.py`): their bytes then hold up only themselves. This bound is for
 latency; `inflight.py` bounds memory.
 
 A commit costs nearly the same for few messages as for many, so enough must be under way to keep disk and
-processor busy. When senders are set aside while the event loop is idle, the disk is the bottleneck, and the
-limit rises. It falls when the loop is busy again, or when no sender is set aside.
+processor busy. When senders are held back while the event loop is idle, the disk is the bottleneck, and the
+limit rises. It falls when the loop is busy again, or when no sender is held back.
 
 Used in the event loop.
 """
@@ -22,7 +22,7 @@ from typing import Protocol
 MESSAGE_COST = 2 * 1024
 """The fixed cost of a message, in bytes: handling one takes about as long as this many extra bytes would."""
 LIMIT = 768 * 1024
-"""Cost under way beyond which senders are set aside: about 250 messages of 1 KiB, which take 2 to 5 ms from
+"""Cost under way beyond which senders are held back: about 250 messages of 1 KiB, which take 2 to 5 ms from
 end to end."""
 LIMIT_MAX = 16 * LIMIT
 """About 4,000 messages of 1 KiB: 40,000 a second on a disk that takes 100 ms to sync."""
@@ -46,7 +46,7 @@ class Pace:
     def __init__(
         self, on_room: Callable[[], None], has_light: Callable[[], bool], elapsed_s: Callable[[], float]
     ) -> None:
-        """`on_room` is called when senders that were set aside may go on; `has_light` tells whether light
+        """`on_room` is called when senders that were held back may go on; `has_light` tells whether light
         clients are being served.
 
         `elapsed_s` is a monotonic clock.
@@ -57,7 +57,7 @@ class Pace:
         self._on_room, self._has_light, self._elapsed_s = on_room, has_light, elapsed_s
         self._senders = 0
         """Number of connections with something under way."""
-        self._set_aside = False
+        self._has_held_back = False
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, sender: Sender, size: int, messages: int) -> None:
@@ -75,7 +75,7 @@ class Pace:
         sender.cost_under_way -= cost
         if not sender.cost_under_way:
             self._senders -= 1
-        if self._set_aside and (self.cost <= self._limit_now() * 3 // 4 or not self.holds(sender)):
+        if self._has_held_back and (self.cost <= self._limit_now() * 3 // 4 or not self.holds(sender)):
             self._go_on()
 
     def holds(self, sender: Sender) -> bool:
@@ -86,37 +86,37 @@ class Pace:
     def _limit_now(self) -> int:
         return self.limit if self._has_light() else max(self.limit, LIMIT_AMONG_HEAVY)
 
-    def sets_aside(self, sender: Sender) -> bool:
+    def holds_back(self, sender: Sender) -> bool:
         """Like `holds`, but if it returns True, `on_room` is called when the sender may try again."""
         if not self.holds(sender):
             return False
-        self._set_aside = True
+        self._has_held_back = True
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(LOOK_S, self.look_now)
         return True
 
     @property
     def is_looking(self) -> bool:
-        """Whether a sender was set aside recently."""
+        """Whether a sender was held back recently."""
         return self._timer is not None
 
     def look_now(self) -> None:
-        """Adapt the limit. Runs every LOOK_S while a sender is set aside."""
+        """Adapt the limit. Runs every LOOK_S while a sender is held back."""
         if self._timer is not None:
             self._timer.cancel()
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(LOOK_S, self.look_now) if self._set_aside else None
+        self._timer = loop.call_later(LOOK_S, self.look_now) if self._has_held_back else None
         loop.call_soon(self._looked, self._elapsed_s())
 
     def _looked(self, began_s: float) -> None:
         """Runs one turn of the event loop later: the length of the turn shows whether there was work in
         it."""
-        if not self._set_aside or self._elapsed_s() - began_s > EMPTY_TURN_S:
+        if not self._has_held_back or self._elapsed_s() - began_s > EMPTY_TURN_S:
             self.limit = max(self.limit * 15 // 16, LIMIT)
         elif self.limit < LIMIT_MAX:
             self.limit = min(self.limit * 9 // 8, LIMIT_MAX)
             self._go_on()
 
     def _go_on(self) -> None:
-        self._set_aside = False
+        self._has_held_back = False
         self._on_room()

@@ -14,7 +14,7 @@ client that cannot finish a slice within its time (`Turns.is_late` says when to 
 returns True: it is called again with b"" in a later turn, before any more of its bytes. Actions that must
 follow the bytes (the end of their connection) go to `then`.
 
-A client whose `may_be_served` is False, because it has too much under way, is set aside until `look_again`.
+A client whose `may_be_served` is False, because it has too much under way, is held back until `look_again`.
 
 Bounds: reading from a client pauses while its inbox holds as much as is read from it at once: READ_BYTES, or
 up to READ_BYTES_MAX if its bytes are cheap, as those of large messages are (`Inbox.read_bytes`). While all
@@ -71,7 +71,7 @@ class Client(Protocol):
         """Take the next bytes; returns whether to call it again in a later turn to finish. Does not raise."""
 
     def may_be_served(self) -> bool:
-        """Return False to be set aside until `look_again`."""
+        """Return False to be held back until `look_again`."""
 
     def waits(self) -> bool:
         """Whether it waits for the outcome of the little that it has sent. A receiver, for example, may
@@ -106,7 +106,7 @@ class Inbox:
         self.chunks: deque[bytes | Callable[[], None]] = deque()
         self.bytes = 0
         self.is_listed = False
-        """Whether it waits for its turn or was set aside."""
+        """Whether it waits for its turn or was held back."""
         self.is_unfinished = False
         """Whether its client has not finished the bytes it was given."""
         self.served_s = 0.0
@@ -182,7 +182,7 @@ class Turns:
         self._worked_s = worked_s
         self._order = itertools.count()
         self._ready: list[tuple[float, int, Inbox]] = []
-        self._aside: list[Inbox] = []
+        self._held_back: list[Inbox] = []
         self._stands_s = 0.0
         """The clock of the inbox that was served last."""
         self._slice_s, self._slice_ends = SLICE_S, 0.0
@@ -196,9 +196,9 @@ class Turns:
         self._is_due = False
 
     @property
-    def has_aside(self) -> bool:
+    def holds_some_back(self) -> bool:
         """Whether a client waits for `look_again`."""
-        return bool(self._aside)
+        return bool(self._held_back)
 
     @property
     def read_bytes(self) -> int:
@@ -246,9 +246,9 @@ class Turns:
         inbox.is_unfinished = False
 
     def look_again(self) -> None:
-        """Let clients that were set aside be served again."""
-        aside, self._aside = self._aside, []
-        for inbox in aside:
+        """Let clients that were held back be served again."""
+        held_back, self._held_back = self._held_back, []
+        for inbox in held_back:
             inbox.is_listed = False
             self._list(inbox)
 
@@ -289,7 +289,7 @@ class Turns:
         while ready and now < ends:
             inbox = heapq.heappop(ready)[2]
             if not inbox.client.may_be_served():
-                self._aside.append(inbox)
+                self._held_back.append(inbox)
                 continue
             self._stands_s = inbox.served_s
             now = self._serve(inbox, now)

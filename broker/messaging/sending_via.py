@@ -99,7 +99,7 @@ class SendingVia(Generic[R]):
         """Send one message, or those of one batch: they have one outcome. Raises Refused.
 
         They go to the partition of their via-partition-key, else to that of their own key, else to the next
-        one in turn.
+        one in order.
         """
         check_destination(self._destination, collected)
         send, router = collected.send, self._via.router

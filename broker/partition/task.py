@@ -157,8 +157,8 @@ class PartitionTask:
     ) -> None:
         """`on_health` is called for each change of health, in the event loop.
 
-        `slices` are the turns in which partitions are opened and freed, shared by all of them; by default the
-        partition has its own.
+        All partitions share `slices`, in which they are opened and freed; by default the partition has its
+        own.
         """
         self.number = number
         self._log, self._clock, self._description = log, clock, description

@@ -124,7 +124,7 @@ class Upkeep:
         limits: UpkeepLimits,
         output: FilteringBoundLogger,
     ) -> None:
-        """`slices` are the turns in which a snapshot is taken."""
+        """A snapshot is taken in `slices`."""
         self._log, self._messages, self._snapshot, self._slices = log, messages, snapshot, slices
         self._limits, self._output = limits, output
         self._counters_at: Position | None = None

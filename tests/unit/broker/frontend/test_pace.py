@@ -1,4 +1,4 @@
-"""Work under way over all connections: heavy senders are set aside, light ones never, and the limit follows
+"""Work under way over all connections: heavy senders are held back, light ones never, and the limit follows
 the disk."""
 
 from __future__ import annotations
@@ -35,41 +35,41 @@ class Bench:
         await done
 
 
-async def test_beyond_the_pace_only_who_has_more_than_its_share_is_set_aside() -> None:
+async def test_beyond_the_pace_only_who_has_more_than_its_share_is_has_held_back() -> None:
     pace = Bench().pace
     heavy, other, light = Connection(), Connection(), Connection()
     pace.add(heavy, LIMIT, 1)
     pace.add(other, 1024, 1)
-    assert pace.sets_aside(heavy)
-    assert not pace.sets_aside(other) and not pace.sets_aside(light)
+    assert pace.holds_back(heavy)
+    assert not pace.holds_back(other) and not pace.holds_back(light)
 
 
 async def test_among_heavy_senders_alone_more_is_under_way() -> None:
     bench, heavy = Bench(), Connection()
     bench.has_light = False
     bench.pace.add(heavy, LIMIT_AMONG_HEAVY - MESSAGE_COST, 1)
-    assert not bench.pace.sets_aside(heavy)
+    assert not bench.pace.holds_back(heavy)
     bench.has_light = True
-    assert bench.pace.sets_aside(heavy)
+    assert bench.pace.holds_back(heavy)
 
 
 async def test_small_messages_count_for_what_they_cost() -> None:
     pace, sender = Bench().pace, Connection()
     pace.add(sender, 0, LIMIT // MESSAGE_COST)
-    assert not pace.sets_aside(sender)
+    assert not pace.holds_back(sender)
     pace.add(sender, 0, 1)
-    assert pace.sets_aside(sender)
+    assert pace.holds_back(sender)
 
 
-async def test_who_was_set_aside_is_told_when_there_is_room() -> None:
+async def test_who_was_held_back_is_told_when_there_is_room() -> None:
     bench, heavy, light = Bench(), Connection(), Connection()
     pace = bench.pace
     pace.add(heavy, LIMIT, 1)
     pace.add(light, 100, 1)
-    assert pace.sets_aside(heavy)
+    assert pace.holds_back(heavy)
     pace.remove(light, 100, 1)
     told = bench.told
-    assert pace.sets_aside(heavy)
+    assert pace.holds_back(heavy)
     pace.remove(heavy, LIMIT // 2, 0)
     assert bench.told == told + 1
     pace.remove(heavy, 100, 0)
@@ -81,9 +81,9 @@ async def test_who_has_nothing_left_under_way_goes_on_while_another_fills_the_pa
     pace = bench.pace
     pace.add(stuck, 2 * LIMIT, 1)
     pace.add(heavy, LIMIT, 1)
-    assert pace.sets_aside(heavy)
+    assert pace.holds_back(heavy)
     pace.remove(heavy, LIMIT, 1)
-    assert bench.told == 1 and not pace.sets_aside(heavy)
+    assert bench.told == 1 and not pace.holds_back(heavy)
 
 
 async def test_the_pace_rises_while_senders_wait_for_a_slow_disk_and_nothing_else() -> None:
@@ -91,7 +91,7 @@ async def test_the_pace_rises_while_senders_wait_for_a_slow_disk_and_nothing_els
     pace = bench.pace
     pace.add(heavy, 2 * LIMIT_MAX, 1)
     for _ in range(40):
-        assert pace.sets_aside(heavy)
+        assert pace.holds_back(heavy)
         await bench.look()
     assert pace.limit == LIMIT_MAX and bench.told > 10
 
@@ -101,7 +101,7 @@ async def test_the_pace_stays_where_the_event_loop_is_what_is_short() -> None:
     pace = bench.pace
     pace.add(heavy, 2 * LIMIT, 1)
     for _ in range(10):
-        assert pace.sets_aside(heavy)
+        assert pace.holds_back(heavy)
         await bench.look(turn_s=0.001)
     assert pace.limit == LIMIT and bench.told == 0
 
@@ -111,20 +111,20 @@ async def test_the_pace_falls_back_when_the_loop_is_busy_again() -> None:
     pace = bench.pace
     pace.add(heavy, 2 * LIMIT_MAX, 1)
     for _ in range(20):
-        assert pace.sets_aside(heavy)
+        assert pace.holds_back(heavy)
         await bench.look()
     assert pace.limit > 4 * LIMIT
     for _ in range(60):
-        assert pace.sets_aside(heavy)
+        assert pace.holds_back(heavy)
         await bench.look(turn_s=0.001)
     assert pace.limit == LIMIT
 
 
-async def test_it_looks_as_long_as_somebody_is_set_aside() -> None:
+async def test_it_looks_as_long_as_somebody_is_has_held_back() -> None:
     bench, heavy = Bench(), Connection()
     pace = bench.pace
     pace.add(heavy, 2 * LIMIT, 1)
-    assert pace.sets_aside(heavy)
+    assert pace.holds_back(heavy)
     await bench.look(turn_s=0.001)
     assert pace.is_looking
     pace.remove(heavy, 2 * LIMIT, 1)

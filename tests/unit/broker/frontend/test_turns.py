@@ -214,7 +214,7 @@ async def test_what_waits_is_bounded_over_all_clients() -> None:
     assert bench.turns.read_bytes == READ_BYTES and late.is_read
 
 
-async def test_who_may_not_be_served_is_set_aside_and_keeps_its_bytes() -> None:
+async def test_who_may_not_be_served_is_held_back_and_keeps_its_bytes() -> None:
     bench = Bench()
     held, other = bench.client("held"), bench.client("other")
     held.may = False
@@ -223,11 +223,11 @@ async def test_who_may_not_be_served_is_set_aside_and_keeps_its_bytes() -> None:
     other.receive(bytes(READ_BYTES))
     for _ in range(5):
         await asyncio.sleep(0)
-    assert bench.order() == ["other"] and not held.is_read and bench.turns.has_aside
+    assert bench.order() == ["other"] and not held.is_read and bench.turns.holds_some_back
     held.may = True
     bench.turns.look_again()
     await bench.until_served()
-    assert held.data == bytes(READ_BYTES) + b"y" and held.is_read and not bench.turns.has_aside
+    assert held.data == bytes(READ_BYTES) + b"y" and held.is_read and not bench.turns.holds_some_back
 
 
 async def test_what_a_client_has_not_finished_comes_before_its_next_bytes_and_other_clients_in_between() -> (
