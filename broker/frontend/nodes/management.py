@@ -44,6 +44,7 @@ from broker.frontend.nodes.session_requests import (
     peek_session,
     renew_session_lock,
     session_of,
+    session_of_link,
     set_session_state,
 )
 from broker.identifiers import encode_session_id
@@ -147,6 +148,9 @@ class ManagementNode:
                 raise Refused(Reason.ARGUMENT, f"The operation '{name!s:.80}' needs a map as body.")
             self._queue.accessed_at_ms = self._connection.services.clock.now_ms()
             body = {str(key): value for key, value in request.body.items()}
+            if name == RECEIVE and body.get("session-id") is None:  # the Go client names its link instead
+                link_name = request.properties.get("associated-link-name")
+                body["session-id"] = session_of_link(self._connection, self._queue, link_name)
             if txn_id is not None:
                 return await self._respond_in_transaction(txn_id, str(name), body)
             return await operation(body)

@@ -54,6 +54,15 @@ def session_of(queue: Entity, subqueue: str, body: dict[str, Any]) -> str | None
     return session_id
 
 
+def session_of_link(connection: ConnectionView, queue: Entity, name: object) -> str | None:
+    """The session that a link of this connection holds, by the link's name; None if there is no such link."""
+    for link in connection.engine.links():
+        context = link.context
+        if isinstance(context, SessionLink) and link.name == name and context.queue is queue:
+            return context.session_id
+    return None
+
+
 def deleted_session_of(queue: Entity, body: dict[str, Any]) -> str | None:
     """The session whose messages a request deletes; None if it deletes those of all sessions.
 

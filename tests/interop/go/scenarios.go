@@ -237,16 +237,20 @@ func sessions(b *bench) {
 	equal(before.After(time.Now()), true, "locked")
 	_, err := b.client.AcceptSessionForQueue(b.ctx, b.queue, "a", nil)
 	equal(err != nil && strings.Contains(err.Error(), "session-cannot-be-locked"), true, fmt.Sprintf("a held session: %v", err))
-	var bodies []string
-	for len(bodies) < 3 {
-		for _, message := range must(receiver.ReceiveMessages(b.ctx, 3-len(bodies), nil)) {
-			bodies = append(bodies, string(message.Body))
-			if len(bodies) < 3 {
-				check(receiver.CompleteMessage(b.ctx, message, nil))
-			}
-		}
+	next := func(body string) *azservicebus.ReceivedMessage {
+		message := must(receiver.ReceiveMessages(b.ctx, 1, nil))[0]
+		equal(string(message.Body), body, "in order")
+		return message
 	}
-	equal(strings.Join(bodies, " "), "a1 a2 a3", "in order")
+	check(receiver.AbandonMessage(b.ctx, next("a1"), nil))
+	check(receiver.CompleteMessage(b.ctx, next("a1"), nil))
+	second := next("a2")
+	check(receiver.DeferMessage(b.ctx, second, nil))
+	deferred := must(receiver.ReceiveDeferredMessages(b.ctx, []int64{*second.SequenceNumber}, nil))[0]
+	equal(string(deferred.Body)+" of "+*deferred.SessionID, "a2 of a", "deferred")
+	check(receiver.CompleteMessage(b.ctx, deferred, nil))
+	next("a3")
+	equal(len(must(receiver.PeekMessages(b.ctx, 10, nil))), 2, "peeked, of all sessions: it names none")
 	check(receiver.RenewSessionLock(b.ctx, nil))
 	equal(receiver.LockedUntil().After(before), true, "renewed")
 	check(receiver.SetSessionState(b.ctx, []byte("seen"), nil))
@@ -254,12 +258,12 @@ func sessions(b *bench) {
 	check(receiver.SetSessionState(b.ctx, nil, nil))
 	equal(must(receiver.GetSessionState(b.ctx, nil)) == nil, true, "the state is cleared")
 	check(receiver.Close(b.ctx))
-	next := map[string]string{}
+	left := map[string]string{}
 	for range 2 {
 		one := must(b.client.AcceptNextSessionForQueue(b.ctx, b.queue, nil))
-		next[one.SessionID()] = string(must(one.ReceiveMessages(b.ctx, 1, nil))[0].Body)
+		left[one.SessionID()] = string(must(one.ReceiveMessages(b.ctx, 1, nil))[0].Body)
 	}
-	equal(next["a"]+" "+next["b"], "a3 b1", "next sessions")
+	equal(left["a"]+" "+left["b"], "a3 b1", "next sessions")
 }
 
 func renewLock(b *bench) {

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from broker.base.errors import Reason
 from broker.entities.descriptions import QueueSettings
 from broker.frontend.nodes.request_node import Request
 from broker.frontend.nodes.session_requests import EVER_MS, SESSIONS_MAX, SKIPPED_MAX
 from broker.frontend.peeking import PAGES_AT_ONCE
-from broker.identifiers import PARTITION_SHIFT, ClientId
+from broker.identifiers import NO_CLIENT, PARTITION_SHIFT, ClientId
 from broker.operations import Failed, Peek, Peeked, ReceiveDeferred, Updated
 from broker.session_operations import (
     AcceptSession,
@@ -102,6 +103,25 @@ async def test_peek_asks_the_partition_of_the_session_alone_and_needs_no_lock() 
     assert (partition, operation.session_id, operation.count) == (number, b"a", 5)
     beyond = {"from-sequence-number": (number + 1) << PARTITION_SHIFT, "message-count": 5}
     assert status(await work.ask("peek-message", {**beyond, "session-id": "a"}))[0] == 204
+
+
+async def test_a_request_for_deferred_messages_may_name_the_link_instead_of_the_session() -> None:
+    work = await bench()
+    client = await hold(work, "a")
+    (name,) = (link.name for link in work.client.connection.engine.links() if link.context is not None)
+    body, (part,) = {"sequence-numbers": [1], "receiver-settle-mode": 1}, work.stack.parts
+    for link_name, named in ((name, (b"a", client)), ("another", (None, NO_CLIENT))):
+        properties = {
+            "operation": "com.microsoft:receive-by-sequence-number",
+            "associated-link-name": link_name,
+        }
+        asking = asyncio.ensure_future(work.node.respond(Request(None, None, properties, body)))
+        await until(lambda: part.has(ReceiveDeferred))
+        asked = part.answer(
+            ReceiveDeferred, lambda each: Failed(Reason.MESSAGE_NOT_FOUND, "none", each.cookie)
+        )
+        assert isinstance(asked, ReceiveDeferred) and (asked.session_id, asked.holder) == named
+        assert status(await asking)[0] == 404
 
 
 @pytest.mark.parametrize(("sent", "stored"), [(b"x", b"x"), (b"null", b"null"), (b"", None), (None, None)])

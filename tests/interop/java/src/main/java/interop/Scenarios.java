@@ -244,11 +244,20 @@ final class Scenarios {
         equal(receiver.getSessionId(), "a", "session");
         List<ServiceBusReceivedMessage> found = exactly(receiver, 3);
         equal(found.stream().map(each -> each.getBody().toString()).toList(), List.of("a1", "a2", "a3"), "in order");
-        receiver.complete(found.get(0));
-        receiver.complete(found.get(1));
+        receiver.abandon(found.get(0));
+        ServiceBusReceivedMessage again = one(receiver);
+        equal(again.getBody() + " " + again.getDeliveryCount(), "a1 1", "abandoned");
+        receiver.complete(again);
+        receiver.defer(found.get(1));
+        ServiceBusReceivedMessage deferred = receiver.receiveDeferredMessage(found.get(1).getSequenceNumber());
+        equal(deferred.getBody() + " of " + deferred.getSessionId(), "a2 of a", "deferred");
+        receiver.complete(deferred);
+        equal(receiver.peekMessages(10).stream().map(each -> each.getBody().toString()).toList(), List.of("a3"), "peeked");
         equal(receiver.renewSessionLock().isAfter(OffsetDateTime.now()), true, "renewed");
         receiver.setSessionState("seen".getBytes());
         equal(new String(receiver.getSessionState()), "seen", "state");
+        receiver.setSessionState(null);
+        equal(receiver.getSessionState() == null, true, "the state is cleared");
         receiver.close();
         Map<String, String> next = new TreeMap<>();
         for (int round = 0; round < 2; round++) {
