@@ -20,7 +20,7 @@ COUNTERS: Mapping[str, str] = {
     "incoming_messages": "Messages sent to the entity and acknowledged.",
     "incoming_bytes": "Bytes of the messages sent to the entity and acknowledged.",
     "duplicate_messages": "Messages acknowledged and dropped, because their message-ids were known.",
-    "forwarded_messages": "Messages forwarded to another entity, by themselves.",
+    "forwarded_messages": "Messages forwarded from the entity to another one.",
     "outgoing_messages": "Messages handed to receivers.",
     "outgoing_bytes": "Bytes of the messages handed to receivers.",
     "completed_messages": "Messages removed by their receiver.",
