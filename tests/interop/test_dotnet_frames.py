@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from protocol.codec import Array, Described, Int, Long, Symbol, Timestamp, TypeCode, encode
+from protocol.codec import Array, Described, Int, Long, Symbol, Timestamp, TypeCode, UInt, encode
 from tests.support import raw_amqp as raw
 from tests.support.broker_process import BrokerProcess, queue
 from tests.support.dotnet_client import (
@@ -25,7 +25,7 @@ from tests.support.dotnet_client import (
 ACCEPTED = raw.outcome(raw.ACCEPTED)
 TICKS_AT_EPOCH, TICKS_PER_MS = 621_355_968_000_000_000, 10_000
 NON_EXCLUSIVE = 0x0000_0013_7000_000E
-QUEUES = ("folder/sub", "settled", "kinds", "managed", "scheduled", "first", "second")
+QUEUES = ("folder/sub", "settled", "kinds", "managed", "scheduled", "first", "second", "scope")
 
 
 @pytest.fixture(scope="module")
@@ -207,3 +207,31 @@ def test_a_transaction_sends_and_settles_over_links_of_one_session(
         status, answer, _ = client.ask(entity, "com.microsoft:peek-message", peek_body(), receiver)
         bodies = [sections_of(each["message"])[0x75] for each in answer["messages"]]
         assert (status, bodies) == (200, [b"before"] if fails else [b"after"])
+
+
+def test_requests_that_read_or_lock_do_not_disturb_the_transaction_they_are_made_in(
+    broker: BrokerProcess,
+) -> None:
+    """In a transaction scope, this client makes every request a part of the transaction."""
+    with DotNetClient(broker.addresses.amqp_port, shares_session=True) as client:
+        sender, receiver = open_pair(client, "scope")
+        for number in ("1", "2"):
+            client.send(sender, message(b"before", number, partition_key="k"))
+        found, deferred = client.receive(receiver, 2)
+        assert client.settle(deferred, raw.outcome(raw.MODIFIED, [None, True])).descriptor == raw.MODIFIED
+        coordinator = client.coordinator()
+        txn = client.declare(coordinator)
+        client.settle(found, ACCEPTED, txn=txn)
+        place = Long(deferred.annotations["x-opt-sequence-number"])
+        by_number = {"sequence-numbers": Array(TypeCode.LONG, [place]), "receiver-settle-mode": UInt(1)}
+        ask = "com.microsoft:receive-by-sequence-number"
+        status, answer, _ = client.ask("scope", ask, by_number, receiver, txn=txn)
+        assert status == 200 and sections_of(answer["messages"][0]["message"])[0x75] == b"before"
+        tokens = {"lock-tokens": Array(TypeCode.UUID, [found.lock_token])}
+        assert client.ask("scope", "com.microsoft:renew-lock", tokens, receiver, txn=txn)[0] == 200
+        assert client.ask("scope", ask, by_number, receiver, txn=txn)[0] == 404, "it is locked"
+        status, answer, _ = client.ask("scope", "com.microsoft:peek-message", peek_body(), receiver, txn=txn)
+        assert status == 200 and len(answer["messages"]) == 2
+        assert client.discharge(coordinator, txn, fail=False) == ACCEPTED
+        status, answer, _ = client.ask("scope", "com.microsoft:peek-message", peek_body(), receiver)
+        assert status == 200 and len(answer["messages"]) == 1

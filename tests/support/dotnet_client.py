@@ -292,7 +292,13 @@ class DotNetClient:
     # --- requests
 
     def ask(
-        self, entity: str, operation: str, body: Mapping[str, Any], link: Link | None = None
+        self,
+        entity: str,
+        operation: str,
+        body: Mapping[str, Any],
+        link: Link | None = None,
+        *,
+        txn: bytes | None = None,
     ) -> tuple[int, Any, dict[str, Any]]:
         """A request to the entity's `$management`: status, body and the response's application properties."""
         path = f"{entity}/$management"
@@ -302,7 +308,7 @@ class DotNetClient:
         application = {"operation": operation, "com.microsoft:server-timeout": UInt(60_000)}
         if link is not None:
             application["associated-link-name"] = link.attach.field(0)
-        answer = sections_of(self._request(path, application, dict(body)))
+        answer = sections_of(self._request(path, application, dict(body), txn))
         properties = {str(key): value for key, value in answer[APPLICATION].items()}
         assert type(properties["statusCode"]) is int, "an AMQP int"
         if "errorCondition" in properties:
@@ -324,7 +330,9 @@ class DotNetClient:
         self.grant(responses, CREDIT)
         self._nodes[path] = requests, responses, reply_to
 
-    def _request(self, path: str, application: Mapping[str, Any], body: Any) -> bytes:
+    def _request(
+        self, path: str, application: Mapping[str, Any], body: Any, txn: bytes | None = None
+    ) -> bytes:
         """Send a settled request; gives the response, which comes settled, with the request's id."""
         requests, responses, reply_to = self._nodes[path]
         request_id = f"request{next(self._requests)}"
@@ -333,7 +341,8 @@ class DotNetClient:
             described(APPLICATION, dict(application)),
             described(VALUE, body),
         )
-        self._transfer(requests, b"".join(map(encode, parts)), settled=True)
+        state = described(raw.TRANSACTIONAL, [txn]) if txn is not None else None
+        self._transfer(requests, b"".join(map(encode, parts)), settled=True, state=state)
         (response,) = self.receive(responses, 1)
         assert response.settled
         assert sections_of(response.payload)[PROPERTIES][5] == request_id
