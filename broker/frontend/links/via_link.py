@@ -88,6 +88,7 @@ class ViaLink(IncomingLink):
 
     def received_in_transaction(self, event: MessagesReceived) -> None:
         """Add messages to a transaction, whose entity must be the via entity."""
+        self.via.accessed_at_ms = self._connection.services.clock.now_ms()
         self._receive_in_transaction(event, self.via, is_via=True)
 
     def detached(self) -> None:

@@ -94,8 +94,10 @@ async def test_a_transaction_goes_through_the_entity_that_the_link_names() -> No
     stack, client = await sending()
     coordinator = await Coordinator.attach(client)
     txn_id = await coordinator.declare()
+    stack.clock.advance(1_000)
     coordinator.send(0, message(body=[b"x"]), txn_id)
     assert outcome_of(await client.hear()).descriptor == raw.TRANSACTIONAL
+    assert stack.queue.accessed_at_ms == stack.clock.now_ms(), "the via entity is not idle"
     await coordinator.discharge(txn_id)
     transact, _ = stack.part_of(Transact).take(Transact)
     assert transact.transfers is not None and transact.send == Send([], None)
