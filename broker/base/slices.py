@@ -31,8 +31,8 @@ class Slices:
 
     async def of(self, steps: Iterable[T]) -> AsyncIterator[list[T]]:
         """Yield the results of the steps, a slice at a time. Each step must take at most 1 ms. The caller may
-        wait between slices, and has the results of its last slice at once: only the next slice, of whoever
-        asks for it, waits for another turn of the loop."""
+        wait between slices, and has the results of its last slice at once: only the next slice, of any
+        caller, waits for another turn of the loop."""
         seconds, call_soon = self._seconds, asyncio.get_running_loop().call_soon
         remaining = iter(steps)
         while True:

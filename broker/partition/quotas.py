@@ -55,8 +55,8 @@ def check_total(description: EntityDescription, number: int, used: int, added: i
 
 def check_state(payloads: PayloadShare, size: int) -> None:
     """Check that the state of a session may grow to this size. Raises Refused(SERVER_BUSY) while memory is
-    scarce, but not for a small state: whoever works on a session must be able to finish, which frees
-    memory."""
+    scarce, but not for a small state: a client that works on a session must be able to finish, which
+    frees memory."""
     if payloads.is_scarce and size > SCARCE_CHANGE_BYTES_MAX:
         raise Refused(
             Reason.SERVER_BUSY,

@@ -90,7 +90,7 @@ class Redriving:
         ):
             space.cycle.redriven.append((subqueue.number, references))
             for reference in references:
-                reference.frame.live += 1  # until the cycle is durable, lest the frame be dropped
+                reference.frame.live += 1  # until the cycle is durable, so that the frame is kept
             mark = Mark(records.REMOVED, subqueue.number, [each.sequence_number for each in references])
             # Not `Workspace.mark`: on a full disk, this record must not outlive the new messages.
             space.cycle.commit.add(mark.kind, [records.encode_mark(mark)], records.VERSION)
