@@ -36,6 +36,9 @@ CHECKPOINT_BYTES = 16 * 1024 * 1024
 """Log bytes between two checkpoints; filling the queue makes several."""
 BROWSE_CREDIT = 10_000
 """Credit that the browsing receiver gives at a time."""
+ENVIRONMENT = {"PARTIBUS_CHECKPOINT_BYTES": str(CHECKPOINT_BYTES)}
+PROPERTIES = {"PartitionCount": 1, "LockDuration": "PT5M", "MaxSizeInMegabytes": 5120}
+"""The broker's settings, and those of the queue."""
 SETTLE_S = 3.0
 """Pause after a step, since the broker's background work belongs to it."""
 
@@ -105,16 +108,20 @@ STEPS: Mapping[str, Callable[[Addresses, int], None]] = {
 }
 
 
+def command(name: str, addresses: Addresses, count: int) -> list[str]:
+    """The command that performs a step in a process of its own."""
+    numbers = (addresses.amqp_port, addresses.http_port, count)
+    return [sys.executable, "-m", __name__, name, *map(str, numbers)]
+
+
 # --- the meter ----------------------------------------------------------------------------------------------
 
 
 def waits(folder: Path, count: int) -> dict[str, Wait]:
     """One round with `count` messages on a fresh broker; gives the waits by step."""
     data = Path(tempfile.mkdtemp(prefix="broker-", dir=folder))
-    environment = {"PARTIBUS_CHECKPOINT_BYTES": str(CHECKPOINT_BYTES)}
-    properties = {"PartitionCount": 1, "LockDuration": "PT5M", "MaxSizeInMegabytes": 5120}
     try:
-        with BrokerProcess(data, [queue(QUEUE, **properties)], environment=environment) as broker:
+        with BrokerProcess(data, [queue(QUEUE, **PROPERTIES)], environment=ENVIRONMENT) as broker:
             found = {name: _during(broker, name, count) for name in ("fill", "browse")}
             broker.kill()
             broker.start()
@@ -131,16 +138,7 @@ def _during(broker: BrokerProcess, name: str, count: int) -> Wait:
     addresses = broker.addresses
     asker = Asker(addresses.amqp_port)
     took_ms: list[float] = []
-    command = [
-        sys.executable,
-        "-m",
-        __name__,
-        name,
-        str(addresses.amqp_port),
-        str(addresses.http_port),
-        str(count),
-    ]
-    step = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    step = subprocess.Popen(command(name, addresses, count), stdout=subprocess.DEVNULL)
     try:
         ends: float | None = None
         while ends is None or time.monotonic() < ends:
