@@ -19,6 +19,7 @@ from broker.entities.roles import (
     KEEPS_FAILED_TRANSFERS,
     PASSES_ON,
     SERVES_RECEIVERS,
+    Role,
     SubqueueDescription,
 )
 
@@ -205,6 +206,11 @@ class QueueDescription(EntityDescription):
     def delivery(self, subqueue: str) -> QueueSettings:
         """The same for all subqueues."""
         return self.settings
+
+
+def number_with(role: Role, subqueues: Sequence[SubqueueDescription]) -> int:
+    """The number of the first subqueue in this role. Every kind of entity has one in each role."""
+    return next(number for number, each in enumerate(subqueues) if each.role is role)
 
 
 SHARED_MAX = 1_024

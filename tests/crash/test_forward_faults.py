@@ -66,7 +66,9 @@ class FileWorld(World):
 
     def is_troubled(self) -> bool:
         """Whether the lane has met a failure."""
-        return any(lane._trouble for road in self.forwarding._roads.values() for lane in road._lanes.values())
+        return any(
+            lane._trouble for each in self.forwarding._forwarded.values() for lane in each._lanes.values()
+        )
 
     def is_recovering(self, name: str) -> bool:
         """Whether the partition of a queue is down."""

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from dataclasses import replace
 
 import pytest
 from structlog.testing import capture_logs
 
 from broker.base.errors import Reason, Refused
-from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER, QueueSettings
-from broker.messaging import forward_lane
+from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
+from broker.messaging import forward_lane, forward_way
 from broker.messaging.forward_lane import Lane
+from broker.messaging.forward_way import Way
 from broker.namespace.entity import ask
 from broker.namespace.router import partition_of_key
 from broker.namespace.size_quota import SizeQuota
 from broker.operations import DeadLetter, Locked, LockExactly, Settled
 from broker.partition.origins import Origins
-from broker.transfer_operations import FailTransfer, source_of
+from broker.transfer_operations import source_of
 from storage.errors import CommitFailed, DiskFailed
 from tests.support.forwarding_world import World, held_now, world
 from tests.support.memory_log import MemoryLog
@@ -29,8 +31,13 @@ KEYS = {partition_of_key(key, 2): key for key in "abcdefgh"}
 
 
 def lane_of(here: World, number: int = 0) -> Lane:
-    (road,) = here.forwarding._roads.values()
-    return road._lanes[number]
+    (forwarded,) = here.forwarding._forwarded.values()
+    return forwarded._lanes[number]
+
+
+def way_of(lane: Lane) -> Way:
+    (way,) = lane._ways.values()
+    return way
 
 
 def kept(here: World, number: int = 0) -> list[int]:
@@ -70,25 +77,36 @@ async def test_a_partition_of_the_target_that_is_down_holds_up_its_own_messages_
         texts = await here.texts("b")
         assert texts == ["goes 0", "goes 1", "goes 2", "goes on", "waits 0", "waits 1", "waits 2"]
         await here.until_empty("a")
-        assert not lane_of(here)._aside and lane_of(here)._aside_bytes == 0
+        assert not way_of(lane_of(here)).has_aside
 
 
-async def test_a_lane_waits_once_much_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward_lane, "SET_ASIDE_MESSAGES", 2)
-    monkeypatch.setattr(forward_lane, "LOAD_MESSAGES", 2)
-    monkeypatch.setattr(forward_lane, "RETRY_S", 60.0)
+async def test_however_many_messages_are_set_aside_hold_up_no_others_and_stay_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forward_lane, "LOAD_MESSAGES", 3)
+    down = True
+
+    def refuse(name: str, number: int, log: MemoryLog) -> None:
+        if (name, number) == ("b", 1):
+            log.on_acquire = lambda: DiskFailed("down") if down else None
+
     async with world(a=(1, PLAIN), b=(2, PLAIN)) as here:
-        here.on_log = lambda name, number, log: setattr(
-            log, "on_acquire", lambda: DiskFailed("down") if (name, number) == ("b", 1) else None
-        )
-        for number in range(3):
-            await here.send("a", f"{number}", key=KEYS[1])
-        await here.send("a", "other", key=KEYS[0])
+        here.on_log = refuse
+        for number in range(40):
+            await here.send("a", f"waits {number:02}", key=KEYS[1])
+        await here.send("a", "goes", key=KEYS[0])
         await here.update("a", TO_B)
-        await until(lambda: lane_of(here)._is_aside_full)
-        await asyncio.sleep(0.01)
-        assert held_now(here.entities["b"]) == 0, "the message behind them is not reached"
-        assert here.partitions["a", 0].counts()[""].locked == 2
+        await until(lambda: held_now(here.entities["b"]) == 1)
+        for number in range(40, 50):
+            await here.send("a", f"waits {number:02}", key=KEYS[1])
+        await until(lambda: here.partitions["a", 0].counts()[""].locked > 40)
+        down = False
+        here.clock.advance(60_000)
+        here.partitions["b", 1].wake()
+        texts = await here.until_at("b", 51)
+        assert texts == ["goes", *(f"waits {number:02}" for number in range(50))]
+        await here.until_empty("a")
+        assert not way_of(lane_of(here)).has_aside
 
 
 async def test_a_removal_that_fails_is_made_up_for_and_nothing_is_stored_twice() -> None:
@@ -171,40 +189,6 @@ async def test_what_was_stored_before_a_crash_is_removed_although_a_removal_fail
         assert not [each for each in logs if each["event"] == "forward.failed"]
 
 
-@pytest.mark.parametrize("is_locked", [False, True], ids=["gone", "locked"])
-async def test_only_what_is_gone_from_the_source_leaves_what_the_target_must_keep(is_locked: bool) -> None:
-    async with world(a=(1, TO_B), b=(1, PLAIN)) as here:
-        number = await here.send("a", "x")
-        await here.until_at("b", 1)
-        await here.until_empty("a")
-        lane = lane_of(here)
-        await until(lambda: lane._task is None)
-        await here.update("a", PLAIN)
-        await until(lambda: not here.forwarding._ending)
-        other = await here.send("a", "y")
-        if is_locked:
-            await ask(here.entities["a"].router.handles[0], LockExactly(MAIN, [other]))
-        lane._doubt[0] = {number, other, other + 1}
-        await lane._remove_known(0, [number, other])
-        assert lane._doubt[0] == ({other, other + 1} if is_locked else {other + 1})
-
-
-async def test_a_failed_transfer_that_was_stored_before_a_crash_is_removed() -> None:
-    to_b = QueueSettings(forward_dead_lettered_to="b")
-    async with world(a=(1, to_b), b=(1, PLAIN)) as here:
-        here.on_log = lambda name, number, log: None
-        number = await here.send("a", "x")
-        handle = here.entities["a"].router.handles[0]
-        locked = await ask(handle, LockExactly(MAIN, [number]))
-        assert isinstance(locked, Locked)
-        await ask(handle, FailTransfer(locked.tokens))
-        (road,) = here.forwarding._roads.values()
-        lane = Lane(road, 0)
-        lane._doubt[0] = {number}
-        await lane._remove_known(0, [number])
-        assert not lane._doubt[0] and not held_now(here.entities["a"], TRANSFER_DEAD_LETTER)
-
-
 def gate_removals(name: str, number: int, log: MemoryLog) -> None:
     """Let the log of the source take what is sent, and then nothing more."""
     if name == "a":
@@ -217,7 +201,7 @@ def _close_gate(log: MemoryLog) -> None:
 
 async def test_above_the_memory_mark_messages_wait() -> None:
     async with world(a=(1, TO_B), b=(1, PLAIN)) as here:
-        memory = here.forwarding.memory
+        memory = here.forwarding._shared.memory
         memory.mark, memory.limited = 1, True
         await here.send("a", "x")
         await until(lambda: lane_of(here)._trouble is Reason.SERVER_BUSY)
@@ -236,7 +220,7 @@ async def test_a_bug_loses_nothing_and_does_not_end_the_lane(monkeypatch: pytest
             raise ValueError("a bug")
 
         with monkeypatch.context() as patched:
-            patched.setattr(forward_lane, "prepare", fail)
+            patched.setattr(forward_way, "prepare", fail)
             await here.send("a", "x")
             await until(lambda: failed >= 2)
         assert await here.until_at("b", 1) == ["x"]
@@ -260,3 +244,47 @@ async def test_messages_for_an_entity_that_is_full_as_a_whole_are_dead_letters()
         assert len(await here.until_at("b", 2)) == 2
         (page,) = await here.held("a", DEAD_LETTER)
         assert page.changed[0] is not None and b"QuotaExceededException" in page.changed[0]
+
+
+async def test_an_idle_lane_has_no_timer_for_a_target_that_was_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forward_lane, "FORGET_S", 60.0)
+    async with world(a=(1, TO_B), b=(1, PLAIN)) as here:
+        await here.send("a", "x")
+        await here.until_at("b", 1)
+        lane = lane_of(here)
+        await until(lambda: lane._forget_timer is not None)
+        await here.delete("b")
+        lane._time_to_forget()
+        await until(lambda: lane._task is None)
+        assert lane._forget_timer is None and not lane._ways
+
+
+async def test_a_load_that_is_cancelled_at_a_stop_is_neither_lost_nor_stored_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forward_lane, "STOPS_WITHIN_S", 0.01)
+    strays: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: strays.append(context))
+    async with world(a=(1, PLAIN), b=(2, PLAIN)) as here:
+        for number in range(2):
+            await here.entities["b"].wake(number)
+            await here.send("a", f"{number}", key=KEYS[number])
+        gate = here.logs["b", 1].gate = asyncio.Event()
+        with capture_logs() as logs:
+            await here.update("a", TO_B)
+            await until(lambda: held_now(here.entities["b"]) == 2)  # the second one is not durable
+            lane = lane_of(here)
+            await here.forwarding.stop()
+            gate.set()
+            await until(lambda: here.partitions["a", 0].counts()[""].locked == 0)
+        assert lane._task is None and not strays
+        assert not [each for each in logs if each["log_level"] in ("error", "critical")]
+        await here.stop()
+        here.start()
+        await here.wake_all()
+        await here.until_empty("a")
+        assert sorted(await here.texts("b")) == ["0", "1"]
+        gc.collect()
+        assert not strays

@@ -73,7 +73,7 @@ async def test_the_backlog_follows_when_forwarding_is_set_later_and_stops_when_i
     async with world(a=(2, PLAIN), b=(2, PLAIN), c=(2, PLAIN)) as here:
         for number in range(2):
             await here.send("a", f"{number}", partition=number)
-        assert not here.forwarding._roads
+        assert not here.forwarding._forwarded
         await here.update("a", to("b"))
         assert sorted(await here.until_at("b", 2)) == ["0", "1"]
         await here.update("a", to("c"))
@@ -105,7 +105,7 @@ async def test_a_source_that_may_not_be_received_from_forwards_nothing() -> None
     paused = to("b", status=EntityStatus.RECEIVE_DISABLED)
     async with world(a=(1, paused), b=(1, PLAIN)) as here:
         await here.send("a", "x")
-        assert not here.forwarding._roads and await here.texts("a") == ["x"]
+        assert not here.forwarding._forwarded and await here.texts("a") == ["x"]
         await here.update("a", to("b"))
         assert await here.until_at("b", 1) == ["x"]
 
@@ -215,4 +215,4 @@ async def test_an_idle_source_is_left_alone() -> None:
 
 
 def _lanes(here: World) -> list:  # type: ignore[type-arg]
-    return [lane for road in here.forwarding._roads.values() for lane in road._lanes.values()]
+    return [lane for road in here.forwarding._forwarded.values() for lane in road._lanes.values()]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import (
     MAIN,
     QUEUE_SUBQUEUES,
@@ -19,14 +20,12 @@ from broker.entities.descriptions import (
 from broker.message.stored import store_run
 from broker.messaging import forward_lane
 from broker.messaging.sends import transfer_of
-from broker.messaging.transferring import part_of
 from broker.namespace.entity import ask
 from broker.operations import MessageState, Send, SubqueueCounts, Transact, Transacted
 from protocol.codec import Timestamp
 from storage.errors import CommitFailed, DiskFailed
 from tests.support.amqp_messages import message
 from tests.support.forwarding_world import World, held_now, message_of, world
-from tests.support.locked import locked
 from tests.support.memory_log import MemoryLog
 from tests.support.waiting import until
 
@@ -96,7 +95,11 @@ async def test_what_a_destination_does_not_take_goes_to_the_transfer_dead_letter
         assert here.entities["via"].runtime().transfer_dead_letter == 1
 
 
-async def test_a_destination_that_is_down_holds_up_no_other_one() -> None:
+async def test_a_destination_that_is_down_holds_up_no_other_one_however_much_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forward_lane, "LOAD_MESSAGES", 2)
+    waiting = [f"waits {number:02}" for number in range(20)]
     async with world(via=(1, PLAIN), b=(1, PLAIN), c=(1, PLAIN)) as here:
         down = True
 
@@ -105,14 +108,47 @@ async def test_a_destination_that_is_down_holds_up_no_other_one() -> None:
                 log.on_acquire = lambda: DiskFailed("down") if down else None
 
         here.on_log = refuse
-        await pass_on(here, "b", "waits", "waits too")
+        await pass_on(here, "b", *waiting[:15])
         await pass_on(here, "c", "goes")
         assert await here.until_at("c", 1) == ["goes"]
+        await pass_on(here, "b", *waiting[15:])
+        await pass_on(here, "c", "goes too")
+        assert await here.until_at("c", 2) == ["goes", "goes too"]
         down = False
         here.clock.advance(60_000)
         here.partitions["b", 0].wake()
-        assert await here.until_at("b", 2) == ["waits", "waits too"]
+        assert await here.until_at("b", 20) == waiting
         await here.until_empty("via", TRANSFER)
+
+
+async def test_a_destination_that_is_out_of_service_holds_up_no_other_one() -> None:
+    waiting = [f"waits {number}" for number in range(9)]
+    async with world(via=(1, PLAIN), b=(1, PLAIN), c=(1, PLAIN)) as here:
+        b = here.entities.pop("b")
+        here.missing = lambda name: Refused(Reason.PARTITION_UNAVAILABLE, "damaged")  # type: ignore[method-assign]
+        for text in waiting[:6]:
+            await pass_on(here, "b", text)
+        await pass_on(here, "c", "goes")
+        assert await here.until_at("c", 1) == ["goes"]
+        here.entities["b"] = b
+        here.changed(b)
+        for text in waiting[6:]:
+            await pass_on(here, "b", text)
+        assert await here.until_at("b", 9) == waiting
+        await here.until_empty("via", TRANSFER)
+
+
+async def test_an_entity_that_comes_back_after_a_failed_deletion_passes_on_what_it_holds() -> None:
+    async with world(via=(1, PLAIN), b=(1, PLAIN)) as here:
+        via = here.entities["via"]
+        via.gone = Refused(Reason.PARTITION_UNAVAILABLE, "being undone")
+        here.forwarding.transfers.changed(via)
+        await until(lambda: not here.forwarding.transfers._lanes)
+        via.gone = None
+        await pass_on(here, "b", "1", announced=False)
+        assert held_now(via, TRANSFER) == 1
+        here.changed(via)
+        assert await here.until_at("b", 1) == ["1"]
 
 
 @pytest.mark.parametrize("stops", [False, True], ids=["crash", "stop"])
@@ -196,13 +232,9 @@ async def test_the_destination_forgets_what_came_some_time_after_the_last_one(
         await pass_on(here, "b", "1")
         await here.until_at("b", 1)
         (lane,) = here.forwarding.transfers._lanes.values()
-        await until(lambda: not lane._marked and not held_now(here.entities["via"], TRANSFER))
-
-
-def test_a_part_of_locked_messages_keeps_its_lists_in_step() -> None:
-    whole = locked(0, 3)
-    whole.columns = {"destination": [b"a", b"b", b"a"]}
-    part = part_of(whole, [0, 2])
-    assert part.tokens == [whole.tokens[0], whole.tokens[2]] and part.columns["destination"] == [b"a", b"a"]
-    assert part.messages == [whole.messages[0], whole.messages[2]] and part.partition == whole.partition
-    assert part_of(whole, [0, 1, 2]) is whole
+        await until(
+            lambda: (
+                not any(way.is_marked for way in lane._ways.values())
+                and not held_now(here.entities["via"], TRANSFER)
+            )
+        )
