@@ -21,7 +21,7 @@ from broker.frontend.peeking import PAGES_AT_ONCE
 from broker.frontend.slow_readers import LOOK_AGAIN_S, Output, OutputTotal
 from broker.frontend.turns import READ_BYTES_MAX, Turns
 from broker.frontend.wire import Wire
-from broker.messaging.accepting import SessionFinders
+from broker.messaging.accepting_sessions import SessionFinders
 from broker.messaging.transactions import AllTransactions
 from broker.namespace.namespace import Namespace
 from broker.settings.settings import Settings

@@ -23,7 +23,7 @@ from typing import Generic, Protocol, TypeVar
 
 from broker.base.clock import Clock
 from broker.base.errors import Reason, Refused
-from broker.messaging.accepting import HeldSession
+from broker.messaging.accepting_sessions import HeldSession
 from broker.messaging.asking import by_partition
 from broker.messaging.fan_out import DemandPlan, Plan, SessionPlan
 from broker.messaging.receive_and_delete import Removals, removed

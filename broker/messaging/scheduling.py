@@ -21,7 +21,7 @@ from broker.entities.descriptions import MAIN
 from broker.message.identity import key_text
 from broker.message.stored import store_run
 from broker.messaging.asking import answer_of
-from broker.messaging.elsewhere import another_partition, refusal_of_all
+from broker.messaging.fail_over import another_partition, refusal_of_all
 from broker.messaging.sending import Collected, check, keys_of, too_large
 from broker.messaging.sends import send_of
 from broker.namespace.entity import Entity, ask

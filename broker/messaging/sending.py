@@ -22,7 +22,7 @@ from broker.entities.descriptions import MAIN
 from broker.message.batch_envelope import RoutingHint, split
 from broker.message.identity import key_text
 from broker.message.stored import StoredRun, store_run
-from broker.messaging.elsewhere import another_partition, refusal_of_all
+from broker.messaging.fail_over import another_partition, refusal_of_all
 from broker.messaging.sends import send_of
 from broker.namespace.entity import Entity, next_client
 from broker.namespace.router import PartitionHandle
@@ -387,7 +387,7 @@ class Sending(Generic[R]):
             self._refused(sent.receipts, why, sent.count)
 
     def _sent_elsewhere(self, sent: _Underway[R], failed: Failed) -> bool:
-        """Post messages without a key to another partition if theirs is down or full (`elsewhere.py`);
+        """Post messages without a key to another partition if theirs is down or full (`fail_over.py`);
         returns whether it did."""
         if sent.number is None:
             return False

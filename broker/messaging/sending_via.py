@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.message.transfers import via_partition_key
-from broker.messaging.elsewhere import another_partition, refusal_of_all
+from broker.messaging.fail_over import another_partition, refusal_of_all
 from broker.messaging.sending import Collected, UnderWay
 from broker.messaging.sends import transfer_of
 from broker.namespace.entity import Entity, next_client
@@ -151,7 +151,7 @@ class SendingVia(Generic[R]):
         self._refused(sent.receipts, why, 1)
 
     def _sent_elsewhere(self, sent: _Underway[R], failed: Failed) -> bool:
-        """Post messages without a key to another partition if theirs is down or full (`elsewhere.py`);
+        """Post messages without a key to another partition if theirs is down or full (`fail_over.py`);
         returns whether it did."""
         if sent.number is None:
             return False

@@ -19,7 +19,7 @@ from broker.frontend.links.termini import check_sessions
 from broker.message.annotations import deliverables
 from broker.message.changes import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON
 from broker.message.stored import HEAD
-from broker.messaging.accepting import HeldSession
+from broker.messaging.accepting_sessions import HeldSession
 from broker.messaging.receiver import Receiver
 from broker.messaging.settlement import (
     COMPLETE,

@@ -3,9 +3,9 @@ hears if none does.
 
 A partition that refuses messages guarantees that they will never be read there, so they cannot be stored
 twice (except if a process ends while that disk still refuses, see `partition/task.py`). Each partition is
-tried once, for ELSEWHERE_WITHIN_S in all: a partition whose disk hangs takes seconds to say so, and the
-client must hear in time that it can try again. A full disk counts only if the partitions are on several
-disks; otherwise they would all write to the same one in vain.
+tried once, for WITHIN_S in all: a partition whose disk hangs takes seconds to say so, and the client must
+hear in time that it can try again. A full disk counts only if the partitions are on several disks; otherwise
+they would all write to the same one in vain.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ONE_DISK = frozenset((Reason.PARTITION_UNAVAILABLE, Reason.QUOTA_EXCEEDED))
 SEVERAL_DISKS = ONE_DISK | {Reason.DISK_FULL}
 """Reasons for which another partition may take what one refused, if the queue is in one data folder or in
 several."""
-ELSEWHERE_WITHIN_S = 7.0
+WITHIN_S = 7.0
 """Try no further partition after this many seconds (clients wait 15 s and more for an outcome)."""
 
 
@@ -39,7 +39,7 @@ def another_partition(
     """
     if reason not in (ONE_DISK if queue.description.folders == 1 else SEVERAL_DISKS):
         return None
-    if now - began > ELSEWHERE_WITHIN_S:
+    if now - began > WITHIN_S:
         return None
     if reason is not Reason.PARTITION_UNAVAILABLE:
         queue.router.full(number, now)

@@ -1,11 +1,11 @@
-"""broker/messaging/elsewhere.py: which other partition is tried, for how long, and what is reported."""
+"""broker/messaging/fail_over.py: which other partition is tried, for how long, and what is reported."""
 
 from __future__ import annotations
 
 import pytest
 
 from broker.base.errors import Reason, Refused
-from broker.messaging.elsewhere import ELSEWHERE_WITHIN_S, another_partition, refusal_of_all
+from broker.messaging.fail_over import WITHIN_S, another_partition, refusal_of_all
 from tests.support.link_stack import LinkStack
 
 
@@ -13,8 +13,8 @@ from tests.support.link_stack import LinkStack
     ("reason", "after_s", "expected"),
     [
         (Reason.PARTITION_UNAVAILABLE, 0.0, 1),
-        (Reason.QUOTA_EXCEEDED, ELSEWHERE_WITHIN_S, 1),
-        (Reason.QUOTA_EXCEEDED, ELSEWHERE_WITHIN_S + 0.1, None),
+        (Reason.QUOTA_EXCEEDED, WITHIN_S, 1),
+        (Reason.QUOTA_EXCEEDED, WITHIN_S + 0.1, None),
         (Reason.DISK_FULL, 0.0, None),  # both partitions are on the same disk
         (Reason.SERVER_BUSY, 0.0, None),
     ],

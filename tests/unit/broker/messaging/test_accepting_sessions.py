@@ -10,8 +10,8 @@ import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import QueueSettings
-from broker.messaging import accepting
-from broker.messaging.accepting import (
+from broker.messaging import accepting_sessions
+from broker.messaging.accepting_sessions import (
     ASKING_MAX,
     HeldSession,
     SessionFinder,
@@ -232,7 +232,7 @@ async def test_partitions_that_nobody_asks_for_sessions_any_more_are_not_watched
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A watch would keep them open."""
-    monkeypatch.setattr(accepting, "KEEP_S", 0.05)
+    monkeypatch.setattr(accepting_sessions, "KEEP_S", 0.05)
     stack, finders = stack_of(2), SessionFinders()
     first, second = stack.parts
     client = asyncio.ensure_future(finders.accept_next(stack.queue, "", WAIT_S))
@@ -257,7 +257,7 @@ async def test_partitions_that_nobody_asks_for_sessions_any_more_are_not_watched
 
 
 async def test_partitions_are_watched_while_a_client_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accepting, "KEEP_S", 0.05)
+    monkeypatch.setattr(accepting_sessions, "KEEP_S", 0.05)
     stack, finders = stack_of(1), SessionFinders()
     with pytest.raises(Refused, match="became free"):
         await finders.accept_next(stack.queue, "", 0.001)
