@@ -20,6 +20,7 @@ from broker.messaging.sending import Collected, UnderWay
 from broker.messaging.sends import transfer_of
 from broker.namespace.entity import Entity, next_client
 from broker.operations import Answer, Failed, Send, Transact, Transacted
+from broker.send_lists import at, part_of
 
 R = TypeVar("R")
 """A sender's receipt for a message, returned with its outcome."""
@@ -27,10 +28,12 @@ R = TypeVar("R")
 
 @dataclass(slots=True)
 class _Underway(Generic[R]):
-    """Messages that have one outcome: one, or those of a batch."""
+    """Messages that one partition was asked to keep."""
 
     operation: Transact
     receipts: Sequence[R]
+    count: int
+    """The number of outcomes to report: one for a whole batch."""
     size: int
     messages: int
     number: int | None
@@ -105,21 +108,55 @@ class SendingVia(Generic[R]):
         send, router = collected.send, self._via.router
         given = [*map(via_partition_key, send.messages), *collected.keys]
         key = next((each for each in given if each), None)
-        began = self._loop.time()
         if key is not None:
             number = router.number_of(key)
             router.pinned(number)
         else:
-            number = router.spread(1, began)[0][0]
+            number = router.spread(1, self._loop.time())[0][0]
+        self._keep(send, receipts, 1, number, is_pinned=key is not None)
+
+    def send_each(self, collected: Collected, receipts: Sequence[R]) -> None:
+        """Send messages that each have their own outcome. Those that go to the same partition go there
+        together, and it stores all of them or none. Raises Refused if they do not fit into the destination;
+        then nothing was sent."""
+        check_destination(self._destination, collected)
+        send, router = collected.send, self._via.router
+        groups: dict[int, list[int]] = {}
+        without_key: list[int] = []
+        for place, (message, own) in enumerate(zip(send.messages, collected.keys, strict=True)):
+            key = via_partition_key(message) or own
+            (groups.setdefault(router.number_of(key), []) if key else without_key).append(place)
+        for number, places in groups.items():
+            take = at(places)
+            try:
+                router.pinned(number)
+            except Refused as why:
+                self._refused(receipts and take(receipts), why, len(places))
+            else:
+                self._keep(part_of(send, take), receipts and take(receipts), len(places), number)
+        if not without_key:
+            return
+        try:
+            runs = router.spread(len(without_key), self._loop.time())
+        except Refused as why:
+            self._refused(receipts and at(without_key)(receipts), why, len(without_key))
+            return
+        for number, start, stop in runs:
+            take = at(without_key[start:stop])
+            part, mine = part_of(send, take), receipts and take(receipts)
+            self._keep(part, mine, stop - start, number, is_pinned=False)
+
+    def _keep(
+        self, send: Send, receipts: Sequence[R], count: int, number: int, *, is_pinned: bool = True
+    ) -> None:
+        """Have a partition keep messages that have `count` outcomes."""
         self._cookies += 1
         size = sum(map(len, send.messages))
         transfers = transfer_of(send, self._destination.name)
         operation = Transact(Send((), None), (), self._cookies, transfers=transfers)
         self._under_way.took(size, len(send.messages))
-        self._post(
-            _Underway(operation, receipts, size, len(send.messages), number if key is None else None, began),
-            number,
-        )
+        began, free = self._loop.time(), None if is_pinned else number
+        self._post(_Underway(operation, receipts, count, size, len(send.messages), free, began), number)
 
     def _post(self, sent: _Underway[R], number: int) -> None:
         assert isinstance(sent.operation.cookie, int), "cookies of a sender are numbers"
@@ -143,12 +180,12 @@ class SendingVia(Generic[R]):
             return
         self._under_way.finished_with(sent.size, sent.messages)
         if isinstance(answer, Transacted):
-            self._stored(sent.receipts, 1)
+            self._stored(sent.receipts, sent.count)
             return
         why = Refused(answer.reason, answer.description)
         if sent.number is not None:
             why = refusal_of_all(self._via, sent.refused_by, why)
-        self._refused(sent.receipts, why, 1)
+        self._refused(sent.receipts, why, sent.count)
 
     def _sent_elsewhere(self, sent: _Underway[R], failed: Failed) -> bool:
         """Post messages without a key to another partition if theirs is down or full (`fail_over.py`);
@@ -160,7 +197,7 @@ class SendingVia(Generic[R]):
             sent.number,
             failed.reason,
             sent.refused_by,
-            1,
+            sent.messages,
             began=sent.began,
             now=self._loop.time(),
         )

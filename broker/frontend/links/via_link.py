@@ -7,6 +7,8 @@ the right to send to both, for as long as the link lasts.
 
 from __future__ import annotations
 
+import contextlib
+
 from broker.access.addresses import Address, BadAddress, parse_address
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MAIN
@@ -77,6 +79,11 @@ class ViaLink(IncomingLink):
     def received(self, event: MessagesReceived) -> bool:
         """Have the via entity keep the messages. Each has its own outcome, a batch has one."""
         self.via.accessed_at_ms = self._connection.services.clock.now_ms()
+        if not event.batch:
+            with contextlib.suppress(Refused):  # not all can be sent: see which below
+                collected = self._sending.collect(event.payloads, is_batch=False)
+                self._sending_via.send_each(collected, event.deliveries)
+                return True
         for index, payload in enumerate(event.payloads):
             own = event.deliveries[index : index + 1]
             try:

@@ -43,6 +43,10 @@ class Caller:
     def fail(self) -> None:
         raise AssertionError("nothing unforeseen happens here")
 
+    def send_each(self, *keys: str | None) -> None:
+        """Send messages with these keys; their receipts are their places."""
+        self.sending.send_each(collected(*keys), [str(place) for place in range(len(keys))])
+
     def send(self, receipt: str, *keys: str | None) -> None:
         run = store_run([message(body=[b"x"]) for _ in keys], str)
         self.sending.send(Collected(Send(run.data, None), keys), [receipt])
@@ -149,3 +153,35 @@ async def test_nothing_is_posted_for_a_destination_that_is_full() -> None:
         caller.send("one", None)
     assert why.value.reason is Reason.QUOTA_EXCEEDED
     assert caller.under_way == 0 and not caller.stack.parts[0].posted
+
+
+async def test_messages_that_come_together_go_together_to_each_partition() -> None:
+    caller = Caller(2)
+    one, other = (
+        next(key for key in KEYS if caller.stack.queue.router.number_of(key) == at) for at in (0, 1)
+    )
+    caller.send_each(one, other, one, None, None)
+    assert caller.under_way == 5
+    asked = [part.take_all(Transact) for part in caller.stack.parts]
+    counts = [[len(each.transfers.messages) for each in some if each.transfers is not None] for some in asked]
+    assert counts == [[2, 1], [1, 1]]
+
+
+async def test_each_of_them_has_its_own_outcome() -> None:
+    caller = Caller(2)
+    here = caller.stack.queue.router.number_of("k")
+    caller.stack.parts[1 - here].available = False
+    there = next(key for key in KEYS if caller.stack.queue.router.number_of(key) != here)
+    caller.send_each("k", there, None, "k")
+    assert caller.ends == [(["1"], Reason.PARTITION_UNAVAILABLE)] and caller.under_way == 3
+    part = caller.stack.parts[here]
+    part.answer(Transact, lambda each: Transacted(2, each.cookie))
+    part.answer(Transact, lambda each: Failed(Reason.DISK_FULL, "full", each.cookie))
+    assert caller.ends[1:] == [(["0", "3"], None), (["2"], Reason.DISK_FULL)] and caller.under_way == 0
+
+
+async def test_without_a_partition_those_without_a_key_are_refused() -> None:
+    caller = Caller(1)
+    caller.stack.parts[0].available = False
+    caller.send_each(None, None)
+    assert caller.ends == [(["0", "1"], Reason.PARTITION_UNAVAILABLE)] and caller.under_way == 0

@@ -90,6 +90,27 @@ async def test_a_refusal_reaches_the_sender() -> None:
     assert condition_of(outcome_of(await client.hear()))[0] == "amqp:decode-error"
 
 
+async def test_messages_that_come_together_are_kept_together_unless_one_cannot_be_sent() -> None:
+    stack, client = await sending()
+    good = message(annotations={"x-opt-via-partition-key": "a"}, body=[b"x"])
+    transfers = [
+        raw.frame(raw.TRANSFER, raw.transfer_fields(0, number), payload)
+        for number, payload in enumerate([good, good, good, b"no message", good])
+    ]
+    client.say(*transfers[:3])
+    await client.hear()
+    part = stack.part_of(Transact)
+    transact, tell = part.take(Transact)
+    assert transact.transfers is not None and len(transact.transfers.messages) == 3
+    tell(Transacted(3, transact.cookie))
+    (accepted,) = (frame for frame in await client.hear() if frame.code == raw.DISPOSITION)
+    assert (accepted.field(1), accepted.field(2)) == (0, 2)
+    client.say(*transfers[3:])
+    assert condition_of(outcome_of(await client.hear()))[0] == "amqp:decode-error"
+    (transact,) = part.take_all(Transact)
+    assert transact.transfers is not None and len(transact.transfers.messages) == 1
+
+
 async def test_a_transaction_goes_through_the_entity_that_the_link_names() -> None:
     stack, client = await sending()
     coordinator = await Coordinator.attach(client)
