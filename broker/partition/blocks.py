@@ -29,7 +29,9 @@ SUBQUEUE_SHIFT = PARTITION_SHIFT - BLOCK_SHIFT
 """The subqueue's number starts at this bit of a block's number. The bits below hold the place of the block's
 sequence numbers in the partition."""
 _PLACE_MASK = (1 << SUBQUEUE_SHIFT) - 1
-_SIZE = struct.Struct("<I")
+_LENGTH = struct.Struct("<I")
+LENGTH_BYTES = _LENGTH.size
+"""What each of several joined bodies takes besides its own bytes."""
 
 
 def block_of(subqueue: int, sequence_number: int) -> int:
@@ -129,7 +131,7 @@ def joined(bodies: Iterable[bytes]) -> bytes:
     """Bodies of records, one after the other, each behind its length."""
     parts: list[bytes] = []
     for body in bodies:
-        parts += _SIZE.pack(len(body)), body
+        parts += _LENGTH.pack(len(body)), body
     return b"".join(parts)
 
 
@@ -137,8 +139,8 @@ def split(data: bytes, what: str) -> Iterator[bytes]:
     """The bodies that were joined. Raises UnreadableRecord, about a block of `what`, if they end early."""
     at = 0
     while at < len(data):
-        begin = at + _SIZE.size
-        at = begin + _SIZE.unpack_from(data, at)[0] if begin <= len(data) else begin
+        begin = at + _LENGTH.size
+        at = begin + _LENGTH.unpack_from(data, at)[0] if begin <= len(data) else begin
         if at > len(data):
             raise UnreadableRecord(f"a block of {what} ends early, at byte {len(data)}")
         yield data[begin:at]

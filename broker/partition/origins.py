@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-from broker.partition.blocks import ChangedBlocks
+from broker.partition.blocks import LENGTH_BYTES, InBlocks, joined, split
 from broker.partition.durable_state import NewRecord
 from broker.partition.records import UnreadableRecord, read_table, table
 from storage.log import Position, Record
@@ -32,24 +32,24 @@ from storage.log import Position, Record
 HANDED_OVER = 56
 BLOCKS = 1_024
 ENTRY_BYTES = 512
-"""The memory that a source takes besides its numbers, about."""
+"""About the memory that a source takes, without its numbers."""
 NUMBER_BYTES = 40
 """The memory that a number takes."""
 DROPPED_AT_ONCE = 64
 """Blocks that one step of `drop` frees: less than a millisecond."""
-_HEAD, _SIZE = struct.Struct("<HHI"), struct.Struct("<I")
+_HEAD = struct.Struct("<HHI")
 
 
-class Origins:
+class Origins(InBlocks):
     """The numbers of the messages that were handed over to one partition, by source."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.name, self.version = "origins", 1
         self.record_kinds: Collection[int] = (HANDED_OVER,)
         self._numbers: dict[bytes, tuple[int, ...]] = {}
         self.state_bytes = 0
         self._by_block: dict[int, dict[bytes, None]] = {}
-        self._changed = ChangedBlocks()
 
     def of(self, source: bytes) -> Sequence[int]:
         """The numbers that are kept of a source."""
@@ -100,38 +100,18 @@ class Origins:
 
     # --- checkpoints ----------------------------------------------------------------------------------------
 
-    def changed_since(self, base: Position | None) -> Sequence[int]:
-        """See `Section`."""
-        return self._changed.changed_since(base)
-
     def encode(self, block: int) -> bytes:
         """The sources of a block."""
-        parts: list[bytes] = []
-        for source in self._by_block.get(block, ()):
-            body = handed_over(source, self._numbers[source], 0).body
-            parts += _SIZE.pack(len(body)), body
-        return b"".join(parts)
+        sources = self._by_block.get(block, ())
+        return joined(handed_over(source, self._numbers[source], 0).body for source in sources)
 
     def decode(self, block: int, data: bytes) -> None:
         """Add the sources of a block. Raises UnreadableRecord."""
-        at = 0
-        while at < len(data):
-            if at + _SIZE.size > len(data):
-                raise UnreadableRecord(f"a block of origins ends early, at byte {len(data)}")
-            begin = at + _SIZE.size
-            at = begin + _SIZE.unpack_from(data, at)[0]
-            source, numbers, _ = _read(data[begin:at])
+        for body in split(data, "origins"):
+            source, numbers, _ = _read(body)
             if not numbers or _block_of(source) != block:
                 raise UnreadableRecord("a block of origins holds a source that is not in it")
             self._set(source, numbers)
-
-    def decoded(self, taken: Mapping[int, Position]) -> Iterator[None]:
-        """See `Section`."""
-        return self._changed.adopt(taken)
-
-    def saved(self, gone: Sequence[int]) -> None:
-        """See `Section`."""
-        self._changed.forget(gone)
 
     def cost(self, base: Position | None) -> int:
         """See `Section`."""
@@ -141,13 +121,9 @@ class Origins:
 
     def _size_of(self, block: int) -> int:
         return sum(
-            _SIZE.size + _HEAD.size + len(source) + 8 * len(self._numbers[source])
+            LENGTH_BYTES + _HEAD.size + len(source) + 8 * len(self._numbers[source])
             for source in self._by_block.get(block, ())
         )
-
-    def needed_from(self) -> Position | None:
-        """Nothing here refers to the log."""
-        return None
 
     def drop(self) -> Iterator[None]:
         """Free the memory, in steps."""

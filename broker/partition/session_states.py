@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from broker.partition.blocks import InBlocks, joined, split
+from broker.partition.blocks import LENGTH_BYTES, InBlocks, joined, split
 from broker.partition.durable_state import NewRecord
 from broker.partition.records import UnreadableRecord
 from storage.log import Position, Record
@@ -34,7 +34,7 @@ ENTRY_BYTES = 512
 """The memory that a session's state takes besides its bytes, about."""
 DROPPED_AT_ONCE = 64
 """Blocks that one step of `drop` frees: less than a millisecond."""
-_HEAD, _SIZE = struct.Struct("<QHHI"), struct.Struct("<I")
+_HEAD = struct.Struct("<QHHI")
 _CLEARED = 0xFFFFFFFF
 
 Key = tuple[int, bytes]
@@ -99,7 +99,7 @@ class SessionStates(InBlocks):
     def _count(self, key: Key, entry: Entry, block: int, sign: int) -> None:
         size = len(key[1]) + len(entry.value)
         self.state_bytes += sign * (size + ENTRY_BYTES)
-        left = self._block_bytes.get(block, 0) + sign * (size + _HEAD.size + _SIZE.size)
+        left = self._block_bytes.get(block, 0) + sign * (size + _HEAD.size + LENGTH_BYTES)
         if left:
             self._block_bytes[block] = left
         else:
