@@ -44,14 +44,15 @@ class WatchSessions:
 
 @dataclass(slots=True)
 class RenewSession:
-    """Extend the lock of a session by the entity's lock duration from now. Answered with `SessionRenewed` or
-    `Failed`."""
+    """Have the lock of a session last for some time from now. Answered with `SessionRenewed` or `Failed`."""
 
     subqueue: str
     session_id: bytes
     holder: ClientId
     """The client that holds the session."""
     cookie: object = None
+    duration_ms: int | None = None
+    """None for the entity's lock duration."""
 
 
 @dataclass(slots=True)

@@ -189,13 +189,16 @@ class SessionLocks:
         raise session_lock_lost(session_id or b"")
 
     def renew(self, client: ClientId, renew: RenewSession) -> None:
-        """Extend the lock of a session that `renew.holder` holds. Raises Refused(SESSION_LOCK_LOST)."""
+        """Renew the lock of a session that `renew.holder` holds. Raises Refused(SESSION_LOCK_LOST)."""
         space = self._space
         subqueue = space.messages.find(renew.subqueue)
         session, lock = self.held(renew.holder, renew.session_id, subqueue)
         del self._by_key[lock.key]
         self._ends.cancel(lock.until_ms)
-        lock.until_ms = space.locked_until_ms(subqueue)
+        if renew.duration_ms is None:
+            lock.until_ms = space.locked_until_ms(subqueue)
+        else:
+            lock.until_ms = space.cycle.now_ms + renew.duration_ms
         self._enter(subqueue, session, lock)
         for lease in lock.leases:
             lease.until_ms = lock.until_ms

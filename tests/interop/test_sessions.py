@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from azure.servicebus import (
     ServiceBusSession,
     ServiceBusSubQueue,
 )
+from azure.servicebus.aio import AutoLockRenewer
 from azure.servicebus.exceptions import (
     MessageNotFoundError,
     OperationTimeoutError,
@@ -27,7 +29,7 @@ from azure.servicebus.exceptions import (
     SessionLockLostError,
 )
 
-from tests.support.azure_client import azure_client
+from tests.support.azure_client import aio_client, azure_client
 from tests.support.broker_process import BrokerProcess, queue
 
 WITHIN_S = 30.0
@@ -152,6 +154,47 @@ def test_the_lock_of_a_session_is_renewed_and_without_that_lost(client: ServiceB
     with accept(client, "lost", NEXT_AVAILABLE_SESSION) as another:
         counts = {str(each): each.delivery_count for each in receive(another, 2)}
         assert counts["one"] == 1, "it had been delivered"
+
+
+def test_a_session_is_locked_for_as_long_as_asked(client: ServiceBusClient) -> None:
+    """By an operation of our own, over the client's own management link."""
+    send(client, "lost", "long", "one")
+
+    def answer(status: int, message: Any, description: str, **_: Any) -> Any:
+        assert status == 200, description
+        return message.value
+
+    with accept(client, "lost", "long") as receiver:
+        ask: Any = receiver._mgmt_request_response_with_retry
+        body = ask(b"partibus:renew-lock", {"session-id": "long", "duration": 600_000}, answer)
+        assert body[b"expiration"] > (time.time() + 590) * 1000
+        time.sleep(LOCK_S + 1)  # longer than the queue's lock duration
+        with pytest.raises(SessionCannotBeLockedError):
+            accept(client, "lost", "long").__enter__()
+        body = ask(b"partibus:renew-lock", {"session-id": "long", "duration": 600_000}, answer)
+        assert body[b"expiration"] > (time.time() + 590) * 1000
+
+
+async def test_the_asyncio_client_renews_a_session_by_itself(broker: BrokerProcess) -> None:
+    async with aio_client(broker.addresses.connection_string(), retry_total=0) as client:
+        async with client.get_queue_sender("lost") as sender:
+            for body in ("one", "two"):
+                await sender.send_messages(ServiceBusMessage(body, session_id="renewed"))
+        async with (
+            AutoLockRenewer() as renewer,
+            client.get_queue_receiver("lost", session_id="renewed") as receiver,
+        ):
+            session = receiver.session
+            renewer.register(receiver, session, max_lock_renewal_duration=WITHIN_S)
+            await asyncio.sleep(LOCK_S + 1)  # longer than the queue's lock duration
+            await session.set_state("seen")
+            found: list[str] = []
+            while len(found) < 2:
+                for message in await receiver.receive_messages(2 - len(found), max_wait_time=WITHIN_S):
+                    found.append(str(message))
+                    await receiver.complete_message(message)
+            assert found == ["one", "two"] and await session.get_state() == b"seen"
+            await session.set_state(None)
 
 
 def test_each_free_session_is_accepted_once_and_then_there_is_none(client: ServiceBusClient) -> None:

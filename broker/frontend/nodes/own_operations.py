@@ -16,7 +16,7 @@ from broker.entities.descriptions import MAIN
 from broker.frontend.connection_view import ConnectionView
 from broker.frontend.nodes.bodies import elements, expirations, integer, integers, lock_tokens, ok
 from broker.frontend.nodes.request_node import Response
-from broker.frontend.nodes.session_requests import deleted_session_of
+from broker.frontend.nodes.session_requests import deleted_session_of, renew_session_lock
 from broker.messaging.asking import renew_locks
 from broker.messaging.housekeeping import (
     Exactly,
@@ -128,8 +128,9 @@ class OwnOperations:
         return _progress(progress)
 
     async def _renew_lock(self, body: dict[str, Any]) -> Response:
-        """Have locks last for a given time from now, instead of the entity's lock duration."""
-        tokens = lock_tokens(body)
+        """Have locks, or the lock of a session, last for a given time from now, instead of the entity's lock
+        duration."""
+        tokens = [] if body.get("session-id") is not None else lock_tokens(body)
         duration_ms = integer(body, "duration")
         duration_ms_max = self._connection.services.settings.lock_renewal_ms_max
         if not 0 < duration_ms <= duration_ms_max:
@@ -138,6 +139,9 @@ class OwnOperations:
                 f"duration is {duration_ms} ms; it must be from 1 to {duration_ms_max} "
                 "(PARTIBUS_LOCK_RENEWAL_MS_MAX).",
             )
+        if not tokens:
+            session = renew_session_lock(self._connection, self._queue(), self._subqueue, body, duration_ms)
+            return ok(await session)
         until_ms = await renew_locks(self._queue(), tokens, duration_ms)
         return expirations(until_ms, wall_ahead_ms(self._connection.services.clock))
 

@@ -109,14 +109,17 @@ def holder_of(connection: ConnectionView, queue: Entity, session_id: str) -> Cli
 
 
 async def renew_session_lock(
-    connection: ConnectionView, queue: Entity, subqueue: str, body: dict[str, Any]
+    connection: ConnectionView,
+    queue: Entity,
+    subqueue: str,
+    body: dict[str, Any],
+    duration_ms: int | None = None,
 ) -> dict[str, Any]:
-    """Renew the lock of a session. Raises Refused."""
+    """Renew the lock of a session, by the entity's lock duration unless another is given. Raises Refused."""
     session_id = needed_session_of(queue, subqueue, body)
     holder = holder_of(connection, queue, session_id)
-    answer = await ask(
-        queue.router.keyed(session_id), RenewSession(subqueue, encode_session_id(session_id), holder)
-    )
+    operation = RenewSession(subqueue, encode_session_id(session_id), holder, duration_ms=duration_ms)
+    answer = await ask(queue.router.keyed(session_id), operation)
     assert isinstance(answer, SessionRenewed), f"{answer} is not an answer to RenewSession"
     ahead_ms = wall_ahead_ms(connection.services.clock)
     return {"expiration": Timestamp(answer.locked_until_ms + ahead_ms)}

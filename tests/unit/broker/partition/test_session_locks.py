@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from broker.base.errors import Reason
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
 from broker.operations import (
@@ -167,6 +169,22 @@ async def test_a_renewal_extends_the_session_and_all_its_messages() -> None:
     await harness.advance(LOCK_MS + TICK_MS)
     (answer,) = await harness.do(7, RenewSession(MAIN, b"a", ClientId(1)))
     assert refusal(answer) is Reason.SESSION_LOCK_LOST
+
+
+@pytest.mark.parametrize("duration_ms", [LOCK_MS // 2, 3 * LOCK_MS], ids=["shorter", "longer"])
+async def test_a_session_is_renewed_for_the_duration_asked_for(duration_ms: int) -> None:
+    harness = harness_of()
+    await send(harness, "a", "a1")
+    await accepted(harness, 1, "a")
+    held = await harness.receive(1, 1)
+    operation = RenewSession(MAIN, b"a", ClientId(1), duration_ms=duration_ms)
+    renewed = one(await harness.do(1, operation), SessionRenewed)
+    assert renewed.locked_until_ms == harness.clock.monotonic_ms() + duration_ms
+    await harness.advance(duration_ms - 1)
+    assert not any(isinstance(each, SessionLost) for each in harness.take(1))
+    await harness.advance(1 + TICK_MS)
+    assert any(isinstance(each, SessionLost) for each in harness.take(1))
+    assert one(await harness.do(1, Complete(held.tokens)), Settled).failures == {0: Reason.LOCK_LOST}
 
 
 async def test_the_lock_of_a_message_cannot_be_renewed_without_its_session() -> None:

@@ -61,8 +61,12 @@ async def test_a_renewal_is_for_the_link_that_holds_the_session() -> None:
         return SessionRenewed(until_ms, operation.cookie)
 
     response = await work.ask("renew-session-lock", {"session-id": "a"}, {RenewSession: renew})
-    assert [(each.session_id, each.holder) for each in asked] == [(b"a", client)]
     assert response.body == {"expiration": work.stack.clock.now_ms() + 5_000}
+    body = {"session-id": "a", "duration": 600_000}
+    response = await work.ask("partibus:renew-lock", body, {RenewSession: renew})
+    assert response.body == {"expiration": work.stack.clock.now_ms() + 5_000}
+    wanted = [(b"a", client, None), (b"a", client, 600_000)]
+    assert [(each.session_id, each.holder, each.duration_ms) for each in asked] == wanted
 
 
 @pytest.mark.parametrize(
@@ -164,6 +168,16 @@ async def test_a_deferred_message_of_another_partition_is_not_in_the_session() -
             "set-session-state",
             {"session-id": "a", "session-state": bytes(2 << 20)},
             (403, "amqp:resource-limit-exceeded"),
+        ),
+        (
+            "partibus:renew-lock",
+            {"session-id": "a", "duration": 3_600_001},
+            (400, "com.microsoft:argument-error"),
+        ),
+        (
+            "partibus:renew-lock",
+            {"session-id": "b", "duration": 1},
+            (410, "com.microsoft:session-lock-lost"),
         ),
         ("get-session-state", {"session-id": "b"}, (410, "com.microsoft:session-lock-lost")),
         (
