@@ -34,7 +34,7 @@ class Load:
 
 
 class Aside:
-    """The messages that wait for one partition of a target. Owned by a `Way`."""
+    """The messages that wait for one partition of a target. Owned by an `Outlet`."""
 
     __slots__ = ("_loads", "_open_to")
 

@@ -1,7 +1,7 @@
 """Forwards the messages of one subqueue of one partition to other entities.
 
-A lane locks a load of messages and gives it to the *ways* to their targets (`forward_way.py`), which hand
-them over and remove them. One load follows the other. If the broker ends in between, the messages are
+A lane locks a load of messages and gives it to the *outlets* to their targets (`forward_outlet.py`), which
+hand them over and remove them. One load follows the other. If the broker ends in between, the messages are
 available again at the next start and are handed over a second time. The target's partition then knows their
 numbers (`transfer_operations.py`).
 
@@ -22,8 +22,8 @@ import structlog
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import key_of
 from broker.messaging.asking import answer_of
-from broker.messaging.forward_road import Road
-from broker.messaging.forward_way import LOCK_MS, Way, part_of
+from broker.messaging.forward_outlet import LOCK_MS, Outlet, part_of
+from broker.messaging.forward_route import Route
 from broker.namespace.entity import Entity, next_client
 from broker.namespace.router import PartitionHandle
 from broker.operations import (
@@ -54,14 +54,14 @@ log = structlog.get_logger("forwarding")
 class Lane:
     """The forwarding of one subqueue of one partition. Owned by the event loop."""
 
-    def __init__(self, road: Road, number: int) -> None:
+    def __init__(self, route: Route, number: int) -> None:
         """`number` is the partition's."""
-        self.road, self.number = road, number
-        self.name = source_of(road.source.description.generation, number, road.number)
-        """See `forward_way.Source`."""
+        self.route, self.number = route, number
+        self.name = source_of(route.source.description.generation, number, route.number)
+        """See `forward_outlet.Source`."""
         self._client = next_client()
         self._loop = asyncio.get_running_loop()
-        self._ways: dict[str, Way] = {}
+        self._outlets: dict[str, Outlet] = {}
         """By the key of the target's name."""
         self._task: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
@@ -84,14 +84,14 @@ class Lane:
 
     def try_now(self, target_name: str) -> None:
         """A target has changed: do not wait any longer."""
-        if self._retry_at is not None and key_of(target_name) in self._ways:
+        if self._retry_at is not None and key_of(target_name) in self._outlets:
             self._retry_at = self._loop.time()
             self._woken.set()
 
     def mark(self, target: Entity, number: int) -> None:
         """A partition of a target is known to keep numbers of this source: have it forget them after a
         while."""
-        self._way_to(target.name).mark(target, number)
+        self._outlet_to(target.name).mark(target, number)
         if self._task is None:
             self._forget_later()
 
@@ -115,36 +115,36 @@ class Lane:
             await self._forget()
         self.post(Detach())
 
-    # --- what ways call -------------------------------------------------------------------------------------
+    # --- what outlets call ----------------------------------------------------------------------------------
 
     def post(self, operation: Operation) -> None:
-        """See `forward_way.Source`."""
+        """See `forward_outlet.Source`."""
         self._handle.post(operation, self._client, self._heard)
 
     async def ask(self, operation: Operation) -> Answer | Refused:
-        """See `forward_way.Source`."""
+        """See `forward_outlet.Source`."""
         answer = await answer_of(self._handle, operation)
         if isinstance(answer, Unavailable):
             return Refused(Reason.PARTITION_UNAVAILABLE, "The partition is not available.")
         return answer
 
     def pause(self, reason: Reason) -> None:
-        """See `forward_way.Source`."""
+        """See `forward_outlet.Source`."""
         self._waits = True
         self.try_later(reason)
 
     def try_later(self, reason: Reason) -> None:
-        """See `forward_way.Source`."""
+        """See `forward_outlet.Source`."""
         self._retry_later()
         if self._trouble is not reason:
             self._trouble = reason
-            road = self.road
+            route = self.route
             log.warning(
                 "forward.waits",
-                entity=road.source.name,
-                subqueue=road.subqueue,
+                entity=route.source.name,
+                subqueue=route.subqueue,
                 partition=self.number,
-                target=road.target_name,
+                target=route.target_name,
                 reason=reason.value,
             )
 
@@ -152,13 +152,13 @@ class Lane:
 
     @property
     def _handle(self) -> PartitionHandle:
-        return self.road.source.router.handles[self.number]
+        return self.route.source.router.handles[self.number]
 
     def _demand(self) -> None:
         """Ask to be woken when there is a message."""
         if not (self._demands or self._stopping or self._is_down_for_good):
             self._demands = True
-            self.post(Demand(self.road.subqueue, 1))
+            self.post(Demand(self.route.subqueue, 1))
 
     def _heard(self, answer: Answer) -> None:
         match answer:
@@ -167,11 +167,11 @@ class Lane:
                 self.post(Release(answer.tokens))
                 self._wake()
             case Recall():
-                self.post(Recalled(self.road.subqueue, ()))
+                self.post(Recalled(self.route.subqueue, ()))
             case Unavailable():
                 self._demands, self._is_down_for_good = False, answer.for_good
-                for way in self._ways.values():
-                    way.locks_lost()
+                for outlet in self._outlets.values():
+                    outlet.locks_lost()
                 self._demand()  # the partition answers once it is back
             case _:
                 pass
@@ -182,7 +182,7 @@ class Lane:
             if self._forget_timer is not None:
                 self._forget_timer.cancel()
                 self._forget_timer = None
-            self._task = self.road.spawn(self._run())
+            self._task = self.route.spawn(self._run())
 
     def _forget_later(self) -> None:
         if self._forget_timer is None and not self._stopping:
@@ -201,12 +201,12 @@ class Lane:
             while not self._stopping and await self._go_on():
                 pass
         finally:
-            for way in self._ways.values():
-                way.release_all()
+            for outlet in self._outlets.values():
+                outlet.release_all()
             self._task = None
             self._waits, self._retry_at = False, None
             self._demand()
-            if any(way.is_marked for way in self._ways.values()):
+            if any(outlet.is_marked for outlet in self._outlets.values()):
                 self._forget_later()
 
     async def _go_on(self) -> bool:
@@ -226,11 +226,11 @@ class Lane:
             if await self._forward_next(1 if is_probe else LOAD_MESSAGES):
                 return True
         except Exception:
-            log.exception("forward.failed", entity=self.road.source.name, partition=self.number)
+            log.exception("forward.failed", entity=self.route.source.name, partition=self.number)
             self.pause(Reason.INTERNAL)
             return True
         if self._retry_at is None:
-            if not any(way.has_aside for way in self._ways.values()):
+            if not any(outlet.has_aside for outlet in self._outlets.values()):
                 return False
             self._retry_later()
         self._demand()
@@ -239,9 +239,9 @@ class Lane:
 
     async def _try_again(self) -> None:
         """Try again what was set aside."""
-        for way in self._ways.values():
-            await way.renew()
-            way.try_again()
+        for outlet in self._outlets.values():
+            await outlet.renew()
+            outlet.try_again()
 
     async def _wait(self) -> None:
         """Wait until it is time to try again, or something happens."""
@@ -260,11 +260,11 @@ class Lane:
 
     async def _forward_next(self, count: int) -> bool:
         """Forward the next load. False if there is none."""
-        road = self.road
-        async with road.shared.turns:
+        route = self.route
+        async with route.shared.loads:
             if self._stopping:
                 return False
-            locked = await self.ask(LockNext(road.subqueue, count, LOAD_BYTES, LOCK_MS))
+            locked = await self.ask(LockNext(route.subqueue, count, LOAD_BYTES, LOCK_MS))
             if isinstance(locked, Refused):
                 self.pause(locked.reason)
                 self._demand()  # so that it says whether it is down for good
@@ -286,42 +286,42 @@ class Lane:
             return True
 
     async def _forward(self, locked: Locked) -> None:
-        """Give the messages of a load to the ways to their targets."""
+        """Give the messages of a load to the outlets to their targets."""
         try:
-            self.road.shared.memory.admit(len(locked.tokens))
+            self.route.shared.memory.admit(len(locked.tokens))
         except Refused as why:
             self.post(Release(locked.tokens))
             self.pause(why.reason)
             return
-        for name, places in self.road.split(locked).items():
-            await self._way_to(name).forward(part_of(locked, places))
-        if self._retry_at is None and not any(way.has_aside for way in self._ways.values()):
+        for name, places in self.route.split(locked).items():
+            await self._outlet_to(name).forward(part_of(locked, places))
+        if self._retry_at is None and not any(outlet.has_aside for outlet in self._outlets.values()):
             if self._trouble is not None:
-                log.info("forward.goes_on", entity=self.road.source.name, partition=self.number)
+                log.info("forward.goes_on", entity=self.route.source.name, partition=self.number)
             self._delay_s, self._trouble = RETRY_S, None
 
-    def _way_to(self, name: str) -> Way:
+    def _outlet_to(self, name: str) -> Outlet:
         key = key_of(name)
-        way = self._ways.get(key)
-        if way is None:
-            way = self._ways[key] = Way(self, name)
-        return way
+        outlet = self._outlets.get(key)
+        if outlet is None:
+            outlet = self._outlets[key] = Outlet(self, name)
+        return outlet
 
     # --- forgetting -----------------------------------------------------------------------------------------
 
     async def _forget(self) -> None:
         """Tell the targets which numbers they must still keep, unless it is unknown what was removed for
         good."""
-        if any(way.is_marked for way in self._ways.values()):
-            if not self.road.source.is_deleted:
-                answer = await self.ask(LockNext(self.road.subqueue, 0, 0, 0))
+        if any(outlet.is_marked for outlet in self._outlets.values()):
+            if not self.route.source.is_deleted:
+                answer = await self.ask(LockNext(self.route.subqueue, 0, 0, 0))
                 if isinstance(answer, Refused):
                     return
             await self._forget_synced()
 
     async def _forget_synced(self) -> None:
         """As `_forget`, just after a `LockNext`, so that everything which was removed is synced."""
-        for way in list(self._ways.values()):
-            await way.forget()
-        for key in [key for key, way in self._ways.items() if way.is_idle]:
-            del self._ways[key]
+        for outlet in list(self._outlets.values()):
+            await outlet.forget()
+        for key in [key for key, outlet in self._outlets.items() if outlet.is_idle]:
+            del self._outlets[key]

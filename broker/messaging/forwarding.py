@@ -1,6 +1,6 @@
 """Auto-forwarding: messages of an entity, or its dead letters, go on to another entity by themselves.
 
-`Forwarding` watches all entities. Each subqueue whose messages are forwarded has a *road*, and the road a
+`Forwarding` watches all entities. Each subqueue whose messages are forwarded has a *route*, and the route a
 *lane* for each partition that may hold some (`forward_lane.py`). Partitions that hold nothing are not opened:
 a lane begins when its partition starts. After a restart, the index of partitions says which of them hold
 messages; those whose content is unknown are opened anyway.
@@ -18,7 +18,7 @@ from broker.base.clock import Clock
 from broker.entities.descriptions import key_of
 from broker.entities.roles import KEEPS_DEAD_LETTERS, SERVES_RECEIVERS
 from broker.messaging.forward_lane import Lane
-from broker.messaging.forward_road import LOADS_MAX, Road, Shared
+from broker.messaging.forward_route import LOADS_MAX, Route, Shared
 from broker.messaging.transferring import Transfers
 from broker.namespace.entity import Entity
 from broker.namespace.namespace import Namespace
@@ -33,19 +33,19 @@ class ForwardedSubqueue:
 
     def __init__(self, shared: Shared, source: Entity, number: int, target_name: str) -> None:
         self.source, self.target_name = source, target_name
-        self._road = Road(shared, source, number, target_name)
+        self._route = Route(shared, source, number, target_name)
         self._lanes: dict[int, Lane] = {}
 
     def start(self) -> None:
         """Forward what the partitions hold, and what comes into them."""
         self.source.at_start.append(self._start_lane)
         for number in range(self.source.description.partitions):
-            if self.source.may_hold(number, self._road.subqueue):
+            if self.source.may_hold(number, self._route.subqueue):
                 self._start_lane(number)
 
     def _start_lane(self, number: int) -> None:
         if number not in self._lanes:
-            lane = self._lanes[number] = Lane(self._road, number)
+            lane = self._lanes[number] = Lane(self._route, number)
             asyncio.get_running_loop().call_soon(lane.start)
 
     def try_now(self) -> None:
@@ -84,7 +84,7 @@ class Forwarding:
         self._forwarded: dict[_Key, ForwardedSubqueue] = {}
         self._by_target: dict[str, set[_Key]] = {}
         self._ending: dict[_Key, asyncio.Task[None]] = {}
-        """Roads that end, before the next one of the same subqueue may begin."""
+        """Routes that end, before the next one of the same subqueue may begin."""
         self._is_stopped = False
 
     def start(self) -> None:

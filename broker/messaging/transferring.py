@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from broker.entities.descriptions import number_with
 from broker.entities.roles import PASSES_ON
 from broker.messaging.forward_lane import Lane
-from broker.messaging.forward_road import Road, Shared
+from broker.messaging.forward_route import Route, Shared
 from broker.namespace.entity import Entity
 
 LOOKED_AT_ONCE = 64
@@ -47,8 +47,8 @@ class Transfers:
         """A partition of an entity is about to get messages for other entities."""
         key = via.description.generation, number
         if key not in self._lanes and via.gone is None and not self._stopping:
-            road = Road(self._shared, via, number_with(PASSES_ON, via.description.subqueues), None)
-            lane = self._lanes[key] = Lane(road, number)
+            route = Route(self._shared, via, number_with(PASSES_ON, via.description.subqueues), None)
+            lane = self._lanes[key] = Lane(route, number)
             lane.start()
 
     def changed(self, entity: Entity) -> None:

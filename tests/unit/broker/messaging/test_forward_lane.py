@@ -11,9 +11,9 @@ from structlog.testing import capture_logs
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
-from broker.messaging import forward_lane, forward_way
+from broker.messaging import forward_lane, forward_outlet
 from broker.messaging.forward_lane import Lane
-from broker.messaging.forward_way import Way
+from broker.messaging.forward_outlet import Outlet
 from broker.namespace.entity import ask
 from broker.namespace.router import partition_of_key
 from broker.namespace.size_quota import SizeQuota
@@ -35,9 +35,9 @@ def lane_of(here: World, number: int = 0) -> Lane:
     return forwarded._lanes[number]
 
 
-def way_of(lane: Lane) -> Way:
-    (way,) = lane._ways.values()
-    return way
+def outlet_of(lane: Lane) -> Outlet:
+    (outlet,) = lane._outlets.values()
+    return outlet
 
 
 def kept(here: World, number: int = 0) -> list[int]:
@@ -77,7 +77,7 @@ async def test_a_partition_of_the_target_that_is_down_holds_up_its_own_messages_
         texts = await here.texts("b")
         assert texts == ["goes 0", "goes 1", "goes 2", "goes on", "waits 0", "waits 1", "waits 2"]
         await here.until_empty("a")
-        assert not way_of(lane_of(here)).has_aside
+        assert not outlet_of(lane_of(here)).has_aside
 
 
 async def test_however_many_messages_are_set_aside_hold_up_no_others_and_stay_in_order(
@@ -106,7 +106,7 @@ async def test_however_many_messages_are_set_aside_hold_up_no_others_and_stay_in
         texts = await here.until_at("b", 51)
         assert texts == ["goes", *(f"waits {number:02}" for number in range(50))]
         await here.until_empty("a")
-        assert not way_of(lane_of(here)).has_aside
+        assert not outlet_of(lane_of(here)).has_aside
 
 
 async def test_a_removal_that_fails_is_made_up_for_and_nothing_is_stored_twice() -> None:
@@ -220,7 +220,7 @@ async def test_a_bug_loses_nothing_and_does_not_end_the_lane(monkeypatch: pytest
             raise ValueError("a bug")
 
         with monkeypatch.context() as patched:
-            patched.setattr(forward_way, "prepare", fail)
+            patched.setattr(forward_outlet, "prepare", fail)
             await here.send("a", "x")
             await until(lambda: failed >= 2)
         assert await here.until_at("b", 1) == ["x"]
@@ -258,7 +258,7 @@ async def test_an_idle_lane_has_no_timer_for_a_target_that_was_deleted(
         await here.delete("b")
         lane._time_to_forget()
         await until(lambda: lane._task is None)
-        assert lane._forget_timer is None and not lane._ways
+        assert lane._forget_timer is None and not lane._outlets
 
 
 async def test_a_load_that_is_cancelled_at_a_stop_is_neither_lost_nor_stored_twice(

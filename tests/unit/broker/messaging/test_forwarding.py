@@ -215,4 +215,4 @@ async def test_an_idle_source_is_left_alone() -> None:
 
 
 def _lanes(here: World) -> list:  # type: ignore[type-arg]
-    return [lane for road in here.forwarding._forwarded.values() for lane in road._lanes.values()]
+    return [lane for route in here.forwarding._forwarded.values() for lane in route._lanes.values()]

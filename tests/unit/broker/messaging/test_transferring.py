@@ -234,7 +234,7 @@ async def test_the_destination_forgets_what_came_some_time_after_the_last_one(
         (lane,) = here.forwarding.transfers._lanes.values()
         await until(
             lambda: (
-                not any(way.is_marked for way in lane._ways.values())
+                not any(outlet.is_marked for outlet in lane._outlets.values())
                 and not held_now(here.entities["via"], TRANSFER)
             )
         )

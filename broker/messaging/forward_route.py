@@ -29,7 +29,7 @@ class Shared:
     message_id: Callable[[], str]
     spawn: Callable[..., asyncio.Task[None]]
     """Runs a coroutine under a name, and logs its errors."""
-    turns: asyncio.Semaphore
+    loads: asyncio.Semaphore
     """Bounds how many loads are in memory at a time."""
 
     def find(self, name: str) -> Entity:
@@ -43,7 +43,7 @@ class Shared:
         return target
 
 
-class Road:
+class Route:
     """Where the messages of one subqueue go: to one target, or each to the destination that it names."""
 
     def __init__(self, shared: Shared, source: Entity, number: int, target_name: str | None) -> None:

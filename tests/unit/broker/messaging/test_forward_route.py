@@ -16,15 +16,15 @@ from broker.entities.descriptions import (
     number_with,
 )
 from broker.entities.roles import KEEPS_DEAD_LETTERS, PASSES_ON, SERVES_RECEIVERS, Role
-from broker.messaging.forward_road import Road
+from broker.messaging.forward_route import Route
 from tests.support.forwarding_world import World, world
 from tests.support.locked import locked
 
 PLAIN = QueueSettings()
 
 
-def road_of(here: World, role: Role, target: str | None) -> Road:
-    return Road(here.forwarding._shared, here.entities["a"], number_with(role, QUEUE_SUBQUEUES), target)
+def route_of(here: World, role: Role, target: str | None) -> Route:
+    return Route(here.forwarding._shared, here.entities["a"], number_with(role, QUEUE_SUBQUEUES), target)
 
 
 @pytest.mark.parametrize(
@@ -37,16 +37,18 @@ def road_of(here: World, role: Role, target: str | None) -> Road:
 )
 async def test_only_messages_for_receivers_become_dead_letters(role: Role, fails_to: str) -> None:
     async with world(a=(1, PLAIN)) as here:
-        road = road_of(here, role, "b")
-        assert road.fails_to == fails_to and (road.dead_letters_to is None) == (role is not SERVES_RECEIVERS)
+        route = route_of(here, role, "b")
+        assert route.fails_to == fails_to and (route.dead_letters_to is None) == (
+            role is not SERVES_RECEIVERS
+        )
 
 
 async def test_messages_go_to_the_target_or_to_the_destinations_that_they_name() -> None:
     given = locked(0, 3)
     given.columns = {"destination": [b"B", b"c", b"b"]}
     async with world(a=(1, PLAIN)) as here:
-        assert road_of(here, SERVES_RECEIVERS, "b").split(given) == {"b": [0, 1, 2]}
-        assert road_of(here, PASSES_ON, None).split(given) == {"B": [0, 2], "c": [1]}
+        assert route_of(here, SERVES_RECEIVERS, "b").split(given) == {"b": [0, 1, 2]}
+        assert route_of(here, PASSES_ON, None).split(given) == {"B": [0, 2], "c": [1]}
 
 
 async def test_an_entity_that_is_missing_gone_or_disabled_takes_nothing() -> None:

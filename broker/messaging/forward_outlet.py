@@ -1,12 +1,12 @@
-"""The way of messages from one subqueue of one partition to one target, each of them exactly once.
+"""The outlet of a lane to one target: hands messages over to it, each of them exactly once.
 
-A lane (`forward_lane.py`) locks messages at the source. The way has the partitions of the target enqueue
+A lane (`forward_lane.py`) locks messages at the source. The outlet has the partitions of the target enqueue
 them, and then removes them at the source.
 
-*What the target must remember.* A way knows which messages were handed over but may not be removed yet, and
-tells the partitions of the target with the next load. After a start it does not know. Then the first answer
-of each partition says which numbers it has kept, and the way removes these messages at the source. Some time
-after the last load, it tells the partitions that nothing is in doubt (`forget`).
+*What the target must remember.* An outlet knows which messages were handed over but may not be removed yet,
+and tells the partitions of the target with the next load. After a start it does not know. Then the first
+answer of each partition says which numbers it has kept, and the outlet removes these messages at the source.
+Some time after the last load, it tells the partitions that nothing is in doubt (`forget`).
 
 *Failures.* Messages for a partition of the target that is down are set aside, locked, while the others go on
 (`forward_aside.py`). Messages that the target refuses for good become dead letters that say why. Those of a
@@ -27,7 +27,7 @@ from broker.base.errors import Reason, Refused
 from broker.messaging.asking import answer_of
 from broker.messaging.forward_aside import Aside
 from broker.messaging.forward_load import Prepared, Rejection, prepare, rejection_of
-from broker.messaging.forward_road import Road
+from broker.messaging.forward_route import Route
 from broker.namespace.entity import Entity
 from broker.operations import (
     Answer,
@@ -55,9 +55,9 @@ log = structlog.get_logger("forwarding")
 
 
 class Source(Protocol):
-    """What a way needs of its lane."""
+    """What an outlet needs of its lane."""
 
-    road: Road
+    route: Route
     number: int
     """The partition's."""
     name: bytes
@@ -84,14 +84,14 @@ class _Outcome:
     """The target has stored them."""
     rejected: dict[Rejection, list[int]] = field(default_factory=dict)
     known: dict[int, set[int]] = field(default_factory=dict)
-    """By partition of the target: numbers of other messages that it has stored before this way began."""
+    """By partition of the target: numbers of other messages that it has stored before this outlet began."""
 
 
-class Way:
+class Outlet:
     """Owned by a lane, which calls one method at a time."""
 
     def __init__(self, source: Source, target_name: str) -> None:
-        self._source, self._road, self._target_name = source, source.road, target_name
+        self._source, self._route, self._target_name = source, source.route, target_name
         self._loop = asyncio.get_running_loop()
         self._target_generation = ""
         self._doubt: dict[int, set[int]] = {}
@@ -116,7 +116,7 @@ class Way:
 
     @property
     def is_idle(self) -> bool:
-        """Whether a new way to this target would do as well."""
+        """Whether a new outlet to this target would do as well."""
         return not (self._marked or self._aside)
 
     def try_again(self) -> None:
@@ -170,19 +170,19 @@ class Way:
 
     async def forward(self, locked: Locked) -> None:
         """Forward locked messages, or dead-letter, release or set them aside."""
-        road = self._road
+        route = self._route
         places = self._open(_WHOLE, locked, range(len(locked.tokens)))
         if not places:
             return
         locked = part_of(locked, places)
         everything = list(range(len(locked.tokens)))
         try:
-            target = road.shared.find(self._target_name)
+            target = route.shared.find(self._target_name)
         except Refused as why:
             rejection = rejection_of(why)
-            if rejection is not None and not road.is_of_dead_letters:
+            if rejection is not None and not route.is_of_dead_letters:
                 await self._settle(locked, _Outcome(rejected={rejection: everything}))
-            elif road.target_name is None:
+            elif route.target_name is None:
                 self._set_aside(_WHOLE, locked, everything)
                 self._source.try_later(why.reason)
             else:
@@ -196,9 +196,9 @@ class Way:
         prepared = await prepare(
             target,
             locked,
-            message_id=road.shared.message_id,
-            dead_letter_source=road.source.name if road.is_of_dead_letters else None,
-            is_transfer=road.is_of_transfers,
+            message_id=route.shared.message_id,
+            dead_letter_source=route.source.name if route.is_of_dead_letters else None,
+            is_transfer=route.is_of_transfers,
         )
         outcome = _Outcome(rejected=dict(prepared.rejected))
         results = await asyncio.gather(
@@ -257,7 +257,7 @@ class Way:
         outcome.done += places
         known = frozenset(answer.known)
         new = [message for place, message in enumerate(send.messages) if place not in known]
-        self._road.forwarded(target, new, len(answer.duplicates))
+        self._route.forwarded(target, new, len(answer.duplicates))
         if number in self._aside:
             self._release_next(number)
 
@@ -279,7 +279,7 @@ class Way:
             for half in (places[:middle], places[middle:]):
                 await self._hand_over(target, number, half, locked, prepared, outcome)
             return
-        elif not self._road.is_of_dead_letters:
+        elif not self._route.is_of_dead_letters:
             outcome.rejected.setdefault(rejection, []).extend(places)
             return
         self._set_aside(number, locked, places)
@@ -294,13 +294,13 @@ class Way:
             settlements.append((outcome.done, Complete(_some(locked.tokens, outcome.done))))
         for rejection, places in outcome.rejected.items():
             tokens, changes = _some(locked.tokens, places), rejection.as_changes()
-            has_dead_letters = self._road.dead_letters_to is not None
+            has_dead_letters = self._route.dead_letters_to is not None
             settlements.append(
                 (places, DeadLetter(tokens, changes) if has_dead_letters else FailTransfer(tokens, changes))
             )
             log.warning(
                 "forward.dead_lettered",
-                entity=self._road.source.name,
+                entity=self._route.source.name,
                 target=self._target_name,
                 messages=len(places),
                 reason=rejection.reason,
@@ -325,14 +325,14 @@ class Way:
             await self._remove_known(number, numbers)
 
     async def _remove_known(self, number: int, numbers: Iterable[int]) -> None:
-        """Remove messages that a partition of the target had stored before this way began. They may have
+        """Remove messages that a partition of the target had stored before this outlet began. They may have
         become dead letters since, or failed transfers. What is locked there stays in doubt."""
         doubt = self._doubt.get(number)
         if doubt is None:
             return  # something has failed since, and the partition will say again what it has kept
         known = doubt.intersection(numbers)
         left = sorted(known)
-        for subqueue in (self._road.subqueue, self._road.fails_to):
+        for subqueue in (self._route.subqueue, self._route.fails_to):
             if left:
                 answer = await self._source.ask(DeleteExactly(subqueue, left))
                 if isinstance(answer, Refused):
@@ -356,7 +356,7 @@ class Way:
     async def forget(self) -> None:
         """Tell the partitions of the target which numbers they must still keep. Everything that was removed
         at the source must be synced."""
-        target = self._road.shared.namespace.find(self._target_name)
+        target = self._route.shared.namespace.find(self._target_name)
         marked, self._marked = sorted(self._marked), set()
         if target is None or target.gone or target.description.generation != self._target_generation:
             return  # it was deleted; or its partitions say what they keep when they start again
@@ -368,13 +368,13 @@ class Way:
         """Tell one partition which numbers it must still keep. False if it does not answer, or the source
         cannot say."""
         handle, name = target.router.handles[number], self._source.name
-        doubt = set() if self._road.source.is_deleted else self._doubt.get(number)
+        doubt = set() if self._route.source.is_deleted else self._doubt.get(number)
         keeps = None if doubt is None else list(doubt)
         answer = await answer_of(handle, HandOver(name, (), (), keeps=keeps))
         if not isinstance(answer, HandedOver):
             return False
         self._doubt[number] = left = set(answer.kept)
-        if left and not self._road.source.is_deleted:
+        if left and not self._route.source.is_deleted:
             await self._remove_known(number, answer.kept)
             if number not in self._doubt or not await self._is_synced():
                 return False
@@ -384,7 +384,7 @@ class Way:
 
     async def _is_synced(self) -> bool:
         """Have everything synced that was removed at the source. False if it is not available."""
-        lock_none = LockNext(self._road.subqueue, 0, 0, 0)
+        lock_none = LockNext(self._route.subqueue, 0, 0, 0)
         return isinstance(await self._source.ask(lock_none), Locked)
 
 

@@ -1,4 +1,4 @@
-"""The way to one target: what stays in doubt, and the locks of what was set aside. The rest is shown by
+"""The outlet to one target: what stays in doubt, and the locks of what was set aside. The rest is shown by
 `test_forward_lane.py`."""
 
 from __future__ import annotations
@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 
 from broker.entities.descriptions import MAIN, TRANSFER_DEAD_LETTER, QueueSettings
-from broker.messaging import forward_lane, forward_way
+from broker.messaging import forward_lane, forward_outlet
 from broker.messaging.forward_lane import Lane
-from broker.messaging.forward_way import Way, part_of
+from broker.messaging.forward_outlet import Outlet, part_of
 from broker.namespace.entity import ask
 from broker.namespace.router import partition_of_key
 from broker.operations import Locked, LockExactly, Renewed, RenewLocks
@@ -27,24 +27,24 @@ def lane_of(here: World) -> Lane:
     return forwarded._lanes[0]
 
 
-def way_of(lane: Lane) -> Way:
-    (way,) = lane._ways.values()
-    return way
+def outlet_of(lane: Lane) -> Outlet:
+    (outlet,) = lane._outlets.values()
+    return outlet
 
 
 async def test_the_locks_of_what_was_set_aside_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forward_lane, "RETRY_S", 60.0)
-    monkeypatch.setattr(forward_way, "RENEWED_BEFORE_S", 1_000.0)
+    monkeypatch.setattr(forward_outlet, "RENEWED_BEFORE_S", 1_000.0)
     async with world(a=(1, TO_B), b=(2, PLAIN)) as here:
         here.on_log = lambda name, number, log: setattr(
             log, "on_acquire", lambda: DiskFailed("down") if (name, number) == ("b", 1) else None
         )
         await here.send("a", "x", key=KEY)
         await until(lambda: lane_of(here)._retry_at is not None)
-        here.clock.advance(forward_way.LOCK_MS - 1)
-        await way_of(lane_of(here)).renew()
-        here.clock.advance(forward_way.LOCK_MS - 1)
-        (load,) = way_of(lane_of(here))._aside[1].ending(1e12)
+        here.clock.advance(forward_outlet.LOCK_MS - 1)
+        await outlet_of(lane_of(here)).renew()
+        here.clock.advance(forward_outlet.LOCK_MS - 1)
+        (load,) = outlet_of(lane_of(here))._aside[1].ending(1e12)
         answer = await ask(here.entities["a"].router.handles[0], RenewLocks(load.tokens))
         assert isinstance(answer, Renewed) and not answer.failures
 
@@ -55,16 +55,16 @@ async def test_only_what_is_gone_from_the_source_leaves_what_the_target_must_kee
         number = await here.send("a", "x")
         await here.until_at("b", 1)
         await here.until_empty("a")
-        lane, way = lane_of(here), way_of(lane_of(here))
+        lane, outlet = lane_of(here), outlet_of(lane_of(here))
         await until(lambda: lane._task is None)
         await here.update("a", PLAIN)
         await until(lambda: not here.forwarding._ending)
         other = await here.send("a", "y")
         if is_locked:
             await ask(here.entities["a"].router.handles[0], LockExactly(MAIN, [other]))
-        way._doubt[0] = {number, other, other + 1}
-        await way._remove_known(0, [number, other])
-        assert way._doubt[0] == ({other, other + 1} if is_locked else {other + 1})
+        outlet._doubt[0] = {number, other, other + 1}
+        await outlet._remove_known(0, [number, other])
+        assert outlet._doubt[0] == ({other, other + 1} if is_locked else {other + 1})
 
 
 async def test_a_failed_transfer_that_was_stored_before_a_crash_is_removed() -> None:
@@ -77,10 +77,10 @@ async def test_a_failed_transfer_that_was_stored_before_a_crash_is_removed() -> 
         assert isinstance(locked, Locked)
         await ask(handle, FailTransfer(locked.tokens))
         (forwarded,) = here.forwarding._forwarded.values()
-        way = Way(Lane(forwarded._road, 0), "b")
-        way._doubt[0] = {number}
-        await way._remove_known(0, [number])
-        assert not way._doubt[0] and not held_now(here.entities["a"], TRANSFER_DEAD_LETTER)
+        outlet = Outlet(Lane(forwarded._route, 0), "b")
+        outlet._doubt[0] = {number}
+        await outlet._remove_known(0, [number])
+        assert not outlet._doubt[0] and not held_now(here.entities["a"], TRANSFER_DEAD_LETTER)
 
 
 def test_a_part_of_locked_messages_keeps_its_lists_in_step() -> None:
