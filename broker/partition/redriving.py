@@ -12,6 +12,7 @@ from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.message.changes import has_reason
 from broker.operations import (
+    DESTINATION,
     ClientId,
     FindDeadLetters,
     Found,
@@ -38,7 +39,8 @@ class Redriving:
         self._space, self._sending = space, sending
 
     def find(self, client: ClientId, find: FindDeadLetters) -> None:
-        """Find dead letters that are not locked. Raises Refused(NOT_ALLOWED) for another subqueue."""
+        """Find dead letters that are not locked and can be re-driven. Raises Refused(NOT_ALLOWED) for another
+        subqueue."""
         space = self._space
         subqueue = space.messages.find(find.subqueue)
         _check_dead_letters(subqueue)
@@ -55,8 +57,10 @@ class Redriving:
                 break
             if reference.lease is not None:
                 recalls = space.recall_from(reference.lease) or recalls
-            elif reference.state is ACTIVE and (
-                find.reason is None or has_reason(reference.changed, find.reason)
+            elif (
+                reference.state is ACTIVE
+                and not self._lacks_session(reference)
+                and (find.reason is None or has_reason(reference.changed, find.reason))
             ):
                 numbers.append(number)
         space.cycle.work += looked_at + 1
@@ -74,15 +78,24 @@ class Redriving:
                 continue
             _check_dead_letters(subqueue)
             reference = subqueue.references[sequence_of_token(token)]
+            if self._lacks_session(reference):
+                raise Refused(
+                    Reason.NOT_ALLOWED,
+                    f"Message {reference.sequence_number} was sent to another entity, and "
+                    f"'{space.description.name}' requires sessions. Receive the message, and send it again.",
+                )
             freed += reference.size + len(reference.changed or b"") + MESSAGE_OVERHEAD_BYTES
             found.append(place)
             dead.append(reference)
         times_to_live_ms = redrive.time_to_live_ms
+        columns = of_references(dead) | {
+            name: [values[place] for place in found] for name, values in redrive.columns.items()
+        }
+        columns.pop(DESTINATION, None)  # this entity is the destination now
         send = Send(
             [redrive.messages[place] for place in found],
             None if times_to_live_ms is None else [times_to_live_ms[place] for place in found],
-            columns=of_references(dead)
-            | {name: [values[place] for place in found] for name, values in redrive.columns.items()},
+            columns=columns,
         )
         first = self._sending.send(space.cycle, space.description, send, freed)
         for subqueue, references in space.locks.unlock(
@@ -99,6 +112,13 @@ class Redriving:
         for new_number, place in enumerate(found, first):
             numbers[place] = new_number
         space.answer(client, Redriven(numbers, redrive.cookie))
+
+    def _lacks_session(self, dead: Reference) -> bool:
+        """Whether nobody could receive the message again. A transfer to another entity that failed keeps
+        neither the session of the message nor the partition that the session has here."""
+        space = self._space
+        rules = space.description.delivery(space.messages.main.name)
+        return dead.session_id is None and rules.requires_session
 
 
 def restore(space: Workspace) -> None:

@@ -14,9 +14,14 @@ from broker.operations import (
     Complete,
     Demand,
     Failed,
+    FindDeadLetters,
+    Found,
     Locked,
+    LockExactly,
     Peek,
     Peeked,
+    Redrive,
+    Redriven,
     Send,
     Sent,
     Settled,
@@ -202,3 +207,26 @@ async def test_a_client_is_told_that_its_demand_is_unmet_after_the_commit() -> N
     harness.post(2, Demand(MAIN, 1, tell_unmet=True))
     await harness.do(1, Transact(Send([], None), [], transfers=transfers(b"there")))
     assert harness.take(2) == [Unmet(NUMBER, MAIN)]
+
+
+@pytest.mark.parametrize("requires_session", [False, True])
+async def test_a_failed_transfer_is_redriven_only_if_somebody_can_receive_it_then(
+    requires_session: bool,
+) -> None:
+    harness = Harness(QueueSettings(requires_session=requires_session))
+    await harness.do(1, Transact(Send([], None), [], transfers=transfers(b"there")))
+    await harness.do(9, FailTransfer((await lock_next(harness)).tokens))
+    find = FindDeadLetters(TRANSFER_DEAD_LETTER, 10, 1 << 60)
+    numbers = one(await harness.do(1, find), Found).sequence_numbers
+    assert len(numbers) == (not requires_session)
+    (number,) = (await harness.peek(TRANSFER_DEAD_LETTER)).sequence_numbers
+    locked = one(await harness.do(1, LockExactly(TRANSFER_DEAD_LETTER, [number])), Locked)
+    (answer,) = await harness.do(1, Redrive(locked.tokens, [b"there"], None, columns=locked.columns))
+    if requires_session:
+        assert isinstance(answer, Failed) and answer.reason is Reason.NOT_ALLOWED
+        assert await bodies(harness, TRANSFER_DEAD_LETTER) == [b"there"]
+    else:
+        assert isinstance(answer, Redriven) and await bodies(harness, MAIN) == [b"there"]
+        (again,) = (await harness.peek()).sequence_numbers
+        locked = one(await harness.do(1, LockExactly(MAIN, [again])), Locked)
+        assert locked.columns.get(DESTINATION, [None]) == [None]
