@@ -333,9 +333,13 @@ class Transaction:
         """Stop its time limit: it is no longer open."""
         self._timer.cancel()
 
-    def prepared(self) -> tuple[Entity, int, Transact] | None:
+    def prepared(self, may_use: Callable[[Entity], None]) -> tuple[Entity, int, Transact] | None:
         """The operation that carries it out, with its entity and partition; None if there is nothing to do.
-        Raises Refused if it has failed."""
+        Raises Refused if it has failed.
+
+        `may_use` raises Refused if the client may not use an entity that no operation has named: the via
+        entity of a transaction that only sends to others.
+        """
         self._check_failure()
         if self._asking:
             why = Refused(Reason.NOT_ALLOWED, "it was committed before all of its requests were answered")
@@ -345,7 +349,7 @@ class Transaction:
             return None
         if self._queue is None:
             try:
-                self._choose_entity()
+                self._choose_entity(may_use)
             except Refused as why:
                 self.fail(why)
                 self._check_failure()
@@ -434,7 +438,7 @@ class Transaction:
             number = via.router.number_of(key)
             self._place(via, number, f"a message with the via-partition-key '{key}' (partition {number})")
 
-    def _choose_entity(self) -> None:
+    def _choose_entity(self, may_use: Callable[[Entity], None]) -> None:
         """Find the entity of a transaction that only sends, and not to its via entity. Raises Refused.
 
         If everything goes to one other entity, the transaction is on that one, unless its messages do not fit
@@ -454,6 +458,8 @@ class Transaction:
                 return
         if via.gone is not None:
             raise via.gone
+        if not all(each.is_via for each in self._transfers):
+            may_use(via)
         given = [each.via_key for each in self._transfers]
         given += [key for each in self._transfers for key in each.collected.keys]
         key = next((each for each in given if each), None)

@@ -126,13 +126,14 @@ class Transactions:
             )
         return transaction
 
-    def commit(self, txn_id: bytes, done: Done) -> None:
+    def commit(self, txn_id: bytes, done: Done, may_use: Callable[[Entity], None] = lambda via: None) -> None:
         """Carry out everything in a transaction, which is then no longer open. `done` is called at once or
-        later. Raises Refused if there is no such transaction, or if it has failed."""
+        later; `may_use` is as for `Transaction.prepared`. Raises Refused if there is no such transaction, or
+        if it has failed."""
         transaction = self.find(txn_id)
         self._end(txn_id)
         try:
-            posted = transaction.prepared()
+            posted = transaction.prepared(may_use)
         except Refused:
             self._all.metrics.transactions_rolled_back.inc()
             raise

@@ -117,7 +117,12 @@ class CoordinatorLink:
             transactions.roll_back(txn_id)
             self._connection.engine.accept(delivery)
         else:
-            transactions.commit(txn_id, partial(self._committed, delivery))
+            transactions.commit(txn_id, partial(self._committed, delivery), self._may_use)
+
+    def _may_use(self, via: Entity) -> None:
+        """Check that the client may use the entity whose link its AMQP session attached first: that link may
+        have ended long ago. Raises Refused."""
+        self._connection.authorize(via.name, "Send", "Listen")
 
     def _committed(self, delivery: Sequence[Delivery], why: Refused | None) -> None:
         """Tell the client that its commit is durable, or why it was rolled back."""

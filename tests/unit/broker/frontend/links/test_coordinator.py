@@ -26,6 +26,7 @@ from protocol.codec import Described, Symbol, UByte, UInt, ULong
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import DATA, message, sections
 from tests.support.link_stack import Client, LinkStack, until
+from tests.support.put_token import put
 from tests.support.receiving import give, receiving
 from tests.support.transactions import (
     Coordinator,
@@ -396,6 +397,32 @@ async def test_two_entities_fail_it_if_their_links_do_not_share_the_coordinators
     client.say(raw.frame(raw.TRANSFER, fields, keyed(b"1"), channel=1))
     description = await failed_by(stack, client, coordinator, txn_id)
     assert "'queue'" in description and "'other'" in description
+
+
+@pytest.mark.parametrize("is_permitted", [True, False])
+async def test_the_first_entity_of_the_amqp_session_passes_nothing_on_without_a_right_to_it(
+    is_permitted: bool,
+) -> None:
+    stack = LinkStack(1)
+    client = await stack.connect(raw.sasl_anonymous())
+    await put(client, stack, "queue", seconds=600 if is_permitted else 60)
+    await client.sender(0)
+    for handle, name in enumerate(("b", "c"), 1):
+        stack.add_queue(name, 1)
+        await put(client, stack, name)
+        await client.sender(handle, name)
+    coordinator = await Coordinator.attach(client)
+    stack.clock.advance(60_000)
+    client.connection.clock_was_set()
+    assert len(await client.heard(raw.DETACH)) == (0 if is_permitted else 1)
+    txn_id = await coordinator.declare()
+    for handle in (1, 2):
+        coordinator.send(handle, message(body=[b"x"]), txn_id)
+    outcome = await coordinator.discharge(txn_id)
+    assert stack.parts[0].has(Transact) is is_permitted
+    if not is_permitted:
+        condition, text = condition_of(outcome)
+        assert condition == "amqp:transaction:rollback" and "Unauthorized" in text and "/queue'" in text
 
 
 async def test_too_many_messages_fail_it() -> None:

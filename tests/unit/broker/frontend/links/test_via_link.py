@@ -10,16 +10,14 @@ import pytest
 from broker.base.errors import Reason
 from broker.entities.descriptions import AuthorizationRule, EntityStatus, QueueSettings
 from broker.frontend.links.via_link import TRANSFER_DESTINATION
-from broker.frontend.nodes.cbs import CbsNode
-from broker.frontend.nodes.request_node import Request
 from broker.namespace.router import partition_of_key
 from broker.operations import DESTINATION, Failed, Send, Transact, Transacted
 from protocol.codec import Symbol
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import message
 from tests.support.link_stack import Client, LinkStack
+from tests.support.put_token import put
 from tests.support.raw_amqp import Frame
-from tests.support.sas import sas_token
 from tests.support.transactions import Coordinator, condition_of, outcome_of
 
 
@@ -32,23 +30,6 @@ async def attach(client: Client, destination: object, address: str = "queue", ha
         {Symbol(TRANSFER_DESTINATION): destination},
     ]
     return await client.attach(fields)
-
-
-async def put(
-    client: Client,
-    stack: LinkStack,
-    name: str,
-    key_name: str = "RootManageSharedAccessKey",
-    key: str = "SAS_KEY_VALUE",
-    seconds: int = 600,
-) -> None:
-    """Put a token for an entity."""
-    audience = f"sb://test/{name}"
-    ends_s = stack.clock.now_ms() // 1000 + seconds
-    token = sas_token(audience, key_name=key_name, key=key, expires_at_s=ends_s)
-    request = Request("id", None, {"operation": "put-token", "type": "jwt", "name": audience}, token)
-    response = await CbsNode(client.connection).respond(request)
-    assert response.properties["status-code"] == 202, response.properties
 
 
 async def sending(**given: Any) -> tuple[LinkStack, Client]:
