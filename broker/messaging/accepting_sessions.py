@@ -164,7 +164,7 @@ class SessionFinder:
         self._waiting.clear()
 
     def _forget_some(self) -> None:
-        """Forget the clients that have stopped waiting, once they are half of all."""
+        """Forget the clients that have stopped waiting, once they make up half of all."""
         self._left += 1
         if self._left > LEFT_MAX + len(self._waiting) // 2:
             self._left = 0

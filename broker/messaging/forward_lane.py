@@ -297,7 +297,7 @@ class Lane:
             await self._outlet_to(name).forward(part_of(locked, places))
         if self._retry_at is None and not any(outlet.has_aside for outlet in self._outlets.values()):
             if self._trouble is not None:
-                log.info("forward.goes_on", entity=self.route.source.name, partition=self.number)
+                log.info("forward.resumed", entity=self.route.source.name, partition=self.number)
             self._delay_s, self._trouble = RETRY_S, None
 
     def _outlet_to(self, name: str) -> Outlet:

@@ -116,7 +116,7 @@ class Outlet:
 
     @property
     def is_idle(self) -> bool:
-        """Whether a new outlet to this target would do as well."""
+        """Whether it has nothing to remember, so that a new outlet can take its place."""
         return not (self._marked or self._aside)
 
     def try_again(self) -> None:
@@ -142,7 +142,7 @@ class Outlet:
         self._aside.clear()
 
     async def renew(self) -> None:
-        """Renew the locks of what was set aside, as far as they end soon."""
+        """Of what was set aside, renew the locks that end soon."""
         now = self._loop.time()
         for aside in list(self._aside.values()):
             for load in aside.ending(now + RENEWED_BEFORE_S):
@@ -156,7 +156,8 @@ class Outlet:
         aside.add(_some(locked.tokens, places), self._loop.time() + LOCK_MS / 1_000)
 
     def _open(self, number: int, locked: Locked, places: Sequence[int]) -> Sequence[int]:
-        """Those of the places that need not wait; the others are set aside behind what waits already."""
+        """The places of messages that need not wait. The others are set aside, behind those that wait
+        already."""
         aside = self._aside.get(number)
         if aside is None:
             return places
@@ -224,7 +225,7 @@ class Outlet:
         prepared: Prepared,
         outcome: _Outcome,
     ) -> None:
-        """Have one partition of the target store messages, and note in `outcome` what became of them."""
+        """Have one partition of the target store messages, and add to `outcome` what became of them."""
         places = self._open(number, locked, places)
         if not places:
             return
@@ -273,7 +274,7 @@ class Outlet:
     ) -> None:
         rejection = rejection_of(why)
         if rejection is None:
-            self._doubt.pop(number, None)  # whatever has become of them there, they come to it again
+            self._doubt.pop(number, None)  # stored or not, they are handed over to it again
         elif why.reason is Reason.QUOTA_EXCEEDED and len(places) > 1:  # some of them may fit
             middle = len(places) // 2
             for half in (places[:middle], places[middle:]):

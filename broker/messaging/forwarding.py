@@ -1,4 +1,4 @@
-"""Auto-forwarding: messages of an entity, or its dead letters, go on to another entity by themselves.
+"""Auto-forwarding: the broker moves messages of an entity, or its dead letters, on to another entity.
 
 `Forwarding` watches all entities. Each subqueue whose messages are forwarded has a *route*, and the route a
 *lane* for each partition that may hold some (`forward_lane.py`). Partitions that hold nothing are not opened:
@@ -84,7 +84,8 @@ class Forwarding:
         self._forwarded: dict[_Key, ForwardedSubqueue] = {}
         self._by_target: dict[str, set[_Key]] = {}
         self._ending: dict[_Key, asyncio.Task[None]] = {}
-        """Routes that end, before the next one of the same subqueue may begin."""
+        """Forwarding that is coming to an end. Forwarding of the same subqueue to another target begins after
+        that."""
         self._is_stopped = False
 
     def start(self) -> None:
@@ -161,8 +162,8 @@ async def _stop_after(
 
 
 def _targets_of(entity: Entity) -> dict[int, str]:
-    """By number of the subqueue: the entity that its messages go to, as long as the source lets anybody
-    receive them."""
+    """By number of the subqueue: the entity that its messages go to. Empty while the source's status allows
+    no receiving."""
     description = entity.description
     if entity.gone is not None or not description.settings.status.can_receive:
         return {}

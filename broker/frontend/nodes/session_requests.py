@@ -167,8 +167,7 @@ async def get_session_state(
 async def list_sessions(queue: Entity, subqueue: str, body: dict[str, Any]) -> dict[str, Any] | None:
     """One page of the sessions, over all partitions in order; None if there are none.
 
-    Partitions that are down are stepped over. Raises Refused, also if nothing is left to show but what they
-    may have.
+    Skips partitions that are down. Raises Refused, also if only these may have more to show.
     """
     if not queue.requires_session(subqueue):
         raise no_session(queue)
