@@ -279,7 +279,8 @@ class Watch:
 class ReceiveDeferred:
     """Lock deferred messages by sequence number. Answered with `Locked` (its `cookie` set) or `Failed`.
 
-    Fails, and locks none, if any of them does not exist or they take more than `bytes_max`.
+    Fails, and locks none, if any of them does not exist, they take more than `bytes_max`, or they are more
+    than `Bounds.granted_max`.
     """
 
     subqueue: str

@@ -143,6 +143,12 @@ class Delivering:
                     f"No deferred message has the sequence number {number}, or it is locked.",
                 )
             found.append(reference)
+        if len(found) > space.bounds.granted_max:
+            raise Refused(
+                Reason.ARGUMENT,
+                f"The request names {len(found)} deferred messages in partition {space.number}; the limit is "
+                f"{space.bounds.granted_max}.",
+            )
         size = sum(map(_answer_bytes, found))
         if receive.bytes_max is not None and size > receive.bytes_max:
             raise Refused(

@@ -111,14 +111,17 @@ async def test_a_commit_that_fails_refuses_a_long_settlement_as_a_whole() -> Non
     assert len((await harness.peek()).sequence_numbers) == MANY - PART, "the first part was durable"
 
 
-async def test_one_request_for_deferred_messages_gets_no_more_than_one_cycle_may_give() -> None:
+async def test_one_request_for_more_deferred_messages_than_one_cycle_may_give_is_refused() -> None:
     harness = Harness(limits=TaskLimits(bounds=Bounds(granted_max=PART)))
     first = await harness.send(*[b"x"] * MANY)
     for _ in range(4):
         await harness.do(1, Defer((await harness.receive(1, PART)).tokens))
         await harness.do(1, Withdraw(MAIN))
-    locked = one(await harness.do(1, ReceiveDeferred(MAIN, list(range(first, first + MANY)))), Locked)
-    assert locked.sequence_numbers == list(range(first, first + PART))
+    numbers = list(range(first, first + MANY))
+    refused = one(await harness.do(1, ReceiveDeferred(MAIN, numbers)), Failed)
+    assert refused.reason is Reason.ARGUMENT and harness.task.counts()[MAIN].locked == 0
+    locked = one(await harness.do(1, ReceiveDeferred(MAIN, numbers[:PART])), Locked)
+    assert locked.sequence_numbers == numbers[:PART]
 
 
 async def test_a_long_send_is_one_commit_and_lets_others_have_the_loop_meanwhile() -> None:
