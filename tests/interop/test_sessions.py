@@ -14,6 +14,7 @@ from azure.servicebus import (
     NEXT_AVAILABLE_SESSION,
     ServiceBusClient,
     ServiceBusMessage,
+    ServiceBusMessageState,
     ServiceBusReceivedMessage,
     ServiceBusReceiveMode,
     ServiceBusReceiver,
@@ -35,7 +36,19 @@ from tests.support.broker_process import BrokerProcess, queue
 WITHIN_S = 30.0
 LOCK_S = 3
 SHORT = f"PT{LOCK_S}S"
-NAMES = ("order", "held", "next", "waits", "mixed", "deferred", "removed", "peeked", "states", "listed")
+NAMES = (
+    "order",
+    "held",
+    "next",
+    "waits",
+    "mixed",
+    "deferred",
+    "removed",
+    "peeked",
+    "states",
+    "listed",
+    "later",
+)
 
 
 @pytest.fixture(scope="module")
@@ -260,6 +273,32 @@ def test_a_deferred_message_is_received_and_settled_with_its_session(client: Ser
         receiver.complete_message(deferred)
         with pytest.raises(MessageNotFoundError):
             receiver.receive_deferred_messages([number])
+
+
+def test_scheduled_messages_join_their_sessions_at_their_time(client: ServiceBusClient) -> None:
+    due = datetime.now(UTC) + timedelta(seconds=3)
+    later = [ServiceBusMessage(body, session_id=body[0]) for body in ("a later", "a never", "b later")]
+    with client.get_queue_sender("later") as sender:
+        numbers = sender.schedule_messages(later, due)
+        assert numbers[0] >> 48 == numbers[1] >> 48, "in the partition of the session"
+        sender.cancel_scheduled_messages(numbers[1])
+        sender.send_messages(ServiceBusMessage("a now", session_id="a"))
+    with accept(client, "later", NEXT_AVAILABLE_SESSION) as receiver:
+        assert session_of(receiver).session_id == "a", "nothing of the other one is active"
+        shown = receiver.peek_messages(10)
+        assert [*map(str, shown)] == ["a later", "a now"] and shown[
+            0
+        ].state == ServiceBusMessageState.SCHEDULED
+        found = receive(receiver, 2)
+        assert [*map(str, found)] == ["a now", "a later"]
+        assert found[1].enqueued_time_utc is not None and found[1].enqueued_time_utc >= due - timedelta(
+            milliseconds=1
+        )
+        for message in found:
+            receiver.complete_message(message)
+    with accept(client, "later", NEXT_AVAILABLE_SESSION, max_wait_time=WITHIN_S) as receiver:
+        assert session_of(receiver).session_id == "b"
+        assert [*map(str, receive(receiver, 1))] == ["b later"]
 
 
 def test_peek_shows_a_receiver_its_session_only(client: ServiceBusClient) -> None:
