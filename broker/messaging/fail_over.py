@@ -11,9 +11,11 @@ they would all write to the same one in vain.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 from broker.base.errors import Reason, Refused
 from broker.namespace.entity import Entity
+from broker.operations import Failed
 
 ONE_DISK = frozenset((Reason.PARTITION_UNAVAILABLE, Reason.QUOTA_EXCEEDED))
 SEVERAL_DISKS = ONE_DISK | {Reason.DISK_FULL}
@@ -21,6 +23,36 @@ SEVERAL_DISKS = ONE_DISK | {Reason.DISK_FULL}
 several."""
 WITHIN_S = 7.0
 """Try no further partition after this many seconds (clients wait 15 s and more for an outcome)."""
+
+
+class Tried(Protocol):
+    """Messages that partitions are asked to store, one after the other."""
+
+    number: int | None
+    """The partition that is asked now; None if a key pins them to theirs."""
+    began: float
+    """When the first one was asked."""
+    refused_by: dict[int, Reason]
+    """Partitions that refused them, and why."""
+
+
+def fail_over(queue: Entity, tried: Tried, failed: Failed, count: int, now: float) -> int | None:
+    """Choose another partition for `count` messages, in place of the one that has refused them. Returns its
+    number; None if none may take them, or they have a key."""
+    if tried.number is None:
+        return None
+    number = another_partition(
+        queue, tried.number, failed.reason, tried.refused_by, count, began=tried.began, now=now
+    )
+    if number is not None:
+        tried.number = number
+    return number
+
+
+def refusal_of(queue: Entity, tried: Tried, failed: Failed) -> Refused:
+    """The refusal for the client, once no partition has taken the messages."""
+    why = Refused(failed.reason, failed.description)
+    return why if tried.number is None else refusal_of_all(queue, tried.refused_by, why)
 
 
 def another_partition(

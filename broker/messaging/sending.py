@@ -22,7 +22,7 @@ from broker.entities.descriptions import MAIN
 from broker.message.batch_envelope import RoutingHint, split
 from broker.message.identity import key_text
 from broker.message.stored import StoredRun, store_run
-from broker.messaging.fail_over import another_partition, refusal_of_all
+from broker.messaging.fail_over import fail_over, refusal_of
 from broker.messaging.sends import send_of
 from broker.namespace.entity import Entity, next_client
 from broker.namespace.router import PartitionHandle
@@ -381,28 +381,14 @@ class Sending(Generic[R]):
             meter.send_seconds.observe(self._loop.time() - sent.began)
             self._stored(sent.receipts, sent.count)
         else:
-            why = Refused(answer.reason, answer.description)
-            if sent.number is not None:
-                why = refusal_of_all(self._queue, sent.refused_by, why)
-            self._refused(sent.receipts, why, sent.count)
+            self._refused(sent.receipts, refusal_of(self._queue, sent, answer), sent.count)
 
     def _sent_elsewhere(self, sent: _Underway[R], failed: Failed) -> bool:
         """Post messages without a key to another partition if theirs is down or full (`fail_over.py`);
         returns whether it did."""
-        if sent.number is None:
-            return False
-        number = another_partition(
-            self._queue,
-            sent.number,
-            failed.reason,
-            sent.refused_by,
-            len(sent.send.messages),
-            began=sent.began,
-            now=self._loop.time(),
-        )
+        number = fail_over(self._queue, sent, failed, len(sent.send.messages), self._loop.time())
         if number is None:
             return False
-        sent.number = number
         assert isinstance(sent.send.cookie, int), "cookies of a sender are numbers"
         self._waiting[sent.send.cookie] = sent
         self._queue.router.handles[number].post(sent.send, self._client, self._answered)

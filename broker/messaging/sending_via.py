@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.message.transfers import via_partition_key
-from broker.messaging.fail_over import another_partition, refusal_of_all
+from broker.messaging.fail_over import fail_over, refusal_of
 from broker.messaging.sending import Collected, UnderWay
 from broker.messaging.sends import transfer_of
 from broker.namespace.entity import Entity, next_client
@@ -182,27 +182,13 @@ class SendingVia(Generic[R]):
         if isinstance(answer, Transacted):
             self._stored(sent.receipts, sent.count)
             return
-        why = Refused(answer.reason, answer.description)
-        if sent.number is not None:
-            why = refusal_of_all(self._via, sent.refused_by, why)
-        self._refused(sent.receipts, why, sent.count)
+        self._refused(sent.receipts, refusal_of(self._via, sent, answer), sent.count)
 
     def _sent_elsewhere(self, sent: _Underway[R], failed: Failed) -> bool:
         """Post messages without a key to another partition if theirs is down or full (`fail_over.py`);
         returns whether it did."""
-        if sent.number is None:
-            return False
-        number = another_partition(
-            self._via,
-            sent.number,
-            failed.reason,
-            sent.refused_by,
-            sent.messages,
-            began=sent.began,
-            now=self._loop.time(),
-        )
+        number = fail_over(self._via, sent, failed, sent.messages, self._loop.time())
         if number is None:
             return False
-        sent.number = number
         self._post(sent, number)
         return True

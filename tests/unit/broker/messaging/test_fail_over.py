@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import pytest
 
 from broker.base.errors import Reason, Refused
-from broker.messaging.fail_over import WITHIN_S, another_partition, refusal_of_all
+from broker.messaging.fail_over import WITHIN_S, another_partition, fail_over, refusal_of, refusal_of_all
+from broker.operations import Failed
 from tests.support.link_stack import LinkStack
+
+FULL = Failed(Reason.QUOTA_EXCEEDED, "full", None)
+
+
+@dataclass
+class Messages:
+    number: int | None
+    began: float = 0.0
+    refused_by: dict[int, Reason] = field(default_factory=dict)
 
 
 @pytest.mark.parametrize(
@@ -41,3 +53,16 @@ async def test_a_queue_is_full_if_all_its_partitions_are() -> None:
     assert refusal_of_all(queue, both, full) is full
     one = refusal_of_all(queue, both | {0: Reason.PARTITION_UNAVAILABLE}, full)
     assert one.reason is Reason.PARTITION_UNAVAILABLE and "1 of the 2" in one.description
+
+
+async def test_messages_move_on_until_no_partition_is_left() -> None:
+    queue, messages = LinkStack(2).queue, Messages(0)
+    assert fail_over(queue, messages, FULL, 1, 0.0) == messages.number == 1
+    assert fail_over(queue, messages, FULL, 1, 0.0) is None
+    assert refusal_of(queue, messages, FULL).reason is Reason.QUOTA_EXCEEDED
+
+
+async def test_messages_with_a_key_stay_with_their_partition() -> None:
+    queue, messages = LinkStack(2).queue, Messages(None)
+    assert fail_over(queue, messages, FULL, 1, 0.0) is None and not messages.refused_by
+    assert refusal_of(queue, messages, FULL).reason is Reason.QUOTA_EXCEEDED
