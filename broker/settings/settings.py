@@ -419,8 +419,8 @@ class Settings(BaseSettings):
         10_000,
         ge=1,
         description=(
-            "The same over all connections. Clients without a token have a tenth of them; beyond it, the "
-            "oldest of theirs without operations ends."
+            "The same over all connections. Clients without a token share a tenth of them; beyond that, "
+            "their oldest transaction without operations ends."
         ),
     )
     connection_transaction_bytes_max: int = Field(
