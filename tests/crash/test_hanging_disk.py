@@ -164,6 +164,36 @@ def test_a_peek_waits_for_no_partition_that_has_something_undecided(tmp_path: Pa
         assert sorted(number >> PARTITION_SHIFT for number in seen) == sorted([*range(PARTITIONS), VICTIM])
 
 
+def test_while_the_first_partition_hangs_all_others_are_paged_through(tmp_path: Path) -> None:
+    """Of 75 pages, only the first waits for the partition. A wait of 250 ms for each would take 19 s."""
+    disk = FaultyDisk(LocalDisk())
+    rounds = 5
+    with (
+        BrokerThread(tmp_path, [queue("orders")], disk, disk_timeout_ms=60_000) as broker,
+        ServiceBusClient.from_connection_string(connection_string(broker), retry_total=0) as client,
+        client.get_queue_receiver("orders") as receiver,
+        client_of(broker.addresses) as sender,
+        client_of(broker.addresses) as other,
+    ):
+        for _ in range(rounds):
+            send_to_each(sender)
+        disk.hang("sync", "/0000/")
+        undecided = threading.Thread(target=other.send, args=(0,))
+        undecided.start()
+        wait_until(lambda: disk.held == 1, "the commit hangs")
+        began = time.monotonic()
+        seen: list[int] = []
+        while len(seen) < rounds * (PARTITIONS - 1):
+            (message,) = receiver.peek_messages(1)
+            seen.append(message.sequence_number or 0)
+        assert time.monotonic() - began < ANSWERED_WITHIN_S
+        disk.release()
+        undecided.join(BACK_WITHIN_S)
+        while page := receiver.peek_messages(1):
+            seen.append(page[0].sequence_number or 0)
+        assert len(set(seen)) == len(seen) == rounds * PARTITIONS + 1
+
+
 def test_a_read_that_hangs_holds_up_its_own_partition_alone(tmp_path: Path) -> None:
     disk = FaultyDisk(LocalDisk())
     with (
