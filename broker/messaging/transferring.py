@@ -79,16 +79,16 @@ class Transfers:
             self._begin_known([entity])
 
     def _begin_known(self, entities: Sequence[Entity]) -> list[Entity]:
-        """Begin the lanes of partitions that are known to hold messages for other entities. Returns the
-        entities with other partitions."""
+        """Begin the lanes of partitions that are known to hold messages for other entities, and of those that
+        are down, so that nobody knows. Returns the entities with other partitions."""
         for entity in entities:
             subqueues = entity.description.subqueues
             name = next((each.name for each in subqueues if each.role is PASSES_ON), None)
-            if name is None:  # entities of this kind take part in no transaction over several
+            if name is None or entity.gone is not None:  # not every kind of entity has such a subqueue
                 continue
-            held = entity.counts().get(name) if entity.gone is None else None
-            if held is not None and held.active:
-                for number in range(entity.description.partitions):
-                    if entity.may_hold(number, name):
-                        self.passed_on(entity, number)
+            held = entity.counts().get(name)
+            is_left = held is not None and held.active
+            for number in range(entity.description.partitions) if is_left else entity.uncounted():
+                if entity.may_hold(number, name):
+                    self.passed_on(entity, number)
         return [entity for entity in entities if entity.gone is None and entity.unknown]

@@ -170,6 +170,32 @@ async def test_what_is_left_is_transferred_after_a_restart(stops: bool) -> None:
         assert [via.may_hold(number, MAIN) for number in range(4)] == [False, False, False, True]
 
 
+async def test_what_a_partition_holds_that_is_down_after_a_restart_is_transferred_when_it_is_back() -> None:
+    async with world(via=(2, PLAIN), b=(1, PLAIN)) as here:
+        await pass_on(here, "b", "1", "2", partition=1, announced=False)
+        await here.crash()
+        resting: Any = here.resting
+        resting.unknown = lambda generation: [1] if generation.endswith("via") else []
+        down = True
+
+        def refuse(name: str, number: int, log: MemoryLog) -> None:
+            log.on_acquire = lambda: DiskFailed("down") if down else None
+
+        here.on_log = refuse
+        here.start()
+        await until(lambda: bool(here.entities["via"].uncounted()))
+        down = False
+
+        def arrived() -> bool:
+            here.clock.advance(60_000)
+            for partition in here.partitions.values():
+                partition.wake()
+            return held_now(here.entities["b"]) == 2
+
+        await until(arrived)
+        await here.until_empty("via", TRANSFER)
+
+
 async def test_a_message_whose_removal_is_lost_in_a_crash_comes_once() -> None:
     """The destination has stored it, and the via entity dies before it has removed it."""
     async with world(via=(1, PLAIN), b=(1, PLAIN)) as here:
