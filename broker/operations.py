@@ -41,7 +41,14 @@ from broker.session_operations import (
     SetSessionState,
     WatchSessions,
 )
-from broker.transfer_operations import FailTransfer, HandedOver, HandOver, LockNext
+from broker.transfer_operations import (
+    FailTransfer,
+    FindSources,
+    HandedOver,
+    HandOver,
+    LockNext,
+    SourcesFound,
+)
 
 BYTES_UNBOUNDED = 1 << 62
 
@@ -418,7 +425,7 @@ Operation = (
     | GetSessionState | SetSessionState | ListSessions
     | Update | Detach | DeleteExactly | FindDeadLetters | LockExactly | Redrive | Reschedule
     | PromiseNumbers | BreakPromise
-    | HandOver | LockNext | FailTransfer
+    | HandOver | LockNext | FailTransfer | FindSources
 )  # fmt: skip
 
 
@@ -634,7 +641,7 @@ Answer = (
     Sent | Failed | Locked | Unmet | Withdrawn | Settled | Transacted | Renewed | Peeked | Arrived | Deleted
     | SessionState | SessionList
     | Recall | Updated | SessionAccepted | SessionLost | SessionRenewed | Unavailable | DeletedExactly
-    | Found | Redriven | Promised | HandedOver
+    | Found | Redriven | Promised | HandedOver | SourcesFound
 )  # fmt: skip
 
 

@@ -377,7 +377,9 @@ class Broker:
 
     def _start_partition(self, entity: Entity, number: int) -> HostedPartition:
         register = self._resting.register(entity.description.generation, number)
-        return self.host.start(entity.description, number, entity.meter, register)
+        partition = self.host.start(entity.description, number, entity.meter, register)
+        self.namespace.partition_started(entity, number)
+        return partition
 
     def _spawn_partition(self, work: Coroutine[Any, Any, None], name: str) -> None:
         assert self._tasks is not None, "the broker runs"

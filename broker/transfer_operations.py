@@ -28,6 +28,12 @@ def source_of(generation: str, partition: int, subqueue: int) -> bytes:
     return f"{generation}/{partition}/{subqueue}".encode()
 
 
+def parts_of_source(source: bytes) -> tuple[str, int, int]:
+    """The generation, partition and subqueue that `source_of` has named."""
+    generation, partition, subqueue = source.decode().rsplit("/", 2)
+    return generation, int(partition), int(subqueue)
+
+
 # --- operations ---------------------------------------------------------------------------------------------
 
 
@@ -86,6 +92,14 @@ class FailTransfer:
     cookie: object = None
 
 
+@dataclass(slots=True)
+class FindSources:
+    """Say what is left of the handing over of messages, to and from this partition. Answered with
+    `SourcesFound`."""
+
+    cookie: object = None
+
+
 # --- answers ------------------------------------------------------------------------------------------------
 
 
@@ -100,4 +114,15 @@ class HandedOver:
     identities."""
     kept: list[int]
     """Numbers that are kept of the source besides those of this operation."""
+    cookie: object = None
+
+
+@dataclass(slots=True)
+class SourcesFound:
+    """What is left of the handing over of messages."""
+
+    sources: list[bytes]
+    """The sources of which the partition keeps numbers."""
+    passes_on: bool
+    """Whether it holds messages that are on their way to other entities."""
     cookie: object = None

@@ -208,9 +208,9 @@ class QueueDescription(EntityDescription):
         return self.settings
 
 
-def number_with(role: Role, subqueues: Sequence[SubqueueDescription]) -> int:
-    """The number of the first subqueue in this role. Every kind of entity has one in each role."""
-    return next(number for number, each in enumerate(subqueues) if each.role is role)
+def number_with(role: Role, subqueues: Sequence[SubqueueDescription]) -> int | None:
+    """The number of the first subqueue in this role; None if there is none."""
+    return next((number for number, each in enumerate(subqueues) if each.role is role), None)
 
 
 SHARED_MAX = 1_024

@@ -47,6 +47,7 @@ KINDS: Final[Mapping[int, type]] = {
     92: session_operations.GetSessionState, 93: session_operations.ListSessions,
     88: operations.DeleteExactly, 89: operations.FindDeadLetters, 90: operations.LockExactly,
     91: operations.Redrive,
+    94: transfer_operations.FindSources, 95: transfer_operations.SourcesFound,
     96: operations.Sent, 97: operations.Failed, 98: operations.Locked, 99: operations.Unmet,
     100: operations.Withdrawn, 101: operations.Settled, 102: operations.Renewed, 103: operations.Peeked,
     104: operations.Arrived, 105: operations.Deleted, 106: operations.Recall, 107: operations.Updated,

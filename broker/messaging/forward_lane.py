@@ -316,6 +316,8 @@ class Lane:
             if not self.route.source.is_deleted:
                 answer = await self.ask(LockNext(self.route.subqueue, 0, 0, 0))
                 if isinstance(answer, Refused):
+                    for outlet in self._outlets.values():
+                        outlet.leave()
                     return
             await self._forget_synced()
 

@@ -362,8 +362,17 @@ class Outlet:
         if target is None or target.gone or target.description.generation != self._target_generation:
             return  # it was deleted; or its partitions say what they keep when they start again
         for number in marked:
-            if not await self._forget_in(target, number) or self._doubt.get(number):
+            if not await self._forget_in(target, number):
+                self._route.shared.look_again(target, number)
+            elif self._doubt.get(number):
                 self._marked.add(number)
+
+    def leave(self) -> None:
+        """This outlet ends, but the source cannot say what is in doubt: have the target say what it keeps."""
+        target = self._route.shared.namespace.find(self._target_name)
+        if target is not None and target.description.generation == self._target_generation:
+            for number in self._marked:
+                self._route.shared.look_again(target, number)
 
     async def _forget_in(self, target: Entity, number: int) -> bool:
         """Tell one partition which numbers it must still keep. False if it does not answer, or the source

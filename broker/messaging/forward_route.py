@@ -29,6 +29,8 @@ class Shared:
     message_id: Callable[[], str]
     spawn: Callable[..., asyncio.Task[None]]
     """Runs a coroutine under a name, and logs its errors."""
+    look_again: Callable[[Entity, int], None]
+    """Have this partition of a target say of which sources it keeps numbers (`forward_leftovers.py`)."""
     loads: asyncio.Semaphore
     """Bounds how many loads are in memory at a time."""
 
@@ -54,8 +56,11 @@ class Route:
         self.dead_letters_to = subqueues[number].dead_letters_to
         """The number of the subqueue for messages that no target will ever take. Without it, they go to
         the transfer dead-letter queue."""
-        failed = number_with(KEEPS_FAILED_TRANSFERS, subqueues)
-        self.fails_to = subqueues[failed if self.dead_letters_to is None else self.dead_letters_to].name
+        fails_to = self.dead_letters_to
+        if fails_to is None:
+            fails_to = number_with(KEEPS_FAILED_TRANSFERS, subqueues)
+        assert fails_to is not None, "an entity that forwards these has a transfer dead-letter queue"
+        self.fails_to = subqueues[fails_to].name
         """The name of that subqueue, or of the transfer dead-letter queue."""
 
     @property

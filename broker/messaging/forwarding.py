@@ -11,18 +11,22 @@ Entities that forward nothing have no part in any of this.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from broker.base.clock import Clock
 from broker.entities.descriptions import key_of
-from broker.entities.roles import KEEPS_DEAD_LETTERS, SERVES_RECEIVERS
+from broker.entities.roles import KEEPS_DEAD_LETTERS, PASSES_ON, SERVES_RECEIVERS
+from broker.messaging.asking import answer_of
 from broker.messaging.forward_lane import Lane
+from broker.messaging.forward_leftovers import Leftovers
 from broker.messaging.forward_route import LOADS_MAX, Route, Shared
 from broker.messaging.transferring import Transfers
 from broker.namespace.entity import Entity
 from broker.namespace.namespace import Namespace
+from broker.namespace.router import PartitionHandle
 from broker.throttle.memory_mark import Memory
+from broker.transfer_operations import HandOver, SourcesFound, parts_of_source
 
 _Key = tuple[str, int]
 """The generation of the source, and the number of the subqueue."""
@@ -47,6 +51,11 @@ class ForwardedSubqueue:
         if number not in self._lanes:
             lane = self._lanes[number] = Lane(self._route, number)
             asyncio.get_running_loop().call_soon(lane.start)
+
+    def mark(self, partition: int, target: Entity, number: int) -> None:
+        """A partition of the target keeps numbers of what came from this partition."""
+        self._start_lane(partition)
+        self._lanes[partition].mark(target, number)
 
     def try_now(self) -> None:
         """The target has changed."""
@@ -78,7 +87,10 @@ class Forwarding:
         spawn: Callable[..., asyncio.Task[None]],
     ) -> None:
         """`spawn` runs a coroutine under a name, and logs its errors."""
-        self._shared = Shared(namespace, memory, clock, message_id, spawn, asyncio.Semaphore(LOADS_MAX))
+        self._leftovers = Leftovers(self._found)
+        look = self._leftovers.look
+        turns = asyncio.Semaphore(LOADS_MAX)
+        self._shared = Shared(namespace, memory, clock, message_id, spawn, look, turns)
         self._namespace = namespace
         self.transfers = Transfers(self._shared)
         self._forwarded: dict[_Key, ForwardedSubqueue] = {}
@@ -91,8 +103,11 @@ class Forwarding:
     def start(self) -> None:
         """Begin to forward. Call this once all entities are there."""
         self._namespace.changed = self._changed
+        self._namespace.partition_started = self._leftovers.look
         self.transfers.start()
         for entity in list(self._namespace.live_entities()):
+            for number in entity.started:
+                self._leftovers.look(entity, number)
             if _targets_of(entity):
                 self._changed(entity)
 
@@ -100,6 +115,8 @@ class Forwarding:
         """End the loads under way, and forward nothing more."""
         self._is_stopped = True
         self._namespace.changed = lambda entity: None
+        self._namespace.partition_started = lambda entity, number: None
+        self._leftovers.stop()
         for key in list(self._forwarded):
             self._end(key)
         if self._ending:
@@ -120,6 +137,33 @@ class Forwarding:
         for key in self._by_target.get(key_of(entity.name), ()):
             self._forwarded[key].try_now()
         self.transfers.changed(entity)
+
+    def _found(self, entity: Entity, number: int, found: SourcesFound) -> None:
+        """A partition says what is left in it."""
+        if found.passes_on:
+            self.transfers.passed_on(entity, number)
+        if not found.sources:
+            return
+        live = {each.description.generation: each for each in self._namespace.live_entities()}
+        handle = entity.router.handles[number]
+        for source in found.sources:
+            if not self._may_go_on(source, live, entity, number):
+                self._shared.spawn(_forget(handle, source), name=f"forward {entity.name} forgets")
+
+    def _may_go_on(self, name: bytes, live: Mapping[str, Entity], target: Entity, number: int) -> bool:
+        """Whether messages that a partition of this target has stored may still come to it from a source. If
+        so, the lane of the source has them forgotten once they cannot."""
+        generation, partition, subqueue = parts_of_source(name)
+        source = live.get(generation)
+        if source is None or source.gone is not None:
+            return self._namespace.may_exist(generation)
+        if source.description.subqueues[subqueue].role is PASSES_ON:
+            self.transfers.mark(source, partition, target, number)
+            return True
+        forwarded = self._forwarded.get((generation, subqueue))
+        if forwarded is not None and key_of(forwarded.target_name) == key_of(target.name):
+            forwarded.mark(partition, target, number)
+        return True  # it may forward to this target again
 
     def _begin(self, key: _Key, entity: Entity, target: str) -> None:
         forwarded = ForwardedSubqueue(self._shared, entity, key[1], target)
@@ -161,12 +205,17 @@ async def _stop_after(
     await forwarded.stop(forgets=forgets)
 
 
+async def _forget(handle: PartitionHandle, source: bytes) -> None:
+    """Have a partition forget a source. If it refuses, it is asked again when it starts the next time."""
+    await answer_of(handle, HandOver(source, (), (), keeps=()))
+
+
 def _targets_of(entity: Entity) -> dict[int, str]:
     """By number of the subqueue: the entity that its messages go to. Empty while the source's status allows
     no receiving."""
-    description = entity.description
-    if entity.gone is not None or not description.settings.status.can_receive:
+    if entity.gone is not None or not entity.description.settings.status.can_receive:
         return {}
+    description = entity.description
     forward_to, forward_dead_lettered_to = description.settings.forwarding
     targets = {SERVES_RECEIVERS: forward_to, KEEPS_DEAD_LETTERS: forward_dead_lettered_to}
     wanted = ((number, targets.get(each.role)) for number, each in enumerate(description.subqueues))

@@ -47,9 +47,17 @@ class Transfers:
         """A partition of an entity is about to get messages for other entities."""
         key = via.description.generation, number
         if key not in self._lanes and via.gone is None and not self._stopping:
-            route = Route(self._shared, via, number_with(PASSES_ON, via.description.subqueues), None)
+            number_there = number_with(PASSES_ON, via.description.subqueues)
+            assert number_there is not None, "an entity that passes messages on has a subqueue for them"
+            route = Route(self._shared, via, number_there, None)
             lane = self._lanes[key] = Lane(route, number)
             lane.start()
+
+    def mark(self, via: Entity, partition: int, destination: Entity, number: int) -> None:
+        """A partition of a destination keeps numbers of what came from this partition."""
+        self.passed_on(via, partition)
+        if (lane := self._lanes.get((via.description.generation, partition))) is not None:
+            lane.mark(destination, number)
 
     def changed(self, entity: Entity) -> None:
         """An entity was created, changed or deleted."""

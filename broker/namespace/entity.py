@@ -367,6 +367,11 @@ class Entity(ABC):
         )
 
     @property
+    def started(self) -> Collection[int]:
+        """The partitions that have started."""
+        return self._partitions.keys()
+
+    @property
     def has_started(self) -> bool:
         """Whether any partition has started."""
         return bool(self._partitions)

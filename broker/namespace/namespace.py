@@ -142,6 +142,8 @@ class Namespace:
         `Services`."""
         self.changed: Callable[[Entity], None] = lambda entity: None
         """Called when an entity was created, changed or deleted. Set by `Forwarding`."""
+        self.partition_started: Callable[[Entity, int], None] = lambda entity, number: None
+        """Called when a partition has started. Set by `Forwarding`."""
 
     async def load(self) -> None:
         """Load the entities from the catalogue. Raises StorageError if the folder cannot be read or another
@@ -317,6 +319,12 @@ class Namespace:
         """Whether a queue that is not live may still exist: its entry cannot be read, or there is a damaged
         entry whose name is unknown."""
         return bool(self._illegible) or key_of(name) in self._damaged
+
+    def may_exist(self, generation: str) -> bool:
+        """Whether an entity of this generation is live, damaged or unconfirmed."""
+        live = (each.description.generation for each in self._queues.values())
+        kept = (live, self._damaged.values(), self._illegible, self._unconfirmed.values())
+        return any(generation in each for each in kept)
 
     def descriptions(self) -> Sequence[EntityDescription]:
         """All queues, by name."""

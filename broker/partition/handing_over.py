@@ -7,12 +7,13 @@ in the commit of the messages, so a crash leaves both or neither.
 from __future__ import annotations
 
 from broker.base.errors import Reason, Refused
+from broker.entities.roles import PASSES_ON
 from broker.operations import ClientId, Send
 from broker.partition.origins import Origins, handed_over
 from broker.partition.sending import Sending
 from broker.partition.workspace import Workspace
 from broker.send_lists import at, part_of
-from broker.transfer_operations import HandedOver, HandOver
+from broker.transfer_operations import FindSources, HandedOver, HandOver, SourcesFound
 
 
 class HandingOver:
@@ -63,3 +64,10 @@ class HandingOver:
         space.cycle.is_synced = True
         places = [new[place] for place in duplicates]
         space.answer(client, HandedOver(known, places, kept, operation.cookie))
+
+    def find(self, client: ClientId, find: FindSources) -> None:
+        """Say of which sources numbers are kept, and whether messages are on their way to other entities."""
+        messages = self._space.messages
+        passes_on = any(each.role is PASSES_ON for each in messages.work.occupied.values())
+        sources = messages.states.of(Origins).sources
+        self._space.answer(client, SourcesFound(sources, passes_on, find.cookie))

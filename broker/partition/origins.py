@@ -55,6 +55,11 @@ class Origins(InBlocks):
         """The numbers that are kept of a source."""
         return self._numbers.get(source, ())
 
+    @property
+    def sources(self) -> list[bytes]:
+        """All sources of which numbers are kept."""
+        return list(self._numbers)
+
     # --- records --------------------------------------------------------------------------------------------
 
     def apply(self, record: Record, position: Position) -> None:

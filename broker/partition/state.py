@@ -120,7 +120,7 @@ from broker.session_operations import (
     SetSessionState,
     WatchSessions,
 )
-from broker.transfer_operations import FailTransfer, HandedOver, HandOver, LockNext
+from broker.transfer_operations import FailTransfer, FindSources, HandedOver, HandOver, LockNext
 from storage.log import Commit, Frame
 
 Totals = Mapping[int, tuple[int, int, int, int]]
@@ -449,6 +449,8 @@ class Partition:
                 self._redriving.redrive(client, operation)
             case HandOver():
                 self._handing_over.take(client, operation)
+            case FindSources():
+                self._handing_over.find(client, operation)
             case LockNext():
                 return self._delivering.lock_next(client, operation)
             case FailTransfer():

@@ -69,6 +69,7 @@ class World:
         self.resting = _Resting()
         self.entities: dict[str, Entity] = {}
         self.changed: Callable[[Entity], None] = lambda entity: None
+        self.partition_started: Callable[[Entity, int], None] = lambda entity, number: None
         self.tasks: set[asyncio.Task[Any]] = set()
         self.life = 0
         self.partitions: dict[tuple[str, int], PartitionTask] = {}
@@ -85,6 +86,9 @@ class World:
 
     def live_entities(self) -> Iterable[Entity]:
         return self.entities.values()
+
+    def may_exist(self, generation: str) -> bool:
+        return any(each.description.generation == generation for each in self.entities.values())
 
     # --- lives ----------------------------------------------------------------------------------------------
 
@@ -130,6 +134,7 @@ class World:
             limits=LIMITS,
         )
         self.spawn(task.run())
+        self.partition_started(entity, number)
         return task
 
     def _make_log(self, entity: Entity, number: int) -> Log:

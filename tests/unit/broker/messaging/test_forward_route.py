@@ -24,7 +24,9 @@ PLAIN = QueueSettings()
 
 
 def route_of(here: World, role: Role, target: str | None) -> Route:
-    return Route(here.forwarding._shared, here.entities["a"], number_with(role, QUEUE_SUBQUEUES), target)
+    number = number_with(role, QUEUE_SUBQUEUES)
+    assert number is not None
+    return Route(here.forwarding._shared, here.entities["a"], number, target)
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,7 @@ async def test_a_queue_created_again_is_another_one(world: World) -> None:
     await world.namespace.delete_entity("orders")
     second = await world.namespace.create_entity("orders", QueueSettings())
     assert first.generation != second.generation
+    assert not world.namespace.may_exist(first.generation) and world.namespace.may_exist(second.generation)
 
 
 @pytest.mark.parametrize("act", ["update", "delete", "runtime"])

@@ -7,11 +7,11 @@ import pytest
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import MAIN, QueueSettings
-from broker.operations import Complete, Failed, Send, Sent
+from broker.operations import DESTINATION, Complete, Failed, Send, Sent, Transact
 from broker.partition.origins import Origins
 from broker.partition.task import Health, TaskLimits
 from broker.partition.upkeep import UpkeepLimits
-from broker.transfer_operations import HandedOver, HandOver
+from broker.transfer_operations import FindSources, HandedOver, HandOver, SourcesFound
 from tests.support.partition_harness import Harness, one
 
 SOURCE, OTHER = b"source", b"other"
@@ -160,3 +160,12 @@ async def test_messages_arrive_in_the_main_subqueue_with_their_time_to_live() ->
     locked = await harness.receive(2)
     (expires_ms,) = locked.expires_at_ms
     assert locked.subqueue == MAIN and expires_ms == locked.enqueued_at_ms[0] + 5_000
+
+
+async def test_a_partition_says_of_which_sources_it_keeps_numbers_and_whether_it_passes_messages_on() -> None:
+    harness = Harness()
+    assert one(await harness.do(1, FindSources(7)), SourcesFound) == SourcesFound([], False, 7)
+    transfers = Send([b"t"], None, columns={DESTINATION: [b"other"]})
+    await harness.do(1, hand("a"), hand("b", source=OTHER), Transact(Send([], None), [], transfers=transfers))
+    found = one(await harness.do(1, FindSources()), SourcesFound)
+    assert sorted(found.sources) == [OTHER, SOURCE] and found.passes_on

@@ -1,0 +1,136 @@
+"""What forwarding leaves in a partition is found when the partition starts, or comes back: numbers of sources
+that nobody needs are forgotten, and messages for other entities go on."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from broker.base.errors import Refused
+from broker.entities.descriptions import TRANSFER, EntityStatus, QueueSettings
+from broker.message.stored import store_run
+from broker.messaging import forward_lane
+from broker.messaging.sends import transfer_of
+from broker.namespace.entity import ask
+from broker.operations import Send, Transact
+from broker.partition.origins import Origins
+from storage.errors import DiskFailed
+from tests.support.forwarding_world import World, held_now, message_of, world
+from tests.support.memory_log import MemoryLog
+from tests.support.waiting import until
+
+PLAIN, TO_B = QueueSettings(), QueueSettings(forward_to="b")
+PAUSED = replace(TO_B, status=EntityStatus.RECEIVE_DISABLED)
+
+
+@pytest.fixture(autouse=True)
+def timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward_lane, "RETRY_S", 0.001)
+    monkeypatch.setattr(forward_lane, "RETRY_S_MAX", 0.01)
+    monkeypatch.setattr(forward_lane, "FORGET_S", 60.0)
+
+
+def keeps(here: World) -> bool:
+    """Whether the only partition of "b" keeps numbers."""
+    partition = here.partitions["b", 0]._partition
+    return partition is not None and bool(partition.messages.states.of(Origins).sources)
+
+
+async def crashed(here: World) -> None:
+    """Forward a message, and crash before the target has forgotten it."""
+    await here.send("a", "x")
+    await here.until_at("b", 1)
+    await here.until_empty("a")
+    assert keeps(here)
+    await here.crash()
+
+
+async def test_after_a_crash_a_target_forgets_a_source_that_was_deleted() -> None:
+    async with world(a=(1, TO_B), b=(1, PLAIN)) as here:
+        await crashed(here)
+        del here.descriptions["a"], here.disks["a", 0]
+        here.start()
+        await here.wake_all()
+        await until(lambda: not keeps(here))
+
+
+async def test_after_a_crash_an_idle_lane_has_its_target_forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world(a=(1, TO_B), b=(1, PLAIN)) as here:
+        await crashed(here)
+        monkeypatch.setattr(forward_lane, "FORGET_S", 0.001)
+        here.start()
+        await here.wake_all()
+        await until(lambda: not keeps(here))
+        (forwarded,) = here.forwarding._forwarded.values()
+        lane = forwarded._lanes[0]
+        await until(lambda: lane._task is None)
+        assert lane._forget_timer is None and not lane._outlets
+
+
+@pytest.mark.parametrize("settings", [PAUSED, PLAIN], ids=["paused", "off"])
+async def test_after_a_crash_a_target_keeps_what_a_source_may_hand_over_again(
+    settings: QueueSettings,
+) -> None:
+    async with world(a=(1, TO_B), b=(1, PLAIN)) as here:
+        await crashed(here)
+        here.descriptions["a"] = replace(here.descriptions["a"], settings=settings)
+        here.start()
+        await here.wake_all()
+        await until(lambda: not here.forwarding._leftovers._visits)
+        assert keeps(here)
+
+
+async def test_a_target_that_was_down_when_its_source_ended_forgets_it_once_it_is_back() -> None:
+    async with world(a=(1, TO_B), b=(1, PLAIN)) as here:
+        await here.send("a", "x")
+        await here.until_at("b", 1)
+        await here.until_empty("a")
+        down = True
+        log = here.logs["b", 0]
+        log.on_acquire = lambda: DiskFailed("down") if down else None
+        log.on_append = lambda commit, urgent: DiskFailed("down")
+        with pytest.raises(Refused):
+            await here.send("b", "fails")
+        await here.delete("a")
+        await until(lambda: here.forwarding._leftovers._visits)
+        down, log.on_append = False, lambda commit, urgent: None
+        here.clock.advance(60_000)
+        here.partitions["b", 0].wake()
+        await until(lambda: not here.forwarding._leftovers._visits)
+        await until(lambda: here.partitions["b", 0].health == "healthy" and not keeps(here))
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["opened", "opened late"])
+async def test_messages_for_other_entities_go_on_once_their_partition_opens(is_late: bool) -> None:
+    async with world(via=(1, PLAIN), b=(1, PLAIN)) as here:
+        run = store_run([message_of("x")], str)
+        sent = transfer_of(Send(run.data, None), "b")
+        await ask(here.entities["via"].router.handles[0], Transact(Send([], None), [], transfers=sent))
+        await here.crash()
+        down = is_late
+
+        def refuse(name: str, number: int, log: MemoryLog) -> None:
+            log.on_acquire = lambda: DiskFailed("down") if down and name == "via" else None
+
+        here.on_log = refuse
+        here.start()
+        await here.entities["via"].wake(0)
+        if is_late:
+            await until(lambda: any(each._waits for each in here.forwarding._leftovers._visits.values()))
+            down = False
+            here.clock.advance(60_000)
+            here.partitions["via", 0].wake()
+        assert await here.until_at("b", 1) == ["x"]
+        await here.until_empty("via", TRANSFER)
+
+
+async def test_nothing_is_asked_after_the_end() -> None:
+    async with world(a=(1, PLAIN)) as here:
+        await here.send("a", "x")
+        here.forwarding._leftovers.look(here.entities["a"], 0)
+        await here.forwarding.stop()
+        here.forwarding._leftovers.look(here.entities["a"], 0)
+        await asyncio.sleep(0)
+        assert not here.forwarding._leftovers._visits and held_now(here.entities["a"]) == 1
