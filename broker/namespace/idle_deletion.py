@@ -20,7 +20,6 @@ import structlog
 
 from broker.base.clock import Clock
 from broker.base.errors import Refused
-from broker.entities.descriptions import MAIN
 from broker.namespace.entity import Entity
 
 log = structlog.get_logger("namespace")
@@ -109,5 +108,5 @@ def _is_used(entity: Entity, idle: _Idle) -> bool:
     return (
         (idle.accessed_at_ms, idle.updated_at_ms) != (entity.accessed_at_ms, entity.description.updated_at_ms)
         or bool(entity.watchers)
-        or ((main := entity.counts().get(MAIN)) is not None and main.scheduled > 0)
+        or any(held.scheduled for held in entity.counts().values())
     )
