@@ -4,8 +4,9 @@ crash at any time and start again."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import astuple
 from functools import partial
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ from broker.namespace.resting import Resting
 from broker.operations import Locked, Peek, Peeked, Send, Sent, SubqueueCounts
 from broker.partition.payloads import PayloadBudget
 from broker.partition.summary import Summary
-from broker.partition.task import PartitionTask, TaskLimits
+from broker.partition.task import Health, PartitionTask, TaskLimits
 from broker.throttle.memory_mark import Memory
 from storage.log import Log
 from tests.support.amqp_messages import message
@@ -32,6 +33,7 @@ from tests.support.memory_log import Disk, MemoryLog
 from tests.support.waiting import until
 
 LIMITS = TaskLimits(rest_ms=None)
+CRASH_TURNS = 4
 
 
 class _Resting:
@@ -39,16 +41,26 @@ class _Resting:
 
     def __init__(self) -> None:
         self.noted: dict[tuple[str, int], Summary] = {}
+        self.left: dict[str, set[int]] = {}
+        """By generation: the partitions that a crash has left open, until they are open again."""
         self.lost_folders: frozenset[int] = frozenset()
 
     def enter(self, generation: str, sleeper: object) -> None: ...
     def leave(self, generation: str, sleeper: object) -> None: ...
 
-    def counts(self, generation: str, leave_out: object) -> dict[int, SubqueueCounts]:
-        return {}
+    def counts(self, generation: str, leave_out: Collection[int]) -> dict[int, SubqueueCounts]:
+        total: dict[int, SubqueueCounts] = {}
+        for (each, number), summary in self.noted.items():
+            if each == generation and number not in leave_out:
+                for place, counts in summary.counts.items():
+                    before = total.get(place, SubqueueCounts())
+                    total[place] = SubqueueCounts(
+                        *map(sum, zip(astuple(before), astuple(counts), strict=True))
+                    )
+        return total
 
-    def unknown(self, generation: str) -> Sequence[int]:
-        return ()
+    def unknown(self, generation: str) -> Collection[int]:
+        return self.left.get(generation, ())
 
     def summary(self, generation: str, number: int) -> Summary | None:
         return self.noted.get((generation, number))
@@ -117,7 +129,7 @@ class World:
     ) -> asyncio.Task[None]:
         if life is not None and self.life != life:  # what is left of an earlier life does nothing more
             work.close()
-            return asyncio.create_task(asyncio.sleep(0), name=name)
+            work = asyncio.sleep(0)
         task = asyncio.create_task(work, name=name)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
@@ -132,10 +144,16 @@ class World:
             description=entity.description,
             payloads=PayloadBudget(1 << 26, 0),
             limits=LIMITS,
+            on_health=partial(self._is_known, entity.description.generation),
         )
         self.spawn(task.run())
         self.partition_started(entity, number)
         return task
+
+    def _is_known(self, generation: str, number: int, health: Health) -> None:
+        """A partition that has been opened, or could not be, is not unknown any more."""
+        if health is not Health.OPENING:
+            self.resting.left.get(generation, set()).discard(number)
 
     def _make_log(self, entity: Entity, number: int) -> Log:
         key = entity.name, number
@@ -146,17 +164,25 @@ class World:
     async def crash(self) -> None:
         """End everything at once. What is on the disks stays."""
         self.life += 1
-        tasks = list(self.tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0)
+        for _ in range(CRASH_TURNS):  # what ends may spawn something, which then does nothing
+            tasks = list(self.tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.sleep(0)
         self._forget()
         self.resting.noted.clear()
+        self.resting.left.clear()
+        for name, number in self.disks:
+            self.resting.left.setdefault(self.descriptions[name].generation, set()).add(number)
 
     async def stop(self) -> None:
         """Stop in order, and note what the partitions hold."""
         await self.forwarding.stop()
+        looking = [task for task in self.tasks if task.get_name() == "transfers left"]
+        for task in looking:
+            task.cancel()
+        await asyncio.gather(*looking, return_exceptions=True)
         for (name, number), partition in self.partitions.items():
             await partition.stop()
             counts = partition.counts()
@@ -179,15 +205,23 @@ class World:
 
     # --- clients --------------------------------------------------------------------------------------------
 
-    async def send(self, name: str, *texts: str, key: str | None = None, partition: int | None = None) -> int:
-        """Send messages with these ids and bodies, all to one partition: that of the key, or this one. Gives
-        the first one's sequence number."""
+    async def send(
+        self,
+        name: str,
+        *texts: str,
+        key: str | None = None,
+        partition: int | None = None,
+        later_ms: int | None = None,
+    ) -> int:
+        """Send messages with these ids and bodies, all to one partition: that of the key, or this one. They
+        become active so much later. Gives the first one's sequence number."""
         annotations = None if key is None else {"x-opt-partition-key": key}
         run = store_run([message_of(text, annotations) for text in texts], str)
         assert not run.refused
         entity = self.entities[name]
         number = entity.router.number_of(key) if key is not None else partition or 0
-        answer = await ask(entity.router.handles[number], Send(run.data, None))
+        times = None if later_ms is None else [self.clock.now_ms() + later_ms] * len(texts)
+        answer = await ask(entity.router.handles[number], Send(run.data, None, scheduled_ms=times))
         assert isinstance(answer, Sent), answer
         return answer.first
 
