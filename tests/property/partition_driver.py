@@ -316,11 +316,14 @@ class PartitionDriver(RuleBasedStateMachine):
 
     # --- schedules ------------------------------------------------------------------------------------------
 
-    def time_of_its_own(self, later_ms: int) -> int:
+    def time_of_its_own(self, later_ms: int, others: Sequence[Message] = ()) -> int:
         """A wall time that much later, or a little more: the order of messages that become active within one
-        tick is the partition's choice, unless they were scheduled in that order."""
+        tick is the partition's choice, unless they were scheduled in that order. `others` are about to be
+        sent."""
         wall_ms = self.harness.clock.now_ms()
-        taken = {-(-each.scheduled_ms // TICK_MS) for each in self.model.messages if each.scheduled_ms}
+        taken = {
+            -(-each.scheduled_ms // TICK_MS) for each in (*self.model.messages, *others) if each.scheduled_ms
+        }
         at_ms = max(wall_ms + later_ms, wall_ms + 1)
         while -(-at_ms // TICK_MS) in taken:
             at_ms += TICK_MS

@@ -181,7 +181,9 @@ class PartitionTransactions(PartitionDriver):
             numbers = numbers[1:] or [self.model.next_number + 7]
         elif self.model.used_promises and data.draw(st.integers(0, 9)) == 0:
             numbers = self.model.used_promises[-1]
-        times = sorted(self.time_of_its_own(data.draw(st.sampled_from(LATER_MS))) for _ in numbers)
+        times = sorted(
+            self.time_of_its_own(data.draw(st.sampled_from(LATER_MS)), parts.made) for _ in numbers
+        )
         send, made = self.new_messages(replace(plan, count=len(numbers), later_ms=None), surely_stores=True)
         self.note_ids()
         send.scheduled_ms = [self.asked_time(each) for each in times]
