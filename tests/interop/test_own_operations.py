@@ -36,6 +36,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         "delaying",
         "deferring",
         "rescheduling",
+        "batch-deleting",
     )
     queues = [queue(name, PartitionCount=4, Partitioned=True) for name in names]
     queues[4]["Properties"]["LockDuration"] = "PT1S"  # type: ignore[index]
@@ -97,6 +98,20 @@ def test_exactly_the_named_messages_are_deleted(broker: BrokerProcess, client: S
             )
         receiver.complete_message(locked)
     assert list(peek(client, "deleting")) == [kept]
+
+
+def test_messages_kept_ready_for_a_receiver_are_deleted_in_bulk(
+    broker: BrokerProcess, client: ServiceBusClient
+) -> None:
+    send(client, "batch-deleting")
+    with client.get_queue_receiver("batch-deleting") as receiver:
+        (seen,) = receiver.receive_messages(1, max_wait_time=WITHIN_S)
+        with connected(broker.addresses) as connection, management(connection, "batch-deleting") as node:
+            asked = {"message_count": 3, "enqueued_time_utc": timestamp(int((time.time() + 3600) * 1000))}
+            answers = [node.ask("com.microsoft:batch-delete-messages", **asked) for _ in range(4)]
+            assert [body.get("message-count") for _, body in answers] == [3, 3, 1, None]
+        receiver.complete_message(seen)
+    assert peek(client, "batch-deleting") == {}
 
 
 def test_a_purge_takes_the_states_and_the_age_asked_for(

@@ -345,17 +345,22 @@ class ManagementNode:
         if session_id is not None:
             numbers = [self._queue.router.number_of(session_id)]
         starts = dict.fromkeys(numbers, 0)
+        recalled_at: dict[int, int] = {}
         while starts and deleted < count:
             # There are few rounds: in the first, all partitions remove their share at once; in later ones,
-            # only those that have more.
-            for number, answer in await self._delete_shares(starts, count - deleted, before_ms, session_id):
+            # only those that have more, or that have taken back messages kept ready for a receiver.
+            for number, answer in await self._delete_shares(
+                starts, recalled_at, count - deleted, before_ms, session_id
+            ):
                 if isinstance(answer, Refused):
                     refusals.append(answer)
                     del starts[number]
                     continue
                 assert isinstance(answer, Deleted), f"{answer} is not an answer to Delete"
                 deleted += answer.count
-                if answer.next_sequence_number is None:
+                if answer.recalls:
+                    recalled_at[number] = starts[number]  # look again here, once
+                elif answer.next_sequence_number is None:
                     del starts[number]
                 else:
                     starts[number] = answer.next_sequence_number
@@ -364,10 +369,16 @@ class ManagementNode:
         return ok({"message-count": Int(deleted)}) if deleted else NO_CONTENT
 
     async def _delete_shares(
-        self, starts: dict[int, int], count: int, before_ms: int, session_id: str | None
+        self,
+        starts: dict[int, int],
+        recalled_at: dict[int, int],
+        count: int,
+        before_ms: int,
+        session_id: str | None,
     ) -> list[tuple[int, Answer | Refused]]:
         """Ask each of these partitions at once to delete an equal share of `count`, starting at its place;
-        returns each partition's answer."""
+        returns each partition's answer. A partition recalls messages that no client has seen, unless it has
+        done so at this place."""
         share, more = divmod(count, len(starts))
         asked = [
             (number, share + (place < more)) for place, number in enumerate(starts) if share or place < more
@@ -376,7 +387,9 @@ class ManagementNode:
         session = None if session_id is None else encode_session_id(session_id)
 
         def delete(number: int, part: int) -> Delete:
-            return Delete(self._subqueue, part, before_ms, starts[number], session_id=session)
+            start = starts[number]
+            recalls = recalled_at.get(number) != start
+            return Delete(self._subqueue, part, before_ms, start, recalls=recalls, session_id=session)
 
         answers = await asyncio.gather(
             *(answer_of(handles[number], delete(number, part)) for number, part in asked)

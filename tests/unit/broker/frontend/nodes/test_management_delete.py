@@ -61,6 +61,34 @@ async def test_a_partition_that_is_down_keeps_its_messages_and_is_told_of_if_not
     assert status(await delete(work, Stock({1: 2}, down=1), 100)) == (503, "com.microsoft:server-busy")
 
 
+async def test_messages_kept_ready_for_a_receiver_are_taken_back_and_deleted() -> None:
+    """Each partition holds two, the first of them delivered, and is looked at again once."""
+    asked: list[tuple[int, int, bool]] = []
+
+    def delete_some(number: int, operation: Delete) -> Answer:
+        asked.append((number, operation.from_sequence_number, operation.recalls))
+        return Deleted(0 if operation.recalls else 1, None, operation.cookie, operation.recalls)
+
+    body = {"message-count": 9, "enqueued-time-utc": Timestamp(5_000)}
+    response = await (await bench(2)).ask("batch-delete-messages", body, {Delete: delete_some})
+    assert response.body == {"message-count": 2}
+    assert sorted(asked) == [(0, 0, False), (0, 0, True), (1, 0, False), (1, 0, True)]
+
+
+async def test_messages_are_taken_back_in_each_place_of_a_partition() -> None:
+    asked: list[tuple[int, bool]] = []
+
+    def delete_some(number: int, operation: Delete) -> Answer:
+        start = operation.from_sequence_number
+        asked.append((start, operation.recalls))
+        return Deleted(0, None if start else 5, operation.cookie, operation.recalls)
+
+    body = {"message-count": 9, "enqueued-time-utc": Timestamp(5_000)}
+    response = await (await bench(1)).ask("batch-delete-messages", body, {Delete: delete_some})
+    assert status(response) == (204, None), "a client has seen all of them"
+    assert asked == [(0, True), (0, False), (5, True), (5, False)]
+
+
 @pytest.mark.parametrize("count", [0, -1, DELETED_MESSAGES_MAX + 1, None, "5", True])
 async def test_a_count_out_of_range_is_an_argument_error_and_deletes_nothing(count: Any) -> None:
     work, stock = await bench(), Stock({0: 5})
