@@ -36,11 +36,13 @@ class SessionPlan:
     the client wants. An abandoned message has to come before those behind it, so none of them may wait in
     the link's cache."""
 
-    __slots__ = ("_number", "asked")
+    __slots__ = ("_flows", "_number", "asked")
 
     def __init__(self, partitions: int, number: int) -> None:
         self.asked = [0] * partitions
         self._number = number
+        self._flows = False
+        """Whether the session may have more than it has given."""
 
     def ask(self, wanted: int, run_max: int) -> list[tuple[int, int, bool]]:
         return [(number, count, False) for number, count in self.ask_once(wanted, run_max, True)]
@@ -48,13 +50,15 @@ class SessionPlan:
     def ask_once(self, wanted: int, run_max: int, everywhere: bool) -> list[tuple[int, int]]:
         number = self._number
         missing = min(wanted, run_max) - self.asked[number]
-        if missing <= 0:
+        if missing <= 0 or not (everywhere or self._flows):
             return []
         self.asked[number] += missing
         return [(number, missing)]
 
     def answered(self, number: int, count: int, *, voids_demand: bool = False) -> None:
-        self.asked[number] = 0 if voids_demand else max(self.asked[number] - count, 0)
+        rest = 0 if voids_demand else self.asked[number] - count
+        self.asked[number] = max(rest, 0)
+        self._flows = rest <= 0
 
     def unmet(self, number: int) -> None:
         """A partition has no more for now. Nothing changes: it is not asked for more than is wanted."""
@@ -63,11 +67,12 @@ class SessionPlan:
         number = self._number
         if not self.asked[number]:
             return []
-        self.asked[number] = 0
+        self.forget(number)
         return [number]
 
     def forget(self, number: int) -> None:
         self.asked[number] = 0
+        self._flows = False
 
     def give_up(self, number: int) -> None:
         self.forget(number)

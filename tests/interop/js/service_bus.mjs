@@ -197,6 +197,7 @@ const scenarios = {
     assert.deepEqual([deferred.body, deferred.sessionId], ["a2", "a"]);
     await receiver.completeMessage(deferred);
     assert.deepEqual((await receiver.peekMessages(10)).map((message) => message.body), ["a3"]);
+    assert.deepEqual(await receiver.receiveMessages(10, { maxWaitTimeInMs: 200 }), [], "after a drain");
     const before = receiver.sessionLockedUntilUtc;
     await sleep(100);
     assert.ok((await receiver.renewSessionLock()) > before);

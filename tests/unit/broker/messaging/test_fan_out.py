@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.messaging.fan_out import RUN_MESSAGES, RUN_MESSAGES_MAX, DemandPlan
+from broker.messaging.fan_out import RUN_MESSAGES, RUN_MESSAGES_MAX, DemandPlan, SessionPlan
 
 ANY_RUN = 10_000
 
@@ -112,6 +112,16 @@ def test_a_drain_asks_everybody_for_no_more_than_a_share_and_then_those_that_gav
     assert plan.ask_once(12, ANY_RUN, everywhere=True) == []
     plan.answered(1, 3)
     assert plan.ask_once(9, 5, everywhere=False) == [(1, 5)]
+
+
+def test_a_drain_of_a_session_ends_once_it_has_given_nothing() -> None:
+    plan = SessionPlan(4, 2)
+    assert plan.ask_once(8, 5, True) == [(2, 5)] and plan.withdraw() == [2]
+    plan.answered(2, 5)
+    assert plan.ask_once(3, 5, False) == [(2, 3)] and plan.withdraw() == [2]
+    # Symptom: it was asked again and again, and the client gave the session up.
+    assert plan.ask_once(3, 5, False) == []
+    assert plan.ask(3, 5) == [(2, 3, False)], "the next credit asks again"
 
 
 def test_a_drain_for_nothing_or_with_nobody_to_ask_asks_nothing() -> None:
