@@ -37,6 +37,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         "deferring",
         "rescheduling",
         "batch-deleting",
+        "misspelling",
     )
     queues = [queue(name, PartitionCount=4, Partitioned=True) for name in names]
     queues[4]["Properties"]["LockDuration"] = "PT1S"  # type: ignore[index]
@@ -432,3 +433,24 @@ def test_the_official_client_makes_the_same_requests(client: ServiceBusClient) -
         body = ask(b"partibus:redrive-messages", {"deadletter-reason": "broken"}, answer)
         assert body == {b"message-count": len(KEYS)}
     assert set(peek(client, "official")) == set(map(str, range(len(KEYS))))
+
+
+def test_a_misspelt_field_is_refused_and_touches_no_message(client: ServiceBusClient) -> None:
+    bury(client, "misspelling", "broken", 2)
+    send(client, "misspelling", 2)
+
+    def refused(field: bytes) -> Any:
+        def answer(status: int, message: Any, description: bytes, **_: Any) -> None:
+            assert (status, field in description) == (400, True), (status, description)
+
+        return answer
+
+    with client.get_queue_receiver("misspelling") as receiver:
+        ask: Any = receiver._mgmt_request_response_with_retry
+        ask(b"partibus:purge-messages", {"state": ["scheduled"]}, refused(b"'state'"))
+    with client.get_queue_receiver("misspelling", sub_queue=ServiceBusSubQueue.DEAD_LETTER) as receiver:
+        ask = receiver._mgmt_request_response_with_retry
+        fields = {"dead-letter-reason": "another"}
+        ask(b"partibus:redrive-messages", fields, refused(b"'dead-letter-reason'"))
+    assert len(peek(client, "misspelling")) == 2
+    assert len(peek(client, "misspelling", sub_queue=ServiceBusSubQueue.DEAD_LETTER)) == 2

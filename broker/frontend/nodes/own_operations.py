@@ -43,7 +43,21 @@ OWN_WITHOUT_BODY = frozenset(("partibus:count-messages",))
 OWN_AT_ONCE = frozenset(("partibus:renew-lock", "partibus:count-messages"))
 """Operations that read or lock, and so are no part of any transaction."""
 
-Operations = dict[str, tuple[str, Callable[[dict[str, Any]], Awaitable[Response]]]]
+_SELECTION = ("enqueued-time-utc", "message-count", "from-sequence-number")
+FIELDS: Final[Mapping[str, frozenset[str]]] = {
+    "partibus:delete-messages": frozenset(("sequence-numbers",)),
+    "partibus:purge-messages": frozenset(("states", "session-id", *_SELECTION)),
+    "partibus:redrive-messages": frozenset(("sequence-numbers", "deadletter-reason", *_SELECTION)),
+    "partibus:renew-lock": frozenset(("lock-tokens", "session-id", "duration")),
+    "partibus:count-messages": frozenset(),
+    "partibus:reschedule-messages": frozenset(("sequence-numbers", "scheduled-enqueue-time")),
+    "partibus:deliver-scheduled-messages": frozenset(("sequence-numbers",)),
+}
+"""The fields that the request of each operation may have. A misspelt field that narrows a selection must not
+widen it, so no other is accepted."""
+
+Operation = Callable[[dict[str, Any]], Awaitable[Response]]
+Operations = dict[str, tuple[str, Operation]]
 
 
 class OwnOperations:
@@ -53,7 +67,7 @@ class OwnOperations:
         """`queue` gives the entity as it is found at the time of a request."""
         self._connection, self._queue = connection, queue
         self._entity, self._subqueue, self._path = address.entity, address.subqueue, address.path
-        self.operations: Operations = {
+        operations: Operations = {
             "partibus:delete-messages": ("Listen", self._delete),
             "partibus:purge-messages": ("Listen", self._purge),
             "partibus:redrive-messages": ("Listen", self._redrive),
@@ -61,6 +75,10 @@ class OwnOperations:
             "partibus:count-messages": ("Listen", self._count),
             "partibus:reschedule-messages": ("Send", self._reschedule),
             "partibus:deliver-scheduled-messages": ("Send", self._deliver),
+        }
+        self.operations: Operations = {
+            name: (right, _with_known_fields(name, operation))
+            for name, (right, operation) in operations.items()
         }
         """The right that each operation needs, and the function that carries it out."""
 
@@ -110,6 +128,7 @@ class OwnOperations:
         queue.check_can_send(MAIN)
         services.memory.admit(1)
         if "sequence-numbers" in body:
+            _check_fields(body, frozenset(("sequence-numbers",)), "A request with 'sequence-numbers'")
             numbers = _numbers(body)
             result = await redrive_exactly(queue, self._subqueue, numbers, lambda: services.browse_pages)
             return _redriven(result)
@@ -181,6 +200,23 @@ class OwnOperations:
                 "size-in-bytes": Long(counts.bytes),
             }
         )
+
+
+def _with_known_fields(name: str, operation: Operation) -> Operation:
+    """The operation, refused if its request has a field that is not one of FIELDS."""
+
+    async def checked(body: dict[str, Any]) -> Response:
+        _check_fields(body, FIELDS[name], f"'{name}'")
+        return await operation(body)
+
+    return checked
+
+
+def _check_fields(body: dict[str, Any], fields: frozenset[str], request: str) -> None:
+    unknown = [field for field in body if field not in fields]
+    if unknown:
+        allowed = f"its fields are {', '.join(sorted(fields))}" if fields else "it has no fields"
+        raise Refused(Reason.ARGUMENT, f"{request} has no field {str(unknown)[1:-1]:.200}; {allowed}.")
 
 
 def _redriven(result: Exactly) -> Response:

@@ -81,6 +81,30 @@ async def test_a_malformed_request_asks_nothing_of_a_partition(operation: str, b
     assert not any(part.posted for part in work.stack.parts)
 
 
+@pytest.mark.parametrize(
+    ("operation", "body", "field"),
+    [
+        ("delete-messages", {"sequence-numbers": [1], "states": ["active"]}, "states"),
+        ("purge-messages", {"state": ["scheduled"]}, "state"),
+        ("purge-messages", {5: "no text"}, "5"),
+        ("redrive-messages", {"dead-letter-reason": "broken"}, "dead-letter-reason"),
+        ("redrive-messages", {"sequence-numbers": [1], "deadletter-reason": "broken"}, "deadletter-reason"),
+        ("renew-lock", {"lock-tokens": [UUID(int=0)], "duration": 5, "seconds": 5}, "seconds"),
+        ("count-messages", {"states": ["active"]}, "states"),
+        ("reschedule-messages", {"sequence-numbers": [1], "scheduled-enqueue-time": 1, "time": 1}, "time"),
+        ("deliver-scheduled-messages", {"sequence-numbers": [1], "time": 1}, "time"),
+    ],
+)
+async def test_an_unknown_field_is_refused_by_name_and_asks_nothing_of_a_partition(
+    operation: str, body: dict[Any, Any], field: str
+) -> None:
+    work = await bench(1, DEAD if operation == "redrive-messages" else "queue/$management")
+    response = await work.ask(f"partibus:{operation}", body)
+    assert status(response) == (400, "com.microsoft:argument-error")
+    assert f"has no field {field};" in response.properties["statusDescription"].replace("'", "")
+    assert not any(part.posted for part in work.stack.parts)
+
+
 async def test_a_lock_is_renewed_for_the_duration_asked_for() -> None:
     work = await bench(1)
     token = Array(TypeCode.UUID, [UUID(int=0)])
