@@ -18,7 +18,9 @@ from broker.namespace.entity import Entity
 from broker.namespace.meter import EntityMeter
 from broker.operations import Abandon, Complete, DeadLetter, Defer, LockToken, Release, Settled
 
-DELAY = "partibus:delay"
+OWN_PREFIX = "partibus:"
+"""Properties of a settlement that begin so are instructions to the broker, and none of the message's."""
+DELAY = f"{OWN_PREFIX}delay"
 """The property of an abandon that delays the next delivery, in milliseconds (AMQP contract 7.5)."""
 DELAY_MS_MAX = 7 * 24 * 3_600_000
 
@@ -82,11 +84,11 @@ _ABANDON, _DEFER, _DEAD_LETTER = map(Settlement, (Kind.ABANDON, Kind.DEFER, Kind
 def abandon(properties: Mapping[Any, Any]) -> Settlement:
     """Give messages back with a delivery counted. Raises Refused for properties that cannot be set.
 
-    The property DELAY is none of the message's: it says how long to wait before the messages are offered
-    again.
+    The property DELAY says how long to wait before the messages are offered again.
     """
     if not properties:
         return _ABANDON
+    _check_own(properties, "an abandon", DELAY)
     if DELAY not in properties:
         return Settlement(Kind.ABANDON, encode_changes(properties))
     delay_ms = properties[DELAY]
@@ -103,6 +105,7 @@ def abandon(properties: Mapping[Any, Any]) -> Settlement:
 
 def defer(properties: Mapping[Any, Any]) -> Settlement:
     """Defer messages, to be received by sequence number. Raises Refused for properties that cannot be set."""
+    _check_own(properties, "a defer")
     return Settlement(Kind.DEFER, encode_changes(properties)) if properties else _DEFER
 
 
@@ -112,9 +115,21 @@ def dead_letter(properties: Mapping[Any, Any], reason: Any = None, description: 
     `reason` and `description` replace properties of these names. A null leaves the property as it is (AMQP
     contract 6.1).
     """
+    _check_own(properties, "a dead-lettering")
     given = {DEAD_LETTER_REASON: reason, DEAD_LETTER_DESCRIPTION: description}
     changed = {**properties, **{name: value for name, value in given.items() if value}}
     return Settlement(Kind.DEAD_LETTER, encode_changes(changed, drop_nulls=True)) if changed else _DEAD_LETTER
+
+
+def _check_own(properties: Mapping[Any, Any], settlement: str, *known: str) -> None:
+    """Refuse instructions to the broker that this settlement does not have, instead of setting them on the
+    message."""
+    for name in properties:
+        if isinstance(name, str) and name.startswith(OWN_PREFIX) and name not in known:
+            allowed = f"it has {', '.join(known)} alone" if known else "an abandon alone has such properties"
+            raise Refused(
+                Reason.ARGUMENT, f"'{name:.80}' is not a property of {settlement} to the broker; {allowed}."
+            )
 
 
 def not_settled(reason: Reason) -> Refused:

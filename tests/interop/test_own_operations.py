@@ -38,6 +38,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         "rescheduling",
         "batch-deleting",
         "misspelling",
+        "instructing",
     )
     queues = [queue(name, PartitionCount=4, Partitioned=True) for name in names]
     queues[4]["Properties"]["LockDuration"] = "PT1S"  # type: ignore[index]
@@ -454,3 +455,28 @@ def test_a_misspelt_field_is_refused_and_touches_no_message(client: ServiceBusCl
         ask(b"partibus:redrive-messages", fields, refused(b"'dead-letter-reason'"))
     assert len(peek(client, "misspelling")) == 2
     assert len(peek(client, "misspelling", sub_queue=ServiceBusSubQueue.DEAD_LETTER)) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "instruction"),
+    [("defered", "partibus:delay"), ("suspended", "partibus:delay"), ("abandoned", "partibus:dealy")],
+)
+def test_a_settlement_refuses_a_property_of_ours_that_it_does_not_have(
+    client: ServiceBusClient, status: str, instruction: str
+) -> None:
+    send(client, "instructing", 1)
+
+    def answer(code: int, message: Any, description: bytes, **_: Any) -> None:
+        assert (code, instruction.encode() in description) == (400, True), (code, description)
+
+    with client.get_queue_receiver("instructing") as receiver:
+        (message,) = receiver.receive_messages(1, max_wait_time=WITHIN_S)
+        ask: Any = receiver._mgmt_request_response_with_retry
+        request = {
+            "disposition-status": status,
+            "lock-tokens": [message.lock_token],
+            "properties-to-modify": {instruction: 5_000},
+        }
+        ask(b"com.microsoft:update-disposition", request, answer)
+        receiver.complete_message(message)  # it is still locked
+    assert peek(client, "instructing") == {}

@@ -21,6 +21,7 @@ from broker.messaging.settlement import (
     settle,
 )
 from broker.operations import Abandon, Complete, DeadLetter, Defer, Failed, Release, Settled
+from protocol.codec import Symbol
 from tests.support.link_stack import LinkStack, turn
 
 TOKENS = [bytes(16)]
@@ -68,6 +69,22 @@ def test_an_abandon_may_be_delayed_and_the_delay_is_no_property(delay: Any) -> N
 def test_a_delay_that_makes_no_sense_is_refused(delay: Any) -> None:
     with pytest.raises(Refused) as refused:
         abandon({DELAY: delay})
+    assert refused.value.reason is Reason.ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (abandon, "partibus:dealy"),
+        (abandon, Symbol("partibus:")),
+        (defer, DELAY),
+        (dead_letter, DELAY),
+        (dead_letter, Symbol("partibus:reason")),
+    ],
+)
+def test_a_property_of_ours_that_a_settlement_does_not_have_is_refused_by_name(make: Any, name: str) -> None:
+    with pytest.raises(Refused, match=f"'{name}'") as refused:
+        make({"a": 1, name: 5_000})
     assert refused.value.reason is Reason.ARGUMENT
 
 
