@@ -32,10 +32,11 @@ class ReceiveCache:
 class Shelf:
     """The messages that one link holds ready, in the order in which they came."""
 
-    __slots__ = ("_cache", "_chunks")
+    __slots__ = ("_cache", "_chunks", "_kept_ready")
 
-    def __init__(self, cache: ReceiveCache) -> None:
-        self._cache = cache
+    def __init__(self, cache: ReceiveCache, kept_ready: dict[str, int]) -> None:
+        """`kept_ready` counts the messages on all shelves of an entity, by subqueue."""
+        self._cache, self._kept_ready = cache, kept_ready
         self._chunks: deque[Locked] = deque()
 
     def __bool__(self) -> bool:
@@ -56,6 +57,7 @@ class Shelf:
         if kept is not None:
             cache.messages += room
             cache.bytes += size
+            self._kept_ready[kept.subqueue] = self._kept_ready.get(kept.subqueue, 0) + room
             self._chunks.append(kept)
         return rest
 
@@ -103,6 +105,7 @@ class Shelf:
 
     def _left(self, chunk: Locked) -> None:
         self._cache.messages -= len(chunk.tokens)
+        self._kept_ready[chunk.subqueue] -= len(chunk.tokens)
         self._cache.bytes -= sum(map(len, chunk.messages))
 
 

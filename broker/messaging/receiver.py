@@ -158,7 +158,7 @@ class Receiver(Generic[R]):
         self._withdrawals = [0] * len(self._handles)
         """By partition: `Withdrawn` answers still to come."""
         self._drain_asked = False
-        self._shelf = Shelf(cache)
+        self._shelf = Shelf(cache, queue.kept_ready)
         self._settling: dict[int, tuple[Settlement, int, R]] = {}
         """Settlements being written to the log, by cookie: the settlement, its number of messages, and the
         taker's receipt."""

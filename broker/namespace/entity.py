@@ -140,6 +140,8 @@ class Entity(ABC):
         self.accessed_at_ms: int | None = None
         """When a client last sent, received or peeked; set by the links."""
         self.watchers: set[Watcher] = set()
+        self.kept_ready: dict[str, int] = {}
+        """By subqueue: messages that are locked for receivers and wait here until these want them."""
         self.at_end: list[Callable[[], object]] = []
         """Called once when the entity ends, so that nothing else keeps it."""
         self.at_start: list[Callable[[int], object]] = []

@@ -36,6 +36,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         "delaying",
         "deferring",
         "rescheduling",
+        "counting",
         "batch-deleting",
         "misspelling",
         "instructing",
@@ -100,6 +101,21 @@ def test_exactly_the_named_messages_are_deleted(broker: BrokerProcess, client: S
             )
         receiver.complete_message(locked)
     assert list(peek(client, "deleting")) == [kept]
+
+
+def test_messages_kept_ready_for_a_receiver_do_not_count_as_locked(
+    broker: BrokerProcess, client: ServiceBusClient
+) -> None:
+    send(client, "counting")
+    with client.get_queue_receiver("counting") as receiver:
+        (seen,) = receiver.receive_messages(1, max_wait_time=WITHIN_S)
+        with connected(broker.addresses) as connection, management(connection, "counting") as node:
+            counted = node.ask("partibus:count-messages")[1]
+            assert (counted["active"], counted["locked"]) == (len(KEYS), 1)
+            receiver.complete_message(seen)
+            (seen,) = receiver.receive_messages(1, max_wait_time=WITHIN_S)
+            counted = node.ask("partibus:count-messages")[1]
+            assert (counted["active"], counted["locked"]) == (len(KEYS) - 1, 1)
 
 
 def test_messages_kept_ready_for_a_receiver_are_deleted_in_bulk(

@@ -22,7 +22,7 @@ from broker.frontend.attaching import Resolve, attach_to_entity
 from broker.frontend.connection import Connection
 from broker.frontend.services import Services
 from broker.message.stored import MessageIds
-from broker.namespace.entity import Entity
+from broker.namespace.entity import Entity, EntityRuntime
 from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace, not_found_text
 from broker.namespace.queue import Queue
@@ -132,6 +132,9 @@ class FixedNamespace:
 
     def find(self, name: str) -> Entity | None:
         return self.queues.get(key_of(name))
+
+    async def runtime(self, name: str) -> EntityRuntime:
+        return self.queues[key_of(name)].runtime()
 
     def missing(self, name: str) -> Refused:
         return Refused(Reason.ENTITY_NOT_FOUND, not_found_text(f"sb://{self.name}/{name}"))

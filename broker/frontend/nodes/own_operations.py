@@ -188,13 +188,15 @@ class OwnOperations:
         )
 
     async def _count(self, body: dict[str, Any]) -> Response:
-        """Count the messages of the subqueue by state, over all partitions."""
+        """Count the messages of the subqueue by state, over all partitions. Messages kept ready for a
+        receiver do not count as locked, and stay ready."""
         runtime = await self._connection.services.namespace.runtime(self._entity)
         counts = runtime.counts.get(self._subqueue, SubqueueCounts())
+        kept_ready = self._queue().kept_ready.get(self._subqueue, 0)
         return ok(
             {
                 "active": Long(counts.active),
-                "locked": Long(counts.locked),
+                "locked": Long(max(0, counts.locked - kept_ready)),  # some locks may have just run out
                 "deferred": Long(counts.deferred),
                 "scheduled": Long(counts.scheduled),
                 "size-in-bytes": Long(counts.bytes),

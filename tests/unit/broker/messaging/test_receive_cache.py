@@ -18,7 +18,7 @@ def tokens_of(parts: Sequence[Locked | None]) -> list[LockToken]:
 
 
 def filled(cache: ReceiveCache, *chunks: Locked) -> Shelf:
-    shelf = Shelf(cache)
+    shelf = Shelf(cache, {})
     for chunk in chunks:
         assert shelf.put(chunk) is None
     return shelf
@@ -49,18 +49,18 @@ def test_what_finds_no_room_by_count_is_given_back() -> None:
 
 def test_what_finds_no_room_by_bytes_is_given_back() -> None:
     cache = ReceiveCache(100, 25)
-    over = Shelf(cache).put(locked(1, 4, size=10))
+    over = Shelf(cache, {}).put(locked(1, 4, size=10))
     assert over is not None and len(over.tokens) == 2 and (cache.messages, cache.bytes) == (2, 20)
 
 
 def test_without_room_everything_is_given_back() -> None:
-    shelf, chunk = Shelf(ReceiveCache(0, 0)), locked(1, 2)
+    shelf, chunk = Shelf(ReceiveCache(0, 0), {}), locked(1, 2)
     assert shelf.put(chunk) is chunk and not shelf
 
 
 def test_the_shelves_of_one_connection_share_the_bound() -> None:
     cache = ReceiveCache(5, 1000)
-    one, other = filled(cache, locked(1, 4)), Shelf(cache)
+    one, other = filled(cache, locked(1, 4)), Shelf(cache, {})
     over = other.put(locked(2, 4))
     assert over is not None and len(over.tokens) == 3
     assert len(tokens_of(list(one.clear()))) == 4
@@ -123,7 +123,8 @@ class Shelves(RuleBasedStateMachine):
     @initialize(messages_max=st.integers(0, 30), bytes_max=st.integers(0, 300))
     def start(self, messages_max: int, bytes_max: int) -> None:
         self.cache = ReceiveCache(messages_max, bytes_max)
-        self.shelves = [Shelf(self.cache), Shelf(self.cache)]
+        self.kept_ready: dict[str, int] = {}
+        self.shelves = [Shelf(self.cache, self.kept_ready), Shelf(self.cache, self.kept_ready)]
         self.held: list[list[tuple[int, int, LockToken, int]]] = [[], []]
         """Partition, locked until, token, size."""
 
@@ -173,6 +174,7 @@ class Shelves(RuleBasedStateMachine):
         if hasattr(self, "cache"):
             held = [each for shelf in self.held for each in shelf]
             assert self.cache.messages == len(held) <= self.cache.messages_max
+            assert self.kept_ready.get("", 0) == len(held)
             assert self.cache.bytes == sum(each[3] for each in held) <= self.cache.bytes_max
             for shelf, own in zip(self.shelves, self.held, strict=True):
                 assert bool(shelf) == bool(own) and shelf.locked_until_ms() == min(

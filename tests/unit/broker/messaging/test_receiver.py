@@ -97,10 +97,13 @@ async def test_a_partition_gets_back_what_it_recalls_and_all_get_back_the_rest_a
     caller.want(1)
     ((_, _, sink),) = stack.parts[0].posted
     first, second = give(stack, 0, 3), give(stack, 1, 2)
+    assert stack.queue.kept_ready == {"": 4}, "all but the one that was wanted"
     sink(Recall(0, ""))
+    assert stack.queue.kept_ready == {"": 2}
     assert [each.tokens for each in stack.parts[0].take_all(Recalled)] == [first.tokens[1:]]
     caller.receiver.end()
     assert [list(each.unseen) for each in stack.parts[1].take_all(Detach)] == [second.tokens]
+    assert stack.queue.kept_ready == {"": 0}
 
 
 async def test_receive_and_delete_hands_over_what_is_durably_removed_and_nothing_else() -> None:

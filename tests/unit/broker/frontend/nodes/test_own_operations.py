@@ -20,6 +20,7 @@ from broker.operations import (
     Renewed,
     RenewLocks,
     Settled,
+    SubqueueCounts,
 )
 from broker.schedule_operations import Reschedule
 from protocol.codec import Array, Long, Timestamp, TypeCode
@@ -103,6 +104,26 @@ async def test_an_unknown_field_is_refused_by_name_and_asks_nothing_of_a_partiti
     assert status(response) == (400, "com.microsoft:argument-error")
     assert f"has no field {field};" in response.properties["statusDescription"].replace("'", "")
     assert not any(part.posted for part in work.stack.parts)
+
+
+@pytest.mark.parametrize(("kept_ready", "locked"), [({}, 8), ({"": 3, "$other": 1}, 5), ({"": 9}, 0)])
+async def test_messages_kept_ready_for_a_receiver_do_not_count_as_locked(
+    monkeypatch: pytest.MonkeyPatch, kept_ready: dict[str, int], locked: int
+) -> None:
+    """The last case: partitions have given up locks of which the receiver has not heard yet."""
+    work = await bench(2)
+    for part in work.stack.parts:
+        counts = {"": SubqueueCounts(active=5, locked=4, deferred=1, scheduled=2, bytes=9)}
+        monkeypatch.setattr(part, "counts", lambda counts=counts: counts)
+    work.stack.queue.kept_ready.update(kept_ready)
+    response = await work.ask("partibus:count-messages", None)
+    assert response.body == {
+        "active": 10,
+        "locked": locked,
+        "deferred": 2,
+        "scheduled": 4,
+        "size-in-bytes": 18,
+    }
 
 
 async def test_a_lock_is_renewed_for_the_duration_asked_for() -> None:
