@@ -231,7 +231,7 @@ class Outlet:
             return
         send = prepared.send_of(places)
         numbers = [locked.sequence_numbers[place] for place in places]
-        doubt = self._doubt.get(number)
+        doubt = self._doubt.pop(number, None)  # unknown until it answers, also if nobody waits
         operation = HandOver(
             self._source.name,
             numbers,
@@ -249,6 +249,8 @@ class Outlet:
         self._marked.add(number)
         answer = await answer_of(target.router.handles[number], operation)
         if isinstance(answer, Refused):
+            if doubt is not None and rejection_of(answer) is not None:
+                self._doubt[number] = doubt  # it has stored nothing
             await self._was_refused(target, number, places, locked, prepared, outcome, answer)
             return
         assert isinstance(answer, HandedOver), f"{answer} is not an answer to HandOver"
@@ -273,14 +275,12 @@ class Outlet:
         why: Refused,
     ) -> None:
         rejection = rejection_of(why)
-        if rejection is None:
-            self._doubt.pop(number, None)  # stored or not, they are handed over to it again
-        elif why.reason is Reason.QUOTA_EXCEEDED and len(places) > 1:  # some of them may fit
+        if why.reason is Reason.QUOTA_EXCEEDED and len(places) > 1:  # some of them may fit
             middle = len(places) // 2
             for half in (places[:middle], places[middle:]):
                 await self._hand_over(target, number, half, locked, prepared, outcome)
             return
-        elif not self._route.is_of_dead_letters:
+        if rejection is not None and not self._route.is_of_dead_letters:
             outcome.rejected.setdefault(rejection, []).extend(places)
             return
         self._set_aside(number, locked, places)

@@ -288,3 +288,22 @@ async def test_a_load_that_is_cancelled_at_a_stop_is_neither_lost_nor_stored_twi
         assert sorted(await here.texts("b")) == ["0", "1"]
         gc.collect()
         assert not strays
+
+
+async def test_a_load_that_is_cancelled_as_the_target_changes_goes_to_one_target_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forward_lane, "STOPS_WITHIN_S", 0.01)
+    async with world(a=(1, TO_B), b=(1, PLAIN), c=(1, PLAIN)) as here:
+        await here.send("a", "before")  # from now on the lane knows what is in doubt
+        await here.until_at("b", 1)
+        await here.until_empty("a")
+        gate = here.logs["b", 0].gate = asyncio.Event()
+        await here.send("a", "x")
+        await until(lambda: held_now(here.entities["b"]) == 2)  # not durable
+        lane = lane_of(here)
+        await here.update("a", QueueSettings(forward_to="c"))
+        await until(lambda: lane._task is None)
+        gate.set()
+        await here.until_empty("a")
+        assert (await here.texts("b"), await here.texts("c")) == (["before", "x"], [])
