@@ -436,7 +436,7 @@ def _as_spec(queue: Queue, defaults: Settings) -> QueueSpec:
     )
 
 
-def _warnings(user_config: UserConfig, queues: Iterable[QueueSpec]) -> Iterable[str]:
+def _warnings(user_config: UserConfig, specs: Iterable[QueueSpec]) -> Iterable[str]:
     if "File" in user_config.logging.type:
         yield (
             f"Logging.Type is {user_config.logging.type}: the broker writes no log files, its log goes to "
@@ -446,6 +446,12 @@ def _warnings(user_config: UserConfig, queues: Iterable[QueueSpec]) -> Iterable[
     if namespace.topics:
         names = ", ".join(topic.name for topic in namespace.topics)
         yield f"topics come in a later version; not created: {names}"
-    for queue in queues:
-        if inactive := without_effect(queue.settings):
-            yield f"queue {queue.name}: kept, without effect in this version: {', '.join(inactive)}"
+    for queue in namespace.queues:
+        if queue.properties.forward_to is not None and queue.properties.auto_delete_on_idle is not None:
+            yield (
+                f"queue {queue.name}: AutoDeleteOnIdle is dropped, because forwarding counts as use and the "
+                "queue has ForwardTo"
+            )
+    for spec in specs:
+        if inactive := without_effect(spec.settings):
+            yield f"queue {spec.name}: kept, without effect in this version: {', '.join(inactive)}"

@@ -131,6 +131,22 @@ def test_what_has_no_effect_yet_is_kept_and_named(tmp_path: Path) -> None:
     assert config.warnings == ("queue f: kept, without effect in this version: EnableExpress",)
 
 
+def test_a_queue_that_forwards_loses_its_auto_delete_on_idle_with_a_warning(tmp_path: Path) -> None:
+    content = queues(
+        {"Name": "t", "Properties": {"AutoDeleteOnIdle": "PT10M", "ForwardDeadLetteredMessagesTo": "f"}},
+        {"Name": "f", "Properties": {"AutoDeleteOnIdle": "PT10M", "ForwardTo": "t"}},
+        {
+            "Name": "g",
+            "Properties": {"AutoDeleteOnIdle": "P10675199DT2H48M5.4775807S", "ForwardTo": "t"},
+        },
+    )
+    config = load(tmp_path, content)
+    assert [queue.settings.auto_delete_on_idle_ms for queue in config.queues] == [600_000, None, None]
+    assert config.warnings == (
+        "queue f: AutoDeleteOnIdle is dropped, because forwarding counts as use and the queue has ForwardTo",
+    )
+
+
 def test_comments_trailing_commas_and_a_byte_order_mark_are_accepted(tmp_path: Path) -> None:
     content = """\ufeff// first
     { "UserConfig": { /* several
