@@ -37,7 +37,7 @@ from broker.hosting.remote import RemoteHost
 from broker.http.server import HttpServer
 from broker.message.stored import MessageIds
 from broker.messaging.forwarding import Forwarding
-from broker.namespace.apply_file import apply_file
+from broker.namespace.apply_file import apply_file, check_targets
 from broker.namespace.entity import Entity
 from broker.namespace.kinds import make_entity
 from broker.namespace.meter import EntityMeter
@@ -208,7 +208,9 @@ class Broker:
         await self.host.open()
         await self.namespace.load()
         self._look_at_folders()
-        await apply_file(self.file.queues if self.file else (), self.namespace)
+        if self.file is not None:
+            check_targets(self.file, self.namespace)
+            await apply_file(self.file.queues, self.namespace)
         files = tls_files(settings, self.clock.now_ms())
         tls = server_context(files)
         services = Services(

@@ -197,7 +197,7 @@ def serve(
     is_shown = sys.stdout.isatty() if show_connections is None else show_connections
     try:
         server.run(settings, file, announce if is_shown else None)
-    except (OSError, WrongCertificate, StorageError, ExceptionGroup) as error:
+    except (OSError, WrongCertificate, WrongConfigFile, StorageError, ExceptionGroup) as error:
         cause = _cause(error)
         if cause is None:
             raise
@@ -206,7 +206,7 @@ def serve(
             if isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE
             else cause
         )
-        _fail(reason, 2 if isinstance(cause, WrongCertificate) else 1)
+        _fail(reason, 2 if isinstance(cause, WrongCertificate | WrongConfigFile) else 1)
 
 
 @app.command()
@@ -295,7 +295,8 @@ def _cause(error: Exception) -> Exception | None:
     is ours."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
-    return error if isinstance(error, OSError | WrongCertificate | StorageError | Refused) else None
+    known = OSError | WrongCertificate | WrongConfigFile | StorageError | Refused
+    return error if isinstance(error, known) else None
 
 
 def _fail(reason: object, code: int) -> NoReturn:

@@ -4,6 +4,9 @@ A missing queue is created. An existing queue is updated only if its entry in th
 was last applied, so a change made through the administration API survives until the file's entry changes.
 Settings that are fixed at creation are left alone, and every start logs a warning (`config.not_applied`) for
 as long as the file and the queue differ.
+
+A queue can only forward to an entity that exists. A file that names another target is wrong, unless the queue
+was already to forward there: the target may have been deleted since, and the broker must start all the same.
 """
 
 from __future__ import annotations
@@ -16,9 +19,43 @@ import structlog
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import EntityDescription, EntitySettings, key_of
 from broker.namespace.namespace import Namespace
-from broker.settings.config_file import QueueSpec
+from broker.settings.config_file import ConfigFile, QueueSpec, WrongConfigFile
+
+FORWARDING_FIELDS = ("ForwardTo", "ForwardDeadLetteredMessagesTo")
+"""The file's names of the two targets in `EntitySettings.forwarding`."""
 
 log = structlog.get_logger("config")
+
+
+def check_targets(file: ConfigFile, namespace: Namespace) -> None:
+    """Check that the queues of the file forward to entities that are in the file or in the namespace. Raises
+    WrongConfigFile; only warns of a queue that was already to forward to its missing target."""
+    in_file = {key_of(spec.name) for spec in file.queues}
+    wrong: list[str] = []
+    for place, spec in enumerate(file.queues):
+        existing = namespace.describe(spec.name)
+        earlier = [existing.settings, existing.file_settings or existing.settings] if existing else []
+        for index, field in enumerate(FORWARDING_FIELDS):
+            target = spec.settings.forwarding[index]
+            if target is None or key_of(target) in in_file or namespace.find(target) is not None:
+                continue
+            why = namespace.missing(target)
+            known = {key_of(each.forwarding[index] or "") for each in earlier}
+            if why.reason is not Reason.ENTITY_NOT_FOUND or key_of(target) in known:
+                log.warning(
+                    "config.target_missing",
+                    entity=spec.name,
+                    field=field,
+                    target=target,
+                    reason=why.description,
+                )
+                continue
+            wrong.append(
+                f"{file.path}: UserConfig.Namespaces[0].Queues[{place}].Properties.{field}: '{spec.name}' "
+                f"cannot forward to '{target}': no queue of this name is in the file or in the data folder."
+            )
+    if wrong:
+        raise WrongConfigFile("\n".join(wrong))
 
 
 async def apply_file(queues: Iterable[QueueSpec], namespace: Namespace) -> None:

@@ -22,7 +22,14 @@ from azure.servicebus.exceptions import ServiceBusError
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from tests.interop.programs import Report, run_node
-from tests.support.broker_process import KEY, KEY_NAME, BrokerProcess, configuration, queue
+from tests.support.broker_process import (
+    KEY,
+    KEY_NAME,
+    BrokerDied,
+    BrokerProcess,
+    configuration,
+    queue,
+)
 
 WITHIN_S = 30.0
 PARTITIONS = 4
@@ -211,3 +218,33 @@ def javascript(broker: BrokerProcess) -> Report:
 @pytest.mark.parametrize("scenario", ["forwarding", "dead-letters"])
 def test_the_javascript_client(javascript: Report, scenario: str) -> None:
     javascript.check(scenario)
+
+
+def test_a_file_with_a_missing_target_is_refused_until_the_target_exists(tmp_path: Path) -> None:
+    """A target that is deleted later does not keep the broker from starting with the same file."""
+    broker = BrokerProcess(tmp_path, [])
+    forwarding = configuration([queue("orders", PartitionCount=2, ForwardTo="archive")])
+    with broker:
+        admin_of(broker).create_queue("other")
+    broker.config_path.write_text(json.dumps(forwarding))
+    with pytest.raises(BrokerDied, match="status 2") as died:
+        broker.start()
+    assert "Queues[0].Properties.ForwardTo: 'orders' cannot forward to 'archive'" in str(died.value)
+    broker.config_path.write_text(json.dumps(configuration([])))
+    with broker:
+        admin = admin_of(broker)
+        assert [each.name for each in admin.list_queues()] == ["other"]
+        admin.create_queue("archive")
+    broker.config_path.write_text(json.dumps(forwarding))
+    with broker:
+        with client_of(broker) as client:
+            send(client, "orders", ServiceBusMessage("kept"))
+            with client.get_queue_receiver("archive") as receiver:
+                (message,) = receiver.receive_messages(1, max_wait_time=WITHIN_S)
+                assert str(message) == "kept"
+                receiver.complete_message(message)
+        admin_of(broker).delete_queue("archive")
+        assert "config.target_missing" not in broker.log
+    with broker:
+        assert '"config.target_missing"' in broker.log
+        assert admin_of(broker).get_queue("orders").forward_to

@@ -15,13 +15,13 @@ from broker.base.errors import Reason, Refused
 from broker.base.metrics import Metrics
 from broker.entities.descriptions import AuthorizationRule, QueueDescription, QueueSettings
 from broker.entities.documents import encode_description
-from broker.namespace.apply_file import apply_file
+from broker.namespace.apply_file import apply_file, check_targets
 from broker.namespace.entity import Entity, Partition
 from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace
 from broker.namespace.queue import Queue
 from broker.namespace.resting import Resting
-from broker.settings.config_file import QueueSpec
+from broker.settings.config_file import ConfigFile, QueueSpec, WrongConfigFile
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
 from storage.file_store import FileLogStore
@@ -31,6 +31,7 @@ from tests.support.faulty_disk import FaultyDisk
 FILE = QueueSettings(
     max_delivery_count=3, authorization_rules=(AuthorizationRule("app", "one", "two", frozenset({"Send"})),)
 )
+FORWARDS = replace(FILE, forward_to="Target")
 BY_API = QueueSettings(max_delivery_count=7)
 
 
@@ -62,10 +63,12 @@ async def start(
         resting=resting,
         partitions_default=4,
         entities_max=10,
+        unsupported_topics=["topic"],
     )
     await namespace.load()
     with capture_logs() as lines:
         try:
+            check_targets(ConfigFile(Path("config.json"), "test", specs, (), (), ()), namespace)
             await apply_file(specs, namespace)
             if then is not None:
                 await then(namespace)
@@ -73,7 +76,9 @@ async def start(
             await namespace.close()
             await store.close()
     return namespace, [
-        f"{line['entity']}: {line['reason']}" for line in lines if line["event"] == "config.not_applied"
+        f"{line['entity']}: {line['reason']}"
+        for line in lines
+        if line["event"] in ("config.not_applied", "config.target_missing")
     ]
 
 
@@ -207,3 +212,59 @@ async def test_a_queue_that_cannot_be_created_ends_the_start(tmp_path: Path) -> 
     with pytest.raises(Refused) as refused:
         await start(tmp_path, QueueSpec("orders", FILE, None), disk=disk)
     assert refused.value.reason is Reason.PARTITION_UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("ForwardTo", replace(FILE, forward_to="missing")),
+        ("ForwardDeadLetteredMessagesTo", replace(FILE, forward_dead_lettered_to="missing")),
+    ],
+)
+async def test_a_new_queue_cannot_forward_to_what_is_in_neither_the_file_nor_the_folder(
+    tmp_path: Path, name: str, settings: QueueSettings
+) -> None:
+    place = rf"config\.json: UserConfig\.Namespaces\[0\]\.Queues\[1\]\.Properties\.{name}"
+    with pytest.raises(WrongConfigFile, match=f"^{place}: 'orders' cannot forward to 'missing': "):
+        await start(tmp_path, QueueSpec("bills", FILE, None), QueueSpec("orders", settings, None))
+    namespace, _ = await start(tmp_path)
+    assert namespace.descriptions() == []  # nothing was created
+
+
+async def test_all_missing_targets_are_named(tmp_path: Path) -> None:
+    with pytest.raises(WrongConfigFile) as wrong:
+        await start(tmp_path, QueueSpec("a", FORWARDS, None), QueueSpec("b", FORWARDS, None))
+    assert [line.count("cannot forward to 'Target'") for line in str(wrong.value).splitlines()] == [1, 1]
+
+
+async def test_a_target_may_follow_in_the_file_or_be_in_the_folder(tmp_path: Path) -> None:
+    orders = QueueSpec("orders", FORWARDS, None)
+    _, warnings = await start(tmp_path, orders, QueueSpec("TARGET", FILE, None))
+    assert warnings == []
+    namespace, warnings = await start(tmp_path, QueueSpec("more", FORWARDS, None))
+    assert warnings == [] and len(namespace.descriptions()) == 3
+
+
+async def test_a_target_that_was_deleted_later_is_warned_of_while_the_file_is_the_same(
+    tmp_path: Path,
+) -> None:
+    orders = QueueSpec("orders", FORWARDS, None)
+    await start(tmp_path, QueueSpec("target", FILE, None))
+    await start(tmp_path, orders)
+    await change(tmp_path, None, "target")
+    for _ in range(2):
+        namespace, (warning,) = await start(tmp_path, orders)
+        assert "orders: " in warning and "Target" in warning
+        assert settings_of(namespace) == FORWARDS
+    await change(tmp_path, BY_API)  # it forwards no more, but the file is still the same
+    _, (warning,) = await start(tmp_path, orders)
+    assert "Target" in warning
+    with pytest.raises(WrongConfigFile, match="'orders' cannot forward to 'other'"):
+        await start(tmp_path, QueueSpec("orders", replace(FILE, forward_to="other"), None))
+
+
+async def test_a_topic_of_the_file_that_is_not_served_is_warned_of_as_a_target(tmp_path: Path) -> None:
+    namespace, (warning,) = await start(
+        tmp_path, QueueSpec("orders", replace(FILE, forward_to="topic"), None)
+    )
+    assert "does not serve topics" in warning and settings_of(namespace).forward_to == "topic"
