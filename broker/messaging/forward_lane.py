@@ -9,8 +9,8 @@ Messages that cannot be forwarded for now are tried again after a pause, which d
 are set aside meanwhile, so that they hold up no others. If nothing can be forwarded, the lane waits, and then
 tries a single message.
 
-An idle lane has a demand for one message at its partition. It has a timer only while a target keeps numbers
-of messages that it has forwarded.
+An idle lane has a demand for one message at its partition, and withdraws it before it locks any. It has a
+timer only while a target keeps numbers of messages that it has forwarded.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ from broker.operations import (
     Recalled,
     Release,
     Unavailable,
+    Withdraw,
+    Withdrawn,
 )
 from broker.transfer_operations import LockNext, source_of
 
@@ -66,6 +68,8 @@ class Lane:
         self._task: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
         self._demands = self._stopping = self._is_down_for_good = False
+        self._withdrawn = asyncio.Event()
+        """Set once the partition has answered a `Withdraw`, or has gone down."""
         self._retry_at: float | None = None
         """When to try again what has failed, by the loop's clock."""
         self._waits = False
@@ -160,6 +164,14 @@ class Lane:
             self._demands = True
             self.post(Demand(self.route.subqueue, 1))
 
+    async def _withdraw(self) -> None:
+        """End the demand. A message that is on its way to it is released, because a `LockNext` would lock
+        those behind that one."""
+        while self._demands:
+            self._withdrawn.clear()
+            self.post(Withdraw(self.route.subqueue))
+            await self._withdrawn.wait()
+
     def _heard(self, answer: Answer) -> None:
         match answer:
             case Locked():
@@ -172,7 +184,11 @@ class Lane:
                 self._demands, self._is_down_for_good = False, answer.for_good
                 for outlet in self._outlets.values():
                     outlet.locks_lost()
+                self._withdrawn.set()
                 self._demand()  # the partition answers once it is back
+            case Withdrawn() if not self._withdrawn.is_set():
+                self._demands = False
+                self._withdrawn.set()
             case _:
                 pass
 
@@ -264,6 +280,7 @@ class Lane:
         async with route.shared.loads:
             if self._stopping:
                 return False
+            await self._withdraw()
             locked = await self.ask(LockNext(route.subqueue, count, LOAD_BYTES, LOCK_MS))
             if isinstance(locked, Refused):
                 self.pause(locked.reason)

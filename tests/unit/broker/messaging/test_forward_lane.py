@@ -307,3 +307,23 @@ async def test_a_load_that_is_cancelled_as_the_target_changes_goes_to_one_target
         gate.set()
         await here.until_empty("a")
         assert (await here.texts("b"), await here.texts("c")) == (["before", "x"], [])
+
+
+async def test_messages_stay_in_order_if_one_is_on_its_way_to_the_idle_lane_when_it_looks() -> None:
+    async with world(a=(1, TO_B), b=(1, PLAIN)) as here:
+        await here.send("a", "0")
+        await here.until_at("b", 1)
+        await here.until_empty("a")
+        lane, log = lane_of(here), here.logs["a", 0]
+        await until(lambda: lane._task is None)
+        gate = log.gate = asyncio.Event()
+        first = asyncio.create_task(here.send("a", "1"))
+        await until(lambda: held_now(here.entities["a"]) == 1)  # not durable
+        second = asyncio.create_task(here.send("a", "2"))
+        await asyncio.sleep(0)  # it waits for the next commit
+        lane._time_to_forget()
+        await asyncio.sleep(0)
+        log.gate = None
+        gate.set()
+        await asyncio.gather(first, second)
+        assert await here.until_at("b", 3) == ["0", "1", "2"]
