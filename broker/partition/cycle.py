@@ -17,6 +17,7 @@ from broker.operations import COLUMNS, KNOWN_COLUMNS, Answer, ClientId, Failed, 
 from broker.partition.columns import answered, of_references
 from broker.partition.durable_state import NewRecord
 from broker.partition.references import TOKEN, Lease, Reference
+from broker.transfer_operations import HandedOver
 from storage.log import Commit, Frame, Position
 
 Hole = tuple[list[bytes], Sequence[Reference]]
@@ -44,8 +45,8 @@ class Cycle:
     __slots__ = (
         "answers", "arrived_in", "commit", "dead_lettered", "expired_locks", "expired_messages", "first_sent",
         "granted", "granted_bytes", "grants",
-        "has_sent", "holes", "is_synced", "marks", "now_ms", "open_grants", "passing", "redriven",
-        "sent_with", "to_tell", "wall_ms", "work",
+        "has_sent", "holes", "marks", "now_ms", "open_grants", "passing", "redriven",
+        "sent_with", "to_tell", "unsynced", "wall_ms", "work",
     )  # fmt: skip
 
     def __init__(self, commit: Commit, now_ms: int, wall_ms: int, first_sent: int) -> None:
@@ -59,8 +60,8 @@ class Cycle:
         self.holes: list[Hole] = []
         self.has_sent = False
         """The commit contains new messages, so it is not urgent."""
-        self.is_synced = False
-        """Its answers wait until the log is synced, also if commits are otherwise acknowledged earlier
+        self.unsynced: list[Locked | HandedOver] = []
+        """Answers that wait until the log is synced, also if commits are otherwise acknowledged earlier
         (`fsync: interval` or `never`)."""
         self.arrived_in: set[int] = set()
         """Numbers of the subqueues that received messages in this cycle."""
@@ -108,13 +109,16 @@ class Cycle:
                 if not messages[index] and reference.size:
                     messages[index] = read[reference.frame.position].part(reference.offset, reference.size)
 
-    def give_up_holes(self, reason: Reason, why: str) -> None:
-        """Refuse the requests whose messages cannot be read. Drop grants with holes: the partition goes down,
-        so their locks are void."""
+    def give_up_rest(self, reason: Reason, why: str) -> None:
+        """Refuse the requests whose messages cannot be read, and those that wait for a sync. Drop grants with
+        holes: the partition goes down, so their locks are void."""
         holes = {id(messages) for messages, _ in self.holes}
+        unsynced = {id(answer) for answer in self.unsynced}
         answers: list[tuple[ClientId, Answer]] = []
         for client, answer in self.answers:
-            if not isinstance(answer, Locked | Peeked) or id(answer.messages) not in holes:
+            if isinstance(answer, Locked | HandedOver) and id(answer) in unsynced:
+                answers.append((client, Failed(reason, why, answer.cookie)))
+            elif not isinstance(answer, Locked | Peeked) or id(answer.messages) not in holes:
                 answers.append((client, answer))
             elif isinstance(answer, Peeked) or answer.deferred:
                 answers.append((client, Failed(reason, why, answer.cookie)))

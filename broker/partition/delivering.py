@@ -198,8 +198,8 @@ class Delivering:
             space.bounds.granted_max,
         )
         cycle.work += looked
-        cycle.is_synced = True
         grant = new_grant(space, client, lease, deferred=True, cookie=lock.cookie)
+        cycle.unsynced.append(grant.answer)
         grant.open = False
         if taken:
             space.locks.start(lease)

@@ -61,9 +61,10 @@ class HandingOver:
             # an earlier operation of the cycle could outlive its messages.
             record = handed_over(operation.source, numbers, len(fresh))
             space.record(record, with_send=space.cycle.has_sent)
-        space.cycle.is_synced = True
         places = [new[place] for place in duplicates]
-        space.answer(client, HandedOver(known, places, kept, operation.cookie))
+        answer = HandedOver(known, places, kept, operation.cookie)
+        space.cycle.unsynced.append(answer)
+        space.answer(client, answer)
 
     def find(self, client: ClientId, find: FindSources) -> None:
         """Say of which sources numbers are kept, and whether messages are on their way to other entities."""

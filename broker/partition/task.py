@@ -355,19 +355,17 @@ class PartitionTask:
             if cycle.commit:
                 await self._commit(partition, cycle)
                 self._rest.changed(cycle.now_ms)
-            if cycle.is_synced:
-                with self._patience:
-                    await self._log.sync()
         except StorageError as error:
             await self._recover(error)
             return False
         self._totals = None
         self._mailbox.undecided = []
         try:
+            await self._sync(cycle)
             await self._read_missing(partition, cycle)
         except StorageError as error:
-            # The cycle is durable: refuse only the answers whose messages could not be read.
-            cycle.give_up_holes(Reason.PARTITION_UNAVAILABLE, self._going_down.why)
+            # The commit stands: refuse only the answers that wait for the sync, or for messages.
+            cycle.give_up_rest(Reason.PARTITION_UNAVAILABLE, self._going_down.why)
             self._mailbox.deliver(cycle.answers, waiting)
             await self._recover(error)
             return False
@@ -421,6 +419,13 @@ class PartitionTask:
         if self._upkeep is not None:
             self._upkeep.press(self._clock.monotonic_ms())
             self._arm_timer()
+
+    async def _sync(self, cycle: Cycle) -> None:
+        """Sync the log if answers wait for that."""
+        if cycle.unsynced:
+            with self._patience:
+                await self._log.sync()
+            cycle.unsynced.clear()
 
     async def _read_missing(self, partition: Partition, cycle: Cycle) -> None:
         """Read from the log the messages that answers need and memory does not hold."""

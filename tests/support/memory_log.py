@@ -51,7 +51,7 @@ class MemoryLog:
         """Called before each append with the commit and whether it is urgent; an exception it returns is
         raised.
         """
-        self.on_sync: Callable[[], CommitFailed | None] = lambda: None
+        self.on_sync: Callable[[], Exception | None] = lambda: None
         self.on_acquire: Callable[[], Exception | None] = lambda: None
         self.on_fetch: Callable[[], Exception | None] = lambda: None
         self.on_checkpoint: Callable[[], Exception | None] = lambda: None
