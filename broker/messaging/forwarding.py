@@ -160,9 +160,13 @@ class Forwarding:
         if source.description.subqueues[subqueue].role is PASSES_ON:
             self.transfers.mark(source, partition, target, number)
             return True
-        forwarded = self._forwarded.get((generation, subqueue))
+        key = generation, subqueue
+        forwarded = self._forwarded.get(key)
         if forwarded is not None and key_of(forwarded.target_name) == key_of(target.name):
-            forwarded.mark(partition, target, number)
+            if (ending := self._ending.get(key)) is None:
+                forwarded.mark(partition, target, number)
+            else:  # a lane that ends may still hand over messages of this source
+                ending.add_done_callback(lambda _: self._leftovers.look(target, number))
         return True  # it may forward to this target again
 
     def _begin(self, key: _Key, entity: Entity, target: str) -> None:

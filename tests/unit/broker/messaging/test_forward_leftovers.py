@@ -12,10 +12,12 @@ from broker.base.errors import Refused
 from broker.entities.descriptions import TRANSFER, EntityStatus, QueueSettings
 from broker.message.stored import store_run
 from broker.messaging import forward_lane
+from broker.messaging.forward_leftovers import Leftovers
 from broker.messaging.sends import transfer_of
-from broker.namespace.entity import ask
+from broker.namespace.entity import Entity, ask
 from broker.operations import Send, Transact
 from broker.partition.origins import Origins
+from broker.transfer_operations import SourcesFound, source_of
 from storage.errors import DiskFailed
 from tests.support.forwarding_world import World, held_now, message_of, world
 from tests.support.memory_log import MemoryLog
@@ -134,3 +136,35 @@ async def test_nothing_is_asked_after_the_end() -> None:
         here.forwarding._leftovers.look(here.entities["a"], 0)
         await asyncio.sleep(0)
         assert not here.forwarding._leftovers._visits and held_now(here.entities["a"]) == 1
+
+
+async def test_what_is_found_while_a_lane_ends_is_looked_for_again_after_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[tuple[str, int]] = []
+    look = Leftovers.look
+
+    def looks(leftovers: Leftovers, entity: Entity, number: int) -> None:
+        looked.append((entity.name, number))
+        look(leftovers, entity, number)
+
+    monkeypatch.setattr(Leftovers, "look", looks)
+    async with world(a=(1, TO_B), b=(1, PLAIN), c=(1, PLAIN)) as here:
+        await here.send("a", "x")
+        await here.until_at("b", 1)
+        await here.until_empty("a")
+        gate = here.logs["b", 0].gate = asyncio.Event()
+        await here.send("a", "y")
+        await until(lambda: held_now(here.entities["b"]) == 2)  # not durable, so the lane goes on
+        await here.update("a", QueueSettings(forward_to="c"))
+        await here.update("a", TO_B)
+        (forwarded,) = here.forwarding._forwarded.values()
+        source = source_of(here.descriptions["a"].generation, 0, 0)
+        looked.clear()
+        here.forwarding._found(here.entities["b"], 0, SourcesFound([source], passes_on=False))
+        assert here.forwarding._ending and not (forwarded._lanes or looked)
+        gate.set()
+        await until(lambda: looked)
+        assert looked == [("b", 0)] and not here.forwarding._ending
+        await here.send("a", "z")
+        assert await here.until_at("b", 3) == ["x", "y", "z"]
