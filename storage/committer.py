@@ -86,7 +86,7 @@ class _Entry:
 class _Assignment:
     """Jobs that one thread carries out, one after the other."""
 
-    __slots__ = ("began", "ended", "entries", "is_stuck")
+    __slots__ = ("began", "ended", "entries", "is_stuck", "is_taken")
 
     def __init__(self, entries: Iterable[_Entry], began: float) -> None:
         self.entries = deque(entries)
@@ -94,6 +94,8 @@ class _Assignment:
         self.ended: deque[_Entry] = deque()
         """Jobs that the thread has carried out, but whose callers have not been told."""
         self.began = began
+        self.is_taken = False
+        """A thread has begun it. Set by the thread."""
         self.is_stuck = False
 
 
@@ -108,7 +110,7 @@ class Committer:
         self._waiting: deque[_Entry] = deque()
         self._assignments: queue.SimpleQueue[_Assignment | None] = queue.SimpleQueue()
         self._out: set[_Assignment] = set()
-        """The assignments that threads are working on."""
+        """The assignments that threads are working on or will take; there should be a thread for each."""
         self._stuck = 0
         """How many replaced threads are still busy."""
         self._look: asyncio.TimerHandle | None = None
@@ -189,20 +191,26 @@ class Committer:
         while waiting and self._free_threads:
             share = min(FILES_PER_ASSIGNMENT_MAX, -(-len(waiting) // self._free_threads))
             self._free_threads -= 1
-            if len(self._threads) < self._threads_max - self._free_threads + self._stuck:
-                self._start_thread(loop)
             assignment = _Assignment([waiting.popleft() for _ in range(share)], loop.time())
             self._out.add(assignment)
+            if len(self._threads) < len(self._out):
+                self._start_thread(loop)
             self._assignments.put(assignment)
         if self._out and self._look is None:
             self._look = loop.call_later(STUCK_S, self._replace_stuck, loop)
 
     def _replace_stuck(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Hand the jobs that stuck threads have not begun to other threads."""
+        """Hand the jobs that stuck threads have not begun to other threads, and start missing threads."""
         self._look = None
         now = loop.time()
         for assignment in list(self._out):
-            if assignment.is_stuck or now - assignment.began < STUCK_S or self._stuck >= STUCK_MAX:
+            # What no thread has taken has no thread to replace: it waits for the next one.
+            if (
+                not assignment.is_taken
+                or assignment.is_stuck
+                or now - assignment.began < STUCK_S
+                or self._stuck >= STUCK_MAX
+            ):
                 continue
             assignment.is_stuck = True
             self._report(assignment)
@@ -211,6 +219,8 @@ class Committer:
             with contextlib.suppress(IndexError):  # the thread may take the last job at the same time
                 while True:
                     self._waiting.append(assignment.entries.popleft())
+        while len(self._threads) < len(self._out) and self._start_thread(loop):
+            pass
         if not all(assignment.is_stuck for assignment in self._out):
             self._look = loop.call_later(STUCK_S / 2, self._replace_stuck, loop)
         if self._waiting:
@@ -242,8 +252,9 @@ class Committer:
 
     # --- by threads ---
 
-    def _start_thread(self, loop: asyncio.AbstractEventLoop) -> None:
-        """If the system starts none, another thread takes the work, or this is tried again after STUCK_S."""
+    def _start_thread(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Start a thread. If the system starts none, gives False: another thread takes the work, or this is
+        tried again after STUCK_S."""
         thread = threading.Thread(
             target=self._work, args=(loop,), name=f"storage-commit-{len(self._threads)}", daemon=True
         )
@@ -251,11 +262,13 @@ class Committer:
             thread.start()
         except RuntimeError as error:
             _log.warning("disk.no_thread", threads=len(self._threads), error=str(error))
-        else:
-            self._threads.append(thread)
+            return False
+        self._threads.append(thread)
+        return True
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         while (assignment := self._assignments.get()) is not None:
+            assignment.is_taken = True
             with contextlib.suppress(IndexError):
                 while True:
                     entry = assignment.entries.popleft()

@@ -257,6 +257,41 @@ async def test_a_thread_that_cannot_be_started_is_tried_again_or_another_one_doe
     assert await committer.close()
 
 
+@pytest.mark.parametrize("one_hangs", [False, True])
+async def test_threads_start_again_however_long_the_system_has_started_none(
+    monkeypatch: pytest.MonkeyPatch, one_hangs: bool
+) -> None:
+    monkeypatch.setattr("storage.committer.STUCK_S", 0.01)
+    monkeypatch.setattr("storage.committer.STUCK_MAX", 3)
+    committer = Committer(RecordingDisk(), 2)
+    gate = threading.Event()
+    hanging: list[asyncio.Task[None]] = []
+    if one_hangs:
+        hanging.append(asyncio.create_task(committer.run(hangs := Recorded(gate=gate))))
+        assert await asyncio.to_thread(hangs.started.wait, 10)
+    start = threading.Thread.start
+    failures = 20
+
+    def refuse(thread: threading.Thread) -> None:
+        nonlocal failures
+        if failures and thread.name.startswith("storage-commit"):
+            failures -= 1
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    try:
+        jobs = [Recorded() for _ in range(10)]
+        for job in jobs:
+            job.is_let_go = True  # so that the test ends if no thread is started
+        await asyncio.wait_for(asyncio.gather(*map(committer.run, jobs)), 20)
+        assert not failures and not any(each.done() for each in hanging)
+    finally:
+        gate.set()
+    await asyncio.wait_for(asyncio.gather(*hanging), 20)
+    assert await committer.close()
+
+
 async def test_threads_are_started_when_there_is_work_and_end_with_the_committer() -> None:
     before = threading.active_count()
     committer = Committer(RecordingDisk(), 8)
