@@ -11,7 +11,7 @@ Entities that forward nothing have no part in any of this.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from broker.base.clock import Clock
@@ -93,6 +93,8 @@ class Forwarding:
         self._shared = Shared(namespace, memory, clock, message_id, spawn, look, turns)
         self._namespace = namespace
         self.transfers = Transfers(self._shared)
+        self._entities: dict[str, Entity] = {}
+        """Those in service, by generation."""
         self._forwarded: dict[_Key, ForwardedSubqueue] = {}
         self._by_target: dict[str, set[_Key]] = {}
         self._ending: dict[_Key, asyncio.Task[None]] = {}
@@ -106,6 +108,7 @@ class Forwarding:
         self._namespace.partition_started = self._leftovers.look
         self.transfers.start()
         for entity in list(self._namespace.live_entities()):
+            self._note(entity)
             for number in entity.started:
                 self._leftovers.look(entity, number)
             if _targets_of(entity):
@@ -123,8 +126,16 @@ class Forwarding:
             await asyncio.wait(list(self._ending.values()))
         await self.transfers.stop()
 
+    def _note(self, entity: Entity) -> None:
+        generation = entity.description.generation
+        if entity.gone is None:
+            self._entities[generation] = entity
+        elif self._entities.get(generation) is entity:
+            del self._entities[generation]
+
     def _changed(self, entity: Entity) -> None:
         """An entity was created, changed or deleted."""
+        self._note(entity)
         wanted = _targets_of(entity)
         generation = entity.description.generation
         for number in range(entity.subqueue_count):
@@ -144,17 +155,16 @@ class Forwarding:
             self.transfers.passed_on(entity, number)
         if not found.sources:
             return
-        live = {each.description.generation: each for each in self._namespace.live_entities()}
         handle = entity.router.handles[number]
         for source in found.sources:
-            if not self._may_go_on(source, live, entity, number):
+            if not self._may_go_on(source, entity, number):
                 self._shared.spawn(_forget(handle, source), name=f"forward {entity.name} forgets")
 
-    def _may_go_on(self, name: bytes, live: Mapping[str, Entity], target: Entity, number: int) -> bool:
+    def _may_go_on(self, name: bytes, target: Entity, number: int) -> bool:
         """Whether messages that a partition of this target has stored may still come to it from a source. If
         so, the lane of the source has them forgotten once they cannot."""
         generation, partition, subqueue = parts_of_source(name)
-        source = live.get(generation)
+        source = self._entities.get(generation)
         if source is None or source.gone is not None:
             return self._namespace.may_exist(generation)
         if source.description.subqueues[subqueue].role is PASSES_ON:

@@ -168,3 +168,15 @@ async def test_what_is_found_while_a_lane_ends_is_looked_for_again_after_that(
         assert looked == [("b", 0)] and not here.forwarding._ending
         await here.send("a", "z")
         assert await here.until_at("b", 3) == ["x", "y", "z"]
+
+
+async def test_a_partition_with_sources_starts_without_a_look_at_all_entities(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with world(a=(1, TO_B), b=(1, PLAIN)) as here:
+        await crashed(here)
+        monkeypatch.setattr(forward_lane, "FORGET_S", 0.001)
+        here.start()
+        monkeypatch.setattr(here, "live_entities", lambda: pytest.fail("it looks at all entities"))
+        await here.wake_all()
+        await until(lambda: not keeps(here))
