@@ -368,7 +368,7 @@ class FileLog:
         if zeros is None or self._state is not _State.OPEN:
             return
         shared = self._shared
-        with contextlib.suppress(RuntimeError):  # no thread: a commit that needs room writes its own zeros
+        with contextlib.suppress(RuntimeError):  # the store was closed while this commit was under way
             self._zeros = ZerosAhead(
                 opened.active,
                 zeros,
@@ -382,6 +382,7 @@ class FileLog:
         """Before a commit of `size` bytes, wait for zeros that are late, that it needs, or that could be
         written over it. The caller is the one job. Raises CommitFailed if the zeros have failed."""
         if zeros.is_late or zeros.may_hit_frames or not opened.active.has_room(size):
+            zeros.give_up_unbegun()  # no thread may come; a commit that needs room writes its own zeros
             await zeros.wait()
             self._open()  # it may have been fenced meanwhile
         self._check_zeros(zeros)

@@ -2,13 +2,13 @@
 
 While work waits, the pool looks at its threads every LOOK_S seconds. A thread that is still busy with the
 same work as at the last look counts as stuck, and another thread takes its place, at most STUCK_MAX times.
+If the system starts no thread, the work waits, and each look tries again: to whoever waits, the disk hangs.
 The threads are daemons, so a process that stops does not wait for a disk that hangs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -44,8 +44,8 @@ class Workers(Executor):
         self._closing = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Have a thread call the function. Raises RuntimeError after `shutdown`, or if there is no thread and
-        none can be started."""
+        """Have a thread call the function. Raises RuntimeError after `shutdown`; or without an event loop, if
+        there is no thread and none can be started."""
         future: Future[T] = Future()
         with self._changed:
             if self._closing:
@@ -59,20 +59,28 @@ class Workers(Executor):
         return future
 
     def _provide(self) -> None:
-        """Wake or start a thread for waiting work, or look again later. The caller holds `_changed`."""
+        """Wake or start a thread for waiting work, or look again later. The caller holds `_changed`.
+
+        Raises RuntimeError if there is neither a thread nor an event loop, so that the work would wait for
+        nothing.
+        """
         if len(self._threads) - len(self._busy) >= len(self._waiting):
             self._changed.notify()
             return
         if len(self._threads) < self._threads_max + len(self._stuck) and self._start_thread():
             return
         if not self._look_due:
-            with contextlib.suppress(RuntimeError):  # without an event loop, no thread is replaced
-                asyncio.get_running_loop().call_later(LOOK_S, self._look)
-                self._look_due = True
+            try:
+                loop = asyncio.get_running_loop()
+            except RuntimeError:
+                if self._threads:
+                    return  # without an event loop, no thread is replaced
+                raise RuntimeError("can't start a thread") from None
+            loop.call_later(LOOK_S, self._look)
+            self._look_due = True
 
     def _start_thread(self) -> bool:
-        """Start a thread; False if the system starts none, so that the work waits for another thread. Raises
-        RuntimeError if there is no other."""
+        """Start a thread; False if the system starts none."""
         number = next(self._numbers)
         thread = threading.Thread(
             target=self._work, args=(number,), name=f"{self._name}-{number}", daemon=True
@@ -82,13 +90,11 @@ class Workers(Executor):
             thread.start()
         except RuntimeError:
             del self._threads[number]
-            if not self._threads:
-                raise
             return False
         return True
 
     def _look(self) -> None:
-        """Replace stuck threads if work waits for them."""
+        """Replace stuck threads, and start missing ones, if work waits for them."""
         with self._changed:
             self._look_due = False
             if not self._waiting or self._closing:
@@ -100,6 +106,8 @@ class Workers(Executor):
             self._seen = dict(self._busy)
             for _ in range(len(self._waiting)):
                 self._provide()
+                if self._look_due:
+                    break  # there is no other thread for now
 
     def _work(self, number: int) -> None:
         while True:
@@ -135,7 +143,7 @@ class Workers(Executor):
     def _end(self, cancel_futures: bool) -> None:
         with self._changed:
             self._closing = True
-            if cancel_futures:
+            if cancel_futures or not self._threads:
                 for future, _ in self._waiting:
                     future.cancel()
                 self._waiting.clear()

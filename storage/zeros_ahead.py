@@ -29,7 +29,17 @@ count, because it delays no write to the file."""
 class ZerosAhead:
     """Zeros being written to one segment. Owned by the event loop."""
 
-    __slots__ = ("_active", "_began", "_future", "_loop", "_under_way", "_zeros", "error", "has_ended")
+    __slots__ = (
+        "_active",
+        "_began",
+        "_future",
+        "_job",
+        "_loop",
+        "_under_way",
+        "_zeros",
+        "error",
+        "has_ended",
+    )
 
     def __init__(
         self,
@@ -43,7 +53,7 @@ class ZerosAhead:
     ) -> None:
         """Begin. `syncs` makes the zeros durable before any frame is written over them.
 
-        Raises RuntimeError if no thread can be started; then nothing has begun.
+        Raises RuntimeError if the store has been closed; then nothing has begun.
         """
         self._active, self._zeros, self._under_way = active, zeros, under_way
         self._loop = asyncio.get_running_loop()
@@ -52,7 +62,8 @@ class ZerosAhead:
         self.has_ended = False
         self.error: CommitFailed | None = None
         """Why the segment must not be written to any more (durability rule 4)."""
-        self._future = self._loop.run_in_executor(executor, self._write, disk, syncs)
+        self._job = executor.submit(self._write, disk, syncs)
+        self._future = asyncio.wrap_future(self._job, loop=self._loop)
         under_way.begin()
         self._future.add_done_callback(self._ended)
 
@@ -71,6 +82,10 @@ class ZerosAhead:
     def may_hit_frames(self) -> bool:
         """Whether the zeros may be written over the next frames, because the file was cut off meanwhile."""
         return not self.has_ended and not self._active.is_before(self._zeros)
+
+    def give_up_unbegun(self) -> None:
+        """Give the zeros up if no thread has begun to write them. `wait` then returns soon."""
+        self._job.cancel()
 
     async def wait(self) -> None:
         """Return when the thread is done."""

@@ -74,20 +74,52 @@ async def test_the_end_does_not_wait_for_work_that_hangs(workers: Workers, relea
     assert workers.join(WAIT_S)
 
 
-async def test_without_a_new_thread_work_waits_for_another_one_and_is_refused_if_there_is_none(
+def refuse_to_start(monkeypatch: pytest.MonkeyPatch, times: int) -> Callable[[], int]:
+    """Have the next starts of a thread fail; gives how many of them are left."""
+    start, left = threading.Thread.start, times
+
+    def refuse(thread: threading.Thread) -> None:
+        nonlocal left
+        if left and thread.name.startswith("test-"):
+            left -= 1
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    return lambda: left
+
+
+async def test_without_any_thread_work_waits_until_one_can_be_started(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = refuse_to_start(monkeypatch, 5)
+    assert await run(workers, lambda: 1, lambda: 2, lambda: 3) == [1, 2, 3]
+    assert not left()
+
+
+async def test_without_a_new_thread_work_waits_for_another_one(
     workers: Workers, released: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as refusing:
-        refusing.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(RuntimeError, match="new thread"):
-            workers.submit(int)
-        assert not workers._threads and not workers._waiting
     begun = asyncio.get_running_loop().run_in_executor(workers, released.wait)
-    with monkeypatch.context() as refusing:
-        refusing.setattr(threading.Thread, "start", refuse)
-        waits = asyncio.get_running_loop().run_in_executor(workers, lambda: 1)
+    refuse_to_start(monkeypatch, 1_000_000)
+    waits = asyncio.get_running_loop().run_in_executor(workers, lambda: 1)
     released.set()
     assert await asyncio.wait_for(begun, WAIT_S) and await asyncio.wait_for(waits, WAIT_S) == 1
+
+
+async def test_work_that_no_thread_can_begin_is_cancelled_at_the_end(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_to_start(monkeypatch, 1_000_000)
+    future = workers.submit(int)
+    workers.shutdown(wait=False)
+    assert future.cancelled() and workers.join(WAIT_S)
+
+
+def test_without_an_event_loop_work_that_no_thread_can_begin_is_refused(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_to_start(monkeypatch, 1_000_000)
+    with pytest.raises(RuntimeError, match="can't start a thread"):
+        workers.submit(int)
+    assert not workers._threads and not workers._waiting
