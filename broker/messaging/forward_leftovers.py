@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable
 
 from broker.namespace.entity import Entity, next_client
-from broker.operations import Answer, Demand, Detach, Failed, Locked, Operation, Release, Unavailable
+from broker.operations import Answer, Demand, Detach, Failed, Operation, Unavailable
 from broker.transfer_operations import FindSources, SourcesFound
 
 _Key = tuple[str, int]
@@ -52,15 +52,13 @@ class _Visit:
             case Failed() if not self._waits:
                 self._waits = True
                 last = self._entity.description.subqueues[-1]  # the first one may have sessions
-                self._post(Demand(last.name, 1))
+                self._post(Demand(last.name, 0))  # no message, so that none is missing when a lane locks some
                 self._post(FindSources())  # it may have come back in between
             case Unavailable() if answer.for_good:
                 self._end(None)
             case Unavailable():
                 self._waits = False
                 self.ask()
-            case Locked():
-                self._post(Release(answer.tokens))
             case _:
                 pass
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from broker.base.errors import Refused
+from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import TRANSFER, EntityStatus, QueueSettings
 from broker.message.stored import store_run
 from broker.messaging import forward_lane
-from broker.messaging.forward_leftovers import Leftovers
+from broker.messaging.forward_leftovers import Leftovers, _Visit
 from broker.messaging.sends import transfer_of
 from broker.namespace.entity import Entity, ask
-from broker.operations import Send, Transact
+from broker.operations import Answer, Failed, Send, Transact
 from broker.partition.origins import Origins
 from broker.transfer_operations import SourcesFound, source_of
 from storage.errors import DiskFailed
@@ -180,3 +180,27 @@ async def test_a_partition_with_sources_starts_without_a_look_at_all_entities(
         monkeypatch.setattr(here, "live_entities", lambda: pytest.fail("it looks at all entities"))
         await here.wake_all()
         await until(lambda: not keeps(here))
+
+
+async def test_a_partition_that_is_back_before_it_is_asked_again_gives_out_no_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with world(via=(1, PLAIN), b=(1, replace(PLAIN, status=EntityStatus.DISABLED))) as here:
+        await here.forwarding.stop()
+        run = store_run([message_of("x")], str)
+        sent = transfer_of(Send(run.data, None), "b")
+        await ask(here.entities["via"].router.handles[0], Transact(Send([], None), [], transfers=sent))
+        heard: list[Answer] = []
+        found: list[SourcesFound | None] = []
+        visit = _Visit(here.entities["via"], 0, found.append)
+        hears = visit._heard
+
+        def hear(answer: Answer) -> None:
+            heard.append(answer)
+            hears(answer)
+
+        monkeypatch.setattr(visit, "_heard", hear)
+        visit._heard(Failed(Reason.PARTITION_UNAVAILABLE, "down", None))
+        await until(lambda: found)
+        assert [type(each) for each in heard] == [Failed, SourcesFound]
+        assert here.partitions["via", 0].counts()[TRANSFER].locked == 0
