@@ -207,7 +207,9 @@ class PartitionDriver(RuleBasedStateMachine):
                         assert client == LOOKER and answer.subqueue in self.watched
                         del self.watched[answer.subqueue]
                     case Withdrawn():
-                        self.leaving.discard((client, answer.subqueue))
+                        if (client, answer.subqueue) in self.leaving:
+                            self.leaving.discard((client, answer.subqueue))
+                            self.model.demand[client, answer.subqueue] = 0
                         left.setdefault(client, []).append(answer)
                     case _:
                         left.setdefault(client, []).append(answer)
