@@ -139,14 +139,14 @@ class MessageSessions:
             session.count -= 1
             if reference.state is ACTIVE:
                 session.available -= 1
-            if not session.available:
+            if not session.available or session.delayed:
                 self.review(session)
             session.waiting.tidy(self._references, session.available)
 
     def lost_available(self, session: MessageSession, count: int) -> None:
         """Messages of a session were locked or deferred."""
         session.available -= count
-        if not session.available:
+        if not session.available or session.delayed:
             self.review(session)
 
     def unlock(self, references: Iterable[Reference]) -> None:

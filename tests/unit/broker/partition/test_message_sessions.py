@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from broker.operations import ClientId
 from broker.partition.message_sessions import SESSION_BYTES, MessageSessions
 from broker.partition.references import (
     ACTIVE,
     DEFERRED,
     ColumnedReference,
+    Lease,
     Reference,
     SessionHolder,
     SessionLock,
@@ -109,3 +112,23 @@ def test_messages_that_were_set_aside_removed_or_given_a_new_number_are_passed_o
 def test_the_index_is_freed_in_steps() -> None:
     index, _ = index_of(*map(str, range(2_000)))
     assert sum(index.drop()) == 2_000 and not index.free and index.size_bytes == 0
+
+
+@pytest.mark.parametrize("how", ["removed", "locked"])
+def test_a_session_is_not_free_once_nothing_stands_before_its_delayed_message(how: str) -> None:
+    index, references = index_of("a", "a", "a")
+    session, delayed = index.find(b"a"), references[2]
+    assert session is not None
+    index.lost_available(session, 1)
+    delayed.lease = Lease(1, 0, 0, None, 1)
+    delayed.lease.is_delay = True
+    index.delay([delayed])
+    assert [*index.free] == [b"a"]
+    if how == "removed":
+        index.remove([references.pop(1)])
+    else:
+        assert index.next_in(session) is references[1]
+        references[1].lease = Lease(2, 0, 0, None, 1)
+        index.lost_available(session, 1)
+    assert not index.free
+    index.check()
