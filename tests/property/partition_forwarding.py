@@ -9,11 +9,11 @@ import hypothesis.strategies as st
 from hypothesis.stateful import precondition, rule
 
 from broker.base.errors import Reason
-from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER
+from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER, TRANSFER_DEAD_LETTER
 from broker.operations import Complete, Failed, Locked, Release, Settled
 from broker.transfer_operations import FailTransfer, HandedOver, HandOver, LockNext
 from tests.property.partition_driver import FORWARDER, PLANS, PartitionDriver, Plan, identity_of, ran
-from tests.property.partition_model import CHANGES, SESSIONS, Message
+from tests.property.partition_model import CHANGES, SESSIONS, Message, properties
 
 SOURCES = (b"there/0/0", b"there/1/0")
 NUMBERS = st.lists(st.integers(1, 12), min_size=5, max_size=5)
@@ -144,6 +144,7 @@ class PartitionForwarding(PartitionDriver):
         else:
             operation = FailTransfer(locked.tokens, changed, "not taken")
             assert self.one(FORWARDER, operation) == Settled("not taken")
+            self.check_reasons()
 
     def lock_next(self, subqueue: str, count: int, duration_ms: int) -> Locked:
         """Lock the oldest messages."""
@@ -174,3 +175,10 @@ class PartitionForwarding(PartitionDriver):
                 self.model.to_transfer_dead_letter(message, changed)
         answer = self.one(FORWARDER, FailTransfer(tokens, changed, "not taken"))
         assert answer == Settled("not taken", failures)
+        self.check_reasons()
+
+    def check_reasons(self) -> None:
+        """What nobody takes carries the properties that say why."""
+        found = self.partition.messages.find(TRANSFER_DEAD_LETTER).references
+        for message in self.model.in_order(TRANSFER_DEAD_LETTER):
+            assert properties(found[message.number].changed) == properties(message.changed)
