@@ -148,6 +148,7 @@ class LinkTable:
             *((free_link, link) for link in session.ended_links),
             (lib.pn_session_free, session.pn),
         ]
+        session.ended_links = ()  # they refer to the session, and would wait for the garbage collector
 
     # --- memory ---------------------------------------------------------------------------------------------
 
@@ -162,5 +163,7 @@ class LinkTable:
         """Mark every link as gone, because the connection is freed."""
         for link in self.all():
             link.gone = True
+            link.session.ended_links = ()
+        self.unfreed.clear()
         self.attached.clear()
         self.leaving.clear()

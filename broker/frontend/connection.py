@@ -130,7 +130,7 @@ class Connection:
     def data_received(self, data: bytes) -> None:
         """Handle bytes from the client. An unexpected exception ends this connection, with a traceback in the
         log, and no other."""
-        if self._closed or self._failed:
+        if self._is_over:
             return
         try:
             if self._sasl is not None:
@@ -169,7 +169,7 @@ class Connection:
         self._is_served = True
         if data:
             self.data_received(data)
-        elif not (self._closed or self._failed):
+        elif not self._is_over:
             undone, self._undone = self._undone, []
             try:
                 if undone:
@@ -180,7 +180,13 @@ class Connection:
             except Exception:
                 self.fail()
         self._is_served = False
-        return bool(self._undone or self.engine.has_more) and not (self._closed or self._failed)
+        return bool(self._undone or self.engine.has_more) and not self._is_over
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether nothing that the client has sent can be answered any more. What is left of it is dropped: a
+        client could otherwise open and lose connections faster than their links are made."""
+        return self._closed or self._failed or self._close_timer is not None
 
     @property
     def is_late(self) -> bool:

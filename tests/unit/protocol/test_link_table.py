@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from protocol.events import (
     MessagesReceived,
     Outcome,
 )
+from protocol.links import Link
 from tests.support import raw_amqp as raw
 from tests.support.engine_frames import (
     REFUSAL,
@@ -231,6 +233,20 @@ def test_a_detach_that_we_began_is_not_answered_again_when_the_peer_answers(peer
     peer.engine.close_link(link, REFUSAL)
     assert link.gone and len(peer.heard(raw.DETACH)) == 1
     assert peer.say(detach(0)) == [] and peer.hear() == []
+
+
+def test_the_links_of_an_ended_session_do_not_wait_for_the_garbage_collector(peer: EnginePeer) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(isinstance(each, Link) for each in gc.get_objects())
+        peer.sender(0)
+        peer.receiver(1)
+        peer.release(peer.say(raw.frame(raw.END, [])))
+        peer.hear()
+        assert sum(isinstance(each, Link) for each in gc.get_objects()) == before
+    finally:
+        gc.enable()
 
 
 def test_what_comes_in_one_write_with_a_detach_can_still_be_served(peer: EnginePeer) -> None:

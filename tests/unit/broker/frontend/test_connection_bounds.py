@@ -295,6 +295,17 @@ async def test_a_client_that_attaches_on_and_on_is_closed_however_its_links_were
     assert await closed_with(client) == RESOURCE_LIMIT
 
 
+async def test_what_a_client_sends_beyond_the_end_of_its_connection_is_dropped() -> None:
+    client = await LinkStack(links_per_connection_max=10).connect()
+    client.say(*(raw.frame(raw.ATTACH, raw.sender_attach(handle, "no-such-queue")) for handle in range(30)))
+    assert await closed_with(client) == RESOURCE_LIMIT
+    links = client.connection.engine.link_count
+    # Symptom: clients that lost their connection left links to be made faster than they were made.
+    more = [raw.frame(raw.ATTACH, raw.sender_attach(handle, "more")) for handle in range(30, 60)]
+    assert client.connection.serve(b"".join(more)) is False
+    assert client.connection.engine.link_count == links
+
+
 async def test_links_that_were_refused_and_ended_count_no_more() -> None:
     client = await LinkStack(links_per_connection_max=10).connect()
     for handle in range(30):
