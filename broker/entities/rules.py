@@ -1,0 +1,116 @@
+"""Rules of subscriptions as data (AMQP contract 11): filters, actions, and the values they carry.
+
+Everything here is immutable, and can be compared and hashed. Nothing is checked: whether an expression can be
+understood is decided by whoever compiles it. This module does not know where rules come from (configuration
+file, ATOM, AMQP) or where they are kept (`documents.py`).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TypeAlias
+
+DEFAULT_RULE_NAME = "$Default"
+"""The name of the rule that a new subscription gets if its creator gives none."""
+COMPATIBILITY_LEVEL = 20
+"""The only version of the SQL language that there is."""
+
+
+class ValueType(enum.Enum):
+    """The declared type of a value, by its name in XML (HTTP contract 2.7). It is kept so that a rule is
+    shown as it was made; comparisons look at the value alone."""
+
+    STRING = "string"
+    BOOLEAN = "boolean"
+    BYTE = "byte"
+    UNSIGNED_BYTE = "unsignedByte"
+    SHORT = "short"
+    UNSIGNED_SHORT = "unsignedShort"
+    INT = "int"
+    UNSIGNED_INT = "unsignedInt"
+    LONG = "long"
+    UNSIGNED_LONG = "unsignedLong"
+    FLOAT = "float"
+    DOUBLE = "double"
+    DATE_TIME = "dateTime"
+    """The value is a number of ticks (100 ns) since the Unix epoch."""
+    DURATION = "duration"
+    """The value is a number of ticks (100 ns)."""
+    GUID = "guid"
+    """The value is its text: 32 hexadecimal digits with hyphens."""
+
+
+@dataclass(slots=True, frozen=True)
+class RuleValue:
+    """A parameter of an expression, or what a correlation filter wants a property to be.
+
+    The declared type is part of it, so `1`, `1.0` and `true` are different values here.
+    """
+
+    type: ValueType
+    value: str | bool | int | float
+
+
+NamedValues: TypeAlias = tuple[tuple[str, RuleValue], ...]
+"""Names and values in the order in which they were given."""
+
+
+@dataclass(slots=True, frozen=True)
+class TrueFilter:
+    """Matches every message."""
+
+
+@dataclass(slots=True, frozen=True)
+class FalseFilter:
+    """Matches no message."""
+
+
+@dataclass(slots=True, frozen=True)
+class SqlFilter:
+    """Matches the messages for which an expression is true."""
+
+    expression: str
+    parameters: NamedValues = ()
+    """Names begin with `@`."""
+    compatibility_level: int = COMPATIBILITY_LEVEL
+
+
+@dataclass(slots=True, frozen=True)
+class CorrelationFilter:
+    """Matches the messages that have every value that is given here. None stands for any value."""
+
+    correlation_id: str | None = None
+    message_id: str | None = None
+    to: str | None = None
+    reply_to: str | None = None
+    label: str | None = None
+    session_id: str | None = None
+    reply_to_session_id: str | None = None
+    content_type: str | None = None
+    properties: NamedValues = ()
+    """Application properties."""
+
+
+Filter: TypeAlias = TrueFilter | FalseFilter | SqlFilter | CorrelationFilter
+
+
+@dataclass(slots=True, frozen=True)
+class SqlAction:
+    """Statements that change a message's properties in the copy that a subscription gets."""
+
+    expression: str
+    parameters: NamedValues = ()
+    """Names begin with `@`."""
+    compatibility_level: int = COMPATIBILITY_LEVEL
+
+
+@dataclass(slots=True, frozen=True)
+class RuleDescription:
+    """One rule of a subscription."""
+
+    name: str
+    """As spelled at creation; compared without regard to case within the subscription."""
+    filter: Filter = TrueFilter()
+    action: SqlAction | None = None
+    created_at_ms: int = 0
