@@ -10,7 +10,7 @@ import enum
 import functools
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final, Protocol, Self
 
@@ -223,29 +223,9 @@ def shared(settings: EntitySettings) -> EntitySettings:
     return settings
 
 
-KINDS: Mapping[str, tuple[type[EntityDescription], type[EntitySettings]]] = {
-    "queue": (QueueDescription, QueueSettings)
-}
-"""The kinds, by the names that the catalogue uses."""
-
-
 def subqueues_of(description: EntityDescription | None) -> Sequence[SubqueueDescription]:
     """The subqueues of an entity. If its description is lost, those of a queue: most entities are queues."""
     return QUEUE_SUBQUEUES if description is None else description.subqueues
-
-
-def describe(
-    name: str,
-    settings: EntitySettings,
-    *,
-    partitions: int,
-    now_ms: int,
-    file_settings: EntitySettings | None,
-    folders: int,
-) -> EntityDescription:
-    """Make the description of a new entity, of the kind that the settings belong to."""
-    (make,) = (description for description, of in KINDS.values() if of is type(settings))
-    return make(name, new_generation(), partitions, settings, now_ms, now_ms, file_settings, folders)
 
 
 def new_generation(namespace: str = NAMESPACE) -> str:

@@ -6,19 +6,21 @@
      "folders": the number of data folders over which its partitions are spread; 1 where it is missing,
      "idle_ms": for how long it has been idle, as last noted; 0 where it is missing}
 
+A topic has "kind": "topic" and two more fields, "subscriptions" (`subscription_documents.py`) and
+"last_subscription", so creating a subscription or a rule is one atomic change of this document.
+
 Older documents lack fields that were added later, such as `namespace`, `file_settings` and some of the
 settings; such fields get their defaults. The namespace is that of the generation.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
-from dataclasses import asdict
 from typing import Any
 
 from broker.entities.descriptions import (
-    KINDS,
     AuthorizationRule,
     EntityDescription,
     EntitySettings,
@@ -26,6 +28,9 @@ from broker.entities.descriptions import (
     namespace_of,
     shared,
 )
+from broker.entities.kinds import KINDS
+from broker.entities.subscription_documents import decode_subscription, encode_subscription
+from broker.entities.topics import TopicDescription
 
 CATALOGUE_VERSION = 1
 
@@ -36,12 +41,16 @@ _NAME_LINE = re.compile(rb'^ "name": ("(?:[^"\\]|\\.)*"),?\r?$', re.MULTILINE)
 def encode_description(description: EntityDescription) -> bytes:
     """Encode a description as its catalogue document."""
     (kind,) = (kind for kind, (of, _) in KINDS.items() if of is type(description))
-    fields = asdict(description)
-    for settings in (fields["settings"], fields["file_settings"]):
-        if settings is not None:
-            settings["status"] = settings["status"].value
-            for rule in settings["authorization_rules"]:
-                rule["rights"] = sorted(rule["rights"])
+    fields = {
+        field.name: getattr(description, field.name)
+        for field in dataclasses.fields(description)
+        if field.init
+    }
+    for each in ("settings", "file_settings"):
+        if fields[each] is not None:
+            fields[each] = _encode_settings(fields[each])
+    if isinstance(description, TopicDescription):
+        fields["subscriptions"] = list(map(encode_subscription, description.subscriptions))
     document = {
         "version": CATALOGUE_VERSION,
         "kind": kind,
@@ -63,6 +72,8 @@ def decode_description(content: bytes) -> EntityDescription:
     assert fields.pop("namespace", namespace) == namespace, "the generation is another namespace's"
     of_file = fields.pop("file_settings", None)
     settings = _decode_settings(settings_of, fields.pop("settings"))
+    if describe is TopicDescription:
+        fields["subscriptions"] = tuple(map(decode_subscription, fields["subscriptions"]))
     return describe(
         **fields,
         settings=settings,
@@ -81,6 +92,14 @@ def salvage_name(remains: bytes) -> str | None:
     except ValueError:
         return None
     return name
+
+
+def _encode_settings(settings: EntitySettings) -> dict[str, Any]:
+    fields = dataclasses.asdict(settings)
+    fields["status"] = settings.status.value
+    for rule in fields["authorization_rules"]:
+        rule["rights"] = sorted(rule["rights"])
+    return fields
 
 
 def _decode_settings(settings_of: type[EntitySettings], fields: dict[str, Any]) -> EntitySettings:

@@ -44,6 +44,10 @@ KEEPS_DEAD_LETTERS: Final = Role(
     counted_as=CountedAs.DEAD_LETTER,
 )
 """For messages that could not be received."""
+DISTRIBUTES: Final = Role(
+    enforces_time_to_live=True, counts_deliveries=False, has_sessions=False, counted_as=CountedAs.ACTIVE
+)
+"""For what clients send to a topic: scheduled messages wait here, the rest goes to subscriptions at once."""
 PASSES_ON: Final = Role(
     enforces_time_to_live=False,
     counts_deliveries=False,

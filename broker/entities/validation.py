@@ -11,11 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from broker.base.durations import format_duration
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import AuthorizationRule, EntitySettings, QueueSettings, key_of
+from broker.entities.topics import SubscriptionSettings, TopicSettings
 
 NAME_LENGTH_MAX = 260
 USER_METADATA_LENGTH_MAX = 1024
@@ -48,7 +49,17 @@ _NOT_YET: tuple[tuple[str, Callable[[EntitySettings], object], str], ...] = (
     (
         "EnableExpress",
         lambda settings: settings.enable_express or None,
-        "no queue keeps messages in memory before it writes them",
+        "no entity keeps messages in memory before it writes them",
+    ),
+    (
+        "FilteringMessagesBeforePublishing",
+        lambda settings: getattr(settings, "filtering_messages_before_publishing", None) or None,
+        "no topic refuses messages that no subscription gets",
+    ),
+    (
+        "EnableSubscriptionPartitioning",
+        lambda settings: getattr(settings, "enable_subscription_partitioning", None) or None,
+        "subscriptions are partitioned as their topic is, with EnablePartitioning, and in no other way",
     ),
 )
 """Settings that this version keeps but does not carry out: the element, its value (None if it asks for
@@ -66,23 +77,24 @@ class WrongProperty(Refused):
         self.element = element
 
 
-def _refuse(element: str, description: str) -> NoReturn:
+def refuse(element: str, description: str) -> NoReturn:
+    """Refuse an invalid setting."""
     raise WrongProperty(element, description)
 
 
 def check_entity_name(name: str) -> None:
     """Check a queue's or topic's name: 1 to 260 characters, and not the address of a subscription."""
     if not 1 <= len(name) <= NAME_LENGTH_MAX:
-        _refuse("Name", f"The entity name has {len(name)} characters; 1 to {NAME_LENGTH_MAX} are allowed.")
+        refuse("Name", f"The entity name has {len(name)} characters; 1 to {NAME_LENGTH_MAX} are allowed.")
     if not _NAME.fullmatch(name) or "//" in name:
-        _refuse(
+        refuse(
             "Name",
             f"'{name}' contains character(s) that is not allowed by Service Bus. Entity segments can "
             "contain only letters, numbers, "
             "periods (.), hyphens (-), and underscores (_).",
         )
     if any(segment in (".", "..") for segment in name.split("/")):
-        _refuse(
+        refuse(
             "Name",
             (
                 f"'{name}' contains the segment '.' or '..', which HTTP clients and proxies resolve, so no "
@@ -90,7 +102,7 @@ def check_entity_name(name: str) -> None:
             ),
         )
     if _SUBSCRIPTION.search(name):
-        _refuse(
+        refuse(
             "Name",
             (
                 f"'{name}' contains the segment 'subscriptions', which is reserved for the subscriptions "
@@ -105,15 +117,33 @@ def check_queue(
     """Check each setting of a queue, and how they combine. Returns the settings as they take effect.
     `idle_ms_min` is the shortest AutoDeleteOnIdle."""
     check_entity_name(name)
+    check_common(settings, idle_ms_min)
+    return check_delivery(name, settings)
+
+
+def check_topic(
+    name: str, settings: TopicSettings, idle_ms_min: int = AUTO_DELETE_ON_IDLE_MS_MIN
+) -> TopicSettings:
+    """Check each setting of a topic. `idle_ms_min` is the shortest AutoDeleteOnIdle."""
+    check_entity_name(name)
+    check_common(settings, idle_ms_min)
+    return settings
+
+
+_Delivers = TypeVar("_Delivers", QueueSettings, SubscriptionSettings)
+
+
+def check_delivery(name: str, settings: _Delivers) -> _Delivers:
+    """Check how a queue or a subscription delivers and forwards. Returns the settings as they take effect.
+    `name` is the path by which other entities could forward to this one."""
     if not 0 < settings.lock_duration_ms <= LOCK_DURATION_MS_MAX:
-        _refuse(
+        refuse(
             "LockDuration",
             "The supplied lock time exceeds the allowed maximum of '5' minutes."
             if settings.lock_duration_ms > 0
             else "LockDuration must be positive.",
         )
     _check_range("MaxDeliveryCount", settings.max_delivery_count, 1, MAX_DELIVERY_COUNT_MAX)
-    check_common(settings, idle_ms_min)
     _check_combinations(name, settings)
     if settings.forward_to is not None and settings.auto_delete_on_idle_ms is not None:
         return replace(settings, auto_delete_on_idle_ms=None)  # forwarding counts as use (HTTP contract 3.5)
@@ -127,17 +157,10 @@ def check_common(settings: EntitySettings, idle_ms_min: int) -> None:
     _check_duration(
         "DuplicateDetectionHistoryTimeWindow", settings.duplicate_detection_window_ms, *DUPLICATE_WINDOW_MS
     )
-    _check_duration("DefaultMessageTimeToLive", settings.default_time_to_live_ms, 1_000, None)
-    _check_duration("AutoDeleteOnIdle", settings.auto_delete_on_idle_ms, idle_ms_min, None)
-    if len(settings.user_metadata or "") > USER_METADATA_LENGTH_MAX:
-        _refuse(
-            "UserMetadata",
-            f"UserMetadata has {len(settings.user_metadata or '')} characters; the limit is "
-            f"{USER_METADATA_LENGTH_MAX}.",
-        )
+    check_lifetimes(settings, idle_ms_min)
     check_authorization_rules(settings.authorization_rules)
     if settings.requires_duplicate_detection and settings.enable_express:
-        _refuse(
+        refuse(
             "EnableExpress",
             (
                 "Both DelayedPersistence property and RequiresDuplicateDetection property cannot be "
@@ -146,8 +169,21 @@ def check_common(settings: EntitySettings, idle_ms_min: int) -> None:
         )
 
 
+def check_lifetimes(settings: EntitySettings | SubscriptionSettings, idle_ms_min: int) -> None:
+    """Check what subscriptions have as well as entities. `idle_ms_min` is the shortest AutoDeleteOnIdle."""
+    _check_duration("DefaultMessageTimeToLive", settings.default_time_to_live_ms, 1_000, None)
+    _check_duration("AutoDeleteOnIdle", settings.auto_delete_on_idle_ms, idle_ms_min, None)
+    if len(settings.user_metadata or "") > USER_METADATA_LENGTH_MAX:
+        refuse(
+            "UserMetadata",
+            f"UserMetadata has {len(settings.user_metadata or '')} characters; the limit is "
+            f"{USER_METADATA_LENGTH_MAX}.",
+        )
+
+
 CHECKS: Mapping[type[EntitySettings], Callable[[str, Any, int], EntitySettings]] = {
-    QueueSettings: check_queue
+    QueueSettings: check_queue,
+    TopicSettings: check_topic,
 }
 """The check of each kind's settings. It takes the entity's name, its settings and the shortest
 AutoDeleteOnIdle, and returns the settings as they take effect."""
@@ -171,12 +207,12 @@ def check_update(
     if type(old) is not type(new):
         raise Refused(Reason.ENTITY_EXISTS, f"Conflict. '{name}' is an entity of another kind.")
     if old.enable_partitioning != new.enable_partitioning:
-        _refuse("EnablePartitioning", "Partitioning cannot be changed for Queue/Topic.")
+        refuse("EnablePartitioning", "Partitioning cannot be changed for Queue/Topic.")
     for field in old.FIXED:
         if getattr(old, field) != getattr(new, field):
             first, *others = field.split("_")
             element = first + "".join(map(str.capitalize, others))
-            _refuse(
+            refuse(
                 element,
                 f"The value for the '{element}' property of an existing Queue(or Topic) cannot be changed.",
             )
@@ -210,47 +246,47 @@ def check_authorization_rules(rules: tuple[AuthorizationRule, ...]) -> None:
     """Check a list of rules: at most 12, each with a unique name, a key, and rights. Manage requires the
     other two."""
     if len(rules) > AUTHORIZATION_RULES_MAX:
-        _refuse(
+        refuse(
             "AuthorizationRules",
             f"There are {len(rules)} authorization rules; the limit is {AUTHORIZATION_RULES_MAX}.",
         )
     names = [rule.key_name.casefold() for rule in rules]
     if len(set(names)) != len(names):
-        _refuse("AuthorizationRules", "Two authorization rules have the same KeyName.")
+        refuse("AuthorizationRules", "Two authorization rules have the same KeyName.")
     for rule in rules:
         if not 1 <= len(rule.key_name) <= 256:
-            _refuse(
+            refuse(
                 "AuthorizationRules", "The KeyName of an authorization rule must have 1 to 256 characters."
             )
         if not rule.primary_key:
-            _refuse("AuthorizationRules", f"The authorization rule '{rule.key_name}' has no PrimaryKey.")
+            refuse("AuthorizationRules", f"The authorization rule '{rule.key_name}' has no PrimaryKey.")
         if not rule.rights or not rule.rights <= _RIGHTS:
-            _refuse(
+            refuse(
                 "AuthorizationRules",
                 f"The authorization rule '{rule.key_name}' must have one or more of the rights "
                 "Manage, Send and Listen.",
             )
         if "Manage" in rule.rights and rule.rights != _RIGHTS:
-            _refuse(
+            refuse(
                 "AuthorizationRules",
                 f"The authorization rule '{rule.key_name}': Manage requires Send and Listen.",
             )
 
 
-def _check_combinations(name: str, settings: QueueSettings) -> None:
+def _check_combinations(name: str, settings: QueueSettings | SubscriptionSettings) -> None:
     if settings.requires_session and settings.forward_to is not None:
-        _refuse("ForwardTo", "Bad Request. ForwardTo cannot be set on an entity that requires sessions.")
+        refuse("ForwardTo", "Bad Request. ForwardTo cannot be set on an entity that requires sessions.")
     for element, target in (
         ("ForwardTo", settings.forward_to),
         ("ForwardDeadLetteredMessagesTo", settings.forward_dead_lettered_to),
     ):
         if target is not None and key_of(target) == key_of(name):
-            _refuse(element, f"'{name}' cannot forward to itself.")
+            refuse(element, f"'{name}' cannot forward to itself.")
 
 
 def _check_range(element: str, value: int, lowest: int, highest: int) -> None:
     if not lowest <= value <= highest:
-        _refuse(
+        refuse(
             element,
             (
                 f"The specified value {value} is invalid. The property '{element}' must be between "
@@ -266,7 +302,7 @@ def _check_duration(element: str, value_ms: int | None, lowest_ms: int, highest_
         allowed = f"at least {format_duration(lowest_ms)}" + (
             f" and at most {format_duration(highest_ms)}" if highest_ms else ""
         )
-        _refuse(
+        refuse(
             element,
             (
                 f"The specified value {format_duration(value_ms)} is invalid. The property '{element}' "

@@ -38,11 +38,11 @@ from broker.entities.descriptions import (
     AuthorizationRule,
     EntityDescription,
     EntitySettings,
-    describe,
     key_of,
     shared,
 )
 from broker.entities.documents import decode_description, encode_description, salvage_name
+from broker.entities.kinds import describe
 from broker.entities.validation import (
     AUTO_DELETE_ON_IDLE_MS_MIN,
     check_effect,

@@ -9,11 +9,11 @@ from broker.entities.descriptions import (
     EntityStatus,
     QueueDescription,
     QueueSettings,
-    describe,
     key_of,
     namespace_of,
     new_generation,
 )
+from broker.entities.kinds import describe
 
 
 def test_an_entity_is_found_whatever_the_case_and_the_slashes_around_its_name() -> None:

@@ -17,7 +17,8 @@ import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSubQueue
 
 from broker.base.errors import Reason, Refused
-from broker.entities import descriptions, documents, validation
+from broker.entities import documents, validation
+from broker.entities import kinds as entity_kinds
 from broker.entities.descriptions import (
     DEAD_LETTER,
     MAIN,
@@ -148,7 +149,7 @@ class ArchiveXml(EntityXml):
 def archives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make archives known to the broker: everything that a kind of entity consists of."""
     for table, key, value in (
-        (descriptions.KINDS, "archive", (ArchiveDescription, ArchiveSettings)),
+        (entity_kinds.KINDS, "archive", (ArchiveDescription, ArchiveSettings)),
         (validation.CHECKS, ArchiveSettings, check_archive),
         (kinds.KINDS, ArchiveDescription, Archive),
         (http_kinds.KINDS, "ArchiveDescription", ArchiveXml()),
@@ -157,7 +158,7 @@ def archives(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def described(settings: EntitySettings) -> EntityDescription:
-    return descriptions.describe("things", settings, partitions=2, now_ms=7, file_settings=None, folders=1)
+    return entity_kinds.describe("things", settings, partitions=2, now_ms=7, file_settings=None, folders=1)
 
 
 def test_settings_say_what_kind_an_entity_is_and_the_catalogue_keeps_it(archives: None) -> None:
@@ -289,6 +290,7 @@ def test_all_other_code_works_with_any_entity() -> None:
     }
     assert named == {
         "entities/descriptions.py",
+        "entities/kinds.py",
         "entities/validation.py",
         "http/kinds.py",
         "http/queue_xml.py",

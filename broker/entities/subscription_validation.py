@@ -1,0 +1,157 @@
+"""Which subscriptions and rules a topic may have; used by both the API and the configuration file.
+
+Pure; raises what `validation.py` raises. This module does not understand SQL: `broker/rules` does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import key_of
+from broker.entities.rules import (
+    DEFAULT_RULE_NAME,
+    CorrelationFilter,
+    RuleDescription,
+    SqlAction,
+    SqlFilter,
+)
+from broker.entities.topics import SubscriptionSettings, TopicDescription
+from broker.entities.validation import (
+    AUTO_DELETE_ON_IDLE_MS_MIN,
+    check_delivery,
+    check_lifetimes,
+    refuse,
+)
+
+EXPRESSION_LENGTH_MAX = 1_024
+SQL_FILTERS_MAX, CORRELATION_FILTERS_MAX = 2_000, 100_000
+"""For each topic, over all its subscriptions (HTTP contract 6.1). A rule that matches everything counts as a
+SQL filter."""
+SUBSCRIPTIONS_MAX, RULES_MAX = 2_000, 1_000
+
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._~-]{0,48}[A-Za-z0-9])?")
+_CORRELATED = (
+    "correlation_id",
+    "message_id",
+    "to",
+    "reply_to",
+    "label",
+    "session_id",
+    "reply_to_session_id",
+    "content_type",
+)
+
+
+@dataclass(slots=True, frozen=True)
+class TopicLimits:
+    """How many subscriptions and rules there may be."""
+
+    subscriptions: int = SUBSCRIPTIONS_MAX
+    """Of one topic."""
+    rules: int = RULES_MAX
+    """Of one subscription."""
+
+
+def check_subscription_name(name: str) -> None:
+    """Check the name of a subscription: 1 to 50 characters, no slashes."""
+    if not _NAME.fullmatch(name):
+        refuse("Name", f"'{name:.60}' is not the name of a subscription: {_NAME_RULE}.")
+
+
+def check_rule_name(name: str) -> None:
+    """Check the name of a rule: as a subscription's, or `$Default`."""
+    if not _NAME.fullmatch(name) and key_of(name) != key_of(DEFAULT_RULE_NAME):
+        refuse("Name", f"'{name:.60}' is not the name of a rule: {_NAME_RULE}, or it is {DEFAULT_RULE_NAME}.")
+
+
+_NAME_RULE = (
+    "it must have 1 to 50 letters, digits, periods, hyphens, underscores or tildes, and begin and end with a "
+    "letter or a digit"
+)
+
+
+def check_subscription(
+    topic: str,
+    name: str,
+    settings: SubscriptionSettings,
+    idle_ms_min: int = AUTO_DELETE_ON_IDLE_MS_MIN,
+) -> SubscriptionSettings:
+    """Check each setting of a subscription, and how they combine. Returns them as they take effect."""
+    check_subscription_name(name)
+    check_lifetimes(settings, idle_ms_min)
+    return check_delivery(f"{topic}/Subscriptions/{name}", settings)
+
+
+def check_subscription_update(
+    topic: str,
+    name: str,
+    old: SubscriptionSettings,
+    new: SubscriptionSettings,
+    idle_ms_min: int = AUTO_DELETE_ON_IDLE_MS_MIN,
+) -> SubscriptionSettings:
+    """Check the settings of an existing subscription, of which sessions are fixed."""
+    if old.requires_session != new.requires_session:
+        refuse(
+            "RequiresSession",
+            "The value for the 'RequiresSession' property of an existing Subscription cannot be changed.",
+        )
+    return check_subscription(topic, name, new, idle_ms_min)
+
+
+def check_rule(rule: RuleDescription) -> None:
+    """Check a rule's name, that its filter says something, and the lengths of its expressions."""
+    check_rule_name(rule.name)
+    if isinstance(rule.filter, CorrelationFilter):
+        given = any(getattr(rule.filter, each) is not None for each in _CORRELATED)
+        if not given and not rule.filter.properties:
+            refuse("CorrelationFilter", "A correlation filter needs at least one property.")
+    for sql, element in ((rule.filter, "SqlFilter"), (rule.action, "SqlRuleAction")):
+        if isinstance(sql, SqlFilter | SqlAction):
+            if not sql.expression.strip():
+                refuse(element, f"The SqlExpression of the rule '{rule.name}' is empty.")
+            if len(sql.expression) > EXPRESSION_LENGTH_MAX:
+                refuse(
+                    element,
+                    f"The SqlExpression of the rule '{rule.name}' has {len(sql.expression)} characters; the "
+                    f"limit is {EXPRESSION_LENGTH_MAX}.",
+                )
+
+
+def check_rules(rules: Sequence[RuleDescription]) -> None:
+    """Check the rules of one subscription: each of them, and that no two have the same name."""
+    names = set()
+    for rule in rules:
+        check_rule(rule)
+        if key_of(rule.name) in names:
+            refuse("Name", f"Two rules have the name '{rule.name}' (case does not count).")
+        names.add(key_of(rule.name))
+
+
+def check_limits(topic: TopicDescription, limits: TopicLimits) -> None:
+    """Check how many subscriptions and rules a topic has. Raises Refused(QUOTA_EXCEEDED)."""
+    if len(topic.subscriptions) > limits.subscriptions:
+        _exceeded(topic, f"{limits.subscriptions} subscriptions")
+    if any(len(each.rules) > limits.rules for each in topic.subscriptions):
+        _exceeded(topic, f"{limits.rules} rules in one subscription")
+    sql, correlation = filter_counts(topic)
+    if sql > SQL_FILTERS_MAX:
+        _exceeded(topic, f"{SQL_FILTERS_MAX} SQL filters")
+    if correlation > CORRELATION_FILTERS_MAX:
+        _exceeded(topic, f"{CORRELATION_FILTERS_MAX} correlation filters")
+
+
+def filter_counts(topic: TopicDescription) -> tuple[int, int]:
+    """The numbers of SQL filters and of correlation filters (HTTP contract 2.6)."""
+    correlation = sum(_correlation_filters(each.rules) for each in topic.subscriptions)
+    return sum(len(each.rules) for each in topic.subscriptions) - correlation, correlation
+
+
+def _correlation_filters(rules: Iterable[RuleDescription]) -> int:
+    return sum(isinstance(rule.filter, CorrelationFilter) for rule in rules)
+
+
+def _exceeded(topic: TopicDescription, limit: str) -> None:
+    raise Refused(Reason.QUOTA_EXCEEDED, f"The topic '{topic.name}' may have {limit} at most.")

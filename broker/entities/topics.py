@@ -1,0 +1,212 @@
+"""Topics and their subscriptions as data: descriptions, settings, and how subqueues are numbered.
+
+A topic is one entity. Each of its partitions has the subqueues of the topic itself and of every subscription.
+Subqueue numbers are stored, so they follow from the number of the subscription, which its topic never gives
+again:
+
+    number = 4 x subscription + place          places: those of a queue's subqueues (`QUEUE_SUBQUEUES`)
+
+Subscription 0 is the topic itself. Its main subqueue has number 0, gets what clients send, and keeps only
+what is scheduled; everything else goes on to the subscriptions at once.
+
+Like all descriptions, these are immutable: a change makes a new description, which goes to the catalogue and
+to all partitions as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Self
+
+from broker.entities.descriptions import (
+    DEAD_LETTER,
+    MAIN,
+    TRANSFER,
+    TRANSFER_DEAD_LETTER,
+    EntityDescription,
+    EntitySettings,
+    EntityStatus,
+    key_of,
+)
+from broker.entities.roles import (
+    DISTRIBUTES,
+    KEEPS_DEAD_LETTERS,
+    KEEPS_FAILED_TRANSFERS,
+    PASSES_ON,
+    SERVES_RECEIVERS,
+    SubqueueDescription,
+)
+from broker.entities.rules import RuleDescription
+
+PLACES: Final = 4
+"""Subqueue numbers of each subscription, and of the topic itself."""
+MAIN_PLACE, DEAD_LETTER_PLACE, TRANSFER_DEAD_LETTER_PLACE, TRANSFER_PLACE = range(PLACES)
+TOPIC_SUBQUEUES: Final[Mapping[int, SubqueueDescription]] = {
+    MAIN_PLACE: SubqueueDescription(MAIN, DISTRIBUTES),
+    TRANSFER_DEAD_LETTER_PLACE: SubqueueDescription(TRANSFER_DEAD_LETTER, KEEPS_FAILED_TRANSFERS),
+    TRANSFER_PLACE: SubqueueDescription(TRANSFER, PASSES_ON),
+}
+"""The subqueues of a topic itself."""
+
+
+@dataclass(slots=True, frozen=True)
+class TopicSettings(EntitySettings):
+    """A topic's settings (HTTP contract 3.2)."""
+
+    filtering_messages_before_publishing: bool = False
+    enable_subscription_partitioning: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class SubscriptionSettings:
+    """A subscription's settings (HTTP contract 3.2). Defaults are the service's."""
+
+    lock_duration_ms: int = 60_000
+    requires_session: bool = False
+    default_time_to_live_ms: int | None = None
+    dead_lettering_on_expiration: bool = False
+    dead_lettering_on_filter_errors: bool = True
+    """Messages for which a filter cannot be evaluated go to the dead-letter subqueue."""
+    max_delivery_count: int = 10
+    enable_batched_operations: bool = True
+    status: EntityStatus = EntityStatus.ACTIVE
+    forward_to: str | None = None
+    forward_dead_lettered_to: str | None = None
+    user_metadata: str | None = None
+    auto_delete_on_idle_ms: int | None = None
+
+    @property
+    def forwarding(self) -> tuple[str | None, str | None]:
+        """The entities to which messages and dead letters are forwarded; None if they are not."""
+        return self.forward_to, self.forward_dead_lettered_to
+
+
+@dataclass(slots=True, frozen=True)
+class SubscriptionDescription:
+    """A subscription's description, which is a part of its topic's."""
+
+    name: str
+    """As spelled at creation; compared without regard to case."""
+    number: int
+    """From 1. The topic never gives it again."""
+    settings: SubscriptionSettings = SubscriptionSettings()
+    rules: tuple[RuleDescription, ...] = ()
+    """In the order of their creation. A subscription without rules gets no messages."""
+    created_at_ms: int = 0
+    updated_at_ms: int = 0
+    file_settings: SubscriptionSettings | None = None
+    """The settings from the configuration file as last applied, as for an entity."""
+    file_rules: tuple[RuleDescription, ...] | None = None
+    """The rules from the configuration file as last applied."""
+    idle_ms: int = 0
+    """How long it had been idle when that was last noted."""
+
+    @property
+    def key(self) -> str:
+        """The name by which it is found in its topic."""
+        return key_of(self.name)
+
+    def subqueue(self, place: int) -> int:
+        """The number of one of its subqueues."""
+        return PLACES * self.number + place
+
+    @property
+    def subqueue_name(self) -> str:
+        """The name of its main subqueue: what follows the topic in its address, case folded."""
+        return subqueue_name_of(self.name)
+
+    def subqueues(self) -> Iterator[tuple[int, SubqueueDescription]]:
+        """Its subqueues, each with its number."""
+        name, dead_letters = self.subqueue_name, self.subqueue(DEAD_LETTER_PLACE)
+        yield self.subqueue(MAIN_PLACE), SubqueueDescription(name, SERVES_RECEIVERS, dead_letters)
+        yield dead_letters, SubqueueDescription(f"{name}/{DEAD_LETTER}", KEEPS_DEAD_LETTERS)
+        yield (
+            self.subqueue(TRANSFER_DEAD_LETTER_PLACE),
+            SubqueueDescription(f"{name}/{TRANSFER_DEAD_LETTER}", KEEPS_FAILED_TRANSFERS),
+        )
+
+    def rule(self, name: str) -> RuleDescription | None:
+        """The rule of this name, in any case."""
+        key = key_of(name)
+        return next((each for each in self.rules if key_of(each.name) == key), None)
+
+
+def subqueue_name_of(subscription: str) -> str:
+    """The name of a subscription's main subqueue in the partitions of its topic."""
+    return f"subscriptions/{key_of(subscription)}"
+
+
+_OF_THE_TOPIC: Final = SubscriptionSettings()
+
+
+@dataclass(slots=True, frozen=True)
+class TopicDescription(EntityDescription):
+    """A topic's description, with its subscriptions."""
+
+    settings: TopicSettings = field(default_factory=TopicSettings)
+    file_settings: TopicSettings | None = None
+    subscriptions: tuple[SubscriptionDescription, ...] = ()
+    """In the order of their creation."""
+    last_subscription: int = 0
+    """The highest number that a subscription of this topic ever had."""
+    _by_key: Mapping[str, SubscriptionDescription] = field(init=False, repr=False, compare=False)
+    _subqueues: Mapping[int, SubqueueDescription] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        subqueues = dict(TOPIC_SUBQUEUES)
+        for each in self.subscriptions:
+            subqueues.update(each.subqueues())
+        object.__setattr__(self, "_by_key", {each.key: each for each in self.subscriptions})
+        object.__setattr__(self, "_subqueues", subqueues)
+
+    @property
+    def subqueues(self) -> Mapping[int, SubqueueDescription]:  # type: ignore[override]
+        return self._subqueues
+
+    def delivery(self, subqueue: str) -> SubscriptionSettings:
+        subscription = self.subscription_of(subqueue)
+        return _OF_THE_TOPIC if subscription is None else subscription.settings
+
+    def subscription(self, name: str) -> SubscriptionDescription | None:
+        """The subscription of this name, in any case."""
+        return self._by_key.get(key_of(name))
+
+    def subscription_of(self, subqueue: str) -> SubscriptionDescription | None:
+        """The subscription that a subqueue belongs to; None for those of the topic itself."""
+        start, _, rest = subqueue.partition("/")
+        return self._by_key.get(rest.partition("/")[0]) if start == "subscriptions" else None
+
+    def with_new(
+        self,
+        name: str,
+        settings: SubscriptionSettings,
+        rules: Sequence[RuleDescription],
+        now_ms: int,
+        *,
+        from_file: bool = False,
+    ) -> Self:
+        """The topic with one more subscription. `from_file`: the configuration file asks for it."""
+        number = self.last_subscription + 1
+        added = SubscriptionDescription(
+            name,
+            number,
+            settings,
+            tuple(rules),
+            now_ms,
+            now_ms,
+            settings if from_file else None,
+            tuple(rules) if from_file else None,
+        )
+        return replace(self, subscriptions=(*self.subscriptions, added), last_subscription=number)
+
+    def with_changed(self, changed: SubscriptionDescription) -> Self:
+        """The topic with another description of the subscription that has this number."""
+        return self._with(changed if each.number == changed.number else each for each in self.subscriptions)
+
+    def without(self, number: int) -> Self:
+        """The topic without a subscription."""
+        return self._with(each for each in self.subscriptions if each.number != number)
+
+    def _with(self, subscriptions: Iterable[SubscriptionDescription]) -> Self:
+        return replace(self, subscriptions=tuple(subscriptions))

@@ -1,0 +1,103 @@
+"""broker/entities/subscription_validation.py: allowed names, settings, rules and numbers of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.base.errors import Reason, Refused
+from broker.entities.rules import CorrelationFilter, RuleDescription, SqlAction, SqlFilter, TrueFilter
+from broker.entities.subscription_validation import (
+    TopicLimits,
+    check_limits,
+    check_rule,
+    check_rules,
+    check_subscription,
+    check_subscription_name,
+    check_subscription_update,
+    filter_counts,
+)
+from broker.entities.topics import SubscriptionSettings, TopicDescription, TopicSettings
+from broker.entities.validation import WrongProperty
+
+DEFAULTS = SubscriptionSettings()
+TOPIC = TopicDescription("events", "a" * 32, 4, TopicSettings())
+RED = RuleDescription("red", CorrelationFilter(label="red"))
+
+
+@pytest.mark.parametrize("name", ["a", "subscription.1", "a_b-c~d", "Z" * 50])
+def test_a_name_of_the_service_is_taken(name: str) -> None:
+    check_subscription_name(name)
+    check_rule(RuleDescription(name))
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "-a", "a.", "a b", "a" * 51, "$Defaults", "ä"])
+def test_another_name_is_refused(name: str) -> None:
+    for check in (check_subscription_name, lambda name: check_rule(RuleDescription(name))):
+        with pytest.raises(WrongProperty) as caught:
+            check(name)
+        assert (caught.value.reason, caught.value.element) == (Reason.ARGUMENT, "Name")
+
+
+def test_only_rules_may_be_called_default() -> None:
+    check_rule(RuleDescription("$default"))
+    with pytest.raises(WrongProperty):
+        check_subscription_name("$Default")
+
+
+@pytest.mark.parametrize(
+    ("element", "settings"),
+    [
+        ("LockDuration", SubscriptionSettings(lock_duration_ms=300_001)),
+        ("MaxDeliveryCount", SubscriptionSettings(max_delivery_count=0)),
+        ("DefaultMessageTimeToLive", SubscriptionSettings(default_time_to_live_ms=999)),
+        ("AutoDeleteOnIdle", SubscriptionSettings(auto_delete_on_idle_ms=1)),
+        ("UserMetadata", SubscriptionSettings(user_metadata="x" * 1_025)),
+        ("ForwardTo", SubscriptionSettings(requires_session=True, forward_to="other")),
+        ("ForwardTo", SubscriptionSettings(forward_to="events/subscriptions/ONE")),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_its_name(element: str, settings: SubscriptionSettings) -> None:
+    with pytest.raises(WrongProperty) as caught:
+        check_subscription("events", "one", settings)
+    assert caught.value.element == element
+
+
+def test_forwarding_counts_as_use() -> None:
+    settings = SubscriptionSettings(forward_to="other", auto_delete_on_idle_ms=400_000)
+    assert check_subscription("events", "one", settings).auto_delete_on_idle_ms is None
+
+
+def test_sessions_are_fixed_at_creation() -> None:
+    with pytest.raises(WrongProperty) as caught:
+        check_subscription_update("events", "one", DEFAULTS, SubscriptionSettings(requires_session=True))
+    assert caught.value.element == "RequiresSession"
+
+
+@pytest.mark.parametrize(
+    ("element", "rule"),
+    [
+        ("CorrelationFilter", RuleDescription("r", CorrelationFilter())),
+        ("SqlFilter", RuleDescription("r", SqlFilter(" "))),
+        ("SqlFilter", RuleDescription("r", SqlFilter("x" * 1_025))),
+        ("SqlRuleAction", RuleDescription("r", TrueFilter(), SqlAction(""))),
+    ],
+)
+def test_a_rule_that_says_nothing_or_too_much_is_refused(element: str, rule: RuleDescription) -> None:
+    with pytest.raises(WrongProperty) as caught:
+        check_rule(rule)
+    assert caught.value.element == element
+
+
+def test_two_rules_of_one_name_are_refused() -> None:
+    with pytest.raises(WrongProperty):
+        check_rules([RED, RuleDescription("RED")])
+
+
+def test_the_default_rule_counts_as_a_sql_filter_and_numbers_are_limited() -> None:
+    topic = TOPIC.with_new("one", DEFAULTS, [RuleDescription("$Default"), RED], 1)
+    assert filter_counts(topic) == (1, 1)
+    check_limits(topic, TopicLimits(subscriptions=1, rules=2))
+    for limits in (TopicLimits(subscriptions=0), TopicLimits(rules=1)):
+        with pytest.raises(Refused) as caught:
+            check_limits(topic, limits)
+        assert caught.value.reason is Reason.QUOTA_EXCEEDED

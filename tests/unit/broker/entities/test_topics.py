@@ -1,0 +1,60 @@
+"""broker/entities/topics.py: subscriptions come and go, and the numbers of subqueues say whose they are."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from broker.entities.descriptions import DEAD_LETTER, MAIN, QUEUE_SUBQUEUES
+from broker.entities.roles import DISTRIBUTES, SERVES_RECEIVERS
+from broker.entities.rules import RuleDescription
+from broker.entities.topics import (
+    PLACES,
+    SubscriptionSettings,
+    TopicDescription,
+    TopicSettings,
+)
+
+EMPTY = TopicDescription("events", "a" * 32, 4, TopicSettings(), 1, 1)
+DEFAULT = (RuleDescription("$Default"),)
+
+
+def test_a_subscription_has_the_subqueues_of_a_queue_at_numbers_of_its_own() -> None:
+    topic = EMPTY.with_new("One", SubscriptionSettings(), DEFAULT, 5)
+    places = dict(enumerate(QUEUE_SUBQUEUES))
+    assert topic.subqueues[0].role is DISTRIBUTES
+    for number, subqueue in topic.subqueues.items():
+        of_queue = places[number % PLACES]
+        if number >= PLACES:
+            assert subqueue.role is of_queue.role
+            assert subqueue.name == "/".join(filter(None, ("subscriptions/one", of_queue.name)))
+            assert subqueue.dead_letters_to == (
+                of_queue.dead_letters_to and PLACES + of_queue.dead_letters_to
+            )
+        elif number > 0:
+            assert (subqueue.name, subqueue.role) == (of_queue.name, of_queue.role)
+    assert [number for number, each in topic.subqueues.items() if each.role is SERVES_RECEIVERS] == [PLACES]
+
+
+def test_a_number_is_never_given_again() -> None:
+    topic = EMPTY
+    for name in ("one", "two"):
+        topic = topic.with_new(name, SubscriptionSettings(), DEFAULT, 5)
+    two = topic.subscription("TWO")
+    assert two is not None
+    topic = topic.without(two.number)
+    assert topic.subscription("two") is None
+    again = topic.with_new("two", SubscriptionSettings(), DEFAULT, 6).subscription("two")
+    assert again is not None and again.number == two.number + 1
+
+
+def test_each_subscription_delivers_in_its_own_way() -> None:
+    slow = SubscriptionSettings(lock_duration_ms=300_000)
+    topic = EMPTY.with_new("fast", SubscriptionSettings(), DEFAULT, 5).with_new("slow", slow, DEFAULT, 5)
+    for name in ("subscriptions/slow", f"subscriptions/slow/{DEAD_LETTER}"):
+        assert topic.delivery(name) == slow
+    assert topic.delivery("subscriptions/fast") == topic.delivery(MAIN) == SubscriptionSettings()
+    changed = topic.subscription("slow")
+    assert changed is not None
+    topic = topic.with_changed(dataclasses.replace(changed, settings=SubscriptionSettings()))
+    assert topic.delivery("subscriptions/slow") == SubscriptionSettings()
+    assert [each.name for each in topic.subscriptions] == ["fast", "slow"]
