@@ -125,6 +125,13 @@ def find_sections(message: bytes) -> Sections:
     return Sections(begins, values, ends, in_order)
 
 
+def section_at(message: bytes, offset: int) -> tuple[int, int]:
+    """The section that begins at `offset`, and where its value begins. Raises DecodeError or IndexError."""
+    if message[offset + 1] == 0x53 and not message[offset]:
+        return message[offset + 2] - _DESCRIPTOR_BASE, offset + 3
+    return _spelled_descriptor(message, offset)
+
+
 def _spelled_descriptor(message: bytes, offset: int) -> tuple[int, int]:
     if message[offset]:
         raise DecodeError(f"no section of a message begins at byte {offset}")

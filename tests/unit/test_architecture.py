@@ -29,6 +29,7 @@ LAYERS = (
     ("broker.operations",),
     ("broker.send_lists",),
     ("broker.settings", "broker.access", "broker.message", "broker.wording", "broker.throttle"),
+    ("broker.rules",),
     ("broker.partition",),
     ("broker.namespace", "broker.hosting"),
     ("broker.messaging",),

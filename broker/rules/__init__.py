@@ -1,0 +1,1 @@
+"""Rules of subscriptions: which messages they match, and how their actions change them."""

@@ -1,0 +1,187 @@
+"""Which subscriptions of a topic get a message, and what copies of it (AMQP contract 11.1). Pure.
+
+All rules without an action produce one copy for their subscription between them: the message as it is. Each
+rule with an action produces a copy of its own, with the application property `RuleName`. A rule that fails
+does not match; the failure is reported if its subscription gets the message through no other rule.
+
+Subscriptions with the same filter share its evaluation, and an index finds the filters that may match. So
+the cost of a message follows the subscriptions that match. Changing the rules of one subscription costs
+nothing for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from broker.base.errors import Refused
+from broker.entities.rules import Filter, RuleDescription, SqlAction, TrueFilter
+from broker.message.stored import StoredMessage
+from broker.rules.actions import Action, compile_action
+from broker.rules.covers import Cover
+from broker.rules.filters import CompiledFilter, compile_filter
+from broker.rules.index import FilterIndex
+from broker.rules.message_view import MessageView
+from broker.rules.values import EvaluationFailed
+
+
+@dataclass(slots=True)
+class ChangedCopy:
+    """A copy of a message that a rule's action has changed."""
+
+    subscription: int
+    rule: str
+    message: StoredMessage
+    """The changed message, and what routing and timers need to know of it."""
+
+
+@dataclass(slots=True)
+class Failure:
+    """A rule that has no result for a message."""
+
+    subscription: int
+    rule: str
+    description: str
+
+
+@dataclass(slots=True)
+class Match:
+    """Who gets a message. Shared between messages: do not change it."""
+
+    subscriptions: tuple[int, ...] = ()
+    """The numbers of those that get the message as it is, in ascending order."""
+    copies: tuple[ChangedCopy, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    """Of subscriptions that get nothing. A message may or may not be dead-lettered there, as the subscription
+    says."""
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A filter, and the rules that have it, each known by the number of its subscription and its name."""
+
+    filter: Filter
+    compiled: CompiledFilter
+    cover: Cover | None = None
+    plain: dict[tuple[int, str], None] = field(default_factory=dict)
+    acting: dict[tuple[int, str], Action] = field(default_factory=dict)
+
+
+class Matcher:
+    """The rules of all subscriptions of a topic. Owned by one partition."""
+
+    def __init__(self) -> None:
+        self._rules: dict[int, tuple[RuleDescription, ...]] = {}
+        self._entries: dict[Filter, _Entry] = {}
+        self._index: FilterIndex[_Entry] = FilterIndex()
+        self._everything: dict[int, int] = {}
+        """Subscriptions that get every message as it is, and by how many rules."""
+        self._to_all: Match | None = None
+        """What a message gets if no other rule matches it; None after a change of `_everything`."""
+
+    def set_rules(self, subscription: int, rules: Sequence[RuleDescription]) -> None:
+        """Replace the rules of a subscription. A rule that cannot be compiled fails on every message."""
+        self.forget(subscription)
+        self._rules[subscription] = tuple(rules)
+        for rule in rules:
+            if _is_for_all(rule):
+                self._everything[subscription] = self._everything.get(subscription, 0) + 1
+                self._to_all = None
+            else:
+                self._add(subscription, rule)
+
+    def forget(self, subscription: int) -> None:
+        """Remove the rules of a subscription that may have some."""
+        for rule in self._rules.pop(subscription, ()):
+            if _is_for_all(rule):
+                self._everything.pop(subscription, None)
+                self._to_all = None
+            else:
+                self._remove(subscription, rule)
+
+    def match(self, stored: bytes, enqueued_ms: int) -> Match:
+        """Find who gets a stored message, whose enqueued time this is in wall time."""
+        if self._to_all is None:
+            self._to_all = Match(tuple(sorted(self._everything)))
+        if not self._entries:
+            return self._to_all
+        message = MessageView(stored, enqueued_ms)
+        seen: set[_Entry] = set()
+        plain: set[int] = set()
+        copies: list[ChangedCopy] = []
+        failures: list[Failure] = []
+        for entry in self._index.candidates(message):
+            if entry in seen:
+                continue
+            seen.add(entry)
+            try:
+                if not entry.compiled.matches(message):
+                    continue
+            except EvaluationFailed as why:
+                failures += [Failure(*rule, str(why)) for rule in (*entry.plain, *entry.acting)]
+                continue
+            plain.update([subscription for subscription, _ in entry.plain])
+            for (subscription, rule), action in entry.acting.items():
+                try:
+                    copies.append(ChangedCopy(subscription, rule, action(message, rule)))
+                except EvaluationFailed as why:
+                    failures.append(Failure(subscription, rule, str(why)))
+        if not (plain or copies or failures):
+            return self._to_all
+        subscriptions = tuple(sorted(plain.union(self._everything)))
+        if failures:
+            served = {*subscriptions, *(copy.subscription for copy in copies)}
+            failures = [failure for failure in failures if failure.subscription not in served]
+        return Match(subscriptions, tuple(sorted(copies, key=_order)), tuple(sorted(failures, key=_order)))
+
+    def _add(self, subscription: int, rule: RuleDescription) -> None:
+        entry = self._entries.get(rule.filter)
+        if entry is None:
+            entry = self._entries[rule.filter] = _Entry(rule.filter, _compiled(rule.filter))
+            entry.cover = self._index.add(entry, entry.compiled.covers)
+        if rule.action is None:
+            entry.plain[subscription, rule.name] = None
+        else:
+            entry.acting[subscription, rule.name] = _compiled_action(rule.action)
+
+    def _remove(self, subscription: int, rule: RuleDescription) -> None:
+        entry = self._entries[rule.filter]
+        if rule.action is None:
+            del entry.plain[subscription, rule.name]
+        else:
+            del entry.acting[subscription, rule.name]
+        if not entry.plain and not entry.acting:
+            self._index.remove(entry, entry.cover)
+            del self._entries[rule.filter]
+
+
+def _is_for_all(rule: RuleDescription) -> bool:
+    return rule.action is None and type(rule.filter) is TrueFilter
+
+
+def _order(each: ChangedCopy | Failure) -> tuple[int, str]:
+    return each.subscription, each.rule
+
+
+def _compiled(filter: Filter) -> CompiledFilter:
+    try:
+        return compile_filter(filter)
+    except Refused as why:
+        description = why.description
+
+    def fails(message: MessageView) -> bool:
+        raise EvaluationFailed(description)
+
+    return CompiledFilter(fails)
+
+
+def _compiled_action(action: SqlAction) -> Action:
+    try:
+        return compile_action(action)
+    except Refused as why:
+        description = why.description
+
+    def fails(message: MessageView, rule: str) -> StoredMessage:
+        raise EvaluationFailed(description)
+
+    return fails

@@ -1,0 +1,222 @@
+"""The properties of a stored message, as rules and selectors see them. Each is found and decoded only when
+somebody asks for it, and only once.
+
+Application properties are found by their names without regard to case (AMQP contract 11.2). If a message has
+several that differ in case alone, the first one counts. System properties are those of the service's message
+class (AMQP contract 11.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from broker.message.forwarded import trail_of
+from broker.message.stored import (
+    HAS_TIME_TO_LIVE,
+    HEAD,
+    bare_message_offset,
+    section_end,
+)
+from broker.rules.covers import Property
+from broker.rules.values import TICKS_PER_MS, Duration, EvaluationFailed, Instant, Value, from_amqp
+from protocol.codec import decode
+from protocol.sections import (
+    APPLICATION_PROPERTIES,
+    FIELDS_MAX,
+    PROPERTIES,
+    fields,
+    pairs,
+    section_at,
+    text_bytes,
+)
+from protocol.values import skip
+
+
+class MessageView:
+    """One stored message. `enqueued_ms` is its enqueued time, in wall time."""
+
+    __slots__ = ("_bare", "_fields", "_places", "_values", "enqueued_ms", "stored")
+
+    def __init__(self, stored: bytes, enqueued_ms: int) -> None:
+        self.stored, self.enqueued_ms = stored, enqueued_ms
+        self._bare = bare_message_offset(stored)
+        self._fields: list[int] | None = None
+        self._places: dict[str, int] | None = None
+        self._values: dict[str, Value] = {}
+
+    def places(self) -> dict[str, int]:
+        """Where the values of the application properties are, by folded names."""
+        if self._places is None:
+            self._places = self._find_places()
+        return self._places
+
+    def has(self, name: str) -> bool:
+        """Whether there is an application property of this folded name; its value may be null."""
+        return name in self.places()
+
+    def application_property(self, name: str) -> Value:
+        """The value of the application property of this folded name; None if there is none."""
+        try:
+            return self._values[name]
+        except KeyError:
+            place = self.places().get(name)
+            value = None if place is None else from_amqp(decode(self.stored, place)[0])
+            self._values[name] = value
+            return value
+
+    def system_property(self, name: str) -> Value:
+        """The value of the system property of this folded name. Raises EvaluationFailed if there is no such
+        name."""
+        read = SYSTEM_PROPERTIES.get(name)
+        if read is None:
+            raise EvaluationFailed(f"There is no system property 'sys.{name}'.")
+        return read(self)
+
+    def value_of(self, property: Property) -> Value:
+        """The value of a property of either kind."""
+        return (self.system_property if property.is_system else self.application_property)(property.name)
+
+    def field(self, number: int) -> Any:
+        """A decoded field of the properties section (§3.2.4); None if it is not set."""
+        places = self._field_places()
+        return decode(self.stored, places[number])[0] if number < len(places) - 1 else None
+
+    def annotation(self, key: bytes) -> Any:
+        """The decoded value of one of the sender's message annotations; None if it is not there."""
+        count, offset = self.stored[8] << 8 | self.stored[9], HEAD.size
+        for _ in range(count):
+            found = text_bytes(self.stored, offset) == key
+            offset = skip(self.stored, offset)
+            if found:
+                return decode(self.stored, offset)[0]
+            offset = skip(self.stored, offset)
+        return None
+
+    def _field_places(self) -> list[int]:
+        if self._fields is None:
+            section, value = section_at(self.stored, self._bare)
+            assert section == PROPERTIES, "every stored message has a message-id"
+            end = section_end(self.stored, value)
+            self._fields = fields(self.stored, value, end, FIELDS_MAX[PROPERTIES])
+        return self._fields
+
+    def _find_places(self) -> dict[str, int]:
+        stored = self.stored
+        _, value = section_at(stored, self._bare)
+        offset = section_end(stored, value)
+        if offset >= len(stored):
+            return {}
+        section, value = section_at(stored, offset)
+        if section != APPLICATION_PROPERTIES:
+            return {}
+        offsets = pairs(stored, value, section_end(stored, value))
+        found: dict[str, int] = {}
+        for at_key, at_value in zip(offsets[:-1:2], offsets[1::2], strict=True):
+            found.setdefault(_folded(stored[at_key + 1 : at_value]), at_value)
+        return found
+
+
+def _folded(name: bytes) -> str:
+    """The folded text of an encoded name without its constructor: one or four bytes of size, then UTF-8."""
+    return _folded_short(name) if len(name) <= _SHORT_BYTES else _fold(name)
+
+
+def _fold(name: bytes) -> str:
+    text = name[1:] if len(name) == 1 + name[0] else name[4:]
+    return text.decode("utf-8", "replace").casefold()
+
+
+_SHORT_BYTES = 64
+"""Longer names are not remembered, because senders choose them."""
+_folded_short = lru_cache(4096)(_fold)
+
+
+def _text_field(number: int) -> Callable[[MessageView], Value]:
+    def read(message: MessageView) -> Value:
+        value = message.field(number)
+        return None if value is None else str(value)
+
+    return read
+
+
+def _id_field(number: int) -> Callable[[MessageView], Value]:
+    """An id is text, whatever type the sender used (§3.2.11 to §3.2.14), as the service's clients show it."""
+
+    def read(message: MessageView) -> Value:
+        value = message.field(number)
+        if isinstance(value, bytes):
+            try:
+                return value.decode()
+            except UnicodeDecodeError:
+                return value.hex()
+        return None if value is None else str(value)
+
+    return read
+
+
+def _annotation_text(key: bytes) -> Callable[[MessageView], Value]:
+    def read(message: MessageView) -> Value:
+        value = message.annotation(key)
+        return None if value is None else str(value)
+
+    return read
+
+
+def _scheduled(message: MessageView) -> Value:
+    value = message.annotation(b"x-opt-scheduled-enqueue-time")
+    return None if value is None else Instant(int(value) * TICKS_PER_MS)
+
+
+def _ttl_ms(message: MessageView) -> int | None:
+    flags, ttl_ms = message.stored[1], int.from_bytes(message.stored[4:8], "big")
+    return ttl_ms if flags & HAS_TIME_TO_LIVE else None
+
+
+def _time_to_live(message: MessageView) -> Value:
+    ttl_ms = _ttl_ms(message)
+    return None if ttl_ms is None else Duration(ttl_ms * TICKS_PER_MS)
+
+
+def _expires_at(message: MessageView) -> Value:
+    ttl_ms = _ttl_ms(message)
+    return None if ttl_ms is None else Instant((message.enqueued_ms + ttl_ms) * TICKS_PER_MS)
+
+
+def _not_yet(message: MessageView) -> Value:
+    """A message gets this after its rules have been evaluated."""
+    return None
+
+
+MESSAGE_ID, USER_ID, TO, SUBJECT, REPLY_TO, CORRELATION_ID, CONTENT_TYPE = range(7)
+GROUP_ID, REPLY_TO_GROUP_ID = 10, 12
+"""Positions in the properties section (§3.2.4)."""
+
+SYSTEM_PROPERTIES: Mapping[str, Callable[[MessageView], Value]] = {
+    "messageid": _id_field(MESSAGE_ID),
+    "correlationid": _id_field(CORRELATION_ID),
+    "contenttype": _text_field(CONTENT_TYPE),
+    "label": _text_field(SUBJECT),
+    "subject": _text_field(SUBJECT),
+    "to": _text_field(TO),
+    "replyto": _text_field(REPLY_TO),
+    "replytosessionid": _text_field(REPLY_TO_GROUP_ID),
+    "sessionid": _text_field(GROUP_ID),
+    "partitionkey": _annotation_text(b"x-opt-partition-key"),
+    "viapartitionkey": _annotation_text(b"x-opt-via-partition-key"),
+    "timetolive": _time_to_live,
+    "scheduledenqueuetimeutc": _scheduled,
+    "enqueuedtimeutc": lambda message: Instant(message.enqueued_ms * TICKS_PER_MS),
+    "expiresatutc": _expires_at,
+    "deadlettersource": lambda message: trail_of(message.stored, 0).dead_letter_source,
+    "size": lambda message: len(message.stored),
+    "state": lambda message: 0,  # active
+    "deliverycount": lambda message: 0,
+    "forcepersistence": lambda message: True,  # what is acknowledged is on disk
+    "sequencenumber": _not_yet,
+    "enqueuedsequencenumber": _not_yet,
+    "lockeduntilutc": _not_yet,
+    "locktoken": _not_yet,
+}
+"""Folded names of the system properties (AMQP contract 11.4)."""

@@ -1,0 +1,87 @@
+"""Which subscriptions get a message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.entities.rules import (
+    CorrelationFilter,
+    FalseFilter,
+    Filter,
+    RuleDescription,
+    RuleValue,
+    TrueFilter,
+    ValueType,
+)
+from broker.rules.matching import Match, Matcher
+from tests.support.rule_messages import ENQUEUED_MS, stored_with
+
+
+def colour(value: str) -> CorrelationFilter:
+    return CorrelationFilter(properties=(("colour", RuleValue(ValueType.STRING, value)),))
+
+
+def rules(*filters: Filter) -> list[RuleDescription]:
+    return [RuleDescription(f"rule{number}", filter) for number, filter in enumerate(filters)]
+
+
+def match(matcher: Matcher, *args: Any, **more: Any) -> Match:
+    return matcher.match(stored_with(*args, **more), ENQUEUED_MS)
+
+
+def test_without_subscriptions_nobody_gets_anything() -> None:
+    assert match(Matcher()) == Match()
+
+
+def test_all_subscriptions_that_match_get_the_message_in_the_order_of_their_numbers() -> None:
+    matcher = Matcher()
+    matcher.set_rules(9, rules(TrueFilter()))
+    matcher.set_rules(4, rules(colour("red")))
+    matcher.set_rules(2, rules(FalseFilter()))
+    matcher.set_rules(7, rules(colour("blue"), colour("red")))
+    matcher.set_rules(1, [])
+    assert match(matcher) == Match((9,))
+    assert match(matcher, {"colour": "red"}) == Match((4, 7, 9))
+    assert match(matcher, {"colour": "blue"}) == Match((7, 9))
+
+
+def test_several_rules_that_match_give_one_copy() -> None:
+    matcher = Matcher()
+    matcher.set_rules(1, rules(TrueFilter(), TrueFilter(), colour("red"), CorrelationFilter(label="l")))
+    assert match(matcher, {"colour": "red"}, subject="l") == Match((1,))
+
+
+def test_rules_are_replaced_and_forgotten() -> None:
+    matcher = Matcher()
+    matcher.set_rules(1, rules(colour("red"), TrueFilter()))
+    matcher.set_rules(2, rules(colour("red")))
+    matcher.set_rules(1, rules(colour("blue")))
+    assert match(matcher, {"colour": "red"}) == Match((2,))
+    assert match(matcher, {"colour": "blue"}) == Match((1,))
+    matcher.forget(2)
+    matcher.forget(3)
+    assert match(matcher, {"colour": "red"}) == Match()
+    matcher.set_rules(1, rules(TrueFilter()))
+    assert match(matcher) == Match((1,))
+    matcher.forget(1)
+    assert match(matcher) == Match()
+    assert not matcher._entries
+
+
+def test_subscriptions_with_the_same_filter_share_its_evaluation() -> None:
+    matcher = Matcher()
+    for number in range(100):
+        matcher.set_rules(number, rules(colour("red")))
+    assert len(matcher._entries) == 1
+    assert match(matcher, {"colour": "red"}).subscriptions == tuple(range(100))
+
+
+def test_a_rule_that_cannot_be_compiled_fails_on_every_message() -> None:
+    matcher = Matcher()
+    matcher.set_rules(1, rules(CorrelationFilter()))
+    matcher.set_rules(2, rules(TrueFilter(), CorrelationFilter()))
+    found = match(matcher)
+    assert found.subscriptions == (2,)
+    (failure,) = found.failures  # subscription 2 gets the message through its other rule
+    assert (failure.subscription, failure.rule) == (1, "rule0")
+    assert "at least one value" in failure.description
