@@ -41,6 +41,7 @@ from broker.session_operations import (
     SetSessionState,
     WatchSessions,
 )
+from broker.stream_operations import FindPositions, Positions, RangeRead, ReadRange
 from broker.transfer_operations import (
     FailTransfer,
     FindSources,
@@ -426,6 +427,7 @@ Operation = (
     | Update | Detach | DeleteExactly | FindDeadLetters | LockExactly | Redrive | Reschedule
     | PromiseNumbers | BreakPromise
     | HandOver | LockNext | FailTransfer | FindSources
+    | FindPositions | ReadRange
 )  # fmt: skip
 
 
@@ -642,6 +644,7 @@ Answer = (
     | SessionState | SessionList
     | Recall | Updated | SessionAccepted | SessionLost | SessionRenewed | Unavailable | DeletedExactly
     | Found | Redriven | Promised | HandedOver | SourcesFound
+    | Positions | RangeRead
 )  # fmt: skip
 
 

@@ -21,7 +21,13 @@ from typing import Any, Final
 
 import msgspec
 
-from broker import operations, schedule_operations, session_operations, transfer_operations
+from broker import (
+    operations,
+    schedule_operations,
+    session_operations,
+    stream_operations,
+    transfer_operations,
+)
 from broker.entities.descriptions import EntityDescription
 from broker.entities.documents import decode_description, encode_description
 from broker.hosting import host, messages
@@ -58,6 +64,8 @@ KINDS: Final[Mapping[int, type]] = {
     115: schedule_operations.Promised,
     116: operations.DeletedExactly, 117: operations.Found, 118: operations.Redriven,
     119: transfer_operations.HandedOver,
+    128: stream_operations.FindPositions, 129: stream_operations.ReadRange,
+    136: stream_operations.Positions, 137: stream_operations.RangeRead,
     120: operations.SubqueueCounts, 121: host.HostSettings, 122: host.HostFolder,
 }  # fmt: skip
 """Every kind of message, and of data within messages, by its number."""

@@ -17,6 +17,7 @@ from broker.operations import COLUMNS, KNOWN_COLUMNS, Answer, ClientId, Failed, 
 from broker.partition.columns import answered, of_references
 from broker.partition.durable_state import NewRecord
 from broker.partition.references import TOKEN, Lease, Reference
+from broker.stream_operations import RangeRead
 from broker.transfer_operations import HandedOver
 from storage.log import Commit, Frame, Position
 
@@ -118,9 +119,9 @@ class Cycle:
         for client, answer in self.answers:
             if isinstance(answer, Locked | HandedOver) and id(answer) in unsynced:
                 answers.append((client, Failed(reason, why, answer.cookie)))
-            elif not isinstance(answer, Locked | Peeked) or id(answer.messages) not in holes:
+            elif not isinstance(answer, Locked | Peeked | RangeRead) or id(answer.messages) not in holes:
                 answers.append((client, answer))
-            elif isinstance(answer, Peeked) or answer.deferred:
+            elif isinstance(answer, Peeked | RangeRead) or answer.deferred:
                 answers.append((client, Failed(reason, why, answer.cookie)))
         self.answers = answers
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 
 CHUNK = 4096
 """Numbers in a new chunk. A chunk holds at most twice as many."""
@@ -113,6 +113,34 @@ class Order:
         """As `runs`, but one number at a time."""
         for run in self.runs(from_number):
             yield from run
+
+    def count_from(self, from_number: int) -> int:
+        """How many numbers there are from `from_number` on, stale ones included."""
+        place = self._chunk_of(from_number)
+        numbers = self._chunks[place].numbers
+        behind = sum(len(chunk.numbers) for chunk in self._chunks[place + 1 :])
+        return len(numbers) - bisect_left(numbers, from_number) + behind
+
+    def find(self, is_before: Callable[[int], bool | None]) -> int | None:
+        """The first number for which `is_before` is False; None if it is True for all. It is True for all
+        lower numbers, and None for those that do not count.
+
+        Looks at the numbers of a few chunks only. Where it meets a chunk none of whose numbers counts, the
+        result may be too low.
+        """
+        low, high = 0, len(self._chunks)
+        while high - low > 1:  # the chunks from `high` on begin with numbers that are not before
+            middle = (low + high) // 2
+            known = (each for each in map(is_before, self._chunks[middle].numbers) if each is not None)
+            if next(known, False):
+                low = middle
+            else:
+                high = middle
+        for chunk in self._chunks[low : high + 1]:
+            for number in chunk.numbers:
+                if is_before(number) is False:
+                    return number
+        return self._firsts[high] if high < len(self._chunks) else None
 
     def take(self, from_number: int, count: int) -> array[int]:
         """Return up to `count` numbers from `from_number` on, all from one chunk; empty if there are none."""

@@ -1,9 +1,9 @@
 """The partition's state machine: checks, decides, applies. Pure: no I/O, no clock, no asyncio.
 
 Its parts have files of their own: `sending.py`, `schedule.py`, `delivering.py`, `settling.py`,
-`lock_expiry.py`, `delivery_count.py`, `dead_lettering.py`, `time_to_live.py`, `browsing.py`, `deleting.py`,
-`redriving.py`, `session_locks.py`, `session_data.py`, `promises.py`, `handing_over.py` and `transactions.py`.
-They share a `Workspace`.
+`lock_expiry.py`, `delivery_count.py`, `dead_lettering.py`, `time_to_live.py`, `browsing.py`, `reading.py`,
+`deleting.py`, `redriving.py`, `session_locks.py`, `session_data.py`, `promises.py`, `handing_over.py` and
+`transactions.py`. They share a `Workspace`.
 
 The task feeds it one *cycle* at a time: `begin(commit, now_ms)`, `handle` for each operation, `finish`. Each
 operation appends its changes to the commit as records and applies them at once, by the same methods that
@@ -102,6 +102,7 @@ from broker.partition.lock_expiry import run_out_locks
 from broker.partition.long_operations import Divisible, Parts
 from broker.partition.messages import NO_NUMBER, Messages
 from broker.partition.promises import Promises
+from broker.partition.reading import Reading
 from broker.partition.redriving import Redriving, let_go, restore
 from broker.partition.schedule import Schedule
 from broker.partition.sending import Sending
@@ -120,6 +121,7 @@ from broker.session_operations import (
     SetSessionState,
     WatchSessions,
 )
+from broker.stream_operations import FindPositions, ReadRange
 from broker.transfer_operations import FailTransfer, FindSources, HandedOver, HandOver, LockNext
 from storage.log import Commit, Frame
 
@@ -165,6 +167,7 @@ class Partition:
         )
         self._handing_over = HandingOver(self._space, self._sending)
         self._browsing = Browsing(self._space, self._time_to_live)
+        self._reading = Reading(self._space, self._time_to_live)
         self._deleting = Deleting(self._space, self._time_to_live)
         self._redriving = Redriving(self._space, self._sending)
         self._wall_ahead_ms = 0
@@ -419,6 +422,10 @@ class Partition:
                 return self._browsing.peek(client, operation)
             case Watch():
                 return self._browsing.watch(client, operation)
+            case FindPositions():
+                self._reading.find_positions(client, operation)
+            case ReadRange():
+                self._reading.read(client, operation)
             case ReceiveDeferred():
                 self._delivering.receive_deferred(client, operation)
             case CancelScheduled():

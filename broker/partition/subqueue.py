@@ -19,7 +19,7 @@ Message sessions: if the messages belong to sessions, `sessions` has the order o
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 from broker.base.sifted_heap import SiftedHeap
@@ -517,6 +517,17 @@ class Subqueue:
             reference = self.references.get(number)
             if reference is not None:
                 yield reference
+
+    def count_from(self, from_number: int) -> int:
+        """About how many references there are from a sequence number on: up to twice as many, if many have
+        been removed."""
+        assert self._order is not None
+        return self._order.count_from(from_number)
+
+    def find_in_order(self, is_before: Callable[[int], bool | None]) -> int | None:
+        """See `Order.find`."""
+        assert self._order is not None
+        return self._order.find(is_before)
 
     def upcoming(self) -> Iterator[Reference]:
         """Yield the references that will be handed out next, roughly in that order. The subqueue must not

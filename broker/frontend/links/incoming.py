@@ -13,6 +13,7 @@ from broker.base.errors import Refused
 from broker.entities.descriptions import MAIN
 from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links.coordinator import via_entity
+from broker.frontend.links.termini import generation_of
 from broker.messaging.sending import Sending, too_large
 from broker.namespace.entity import Entity
 from broker.wording import error_of
@@ -40,7 +41,10 @@ class IncomingLink:
         connection.engine.accept_link(
             link,
             max_message_bytes=size_max,
-            properties={Symbol("com.microsoft:max-message-batch-size"): ULong(size_max)},
+            properties={
+                Symbol("com.microsoft:max-message-batch-size"): ULong(size_max),
+                **generation_of(connection.engine, link, queue),
+            },
         )
 
     def __init__(self, connection: ConnectionView, link: Link, queue: Entity, path: str) -> None:

@@ -15,7 +15,7 @@ from broker.access.addresses import Address
 from broker.base.errors import Reason, Refused
 from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links.receive_watch import ReceiveWatch
-from broker.frontend.links.termini import check_sessions
+from broker.frontend.links.termini import check_sessions, generation_of
 from broker.message.annotations import deliverables
 from broker.message.changes import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON
 from broker.message.stored import HEAD
@@ -331,4 +331,4 @@ def accept_receiver(connection: ConnectionView, link: Link, queue: Entity, addre
     use of sessions does not match the queue's."""
     queue.check_can_receive(address.subqueue)
     check_sessions(connection.engine, link, queue, address)
-    connection.engine.accept_link(link)
+    connection.engine.accept_link(link, properties=generation_of(connection.engine, link, queue))

@@ -19,7 +19,7 @@ from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links.delayed_attach import Later
 from broker.frontend.links.outgoing import OutgoingLink
 from broker.frontend.links.receive_watch import ReceiveWatch
-from broker.frontend.links.termini import SESSION_FILTERS, filters_of, no_session
+from broker.frontend.links.termini import SESSION_FILTERS, filters_of, generation_of, no_session
 from broker.message.stored import KEY_CHARACTERS_MAX
 from broker.messaging.accepting_sessions import HeldSession, accept_named
 from broker.namespace.entity import Entity
@@ -101,6 +101,7 @@ class SessionLink(OutgoingLink):
         assert asked is not None, "the link asks for a session"
         if not queue.requires_session(address.subqueue):
             raise no_session(queue)
+        generation = generation_of(connection.engine, link, queue)
 
         async def wait() -> Callable[[], None]:
             watch = ReceiveWatch(connection, link, queue, address.subqueue)
@@ -108,7 +109,7 @@ class SessionLink(OutgoingLink):
                 held = await _accept(connection, link, queue, address, asked)
             finally:
                 watch.end()
-            return lambda: cls(connection, link, queue, address, held)._answer(asked, held)
+            return lambda: cls(connection, link, queue, address, held)._answer(asked, held, generation)
 
         return Later(address.path, cls.rights, wait)
 
@@ -120,14 +121,17 @@ class SessionLink(OutgoingLink):
         self.client: ClientId = session.client
         """Holds the session."""
 
-    def _answer(self, asked: SessionFilter, held: HeldSession) -> None:
+    def _answer(self, asked: SessionFilter, held: HeldSession, generation: dict[Any, Any]) -> None:
         """Answer the attach."""
         link, connection = self.link, self._connection
         until_ms = held.accepted.locked_until_ms + wall_ahead_ms(connection.services.clock)
         link.context = self
         connection.engine.accept_link(
             link,
-            properties={LOCKED_UNTIL: Long(TICKS_AT_EPOCH + TICKS_PER_MS * until_ms)},
+            properties={
+                LOCKED_UNTIL: Long(TICKS_AT_EPOCH + TICKS_PER_MS * until_ms),
+                **generation,
+            },
             source_filter=asked.answer(held),
         )
         held.on_lost(self.session_lost)

@@ -12,7 +12,7 @@ from typing import Any
 from broker.access.addresses import Address
 from broker.base.errors import Reason, Refused
 from broker.namespace.entity import Entity
-from protocol.codec import DecodeError, Described
+from protocol.codec import DecodeError, Described, Symbol
 from protocol.engine import Engine
 from protocol.links import Link
 
@@ -23,6 +23,7 @@ SESSION_FILTERS = (
 )
 """The keys under which clients ask for a message session (AMQP contract 5.4); `session_link.py` reads
 them."""
+GENERATION = "partibus:generation"
 FILTER_TYPES = {
     0x0000_468C_0000_0003: "apache.org:no-local-filter:list",
     0x0000_468C_0000_0004: "apache.org:selector-filter:string",
@@ -45,6 +46,21 @@ def check_node(engine: Engine, link: Link, entity: Entity) -> None:
                 "queue: each message goes to one "
                 "receiver only.",
             )
+
+
+def generation_of(engine: Engine, link: Link, entity: Entity) -> dict[Any, Any]:
+    """The property that tells a client which generation of the entity it is attached to, if its attach asks
+    for it (AMQP contract 7.6.1). Raises Refused if it expects another generation."""
+    properties = engine.link_properties(link)
+    if GENERATION not in properties:
+        return {}
+    expected, generation = properties[GENERATION], entity.description.generation
+    if isinstance(expected, str) and expected != generation:
+        raise Refused(
+            Reason.ENTITY_NOT_FOUND,
+            f"The generation '{expected:.100}' of '{entity.name}' is gone; this one is '{generation}'.",
+        )
+    return {Symbol(GENERATION): generation}
 
 
 def asks_for_session(engine: Engine, link: Link) -> bool:

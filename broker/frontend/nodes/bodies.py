@@ -6,6 +6,7 @@ Every function that reads a field raises Refused(ARGUMENT) if the field is missi
 from __future__ import annotations
 
 import uuid
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from broker.base.errors import Reason, Refused
@@ -16,6 +17,10 @@ from protocol.codec import Array, Int, Symbol, Timestamp, TypeCode
 
 ELEMENTS_MAX = 4_000
 """Elements of one array: sequence numbers, lock tokens."""
+Operation = Callable[[dict[str, Any]], Awaitable[Response]]
+"""Carries out a request, given its body."""
+Operations = dict[str, tuple[str, Operation]]
+"""By name: the right that an operation needs, and the operation."""
 NO_CONTENT = Response({"statusCode": Int(204), "statusDescription": "No content"})
 
 
@@ -34,6 +39,24 @@ def refusal(why: Refused) -> Response:
             "errorCondition": Symbol(condition),
         },
     )
+
+
+def with_known_fields(name: str, fields: frozenset[str], operation: Operation) -> Operation:
+    """The operation, refused if its request has another field than these."""
+
+    async def checked(body: dict[str, Any]) -> Response:
+        check_fields(body, fields, f"'{name}'")
+        return await operation(body)
+
+    return checked
+
+
+def check_fields(body: dict[str, Any], fields: frozenset[str], request: str) -> None:
+    """Raise Refused if a request has another field than these."""
+    unknown = [field for field in body if field not in fields]
+    if unknown:
+        allowed = f"its fields are {', '.join(sorted(fields))}" if fields else "it has no fields"
+        raise Refused(Reason.ARGUMENT, f"{request} has no field {str(unknown)[1:-1]:.200}; {allowed}.")
 
 
 def expirations(until_ms: list[int], wall_ahead_ms: int) -> Response:

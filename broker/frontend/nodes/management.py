@@ -47,6 +47,7 @@ from broker.frontend.nodes.session_requests import (
     session_of_link,
     set_session_state,
 )
+from broker.frontend.nodes.stream_requests import STREAM_AT_ONCE, STREAM_WITHOUT_BODY, StreamRequests
 from broker.identifiers import encode_session_id
 from broker.message.annotations import deliverables, joined
 from broker.messaging.asking import answer_of, renew_locks
@@ -83,10 +84,13 @@ AT_ONCE = frozenset(
         "com.microsoft:get-session-state",
         "com.microsoft:get-message-sessions",
         *OWN_AT_ONCE,
+        *STREAM_AT_ONCE,
     )
 )
 """Operations that read or lock, and so are no part of any transaction. The .NET client puts every request
 made in a transaction scope into the transaction, whatever it asks for (AMQP contract 8.2)."""
+WITHOUT_BODY = OWN_WITHOUT_BODY | STREAM_WITHOUT_BODY
+"""Operations whose requests may have no body."""
 PAGES = frozenset(
     (
         "com.microsoft:peek-message",
@@ -124,6 +128,7 @@ class ManagementNode:
             "com.microsoft:get-message-sessions": ("Listen", self._list_sessions),
         }
         self._operations |= OwnOperations(connection, address, lambda: self._queue).operations
+        self._operations |= StreamRequests(connection, address, lambda: self._queue).operations
 
     def is_page(self, request: Request) -> bool:
         """Return whether the request's operation is one of `PAGES` or `OWN_PAGES`."""
@@ -142,7 +147,7 @@ class ManagementNode:
                 )
             self._connection.authorize(self._path, right)
             self._find_queue()
-            if request.body is None and name in OWN_WITHOUT_BODY:  # the Python client sends no empty map
+            if request.body is None and name in WITHOUT_BODY:  # the Python client sends no empty map
                 request.body = {}
             if not isinstance(request.body, dict):
                 raise Refused(Reason.ARGUMENT, f"The operation '{name!s:.80}' needs a map as body.")

@@ -6,7 +6,7 @@ Requests and responses have the form of the service's own operations. All names 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from broker.access.addresses import Address
@@ -14,7 +14,17 @@ from broker.base.clock import wall_ahead_ms
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MAIN
 from broker.frontend.connection_view import ConnectionView
-from broker.frontend.nodes.bodies import elements, expirations, integer, integers, lock_tokens, ok
+from broker.frontend.nodes.bodies import (
+    Operations,
+    check_fields,
+    elements,
+    expirations,
+    integer,
+    integers,
+    lock_tokens,
+    ok,
+    with_known_fields,
+)
 from broker.frontend.nodes.request_node import Response
 from broker.frontend.nodes.session_requests import deleted_session_of, renew_session_lock
 from broker.messaging.asking import renew_locks
@@ -56,9 +66,6 @@ FIELDS: Final[Mapping[str, frozenset[str]]] = {
 """The fields that the request of each operation may have. A misspelt field that narrows a selection must not
 widen it, so no other is accepted."""
 
-Operation = Callable[[dict[str, Any]], Awaitable[Response]]
-Operations = dict[str, tuple[str, Operation]]
-
 
 class OwnOperations:
     """Serves one connection's requests about one subqueue."""
@@ -77,7 +84,7 @@ class OwnOperations:
             "partibus:deliver-scheduled-messages": ("Send", self._deliver),
         }
         self.operations: Operations = {
-            name: (right, _with_known_fields(name, operation))
+            name: (right, with_known_fields(name, FIELDS[name], operation))
             for name, (right, operation) in operations.items()
         }
         """The right that each operation needs, and the function that carries it out."""
@@ -128,7 +135,7 @@ class OwnOperations:
         queue.check_can_send(MAIN)
         services.memory.admit(1)
         if "sequence-numbers" in body:
-            _check_fields(body, frozenset(("sequence-numbers",)), "A request with 'sequence-numbers'")
+            check_fields(body, frozenset(("sequence-numbers",)), "A request with 'sequence-numbers'")
             numbers = _numbers(body)
             result = await redrive_exactly(queue, self._subqueue, numbers, lambda: services.browse_pages)
             return _redriven(result)
@@ -202,23 +209,6 @@ class OwnOperations:
                 "size-in-bytes": Long(counts.bytes),
             }
         )
-
-
-def _with_known_fields(name: str, operation: Operation) -> Operation:
-    """The operation, refused if its request has a field that is not one of FIELDS."""
-
-    async def checked(body: dict[str, Any]) -> Response:
-        _check_fields(body, FIELDS[name], f"'{name}'")
-        return await operation(body)
-
-    return checked
-
-
-def _check_fields(body: dict[str, Any], fields: frozenset[str], request: str) -> None:
-    unknown = [field for field in body if field not in fields]
-    if unknown:
-        allowed = f"its fields are {', '.join(sorted(fields))}" if fields else "it has no fields"
-        raise Refused(Reason.ARGUMENT, f"{request} has no field {str(unknown)[1:-1]:.200}; {allowed}.")
 
 
 def _redriven(result: Exactly) -> Response:

@@ -57,3 +57,35 @@ def test_a_number_that_has_left_may_come_back_and_what_is_cut_off_may_be_used_ag
     order.extend([2, 3])
     order.check()
     assert list(order.numbers(0)) == [1, 2, 3]
+
+
+def test_numbers_are_counted_from_any_place_on() -> None:
+    numbers = list(range(0, 3 * MANY, 3))
+    order = Order(set(numbers), numbers)
+    for start in (0, 1, 3, 3 * CHUNK, 3 * CHUNK + 1, 3 * MANY - 3, 3 * MANY):
+        assert order.count_from(start) == len([each for each in numbers if each >= start])
+
+
+def test_the_place_where_something_begins_is_found_without_looking_at_all_chunks() -> None:
+    numbers = list(range(MANY))
+    order = Order(set(numbers), numbers)
+    looked_at = 0
+
+    def is_before(number: int) -> bool | None:
+        nonlocal looked_at
+        looked_at += 1
+        return None if number % 3 == 0 else number < begin
+
+    for begin in (0, 1, 2, CHUNK, CHUNK + 1, MANY - 1):
+        looked_at = 0
+        assert order.find(is_before) == begin + (begin % 3 == 0)
+        assert looked_at <= 2 * CHUNK + 32
+    begin = MANY
+    assert order.find(is_before) is None
+
+
+def test_numbers_that_do_not_count_make_what_is_found_too_low_but_never_too_high() -> None:
+    numbers = list(range(6 * CHUNK))
+    order = Order(set(numbers), numbers)
+    found = order.find(lambda number: None if CHUNK <= number < 5 * CHUNK else number < 5 * CHUNK)
+    assert found is not None and CHUNK <= found <= 5 * CHUNK

@@ -148,3 +148,27 @@ async def test_what_a_plain_jms_client_asks_for_is_granted() -> None:
     )
     await attached(fields)
     await attached(with_target(SENDER(0, "queue"), 6, Symbol("queue")))
+
+
+@pytest.mark.parametrize("attach", [SENDER, RECEIVER])
+async def test_a_link_that_asks_for_the_generation_of_its_entity_is_told(attach: Any) -> None:
+    client = await LinkStack().connect()
+    generation = client.stack.queue.description.generation
+    for handle, expected in enumerate((None, generation)):
+        answer, *rest = await client.attach(with_generation(attach(handle, "queue"), expected))
+        assert answer.field(13)[Symbol("partibus:generation")] == generation
+        assert raw.DETACH not in [frame.code for frame in rest]
+    answer, *_ = await client.attach(attach(2, "queue"))
+    assert "partibus:generation" not in [str(key) for key in answer.field(13) or {}]
+
+
+@pytest.mark.parametrize("attach", [SENDER, RECEIVER])
+async def test_a_link_to_another_generation_is_refused(attach: Any) -> None:
+    condition, sentence = await refusal(with_generation(attach(0, "queue"), "an earlier one"))
+    assert condition == "amqp:not-found" and "an earlier one" in sentence
+
+
+def with_generation(fields: list[Any], generation: str | None) -> list[Any]:
+    """The attach with the property that asks for the generation (§2.7.3)."""
+    fields += [None] * (13 - len(fields))
+    return [*fields, {Symbol("partibus:generation"): generation}]

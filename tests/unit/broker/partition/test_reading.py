@@ -1,0 +1,170 @@
+"""Reading by position: heads that never let a reader step over a message, and ranges that account for every
+number."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.base.errors import Reason
+from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER, QueueSettings
+from broker.operations import Abandon, Complete, DeadLetter, Defer, Failed, Send
+from broker.partition.cycle_bounds import Bounds
+from broker.partition.task import TaskLimits
+from broker.stream_operations import FindPositions, Positions, RangeRead, ReadRange
+from tests.support.partition_harness import NUMBER, Harness, one
+
+FIRST = NUMBER << 48 | 1
+MANY = 1 << 20
+
+
+async def positions(harness: Harness, subqueue: str = MAIN, **asked: int) -> Positions:
+    return one(await harness.do(5, FindPositions(subqueue, cookie="mine", **asked)), Positions)
+
+
+async def read(
+    harness: Harness,
+    start: int = FIRST,
+    end: int | None = None,
+    count: int = 100,
+    bytes_max: int = MANY,
+    subqueue: str = MAIN,
+) -> RangeRead:
+    return one(await harness.do(6, ReadRange(subqueue, start, end, count, bytes_max, "mine")), RangeRead)
+
+
+async def test_an_empty_partition_begins_at_its_head() -> None:
+    harness = Harness()
+    assert await positions(harness) == Positions(FIRST, FIRST, 0, 0, "mine")
+
+
+async def test_the_head_follows_what_is_sent_and_the_start_what_is_left() -> None:
+    harness = Harness()
+    await harness.send(b"a", b"bb", b"ccc")
+    await harness.do(1, Complete((await harness.receive(1)).tokens))
+    assert await positions(harness) == Positions(FIRST + 1, FIRST + 3, 2, 5, "mine")
+    await harness.restart()
+    assert await positions(harness) == Positions(FIRST + 1, FIRST + 3, 2, 5, "mine")
+
+
+async def test_messages_of_the_same_commit_are_beyond_the_head() -> None:
+    harness = Harness()
+    await harness.send(b"a")
+    answers = await harness.do(7, Send([b"b"], None), FindPositions(MAIN))
+    assert [each.head for each in answers if isinstance(each, Positions)] == [FIRST + 1]
+
+
+async def test_the_head_of_dead_letters_waits_for_the_oldest_message_that_may_still_become_one() -> None:
+    harness = Harness()
+    await harness.send(b"a", b"b", b"c")
+    first, second, third = (await harness.receive(1, 3)).tokens
+    await harness.do(1, DeadLetter([second]))
+    assert (await positions(harness, DEAD_LETTER)).head == FIRST
+    assert (await read(harness, subqueue=DEAD_LETTER)).messages == []
+    await harness.do(1, DeadLetter([first]))
+    assert (await positions(harness, DEAD_LETTER)).head == FIRST + 2
+    assert (await read(harness, subqueue=DEAD_LETTER)).messages == [b"a", b"b"]
+    await harness.do(1, Complete([third]))
+    assert (await positions(harness, DEAD_LETTER)).head == FIRST + 3
+    assert (await positions(harness, TRANSFER_DEAD_LETTER)).head == FIRST, "from any other subqueue"
+
+
+async def test_deferred_messages_hold_up_the_head_of_dead_letters_and_scheduled_ones_do_not() -> None:
+    harness = Harness(limits=TaskLimits(bounds=Bounds(looks_max=2)))
+    later = harness.clock.now_ms() + 60_000
+    await harness.do(1, Send([b"s"] * 5, None, scheduled_ms=[later] * 5))
+    await harness.send(b"d")
+    await harness.do(1, Defer((await harness.receive(1)).tokens))
+    heads = [(await positions(harness, DEAD_LETTER)).head for _ in range(4)]
+    assert heads == sorted(heads) and heads[-1] == FIRST + 5, "a few messages are looked at each time"
+    await harness.advance(60_100)
+    assert (await positions(harness, DEAD_LETTER)).head == FIRST + 5
+
+
+async def test_a_position_is_found_by_time() -> None:
+    harness = Harness()
+    times = []
+    for body in (b"a", b"b", b"c"):
+        times.append(harness.clock.now_ms())
+        await harness.send(body)
+        await harness.advance(1_000)
+    assert [(await positions(harness, enqueued_from_ms=each)).by_time for each in times] == [
+        FIRST,
+        FIRST + 1,
+        FIRST + 2,
+    ]
+    assert (await positions(harness, enqueued_from_ms=times[2] + 1)).by_time == FIRST + 3
+
+
+async def test_the_backlog_is_counted_from_a_position_on() -> None:
+    harness = Harness()
+    await harness.send(b"a", b"b", b"c")
+    for start, backlog in ((0, 3), (FIRST + 1, 2), (FIRST + 3, 0), (FIRST + 9, 0)):
+        assert (await positions(harness, backlog_from=start)).backlog == backlog
+
+
+async def test_a_range_is_read_in_parts_without_a_gap() -> None:
+    harness = Harness()
+    await harness.send(*(b"%d" % number for number in range(10)))
+    part = await read(harness, count=4)
+    assert part.messages == [b"0", b"1", b"2", b"3"] and (part.next, part.end) == (FIRST + 4, FIRST + 10)
+    assert part.sequence_numbers == list(range(FIRST, FIRST + 4)) and part.delivery_counts == [0] * 4
+    part = await read(harness, part.next, FIRST + 9, bytes_max=3)
+    assert part.messages == [b"4", b"5", b"6"] and (part.next, part.end) == (FIRST + 7, FIRST + 9)
+    part = await read(harness, part.next, FIRST + 9)
+    assert part.messages == [b"7", b"8"] and part.next == part.end == FIRST + 9
+    assert (part.start, part.head) == (FIRST, FIRST + 10)
+
+
+async def test_a_message_that_is_larger_than_allowed_is_read_alone() -> None:
+    harness = Harness()
+    await harness.send(b"large", b"b")
+    assert (await read(harness, bytes_max=2)).messages == [b"large"]
+
+
+async def test_a_range_accounts_for_every_number() -> None:
+    harness = Harness(QueueSettings(default_time_to_live_ms=None))
+    await harness.send(b"active", b"locked", b"deferred", b"dead", b"completed")
+    await harness.send(b"expired", ttl=[500])
+    later = harness.clock.now_ms() + 60_000
+    await harness.do(1, Send([b"scheduled"], None, scheduled_ms=[later]))
+    tokens = (await harness.receive(1, 5)).tokens
+    await harness.do(1, Defer([tokens[2]]), DeadLetter([tokens[3]]), Complete([tokens[4]]))
+    await harness.do(1, Abandon([tokens[0]]))
+    harness.clock.advance(500)  # it expires in the cycle that reads
+    found = await read(harness)
+    assert found.messages == [b"active", b"locked"] and found.delivery_counts == [1, 0]
+    assert (found.locked, found.dead_lettered) == (1, 1)
+    assert sum(found.left_out) + found.missing == 4 and found.left_out[:2] == [1, 1]
+    assert found.next - FIRST == len(found.messages) + sum(found.left_out) + 1 + found.missing
+
+
+async def test_numbers_that_no_message_has_are_missing() -> None:
+    harness = Harness()
+    await harness.send(b"a", b"b")
+    await harness.do(1, Complete((await harness.receive(1, 2)).tokens))
+    found = await read(harness)
+    assert (found.messages, found.missing, found.next, found.start) == ([], 2, FIRST + 2, FIRST + 2)
+
+
+async def test_one_answer_looks_at_a_bounded_number_of_messages() -> None:
+    harness = Harness(limits=TaskLimits(bounds=Bounds(looks_max=3)))
+    await harness.send(*(b"%d" % number for number in range(5)))
+    await harness.do(1, Defer((await harness.receive(1, 4)).tokens))
+    found = await read(harness)
+    assert (found.messages, found.next, found.left_out) == ([], FIRST + 3, [3, 0, 0])
+    found = await read(harness, found.next)
+    assert (found.messages, found.next) == ([b"4"], FIRST + 5)
+
+
+async def test_bodies_that_are_not_in_memory_are_read_from_the_log() -> None:
+    harness = Harness(payload_bytes=0)
+    await harness.send(b"a", b"b")
+    assert (await read(harness)).messages == [b"a", b"b"]
+
+
+@pytest.mark.parametrize(("start", "end"), [(FIRST, FIRST + 2), (FIRST + 2, None), (FIRST + 1, FIRST)])
+async def test_a_range_beyond_the_head_is_refused(start: int, end: int | None) -> None:
+    harness = Harness()
+    await harness.send(b"a")
+    refused = one(await harness.do(6, ReadRange(MAIN, start, end, 1, 1, "mine")), Failed)
+    assert (refused.reason, refused.cookie) == (Reason.ARGUMENT, "mine")
