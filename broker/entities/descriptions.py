@@ -1,7 +1,7 @@
 """Entities as data: the kinds of entities, their descriptions and settings.
 
 Durations are in milliseconds; None means without limit. This module does not know where settings come from
-(`http/queue_xml.py`, `settings/config_file.py`) or where they are kept (`documents.py`).
+(`http/description_xml.py`, `settings/config_file.py`) or where they are kept (`documents.py`).
 """
 
 from __future__ import annotations

@@ -39,10 +39,10 @@ from broker.http.atom import (
     write_feed,
 )
 from broker.http.bodies import Bodies
+from broker.http.description_xml import EntityDefaults
 from broker.http.entry_text import Address as EntryAddress
 from broker.http.entry_text import EntryTexts
 from broker.http.kinds import KINDS, EntityXml, listed_at, xml_of
-from broker.http.queue_xml import QueueDefaults
 from broker.http.refusals import HttpRefusal
 from broker.http.seams import Claim, TokenVerifier
 from broker.namespace.entity import Entity
@@ -91,7 +91,7 @@ class Administration:
             clock,
             slices,
         )
-        self._defaults = QueueDefaults(settings.partitioned_by_default, settings.message_kb_max)
+        self._defaults = EntityDefaults(settings.partitioned_by_default, settings.message_kb_max)
         self._bodies = Bodies(settings.http_body_bytes_max)
         self._started_ms = clock.now_ms()
         self._entries = EntryTexts(namespace.name, namespace.runtime_now)

@@ -3,7 +3,7 @@
 Reading is liberal: it goes by XML namespace and never by prefix, takes elements in any order, and ignores
 unknown ones. Writing produces the one shape that every official client parses: default namespaces, no
 prefixes on a description's elements, and `self`, then `next`, as the only links. The content of a description
-is up to `queue_xml.py`; addresses and status codes are up to `admin.py`.
+is up to `description_xml.py` and others; addresses and status codes are up to `admin.py`.
 """
 
 from __future__ import annotations

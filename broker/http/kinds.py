@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from broker.entities.descriptions import EntityDescription, EntitySettings, QueueDescription, QueueSettings
+from broker.http import queue_xml
 from broker.http.atom import Description, Element
-from broker.http.queue_xml import QueueDefaults, read_queue, unknown_elements, write_queue
+from broker.http.description_xml import EntityDefaults, unknown_elements
+from broker.http.queue_xml import read_queue, write_queue
 from broker.namespace.entity import EntityRuntime
 
 
@@ -23,7 +25,7 @@ class EntityXml(ABC):
     def read(
         self,
         description: Description,
-        defaults: QueueDefaults,
+        defaults: EntityDefaults,
         previous: EntitySettings | None,
         now_ms: int,
     ) -> EntitySettings:
@@ -48,7 +50,7 @@ class QueueXml(EntityXml):
     def read(
         self,
         description: Description,
-        defaults: QueueDefaults,
+        defaults: EntityDefaults,
         previous: EntitySettings | None,
         now_ms: int,
     ) -> QueueSettings:
@@ -56,7 +58,7 @@ class QueueXml(EntityXml):
         return read_queue(description, defaults, previous, now_ms)
 
     def unknown_elements(self, description: Description) -> list[str]:
-        return unknown_elements(description)
+        return unknown_elements(description, queue_xml.SETTINGS)
 
     def write(self, entity: EntityDescription, runtime: EntityRuntime, host: str) -> Element:
         assert isinstance(entity, QueueDescription)

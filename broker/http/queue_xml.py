@@ -1,141 +1,42 @@
-"""Converts a queue's description between XML and `QueueSettings` (HTTP contract 2.4, 2.6, 3.2).
-
-A request may leave out any element, use any order, and send read-only elements back; those are ignored. A
-response has every element, in the service's order, including those at their default: JavaScript fails on the
-first missing one.
-
-The broker differs from the service in two ways. A queue created without `EnablePartitioning` gets the
-broker's default (`partitioned_by_default`), where the service's is false. And settings that are fixed at
-creation stay as they were when an update leaves them out. An explicit value always counts.
-"""
+"""Converts a queue's description between XML and `QueueSettings` (HTTP contract 2.4, 2.6, 3.2)."""
 
 from __future__ import annotations
 
-import urllib.parse
-from dataclasses import dataclass
+from typing import Final
 
-from lxml import etree
-
-from broker.base.durations import format_duration, parse_duration
-from broker.entities.descriptions import AuthorizationRule, EntityStatus, QueueDescription, QueueSettings
-from broker.entities.validation import WrongProperty
-from broker.http.atom import (
-    COUNTERS,
-    INSTANCE,
-    SERVICE_BUS,
-    Description,
-    Element,
-    child,
-    child_values,
-    timestamp,
-    top,
+from broker.base.durations import format_duration
+from broker.entities.descriptions import QueueDescription, QueueSettings
+from broker.http.atom import INSTANCE, SERVICE_BUS, Description, Element, timestamp, top
+from broker.http.description_xml import (
+    DELIVERY_ELEMENTS,
+    ENTITY_ELEMENTS,
+    EntityDefaults,
+    Values,
+    address_of,
+    check_not_of_the_file,
+    delivery_fields,
+    entity_fields,
+    put,
+    write_authorization_rules,
+    write_counts,
 )
 from broker.namespace.entity import EntityRuntime
 
-_SETTINGS = frozenset(
-    [
-        "LockDuration",
-        "MaxSizeInMegabytes",
-        "RequiresDuplicateDetection",
-        "DuplicateDetectionHistoryTimeWindow",
-        "RequiresSession",
-        "DefaultMessageTimeToLive",
-        "DeadLetteringOnMessageExpiration",
-        "MaxDeliveryCount",
-        "EnableBatchedOperations",
-        "Status",
-        "ForwardTo",
-        "ForwardDeadLetteredMessagesTo",
-        "UserMetadata",
-        "AutoDeleteOnIdle",
-        "EnablePartitioning",
-        "EnableExpress",
-        "SupportOrdering",
-        "IsAnonymousAccessible",
-        "MaxMessageSizeInKilobytes",
-        "AuthorizationRules",
-    ]
-)
-_READ_ONLY = frozenset(
-    [
-        "SizeInBytes",
-        "MessageCount",
-        "CountDetails",
-        "CreatedAt",
-        "UpdatedAt",
-        "AccessedAt",
-        "EntityAvailabilityStatus",
-    ]
-)
-"""Read-only elements, which clients send back unchanged (HTTP contract 2.2)."""
-_OF_THE_FILE = ("PartitionCount", "Partitioned")
-"""Fields of the configuration file that no client of the service knows. A request that has one was written by
-hand."""
-
-
-@dataclass(slots=True, frozen=True)
-class QueueDefaults:
-    """The broker's own defaults for a queue whose description leaves these settings out."""
-
-    partitioned: bool
-    max_message_size_kb: int
+SETTINGS: Final = ENTITY_ELEMENTS | DELIVERY_ELEMENTS
 
 
 def read_queue(
-    description: Description, defaults: QueueDefaults, previous: QueueSettings | None, now_ms: int
+    description: Description, defaults: EntityDefaults, previous: QueueSettings | None, now_ms: int
 ) -> QueueSettings:
     """Read the settings that a request asks for; `previous` are the queue's settings when this is an update.
     Raises WrongProperty for an invalid value."""
-    values = _Values(description)
-    for name in _OF_THE_FILE:
-        if values.text(name) is not None:
-            raise WrongProperty(
-                name,
-                f"'{name}' is a field of the configuration file alone. Over HTTP, EnablePartitioning "
-                "says whether a queue is partitioned; "
-                "how many partitions it then has is PARTIBUS_PARTITIONS_DEFAULT.",
-            )
-    service = QueueSettings()
+    values = Values(description)
+    check_not_of_the_file(values)
     fixed = previous or QueueSettings(enable_partitioning=defaults.partitioned)
     return QueueSettings(
-        lock_duration_ms=values.limited("LockDuration", service.lock_duration_ms),
-        max_size_mb=values.integer("MaxSizeInMegabytes", service.max_size_mb),
-        requires_duplicate_detection=values.boolean(
-            "RequiresDuplicateDetection", fixed.requires_duplicate_detection
-        ),
-        duplicate_detection_window_ms=values.limited(
-            "DuplicateDetectionHistoryTimeWindow", service.duplicate_detection_window_ms
-        ),
-        requires_session=values.boolean("RequiresSession", fixed.requires_session),
-        default_time_to_live_ms=values.duration("DefaultMessageTimeToLive"),
-        dead_lettering_on_expiration=values.boolean(
-            "DeadLetteringOnMessageExpiration", service.dead_lettering_on_expiration
-        ),
-        max_delivery_count=values.integer("MaxDeliveryCount", service.max_delivery_count),
-        enable_batched_operations=values.boolean(
-            "EnableBatchedOperations", service.enable_batched_operations
-        ),
-        status=values.status(),
-        forward_to=entity_of(values.text("ForwardTo")),
-        forward_dead_lettered_to=entity_of(values.text("ForwardDeadLetteredMessagesTo")),
-        user_metadata=values.text("UserMetadata"),
-        auto_delete_on_idle_ms=values.duration("AutoDeleteOnIdle"),
-        enable_partitioning=values.boolean("EnablePartitioning", fixed.enable_partitioning),
-        enable_express=values.boolean("EnableExpress", service.enable_express),
-        support_ordering=values.boolean("SupportOrdering", service.support_ordering),
-        anonymous_accessible=values.boolean("IsAnonymousAccessible", service.anonymous_accessible),
-        max_message_size_kb=values.integer("MaxMessageSizeInKilobytes", defaults.max_message_size_kb),
-        authorization_rules=_read_rules(description.element, now_ms),
+        **entity_fields(values, defaults, fixed, now_ms),
+        **delivery_fields(values, requires_session=fixed.requires_session),
     )
-
-
-def unknown_elements(description: Description) -> list[str]:
-    """The names of elements that no queue description has, as the client spelled them: misspelt, or from a
-    later version.
-
-    They are ignored, as in the service (HTTP contract 7.12).
-    """
-    return sorted(description.values.keys() - _SETTINGS - _READ_ONLY)
 
 
 def write_queue(queue: QueueDescription, runtime: EntityRuntime, host: str) -> Element:
@@ -144,169 +45,34 @@ def write_queue(queue: QueueDescription, runtime: EntityRuntime, host: str) -> E
     settings = queue.settings
     root = top("QueueDescription", SERVICE_BUS, i=INSTANCE)
 
-    def put(name: str, value: str | int | bool) -> None:
-        child(root, name, str(value).lower() if isinstance(value, bool) else str(value))
-
-    put("LockDuration", format_duration(settings.lock_duration_ms))
-    put("MaxSizeInMegabytes", settings.max_size_mb)
-    put("RequiresDuplicateDetection", settings.requires_duplicate_detection)
-    put("RequiresSession", settings.requires_session)
-    put("DefaultMessageTimeToLive", format_duration(settings.default_time_to_live_ms))
-    put("DeadLetteringOnMessageExpiration", settings.dead_lettering_on_expiration)
-    put("DuplicateDetectionHistoryTimeWindow", format_duration(settings.duplicate_detection_window_ms))
-    put("MaxDeliveryCount", settings.max_delivery_count)
-    put("EnableBatchedOperations", settings.enable_batched_operations)
-    put("SizeInBytes", runtime.size_bytes)
-    put("MessageCount", runtime.message_count)
-    put("IsAnonymousAccessible", settings.anonymous_accessible)
-    _write_rules(root, settings.authorization_rules)
-    put("Status", settings.status.value)
+    put(root, "LockDuration", format_duration(settings.lock_duration_ms))
+    put(root, "MaxSizeInMegabytes", settings.max_size_mb)
+    put(root, "RequiresDuplicateDetection", settings.requires_duplicate_detection)
+    put(root, "RequiresSession", settings.requires_session)
+    put(root, "DefaultMessageTimeToLive", format_duration(settings.default_time_to_live_ms))
+    put(root, "DeadLetteringOnMessageExpiration", settings.dead_lettering_on_expiration)
+    put(root, "DuplicateDetectionHistoryTimeWindow", format_duration(settings.duplicate_detection_window_ms))
+    put(root, "MaxDeliveryCount", settings.max_delivery_count)
+    put(root, "EnableBatchedOperations", settings.enable_batched_operations)
+    put(root, "SizeInBytes", runtime.size_bytes)
+    put(root, "MessageCount", runtime.message_count)
+    put(root, "IsAnonymousAccessible", settings.anonymous_accessible)
+    write_authorization_rules(root, settings.authorization_rules)
+    put(root, "Status", settings.status.value)
     if settings.forward_to is not None:
-        put("ForwardTo", address_of(settings.forward_to, host))
+        put(root, "ForwardTo", address_of(settings.forward_to, host))
     if settings.user_metadata is not None:
-        put("UserMetadata", settings.user_metadata)
-    put("CreatedAt", timestamp(queue.created_at_ms))
-    put("UpdatedAt", timestamp(queue.updated_at_ms))
-    put("AccessedAt", timestamp(runtime.accessed_at_ms))
-    put("SupportOrdering", settings.support_ordering)
-    _write_counts(root, runtime)
-    put("AutoDeleteOnIdle", format_duration(settings.auto_delete_on_idle_ms))
-    put("EnablePartitioning", settings.enable_partitioning)
-    put("EntityAvailabilityStatus", runtime.availability)
+        put(root, "UserMetadata", settings.user_metadata)
+    put(root, "CreatedAt", timestamp(queue.created_at_ms))
+    put(root, "UpdatedAt", timestamp(queue.updated_at_ms))
+    put(root, "AccessedAt", timestamp(runtime.accessed_at_ms))
+    put(root, "SupportOrdering", settings.support_ordering)
+    write_counts(root, runtime)
+    put(root, "AutoDeleteOnIdle", format_duration(settings.auto_delete_on_idle_ms))
+    put(root, "EnablePartitioning", settings.enable_partitioning)
+    put(root, "EntityAvailabilityStatus", runtime.availability)
     if settings.forward_dead_lettered_to is not None:
-        put("ForwardDeadLetteredMessagesTo", address_of(settings.forward_dead_lettered_to, host))
-    put("EnableExpress", settings.enable_express)
-    put("MaxMessageSizeInKilobytes", settings.max_message_size_kb)
+        put(root, "ForwardDeadLetteredMessagesTo", address_of(settings.forward_dead_lettered_to, host))
+    put(root, "EnableExpress", settings.enable_express)
+    put(root, "MaxMessageSizeInKilobytes", settings.max_message_size_kb)
     return root
-
-
-def entity_of(target: str | None) -> str | None:
-    """Find the entity path in a forwarding target: `sb://host:port/name`, `https://host/name` or `name` (HTTP
-    contract 1.5)."""
-    if not target or not target.strip():
-        return None
-    _, scheme, rest = target.strip().partition("://")
-    path = rest.partition("/")[2] if scheme else target.strip()
-    return urllib.parse.unquote(path.partition("?")[0]).strip("/") or None
-
-
-def address_of(entity: str, host: str) -> str:
-    """The absolute form of a forwarding target. Clients send it back on the next update."""
-    return f"sb://{host}/{urllib.parse.quote(entity)}"
-
-
-class _Values:
-    """Reads the plain elements of a description by type. An empty element counts as missing."""
-
-    def __init__(self, description: Description) -> None:
-        self._values = description.values
-
-    def text(self, name: str) -> str | None:
-        return self._values.get(name) or None
-
-    def boolean(self, name: str, default: bool) -> bool:
-        text = (self.text(name) or "").strip().lower()
-        if not text:
-            return default
-        if text not in ("true", "false", "1", "0"):
-            raise WrongProperty(
-                name, f"The value '{text}' of the property '{name}' is neither true nor false."
-            )
-        return text in ("true", "1")
-
-    def integer(self, name: str, default: int) -> int:
-        text = (self.text(name) or "").strip()
-        if not text:
-            return default
-        if not text.removeprefix("-").isdecimal() or len(text) > 19:
-            raise WrongProperty(
-                name, f"The value '{text[:40]}' of the property '{name}' is not a whole number."
-            )
-        return int(text)
-
-    def duration(self, name: str) -> int | None:
-        text = self.text(name)
-        if text is None:
-            return None
-        try:
-            return parse_duration(text)
-        except ValueError as error:
-            raise WrongProperty(name, f"The property '{name}': {error}.") from error
-
-    def limited(self, name: str, default: int) -> int:
-        if self.text(name) is None:
-            return default
-        value = self.duration(name)
-        if value is None:
-            raise WrongProperty(name, f"The property '{name}' cannot be without limit.")
-        return value
-
-    def status(self) -> EntityStatus:
-        text = self.text("Status")
-        if text is None:
-            return EntityStatus.ACTIVE
-        for status in EntityStatus:
-            if status.value.casefold() == text.strip().casefold():
-                return status
-        raise WrongProperty(
-            "Status",
-            (
-                f"The value '{text[:40]}' of the property 'Status' is none of Active, Disabled, "
-                "SendDisabled, ReceiveDisabled."
-            ),
-        )
-
-
-def _read_rules(description: Element, now_ms: int) -> tuple[AuthorizationRule, ...]:
-    rules = []
-    for element in description.findall(
-        f"{{{SERVICE_BUS}}}AuthorizationRules/{{{SERVICE_BUS}}}AuthorizationRule"
-    ):
-        values = child_values(element)
-        rights = {
-            right.text
-            for right in element.findall(f"{{{SERVICE_BUS}}}Rights/{{{SERVICE_BUS}}}AccessRights")
-            if right.text
-        }
-        rules.append(
-            AuthorizationRule(
-                key_name=values.get("KeyName", ""),
-                primary_key=values.get("PrimaryKey", ""),
-                secondary_key=values.get("SecondaryKey", ""),
-                rights=frozenset(rights),
-                created_at_ms=now_ms,
-                modified_at_ms=now_ms,
-            )
-        )
-    return tuple(rules)
-
-
-def _write_rules(root: Element, rules: tuple[AuthorizationRule, ...]) -> None:
-    parent = child(root, "AuthorizationRules", "")
-    for rule in rules:
-        element = etree.SubElement(parent, f"{{{SERVICE_BUS}}}AuthorizationRule")
-        element.set(f"{{{INSTANCE}}}type", "SharedAccessAuthorizationRule")
-        child(element, "ClaimType", "SharedAccessKey")
-        child(element, "ClaimValue", "None")
-        rights = etree.SubElement(element, f"{{{SERVICE_BUS}}}Rights")
-        for right in ("Manage", "Send", "Listen"):
-            if right in rule.rights:
-                child(rights, "AccessRights", right)
-        child(element, "CreatedTime", timestamp(rule.created_at_ms))
-        child(element, "ModifiedTime", timestamp(rule.modified_at_ms))
-        child(element, "KeyName", rule.key_name)
-        child(element, "PrimaryKey", rule.primary_key)
-        child(element, "SecondaryKey", rule.secondary_key)
-
-
-def _write_counts(root: Element, runtime: EntityRuntime) -> None:
-    # The prefix is declared here as the only attribute, because JavaScript finds the counters no other way.
-    counts = etree.SubElement(root, f"{{{SERVICE_BUS}}}CountDetails", nsmap={"d2p1": COUNTERS})
-    for name, value in (
-        ("ActiveMessageCount", runtime.active),
-        ("DeadLetterMessageCount", runtime.dead_letter),
-        ("ScheduledMessageCount", runtime.scheduled),
-        ("TransferMessageCount", runtime.transfer),
-        ("TransferDeadLetterMessageCount", runtime.transfer_dead_letter),
-    ):
-        child(counts, name, str(value), COUNTERS)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from broker.entities.descriptions import QueueDescription, QueueSettings
 from broker.http.atom import SERVICE_BUS, parse_entry
+from broker.http.description_xml import EntityDefaults
 from broker.http.kinds import KINDS, listed_at, xml_of
-from broker.http.queue_xml import QueueDefaults
 from broker.namespace.entity import EntityRuntime
 from tests.unit.broker.http.test_queue_xml import NOW_MS, body
 
@@ -23,7 +23,7 @@ def test_a_description_is_written_by_its_kind_and_read_by_its_element() -> None:
         )
     )
     kind = KINDS[description.kind]
-    read = kind.read(description, QueueDefaults(True, 1024), None, NOW_MS)
+    read = kind.read(description, EntityDefaults(True, 1024), None, NOW_MS)
     assert isinstance(read, QueueSettings) and read.max_delivery_count == 3
     assert kind.unknown_elements(description) == ["Colour"]
 

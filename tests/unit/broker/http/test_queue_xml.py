@@ -8,10 +8,11 @@ from broker.base.durations import UNLIMITED
 from broker.entities.descriptions import AuthorizationRule, EntityStatus, QueueDescription, QueueSettings
 from broker.entities.validation import WrongProperty
 from broker.http.atom import ATOM, SERVICE_BUS, Entry, parse_entry, write_entry
-from broker.http.queue_xml import QueueDefaults, address_of, entity_of, read_queue, write_queue
+from broker.http.description_xml import EntityDefaults, address_of, entity_of
+from broker.http.queue_xml import read_queue, write_queue
 from broker.namespace.entity import EntityRuntime
 
-DEFAULTS = QueueDefaults(partitioned=True, max_message_size_kb=1024)
+DEFAULTS = EntityDefaults(partitioned=True, max_message_size_kb=1024)
 
 
 NOW_MS = 1_767_607_200_123  # 2026-01-05T10:00:00.123Z
@@ -30,7 +31,7 @@ def body(description: str, prefix: str = "") -> bytes:
 
 
 def read(
-    inner: str, previous: QueueSettings | None = None, defaults: QueueDefaults = DEFAULTS
+    inner: str, previous: QueueSettings | None = None, defaults: EntityDefaults = DEFAULTS
 ) -> QueueSettings:
     description = parse_entry(body(f'<QueueDescription xmlns="{SERVICE_BUS}">{inner}</QueueDescription>'))
     return read_queue(description, defaults, previous, NOW_MS)
@@ -38,7 +39,7 @@ def read(
 
 def test_an_empty_description_has_the_services_defaults_but_for_partitioning() -> None:
     assert read("") == QueueSettings()
-    assert read("", defaults=QueueDefaults(False, 256)) == QueueSettings(
+    assert read("", defaults=EntityDefaults(False, 256)) == QueueSettings(
         enable_partitioning=False, max_message_size_kb=256
     )
 

@@ -30,8 +30,8 @@ from broker.entities.descriptions import (
 from broker.entities.roles import KEEPS_DEAD_LETTERS, SERVES_RECEIVERS, SubqueueDescription
 from broker.http import kinds as http_kinds
 from broker.http.atom import SERVICE_BUS, Description, Element, child, top
+from broker.http.description_xml import EntityDefaults
 from broker.http.kinds import EntityXml
-from broker.http.queue_xml import QueueDefaults
 from broker.maintenance.check import check_folders
 from broker.namespace import kinds
 from broker.namespace.entity import Entity, EntityRuntime
@@ -127,7 +127,7 @@ class ArchiveXml(EntityXml):
     def read(
         self,
         description: Description,
-        defaults: QueueDefaults,
+        defaults: EntityDefaults,
         previous: EntitySettings | None,
         now_ms: int,
     ) -> ArchiveSettings:

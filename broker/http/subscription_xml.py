@@ -1,0 +1,91 @@
+"""Converts a subscription between XML and `SubscriptionSettings` (HTTP contract 2.4, 2.6, 3.2)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from broker.base.durations import format_duration
+from broker.entities.rules import DEFAULT_RULE_NAME, RuleDescription
+from broker.entities.topics import SubscriptionDescription, SubscriptionSettings
+from broker.http.atom import INSTANCE, SERVICE_BUS, Description, Element, timestamp, top
+from broker.http.description_xml import (
+    DELIVERY_ELEMENTS,
+    Values,
+    address_of,
+    delivery_fields,
+    put,
+    write_counts,
+)
+from broker.http.rule_xml import read_rule_element
+from broker.namespace.entity import EntityRuntime
+
+SETTINGS: Final = DELIVERY_ELEMENTS | {
+    "DefaultMessageTimeToLive",
+    "DeadLetteringOnFilterEvaluationExceptions",
+    "DefaultRuleDescription",
+    "EnableBatchedOperations",
+    "Status",
+    "UserMetadata",
+    "AutoDeleteOnIdle",
+}
+"""The elements that a request may have."""
+
+
+def read_subscription(
+    description: Description, previous: SubscriptionSettings | None
+) -> SubscriptionSettings:
+    """Read the settings that a request asks for; `previous` are the subscription's settings when this is an
+    update. Raises WrongProperty for an invalid value."""
+    values = Values(description)
+    service = SubscriptionSettings()
+    return SubscriptionSettings(
+        **delivery_fields(values, requires_session=(previous or service).requires_session),
+        default_time_to_live_ms=values.duration("DefaultMessageTimeToLive"),
+        dead_lettering_on_filter_errors=values.boolean(
+            "DeadLetteringOnFilterEvaluationExceptions", service.dead_lettering_on_filter_errors
+        ),
+        enable_batched_operations=values.boolean(
+            "EnableBatchedOperations", service.enable_batched_operations
+        ),
+        status=values.status(),
+        user_metadata=values.text("UserMetadata"),
+        auto_delete_on_idle_ms=values.duration("AutoDeleteOnIdle"),
+    )
+
+
+def read_first_rule(description: Description, now_ms: int) -> RuleDescription:
+    """The rule that a new subscription begins with: the one in its description, or the default rule. Raises
+    WrongProperty."""
+    element = description.element.find(f"{{{SERVICE_BUS}}}DefaultRuleDescription")
+    if element is None:
+        return RuleDescription(DEFAULT_RULE_NAME, created_at_ms=now_ms)
+    return read_rule_element(element, DEFAULT_RULE_NAME, now_ms)
+
+
+def write_subscription(subscription: SubscriptionDescription, runtime: EntityRuntime, host: str) -> Element:
+    """Write a subscription's complete description, in the service's order. `host` is the host name in
+    forwarding targets."""
+    settings = subscription.settings
+    root = top("SubscriptionDescription", SERVICE_BUS, i=INSTANCE)
+    put(root, "LockDuration", format_duration(settings.lock_duration_ms))
+    put(root, "RequiresSession", settings.requires_session)
+    put(root, "DefaultMessageTimeToLive", format_duration(settings.default_time_to_live_ms))
+    put(root, "DeadLetteringOnMessageExpiration", settings.dead_lettering_on_expiration)
+    put(root, "DeadLetteringOnFilterEvaluationExceptions", settings.dead_lettering_on_filter_errors)
+    put(root, "MessageCount", runtime.message_count)
+    put(root, "MaxDeliveryCount", settings.max_delivery_count)
+    put(root, "EnableBatchedOperations", settings.enable_batched_operations)
+    put(root, "Status", settings.status.value)
+    if settings.forward_to is not None:
+        put(root, "ForwardTo", address_of(settings.forward_to, host))
+    put(root, "CreatedAt", timestamp(subscription.created_at_ms))
+    put(root, "UpdatedAt", timestamp(subscription.updated_at_ms))
+    put(root, "AccessedAt", timestamp(runtime.accessed_at_ms))
+    if settings.user_metadata is not None:
+        put(root, "UserMetadata", settings.user_metadata)
+    write_counts(root, runtime)
+    if settings.forward_dead_lettered_to is not None:
+        put(root, "ForwardDeadLetteredMessagesTo", address_of(settings.forward_dead_lettered_to, host))
+    put(root, "AutoDeleteOnIdle", format_duration(settings.auto_delete_on_idle_ms))
+    put(root, "EntityAvailabilityStatus", runtime.availability)
+    return root

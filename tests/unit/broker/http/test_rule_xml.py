@@ -1,0 +1,103 @@
+"""broker/http/rule_xml.py: rules as the official clients write and read them."""
+
+from __future__ import annotations
+
+import pytest
+from lxml import etree
+
+from broker.entities.rules import (
+    CorrelationFilter,
+    FalseFilter,
+    RuleDescription,
+    RuleValue,
+    SqlAction,
+    SqlFilter,
+    TrueFilter,
+    ValueType,
+)
+from broker.entities.validation import WrongProperty
+from broker.http.atom import INSTANCE, SERVICE_BUS, parse_entry
+from broker.http.rule_xml import read_rule, write_rule
+from broker.http.typed_values import SCHEMA
+from tests.unit.broker.http.test_queue_xml import NOW_MS, body
+
+VALUES = (
+    ("@c", RuleValue(ValueType.STRING, "red")),
+    ("@n", RuleValue(ValueType.DOUBLE, 2.0)),
+)
+_OPENING = f'<RuleDescription xmlns="{SERVICE_BUS}" xmlns:p4="{INSTANCE}" xmlns:l28="{SCHEMA}">'
+
+
+def read(inner: str, name: str = "r") -> RuleDescription:
+    return read_rule(parse_entry(body(f"{_OPENING}{inner}</RuleDescription>")), name, NOW_MS)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        RuleDescription("$Default", created_at_ms=NOW_MS),
+        RuleDescription("r", FalseFilter(), SqlAction("SET a = @n", VALUES), NOW_MS),
+        RuleDescription("r", SqlFilter("color = @c < 3", VALUES), None, NOW_MS),
+        RuleDescription("r", CorrelationFilter("a", "b", "c", "d", "e", "f", "g", "h", VALUES), None, NOW_MS),
+        RuleDescription("r", CorrelationFilter(content_type="x"), None, NOW_MS),
+    ],
+)
+def test_a_rule_survives_being_written_and_read(rule: RuleDescription) -> None:
+    written = etree.tostring(write_rule(rule)).decode()
+    assert 'Filter i:type="' in written and 'Action i:type="' in written, "JavaScript wants this prefix"
+    assert read_rule(parse_entry(body(written)), rule.name, NOW_MS) == rule
+
+
+def test_a_rule_without_filter_and_action_matches_everything() -> None:
+    assert read("") == RuleDescription("r", TrueFilter(), None, NOW_MS)
+
+
+def test_the_name_is_that_of_the_url() -> None:
+    assert read("<Name>other</Name>", "r").name == "r"
+
+
+def test_the_type_decides_and_not_the_text() -> None:
+    for text in ("1=0", "1>1"):
+        inner = f'<Filter p4:type="FalseFilter"><SqlExpression>{text}</SqlExpression></Filter>'
+        assert read(inner).filter == FalseFilter()
+
+
+def test_javascript_writes_a_filter_with_its_own_prefixes_and_no_level() -> None:
+    rule = read(
+        '<Filter p4:type="SqlFilter"><SqlExpression>n &gt; @n</SqlExpression><Parameters>'
+        "<KeyValueOfstringanyType><Key>@n</Key>"
+        '<Value p4:type="l28:double">7</Value></KeyValueOfstringanyType></Parameters></Filter>'
+        '<Action p4:type="SqlRuleAction"><SqlExpression>SET a = 1</SqlExpression></Action>'
+    )
+    assert rule.filter == SqlFilter("n > @n", (("@n", RuleValue(ValueType.DOUBLE, 7.0)),))
+    assert rule.action == SqlAction("SET a = 1")
+
+
+_ITEM = "<KeyValueOfstringanyType><Key>k</Key>{}</KeyValueOfstringanyType>"
+
+
+@pytest.mark.parametrize(
+    ("element", "inner"),
+    [
+        ("Filter", '<Filter p4:type="DateTimeFilter"/>'),
+        ("Action", '<Action p4:type="Forget"/>'),
+        ("SqlFilter", '<Filter p4:type="SqlFilter"><CompatibilityLevel>x</CompatibilityLevel></Filter>'),
+        ("Properties", f'<Filter p4:type="CorrelationFilter"><Properties>{_ITEM}</Properties></Filter>'),
+        (
+            "Properties",
+            '<Filter p4:type="CorrelationFilter"><Properties>'
+            + _ITEM.format('<Value p4:type="l28:int">x</Value>')
+            + "</Properties></Filter>",
+        ),
+        (
+            "Properties",
+            '<Filter p4:type="CorrelationFilter"><Properties>'
+            + 2 * _ITEM.format("<Value>x</Value>")
+            + "</Properties></Filter>",
+        ),
+    ],
+)
+def test_what_cannot_be_understood_is_refused_and_never_dropped(element: str, inner: str) -> None:
+    with pytest.raises(WrongProperty) as caught:
+        read(inner)
+    assert caught.value.element == element
