@@ -440,7 +440,7 @@ async def _loudly(work: Coroutine[Any, Any, None], name: str) -> None:
 
 async def _until_gone(services: Services, timeout_s: float) -> None:
     """Wait for the clients to close their ends; cut off those that do not."""
-    for action in (lambda connection: None, lambda connection: connection.wire.abort()):
+    for action in (lambda connection: None, lambda connection: connection.stream.abort()):
         for connection in list(services.connections):
             action(connection)
         with contextlib.suppress(TimeoutError):

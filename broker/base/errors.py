@@ -1,7 +1,7 @@
 """Refusals: the client is wrong or late. A refusal is raised or answered before anything changes.
 
-Only `wording.py` turns a reason into words for the wire (AMQP condition, HTTP status). The partition task
-turns failures of the world (`storage.errors`) into states. What no input can cause is an assert.
+Only `refusal_wording.py` turns a reason into words for the wire (AMQP condition, HTTP status). The partition
+task turns failures of the world (`storage.errors`) into states. What no input can cause is an assert.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from broker.frontend.nodes.cbs import CbsNode
 from broker.frontend.nodes.management import ManagementNode
 from broker.frontend.nodes.request_node import RequestLink, RequestNode, ResponseLink
 from broker.namespace.entity import Entity
-from broker.wording import error_of
+from broker.refusal_wording import error_of
 from protocol.links import Link
 
 Resolve = Callable[[ConnectionView, Link, Address], Later | None]

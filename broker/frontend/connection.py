@@ -5,7 +5,7 @@ Links change the engine and call `flush_soon`; one write per turn of the event l
 that has gathered. `attaching.py` finds what serves a new link, and `token_expiry.py` knows what the client
 may do. A link knows its connection only as a `ConnectionView` (`connection_view.py`).
 
-Knows the socket only as a `Wire`. Runs in the event loop and never blocks.
+Knows the socket only as a `ByteStream`. Runs in the event loop and never blocks.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import structlog
 from broker.access.sas import Claim
 from broker.base.errors import Reason, Refused
 from broker.frontend.attaching import Attaching, Resolve, attach_to_entity
+from broker.frontend.byte_stream import ByteStream
 from broker.frontend.connection_view import Waiting
 from broker.frontend.links.delayed_attach import DelayedAttach
 from broker.frontend.nodes.request_node import QUEUED_BYTES_FREE
@@ -26,11 +27,10 @@ from broker.frontend.pace import MESSAGE_COST
 from broker.frontend.services import Services
 from broker.frontend.slow_readers import Allowance
 from broker.frontend.token_expiry import Tokens
-from broker.frontend.wire import Wire
 from broker.messaging.receive_cache import ReceiveCache
 from broker.messaging.transactions import Transactions
+from broker.refusal_wording import error_of
 from broker.throttle.memory_mark import UNSETTLED_ABOVE_MARK_MAX
-from broker.wording import error_of
 from protocol.engine import PARTIAL_BYTES_MAX, Engine
 from protocol.events import (
     ConnectionClosed,
@@ -67,10 +67,10 @@ class Connection:
     """One client's connection. Owned by the event loop."""
 
     def __init__(
-        self, wire: Wire, services: Services, peer: str, resolve: Resolve = attach_to_entity
+        self, stream: ByteStream, services: Services, peer: str, resolve: Resolve = attach_to_entity
     ) -> None:
         """`resolve` finds what serves a link to an entity."""
-        self.wire, self.services, self.peer = wire, services, peer
+        self.stream, self.services, self.peer = stream, services, peer
         settings = services.settings
         self.engine = Engine(
             container_id=services.namespace.name,
@@ -84,7 +84,7 @@ class Connection:
         self.cache = ReceiveCache(settings.receive_cache_messages, settings.receive_cache_bytes)
         self.container_id = ""
         self.writable = True
-        """Whether the peer keeps up with its output: False from the wire's high-water mark to its low-water
+        """Whether the peer keeps up with its output: False from the stream's high-water mark to its low-water
         mark."""
         self._allowance = Allowance(settings.output_buffer_bytes_max)
         self.output_room = self._allowance.bytes
@@ -162,7 +162,7 @@ class Connection:
         """End this connection, and no other, after an unexpected exception, with a traceback in the log."""
         log.exception("connection.failed", peer=self.peer, container=self.container_id)
         self._failed = True
-        self.wire.abort()
+        self.stream.abort()
 
     def serve(self, data: bytes) -> bool:
         """Serve the client's next bytes when it is its turn (`turns.Client`)."""
@@ -278,22 +278,22 @@ class Connection:
         chunks = self.engine.output()
         if chunks:
             for chunk in chunks:
-                self.wire.write(chunk)
+                self.stream.write(chunk)
             self._written, self._written_in = sum(map(len, chunks)), self.services.output.turn
             self._written_in_all += self._written
             # Writing uses up credit, which proton reports as events.
             events = self.engine.take_events()
             if events:
                 self._dispatch(events)
-        if self._allowance.grows(self._written_in_all - self.wire.get_write_buffer_size()):
-            self.wire.set_write_buffer_limits(self._allowance.bytes)
+        if self._allowance.grows(self._written_in_all - self.stream.get_write_buffer_size()):
+            self.stream.set_write_buffer_limits(self._allowance.bytes)
         self.output_room = self.allowance
         if self._waiting_for_room and self.writable:
             waiting, self._waiting_for_room = self._waiting_for_room, set()
             for link in waiting:
                 link.credit_granted()
         if self.engine.finished:
-            self._close_wire()
+            self._close_stream()
         elif self._tick_timer is None:
             self._tick()
         if self.engine.has_leftovers:
@@ -315,12 +315,12 @@ class Connection:
         except Exception:
             self.fail()
 
-    def _close_wire(self) -> None:
+    def _close_stream(self) -> None:
         """Close the socket once it has taken what was written. A client that does not read cannot keep it
         open."""
         if self._close_timer is None:
-            self.wire.close()
-            self._close_timer = self._loop.call_later(CLOSE_TIMEOUT_S, self.wire.abort)
+            self.stream.close()
+            self._close_timer = self._loop.call_later(CLOSE_TIMEOUT_S, self.stream.abort)
 
     def sent(self, size: int) -> None:
         """A link has handed `size` bytes to the engine."""
@@ -380,7 +380,7 @@ class Connection:
         """
         just_written = self._written if self.services.output.turn - self._written_in < 2 else 0
         in_engine = 0 if self._closed else self.engine.unsent_bytes_of_all()
-        return just_written + self.wire.get_write_buffer_size() + in_engine
+        return just_written + self.stream.get_write_buffer_size() + in_engine
 
     # --- bounds ---------------------------------------------------------------------------------------------
 
@@ -419,7 +419,7 @@ class Connection:
     def hold_reading(self, why: str) -> None:
         """Pause reading from the socket until `release_reading` is called for the same reason."""
         if not self._holds and not self._closed:
-            self.wire.pause_reading()
+            self.stream.pause_reading()
         self._holds.add(why)
 
     def release_reading(self, why: str) -> None:
@@ -427,7 +427,7 @@ class Connection:
         if why in self._holds:
             self._holds.discard(why)
             if not self._holds and not self._closed:
-                self.wire.resume_reading()
+                self.stream.resume_reading()
 
     # --- SASL, open, close ----------------------------------------------------------------------------------
 
@@ -437,10 +437,11 @@ class Connection:
         assert sasl is not None
         step = sasl.receive(data)
         for output in step.outputs:
-            self.wire.write(output)  # one by one: rhea stalls on an outcome that comes together with the open
+            # One by one: rhea stalls on an outcome that comes together with the open.
+            self.stream.write(output)
         if step.failed:
             self.services.sparing.info(log, "connection.refused", peer=self.peer, reason=step.reason)
-            self._close_wire()
+            self._close_stream()
             return b""
         if not step.done:
             return b""
@@ -452,7 +453,7 @@ class Connection:
     def _open_timed_out(self) -> None:
         self._open_timer = None
         self.services.sparing.info(log, "connection.timed_out", peer=self.peer)
-        self.wire.abort()
+        self.stream.abort()
 
     def _opened(self, event: ConnectionOpened) -> None:
         if self._open_timer is not None:

@@ -79,7 +79,7 @@ class StreamProtocol(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._connection is not None and self._inbox is not None:
-            self._connection.wire = Gone()
+            self._connection.stream = Gone()
             self._services.turns.then(self._inbox, self._connection.connection_lost)
             self._connection = self._inbox = None
 
@@ -93,7 +93,7 @@ class StreamProtocol(asyncio.BufferedProtocol):
 
 
 class Gone:
-    """The `Wire` of a connection whose socket is gone while its last bytes are still to be served."""
+    """The `ByteStream` of a connection whose socket is gone while its last bytes are still to be served."""
 
     def write(self, data: bytes | memoryview) -> None:
         pass
@@ -129,9 +129,9 @@ def _peer(name: object) -> str:
     return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "unknown"
 
 
-class WebSocketWire:
-    """A WebSocket as a `Wire`: AMQP bytes in binary messages, split anywhere. One task writes, and pauses the
-    connection when it falls behind."""
+class WebSocketStream:
+    """A WebSocket as a `ByteStream`: AMQP bytes in binary messages, split anywhere. One task writes, and
+    pauses the connection when it falls behind."""
 
     def __init__(
         self, websocket: web.WebSocketResponse, transport: asyncio.Transport | None, buffer_bytes_max: int
@@ -179,7 +179,7 @@ class WebSocketWire:
         self._may_read.set()
 
     async def write_all(self) -> None:
-        """Write until the wire is closed; all bytes gathered since the last write go out as one message."""
+        """Write until the stream is closed; all bytes gathered since the last write go out as one message."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -236,30 +236,30 @@ async def serve_websocket(
 
     After each message, until the client has a valid claim, `heard` is called with whether it has one now.
     """
-    wire = WebSocketWire(websocket, request.transport, ALLOWANCE_BYTES_FIRST)
+    stream = WebSocketStream(websocket, request.transport, ALLOWANCE_BYTES_FIRST)
     if request.transport is not None:
         _keep_little_unsent(request.transport.get_extra_info("socket"))
-    connection = wire.connection = Connection(wire, services, request.remote or "unknown")
+    connection = stream.connection = Connection(stream, services, request.remote or "unknown")
     inbox = Inbox(connection)
-    writer = asyncio.create_task(wire.write_all(), name="websocket.write")
+    writer = asyncio.create_task(stream.write_all(), name="websocket.write")
     header_within_s = services.settings.http_header_timeout_ms / 1000
     reader = asyncio.create_task(
-        wire.read_all(connection, inbox, heard, header_within_s), name="websocket.read"
+        stream.read_all(connection, inbox, heard, header_within_s), name="websocket.read"
     )
     try:
         done, _ = await asyncio.wait((writer, reader), return_when=asyncio.FIRST_COMPLETED)
         if reader in done and not writer.done():
             if isinstance(reader.exception(), TimeoutError):
                 log.debug("websocket.silent", peer=connection.peer)
-                wire.abort()  # a client that sent nothing will hardly answer a close
+                stream.abort()  # a client that sent nothing will hardly answer a close
             else:
-                wire.close()
+                stream.close()
             async with asyncio.timeout(services.settings.shutdown_timeout_ms / 1000):
                 await writer
     except TimeoutError:
         services.sparing.info(log, "websocket.write_timed_out", peer=connection.peer)
     finally:
-        connection.wire = Gone()
+        connection.stream = Gone()
         services.turns.then(inbox, connection.connection_lost)
         for task in (writer, reader):
             task.cancel()

@@ -15,12 +15,12 @@ from broker.access.sas import Authorizer
 from broker.base.clock import Clock, elapsed_s, worked_s
 from broker.base.limited_log import SparingLog
 from broker.base.metrics import Metrics
+from broker.frontend.byte_stream import ByteStream
 from broker.frontend.inflight import Inflight, Reading
 from broker.frontend.pace import Pace
 from broker.frontend.peeking import PAGES_AT_ONCE
 from broker.frontend.slow_readers import LOOK_AGAIN_S, Output, OutputTotal
 from broker.frontend.turns import READ_BYTES_MAX, Turns
-from broker.frontend.wire import Wire
 from broker.messaging.accepting_sessions import SessionFinders
 from broker.messaging.transactions import AllTransactions
 from broker.namespace.namespace import Namespace
@@ -33,7 +33,7 @@ class Client(Reading, Output, Protocol):
     """A connection, as the rest of the broker sees it."""
 
     engine: Engine
-    wire: Wire
+    stream: ByteStream
 
     def rules_changed(self) -> None:
         """An entity's authorization rules have changed."""

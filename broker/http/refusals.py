@@ -1,7 +1,7 @@
 """Refusals over HTTP: what a handler raises, and how it is answered (HTTP contract 2.9).
 
-`wording.py` gives the status of a `Refused`. Refusals that only HTTP has (for a path, a method, a missing
-header) are an `HttpRefusal` with its status.
+`refusal_wording.py` gives the status of a `Refused`. Refusals that only HTTP has (for a path, a method, a
+missing header) are an `HttpRefusal` with its status.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from aiohttp import web
 
 from broker.base.errors import Refused
 from broker.http.atom import ERROR_TYPE, write_error
-from broker.wording import http_status_of
+from broker.refusal_wording import http_status_of
 
 
 class HttpRefusal(Exception):

@@ -20,7 +20,7 @@ from broker.operations import (
     Withdrawn,
 )
 from broker.partition.cycle import Grant
-from broker.partition.demand import DemandBook, Waiter
+from broker.partition.demand_and_recall import DemandBook, Waiter
 from broker.partition.granting import close_grant, has_granted_enough, new_grant, write_grant
 from broker.partition.references import DEFERRED, Lease, Reference, SessionLock
 from broker.partition.session_locks import SessionLocks

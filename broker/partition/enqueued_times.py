@@ -1,4 +1,4 @@
-"""Enqueued times of a partition's messages, and when messages expire, in wall time. Pure.
+"""Enqueued times of a partition's messages, in wall time. Pure.
 
 Enqueued times never go back, so they agree with the order of sequence numbers: receivers can page and resume
 by either. After the wall clock is set back, enqueued times advance at half speed until the clock has caught
@@ -6,8 +6,6 @@ up, which takes at most twice the step.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 
 class EnqueuedTimes:
@@ -30,17 +28,3 @@ class EnqueuedTimes:
         if self._from is None:
             self._from, self._since_ms = latest_ms, now_ms
         return max(latest_ms, self._from + (now_ms - self._since_ms) // 2)
-
-
-def expiries(
-    times_to_live_ms: Sequence[int | None] | None, default: int | None, count: int, enqueued_ms: int
-) -> list[int] | None:
-    """When each of `count` messages expires, 0 for never; None if none expires. The entity's default caps a
-    message's own time to live."""
-    if times_to_live_ms is None:
-        return None if default is None else [enqueued_ms + max(1, default)] * count
-    shared: dict[int | None, int] = {}
-    for own in set(times_to_live_ms):
-        limits = [each for each in (own, default) if each is not None]
-        shared[own] = enqueued_ms + max(1, min(limits)) if limits else 0
-    return list(map(shared.__getitem__, times_to_live_ms)) if any(shared.values()) else None

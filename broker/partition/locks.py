@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from broker.base.errors import Reason
 from broker.identifiers import NO_CLIENT, ClientId, LockToken
-from broker.partition.demand import DemandBook
+from broker.partition.demand_and_recall import DemandBook
 from broker.partition.references import TOKEN, Lease, Reference, SessionLock
 from broker.partition.subqueue import Subqueue
 from broker.partition.timers import DueKeys, TimerWheel

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from broker.base.errors import Reason, Refused
 from broker.operations import ClientId, Send, Settled
 from broker.partition import records
-from broker.partition.enqueued_times import expiries
+from broker.partition.expiries import expiries
 from broker.partition.records import Counters, Relocated
 from broker.partition.references import SCHEDULED
 from broker.partition.schedule import LATEST_MS

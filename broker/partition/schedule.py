@@ -38,19 +38,6 @@ def times_of(times_ms: Sequence[int | None] | None, wall_ms: int) -> list[int] |
     return times if any(times) else None
 
 
-def later_expiries(
-    expiries: Sequence[int] | None, times_ms: Sequence[int], enqueued_ms: int
-) -> list[int] | None:
-    """The expiries of messages that were computed from `enqueued_ms`, for scheduled ones counted from their
-    times."""
-    if expiries is None:
-        return None
-    return [
-        expires_ms + at_ms - enqueued_ms if at_ms and expires_ms else expires_ms
-        for expires_ms, at_ms in zip(expiries, times_ms, strict=True)
-    ]
-
-
 class Schedule:
     """Enqueues the scheduled messages of one partition at their time. Owned by the state machine."""
 

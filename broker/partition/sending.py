@@ -21,11 +21,12 @@ from broker.partition.cycle import Cycle
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.duplicates import MEMORY_BYTES, check_count
 from broker.partition.durable_state import NewRecord
-from broker.partition.enqueued_times import EnqueuedTimes, expiries
+from broker.partition.enqueued_times import EnqueuedTimes
+from broker.partition.expiries import expiries, later_expiries
 from broker.partition.messages import Messages
 from broker.partition.quotas import check_size
 from broker.partition.records import Enqueued
-from broker.partition.schedule import later_expiries, times_of
+from broker.partition.schedule import times_of
 from broker.send_lists import at, merged, part_of
 
 _IDENTITIES_OF = attrgetter("identities")

@@ -14,7 +14,7 @@ from broker.operations import Answer, ClientId, Recall
 from broker.partition import records
 from broker.partition.cycle import Cycle
 from broker.partition.cycle_bounds import Bounds
-from broker.partition.demand import DemandBook
+from broker.partition.demand_and_recall import DemandBook
 from broker.partition.durable_state import NewRecord, read_back
 from broker.partition.enqueued_times import EnqueuedTimes
 from broker.partition.locks import Locks

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import Phase, Verbosity, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from broker.partition import dead_lettering, delivery_count, lock_expiry, schedule
+from broker.partition import dead_lettering, delivery_count, expiries, lock_expiry, schedule
 from broker.partition.browsing import Browsing
 from broker.partition.deleting import Deleting
 from broker.partition.delivering import Delivering
@@ -147,7 +147,7 @@ MUTANTS = [
     ),
     Mutant(
         "the time to live of a scheduled message begins when it is sent",
-        schedule.later_expiries,
+        expiries.later_expiries,
         "expires_ms + at_ms - enqueued_ms if at_ms and expires_ms else expires_ms",
         "expires_ms",
     ),

@@ -1,4 +1,4 @@
-"""One real front-end connection with both ends replaced: the wire is a list, and the test plays the
+"""One real front-end connection with both ends replaced: the byte stream is a list, and the test plays the
 partitions.
 
 The client side sends frames built by hand (`raw_amqp.py`); on the partition side the test answers operations.
@@ -90,7 +90,7 @@ class Part:
         return cast(Operation, operation)
 
 
-class Wire:
+class ByteStream:
     """A stand-in for the socket."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class Wire:
         return len(self.written)
 
     def set_write_buffer_limits(self, high: int) -> None:
-        """Does nothing: this wire never holds back output."""
+        """Does nothing: this stream never holds back output."""
 
     def close(self) -> None:
         self.closed = True
@@ -218,14 +218,14 @@ class Client:
     """The client's side of one connection."""
 
     def __init__(self, stack: LinkStack, resolve: Resolve = attach_to_entity) -> None:
-        self.stack, self.wire = stack, Wire()
-        self.connection = Connection(self.wire, stack.services, "test", resolve)
+        self.stack, self.stream = stack, ByteStream()
+        self.connection = Connection(self.stream, stack.services, "test", resolve)
 
     async def log_in(self, login: bytes | None = None) -> None:
         self.connection.data_received(raw.sasl_plain() if login is None else login)
         await turn()
-        assert self.wire.written.startswith(raw.SASL_HEADER)
-        self.wire.written.clear()
+        assert self.stream.written.startswith(raw.SASL_HEADER)
+        self.stream.written.clear()
 
     async def open(self, *, idle_timeout_ms: int = 0, window: int = 100_000) -> None:
         fields = raw.open_fields()
@@ -240,8 +240,8 @@ class Client:
     async def hear(self) -> list[Frame]:
         """Frames that the broker writes in the next turns of the loop."""
         await turn()
-        data = bytes(self.wire.written)
-        self.wire.written.clear()
+        data = bytes(self.stream.written)
+        self.stream.written.clear()
         return frames_of(data)
 
     async def heard(self, code: int) -> list[Frame]:

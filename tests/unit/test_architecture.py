@@ -33,7 +33,7 @@ LAYERS = (
     ),
     ("broker.operations",),
     ("broker.send_lists",),
-    ("broker.settings", "broker.access", "broker.message", "broker.wording", "broker.throttle"),
+    ("broker.settings", "broker.access", "broker.message", "broker.refusal_wording", "broker.throttle"),
     ("broker.rules",),
     ("broker.partition",),
     ("broker.namespace", "broker.hosting"),
@@ -224,7 +224,7 @@ WITHOUT_TESTS_OF_THEIR_OWN = {
     "broker.__main__": "two lines; the tests of the command run it",
     "broker.base.errors": "an enumeration and an exception",
     "broker.frontend.connection_view": "an interface, which `Connection` implements",
-    "broker.frontend.wire": "an interface, which the listener and the tests implement",
+    "broker.frontend.byte_stream": "an interface, which the listener and the tests implement",
     "broker.hosting.host": "an interface, which test_local and test_remote test",
     "broker.hosting.messages": "messages without code; test_schema encodes and decodes each of them",
     "broker.http.seams": "interfaces, which `Authorizer` implements",
@@ -293,7 +293,7 @@ def test_only_the_frontends_answers_word_an_amqp_condition_of_the_service() -> N
             for node in ast.walk(tree_of(path))
         )
 
-    assert homes(words) == ["broker.wording"]
+    assert homes(words) == ["broker.refusal_wording"]
 
 
 def test_every_module_says_what_it_answers_for() -> None:

@@ -28,7 +28,7 @@ from broker.frontend.peeking import LATE_S, PAGE_WITHIN_S, note_late, peek_parti
 from broker.message.annotations import peeked_messages
 from broker.namespace.entity import ENDED, Entity, next_client
 from broker.operations import PARTITION_SHIFT, Answer, Arrived, Detach, Peek, Peeked, Unavailable, Watch
-from broker.wording import error_of, no_transactions
+from broker.refusal_wording import error_of, no_transactions
 from protocol.events import DeliveriesUpdated, Outcome
 from protocol.links import SETTLED, Delivery, Link
 

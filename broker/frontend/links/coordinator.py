@@ -19,7 +19,7 @@ from broker.base.errors import Reason, Refused
 from broker.frontend.connection_view import ConnectionView
 from broker.messaging.transaction import Transaction
 from broker.namespace.entity import Entity
-from broker.wording import error_of
+from broker.refusal_wording import error_of
 from protocol.codec import DecodeError, Described
 from protocol.events import MessagesReceived, MessageTooLarge
 from protocol.links import SETTLED, Delivery, Link

@@ -16,7 +16,7 @@ from broker.frontend.links.coordinator import via_entity
 from broker.frontend.links.termini import generation_of
 from broker.messaging.sending import Sending, too_large
 from broker.namespace.entity import Entity
-from broker.wording import error_of
+from broker.refusal_wording import error_of
 from protocol.codec import Symbol, ULong
 from protocol.events import MessagesReceived, MessageTooLarge, Outcome
 from protocol.links import Delivery, Link

@@ -32,7 +32,7 @@ from broker.messaging.settlement import (
 )
 from broker.namespace.entity import Entity
 from broker.operations import Locked, LockToken
-from broker.wording import error_of
+from broker.refusal_wording import error_of
 from protocol.codec import DecodeError
 from protocol.events import DeliveriesUpdated, ErrorCondition, Outcome, TransactionalState
 from protocol.links import SETTLED, Delivery, Link

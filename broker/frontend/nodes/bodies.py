@@ -12,7 +12,7 @@ from typing import Any
 from broker.base.errors import Reason, Refused
 from broker.frontend.nodes.request_node import Response
 from broker.operations import LockToken
-from broker.wording import status_of
+from broker.refusal_wording import status_of
 from protocol.codec import Array, Int, Symbol, Timestamp, TypeCode
 
 ELEMENTS_MAX = 4_000

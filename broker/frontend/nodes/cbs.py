@@ -13,7 +13,7 @@ from broker.access.sas import key_name_of
 from broker.base.errors import Reason, Refused
 from broker.frontend.connection_view import ConnectionView
 from broker.frontend.nodes.request_node import Request, Response
-from broker.wording import status_of
+from broker.refusal_wording import status_of
 from protocol.codec import Int, Symbol
 
 log = structlog.get_logger("cbs")

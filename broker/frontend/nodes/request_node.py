@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from broker.base.errors import Reason, Refused
 from broker.frontend.connection_view import ConnectionView
-from broker.wording import error_of, no_transactions
+from broker.refusal_wording import error_of, no_transactions
 from protocol.codec import DecodeError, Described, ULong, decode, encode
 from protocol.events import (
     DeliveriesUpdated,

@@ -61,7 +61,7 @@ async def test_a_wrong_password_ends_the_connection() -> None:
     stack = LinkStack()
     client = Client(stack)
     client.connection.data_received(raw.sasl_plain("RootManageSharedAccessKey", "wrong"))
-    assert client.wire.closed and not client.connection.claims
+    assert client.stream.closed and not client.connection.claims
 
 
 async def test_an_attach_without_credentials_is_refused_with_the_remedy() -> None:
@@ -95,7 +95,7 @@ async def test_the_sasl_outcome_is_written_apart_from_what_follows() -> None:
     stack = LinkStack()
     client = Client(stack)
     writes: list[bytes] = []
-    client.wire.write = lambda data: writes.append(bytes(data))  # type: ignore[method-assign]
+    client.stream.write = lambda data: writes.append(bytes(data))  # type: ignore[method-assign]
     client.say(raw.sasl_plain(), raw.AMQP_HEADER, raw.frame(raw.OPEN, raw.open_fields()))
     await turn()
     assert writes[-1].startswith(raw.AMQP_HEADER) and len(writes) >= 2, (
@@ -109,12 +109,12 @@ async def test_the_clients_own_idle_timeout_is_kept_although_its_open_came_after
     await client.log_in()
     client.say(raw.AMQP_HEADER)
     await turn()
-    client.wire.written.clear()
+    client.stream.written.clear()
     fields = raw.open_fields()
     fields[4] = UInt(1_000)
     client.say(raw.frame(raw.OPEN, fields))
     await client.hear()
-    await until(lambda: client.wire.written)
+    await until(lambda: client.stream.written)
     assert [frame.code for frame in await client.hear()] == [None], "an empty frame"
 
 
@@ -128,13 +128,13 @@ async def test_an_idle_timeout_that_is_too_short_is_refused(idle_timeout_ms: int
     client.say(raw.AMQP_HEADER, raw.frame(raw.OPEN, fields))
     opened, closed = await client.hear()
     assert opened.code == raw.OPEN and raw.condition_of(closed) == "amqp:not-allowed"
-    assert f"{idle_timeout_ms} ms" in closed.field(0).value[1] and client.wire.closed
+    assert f"{idle_timeout_ms} ms" in closed.field(0).value[1] and client.stream.closed
 
 
 async def test_a_client_that_never_opens_is_cut_off() -> None:
     stack = LinkStack(connection_open_timeout_ms=100)
     client = Client(stack)
-    await until(lambda: client.wire.aborted)
+    await until(lambda: client.stream.aborted)
 
 
 async def test_a_connection_over_the_limit_is_closed_with_a_reason() -> None:
@@ -144,7 +144,7 @@ async def test_a_connection_over_the_limit_is_closed_with_a_reason() -> None:
     await second.log_in()
     second.say(raw.AMQP_HEADER, raw.frame(raw.OPEN, raw.open_fields()))
     (close,) = await second.heard(raw.CLOSE)
-    assert close.field(0).value[0] == "amqp:resource-limit-exceeded" and second.wire.closed
+    assert close.field(0).value[0] == "amqp:resource-limit-exceeded" and second.stream.closed
 
 
 async def test_a_client_that_does_not_read_our_last_words_does_not_keep_its_socket(
@@ -154,8 +154,8 @@ async def test_a_client_that_does_not_read_our_last_words_does_not_keep_its_sock
     client = await LinkStack().connect()
     client.say(raw.frame(raw.CLOSE, []))
     await turn()
-    assert client.wire.closed and not client.wire.aborted
-    await until(lambda: client.wire.aborted)
+    assert client.stream.closed and not client.stream.aborted
+    await until(lambda: client.stream.aborted)
 
 
 async def test_the_broker_says_that_it_stops() -> None:
@@ -188,7 +188,7 @@ async def test_more_links_than_allowed_are_refused_and_room_comes_back() -> None
     client.detach(2)
     client.detach(1)
     await turn()
-    client.wire.written.clear()
+    client.stream.written.clear()
     await client.sender(1)
 
 
@@ -197,7 +197,7 @@ async def test_a_bug_in_serving_one_connection_ends_that_one_alone() -> None:
     one, other = await stack.connect(), await stack.connect()
     one.connection.services = None  # type: ignore[assignment]
     one.say(raw.frame(raw.ATTACH, raw.sender_attach(0, "queue")))
-    assert one.wire.aborted and not other.wire.aborted
+    assert one.stream.aborted and not other.stream.aborted
     await other.sender(0)
 
 
@@ -325,10 +325,10 @@ async def test_a_connection_that_shows_no_right_in_good_time_is_closed_with_a_re
     client, with_key = await stack.connect(raw.sasl_anonymous()), await stack.connect()
     await responders(client)
     client.transfer(0, 0, put_token("no token"))
-    await until(lambda: client.wire.closed)
+    await until(lambda: client.stream.closed)
     (close,) = await client.heard(raw.CLOSE)
     assert close.field(0).value[0] == "amqp:unauthorized-access" and "$cbs" in close.field(0).value[1]
-    assert not with_key.wire.closed
+    assert not with_key.stream.closed
 
 
 async def test_a_connection_whose_last_token_has_expired_is_closed_unless_another_comes() -> None:
@@ -346,8 +346,8 @@ async def test_a_connection_whose_last_token_has_expired_is_closed_unless_anothe
     renewed.transfer(
         0, 1, put_token(sas_token("sb://test/queue", expires_at_s=stack.clock.now_ms() // 1000 + 60))
     )
-    await until(lambda: left.wire.closed)
-    assert not renewed.wire.closed and renewed.connection.claims
+    await until(lambda: left.stream.closed)
+    assert not renewed.stream.closed and renewed.connection.claims
 
 
 async def test_without_a_time_limit_a_connection_without_rights_stays() -> None:
@@ -533,7 +533,7 @@ async def test_a_pair_that_comes_and_goes_leaves_no_node_behind() -> None:
         client.detach(0)
         client.detach(1)
         await turn()
-        client.wire.written.clear()
+        client.stream.written.clear()
     assert client.connection._attaching.nodes == {}
 
 

@@ -48,7 +48,7 @@ async def test_without_a_token_a_client_may_send_64_kib_and_no_more() -> None:
     assert client.connection.engine.partial_bytes == 60_000
     assert stack.services.inflight.partial_bytes < 64 * KIB
     client.transfer(0, 0, bytes(20_000), more=True)
-    assert await closed_with(client) == RESOURCE_LIMIT and client.wire.closed
+    assert await closed_with(client) == RESOURCE_LIMIT and client.stream.closed
     client.connection.connection_lost()
     assert stack.services.inflight.bytes == stack.services.inflight.partial_bytes == 0
 
@@ -173,9 +173,9 @@ async def test_of_all_parts_those_go_first_that_have_waited_longest() -> None:
         for _ in range(2):
             client.transfer(0, 0, bytes(100_000), more=True)
     other.transfer(0, 0, bytes(90_000), more=True)
-    assert not stale.wire.closed and stack.services.inflight.partial_bytes == 490_000
+    assert not stale.stream.closed and stack.services.inflight.partial_bytes == 490_000
     sender.transfer(0, 0, bytes(50_000), more=True)
-    assert await closed_with(stale) == RESOURCE_LIMIT and stale.wire.closed
+    assert await closed_with(stale) == RESOURCE_LIMIT and stale.stream.closed
     assert await closed_with(sender) is None and await closed_with(other) is None
     assert stack.services.inflight.partial_bytes == 340_000
     stale.connection.connection_lost()
@@ -193,9 +193,9 @@ async def test_a_single_message_may_be_as_large_as_its_queue_permits() -> None:
     client = await sending_parts(stack)
     whole = section(VALUE, bytes(900_000))
     for begin in range(0, len(whole), 100_000):
-        assert client.wire.reading
+        assert client.stream.reading
         client.transfer(0, 0, whole[begin : begin + 100_000], more=begin + 100_000 < len(whole))
-    assert stack.services.inflight.partial_bytes == 0 and not client.wire.reading, (
+    assert stack.services.inflight.partial_bytes == 0 and not client.stream.reading, (
         "whole, and over the bound until it is stored"
     )
 
@@ -206,10 +206,10 @@ async def test_parts_alone_never_keep_a_connection_from_being_read() -> None:
     await client.sender(1)
     client.transfer(1, 0, bytes(60_000), more=True)
     client.transfer(0, 1, section(VALUE, bytes(10_000)))
-    assert not client.wire.reading
+    assert not client.stream.reading
     stack.parts[0].answer(Send, lambda send: Sent(1, send.cookie))
     assert stack.services.inflight.partial_bytes == stack.services.inflight.bytes == 60_000
-    assert client.wire.reading
+    assert client.stream.reading
 
 
 # --- requests -----------------------------------------------------------------------------------------------
@@ -221,9 +221,9 @@ async def test_requests_count_among_the_bytes_in_flight_until_they_are_answered(
     await responders(client, "queue/$management")
     peek: dict[str, Any] = {"from-sequence-number": 0, "message-count": 1, "padding": "x" * 40_000}
     client.transfer(0, 0, request("com.microsoft:peek-message", peek))
-    assert 40_000 < stack.services.inflight.bytes < 42_000 and client.wire.reading
+    assert 40_000 < stack.services.inflight.bytes < 42_000 and client.stream.reading
     client.transfer(0, 1, request("com.microsoft:peek-message", peek))
-    assert not client.wire.reading
+    assert not client.stream.reading
     client.connection.connection_lost()
     await until(lambda: not stack.tasks)
     await turn()

@@ -1,4 +1,4 @@
-"""A WebSocket made to look like a socket (`listener.WebSocketWire`): when it pauses and resumes its
+"""A WebSocket made to look like a socket (`listener.WebSocketStream`): when it pauses and resumes its
 connection."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from broker.frontend.connection import Connection
-from broker.frontend.listener import WebSocketWire
+from broker.frontend.listener import WebSocketStream
 
 LIMIT = 1_000
 
@@ -36,7 +36,7 @@ class SlowWebSocket:
 
 
 class Writer:
-    """The part of a connection that the wire uses."""
+    """The part of a connection that the byte stream uses."""
 
     writable = True
 
@@ -54,32 +54,32 @@ async def test_a_wire_that_held_its_connection_back_lets_it_go_on_whatever_its_l
     limit_later: int,
 ) -> None:
     websocket, connection = SlowWebSocket(), Writer()
-    wire = WebSocketWire(cast(web.WebSocketResponse, websocket), None, LIMIT)
-    wire.connection = cast(Connection, connection)
-    writing = asyncio.create_task(wire.write_all())
-    wire.write(bytes(LIMIT + 500))
+    stream = WebSocketStream(cast(web.WebSocketResponse, websocket), None, LIMIT)
+    stream.connection = cast(Connection, connection)
+    writing = asyncio.create_task(stream.write_all())
+    stream.write(bytes(LIMIT + 500))
     assert not connection.writable
     await asyncio.sleep(0.01)  # the message is being sent
-    wire.set_write_buffer_limits(limit_later)  # the client has read before, and has earned more room
+    stream.set_write_buffer_limits(limit_later)  # the client has read before, and has earned more room
     await websocket.read()
     assert websocket.sent == [LIMIT + 500] and connection.writable
-    wire.close()
+    stream.close()
     await asyncio.wait_for(writing, 5)
 
 
 async def test_a_wire_holds_its_connection_back_while_more_than_its_limit_waits() -> None:
     websocket, connection = SlowWebSocket(), Writer()
-    wire = WebSocketWire(cast(web.WebSocketResponse, websocket), None, LIMIT)
-    wire.connection = cast(Connection, connection)
-    writing = asyncio.create_task(wire.write_all())
-    wire.write(bytes(10))
+    stream = WebSocketStream(cast(web.WebSocketResponse, websocket), None, LIMIT)
+    stream.connection = cast(Connection, connection)
+    writing = asyncio.create_task(stream.write_all())
+    stream.write(bytes(10))
     await asyncio.sleep(0.01)
     for _ in range(3):
-        wire.write(bytes(LIMIT))
+        stream.write(bytes(LIMIT))
     assert not connection.writable
     await websocket.read()
     assert websocket.sent == [10] and not connection.writable
     await websocket.read()
     assert websocket.sent == [10, 3 * LIMIT] and connection.writable
-    wire.close()
+    stream.close()
     await asyncio.wait_for(writing, 5)

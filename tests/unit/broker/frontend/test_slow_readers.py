@@ -116,7 +116,7 @@ async def receivers(stack: LinkStack, count: int, *, window: int = 100_000) -> l
         clients.append(client)
     await turn()
     for client in clients:
-        client.wire.written.clear()
+        client.stream.written.clear()
     return clients
 
 
@@ -187,7 +187,7 @@ async def test_over_the_bound_a_response_that_is_larger_than_a_share_does_not_ho
     client = await stack.connect()
     await responders(client)
     stack.services.output.allowance, stack.services.output.is_over = 500, True
-    client.wire.written.clear()
+    client.stream.written.clear()
     client.transfer(0, 0, put_token("junk", message_id="x" * 1_000))
     ((_, found),) = await responses(client)
     assert found[PROPERTIES][5] == "x" * 1_000

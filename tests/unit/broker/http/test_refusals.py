@@ -9,7 +9,7 @@ from lxml import etree
 
 from broker.base.errors import Reason, Refused
 from broker.http.refusals import HttpRefusal, refusal_of
-from broker.wording import http_status_of
+from broker.refusal_wording import http_status_of
 
 NOW_MS = 1_767_607_200_123  # 2026-01-05T10:00:00.123Z
 

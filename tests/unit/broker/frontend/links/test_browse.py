@@ -616,7 +616,7 @@ async def test_what_nobody_foresaw_ends_the_connection_and_reaches_no_partition(
     _, sink = stack.parts[0].take(Peek)
     sink(Peeked([1], [0], [0], [None], [b""], [None], [0], None))
     await turn()
-    assert client.wire.aborted
+    assert client.stream.aborted
 
 
 async def test_the_handle_of_a_browse_counts_its_deliveries_for_the_whole_session() -> None:

@@ -147,7 +147,7 @@ async def test_nothing_waits_on_once_the_connection_or_the_session_has_ended(end
     else:
         client.say(raw.frame(raw.CLOSE if end == "close" else raw.END, [None]))
     await turn()
-    assert gate.cancelled == 1 and not stack.tasks and not client.wire.aborted
+    assert gate.cancelled == 1 and not stack.tasks and not client.stream.aborted
     gate.open.set()
     await turn()
     assert not stack.queue.watchers and not any(part.has(Demand) or part.has(Detach) for part in stack.parts)
@@ -193,4 +193,4 @@ async def test_an_error_that_nobody_foresaw_ends_this_connection() -> None:
     gate.why = ValueError("unforeseen")
     gate.open.set()
     await turn()
-    assert client.wire.aborted
+    assert client.stream.aborted

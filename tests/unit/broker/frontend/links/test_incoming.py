@@ -468,9 +468,9 @@ async def test_over_the_bound_of_unacknowledged_bytes_reading_pauses_until_half_
     stack, client = await sending(1, connection_inflight_bytes_max=65_536)
     for number in range(8):
         client.transfer(0, number, message(body=[bytes(10_000)]))
-    assert not client.wire.reading
+    assert not client.stream.reading
     part = stack.parts[0]
-    while not client.wire.reading:
+    while not client.stream.reading:
         assert part.has(Send), "it must be read again while half is still on its way"
         part.answer(Send, lambda send: Sent(1, send.cookie))
     assert 0 < len(part.posted) <= 4
@@ -484,10 +484,10 @@ async def test_over_the_bound_of_all_connections_whoever_sends_is_not_read_and_o
     for number in range(3):
         first.transfer(0, number, message(body=[bytes(200_000)]))
         second.transfer(0, number, message(body=[bytes(200_000)]))
-    assert (first.wire.reading, second.wire.reading, third.wire.reading) == (True, False, True)
+    assert (first.stream.reading, second.stream.reading, third.stream.reading) == (True, False, True)
     second.connection.connection_lost()
     make_durable(stack)
-    assert stack.services.inflight.bytes == 0 and first.wire.reading
+    assert stack.services.inflight.bytes == 0 and first.stream.reading
 
 
 async def test_bytes_of_a_connection_that_is_gone_are_counted_off_too() -> None:
@@ -561,7 +561,7 @@ async def test_what_goes_wrong_in_an_answer_ends_the_connection_and_reaches_no_p
     client.transfer(0, 0, body(0))
     _, sink = stack.parts[0].take(Send)
     sink(Sent(1, 999))
-    await until(lambda: client.wire.aborted)
+    await until(lambda: client.stream.aborted)
 
 
 # --- memory -------------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ async def test_what_goes_wrong_in_an_answer_ends_the_connection_and_reaches_no_p
     _, sink = stack.parts[0].take(Demand)
     broken = locked(0, 1)
     sink(replace(broken, messages=[b""]))
-    assert client.wire.aborted
+    assert client.stream.aborted
 
 
 async def test_the_dead_letter_subqueue_is_received_from_under_its_path() -> None:

@@ -219,7 +219,7 @@ async def test_a_drain_ends_although_a_partition_goes_down_before_it_confirms() 
     assert await client.heard(raw.FLOW) == []
     stack.parts[1].posted.clear()
     sink(Unavailable(1))
-    await until(lambda: client.wire.written)
+    await until(lambda: client.stream.written)
     assert [(flow.field(6), flow.field(8)) for flow in await client.heard(raw.FLOW)] == [(0, True)]
 
 

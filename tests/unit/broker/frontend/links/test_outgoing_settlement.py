@@ -286,11 +286,11 @@ async def test_a_client_whose_settlements_wait_with_many_properties_is_not_read_
     give(stack, 1, 4)
     await client.hear()
     for number in range(4):
-        assert client.wire.reading
+        assert client.stream.reading
         client.dispose(
             number, number, raw.outcome(raw.MODIFIED, [True, True, LARGE | {Symbol("number"): number}])
         )
-    assert not client.wire.reading and stack.services.inflight.bytes > 120_000
+    assert not client.stream.reading and stack.services.inflight.bytes > 120_000
     for _ in range(4):
         stack.parts[1].answer(
             Defer,
@@ -298,7 +298,7 @@ async def test_a_client_whose_settlements_wait_with_many_properties_is_not_read_
                 Settled(each.cookie) if succeeds else Failed(Reason.SERVER_BUSY, "later", each.cookie)
             ),
         )
-    assert client.wire.reading and stack.services.inflight.bytes == 0
+    assert client.stream.reading and stack.services.inflight.bytes == 0
     answers = await client.heard(raw.DISPOSITION)
     assert sum((answer.field(2) or answer.field(1)) - answer.field(1) + 1 for answer in answers) == 4
     assert {answer.field(4).descriptor for answer in answers} == {raw.MODIFIED if succeeds else raw.REJECTED}

@@ -3,7 +3,7 @@ import re
 import pytest
 
 from broker.base.errors import Reason, Refused
-from broker.wording import error_of, http_status_of, status_of
+from broker.refusal_wording import error_of, http_status_of, status_of
 
 PYTHON_AND_JS_REPEAT = {"com.microsoft:server-busy", "com.microsoft:timeout", "amqp:internal-error"}
 """Conditions that both official clients retry (AMQP contract 9.2, watched)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class Wire(Protocol):
+class ByteStream(Protocol):
     """The byte stream below: a TCP or TLS transport of asyncio, or a WebSocket made to look like one."""
 
     def write(self, data: bytes | memoryview) -> None: ...
