@@ -10,7 +10,6 @@ import enum
 import functools
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final, Protocol, Self
 
@@ -19,8 +18,8 @@ from broker.entities.roles import (
     KEEPS_FAILED_TRANSFERS,
     PASSES_ON,
     SERVES_RECEIVERS,
-    Role,
     SubqueueDescription,
+    SubqueueTable,
 )
 
 PARTITIONS_DEFAULT = 16
@@ -160,11 +159,8 @@ class EntityDescription(ABC):
 
     @property
     @abstractmethod
-    def subqueues(self) -> Sequence[SubqueueDescription]:
-        """The entity's subqueues, by number. Number 0 gets the messages that clients send.
-
-        Numbers are stored, so a subqueue keeps its number for as long as the entity exists.
-        """
+    def subqueues(self) -> SubqueueTable:
+        """The entity's subqueues, by number. Number 0 gets the messages that clients send."""
 
     @abstractmethod
     def delivery(self, subqueue: str) -> DeliveryRules:
@@ -184,11 +180,14 @@ class EntityDescription(ABC):
         )
 
 
-QUEUE_SUBQUEUES: Final = (
-    SubqueueDescription(MAIN, SERVES_RECEIVERS, dead_letters_to=1),
-    SubqueueDescription(DEAD_LETTER, KEEPS_DEAD_LETTERS),
-    SubqueueDescription(TRANSFER_DEAD_LETTER, KEEPS_FAILED_TRANSFERS),
-    SubqueueDescription(TRANSFER, PASSES_ON),
+QUEUE_SUBQUEUES: Final = SubqueueTable(
+    {
+        0: SubqueueDescription(MAIN, SERVES_RECEIVERS, dead_letters_to=1, transfers_fail_to=2),
+        1: SubqueueDescription(DEAD_LETTER, KEEPS_DEAD_LETTERS, transfers_fail_to=2),
+        2: SubqueueDescription(TRANSFER_DEAD_LETTER, KEEPS_FAILED_TRANSFERS),
+        3: SubqueueDescription(TRANSFER, PASSES_ON, transfers_fail_to=2),
+    },
+    end=4,
 )
 
 
@@ -200,17 +199,12 @@ class QueueDescription(EntityDescription):
     file_settings: QueueSettings | None = None
 
     @property
-    def subqueues(self) -> Sequence[SubqueueDescription]:
+    def subqueues(self) -> SubqueueTable:
         return QUEUE_SUBQUEUES
 
     def delivery(self, subqueue: str) -> QueueSettings:
         """The same for all subqueues."""
         return self.settings
-
-
-def number_with(role: Role, subqueues: Sequence[SubqueueDescription]) -> int | None:
-    """The number of the first subqueue in this role; None if there is none."""
-    return next((number for number, each in enumerate(subqueues) if each.role is role), None)
 
 
 SHARED_MAX = 1_024
@@ -223,7 +217,7 @@ def shared(settings: EntitySettings) -> EntitySettings:
     return settings
 
 
-def subqueues_of(description: EntityDescription | None) -> Sequence[SubqueueDescription]:
+def subqueues_of(description: EntityDescription | None) -> SubqueueTable:
     """The subqueues of an entity. If its description is lost, those of a queue: most entities are queues."""
     return QUEUE_SUBQUEUES if description is None else description.subqueues
 

@@ -7,6 +7,7 @@ number of subqueues in the same role. Each kind of entity lists its subqueues (`
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -66,7 +67,7 @@ KEEPS_FAILED_TRANSFERS: Final = Role(
 
 @dataclass(slots=True, frozen=True)
 class SubqueueDescription:
-    """One of an entity's subqueues. Its number is its index in the list."""
+    """One of an entity's subqueues."""
 
     name: str
     """The name that operations use."""
@@ -74,3 +75,43 @@ class SubqueueDescription:
     dead_letters_to: int | None = None
     """The number of the subqueue for its dead letters; None if its messages cannot be dead-lettered
     (AMQP contract 10.4)."""
+    transfers_fail_to: int | None = None
+    """The number of the subqueue for its messages that no other entity takes; None if none is forwarded from
+    here."""
+
+
+OWN_END: Final = 4
+"""The subqueues of an entity itself have lower numbers than those of its subscriptions, if it has any."""
+
+
+class SubqueueTable(Mapping[int, SubqueueDescription]):
+    """The subqueues of an entity, by number. Immutable.
+
+    Numbers are stored, so a subqueue keeps its number for as long as it exists, and no other ever gets it.
+    """
+
+    __slots__ = ("_by_number", "_numbers", "end")
+
+    def __init__(self, by_number: Mapping[int, SubqueueDescription], end: int) -> None:
+        """`end` is above all numbers that were ever given. Those below that are missing belonged to subqueues
+        that were deleted."""
+        self.end = end
+        self._by_number = by_number
+        self._numbers = {each.name: number for number, each in by_number.items()}
+
+    def __getitem__(self, number: int) -> SubqueueDescription:
+        return self._by_number[number]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._by_number)
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+    def number_of(self, name: str) -> int | None:
+        """The number of the subqueue of this name; None if there is none."""
+        return self._numbers.get(name)
+
+    def first_with(self, role: Role) -> int | None:
+        """The lowest number of a subqueue in this role; None if there is none."""
+        return min((number for number, each in self._by_number.items() if each.role is role), default=None)

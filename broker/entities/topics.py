@@ -36,6 +36,7 @@ from broker.entities.roles import (
     PASSES_ON,
     SERVES_RECEIVERS,
     SubqueueDescription,
+    SubqueueTable,
 )
 from broker.entities.rules import RuleDescription
 
@@ -45,7 +46,7 @@ MAIN_PLACE, DEAD_LETTER_PLACE, TRANSFER_DEAD_LETTER_PLACE, TRANSFER_PLACE = rang
 TOPIC_SUBQUEUES: Final[Mapping[int, SubqueueDescription]] = {
     MAIN_PLACE: SubqueueDescription(MAIN, DISTRIBUTES),
     TRANSFER_DEAD_LETTER_PLACE: SubqueueDescription(TRANSFER_DEAD_LETTER, KEEPS_FAILED_TRANSFERS),
-    TRANSFER_PLACE: SubqueueDescription(TRANSFER, PASSES_ON),
+    TRANSFER_PLACE: SubqueueDescription(TRANSFER, PASSES_ON, transfers_fail_to=TRANSFER_DEAD_LETTER_PLACE),
 }
 """The subqueues of a topic itself."""
 
@@ -119,12 +120,13 @@ class SubscriptionDescription:
     def subqueues(self) -> Iterator[tuple[int, SubqueueDescription]]:
         """Its subqueues, each with its number."""
         name, dead_letters = self.subqueue_name, self.subqueue(DEAD_LETTER_PLACE)
-        yield self.subqueue(MAIN_PLACE), SubqueueDescription(name, SERVES_RECEIVERS, dead_letters)
-        yield dead_letters, SubqueueDescription(f"{name}/{DEAD_LETTER}", KEEPS_DEAD_LETTERS)
+        failed = self.subqueue(TRANSFER_DEAD_LETTER_PLACE)
+        yield self.subqueue(MAIN_PLACE), SubqueueDescription(name, SERVES_RECEIVERS, dead_letters, failed)
         yield (
-            self.subqueue(TRANSFER_DEAD_LETTER_PLACE),
-            SubqueueDescription(f"{name}/{TRANSFER_DEAD_LETTER}", KEEPS_FAILED_TRANSFERS),
+            dead_letters,
+            SubqueueDescription(f"{name}/{DEAD_LETTER}", KEEPS_DEAD_LETTERS, transfers_fail_to=failed),
         )
+        yield failed, SubqueueDescription(f"{name}/{TRANSFER_DEAD_LETTER}", KEEPS_FAILED_TRANSFERS)
 
     def rule(self, name: str) -> RuleDescription | None:
         """The rule of this name, in any case."""
@@ -151,17 +153,18 @@ class TopicDescription(EntityDescription):
     last_subscription: int = 0
     """The highest number that a subscription of this topic ever had."""
     _by_key: Mapping[str, SubscriptionDescription] = field(init=False, repr=False, compare=False)
-    _subqueues: Mapping[int, SubqueueDescription] = field(init=False, repr=False, compare=False)
+    _subqueues: SubqueueTable = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         subqueues = dict(TOPIC_SUBQUEUES)
         for each in self.subscriptions:
             subqueues.update(each.subqueues())
         object.__setattr__(self, "_by_key", {each.key: each for each in self.subscriptions})
-        object.__setattr__(self, "_subqueues", subqueues)
+        end = PLACES * (self.last_subscription + 1)
+        object.__setattr__(self, "_subqueues", SubqueueTable(subqueues, end))
 
     @property
-    def subqueues(self) -> Mapping[int, SubqueueDescription]:  # type: ignore[override]
+    def subqueues(self) -> SubqueueTable:
         return self._subqueues
 
     def delivery(self, subqueue: str) -> SubscriptionSettings:

@@ -49,7 +49,7 @@ class _Hosted:
         self._process, self._partition = process, start.partition
         self._summary = None
         if start.summary is not None:
-            self._summary = decode(start.summary, len(start.description.subqueues))
+            self._summary = decode(start.summary, start.description.subqueues.end)
         self.task: PartitionTask
         self.counted: messages.Counted | None = None
 

@@ -26,7 +26,7 @@ import structlog
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import EntityDescription
-from broker.entities.roles import SubqueueDescription
+from broker.entities.roles import SubqueueTable
 from broker.hosting import messages
 from broker.hosting.channel import Channel
 from broker.hosting.errors import error_of
@@ -76,14 +76,14 @@ class RemotePartition:
         host: RemoteHost,
         partition: int,
         number: int,
-        subqueues: Sequence[SubqueueDescription],
+        subqueues: SubqueueTable,
         register: Register,
     ) -> None:
         """`subqueues` are the entity's."""
         self.available = True
         self.number = number
         self.register = register
-        self.subqueue_count = len(subqueues)
+        self.subqueues = subqueues
         self._host, self._partition = host, partition
         self._health = "closed"
         summary = register.summary()
@@ -354,7 +354,7 @@ class RemoteHost:
                 self._enter(message)
             case messages.IndexClosed():
                 if (found := self._partitions.get(message.partition)) is not None:
-                    summary = decode_summary(message.summary, found[0].subqueue_count)
+                    summary = decode_summary(message.summary, found[0].subqueues.end)
                     assert summary is not None, "both ends are of one release"
                     found[0].register.closed(summary)
             case messages.MemoryUsed():

@@ -15,7 +15,7 @@ from typing import Any
 
 from broker.entities.descriptions import EntityDescription, subqueues_of
 from broker.entities.documents import decode_description, salvage_name
-from broker.entities.roles import SubqueueDescription
+from broker.entities.roles import SubqueueTable
 from broker.partition.records import UnreadableRecord
 from broker.partition.salvage import Salvage
 from storage.check import CATALOGUE_DIRECTORY, Documents, Progress, check_documents, check_log, log_folders
@@ -146,9 +146,7 @@ def _has_damaged_identity(disk: Disk, path: Path) -> bool:
     return False
 
 
-def _messages_missing(
-    disk: Disk, folder: LogFolder, subqueues: Sequence[SubqueueDescription]
-) -> list[Finding]:
+def _messages_missing(disk: Disk, folder: LogFolder, subqueues: SubqueueTable) -> list[Finding]:
     """Find out whether messages are missing before the first segment of a log that is otherwise whole.
 
     The extent would show it, unless the extent is missing too or has been made anew. If the checkpoint refers

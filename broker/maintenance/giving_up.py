@@ -151,7 +151,7 @@ class GivingUp:
                 if index is not None and partition not in rows:
                     continue  # it was never opened
                 plan.used.append((generation, partition))
-                held, last_known = _held(rows.get(partition), len(description.subqueues))
+                held, last_known = _held(rows.get(partition), description.subqueues.end)
                 if held != 0:
                     lost = LostPartition(description.name, generation, partition, held, last_known)
                     plan.partitions.append(lost)

@@ -51,8 +51,9 @@ class _Visit:
                 self._end(answer)
             case Failed() if not self._waits:
                 self._waits = True
-                last = self._entity.description.subqueues[-1]  # the first one may have sessions
-                self._post(Demand(last.name, 0))  # no message, so that none is missing when a lane locks some
+                subqueues = self._entity.description.subqueues.values()
+                plain = next(each.name for each in subqueues if not each.role.has_sessions)
+                self._post(Demand(plain, 0))  # no message, so that none is missing when a lane locks some
                 self._post(FindSources())  # it may have come back in between
             case Unavailable() if answer.for_good:
                 self._end(None)

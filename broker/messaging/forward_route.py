@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.base.clock import Clock
-from broker.entities.descriptions import key_of, number_with
-from broker.entities.roles import KEEPS_DEAD_LETTERS, KEEPS_FAILED_TRANSFERS, PASSES_ON
+from broker.entities.descriptions import key_of
+from broker.entities.roles import KEEPS_DEAD_LETTERS, PASSES_ON
 from broker.namespace.entity import Entity
 from broker.namespace.namespace import Namespace
 from broker.operations import DESTINATION, Locked
@@ -58,7 +58,7 @@ class Route:
         the transfer dead-letter queue."""
         fails_to = self.dead_letters_to
         if fails_to is None:
-            fails_to = number_with(KEEPS_FAILED_TRANSFERS, subqueues)
+            fails_to = subqueues[number].transfers_fail_to
         assert fails_to is not None, "an entity that forwards these has a transfer dead-letter queue"
         self.fails_to = subqueues[fails_to].name
         """The name of that subqueue, or of the transfer dead-letter queue."""

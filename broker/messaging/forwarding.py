@@ -96,6 +96,8 @@ class Forwarding:
         self._entities: dict[str, Entity] = {}
         """Those in service, by generation."""
         self._forwarded: dict[_Key, ForwardedSubqueue] = {}
+        self._numbers: dict[str, set[int]] = {}
+        """By generation, the numbers of the subqueues of `_forwarded`."""
         self._by_target: dict[str, set[_Key]] = {}
         self._ending: dict[_Key, asyncio.Task[None]] = {}
         """Forwarding that is coming to an end. Forwarding of the same subqueue to another target begins after
@@ -138,7 +140,7 @@ class Forwarding:
         self._note(entity)
         wanted = _targets_of(entity)
         generation = entity.description.generation
-        for number in range(entity.subqueue_count):
+        for number in sorted(self._numbers.get(generation, set()) | wanted.keys()):
             key = generation, number
             forwarded, target = self._forwarded.get(key), wanted.get(number)
             if forwarded is not None and forwarded.target_name != target:
@@ -182,6 +184,7 @@ class Forwarding:
     def _begin(self, key: _Key, entity: Entity, target: str) -> None:
         forwarded = ForwardedSubqueue(self._shared, entity, key[1], target)
         self._forwarded[key] = forwarded
+        self._numbers.setdefault(key[0], set()).add(key[1])
         self._by_target.setdefault(key_of(target), set()).add(key)
         if (ending := self._ending.get(key)) is None:
             forwarded.start()
@@ -194,6 +197,10 @@ class Forwarding:
 
     def _end(self, key: _Key) -> None:
         forwarded = self._forwarded.pop(key)
+        numbers = self._numbers[key[0]]
+        numbers.discard(key[1])
+        if not numbers:
+            del self._numbers[key[0]]
         keys = self._by_target[key_of(forwarded.target_name)]
         keys.discard(key)
         if not keys:
@@ -232,5 +239,5 @@ def _targets_of(entity: Entity) -> dict[int, str]:
     description = entity.description
     forward_to, forward_dead_lettered_to = description.settings.forwarding
     targets = {SERVES_RECEIVERS: forward_to, KEEPS_DEAD_LETTERS: forward_dead_lettered_to}
-    wanted = ((number, targets.get(each.role)) for number, each in enumerate(description.subqueues))
+    wanted = ((number, targets.get(each.role)) for number, each in description.subqueues.items())
     return {number: target for number, target in wanted if target is not None}

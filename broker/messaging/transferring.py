@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from broker.entities.descriptions import number_with
 from broker.entities.roles import PASSES_ON
 from broker.messaging.forward_lane import Lane
 from broker.messaging.forward_route import Route, Shared
@@ -47,7 +46,7 @@ class Transfers:
         """A partition of an entity is about to get messages for other entities."""
         key = via.description.generation, number
         if key not in self._lanes and via.gone is None and not self._stopping:
-            number_there = number_with(PASSES_ON, via.description.subqueues)
+            number_there = via.description.subqueues.first_with(PASSES_ON)
             assert number_there is not None, "an entity that passes messages on has a subqueue for them"
             route = Route(self._shared, via, number_there, None)
             lane = self._lanes[key] = Lane(route, number)
@@ -91,9 +90,10 @@ class Transfers:
         are down, so that nobody knows. Returns the entities with other partitions."""
         for entity in entities:
             subqueues = entity.description.subqueues
-            name = next((each.name for each in subqueues if each.role is PASSES_ON), None)
-            if name is None or entity.gone is not None:  # not every kind of entity has such a subqueue
+            number_there = subqueues.first_with(PASSES_ON)
+            if number_there is None or entity.gone is not None:  # not every kind of entity has one
                 continue
+            name = subqueues[number_there].name
             held = entity.counts().get(name)
             is_left = held is not None and held.active
             for number in range(entity.description.partitions) if is_left else entity.uncounted():

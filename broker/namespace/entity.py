@@ -211,13 +211,14 @@ class Entity(ABC):
         summary = self._resting.summary(self.description.generation, number)
         if summary is None:
             return False
-        subqueue_number = [each.name for each in self.description.subqueues].index(subqueue)
-        return subqueue_number in summary.counts and summary.counts[subqueue_number].active > 0
+        subqueue_number = self.description.subqueues.number_of(subqueue)
+        held = None if subqueue_number is None else summary.counts.get(subqueue_number)
+        return held is not None and held.active > 0
 
     @property
-    def subqueue_count(self) -> int:
-        """The number of subqueues in each partition."""
-        return len(self.description.subqueues)
+    def subqueues_end(self) -> int:
+        """Above the numbers of all its subqueues, past and present."""
+        return self.description.subqueues.end
 
     def folder_of(self, number: int) -> int:
         """The number of the data folder that holds a partition."""
@@ -339,7 +340,7 @@ class Entity(ABC):
         for each in counts.values():
             messages += each.active + each.deferred + each.scheduled
             size += each.bytes
-        for subqueue in self.description.subqueues if counts else ():
+        for subqueue in self.description.subqueues.values() if counts else ():
             held = counts.get(subqueue.name)
             if held is None:
                 continue

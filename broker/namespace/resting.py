@@ -67,8 +67,8 @@ class Sleeper(Protocol):
         """The number of the data folder that holds a partition."""
 
     @property
-    def subqueue_count(self) -> int:
-        """The number of subqueues in each partition."""
+    def subqueues_end(self) -> int:
+        """Above the numbers of all subqueues that its partitions ever had."""
 
 
 class PartitionRegister:
@@ -279,7 +279,7 @@ class Resting:
             else:
                 numbers.append(number)
                 notes.append(note)
-        total, wakes, unreadable = survey(notes, self._subqueue_count(generation))
+        total, wakes, unreadable = survey(notes, self._subqueues_end(generation))
         if notes:
             self._totals[generation] = total
         unknown += [numbers[place] for place in unreadable]
@@ -295,16 +295,16 @@ class Resting:
         """Have these partitions opened, the most urgent first, because their content is unknown."""
         self._unknown.setdefault(generation, set()).update(numbers)
         notes = {number: note for number, _, note in self._index.partitions(generation)}
-        count = self._subqueue_count(generation)
+        count = self._subqueues_end(generation)
         self._waiting.set_many(
             (_urgency(notes.get(number), count), (generation, number)) for number in numbers
         )
         self._all_known.clear()
         self._changed.set()
 
-    def _subqueue_count(self, generation: str) -> int:
+    def _subqueues_end(self, generation: str) -> int:
         sleeper = self._sleepers.get(generation)
-        return SUBQUEUES_MAX if sleeper is None else sleeper.subqueue_count
+        return SUBQUEUES_MAX if sleeper is None else sleeper.subqueues_end
 
     def forget(self, generation: str) -> None:
         """The entity was deleted with all its logs."""
@@ -313,13 +313,13 @@ class Resting:
     def summary(self, generation: str, number: int) -> Summary | None:
         """What a closed partition holds; None for one that is open, was never opened, or is unknown."""
         note = self._index.note(generation, number)
-        return None if note is None else decode(note, self._subqueue_count(generation))
+        return None if note is None else decode(note, self._subqueues_end(generation))
 
     def counts(self, generation: str, leave_out: Collection[int]) -> dict[int, SubqueueCounts]:
         """Totals of an entity's closed partitions, except those in `leave_out`, by subqueue number."""
         if not leave_out and (total := self._totals.pop(generation, None)) is not None:
             return total
-        return total_of(self._index.notes(generation, leave_out), self._subqueue_count(generation))
+        return total_of(self._index.notes(generation, leave_out), self._subqueues_end(generation))
 
     def register(self, generation: str, number: int) -> PartitionRegister:
         """The register for the task of one partition."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker.entities.roles import KEEPS_FAILED_TRANSFERS
 from broker.message.changes import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, encode_changes
 from broker.partition import records
 from broker.partition.records import Mark
@@ -49,7 +48,8 @@ def fail_transfer(
 ) -> None:
     """Move messages that another entity does not take to the transfer dead-letter subqueue. `changed`: the
     properties that give the reason."""
-    target = next(each.number for each in space.subqueues if each.role is KEEPS_FAILED_TRANSFERS)
+    target = subqueue.transfers_fail_to
+    assert target is not None, "none of its messages are forwarded"
     numbers = [reference.sequence_number for reference in references]
     space.cycle.dead_lettered += len(numbers)
     space.cycle.arrived_in.add(target)

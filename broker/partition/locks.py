@@ -18,7 +18,7 @@ timer: `session_locks.py` ends them, and moves `until_ms` when the session's loc
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from broker.base.errors import Reason
@@ -26,6 +26,7 @@ from broker.identifiers import NO_CLIENT, ClientId, LockToken
 from broker.partition.demand_and_recall import DemandBook
 from broker.partition.references import TOKEN, Lease, Reference, SessionLock
 from broker.partition.subqueue import Subqueue
+from broker.partition.subqueues import Subqueues
 from broker.partition.timers import DueKeys, TimerWheel
 
 TOKEN_BYTES = 16
@@ -57,8 +58,8 @@ class Locks:
 
     def __init__(
         self,
-        subqueues: Sequence[Subqueue],
-        books: Sequence[DemandBook],
+        subqueues: Subqueues,
+        books: Mapping[int, DemandBook],
         epoch: int,
         first_nonce: int,
         tick_ms: int,

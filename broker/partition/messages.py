@@ -21,9 +21,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, islice, repeat
 
-from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
-from broker.entities.roles import SubqueueDescription
+from broker.entities.roles import SubqueueTable
 from broker.operations import PARTITION_SHIFT
 from broker.partition import columns, records
 from broker.partition._untracked import untrack
@@ -44,8 +43,8 @@ from broker.partition.references import ACTIVE, STATES, Reference, StoredFrame
 from broker.partition.renumbered import Renumbered
 from broker.partition.replaying import REPLAYED_AT_ONCE, parts_of, relocated_parts, shared, state_of
 from broker.partition.state_kinds import DurableStates
-from broker.partition.subqueue import Subqueue, Work
-from broker.partition.timers import TimerWheel
+from broker.partition.subqueue import Subqueue
+from broker.partition.subqueues import Subqueues
 from storage.log import Commit, Frame, Position
 
 NO_NUMBER = 1 << 64
@@ -66,16 +65,15 @@ class Messages:
     def __init__(
         self,
         number: int,
-        subqueues: Sequence[SubqueueDescription],
+        subqueues: SubqueueTable,
         payloads: PayloadBudget,
         tick_ms: int,
         clock_settings: ClockSettings | None = None,
     ) -> None:
-        """`subqueues` are the entity's, by their number in records. `clock_settings` are this
-        partition's from before a recovery within this process."""
-        self._tick_ms = tick_ms
-        self.work = Work()
-        self.subqueues = [Subqueue(index, each, self.work) for index, each in enumerate(subqueues)]
+        """`subqueues` are the entity's. `clock_settings` are this partition's from before a recovery within
+        this process."""
+        self.subqueues = Subqueues(subqueues, tick_ms)
+        self.work = self.subqueues.work
         self.main = self.subqueues[0]
         """The subqueue that receives sent messages."""
         self.first_number = number << PARTITION_SHIFT
@@ -95,7 +93,6 @@ class Messages:
         of them are counted in the budget. Another partition may ask for room while the cycle lasts."""
         self._evicted_to = (0, 0)
         """The subqueue and sequence number where the last eviction stopped."""
-        self._by_name = {subqueue.name: subqueue for subqueue in self.subqueues}
         self._clock_settings = clock_settings or ClockSettings()
         self._frames: deque[StoredFrame] = deque()
         untrack([self._frames])
@@ -107,10 +104,7 @@ class Messages:
 
     def find(self, name: str) -> Subqueue:
         """Find a subqueue by name. Raises Refused(ENTITY_NOT_FOUND)."""
-        subqueue = self._by_name.get(name)
-        if subqueue is None:
-            raise Refused(Reason.ENTITY_NOT_FOUND, f"There is no subqueue '{name}'.")
-        return subqueue
+        return self.subqueues.find(name)
 
     @property
     def live_bytes(self) -> int:
@@ -502,11 +496,7 @@ class Messages:
         recovery.
         """
         self._clock_settings.read_back(wall_ahead_ms)
-        for subqueue in self.subqueues:
-            if subqueue.role.enforces_time_to_live:
-                subqueue.expiry = TimerWheel(self._tick_ms, subqueue.references.__contains__)
-        for subqueue in self.subqueues:
-            yield from subqueue.rebuild(self._clock_settings)
+        yield from self.subqueues.finish_steps(self._clock_settings)
         self._absent.clear()
         frames = iter(self._frames)
         while part := list(islice(frames, REPLAYED_AT_ONCE)):
@@ -515,11 +505,6 @@ class Messages:
 
     def _known(self, mark: Mark, numbers: Sequence[int]) -> Sequence[int]:
         """The numbers whose messages exist, of those that a mark names. Raises UnreadableRecord."""
-        if max(mark.subqueue, mark.target) >= len(self.subqueues):
-            raise UnreadableRecord(
-                f"a record refers to subqueue {max(mark.subqueue, mark.target)}, which is unknown to "
-                "this release"
-            )
         references = self.subqueues[mark.subqueue].references
         known = [number for number in numbers if number in references]
         if len(known) < len(numbers) and self._first_replayed is not None:

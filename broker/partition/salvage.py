@@ -21,11 +21,11 @@ Settlements in a gap are forgotten, so their messages are delivered again.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from broker.entities.roles import SubqueueDescription
+from broker.entities.roles import SubqueueTable
 from broker.partition import records
 from broker.partition.messages import Messages
 from broker.partition.payloads import PayloadBudget
@@ -57,7 +57,7 @@ class Salvage:
     """Salvages one partition. Pass the log's parts in order to `frame` and `gap`, then call `finish`."""
 
     number: int
-    subqueues: Sequence[SubqueueDescription]
+    subqueues: SubqueueTable
     """The entity's subqueues."""
     messages: Messages = field(init=False)
     since: Position | None = None
@@ -153,11 +153,6 @@ class Salvage:
 
     def _mark(self, mark: Mark) -> None:
         subqueues = self.messages.subqueues
-        if max(mark.subqueue, mark.target) >= len(subqueues):
-            raise UnreadableRecord(
-                f"a record refers to subqueue {max(mark.subqueue, mark.target)}, which is unknown to "
-                "this release"
-            )
         known = [number for number in mark.sequence_numbers if self._bring(number, subqueues[mark.subqueue])]
         if mark.kind == records.REMOVED and len(known) < len(mark.sequence_numbers):
             self._note_settled(set(mark.sequence_numbers) - set(known))
@@ -210,10 +205,6 @@ class Salvage:
         """Apply relocated messages with their whole state, because records about them may be missing in a
         gap."""
         for number, _, _, _, deliveries, subqueue, state, changed in relocated.rows():
-            if subqueue >= len(self.messages.subqueues):
-                raise UnreadableRecord(
-                    f"a record refers to subqueue {subqueue}, which is unknown to this release"
-                )
             reference = self._bring(number, self.messages.subqueues[subqueue])
             if number in self._earlier:
                 self._settled.add(self._earlier[number])

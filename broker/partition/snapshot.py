@@ -266,7 +266,7 @@ class _MessagesSection:
 
     def decode(self, block: int, data: bytes) -> None:
         number, first = place_of(block)
-        if number >= len(self._messages.subqueues) or len(data) < _MESSAGES.size:
+        if len(data) < _MESSAGES.size:
             raise UnreadableRecord(f"a checkpoint holds {len(data)} bytes as a block of subqueue {number}")
         first |= self._messages.first_number
         view = memoryview(data)
@@ -350,7 +350,8 @@ class _MessagesSection:
         rows = min(changed * BLOCK_MESSAGES, self._messages.count) * _ROW_BYTES_MAX + heads
         properties = 0
         if changed:
-            properties = sum(each.changed_bytes + each.column_bytes for each in self._messages.subqueues)
+            occupied = self._messages.work.occupied.values()
+            properties = sum(each.changed_bytes + each.column_bytes for each in occupied)
         return rows + properties + blocks * _TABLE_ROW_BYTES
 
     def needed_from(self) -> Position | None:

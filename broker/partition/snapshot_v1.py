@@ -56,10 +56,6 @@ def load(messages: Messages, state: bytes) -> Iterator[None]:
     _, frame_count, messages.next_number, messages.latest_enqueued_ms, subqueue_count, _ = _HEAD.unpack_from(
         view
     )
-    if subqueue_count > len(messages.subqueues):
-        raise UnreadableRecord(
-            f"a checkpoint holds {subqueue_count} subqueues, this release knows {len(messages.subqueues)}"
-        )
     positions, end = read_table("Q", view, _HEAD.size, frame_count)
     frames: list[StoredFrame] = []
     for start in range(0, frame_count, AT_ONCE):
@@ -67,7 +63,7 @@ def load(messages: Messages, state: bytes) -> Iterator[None]:
         untrack(part)
         frames += part
         yield
-    for subqueue in messages.subqueues[:subqueue_count]:
+    for subqueue in map(messages.subqueues.__getitem__, range(subqueue_count)):
         end = yield from _load_subqueue(subqueue, frames, view, end)
     if end != len(view):
         raise UnreadableRecord(f"a checkpoint has {len(view)} bytes, but its tables need {end}")

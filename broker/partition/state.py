@@ -464,6 +464,7 @@ class Partition:
                 self._settling.fail_transfer(client, operation)
             case Update():
                 self._space.description = operation.description
+                self.messages.subqueues.describe(operation.description.subqueues)
                 self._space.answer(client, Updated(operation.cookie))
             case Detach():
                 self._browsing.forget(client)
@@ -510,21 +511,28 @@ class Partition:
 
     def counts(self, totals: Totals | None = None) -> dict[str, SubqueueCounts]:
         """The message counts and size of each subqueue: now, or as of `totals`, without locks."""
-        now = totals is None
         counts = {subqueue.name: SubqueueCounts() for subqueue in self.messages.subqueues}
+        for number, each in self.counts_by_number(totals).items():
+            counts[self.messages.subqueues[number].name] = each
+        return counts
+
+    def counts_by_number(self, totals: Totals | None = None) -> dict[int, SubqueueCounts]:
+        """As `counts`, by number, without subqueues that hold nothing."""
+        now = totals is None
+        counts: dict[int, SubqueueCounts] = {}
         for number, (messages, deferred, scheduled, size) in (
             self.totals() if totals is None else totals
         ).items():
             subqueue = self.messages.subqueues[number]
-            counts[subqueue.name] = SubqueueCounts(
+            counts[number] = SubqueueCounts(
                 active=messages - deferred - scheduled,
                 locked=subqueue.locked if now else 0,
                 deferred=deferred,
                 scheduled=scheduled,
                 bytes=size,
             )
-        if now:
-            counts[self.messages.main.name].message_ids = self._duplicates.count
+        if now and self._duplicates.count:
+            counts.setdefault(0, SubqueueCounts()).message_ids = self._duplicates.count
         return counts
 
     def check(self) -> None:
@@ -532,8 +540,8 @@ class Partition:
         self.messages.check()
         self._space.locks.check()
         self._sessions.check()
-        for subqueue, book in zip(self._space.subqueues, self._space.books, strict=True):
+        for number, book in self._space.books.items():
             book.check()
-            assert self.has_more or not (subqueue.available and book), (
+            assert self.has_more or not (self._space.subqueues[number].available and book), (
                 "messages are available while a client waits"
             )

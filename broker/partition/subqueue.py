@@ -88,6 +88,7 @@ class Subqueue:
         "schedule",
         "scheduled",
         "sessions",
+        "transfers_fail_to",
     )
 
     def __init__(self, number: int, description: SubqueueDescription, work: Work) -> None:
@@ -96,6 +97,8 @@ class Subqueue:
         self.role = description.role
         self.dead_letters_to = description.dead_letters_to
         """The number of the subqueue for its dead letters; None if its messages cannot be dead-lettered."""
+        self.transfers_fail_to = description.transfers_fail_to
+        """The number of the subqueue for its messages that no other entity takes."""
         self._work = work
         self.references: dict[int, Reference] = {}
         self.expiry: TimerWheel | None = None

@@ -18,6 +18,19 @@ their numbers (`EntityDescription.subqueues`). Little endian:
          0     1  reason (`Wake`)
          1     8  wall time
 
+A partition with many subqueues, or with subqueues of higher numbers, has a note of version 2:
+
+    offset  size  field
+         0     1  version, 2
+         1     1  zero
+         2     1  number of times
+         3     1  zero
+         4     …  the times, as above
+         …     …  compressed with zlib, for each subqueue: 4 bytes number, and the four counts as above
+
+If even that is too long for the index, the note is empty. Then only the log says what the partition holds,
+and it is opened at the next start.
+
 To add *something that must happen on time* (messages to forward, for example),
 add a member to `Wake` and give its earliest time in `summary_of`. Nothing else is needed:
 `broker/namespace/resting.py` opens the partition at that time, and the partition's own timer does
@@ -29,20 +42,25 @@ from __future__ import annotations
 import enum
 import functools
 import struct
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from broker.base.clock import Clock, wall_ahead_ms
-from broker.entities.roles import SubqueueDescription
+from broker.entities.roles import SubqueueTable
 from broker.operations import SubqueueCounts
 from broker.partition.state import Partition
+from storage.partition_index import NOTE_BYTES_MAX
 
 VERSION = 1
 _HEAD = struct.Struct("<BBBB")
 _SUBQUEUE = struct.Struct("<BQQQQ")
 _TIME = struct.Struct("<BQ")
+_MANY, _SUBQUEUE_OF_MANY = 2, struct.Struct("<IQQQQ")
+_MANY_BYTES_MAX = 64 * 1024 * 1024
+"""No note of version 2 unpacks to more."""
 _ONE_SUBQUEUE, _MAIN = bytes([VERSION, 1]), b"\0"
-SUBQUEUES_MAX = 256
+SUBQUEUES_MAX = 1 << 32
 """More than any note can name."""
 _ONE_BYTES = _HEAD.size + _SUBQUEUE.size
 
@@ -73,41 +91,56 @@ class Summary(NamedTuple):
 
     def encode(self) -> bytes:
         """Encode the summary as a note."""
-        subqueues = [each for each in sorted(self.counts.items()) if _holds(each[1])]
-        parts = [_HEAD.pack(VERSION, len(subqueues), len(self.wakes), 0)]
-        parts += [
-            _SUBQUEUE.pack(number, each.active, each.deferred, each.scheduled, each.bytes)
-            for number, each in subqueues
+        times = b"".join(_TIME.pack(reason, max(0, at_ms)) for reason, at_ms in sorted(self.wakes.items()))
+        rows = [
+            (number, each.active, each.deferred, each.scheduled, each.bytes)
+            for number, each in sorted(self.counts.items())
+            if _holds(each)
         ]
-        parts += [_TIME.pack(reason, max(0, at_ms)) for reason, at_ms in sorted(self.wakes.items())]
-        return b"".join(parts)
+        if len(rows) > 255 or (rows and rows[-1][0] > 255):
+            packed = zlib.compress(b"".join(_SUBQUEUE_OF_MANY.pack(*row) for row in rows))
+            note = _HEAD.pack(_MANY, 0, len(self.wakes), 0) + times + packed
+            return note if len(note) <= NOTE_BYTES_MAX else b""
+        head = _HEAD.pack(VERSION, len(rows), len(self.wakes), 0)
+        return b"".join([head, *(_SUBQUEUE.pack(*row) for row in rows), times])
 
 
-def is_readable(note: bytes, subqueues: int) -> bool:
-    """Whether this release understands the note of an entity with this many subqueues. If not, only the log
-    says what the partition holds."""
-    if (
-        len(note) < _HEAD.size
-        or note[0] != VERSION
-        or len(note) != _HEAD.size + note[1] * _SUBQUEUE.size + note[2] * _TIME.size
-    ):
+def is_readable(note: bytes, end: int) -> bool:
+    """Whether this release understands the note of an entity whose subqueues all have numbers below `end`. If
+    not, only the log says what the partition holds."""
+    if len(note) < _HEAD.size:
         return False
-    return not note[1] or max(note[_HEAD.size : _times_at(note) : _SUBQUEUE.size]) < subqueues
+    if note[0] == _MANY:
+        rows = _rows_of_many(note)
+        return rows is not None and all(row[0] < end for row in rows)
+    if note[0] != VERSION or len(note) != _HEAD.size + note[1] * _SUBQUEUE.size + note[2] * _TIME.size:
+        return False
+    return not note[1] or max(note[_HEAD.size : _times_at(note) : _SUBQUEUE.size]) < end
+
+
+def _rows_of_many(note: bytes) -> list[tuple[int, int, int, int, int]] | None:
+    """The subqueues of a note of version 2; None if they cannot be read."""
+    unpacker = zlib.decompressobj()
+    try:
+        rows = unpacker.decompress(note[_HEAD.size + note[2] * _TIME.size :], _MANY_BYTES_MAX)
+        return list(_SUBQUEUE_OF_MANY.iter_unpack(rows)) if unpacker.eof else None
+    except (zlib.error, struct.error):
+        return None
 
 
 def wake_at_ms(note: bytes) -> int | None:
     """`Summary.wake_at_ms` of a readable note."""
-    return (
-        min((at_ms for _, at_ms in _TIME.iter_unpack(note[_times_at(note) :])), default=None)
-        if note[2]
-        else None
-    )
+    return min((at_ms for _, at_ms in _TIME.iter_unpack(_times_of(note))), default=None) if note[2] else None
 
 
 def add_counts(total: dict[int, SubqueueCounts], note: bytes) -> None:
     """Add the counts of a readable note to `total`."""
-    for at in range(_HEAD.size, _times_at(note), _SUBQUEUE.size):
-        number, active, deferred, scheduled, size = _SUBQUEUE.unpack_from(note, at)
+    rows: Iterable[tuple[int, int, int, int, int]]
+    if note[0] == _MANY:
+        rows = _rows_of_many(note) or ()
+    else:
+        rows = _SUBQUEUE.iter_unpack(note[_HEAD.size : _times_at(note)])
+    for number, active, deferred, scheduled, size in rows:
         sum_ = total.get(number)
         if sum_ is None:
             sum_ = total[number] = SubqueueCounts()
@@ -117,31 +150,31 @@ def add_counts(total: dict[int, SubqueueCounts], note: bytes) -> None:
         sum_.bytes += size
 
 
-def total_of(notes: Sequence[bytes], subqueues: int) -> dict[int, SubqueueCounts]:
-    """The summed counts of several notes of an entity with this many subqueues; unreadable notes are
-    skipped."""
+def total_of(notes: Sequence[bytes], end: int) -> dict[int, SubqueueCounts]:
+    """The summed counts of several notes of an entity whose subqueues all have numbers below `end`;
+    unreadable notes are skipped."""
     alike = _alike(notes)
     if alike is not None:
         return alike[0]
     total: dict[int, SubqueueCounts] = {}
     for note in notes:
-        if note != EMPTY_NOTE and is_readable(note, subqueues):
+        if note != EMPTY_NOTE and is_readable(note, end):
             add_counts(total, note)
     return total
 
 
 def survey(
-    notes: Sequence[bytes], subqueues: int
+    notes: Sequence[bytes], end: int
 ) -> tuple[dict[int, SubqueueCounts], Sequence[int | None], Sequence[int]]:
-    """Read the notes of an entity with this many subqueues: the summed counts, `wake_at_ms` of each note, and
-    the indices of unreadable notes."""
+    """Read the notes of an entity whose subqueues all have numbers below `end`: the summed counts,
+    `wake_at_ms` of each note, and the indices of unreadable notes."""
     alike = _alike(notes)
     if alike is not None:
         return *alike, ()
-    unreadable = [place for place, note in enumerate(notes) if not is_readable(note, subqueues)]
+    unreadable = [place for place, note in enumerate(notes) if not is_readable(note, end)]
     passed_over = set(unreadable)
     return (
-        total_of(notes, subqueues),
+        total_of(notes, end),
         [None if place in passed_over else wake_at_ms(note) for place, note in enumerate(notes)],
         unreadable,
     )
@@ -179,13 +212,18 @@ def _together(notes: int, times: int) -> struct.Struct:
     return struct.Struct("<" + (f"{_HEAD.size + 1}sQQQQ" + "BQ" * times) * notes)
 
 
-def decode(note: bytes, subqueues: int) -> Summary | None:
-    """Decode a note of an entity with this many subqueues; None if it is unreadable."""
-    if not is_readable(note, subqueues):
+def decode(note: bytes, end: int) -> Summary | None:
+    """Decode a note of an entity whose subqueues all have numbers below `end`; None if it is unreadable."""
+    if not is_readable(note, end):
         return None
     counts: dict[int, SubqueueCounts] = {}
     add_counts(counts, note)
-    return Summary(counts, dict(_TIME.iter_unpack(note[_times_at(note) :])))
+    return Summary(counts, dict(_TIME.iter_unpack(_times_of(note))))
+
+
+def _times_of(note: bytes) -> bytes:
+    start = _HEAD.size if note[0] == _MANY else _times_at(note)
+    return note[start : start + note[2] * _TIME.size]
 
 
 def _times_at(note: bytes) -> int:
@@ -196,11 +234,9 @@ def _holds(counts: SubqueueCounts | None) -> bool:
     return counts is not None and bool(counts.active or counts.deferred or counts.scheduled or counts.bytes)
 
 
-def named(
-    counts: Mapping[int, SubqueueCounts], subqueues: Sequence[SubqueueDescription]
-) -> dict[str, SubqueueCounts]:
-    """The same counts, by the names of the entity's subqueues."""
-    return {subqueues[number].name: each for number, each in counts.items()}
+def named(counts: Mapping[int, SubqueueCounts], subqueues: SubqueueTable) -> dict[str, SubqueueCounts]:
+    """The same counts, by the names of the entity's subqueues, without those that were deleted."""
+    return {subqueues[number].name: each for number, each in counts.items() if number in subqueues}
 
 
 def summary_of(partition: Partition, clock: Clock, has_garbage: bool = False) -> Summary:
@@ -211,7 +247,7 @@ def summary_of(partition: Partition, clock: Clock, has_garbage: bool = False) ->
         wakes[Wake.SCHEDULE] = schedule_ms
     if has_garbage:
         wakes[Wake.GARBAGE] = clock.now_ms()
-    return Summary(dict(enumerate(partition.counts().values())), wakes)
+    return Summary(partition.counts_by_number(), wakes)
 
 
 EMPTY = Summary({}, {})

@@ -45,6 +45,7 @@ from broker.base.clock import Clock
 from broker.base.errors import Reason
 from broker.base.slices import LONG_SLICE_S, Slices
 from broker.entities.descriptions import EntityDescription
+from broker.entities.roles import OWN_END
 from broker.operations import (
     ClientId,
     Operation,
@@ -175,7 +176,9 @@ class PartitionTask:
         self._partition: Partition | None = None
         at_rest = register.summary() if register is not None else None
         subqueues = description.subqueues
-        self._last_counts = {each.name: SubqueueCounts() for each in subqueues}
+        self._last_counts = {
+            each.name: SubqueueCounts() for number, each in subqueues.items() if number < OWN_END
+        }
         """The counts as last known to be durable, for as long as there is no state."""
         if at_rest is not None:
             self._last_counts |= named(at_rest.counts, subqueues)

@@ -148,7 +148,8 @@ class Transactions:
         """Move messages that were just sent to the transfer subqueue."""
         if numbers:
             space = self._space
-            target = next(each.number for each in space.subqueues if each.role is PASSES_ON)
+            target = space.description.subqueues.first_with(PASSES_ON)
+            assert target is not None, "an entity that passes messages on has a subqueue for them"
             space.cycle.arrived_in.add(target)
             space.mark(Mark(records.MOVED, space.messages.main.number, list(numbers), target=target))
 

@@ -7,6 +7,7 @@ it at once, by the same method that replay uses.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from broker.entities.descriptions import EntityDescription
@@ -61,7 +62,7 @@ class Workspace:
         self.description = description
         self.messages = messages
         self.subqueues = messages.subqueues
-        self.books = [DemandBook() for _ in self.subqueues]
+        self.books: defaultdict[int, DemandBook] = defaultdict(DemandBook)
         """The demand for messages, by subqueue number."""
         self.locks = Locks(self.subqueues, self.books, epoch, first_nonce, bounds.tick_ms)
         self.times = EnqueuedTimes()

@@ -187,7 +187,7 @@ class World:
             await partition.stop()
             counts = partition.counts()
             subqueues = self.descriptions[name].subqueues
-            held = {number: counts[each.name] for number, each in enumerate(subqueues)}
+            held = {number: counts[each.name] for number, each in subqueues.items()}
             self.resting.noted[self.descriptions[name].generation, number] = Summary(held, {})
         await asyncio.gather(*self.tasks, return_exceptions=True)
         self._forget()

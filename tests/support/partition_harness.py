@@ -139,7 +139,7 @@ class Harness:
         """The state machine's current subqueues."""
         partition = self.task._partition
         assert partition is not None, "the partition is not open"
-        return partition.messages.subqueues
+        return list(partition.messages.subqueues)
 
     @property
     def live_bytes(self) -> int:

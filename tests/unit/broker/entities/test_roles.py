@@ -7,20 +7,20 @@ from broker.entities.roles import CountedAs
 
 
 def test_only_the_main_subqueue_of_a_queue_expires_messages_counts_deliveries_and_has_sessions() -> None:
-    roles = {each.name: each.role for each in QUEUE_SUBQUEUES}
+    roles = {each.name: each.role for each in QUEUE_SUBQUEUES.values()}
     assert {name for name, role in roles.items() if role.enforces_time_to_live} == {MAIN}
     assert {name for name, role in roles.items() if role.counts_deliveries} == {MAIN}
     assert {name for name, role in roles.items() if role.has_sessions} == {MAIN}
 
 
 def test_the_dead_letters_of_a_queue_go_to_its_dead_letter_queue_and_stay_there() -> None:
-    main, *others = QUEUE_SUBQUEUES
+    main, *others = QUEUE_SUBQUEUES.values()
     assert main.dead_letters_to is not None and QUEUE_SUBQUEUES[main.dead_letters_to].name == DEAD_LETTER
     assert [each.dead_letters_to for each in others] == [None] * len(others)
 
 
 def test_each_subqueue_of_a_queue_has_a_figure_of_its_own() -> None:
-    assert {each.name: each.role.counted_as for each in QUEUE_SUBQUEUES} == {
+    assert {each.name: each.role.counted_as for each in QUEUE_SUBQUEUES.values()} == {
         MAIN: CountedAs.ACTIVE,
         DEAD_LETTER: CountedAs.DEAD_LETTER,
         TRANSFER: CountedAs.TRANSFER,

@@ -20,7 +20,7 @@ DEFAULT = (RuleDescription("$Default"),)
 
 def test_a_subscription_has_the_subqueues_of_a_queue_at_numbers_of_its_own() -> None:
     topic = EMPTY.with_new("One", SubscriptionSettings(), DEFAULT, 5)
-    places = dict(enumerate(QUEUE_SUBQUEUES))
+    places = QUEUE_SUBQUEUES
     assert topic.subqueues[0].role is DISTRIBUTES
     for number, subqueue in topic.subqueues.items():
         of_queue = places[number % PLACES]

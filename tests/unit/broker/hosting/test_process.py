@@ -179,7 +179,7 @@ async def test_a_partition_that_stops_says_what_it_holds_and_its_log_is_found_un
         before, done = await broker.hear(until=Done)
         assert done == Done(1)
         (closed,) = [each for each in before if isinstance(each, IndexClosed)]
-        summary = decode(closed.summary, len(QUEUE.subqueues))
+        summary = decode(closed.summary, QUEUE.subqueues.end)
         assert summary is not None and summary.counts[0].active == 1
         broker.say(Forget(PARTITION))
         broker.say(Post(PARTITION, CLIENT, Demand(MAIN, 1)))  # too late: nobody is there to answer

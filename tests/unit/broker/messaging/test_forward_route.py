@@ -13,7 +13,6 @@ from broker.entities.descriptions import (
     TRANSFER_DEAD_LETTER,
     EntityStatus,
     QueueSettings,
-    number_with,
 )
 from broker.entities.roles import KEEPS_DEAD_LETTERS, PASSES_ON, SERVES_RECEIVERS, Role
 from broker.messaging.forward_route import Route
@@ -24,7 +23,7 @@ PLAIN = QueueSettings()
 
 
 def route_of(here: World, role: Role, target: str | None) -> Route:
-    number = number_with(role, QUEUE_SUBQUEUES)
+    number = QUEUE_SUBQUEUES.first_with(role)
     assert number is not None
     return Route(here.forwarding._shared, here.entities["a"], number, target)
 

@@ -156,7 +156,7 @@ async def test_what_is_left_is_transferred_after_a_restart(stops: bool) -> None:
     async with world(via=(4, PLAIN), b=(1, PLAIN)) as here:
         await pass_on(here, "b", "1", "2", partition=3, announced=False)
         await (here.stop() if stops else here.crash())
-        number = [each.name for each in QUEUE_SUBQUEUES].index(TRANSFER)
+        number = QUEUE_SUBQUEUES.number_of(TRANSFER)
         held = {number: SubqueueCounts(active=2)}
         resting: Any = here.resting
         if stops:

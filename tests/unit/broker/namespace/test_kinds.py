@@ -7,7 +7,7 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,7 @@ from broker.entities.descriptions import (
     QueueDescription,
     QueueSettings,
 )
-from broker.entities.roles import KEEPS_DEAD_LETTERS, SERVES_RECEIVERS, SubqueueDescription
+from broker.entities.roles import KEEPS_DEAD_LETTERS, SERVES_RECEIVERS, SubqueueDescription, SubqueueTable
 from broker.http import kinds as http_kinds
 from broker.http.atom import SERVICE_BUS, Description, Element, child, top
 from broker.http.description_xml import EntityDefaults
@@ -79,17 +79,20 @@ class ArchiveDescription(EntityDescription):
     file_settings: ArchiveSettings | None = None
 
     @property
-    def subqueues(self) -> Sequence[SubqueueDescription]:
+    def subqueues(self) -> SubqueueTable:
         return ARCHIVE_PLACES
 
     def delivery(self, subqueue: str) -> Loans:
         return Loans(self.settings.deliveries_max)
 
 
-ARCHIVE_PLACES = (
-    SubqueueDescription(MAIN, SERVES_RECEIVERS, dead_letters_to=4),
-    *(SubqueueDescription(name, SERVES_RECEIVERS, dead_letters_to=4) for name in ("north", "east", "south")),
-    SubqueueDescription(DEAD_LETTER, KEEPS_DEAD_LETTERS),
+ARCHIVE_PLACES = SubqueueTable(
+    {
+        number: SubqueueDescription(name, SERVES_RECEIVERS, dead_letters_to=4)
+        for number, name in enumerate((MAIN, "north", "east", "south"))
+    }
+    | {4: SubqueueDescription(DEAD_LETTER, KEEPS_DEAD_LETTERS)},
+    end=5,
 )
 
 

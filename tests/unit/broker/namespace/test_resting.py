@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest import MonkeyPatch
@@ -17,7 +18,7 @@ from broker.base.clock import ManualClock
 from broker.entities.descriptions import QUEUE_SUBQUEUES
 from broker.namespace.resting import FOLDER_OPENING_MAX, Resting
 from broker.operations import SubqueueCounts
-from broker.partition.summary import EMPTY, EMPTY_NOTE, Summary, Wake, decode, survey, total_of
+from broker.partition.summary import EMPTY, EMPTY_NOTE, Summary, Wake, decode, survey, total_of, wake_at_ms
 from storage.errors import DiskFailed
 from storage.index_witness import Says, Witness
 from storage.log import LogStore
@@ -26,14 +27,14 @@ from tests.support.recording_disk import RecordingDisk
 from tests.support.waiting import until
 
 ROOT = Path("/catalogue")
-COUNT = len(QUEUE_SUBQUEUES)
+COUNT = QUEUE_SUBQUEUES.end
 """The subqueues of a queue: number 0 for receivers, number 1 for its dead letters."""
 
 
 class Queue:
     """Opens its partitions when a test lets it."""
 
-    subqueue_count = COUNT
+    subqueues_end = COUNT
 
     def __init__(self) -> None:
         self.woken: list[int] = []
@@ -120,8 +121,24 @@ def test_a_summary_comes_back_as_it_was_and_what_is_not_understood_gives_none() 
     note = summary.encode()
     assert [
         decode(each, COUNT)
-        for each in (b"", note[:-1], note + b"\0", b"\2" + note[1:], note[:4] + b"\x09" + note[5:])
+        for each in (b"", note[:-1], note + b"\0", b"\3" + note[1:], note[:4] + b"\x09" + note[5:])
     ] == [None] * 5
+
+
+@pytest.mark.parametrize("first", [0, 300, 16_000])
+def test_a_summary_of_many_subqueues_comes_back_as_it_was(first: int) -> None:
+    counts = {number: SubqueueCounts(active=1, bytes=number) for number in range(first, first + 300)}
+    summary = Summary(counts, {Wake.EXPIRY: 1_700_000_000_000})
+    note = summary.encode()
+    assert decode(note, first + 300) == summary and wake_at_ms(note) == 1_700_000_000_000
+    assert decode(note, first + 299) is None, "a number that the entity never gave"
+    assert all(decode(broken, first + 300) is None for broken in (note[:-1], note[:20] + b"x" + note[21:]))
+    assert total_of([note, note], first + 300)[first + 1].active == 2
+
+
+def test_a_summary_that_no_note_can_hold_leaves_the_content_unknown() -> None:
+    counts = {number: SubqueueCounts(active=number**4 + 1, bytes=number**4 * 7) for number in range(15_000)}
+    assert decode(Summary(counts, {}).encode(), 15_000) is None
 
 
 def test_the_total_of_many_notes_is_the_sum_of_what_each_says() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 
 from broker.entities.descriptions import MAIN, QUEUE_SUBQUEUES, QueueDescription, QueueSettings
-from broker.entities.roles import KEEPS_DEAD_LETTERS, SERVES_RECEIVERS, SubqueueDescription
+from broker.entities.roles import KEEPS_DEAD_LETTERS, SERVES_RECEIVERS, SubqueueDescription, SubqueueTable
 from broker.operations import Abandon, Complete, DeadLetter, Demand, Locked, Peek, Settled, Watch
 from broker.partition import records
 from broker.partition.records import Mark
@@ -20,15 +20,15 @@ FIRST = len(QUEUE_SUBQUEUES)
 """The number of the first subqueue after those of a queue; the next one is for its dead letters."""
 
 
-def many() -> tuple[SubqueueDescription, ...]:
+def many() -> SubqueueTable:
     """As a topic will have them: a subqueue for each subscription, and one for its dead letters."""
-    subqueues = list(QUEUE_SUBQUEUES)
+    subqueues = list(QUEUE_SUBQUEUES.values())
     for number in range(OTHERS):
         subqueues.append(
             SubqueueDescription(f"s{number}", SERVES_RECEIVERS, dead_letters_to=len(subqueues) + 1)
         )
         subqueues.append(SubqueueDescription(f"s{number}/dead", KEEPS_DEAD_LETTERS))
-    return tuple(subqueues)
+    return SubqueueTable(dict(enumerate(subqueues)), len(subqueues))
 
 
 MANY = many()
@@ -39,7 +39,7 @@ class ManyDescription(QueueDescription):
     """A kind of entity with many subqueues."""
 
     @property
-    def subqueues(self) -> Sequence[SubqueueDescription]:
+    def subqueues(self) -> SubqueueTable:
         return MANY
 
 

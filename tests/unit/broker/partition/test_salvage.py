@@ -91,7 +91,8 @@ def test_when_nothing_follows_a_gap_all_further_numbers_are_lost_and_none_is_giv
 
 
 def test_a_message_that_a_later_record_finds_elsewhere_was_moved_there_in_the_gap() -> None:
-    dead = [place.name for place in new_messages().subqueues].index(DEAD_LETTER)
+    dead = QUEUE_SUBQUEUES.number_of(DEAD_LETTER)
+    assert dead is not None
     found = marked(900, Mark(records.CHANGED, dead, [FIRST + 1], b"\xc1\x01\x00"))
     salvage = salvaged(enqueued(0, 1, 2), gap(500, 900), found, enqueued(950, 3, 1))
     assert (numbers(salvage), numbers(salvage, dead)) == ([1, 3], [2])

@@ -48,4 +48,3 @@ def test_answers_wait_in_the_cycle_in_order() -> None:
         space.answer(ClientId(client), Unmet(NUMBER, ""))
     assert space.cycle.answers == [(2, Unmet(NUMBER, "")), (1, Unmet(NUMBER, ""))]
     assert not NO_CYCLE.answers, "nothing is ever added to the placeholder"
-    assert len(space.books) == len(space.subqueues) == len(space.messages.subqueues)
