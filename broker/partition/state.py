@@ -90,6 +90,7 @@ from broker.operations import (
     Watch,
     Withdraw,
 )
+from broker.partition.abandoned import Abandoned
 from broker.partition.browsing import Browsing
 from broker.partition.cycle import Cycle
 from broker.partition.cycle_bounds import Bounds
@@ -148,6 +149,7 @@ class Partition:
         self.messages = messages
         self._space = Workspace(number, description, messages, bounds or Bounds(), epoch, first_nonce)
         self._time_to_live = TimeToLive(self._space)
+        self._abandoned = Abandoned(self._space)
         self._sending = Sending(
             number,
             messages,
@@ -198,6 +200,8 @@ class Partition:
         self.messages.states.expire(wall_ms, commit.start)
         if self._duplicates.slots:
             self._duplicates.forget_old(now_ms, wall_ms, self._window_ms, commit.start)
+        if self._abandoned.has_more:
+            self._abandoned.remove_some()
         self._schedule.enqueue_due()
         self.messages.evicted_below = self.messages.next_number
         self._end_locks(now_ms if since_ms is None else since_ms)
@@ -340,7 +344,7 @@ class Partition:
     def has_more(self) -> bool:
         """Whether work is left for the next cycle, which should follow at once."""
         waits = self._time_to_live.has_more or self._browsing.has_more or self._space.locks.has_ended
-        waits = waits or self._schedule.has_more or self._sessions.has_more
+        waits = waits or self._schedule.has_more or self._sessions.has_more or self._abandoned.has_more
         return waits or self._delivering.has_more or self._transactions.has_more
 
     @property
@@ -464,7 +468,8 @@ class Partition:
                 self._settling.fail_transfer(client, operation)
             case Update():
                 self._space.description = operation.description
-                self.messages.subqueues.describe(operation.description.subqueues)
+                self._space.messages.subqueues.describe(operation.description.subqueues)
+                self._abandoned.look()
                 self._space.answer(client, Updated(operation.cookie))
             case Detach():
                 self._browsing.forget(client)

@@ -10,7 +10,13 @@ from dataclasses import replace
 from typing import TypeVar
 
 from broker.base.clock import ManualClock
-from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueDescription, QueueSettings
+from broker.entities.descriptions import (
+    DEAD_LETTER,
+    MAIN,
+    EntityDescription,
+    QueueDescription,
+    QueueSettings,
+)
 from broker.operations import (
     Abandon,
     Answer,
@@ -23,6 +29,8 @@ from broker.operations import (
     Peeked,
     Send,
     Sent,
+    Update,
+    Updated,
 )
 from broker.partition.payloads import PayloadBudget
 from broker.partition.subqueue import Subqueue
@@ -54,8 +62,9 @@ class Harness:
         segment_bytes: int = 1 << 30,
         number: int = NUMBER,
         kind: type[QueueDescription] = QueueDescription,
+        description: EntityDescription | None = None,
     ) -> None:
-        self.description = kind("orders", "0" * 32, 16, settings or QueueSettings())
+        self.description = description or kind("orders", "0" * 32, 16, settings or QueueSettings())
         self.clock = ManualClock()
         self.budget = PayloadBudget(payload_bytes, reserve_bytes)
         self.limits = limits or TaskLimits()
@@ -73,6 +82,11 @@ class Harness:
     def change(self, **settings: object) -> None:
         """Change settings; the partition learns of them through `Update`."""
         self.description = replace(self.description, settings=replace(self.description.settings, **settings))  # type: ignore[arg-type]
+
+    async def describe(self, description: EntityDescription) -> None:
+        """Give the entity another description."""
+        self.description = description
+        one(await self.do(1002, Update(description)), Updated)
 
     def post(self, client: int, operation: Operation) -> None:
         """Put an operation into the mailbox."""

@@ -149,7 +149,7 @@ async def test_a_withdrawal_is_confirmed_once_nothing_can_come_back_any_more(how
     elif how == "settled":
         await harness.do(1, Complete(locked.tokens))
     elif how == "expired":
-        await harness.advance(harness.description.settings.lock_duration_ms + 100)
+        await harness.advance(harness.description.delivery(MAIN).lock_duration_ms + 100)
     elif how == "detached":
         await harness.do(1, Detach())
     else:

@@ -1,0 +1,76 @@
+"""What is left in the subqueues of a subscription when it is deleted."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.operations import Demand, Failed
+from broker.partition import records
+from broker.partition.cycle_bounds import Bounds
+from broker.partition.durable_state import read_back
+from broker.partition.records import Mark
+from broker.partition.session_states import SessionStates, set_state
+from broker.partition.task import TaskLimits
+from tests.support.partition_harness import Harness
+from tests.support.topics import number_of, topic
+
+TOPIC = topic("a", "b")
+A = number_of(TOPIC, "a")
+WITHOUT_A = TOPIC.without(1)
+
+
+async def given(harness: Harness, count: int) -> list[int]:
+    """Put messages into the first subscription; returns their sequence numbers."""
+    first = await harness.send(*(b"m" for _ in range(count)))
+    numbers = list(range(first, first + count))
+    partition = harness.task._partition
+    assert partition is not None
+    commit = harness.log.begin()
+    mark = Mark(records.MOVED, 0, numbers, None, A)
+    commit.add(mark.kind, [records.encode_mark(mark)], records.VERSION)
+    await harness.log.append(commit)
+    partition.messages.position = commit.start
+    partition.messages.apply_mark(mark)
+    return numbers
+
+
+def held(harness: Harness) -> int:
+    partition = harness.task._partition
+    assert partition is not None
+    return partition.messages.count
+
+
+@pytest.mark.parametrize("is_locked", [False, True], ids=["waiting", "locked"])
+async def test_messages_of_a_deleted_subscription_go_in_slices_and_durably(is_locked: bool) -> None:
+    harness = Harness(description=TOPIC, limits=TaskLimits(bounds=Bounds(deleted_max=2)))
+    await given(harness, 5)
+    if is_locked:
+        await harness.receive(1, 3, "subscriptions/a")
+    await harness.describe(WITHOUT_A)
+    assert held(harness) == 0
+    assert isinstance((await harness.do(2, Demand("subscriptions/a", 1)))[0], Failed)
+    await harness.restart()
+    await harness.do(2, Demand("subscriptions/b", 1))
+    assert held(harness) == 0
+
+
+async def test_they_go_also_if_the_broker_stops_before() -> None:
+    harness = Harness(description=TOPIC)
+    await given(harness, 5)
+    harness.description = WITHOUT_A
+    await harness.restart()
+    await harness.do(2, Demand("subscriptions/b", 1))
+    assert held(harness) == 0
+
+
+async def test_a_new_subscription_of_the_same_name_begins_empty() -> None:
+    harness = Harness(description=TOPIC)
+    await given(harness, 5)
+    partition = harness.task._partition
+    assert partition is not None
+    states = partition.messages.states
+    states.apply(read_back(set_state(A, b"s", b"state", 0)), harness.log.end)
+    await harness.describe(WITHOUT_A)
+    assert not states.of(SessionStates).entries
+    await harness.describe(topic("a", "b").without(1).with_new("a", TOPIC.subscriptions[0].settings, (), 0))
+    assert (await harness.peek("subscriptions/a")).messages == []
