@@ -13,9 +13,15 @@ from typing import TypeAlias, assert_never
 
 from broker.base.errors import Reason, Refused
 from broker.entities.rules import CorrelationFilter, FalseFilter, Filter, SqlFilter, TrueFilter
+from broker.message.stored import HEAD, VERSION
+from broker.rules.covering import can_fail, covers_of
 from broker.rules.covers import Cover, Property, equal_cover
+from broker.rules.evaluating import Compiler
 from broker.rules.message_view import MessageView
-from broker.rules.values import Value, equal, from_rule
+from broker.rules.parsing import refusals
+from broker.rules.sql import SQL_DIALECT, parse_filter
+from broker.rules.syntax import Exists, NewId, Node, Read, ReadNamed, children
+from broker.rules.values import Value, equal, from_rule, parameters_of
 
 Predicate: TypeAlias = Callable[[MessageView], bool]
 """Whether a message matches. Raises EvaluationFailed."""
@@ -28,6 +34,8 @@ class CompiledFilter:
     matches: Predicate
     covers: tuple[Cover, ...] = ()
     """Any of them serves. Without one, the filter is evaluated for every message."""
+    matches_all: bool = False
+    """The filter matches every message: nobody needs to evaluate it."""
 
 
 COMPILED_MAX = 8_192
@@ -39,13 +47,13 @@ def compile_filter(filter: Filter) -> CompiledFilter:
     """Compile a filter. Raises Refused(ARGUMENT) if its expression is wrong."""
     match filter:
         case TrueFilter():
-            return CompiledFilter(lambda message: True)
+            return CompiledFilter(lambda message: True, matches_all=True)
         case FalseFilter():
-            return CompiledFilter(lambda message: False, (frozenset(),))
+            return _NEVER
         case CorrelationFilter():
             return _correlation(filter)
         case SqlFilter():
-            raise Refused(Reason.NOT_IMPLEMENTED, "SQL filters are not implemented.")
+            return _sql(filter)
         case _:
             assert_never(filter)
 
@@ -73,3 +81,23 @@ def _correlation(filter: CorrelationFilter) -> CompiledFilter:
         return all(equal(message.value_of(property), value) for property, value in wanted)
 
     return CompiledFilter(matches, tuple(equal_cover(property, value) for property, value in wanted))
+
+
+def _sql(filter: SqlFilter) -> CompiledFilter:
+    tree = parse_filter(filter.expression)
+    parameters = parameters_of(filter.parameters)
+    with refusals("filter"):
+        decide = Compiler(SQL_DIALECT, parameters).condition(tree, only_true=True)
+    if _is_the_same_for_all(tree):  # `1 = 1` is how some clients write a true filter (HTTP contract 2.7)
+        return CompiledFilter(lambda message: True, matches_all=True) if decide(_NO_MESSAGE) else _NEVER
+    return CompiledFilter(lambda message: bool(decide(message)), covers_of(tree, parameters))
+
+
+def _is_the_same_for_all(tree: Node) -> bool:
+    if isinstance(tree, Read | ReadNamed | Exists | NewId) or can_fail(tree):
+        return False
+    return all(map(_is_the_same_for_all, children(tree)))
+
+
+_NO_MESSAGE = MessageView(bytes(HEAD.pack(VERSION, 0, 0, 0, 0, 0)), 0)
+_NEVER = CompiledFilter(lambda message: False, (frozenset(),))

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from broker.base.errors import Refused
-from broker.entities.rules import Filter, RuleDescription, SqlAction, TrueFilter
+from broker.entities.rules import Filter, RuleDescription, SqlAction
 from broker.message.stored import StoredMessage
 from broker.rules.actions import Action, compile_action
 from broker.rules.covers import Cover
@@ -23,6 +23,13 @@ from broker.rules.filters import CompiledFilter, compile_filter
 from broker.rules.index import FilterIndex
 from broker.rules.message_view import MessageView
 from broker.rules.values import EvaluationFailed
+
+
+def check_rule(rule: RuleDescription) -> None:
+    """Refuse a rule whose filter or action is wrong. Raises Refused(ARGUMENT)."""
+    compile_filter(rule.filter)
+    if rule.action is not None:
+        compile_action(rule.action)
 
 
 @dataclass(slots=True)
@@ -156,7 +163,7 @@ class Matcher:
 
 
 def _is_for_all(rule: RuleDescription) -> bool:
-    return rule.action is None and type(rule.filter) is TrueFilter
+    return rule.action is None and _compiled(rule.filter).matches_all
 
 
 def _order(each: ChangedCopy | Failure) -> tuple[int, str]:

@@ -11,6 +11,7 @@ different kinds are never equal, and none of them comes before the other. A resu
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -94,7 +95,7 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _decimal(data: bytes, bits: int, exponent_bits: int, bias: int) -> Decimal:
+def _decimal(data: bytes, bits: int, exponent_bits: int, bias: int) -> Decimal | float:
     """An IEEE 754 decimal in its binary integer form (§1.6.13)."""
     number = int.from_bytes(data, "big")
     sign = number >> (bits - 1)
@@ -106,8 +107,9 @@ def _decimal(data: bytes, bits: int, exponent_bits: int, bias: int) -> Decimal:
         exponent = number >> (digits_bits - 2) & ((1 << exponent_bits) - 1)
         digits = number & ((1 << (digits_bits - 2)) - 1) | 1 << digits_bits
     else:
-        special = "NaN" if number >> (bits - 6) & 1 else "Infinity"
-        return Decimal(f"{'-' if sign else ''}{special}")
+        if number >> (bits - 6) & 1:
+            return math.nan  # a Decimal of this kind cannot be compared
+        return Decimal("-Infinity" if sign else "Infinity")
     return Decimal((sign, tuple(map(int, str(digits))), exponent - bias))
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from broker.base.errors import Refused
 from broker.entities.rules import (
     CorrelationFilter,
     FalseFilter,
     Filter,
     RuleDescription,
     RuleValue,
+    SqlFilter,
     TrueFilter,
     ValueType,
 )
-from broker.rules.matching import Match, Matcher
+from broker.rules.matching import Failure, Match, Matcher, check_rule
 from tests.support.rule_messages import ENQUEUED_MS, stored_with
 
 
@@ -85,3 +89,30 @@ def test_a_rule_that_cannot_be_compiled_fails_on_every_message() -> None:
     (failure,) = found.failures  # subscription 2 gets the message through its other rule
     assert (failure.subscription, failure.rule) == (1, "rule0")
     assert "at least one value" in failure.description
+
+
+def test_sql_filters_are_found_by_their_terms() -> None:
+    matcher = Matcher()
+    matcher.set_rules(1, rules(SqlFilter("colour = 'red' AND price > 5")))
+    matcher.set_rules(2, rules(SqlFilter("colour IN ('red', 'blue') OR sys.Label = 'all'")))
+    matcher.set_rules(3, rules(SqlFilter("price IS NULL")))
+    matcher.set_rules(4, rules(SqlFilter("1=1")))
+    matcher.set_rules(5, rules(SqlFilter("1=0")))
+    assert match(matcher, {"colour": "red", "price": 6}) == Match((1, 2, 4))
+    assert match(matcher, {"colour": "red", "price": 5}) == Match((2, 4))
+    assert match(matcher, {"price": 5}, subject="all") == Match((2, 4))
+    assert match(matcher) == Match((3, 4))
+
+
+def test_a_filter_that_fails_does_not_match_and_is_reported() -> None:
+    matcher = Matcher()
+    matcher.set_rules(1, rules(SqlFilter("100 / price > 5")))
+    matcher.set_rules(2, rules(SqlFilter("100 / price > 5"), TrueFilter()))
+    assert match(matcher, {"price": 10}) == Match((1, 2))
+    assert match(matcher, {"price": 0}) == Match((2,), (), (Failure(1, "rule0", "100 / 0 has no result."),))
+
+
+def test_rules_are_checked_before_they_are_made() -> None:
+    check_rule(RuleDescription("ok", SqlFilter("a = 1")))
+    with pytest.raises(Refused, match="position 5"):
+        check_rule(RuleDescription("wrong", SqlFilter("a = ")))

@@ -1,0 +1,130 @@
+"""Finds the covers of an expression (`covers.py`): what a message must have for the expression to be true, or
+to fail, on it.
+
+    a = 'x'             a is 'x'
+    a IN ('x', 'y')     a is 'x' or 'y'
+    a > 5, a LIKE '%x'  a is there
+    … AND …             any cover of a term, as long as no term before it can fail
+    … OR …              a cover of each term, together
+
+Everything else has no cover, and is evaluated for every message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from broker.rules.covers import Cover, Equal, Present, Property, equal_cover
+from broker.rules.message_view import SYSTEM_PROPERTIES
+from broker.rules.syntax import (
+    And,
+    Arithmetic,
+    Comparison,
+    Constant,
+    Exists,
+    In,
+    IsNull,
+    Like,
+    Negative,
+    Node,
+    Not,
+    Or,
+    Parameter,
+    Positive,
+    Read,
+    ReadNamed,
+    children,
+)
+from broker.rules.values import Value
+
+
+def can_fail(node: Node) -> bool:
+    """Whether evaluating an expression may raise EvaluationFailed."""
+    match node:
+        case Arithmetic() | Negative() | Positive() | ReadNamed():
+            return True
+        case Read(property) | Exists(property):
+            return property.is_system and property.name not in SYSTEM_PROPERTIES
+        case Like(_, pattern, escape) if not (_is_known(pattern) and (escape is None or _is_known(escape))):
+            return True
+    return any(map(can_fail, children(node)))
+
+
+def covers_of(node: Node, parameters: Mapping[str, Value]) -> tuple[Cover, ...]:
+    """The covers of a condition of which only *true* matters."""
+    match node:
+        case And(terms):
+            return _covers_of_all(terms, parameters)
+        case Or(terms):
+            return _cover_of_any(terms, parameters)
+    if can_fail(node):
+        return ()
+    match node:
+        case Comparison("=", Read(property), other) | Comparison("=", other, Read(property)) if _is_constant(
+            other
+        ):
+            return (_equal_to_one_of(property, [other], parameters),)
+        case In(Read(property), choices) if all(map(_is_constant, choices)):
+            return (_equal_to_one_of(property, choices, parameters),)
+        case Exists(property) | Not(IsNull(Read(property))):
+            return (_present(property),)
+    return tuple(_present(property) for property in _read_at_once(node))
+
+
+def _covers_of_all(terms: Sequence[Node], parameters: Mapping[str, Value]) -> tuple[Cover, ...]:
+    """A term that can fail is only evaluated where the terms before it are true."""
+    found: list[Cover] = []
+    for term in terms:
+        found += covers_of(term, parameters)
+        if can_fail(term):
+            break
+    return tuple(found)
+
+
+def _cover_of_any(terms: Sequence[Node], parameters: Mapping[str, Value]) -> tuple[Cover, ...]:
+    together: set[Equal | Present] = set()
+    for term in terms:
+        covers = covers_of(term, parameters)
+        if not covers:
+            return ()
+        narrowest: Cover = min(covers, key=_breadth)
+        together |= narrowest
+    return (frozenset(together),)
+
+
+def _breadth(cover: Cover) -> tuple[int, int]:
+    """Fewer messages are likely to have a value than to have a property at all."""
+    return sum(isinstance(key, Present) for key in cover), len(cover)
+
+
+def _read_at_once(node: Node) -> Sequence[Property]:
+    """Properties of which one that is null makes a condition unknown."""
+    match node:
+        case Not(In() | Like() | Comparison()):
+            return _read_at_once(node.operand)
+        case Comparison(_, left, right):
+            return [each.property for each in (left, right) if isinstance(each, Read)]
+        case In(Read(property)) | Like(Read(property)):
+            return [property]
+    return ()
+
+
+def _equal_to_one_of(property: Property, choices: Sequence[Node], parameters: Mapping[str, Value]) -> Cover:
+    values = [
+        choice.value if isinstance(choice, Constant) else parameters[choice.name]
+        for choice in choices
+        if isinstance(choice, Constant | Parameter)
+    ]
+    return equal_cover(property, *(value for value in values if value is not None))
+
+
+def _present(property: Property) -> Cover:
+    return frozenset((Present(property),))
+
+
+def _is_known(node: Node) -> bool:
+    return isinstance(node, Constant)
+
+
+def _is_constant(node: Node) -> bool:
+    return isinstance(node, Constant | Parameter)

@@ -1,0 +1,204 @@
+"""Parses expressions: text to trees, for the SQL language and for selectors. Refusals name the position and
+the reason.
+
+A language is a grammar file, read by Lark, and a builder: one method for each rule of the grammar, which Lark
+calls while it parses. Neither needs recursion, so a text cannot exhaust the stack. A tree that is too deep or
+too large is refused before anything walks it recursively.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedToken
+
+from broker.base.errors import Reason, Refused
+from broker.rules.syntax import (
+    And,
+    Arithmetic,
+    Comparison,
+    Constant,
+    Like,
+    Negative,
+    Node,
+    Not,
+    Or,
+    Positive,
+    children,
+)
+
+CHARACTERS_MAX = 1_024
+"""Limit of the text of a filter or an action (AMQP contract 11.6)."""
+DEPTH_MAX = 32
+"""Limit of how deeply expressions are nested. A chain of AND or OR counts as one level."""
+NODES_MAX = 1_024
+"""Limit of the parts of an expression."""
+
+_INTEGER_MAX = 2**63 - 1
+
+
+class Invalid(Exception):
+    """What is wrong with an expression, and at which position."""
+
+    def __init__(self, position: int, reason: str) -> None:
+        super().__init__(reason)
+        self.position, self.reason = position, reason
+
+
+def position_of(token: Token) -> int:
+    return (token.start_pos or 0) + 1
+
+
+class ExpressionBuilder(Transformer[Token, Any]):
+    """Makes trees of what the grammars have in common."""
+
+    def any_of(self, terms: list[Node]) -> Node:
+        return terms[0] if len(terms) == 1 else Or(tuple(terms))
+
+    def all_of(self, terms: list[Node]) -> Node:
+        return terms[0] if len(terms) == 1 else And(tuple(terms))
+
+    def not_true(self, operands: list[Node]) -> Node:
+        return Not(operands[0])
+
+    def comparison(self, parts: list[Any]) -> Node:
+        left, operator, right = parts
+        return Comparison(operator, left, right)
+
+    def operator(self, tokens: list[Token]) -> str:
+        return "<>" if tokens[0] == "!=" else str(tokens[0])
+
+    def arithmetic(self, parts: list[Any]) -> Node:
+        left, operator, right = parts
+        return Arithmetic(str(operator), left, right)
+
+    def sign(self, parts: list[Any]) -> Node:
+        sign, operand = parts
+        if sign == "+":
+            return Positive(operand)
+        if isinstance(operand, Constant) and type(operand.value) in (int, float):
+            return Constant(-operand.value)  # type: ignore[operator]
+        return Negative(operand)
+
+    def like(self, parts: list[Any]) -> Node:
+        operand, keyword, pattern, escape = parts
+        return Like(operand, pattern, escape, position_of(keyword))
+
+    def not_like(self, parts: list[Any]) -> Node:
+        return Not(self.like(parts))
+
+    def integer(self, tokens: list[Token]) -> Node:
+        value = int(tokens[0])
+        if value > _INTEGER_MAX:
+            raise Invalid(position_of(tokens[0]), f"the integer {value} does not fit 64 bits")
+        return Constant(value)
+
+    def decimal(self, tokens: list[Token]) -> Node:
+        return Constant(float(tokens[0]))
+
+    def null(self, _: list[Token]) -> Node:
+        return Constant(None)
+
+    def text(self, tokens: list[Token]) -> Node:
+        return Constant(tokens[0][1:-1].replace("''", "'"))
+
+    def true(self, _: list[Token]) -> Node:
+        return Constant(True)
+
+    def false(self, _: list[Token]) -> Node:
+        return Constant(False)
+
+
+class Language:
+    """A grammar file, and the builder that makes trees of what it describes."""
+
+    def __init__(self, grammar: str, start: Sequence[str], builder: ExpressionBuilder) -> None:
+        """`start` names the rules of the grammar that a text may be."""
+        self._lark = Lark(
+            Path(__file__).with_name(grammar).read_text(encoding="utf-8"),
+            parser="lalr",
+            lexer="basic",
+            start=list(start),
+            transformer=builder,
+            maybe_placeholders=True,
+        )
+
+    def parse(self, text: str, what: str, start: str) -> Any:
+        """What the builder makes of a text that is a `start` of the grammar. `what` names the text in
+        refusals. Raises Refused(ARGUMENT)."""
+        if len(text) > CHARACTERS_MAX:
+            raise Refused(
+                Reason.ARGUMENT, f"The {what} has {len(text)} characters; the limit is {CHARACTERS_MAX}."
+            )
+        with refusals(what):
+            try:
+                return self._lark.parse(text, start=start)
+            except UnexpectedCharacters as unexpected:
+                raise _unreadable(text, unexpected.pos_in_stream or 0) from unexpected
+            except UnexpectedToken as unexpected:
+                raise _unexpected(text, unexpected) from unexpected
+
+
+@contextmanager
+def refusals(what: str) -> Iterator[None]:
+    """Turn what is invalid in a text into a refusal that names the text."""
+    try:
+        yield
+    except Invalid as invalid:
+        raise Refused(
+            Reason.ARGUMENT, f"The {what} is not valid at position {invalid.position}: {invalid.reason}."
+        ) from invalid
+
+
+def check_size(roots: Sequence[Node], what: str) -> None:
+    """Refuse expressions that are too deep or have too many parts. Raises Refused(ARGUMENT)."""
+    nodes, level = 0, list(roots)
+    for _ in range(DEPTH_MAX):
+        nodes += len(level)
+        if nodes > NODES_MAX:
+            raise Refused(Reason.ARGUMENT, f"The {what} has more than {NODES_MAX} parts.")
+        level = [child for node in level for child in children(node)]
+        if not level:
+            return
+    raise Refused(Reason.ARGUMENT, f"The {what} is nested more than {DEPTH_MAX} levels deep.")
+
+
+def _unreadable(text: str, offset: int) -> Invalid:
+    character = text[offset]
+    if character in _CLOSED_BY:
+        return Invalid(offset + 1, f"the {character} has no {_CLOSED_BY[character]} after it")
+    return Invalid(offset + 1, f"the character {character!r} has no meaning here")
+
+
+_CLOSED_BY = {"'": "closing '", '"': 'closing "', "[": "closing ]"}
+
+
+def _unexpected(text: str, unexpected: UnexpectedToken) -> Invalid:
+    expected = _expected(unexpected.expected)
+    if unexpected.token.type == "$END":
+        return Invalid(len(text) + 1, f"the text ends where {expected} is expected")
+    token = unexpected.token
+    return Invalid(position_of(token), f"'{token!s:.40}' stands where {expected} is expected")
+
+
+_EXPECTATIONS = (
+    ("_EXISTS", "a condition"),
+    ("TEXT", "a value"),
+    ("_SET", "SET or REMOVE"),
+    ("NAME", "the name of a property"),
+    ("PLUS", "an operator"),
+    ("_AND", "AND, OR or the end"),
+)
+"""What may follow, by a terminal that is only expected there."""
+
+
+def _expected(terminals: Iterable[str]) -> str:
+    found = set(terminals)
+    for terminal, words in _EXPECTATIONS:
+        if terminal in found:
+            return words
+    known = {"RPAR": "')'", "LPAR": "'('", "EQUAL": "'='", "$END": "the end", "COMMA": "','"}
+    return " or ".join(sorted(known.get(each, each.strip("_")) for each in found))

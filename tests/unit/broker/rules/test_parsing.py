@@ -1,0 +1,84 @@
+"""Parsing: limits, and refusals with their position and reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.base.errors import Reason, Refused
+from broker.rules.parsing import CHARACTERS_MAX, DEPTH_MAX, NODES_MAX
+from broker.rules.sql import parse_action, parse_filter
+
+
+@pytest.mark.parametrize(
+    ("text", "position", "reason"),
+    [
+        ("", 1, "the text ends where a condition is expected"),
+        ("a = ", 5, "the text ends where a value is expected"),
+        ("a", 2, "the text ends where an operator is expected"),
+        ("a = 1 OR", 9, "the text ends where a condition is expected"),
+        ("a = 1 b", 7, "'b' stands where an operator is expected"),
+        ("AND = 1", 1, "'AND' stands where a condition is expected"),
+        ("a = = 1", 5, "'=' stands where a value is expected"),
+        ("a = b = c", 7, "'=' stands where an operator is expected"),
+        ("a IS 5", 6, "'5' stands where NOT or NULL is expected"),
+        ("a NOT = 1", 7, "'=' stands where IN or LIKE is expected"),
+        ("a IN ()", 7, "')' stands where a value is expected"),
+        ("EXISTS(5)", 8, "'5' stands where the name of a property is expected"),
+        ("a = 'x", 5, "the ' has no closing ' after it"),
+        ('"a = 1', 1, 'the " has no closing " after it'),
+        ("[a = 1", 1, "the [ has no closing ] after it"),
+        ("a = 1 ! b", 7, "the character '!' has no meaning here"),
+        ("a = 9223372036854775808", 5, "the integer 9223372036854775808 does not fit 64 bits"),
+        ("a = now()", 5, "there is no function 'now'"),
+        ("newid(a) = 1", 1, "the function 'newid' takes 0 arguments, not 1"),
+        ("a = p(b, c)", 5, "the function 'p' takes 1 argument, not 2"),
+    ],
+)
+def test_an_invalid_filter_is_refused_with_position_and_reason(text: str, position: int, reason: str) -> None:
+    with pytest.raises(Refused) as refused:
+        parse_filter(text)
+    assert refused.value.reason is Reason.ARGUMENT
+    assert refused.value.description == f"The filter is not valid at position {position}: {reason}."
+
+
+@pytest.mark.parametrize(
+    ("text", "position", "reason"),
+    [
+        ("a = 1", 1, "'a' stands where SET or REMOVE is expected"),
+        ("SET a", 6, "the text ends where '=' is expected"),
+        ("SET a = 1 SET b = 2", 11, "'SET' stands where an operator is expected"),
+        ("REMOVE 5", 8, "'5' stands where the name of a property is expected"),
+    ],
+)
+def test_an_invalid_action_is_refused_with_position_and_reason(text: str, position: int, reason: str) -> None:
+    with pytest.raises(Refused) as refused:
+        parse_action(text)
+    assert refused.value.description == f"The action is not valid at position {position}: {reason}."
+
+
+def test_the_length_of_a_text_is_bounded() -> None:
+    longest = "a = '" + "x" * (CHARACTERS_MAX - 6) + "'"
+    parse_filter(longest)
+    with pytest.raises(Refused, match=f"has {CHARACTERS_MAX + 1} characters; the limit is {CHARACTERS_MAX}"):
+        parse_filter(longest + " ")
+
+
+def test_the_depth_of_an_expression_is_bounded() -> None:
+    parse_filter("NOT " * (DEPTH_MAX - 2) + "a = 1")
+    for text in ("NOT " * (DEPTH_MAX - 1) + "a = 1", "a = " + "- " * 400 + "b", "a = " + "+".join("b" * 400)):
+        with pytest.raises(Refused, match=f"nested more than {DEPTH_MAX} levels"):
+            parse_filter(text)
+
+
+def test_parentheses_and_chains_of_terms_do_not_make_an_expression_deep() -> None:
+    parse_filter("(" * 400 + "a = 1" + ")" * 400)
+    parse_filter(" AND ".join(["a=1"] * 100) + " OR " + " OR ".join(["a=1"] * 30))
+
+
+def test_the_number_of_parts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No text of the permitted length has more parts than the limit; the limit holds beyond that too."""
+    assert CHARACTERS_MAX <= NODES_MAX
+    monkeypatch.setattr("broker.rules.parsing.NODES_MAX", 10)
+    parse_filter("a IN (1, 2, 3, 4, 5, 6, 7, 8)")
+    with pytest.raises(Refused, match="more than 10 parts"):
+        parse_filter("a IN (1, 2, 3, 4, 5, 6, 7, 8, 9)")
