@@ -130,17 +130,22 @@ def check_rules(rules: Sequence[RuleDescription]) -> None:
         names.add(key_of(rule.name))
 
 
-def check_limits(topic: TopicDescription, limits: TopicLimits) -> None:
-    """Check how many subscriptions and rules a topic has. Raises Refused(QUOTA_EXCEEDED)."""
-    if len(topic.subscriptions) > limits.subscriptions:
-        _exceeded(topic, f"{limits.subscriptions} subscriptions")
-    if any(len(each.rules) > limits.rules for each in topic.subscriptions):
-        _exceeded(topic, f"{limits.rules} rules in one subscription")
-    sql, correlation = filter_counts(topic)
-    if sql > SQL_FILTERS_MAX:
-        _exceeded(topic, f"{SQL_FILTERS_MAX} SQL filters")
-    if correlation > CORRELATION_FILTERS_MAX:
-        _exceeded(topic, f"{CORRELATION_FILTERS_MAX} correlation filters")
+def check_limits(before: TopicDescription, after: TopicDescription, limits: TopicLimits) -> None:
+    """Check how many subscriptions and rules a change gives a topic. What it already has more of may stay, as
+    when a limit was lowered. Raises Refused(QUOTA_EXCEEDED)."""
+    if len(after.subscriptions) > max(limits.subscriptions, len(before.subscriptions)):
+        _exceeded(after, f"{limits.subscriptions} subscriptions")
+    if _most_rules(after) > max(limits.rules, _most_rules(before)):
+        _exceeded(after, f"{limits.rules} rules in one subscription")
+    (sql_before, correlation_before), (sql, correlation) = filter_counts(before), filter_counts(after)
+    if sql > max(SQL_FILTERS_MAX, sql_before):
+        _exceeded(after, f"{SQL_FILTERS_MAX} SQL filters")
+    if correlation > max(CORRELATION_FILTERS_MAX, correlation_before):
+        _exceeded(after, f"{CORRELATION_FILTERS_MAX} correlation filters")
+
+
+def _most_rules(topic: TopicDescription) -> int:
+    return max((len(each.rules) for each in topic.subscriptions), default=0)
 
 
 def filter_counts(topic: TopicDescription) -> tuple[int, int]:

@@ -41,7 +41,7 @@ from broker.entities.descriptions import (
     key_of,
     shared,
 )
-from broker.entities.documents import decode_description, encode_description, salvage_name
+from broker.entities.documents import decode_description, encode_description
 from broker.entities.kinds import describe
 from broker.entities.validation import (
     AUTO_DELETE_ON_IDLE_MS_MIN,
@@ -50,6 +50,7 @@ from broker.entities.validation import (
     check_update,
     without_effect,
 )
+from broker.namespace.damaged_entries import DamagedEntries
 from broker.namespace.entity import Entity, EntityRuntime
 from broker.namespace.idle_deletion import IdleDeletion
 from broker.namespace.resting import Resting
@@ -133,10 +134,7 @@ class Namespace:
         self._checking: asyncio.Task[None] | None = None
         self.idle_deletion = IdleDeletion(clock, self.live_entities, self._delete_idle, self._keep_idle)
         self._deleting_idle: asyncio.Task[None] | None = None
-        self._damaged: dict[str, str] = {}
-        """Generations of damaged entries with a legible name, by key."""
-        self._illegible: set[str] = set()
-        """Generations of damaged entries whose names are not certain."""
+        self._damaged = DamagedEntries()
         self.rules_changed: Callable[[], None] = lambda: None
         """Called when an entity's authorization rules have changed or were deleted with it. Set by
         `Services`."""
@@ -170,7 +168,7 @@ class Namespace:
         damaged += [(each, "none of its files is whole") for each in self._catalogue.damaged]
         for each, why in damaged:
             known |= {each.name} if each.name is not None else set()
-            self._note_damaged(each, why)
+            self._damaged.note(each, why, self._queues)
         deleted = set(await self._catalogue.load_deleted())
         for generation in deleted - known:
             await self._clear(generation)
@@ -207,29 +205,6 @@ class Namespace:
                 await queue.opened(
                     [number for number in numbers if number < queue.description.partitions], self._opening
                 )
-
-    def _note_damaged(self, damaged: Damaged, why: str) -> None:
-        found = list(map(salvage_name, damaged.remains))
-        names = sorted({name for name in found if name})
-        # A name read from bytes whose checksum does not match counts only if both files have it.
-        is_certain = len(names) == 1 and None not in found and (len(found) > 1 or not damaged.files)
-        if damaged.name is not None and not is_certain:
-            self._illegible.add(damaged.name)
-        log.error(
-            "entity.damaged",
-            entity=", ".join(names) or None,
-            generation=damaged.name,
-            files=[str(path) for path in damaged.files],
-            why=why,
-            reason="It is out of service, and its logs are kept."
-            if is_certain
-            else "It is out of service, and its logs are kept. Its name is not known, so no queue is "
-            "created until the files are readable "
-            "again, were restored, or were moved out of the folder to give the queue up.",
-        )
-        for name in names:
-            if damaged.name is not None and self.find(name) is None:
-                self._damaged[key_of(name)] = damaged.name
 
     async def _choose(self, found: list[EntityDescription], with_logs: set[str]) -> EntityDescription:
         """Of several entries with one name, choose the newest that has logs, else the newest. Delete those
@@ -282,14 +257,6 @@ class Namespace:
         """Why no queue of this name is live: its entry is damaged, the configuration file has a topic of this
         name, or it does not exist."""
         key = key_of(name)
-        if key in self._damaged:
-            return Refused(
-                Reason.PARTITION_UNAVAILABLE,
-                (
-                    f"The description of '{name}' is damaged. It is out of service until it is restored or "
-                    "deleted; its messages are kept."
-                ),
-            )
         topic = f"{key}/".partition("/subscriptions/")[0].removesuffix("/")
         if topic in self._unsupported_topics:
             return Refused(
@@ -299,31 +266,24 @@ class Namespace:
                     "does not serve topics yet."
                 ),
             )
-        if self._illegible:
-            return Refused(
-                Reason.PARTITION_UNAVAILABLE,
-                (
-                    f"There is no '{name}', but the descriptions of {len(self._illegible)} queues cannot "
-                    "be read, and it may be one of them."
-                ),
-            )
-        return Refused(Reason.ENTITY_NOT_FOUND, not_found_text(f"sb://{self.name}/{name}"))
+        not_found = Refused(Reason.ENTITY_NOT_FOUND, not_found_text(f"sb://{self.name}/{name}"))
+        return self._damaged.why_missing(name) or not_found
 
     @property
     def damaged(self) -> Collection[str]:
         """Queues out of service because their entries cannot be read: by lower-case name if known, else by
         generation."""
-        return [*self._damaged, *(self._illegible - set(self._damaged.values()))]
+        return self._damaged.names()
 
     def may_be_damaged(self, name: str) -> bool:
         """Whether a queue that is not live may still exist: its entry cannot be read, or there is a damaged
         entry whose name is unknown."""
-        return bool(self._illegible) or key_of(name) in self._damaged
+        return self._damaged.may_have(name)
 
     def may_exist(self, generation: str) -> bool:
         """Whether an entity of this generation is live, damaged or unconfirmed."""
         live = (each.description.generation for each in self._queues.values())
-        kept = (live, self._damaged.values(), self._illegible, self._unconfirmed.values())
+        kept: tuple[Iterable[str] | DamagedEntries, ...] = (live, self._damaged, self._unconfirmed.values())
         return any(generation in each for each in kept)
 
     def descriptions(self) -> Sequence[EntityDescription]:
@@ -468,17 +428,32 @@ class Namespace:
         Settings without effect are refused as in `create_entity`, unless they are already stored. Raises
         Refused: ENTITY_NOT_FOUND, ARGUMENT, NOT_IMPLEMENTED, and as `_on_disk`.
         """
+
+        def change(description: EntityDescription, now_ms: int) -> EntityDescription:
+            before = description.settings
+            after = shared(check_update(description.name, before, settings, self._idle_ms_min))
+            if file_settings is None:
+                check_effect(after, before)
+            return description.updated(after, now_ms, file_settings)
+
+        return await self.change_entity(name, change)
+
+    async def change_entity(
+        self, name: str, change: Callable[[EntityDescription, int], EntityDescription]
+    ) -> EntityDescription:
+        """Replace an entity's description, durably, on all partitions.
+
+        `change` makes the new description from the present one and the time in ms; no other change of the
+        entity is under way then. Raises Refused: ENTITY_NOT_FOUND, what `change` raises, and as `_on_disk`.
+        """
         async with self._change(name):
             await self._confirm(key_of(name))
             queue = self._existing(name)
-            before = queue.description.settings
-            settings = shared(check_update(queue.description.name, before, settings, self._idle_ms_min))
-            if file_settings is None:
-                check_effect(settings, before)
-            description = queue.description.updated(settings, self._clock.now_ms(), file_settings)
+            before = queue.description
+            description = change(before, self._clock.now_ms())
             await self._keep(description)
             await queue.update(description)
-            if settings.authorization_rules != before.authorization_rules:
+            if description.settings.authorization_rules != before.settings.authorization_rules:
                 self.rules_changed()
             log.info("entity.updated", entity=description.name)
             self.changed(queue)
@@ -493,7 +468,7 @@ class Namespace:
         async with self._change(name):
             if key not in self._queues:
                 await self._confirm(key)
-                if (generation := self._damaged.pop(key, None)) is not None:
+                if (generation := self._damaged.take(name)) is not None:
                     await self._on_disk(key, generation, self._catalogue.delete(generation))
                     log.warning(
                         "entity.deleted", entity=name, generation=generation, reason="Its entry was damaged."

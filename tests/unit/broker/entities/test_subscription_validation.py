@@ -96,8 +96,9 @@ def test_two_rules_of_one_name_are_refused() -> None:
 def test_the_default_rule_counts_as_a_sql_filter_and_numbers_are_limited() -> None:
     topic = TOPIC.with_new("one", DEFAULTS, [RuleDescription("$Default"), RED], 1)
     assert filter_counts(topic) == (1, 1)
-    check_limits(topic, TopicLimits(subscriptions=1, rules=2))
+    check_limits(TOPIC, topic, TopicLimits(subscriptions=1, rules=2))
     for limits in (TopicLimits(subscriptions=0), TopicLimits(rules=1)):
         with pytest.raises(Refused) as caught:
-            check_limits(topic, limits)
+            check_limits(TOPIC, topic, limits)
         assert caught.value.reason is Reason.QUOTA_EXCEEDED
+        check_limits(topic, topic, limits)  # what there was before may stay

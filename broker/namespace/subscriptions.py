@@ -1,0 +1,230 @@
+"""Creates, changes and deletes the subscriptions of topics, and their rules.
+
+Each change is one change of the topic's description (`Namespace.change_entity`): it is durable as a whole or
+not made, and holds on all partitions when it is acknowledged. Messages that are enqueued afterwards follow
+it; those in a subscription stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import EntityDescription, key_of
+from broker.entities.rules import RuleDescription
+from broker.entities.subscription_validation import (
+    TopicLimits,
+    check_limits,
+    check_rules,
+    check_subscription,
+    check_subscription_update,
+)
+from broker.entities.topics import SubscriptionDescription, SubscriptionSettings, TopicDescription
+from broker.entities.validation import AUTO_DELETE_ON_IDLE_MS_MIN
+from broker.namespace.namespace import not_found_text
+from broker.rules.actions import compile_action
+from broker.rules.filters import compile_filter
+
+
+class ChangesEntities(Protocol):
+    """What is needed of the namespace."""
+
+    def describe(self, name: str) -> EntityDescription | None:
+        """The description of the entity of this name."""
+
+    def missing(self, name: str) -> Refused:
+        """Why no entity of this name is live."""
+
+    async def change_entity(
+        self, name: str, change: Callable[[EntityDescription, int], EntityDescription]
+    ) -> EntityDescription:
+        """Replace an entity's description, durably, on all partitions."""
+
+
+class Subscriptions:
+    """The subscriptions of all topics of a namespace. Owned by the event loop."""
+
+    def __init__(
+        self,
+        namespace: ChangesEntities,
+        limits: TopicLimits,
+        idle_ms_min: int = AUTO_DELETE_ON_IDLE_MS_MIN,
+    ) -> None:
+        self._namespace, self._limits, self._idle_ms_min = namespace, limits, idle_ms_min
+
+    def topic(self, name: str) -> TopicDescription:
+        """The topic of this name. Raises Refused: ENTITY_NOT_FOUND, and why it is out of service."""
+        description = self._namespace.describe(name)
+        if description is None:
+            raise self._namespace.missing(name)
+        return _as_topic(description)
+
+    def find(self, topic: str, name: str) -> SubscriptionDescription:
+        """A subscription of a topic. Raises as `topic`."""
+        return _existing(self.topic(topic), name)
+
+    async def create(
+        self,
+        topic: str,
+        name: str,
+        settings: SubscriptionSettings,
+        rules: Sequence[RuleDescription],
+        *,
+        from_file: bool = False,
+    ) -> SubscriptionDescription:
+        """Create a subscription with its rules, durably. Raises Refused: ENTITY_NOT_FOUND, ENTITY_EXISTS,
+        ARGUMENT, QUOTA_EXCEEDED, and as `Namespace.change_entity`."""
+        settings = check_subscription(topic, name, settings, self._idle_ms_min)
+        check_rules(rules)
+        _check_expressions(rules)
+
+        def change(topic: TopicDescription, now_ms: int) -> TopicDescription:
+            if topic.subscription(name) is not None:
+                raise Refused(
+                    Reason.ENTITY_EXISTS, f"The messaging entity '{_path(topic, name)}' already exists."
+                )
+            return topic.with_new(name, settings, rules, now_ms, from_file=from_file)
+
+        return _existing(await self._change(topic, change), name)
+
+    async def update(
+        self, topic: str, name: str, settings: SubscriptionSettings, *, from_file: bool = False
+    ) -> SubscriptionDescription:
+        """Replace a subscription's settings, durably. Raises as `create`."""
+
+        def change(subscription: SubscriptionDescription, now_ms: int) -> SubscriptionDescription:
+            after = check_subscription_update(
+                topic, subscription.name, subscription.settings, settings, self._idle_ms_min
+            )
+            kept = settings if from_file else subscription.file_settings
+            return replace(subscription, settings=after, file_settings=kept, updated_at_ms=now_ms, idle_ms=0)
+
+        return await self._change_one(topic, name, change)
+
+    async def delete(self, topic: str, name: str) -> None:
+        """Delete a subscription with everything in it, durably. Raises as `create`."""
+
+        def change(topic: TopicDescription, now_ms: int) -> TopicDescription:
+            return topic.without(_existing(topic, name).number)
+
+        await self._change(topic, change)
+
+    async def add_rule(self, topic: str, name: str, rule: RuleDescription) -> SubscriptionDescription:
+        """Add a rule to a subscription, durably. Raises as `create`; ENTITY_EXISTS if there is a rule of this
+        name."""
+
+        def change(rules: tuple[RuleDescription, ...], path: str) -> Iterable[RuleDescription]:
+            if any(key_of(each.name) == key_of(rule.name) for each in rules):
+                raise Refused(
+                    Reason.ENTITY_EXISTS, f"The messaging entity '{path}/Rules/{rule.name}' already exists."
+                )
+            return (*rules, rule)
+
+        return await self._change_rules(topic, name, change, [rule])
+
+    async def replace_rule(self, topic: str, name: str, rule: RuleDescription) -> SubscriptionDescription:
+        """Replace the rule of this name, durably. Raises as `create`."""
+
+        def change(rules: tuple[RuleDescription, ...], path: str) -> Iterable[RuleDescription]:
+            old = _existing_rule(rules, rule.name, path)
+            new = replace(rule, name=old.name, created_at_ms=old.created_at_ms)
+            return (new if each is old else each for each in rules)
+
+        return await self._change_rules(topic, name, change, [rule])
+
+    async def remove_rule(self, topic: str, name: str, rule: str) -> SubscriptionDescription:
+        """Remove a rule from a subscription, durably. Raises as `create`."""
+
+        def change(rules: tuple[RuleDescription, ...], path: str) -> Iterable[RuleDescription]:
+            old = _existing_rule(rules, rule, path)
+            return (each for each in rules if each is not old)
+
+        return await self._change_rules(topic, name, change)
+
+    async def apply_file_rules(
+        self, topic: str, name: str, rules: Sequence[RuleDescription]
+    ) -> SubscriptionDescription:
+        """Replace all rules by those of the configuration file, durably. Raises as `create`."""
+        check_rules(rules)
+        _check_expressions(rules)
+
+        def change(subscription: SubscriptionDescription, now_ms: int) -> SubscriptionDescription:
+            return replace(
+                subscription, rules=tuple(rules), file_rules=tuple(rules), updated_at_ms=now_ms, idle_ms=0
+            )
+
+        return await self._change_one(topic, name, change)
+
+    async def _change_rules(
+        self,
+        topic: str,
+        name: str,
+        change: Callable[[tuple[RuleDescription, ...], str], Iterable[RuleDescription]],
+        changed: Sequence[RuleDescription] = (),
+    ) -> SubscriptionDescription:
+        """Let `change` make new rules from the present ones and the subscription's path. `changed` are those
+        that were not checked before."""
+        check_rules(changed)
+        _check_expressions(changed)
+
+        def of_subscription(subscription: SubscriptionDescription, now_ms: int) -> SubscriptionDescription:
+            rules = tuple(change(subscription.rules, f"{topic}/Subscriptions/{subscription.name}"))
+            return replace(subscription, rules=rules, updated_at_ms=now_ms, idle_ms=0)
+
+        return await self._change_one(topic, name, of_subscription)
+
+    async def _change_one(
+        self,
+        topic: str,
+        name: str,
+        change: Callable[[SubscriptionDescription, int], SubscriptionDescription],
+    ) -> SubscriptionDescription:
+        def of_topic(topic: TopicDescription, now_ms: int) -> TopicDescription:
+            return topic.with_changed(change(_existing(topic, name), now_ms))
+
+        return _existing(await self._change(topic, of_topic), name)
+
+    async def _change(
+        self, topic: str, change: Callable[[TopicDescription, int], TopicDescription]
+    ) -> TopicDescription:
+        def of_entity(description: EntityDescription, now_ms: int) -> EntityDescription:
+            before = _as_topic(description)
+            after = change(before, now_ms)
+            check_limits(before, after, self._limits)
+            return after
+
+        return _as_topic(await self._namespace.change_entity(topic, of_entity))
+
+
+def _as_topic(description: EntityDescription) -> TopicDescription:
+    if not isinstance(description, TopicDescription):
+        raise Refused(Reason.ENTITY_NOT_FOUND, f"{not_found_text(description.name)} It is not a topic.")
+    return description
+
+
+def _existing(topic: TopicDescription, name: str) -> SubscriptionDescription:
+    subscription = topic.subscription(name)
+    if subscription is None:
+        raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(_path(topic, name)))
+    return subscription
+
+
+def _existing_rule(rules: Iterable[RuleDescription], name: str, path: str) -> RuleDescription:
+    for rule in rules:
+        if key_of(rule.name) == key_of(name):
+            return rule
+    raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(f"{path}/Rules/{name}"))
+
+
+def _path(topic: TopicDescription, subscription: str) -> str:
+    return f"{topic.name}/Subscriptions/{subscription}"
+
+
+def _check_expressions(rules: Iterable[RuleDescription]) -> None:
+    """Check that each filter and action can be carried out. Raises Refused(ARGUMENT) with the position."""
+    for rule in rules:
+        compile_filter(rule.filter)
+        if rule.action is not None:
+            compile_action(rule.action)
