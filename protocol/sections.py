@@ -132,6 +132,31 @@ def section_at(message: bytes, offset: int) -> tuple[int, int]:
     return _spelled_descriptor(message, offset)
 
 
+def only_data(message: bytes, offset: int) -> tuple[int, int] | None:
+    """Where the content of a message's only data section begins, and its size; None if its body is anything
+    else. The message begins at `offset`, and is known to be well-formed."""
+    size = len(message)
+    found: tuple[int, int] | None = None
+    while offset < size:
+        if message[offset + 1] == 0x53 and not message[offset]:
+            section, value = message[offset + 2] - _DESCRIPTOR_BASE, offset + 3
+        else:
+            section, value = _spelled_descriptor(message, offset)
+        span = SPANS[message[value]]
+        if span == SIZE8:
+            begin, length = value + 2, message[value + 1]
+        elif span == SIZE32:
+            begin, length = value + 5, _U32.unpack_from(message, value + 1)[0]
+        else:
+            begin, length = skip(message, value), 0
+        if section == DATA:
+            if found is not None:
+                return None
+            found = begin, length
+        offset = begin + length
+    return found
+
+
 def _spelled_descriptor(message: bytes, offset: int) -> tuple[int, int]:
     if message[offset]:
         raise DecodeError(f"no section of a message begins at byte {offset}")

@@ -12,11 +12,19 @@ from broker.base.errors import Reason, Refused
 from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links.browse import BrowseLink
 from broker.frontend.links.coordinator import CoordinatorLink
+from broker.frontend.links.copies import CopyLink
 from broker.frontend.links.delayed_attach import DelayedAttach, Later
 from broker.frontend.links.incoming import IncomingLink
 from broker.frontend.links.outgoing import OutgoingLink
+from broker.frontend.links.range_link import RangeLink
 from broker.frontend.links.session_link import SessionLink
-from broker.frontend.links.termini import asks_for_session, check_dynamic, check_node, check_request_node
+from broker.frontend.links.termini import (
+    asks_for_range,
+    asks_for_session,
+    check_dynamic,
+    check_node,
+    check_request_node,
+)
 from broker.frontend.links.via_link import ViaLink
 from broker.frontend.nodes.cbs import CbsNode
 from broker.frontend.nodes.management import ManagementNode
@@ -24,6 +32,8 @@ from broker.frontend.nodes.request_node import RequestLink, RequestNode, Respons
 from broker.namespace.entity import Entity
 from broker.refusal_wording import error_of
 from protocol.links import Link
+
+EntityLink = type[IncomingLink] | type[OutgoingLink] | type[BrowseLink] | type[RangeLink]
 
 Resolve = Callable[[ConnectionView, Link, Address], Later | None]
 """Finds what serves a link to an entity, and accepts the link or says what it waits for. Raises Refused."""
@@ -106,7 +116,12 @@ class Attaching:
 def attach_to_entity(connection: ConnectionView, link: Link, address: Address) -> Later | None:
     """Attach a link to the entity of its address (`Resolve`)."""
     namespace = connection.services.namespace
-    served_by = IncomingLink if link.incoming else BrowseLink if link.copies else OutgoingLink
+    if link.incoming:
+        served_by: EntityLink = IncomingLink
+    elif link.copies:
+        served_by = RangeLink if asks_for_range(connection.engine, link) else BrowseLink
+    else:
+        served_by = OutgoingLink
     # Before existence: clients must not probe for names.
     connection.authorize(address.path, *served_by.rights)
     queue = namespace.find(address.entity)
@@ -118,6 +133,6 @@ def attach_to_entity(connection: ConnectionView, link: Link, address: Address) -
         later = SessionLink.ask(connection, link, queue, address)
     elif not (served_by is IncomingLink and ViaLink.attach_via(connection, link, queue, address)):
         served_by.attach(connection, link, queue, address)
-    if link.session.context is None and served_by is not BrowseLink:
+    if link.session.context is None and not issubclass(served_by, CopyLink):
         link.session.context = queue  # transactions of this AMQP session go through it (`via_entity`)
     return later

@@ -25,6 +25,7 @@ from broker.message._annotations import fronts
 from broker.message.changes import with_changes
 from broker.message.stored import FORWARDED, HAS_PRIORITY, HEAD, delivery_annotations
 from broker.operations import Locked, MessageState, Peeked, partition_of
+from broker.stream_operations import RangeRead
 from protocol.codec import Short, Symbol, Timestamp, encode
 
 TIME_TO_LIVE_MS_MAX = 2**32 - 1
@@ -89,37 +90,51 @@ def deliverables(
         partition_id=locked.partition if partitioned else None,
         state=MessageState.DEFERRED if locked.deferred else None,
     )
+    return _in_two_parts(locked, locked.tokens if peek_lock else None, constants)
+
+
+def active_deliverables(read: RangeRead, *, partition: int, partitioned: bool = True) -> Deliverables:
+    """The messages of a range, which are active, as a browser sees them."""
+    constants = constants_of(partition_id=partition if partitioned else None, state=MessageState.ACTIVE)
+    return _in_two_parts(read, None, constants)
+
+
+def _in_two_parts(
+    messages: Locked | RangeRead, tokens: list[bytes] | None, constants: Constants
+) -> Deliverables:
     shared, shared_elements = constants
     made, left = fronts(
-        locked.messages,
-        locked.tokens if peek_lock else None,
-        locked.sequence_numbers,
-        locked.enqueued_at_ms,
-        locked.expires_at_ms,
-        locked.delivery_counts,
-        locked.changed,
+        messages.messages,
+        tokens,
+        messages.sequence_numbers,
+        messages.enqueued_at_ms,
+        messages.expires_at_ms,
+        messages.delivery_counts,
+        messages.changed,
         shared,
         shared_elements,
     )
     if not left:
-        return made, locked.messages
-    rests = list(locked.messages)
+        return made, messages.messages
+    rests = list(messages.messages)
     for index in left:
-        made[index], rests[index] = built(locked, index, constants, peek_lock), b""
+        token = tokens[index] if tokens is not None else None
+        made[index], rests[index] = built(messages, index, constants, token), b""
     return made, rests
 
 
-def built(locked: Locked, index: int, constants: Constants, peek_lock: bool) -> bytes:
-    """One complete message of a batch, made without native code. This is the reference if the two differ."""
+def built(messages: Locked | RangeRead, index: int, constants: Constants, token: bytes | None) -> bytes:
+    """One complete message of a batch, made without native code; `token` is None without a lock. This is the
+    reference if the two differ."""
     (whole,) = _build(
         [constants],
-        [locked.messages[index]],
-        [locked.sequence_numbers[index]],
-        [locked.enqueued_at_ms[index]],
-        [locked.delivery_counts[index]],
-        [locked.expires_at_ms[index]],
-        [locked.changed[index]],
-        [_uuid(locked.tokens[index]) if peek_lock else b""],
+        [messages.messages[index]],
+        [messages.sequence_numbers[index]],
+        [messages.enqueued_at_ms[index]],
+        [messages.delivery_counts[index]],
+        [messages.expires_at_ms[index]],
+        [messages.changed[index]],
+        [_uuid(token) if token is not None else b""],
     )
     return whole
 

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from proton import Message, symbol, timestamp
-from proton.reactor import LinkOption
+from proton import Delivery, Described, Message, Terminus, symbol, timestamp
+from proton.reactor import LinkOption, ReceiverOption
 from proton.utils import BlockingConnection, LinkDetached
 
-from tests.interop.own_management import longs, management
-from tests.interop.proton_blocking import connected
+from tests.interop.own_management import longs, management, plain
+from tests.interop.proton_blocking import Receiver, connected
+from tests.interop.proton_client import WAIT_S
 from tests.support.broker_process import BrokerProcess, queue
 
 PARTITIONS = 2
@@ -20,7 +21,7 @@ PARTITIONS = 2
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    names = ("positions", "generations")
+    names = ("positions", "generations", "ranges", "sharing", "dead-letters")
     queues = [queue(name, PartitionCount=PARTITIONS, Partitioned=True) for name in names]
     with BrokerProcess(tmp_path_factory.mktemp("streams"), queues) as running:
         yield running
@@ -86,3 +87,103 @@ def test_a_link_is_told_the_generation_and_refused_if_it_expects_another(
     assert sender.link.remote_properties["partibus:generation"] == generation
     with pytest.raises(LinkDetached, match="amqp:not-found"):
         connection.create_receiver("generations", options=Properties(generation="another"))
+
+
+class InRange(ReceiverOption):
+    """The source of a receiver that reads a range."""
+
+    def __init__(self, **fields: int) -> None:
+        given: Any = {symbol(key.strip("_")): value for key, value in fields.items()}
+        self._filter = Described(symbol("partibus:range:map"), given)
+
+    def apply(self, receiver: Any) -> None:
+        receiver.source.distribution_mode = Terminus.DIST_MODE_COPY
+        receiver.source.filter.put_dict({symbol("partibus:range"): self._filter})
+
+
+class Envelope:
+    """An envelope as proton decodes it."""
+
+    def __init__(self, message: Any) -> None:
+        self.fields = {str(key): plain(value) for key, value in (message.annotations or {}).items()}
+        data = bytes(message.body)
+        ends = self.fields["ends"]
+        self.messages = [Message() for _ in ends]
+        for each, begin, end in zip(self.messages, [0, *ends], ends, strict=False):
+            each.decode(data[begin:end])
+        places = zip(self.fields["body-offsets"], self.fields["body-sizes"], strict=True)
+        self.bodies = [data[offset : offset + size] for offset, size in places]
+
+
+def read(connection: BlockingConnection, name: str, **fields: int) -> list[Envelope]:
+    """All envelopes of a range."""
+    receiver = connection.create_receiver(name, credit=2, name="range", options=InRange(**fields))
+    found: list[Envelope] = []
+    while not found or not found[-1].fields["last"]:
+        found.append(Envelope(receiver.receive(timeout=WAIT_S)))
+        receiver.accept()
+    receiver.close()  # type: ignore[no-untyped-call]
+    return found
+
+
+def filled(connection: BlockingConnection, name: str) -> tuple[int, int]:
+    """The start and head of the partition that holds messages."""
+    with management(connection, name) as node:
+        found = node.ask("partibus:get-positions")[1]
+    place = found["messages"].index(max(found["messages"]))
+    return found["starts"][place], found["heads"][place]
+
+
+def test_a_range_is_read_in_envelopes_as_often_as_a_client_wants(connection: BlockingConnection) -> None:
+    bodies = [b"%d" % number * 100 for number in range(25)]
+    send(connection, "ranges", *bodies, properties={"colour": "red"})
+    start, head = filled(connection, "ranges")
+    for _ in range(2):
+        envelopes = read(connection, "ranges", from_=start, to=head, messages=10)
+        assert [len(each.messages) for each in envelopes] == [10, 10, 5]
+        assert [body for each in envelopes for body in each.bodies] == bodies
+        assert [each.body for part in envelopes for each in part.messages] == bodies
+        assert envelopes[0].messages[0].properties == {"colour": "red"}
+        numbers = [number for each in envelopes for number in each.fields["sequence-numbers"]]
+        assert numbers == list(range(start, head))
+    (part,) = read(connection, "ranges", from_=start + 3, to=start + 5)
+    assert part.bodies == bodies[3:5] and part.fields["partition"] == start >> 48
+    with pytest.raises(LinkDetached, match="argument-error"):
+        read(connection, "ranges", from_=start, to=head + 1)
+    with pytest.raises(LinkDetached, match="argument-error"):
+        connection.create_receiver("ranges", options=InRange(to=head))
+
+
+def test_a_locked_message_is_read_and_one_that_a_consumer_completed_is_missing(
+    connection: BlockingConnection,
+) -> None:
+    send(connection, "sharing", b"a", b"b", b"c")
+    start, head = filled(connection, "sharing")
+    consumer = Receiver(connection, "sharing")
+    first, second = consumer.receive(2)
+    (part,) = read(connection, "sharing", from_=start, to=head)
+    assert part.bodies == [b"a", b"b", b"c"] and part.fields["locked"] >= 2
+    consumer.settle(first, Delivery.ACCEPTED)
+    (part,) = read(connection, "sharing", from_=start, to=head)
+    assert part.bodies == [b"b", b"c"] and part.fields["missing"] == 1 and part.fields["start"] == start + 1
+    consumer.settle(second, Delivery.REJECTED)
+    (part,) = read(connection, "sharing", from_=start, to=head)
+    assert part.bodies == [b"c"] and part.fields["dead-lettered"] == 1
+    consumer.close()
+
+
+def test_dead_letters_are_read_by_position_once_no_older_message_can_follow_them(
+    connection: BlockingConnection,
+) -> None:
+    dead = "dead-letters/$deadletterqueue"
+    send(connection, "dead-letters", b"a", b"b")
+    start, head = filled(connection, "dead-letters")
+    consumer = Receiver(connection, "dead-letters")
+    first, second = consumer.receive(2)
+    consumer.settle(second, Delivery.REJECTED)
+    (part,) = read(connection, dead, from_=start)
+    assert (part.bodies, part.fields["head"]) == ([], start)
+    consumer.settle(first, Delivery.REJECTED)
+    (part,) = read(connection, dead, from_=start)
+    assert (part.bodies, part.fields["head"]) == ([b"a", b"b"], head)
+    consumer.close()

@@ -237,7 +237,9 @@ def test_a_run_is_handed_out_as_the_rules_say_for_each_of_its_messages(
         partition_id=1,
         state=MessageState.DEFERRED if deferred else None,
     )
-    expected = [built(locked, index, constants, peek_lock) for index in count]
+    expected = [
+        built(locked, index, constants, locked.tokens[index] if peek_lock else None) for index in count
+    ]
     made = deliverables(locked, peek_lock=peek_lock)
     assert joined(made) == expected
     as_they_rest = [

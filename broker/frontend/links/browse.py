@@ -22,15 +22,13 @@ import structlog
 from broker.access.addresses import Address
 from broker.base.errors import Refused
 from broker.frontend.connection_view import ConnectionView
+from broker.frontend.links.copies import CopyLink
 from broker.frontend.links.outgoing import accept_receiver
-from broker.frontend.links.receive_watch import ReceiveWatch
 from broker.frontend.peeking import LATE_S, PAGE_WITHIN_S, note_late, peek_partition
 from broker.message.annotations import peeked_messages
 from broker.namespace.entity import ENDED, Entity, next_client
 from broker.operations import PARTITION_SHIFT, Answer, Arrived, Detach, Peek, Peeked, Unavailable, Watch
-from broker.refusal_wording import error_of, no_transactions
-from protocol.events import DeliveriesUpdated, Outcome
-from protocol.links import SETTLED, Delivery, Link
+from protocol.links import Link
 
 log = structlog.get_logger("browse")
 
@@ -46,10 +44,8 @@ LOOK_AGAIN_LATE_S = 30.0
 """The same for a partition that was late: waiting for it again takes up one of the broker's few pages."""
 
 
-class BrowseLink:
+class BrowseLink(CopyLink):
     """A link on which a client looks at the messages of a subqueue. Owned by its connection."""
-
-    rights = ("Listen",)
 
     @classmethod
     def attach(cls, connection: ConnectionView, link: Link, queue: Entity, address: Address) -> None:
@@ -58,8 +54,7 @@ class BrowseLink:
         link.context = cls(connection, link, queue, address)
 
     def __init__(self, connection: ConnectionView, link: Link, queue: Entity, address: Address) -> None:
-        self.link, self.queue, self.subqueue, self.paths = link, queue, address.subqueue, (address.path,)
-        self._connection, self._engine = connection, connection.engine
+        super().__init__(connection, link, queue, address)
         self._client = next_client()
         self._handles = queue.router.handles
         self._next = [number << PARTITION_SHIFT for number in range(len(self._handles))]
@@ -75,12 +70,9 @@ class BrowseLink:
         """Partitions whose last page was late. Their next page is given up only for partitions that are not
         slow, because on a slow disk all pages may be late."""
         self._is_reading = False
-        self._unsettled: set[Delivery] = set()
-        self._tags = 0
         self._look_again_timer: asyncio.TimerHandle | None = None
         self._look_again_s = LOOK_AGAIN_S
         """How long that timer runs."""
-        self._watch = ReceiveWatch(connection, link, queue, self.subqueue)
 
     # --- reading --------------------------------------------------------------------------------------------
 
@@ -94,18 +86,6 @@ class BrowseLink:
             self._connection.spawn(self._read(), name=f"browse {self.queue.name}", size=0)
         else:
             self._finish_drain()
-
-    def _wanted(self) -> int:
-        """How many messages may be shown now. Returns 0 without room; the connection then calls
-        `credit_granted` once there is room."""
-        credit = self._engine.credit(self.link)
-        if credit <= 0 or not self._connection.has_room_for(self):
-            return 0
-        services, unsettled = self._connection.services, len(self._unsettled)
-        wanted = min(credit, services.settings.unsettled_per_link_max - unsettled)
-        if services.memory.exceeded:
-            return min(wanted, self._connection.room_above_mark(self, unsettled))
-        return wanted
 
     async def _read(self) -> None:
         """Show page after page until nothing more is wanted, or all has been shown."""
@@ -165,27 +145,16 @@ class BrowseLink:
         messages = peeked_messages(page, partitioned=len(self._handles) > 1)
         count = min(len(messages), max(self._wanted(), 0)) if messages else 0
         if count:
-            first, self._tags = self._tags, self._tags + count
-            tags = [tag.to_bytes(8, "big") for tag in range(first, first + count)]
-            settled = self.link.snd_settle_mode == SETTLED
-            deliveries = self._engine.send(self.link, tags, messages[:count], settled)
-            if not settled:
-                self._unsettled.update(deliveries)
-                self._connection.services.memory.deliver(count)
             self._next[number] = page.sequence_numbers[count - 1] + 1
-            self.queue.accessed_at_ms = self._connection.services.clock.now_ms()
-            self._connection.sent(sum(map(len, messages[:count])))
+            self._deliver(messages[:count])
         return count == len(messages)
 
     def _finish_drain(self) -> None:
         """Answer a drain (§2.6.7) once there is nothing more to show."""
         memory = self._connection.services.memory
         is_held = memory.exceeded and memory.unsettled_room(len(self._unsettled)) <= 0
-        if self._unread and not is_held:
-            return
-        if self._engine.draining(self.link) and self._engine.credit(self.link) > 0:
-            self._engine.drained(self.link)
-            self._connection.flush_soon()
+        if not self._unread or is_held:
+            self._answer_drain()
 
     # --- following ------------------------------------------------------------------------------------------
 
@@ -227,27 +196,6 @@ class BrowseLink:
         if back:
             self.credit_granted()
 
-    # --- settlements in -------------------------------------------------------------------------------------
-
-    def updated(self, event: DeliveriesUpdated) -> None:
-        """Answer the client's outcomes (§2.7.6) with the same outcomes; they change nothing."""
-        known = [delivery for delivery in event.deliveries if delivery in self._unsettled]
-        before = len(self._unsettled)
-        self._unsettled.difference_update(known)  # an event may name a delivery twice
-        self._connection.services.memory.settled(before - len(self._unsettled))
-        if event.transaction is not None:
-            self._connection.transactions.fail(event.transaction.txn_id, no_transactions())
-        if event.settled:
-            self._engine.settle(known, 0)
-        elif event.outcome == Outcome.TRANSACTIONAL:
-            self._engine.reject(known, error_of(no_transactions()))
-        else:
-            self._engine.settle(
-                known, event.outcome, failed=event.failed, undeliverable_here=event.undeliverable_here
-            )
-        self._connection.flush_soon()
-        self.credit_granted()  # the bound on unsettled deliveries may have held messages back
-
     # --- the end --------------------------------------------------------------------------------------------
 
     def detached(self) -> None:
@@ -255,8 +203,6 @@ class BrowseLink:
         if self._look_again_timer is not None:
             self._look_again_timer.cancel()
             self._look_again_timer = None
-        self._watch.end()
         for handle in self._handles:
             handle.post(Detach(), self._client, self._answered)
-        self._connection.services.memory.settled(len(self._unsettled))
-        self._unsettled.clear()
+        super().detached()

@@ -23,6 +23,8 @@ SESSION_FILTERS = (
 )
 """The keys under which clients ask for a message session (AMQP contract 5.4); `session_link.py` reads
 them."""
+RANGE = "partibus:range"
+"""The key of the filter with which a browse reads a range of one partition; `range_link.py` reads it."""
 GENERATION = "partibus:generation"
 FILTER_TYPES = {
     0x0000_468C_0000_0003: "apache.org:no-local-filter:list",
@@ -36,7 +38,7 @@ def check_node(engine: Engine, link: Link, entity: Entity) -> None:
     """Raise Refused if a link to an entity asks for something the broker does not support. Receivers check
     their session filter themselves."""
     for name, value in filters_of(engine, link).items():
-        if link.incoming or name not in SESSION_FILTERS:
+        if link.incoming or (name not in SESSION_FILTERS and not (name == RANGE and link.copies)):
             raise _not_applied(name, value)
     for capability in engine.node_capabilities(link):
         if capability in entity.FOREIGN_CAPABILITIES:
@@ -66,6 +68,11 @@ def generation_of(engine: Engine, link: Link, entity: Entity) -> dict[Any, Any]:
 def asks_for_session(engine: Engine, link: Link) -> bool:
     """Whether an attach has a session filter. Raises Refused if its filters cannot be read."""
     return not filters_of(engine, link).keys().isdisjoint(SESSION_FILTERS)
+
+
+def asks_for_range(engine: Engine, link: Link) -> bool:
+    """Whether an attach has the filter of a range. Raises Refused if its filters cannot be read."""
+    return RANGE in filters_of(engine, link)
 
 
 def check_sessions(engine: Engine, link: Link, queue: Entity, address: Address) -> None:

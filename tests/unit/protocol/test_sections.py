@@ -17,6 +17,7 @@ from protocol.sections import (
     entry,
     field,
     find_sections,
+    only_data,
     pairs,
 )
 from protocol.values import skip
@@ -175,3 +176,22 @@ def test_deeply_described_values_are_stepped_over_without_recursion() -> None:
     assert skip(nested, 0) == len(nested)
     with pytest.raises(DecodeError, match="nested deeper"):
         skip(b"\x00\x40" * 1_000_000 + b"\x41", 0)
+
+
+@pytest.mark.parametrize(
+    ("message", "body"),
+    [
+        (WHOLE, b"body"),
+        (PROPERTIES_BYTES + section(0x75, b"x" * 300), b"x" * 300),
+        (encode(Described(Symbol("amqp:data:binary"), b"spelled")) + FOOTER_BYTES, b"spelled"),
+        (section(0x75, b""), b""),
+        (DATA_BYTES + DATA_BYTES, None),
+        (PROPERTIES_BYTES + section(0x77, "value"), None),
+        (section(0x77, None), None),
+        (section(0x76, [1]), None),
+        (b"", None),
+    ],
+)
+def test_the_content_of_the_only_data_section_is_found(message: bytes, body: bytes | None) -> None:
+    found = only_data(b"front" + message, 5)
+    assert body == (None if found is None else (b"front" + message)[found[0] : found[0] + found[1]])

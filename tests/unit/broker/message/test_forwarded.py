@@ -85,7 +85,9 @@ def test_receivers_see_the_first_number_and_where_the_message_was_dead_lettered(
     given = locked_of(stored)
     given.changed = [changed]
     (shown,) = joined(deliverables(given))
-    assert shown == built(given, 0, constants_of(locked_until_ms=given.locked_until_ms, partition_id=0), True)
+    assert shown == built(
+        given, 0, constants_of(locked_until_ms=given.locked_until_ms, partition_id=0), given.tokens[0]
+    )
     found = sections(shown)
     assert found[HEADER][1] == 7 and DATA in found
     annotations = {str(key): value for key, value in found[ANNOTATIONS].items()}

@@ -1,0 +1,52 @@
+"""Outcomes on links that only show messages are answered and change nothing, whatever the link shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from broker.operations import Peek, Peeked
+from broker.stream_operations import RangeRead, ReadRange
+from protocol.codec import Described, Long, Symbol, ULong
+from protocol.events import Outcome
+from tests.support import raw_amqp as raw
+from tests.support.link_stack import LinkStack, turn
+from tests.support.locked import stored
+
+
+def page(peek: Peek) -> Peeked:
+    found = [1] if peek.from_sequence_number <= 1 else []
+    messages = [stored()] * len(found)
+    return Peeked(
+        found, [0] * len(found), [0] * len(found), [None] * len(found), messages, [None] * len(found),
+        [0] * len(found), peek.cookie,
+    )  # fmt: skip
+
+
+def part(read: ReadRange) -> RangeRead:
+    return RangeRead([1], [0], [0], [None], [stored()], [None], read.cookie, next=2, end=2)
+
+
+@pytest.mark.parametrize(
+    ("filters", "kind", "answer"),
+    [({}, Peek, page), ({Symbol("partibus:range"): {Symbol("from"): Long(1)}}, ReadRange, part)],
+)
+@pytest.mark.parametrize("outcome", [Outcome.ACCEPTED, Outcome.REJECTED, Outcome.MODIFIED])
+async def test_an_outcome_is_answered_with_the_same_one(
+    filters: dict[Any, Any], kind: type[Any], answer: Any, outcome: Outcome
+) -> None:
+    client = await LinkStack(1).connect()
+    fields = raw.receiver_attach(0, "queue")
+    source = ["queue", None, None, None, None, None, Symbol("copy"), filters]
+    fields[5] = Described(ULong(raw.SOURCE), source)
+    await client.attach(fields)
+    client.flow(0, 0, 1)
+    await turn()
+    client.stack.parts[0].answer(kind, answer)
+    assert len(await client.heard(raw.TRANSFER)) == 1 and client.stack.memory.unsettled == 1
+    client.stack.parts[0].posted.clear()
+    client.dispose(0, 0, raw.outcome(outcome))
+    (disposition,) = await client.heard(raw.DISPOSITION)
+    assert disposition.field(3) is True and disposition.field(4).descriptor == outcome
+    assert client.stack.memory.unsettled == 0 and not client.stack.parts[0].posted
