@@ -237,6 +237,18 @@ class Release:
 
 
 @dataclass(slots=True)
+class GiveBack:
+    """As `Release`, for a request that fails: its client is told only once no message is locked for it any
+    more.
+
+    Answered with `Settled`, without failures.
+    """
+
+    tokens: Sequence[LockToken]
+    cookie: object = None
+
+
+@dataclass(slots=True)
 class Recalled:
     """A client's answer to `Recall`: `tokens` are given back as with `Release`, and the client holds no other
     unseen message."""
@@ -420,8 +432,8 @@ class Detach:
 
 
 Operation = (
-    Send | Demand | Withdraw | Complete | Abandon | Defer | DeadLetter | Transact | Release | Recalled
-    | RenewLocks | Peek
+    Send | Demand | Withdraw | Complete | Abandon | Defer | DeadLetter | Transact
+    | Release | GiveBack | Recalled | RenewLocks | Peek
     | Watch | ReceiveDeferred | CancelScheduled | AcceptSession | WatchSessions | RenewSession | Delete
     | GetSessionState | SetSessionState | ListSessions
     | Update | Detach | DeleteExactly | FindDeadLetters | LockExactly | Redrive | Reschedule

@@ -65,6 +65,7 @@ KINDS: Final[Mapping[int, type]] = {
     116: operations.DeletedExactly, 117: operations.Found, 118: operations.Redriven,
     119: transfer_operations.HandedOver,
     128: stream_operations.FindPositions, 129: stream_operations.ReadRange,
+    130: operations.GiveBack,
     136: stream_operations.Positions, 137: stream_operations.RangeRead,
     120: operations.SubqueueCounts, 121: host.HostSettings, 122: host.HostFolder,
 }  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from broker.base.errors import Reason, Refused
 from broker.namespace.entity import Entity, ask
 from broker.namespace.router import PartitionHandle
-from broker.operations import Answer, LockToken, Operation, Renewed, RenewLocks, partition_of_token
+from broker.operations import Answer, GiveBack, LockToken, Operation, Renewed, RenewLocks, partition_of_token
 
 
 def lock_lost() -> Refused:
@@ -39,6 +39,12 @@ async def answer_of(handle: PartitionHandle | None, operation: Operation) -> Ans
         return await ask(handle, operation)
     except Refused as why:
         return why
+
+
+async def give_back(handle: PartitionHandle, tokens: Sequence[LockToken]) -> None:
+    """Release messages on behalf of a request that fails; returns once they are not locked any more. If the
+    partition is down, its locks are gone."""
+    await answer_of(handle, GiveBack(tokens))
 
 
 async def ask_about(

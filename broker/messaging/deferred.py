@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Sequence
 
 from broker.base.errors import Refused
+from broker.messaging.asking import give_back
 from broker.messaging.receive_and_delete import remove
 from broker.namespace.entity import Entity, ask, next_client
 from broker.namespace.router import PartitionHandle
@@ -39,7 +40,10 @@ async def receive_deferred(queue: Entity, subqueue: str, numbers: Sequence[int])
             held.append((handle, answer))
             if left is not None:
                 left -= sum(map(len, answer.messages)) + sum(len(each) for each in answer.changed if each)
-    except BaseException:  # a refusal, or a request that was cancelled
+    except Refused:
+        await asyncio.gather(*(give_back(handle, locked.tokens) for handle, locked in held))
+        raise
+    except BaseException:  # nobody waits for an answer any more
         release(held)
         raise
     return held

@@ -20,7 +20,7 @@ from broker.identifiers import encode_session_id
 from broker.message.changes import without_reasons
 from broker.message.forwarded import without_hops
 from broker.message.stored import bare_message_offset
-from broker.messaging.asking import answer_of
+from broker.messaging.asking import answer_of, give_back
 from broker.namespace.entity import Entity, ask, next_client
 from broker.namespace.router import PartitionHandle
 from broker.operations import (
@@ -255,7 +255,10 @@ async def _enqueue_anew(handle: PartitionHandle, locked: Locked) -> Redriven:
         ]
         redrive = Redrive(locked.tokens, messages, times_to_live_ms, columns=locked.columns)
         answer = await ask(handle, redrive)
-    except BaseException:
+    except Refused:
+        await give_back(handle, locked.tokens)
+        raise
+    except BaseException:  # nobody waits for an answer any more
         handle.post(Release(locked.tokens), next_client(), _ignore)
         raise
     assert isinstance(answer, Redriven), f"{answer} is not an answer to Redrive"

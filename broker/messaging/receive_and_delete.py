@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Container
 
 from broker.base.errors import Refused
-from broker.messaging.asking import answer_of, lock_lost
+from broker.messaging.asking import answer_of, give_back, lock_lost
 from broker.messaging.receive_cache import without
-from broker.namespace.entity import next_client
 from broker.namespace.router import PartitionHandle
-from broker.operations import Answer, Complete, Locked, Release, Settled
+from broker.operations import Complete, Locked, Settled
 
 
 class Removals:
@@ -55,13 +54,9 @@ async def remove(handle: PartitionHandle, locked: Locked) -> Locked:
     """
     settled = await answer_of(handle, Complete(locked.tokens))
     if isinstance(settled, Refused):
-        handle.post(Release(locked.tokens), next_client(), _ignore)
+        await give_back(handle, locked.tokens)
         raise settled
     assert isinstance(settled, Settled), f"{settled} is not an answer to Complete"
     if len(settled.failures) == len(locked.tokens):
         raise lock_lost()
     return removed(locked, settled.failures)
-
-
-def _ignore(answer: Answer) -> None:
-    """Ignore the answer."""

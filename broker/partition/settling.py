@@ -15,6 +15,7 @@ from broker.operations import (
     Complete,
     DeadLetter,
     Defer,
+    GiveBack,
     Release,
     Renewed,
     RenewLocks,
@@ -93,12 +94,14 @@ class Settling:
             fail_transfer(space, subqueue, references, operation.changed)
         space.answer(client, Settled(operation.cookie, failures))
 
-    def release(self, operation: Release) -> None:
+    def release(self, client: ClientId, operation: Release | GiveBack) -> None:
         """Give back messages that no client has seen, without counting a delivery."""
         space = self._space
         space.cycle.work += len(operation.tokens)
         for subqueue, references in space.locks.unlock(operation.tokens, space.arrived_ms):
             self._time_to_live.give_back(subqueue, references)
+        if isinstance(operation, GiveBack):
+            space.answer(client, Settled(operation.cookie))
 
     def renew(self, client: ClientId, operation: RenewLocks) -> None:
         """Renew locks."""

@@ -39,7 +39,8 @@ Locks, demand and recalls are volatile; everything else is a fold over the recor
     HandOver                    ENQUEUED    messages of another entity, as with Send, unless they are known
     FailTransfer                MOVED       to the transfer dead-letter subqueue
     expiry                      MOVED       to the dead-letter subqueue, or REMOVED (AMQP contract 10.4)
-    Release, Recalled, Detach   none        no client saw the message, so no delivery is counted
+    Release, GiveBack,          none        no client saw the message, so no delivery is counted
+    Recalled, Detach
 
 Dead-letter subqueues ignore the time to live and count no deliveries (AMQP contract 5.6, 10.4). An expired
 message is never handed out; a locked message expires when its lock ends, a deferred one never. Everything in
@@ -70,6 +71,7 @@ from broker.operations import (
     Detach,
     Failed,
     FindDeadLetters,
+    GiveBack,
     Locked,
     LockExactly,
     Operation,
@@ -402,8 +404,8 @@ class Partition:
                 return self._delivering.withdraw(client, self.messages.find(operation.subqueue))
             case Recalled():
                 self._delivering.recalled(client, operation)
-            case Release():
-                self._settling.release(operation)
+            case Release() | GiveBack():
+                self._settling.release(client, operation)
             case Abandon():
                 self._settling.abandon(client, operation)
             case Defer():

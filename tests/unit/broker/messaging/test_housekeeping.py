@@ -31,11 +31,12 @@ from broker.operations import (
     Failed,
     FindDeadLetters,
     Found,
+    GiveBack,
     LockExactly,
     Operation,
     Redrive,
     Redriven,
-    Release,
+    Settled,
     Sink,
 )
 from tests.support.link_stack import LinkStack
@@ -74,6 +75,10 @@ class Partitions:
 
 def down(number: int, operation: Any) -> Answer:
     return Failed(Reason.PARTITION_UNAVAILABLE, f"{number} is down", operation.cookie)
+
+
+def given_back(number: int, operation: GiveBack) -> Answer:
+    return Settled(operation.cookie)
 
 
 async def purge_all(partitions: Partitions, count: int = 100, start: int = 0) -> Progress:
@@ -160,11 +165,11 @@ async def test_dead_letters_that_are_not_locked_at_once_are_locked_in_turn() -> 
 
 
 async def test_dead_letters_that_cannot_be_enqueued_are_released() -> None:
-    partitions = Partitions(1, LockExactly=stock, Redrive=down)
+    partitions = Partitions(1, LockExactly=stock, Redrive=down, GiveBack=given_back)
     with pytest.raises(Refused):
         await redrive_exactly(partitions.queue, DEAD_LETTER, [2], lambda: asyncio.Semaphore(1))
     locking, _, releasing = partitions.asked
-    assert isinstance(locking, LockExactly) and isinstance(releasing, Release)
+    assert isinstance(locking, LockExactly) and isinstance(releasing, GiveBack)
     assert len(releasing.tokens) == 1
 
 
@@ -176,7 +181,9 @@ async def test_a_selection_counts_what_was_redriven_before_a_partition_went_down
     def one_goes_down(number: int, operation: Redrive) -> Answer:
         return down(number, operation) if number == 1 else redriven(number, operation)
 
-    partitions = Partitions(3, FindDeadLetters=find, LockExactly=stock, Redrive=one_goes_down)
+    partitions = Partitions(
+        3, FindDeadLetters=find, LockExactly=stock, Redrive=one_goes_down, GiveBack=given_back
+    )
     progress = await redrive(
         partitions.queue, DEAD_LETTER, "broken", NEVER_MS, 100, 0, lambda: asyncio.Semaphore(1)
     )

@@ -15,6 +15,7 @@ from broker.operations import (
     DeadLetter,
     Defer,
     Demand,
+    GiveBack,
     Locked,
     ReceiveDeferred,
     Release,
@@ -69,6 +70,15 @@ async def test_a_deferred_message_that_is_given_back_stays_deferred(
     await harness.do(1, give_back(one(await harness.do(1, ReceiveDeferred(MAIN, [number])), Locked).tokens))
     assert await harness.do(1, Demand(MAIN, 1)) == []
     assert one(await harness.do(1, ReceiveDeferred(MAIN, [number])), Locked).delivery_counts == [count]
+
+
+async def test_messages_of_a_failed_request_are_free_once_it_is_told_so() -> None:
+    harness = Harness()
+    await harness.send(b"a")
+    held = await harness.receive(1)
+    assert one(await harness.do(1, GiveBack([*held.tokens, bytes(16)], 7)), Settled) == Settled(7)
+    assert harness.task.counts()[MAIN].locked == 0
+    assert (await harness.receive(2)).delivery_counts == held.delivery_counts
 
 
 GONE: list[bytes] = []
