@@ -1,19 +1,89 @@
-"""Actions: statements that change the properties of a copy of a message (AMQP contract 11.5)."""
+"""Actions: statements that change the properties of a copy of a message (AMQP contract 11.5).
+
+The statements work on a *draft* of the copy, one after the other, so each sees what the ones before it have
+done. The finished draft is encoded as a sender would encode it and stored again, by the rules for any
+message. What it says about a session or a schedule has no effect before the copy is forwarded.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TypeAlias
 
-from broker.base.errors import Reason, Refused
+from broker.base.errors import Refused
 from broker.entities.rules import SqlAction
-from broker.message.stored import StoredMessage
-from broker.rules.message_view import MessageView
+from broker.message.forwarded import trail_of, with_trail
+from broker.message.stored import FORWARDED, StoredMessage, store
+from broker.rules.drafts import REMOVABLE, SETTABLE, Draft
+from broker.rules.evaluating import Compiler
+from broker.rules.filters import COMPILED_MAX
+from broker.rules.message_view import SYSTEM_PROPERTIES, MessageView
+from broker.rules.parsing import Invalid, refusals
+from broker.rules.sql import SQL_DIALECT, parse_action
+from broker.rules.syntax import SetProperty, Statement
+from broker.rules.values import EvaluationFailed, parameters_of
 
 Action: TypeAlias = Callable[[MessageView, str], StoredMessage]
 """Makes the copy of a message that the rule of this name produces. Raises EvaluationFailed."""
 
+RULE_NAME = "RuleName"
+"""The application property of a copy that has the name of its rule."""
 
+_Step: TypeAlias = Callable[[Draft], None]
+
+
+@lru_cache(COMPILED_MAX)
 def compile_action(action: SqlAction) -> Action:
     """Compile an action. Raises Refused(ARGUMENT) if its expression is wrong."""
-    raise Refused(Reason.NOT_IMPLEMENTED, "Actions of rules are not implemented.")
+    statements = parse_action(action.expression)
+    with refusals("action"):
+        compiler = Compiler(SQL_DIALECT, parameters_of(action.parameters))
+        steps = [_step(statement, compiler) for statement in statements]
+
+    def change(message: MessageView, rule: str) -> StoredMessage:
+        draft = Draft(message)
+        draft.set_application_property(RULE_NAME, rule)
+        for step in steps:
+            step(draft)
+        return _stored(draft, message)
+
+    return change
+
+
+def _step(statement: Statement, compiler: Compiler[MessageView]) -> _Step:
+    """A function that carries out a statement. Raises Invalid."""
+    property = statement.property
+    name = property.name
+    if isinstance(statement, SetProperty):
+        value, spelling = compiler.value(statement.value), statement.name
+        if not property.is_system:
+            return lambda draft: draft.set_application_property(spelling, value(draft))
+        _check(statement, SETTABLE, "set")
+        return lambda draft: draft.set_system_property(name, value(draft))
+    if not property.is_system:
+        return lambda draft: draft.remove_application_property(name)
+    _check(statement, REMOVABLE, "removed")
+    return lambda draft: draft.set_system_property(name, None)
+
+
+def _check(statement: Statement, permitted: frozenset[str], what: str) -> None:
+    name = statement.property.name
+    if name not in SYSTEM_PROPERTIES:
+        raise Invalid(statement.position, f"there is no system property 'sys.{name}'")
+    if name not in permitted:
+        raise Invalid(statement.position, f"the system property 'sys.{name}' cannot be {what}")
+
+
+def _stored(draft: Draft, original: MessageView) -> StoredMessage:
+    try:
+        message = store(draft.encoded(), _no_message_id)
+        if original.stored[0] & FORWARDED:
+            message.data = with_trail(message.data, trail_of(original.stored, 0))
+    except Refused as why:
+        raise EvaluationFailed(why.description) from why
+    return message
+
+
+def _no_message_id() -> str:
+    raise AssertionError("a draft always has a message-id")

@@ -94,6 +94,10 @@ class MessageView:
             offset = skip(self.stored, offset)
         return None
 
+    def time_to_live_ms(self) -> int | None:
+        """As the sender set it."""
+        return int.from_bytes(self.stored[4:8], "big") if self.stored[1] & HAS_TIME_TO_LIVE else None
+
     def _field_places(self) -> list[int]:
         if self._fields is None:
             section, value = section_at(self.stored, self._bare)
@@ -169,18 +173,13 @@ def _scheduled(message: MessageView) -> Value:
     return None if value is None else Instant(int(value) * TICKS_PER_MS)
 
 
-def _ttl_ms(message: MessageView) -> int | None:
-    flags, ttl_ms = message.stored[1], int.from_bytes(message.stored[4:8], "big")
-    return ttl_ms if flags & HAS_TIME_TO_LIVE else None
-
-
 def _time_to_live(message: MessageView) -> Value:
-    ttl_ms = _ttl_ms(message)
+    ttl_ms = message.time_to_live_ms()
     return None if ttl_ms is None else Duration(ttl_ms * TICKS_PER_MS)
 
 
 def _expires_at(message: MessageView) -> Value:
-    ttl_ms = _ttl_ms(message)
+    ttl_ms = message.time_to_live_ms()
     return None if ttl_ms is None else Instant((message.enqueued_ms + ttl_ms) * TICKS_PER_MS)
 
 

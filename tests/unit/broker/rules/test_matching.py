@@ -13,11 +13,13 @@ from broker.entities.rules import (
     Filter,
     RuleDescription,
     RuleValue,
+    SqlAction,
     SqlFilter,
     TrueFilter,
     ValueType,
 )
 from broker.rules.matching import Failure, Match, Matcher, check_rule
+from broker.rules.message_view import MessageView
 from tests.support.rule_messages import ENQUEUED_MS, stored_with
 
 
@@ -116,3 +118,42 @@ def test_rules_are_checked_before_they_are_made() -> None:
     check_rule(RuleDescription("ok", SqlFilter("a = 1")))
     with pytest.raises(Refused, match="position 5"):
         check_rule(RuleDescription("wrong", SqlFilter("a = ")))
+    with pytest.raises(Refused, match="action is not valid at position 6"):
+        check_rule(RuleDescription("wrong", SqlFilter("a = 1"), SqlAction("SET a")))
+
+
+def test_each_rule_with_an_action_gives_a_copy_of_its_own() -> None:
+    matcher = Matcher()
+    matcher.set_rules(
+        1,
+        [
+            RuleDescription("b", TrueFilter(), SqlAction("SET a = 1")),
+            RuleDescription("a", colour("red"), SqlAction("SET a = 2")),
+            RuleDescription("c", colour("red")),
+            RuleDescription("d", colour("red")),
+        ],
+    )
+    matcher.set_rules(2, [RuleDescription("b", TrueFilter(), SqlAction("SET sys.Label = sys.MessageId"))])
+    found = match(matcher, {"colour": "red"})
+    assert found.subscriptions == (1,)
+    assert [(copy.subscription, copy.rule) for copy in found.copies] == [(1, "a"), (1, "b"), (2, "b")]
+    views = [MessageView(copy.message.data, ENQUEUED_MS) for copy in found.copies]
+    assert [view.application_property("a") for view in views] == [2, 1, None]
+    assert views[2].system_property("label") == "id"
+    assert [copy.rule for copy in match(matcher).copies] == ["b", "b"]
+    matcher.set_rules(1, [])
+    matcher.set_rules(2, [])
+    assert match(matcher, {"colour": "red"}) == Match()
+
+
+def test_an_action_that_fails_gives_no_copy_and_is_reported() -> None:
+    matcher = Matcher()
+    failing = SqlAction("SET a = 1 / b")
+    matcher.set_rules(1, [RuleDescription("x", TrueFilter(), failing)])
+    matcher.set_rules(2, [RuleDescription("x", TrueFilter(), failing), RuleDescription("y", TrueFilter())])
+    found = match(matcher, {"b": 0})
+    assert (found.subscriptions, found.copies) == ((2,), ())
+    assert [(failure.subscription, failure.rule) for failure in found.failures] == [(1, "x")]
+    assert len(match(matcher, {"b": 1}).copies) == 2
+    matcher.set_rules(1, [RuleDescription("x", TrueFilter(), SqlAction("wrong"))])
+    assert "position 1" in match(matcher, {"b": 0}).failures[0].description
