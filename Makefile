@@ -25,13 +25,13 @@ $(RUN): pyproject.toml $(NATIVE) | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check --editable .
 	@touch $@
 
-$(DEV): pyproject.toml $(NATIVE) | $(BIN)/python
+$(DEV): pyproject.toml connector/pyproject.toml $(NATIVE) | $(BIN)/python
 	@echo 'Installing the broker and its tests into $(VENV). The AMQP engine is compiled: this takes a minute or two, once.'
-	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[dev]' --editable connector
 	@touch $(RUN) $@
 
 $(LIVE): $(DEV)
-	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[dev,live]'
+	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[dev,live]' --editable connector
 	@touch $@
 
 setup: $(DEV) ## the environment for development

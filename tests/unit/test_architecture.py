@@ -324,6 +324,36 @@ def test_c_code_has_lines_of_at_most_110_characters() -> None:
     ] == []
 
 
+CONNECTOR = sorted((ROOT / "connector" / "pyspark_partibus").rglob("*.py"))
+"""A distribution of its own, installed where the broker is not."""
+CONNECTOR_TESTED_WITH_A_BROKER = {"connection", "links", "operations", "pool", "ranges", "requests"}
+"""Modules of its client that need a peer: `tests/connector` tests them."""
+
+
+def test_the_connector_imports_nothing_of_the_broker() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in CONNECTOR
+        for name in sorted(imports_of(path))
+        if any(below(name, ours) for ours in ("broker", "protocol", "storage", "tests", "tools"))
+    ]
+    assert len(CONNECTOR) > 10
+    assert wrong == []
+
+
+def test_every_module_of_the_connector_says_what_it_answers_for_and_has_tests() -> None:
+    root = ROOT / "connector" / "pyspark_partibus"
+    without = []
+    for path in CONNECTOR:
+        assert ast.get_docstring(tree_of(path)), path
+        assert len(path.read_text(encoding="utf-8").splitlines()) < 500, path
+        folder = ROOT / "tests" / "unit" / "connector" / path.relative_to(root).parent
+        test = folder / f"test_{path.name}"
+        if path.name != "__init__.py" and not test.exists():
+            without.append(path.stem)
+    assert set(without) == CONNECTOR_TESTED_WITH_A_BROKER
+
+
 def test_nothing_is_left_undone() -> None:
     marks = ("TO" + "DO", "FIX" + "ME", "XX" + "X", "NotImplemented" + "Error")
     found = [

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("broker", "protocol", "storage", "tests", "tools", "docs", "docker")
+FOLDERS = ("broker", "protocol", "storage", "tests", "tools", "docs", "docker", "connector")
 NOT_OURS = {"node_modules", "__pycache__", "build", "target", "data"}
 """Folders of tools and of generated files."""
-CHECKED = ("broker/", "protocol/", "storage/", "docs/architecture.md", "docs/glossary.md")
+CHECKED = ("broker/", "protocol/", "storage/", "connector/", "docs/architecture.md", "docs/glossary.md")
 """Other pages may name the files of other projects."""
 WRITTEN = {"report.json"}
 """Files that the product writes."""
 FILE = re.compile(r"`(?:[\w.-]+/)*([\w.-]+\.(?:py|pyi|c|h|md|sh|toml|json|ya?ml))`")
-PATH = re.compile(r"`((?:broker|protocol|storage|docs|tests|tools|docker)/[\w/.*-]+)`")
+PATH = re.compile(r"`((?:broker|protocol|storage|docs|tests|tools|docker|connector)/[\w/.*-]+)`")
 """A file or a folder by its whole path; it may hold a `*`."""
 TABLE = re.compile(r"\| file in `([\w/]+)`")
 """The head of a table whose first column has the names of files in a folder."""
@@ -112,7 +112,7 @@ def test_the_page_on_the_structure_names_every_module() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     modules = [
         path
-        for package in ("broker", "protocol", "storage")
+        for package in ("broker", "protocol", "storage", "connector")
         for suffix in ("py", "c")
         for path in (ROOT / package).rglob(f"*.{suffix}")
         if path.name != "__init__.py"

@@ -1,0 +1,159 @@
+"""The broker's operations on one subqueue by position (AMQP contract 7.6), as plain calls that outlast a
+lost connection.
+
+Each of them can be repeated without harm, and is, while the broker is not available.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark_partibus.client.connection import Connection
+from pyspark_partibus.client.patience import Patience, patiently
+from pyspark_partibus.client.pool import checked_out, dropped
+from pyspark_partibus.client.requests import Requester
+from pyspark_partibus.client.values import LONGS, Array, Timestamp
+from pyspark_partibus.endpoint import Endpoint
+from pyspark_partibus.errors import Refused, Unavailable
+from pyspark_partibus.offsets import Positions, counter_of, on_the_wire, partition_of
+
+CURSOR_NOT_FOUND, CURSOR_OWNED = "partibus:cursor-not-found", "partibus:cursor-owned"
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What `partibus:get-positions` gave; all maps are by partition, all positions are counters."""
+
+    generation: str
+    starts: Positions
+    heads: Positions
+    messages: dict[int, int]
+    sizes: dict[int, int]
+    by_time: Positions
+    unavailable: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """A cursor of the broker."""
+
+    owner: str
+    generation: str
+    positions: Positions
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What became of a list of messages."""
+
+    accepted: int
+    duplicates: int
+
+
+class Node:
+    """The management node of one subqueue."""
+
+    def __init__(self, endpoint: Endpoint, address: str, patience: Patience) -> None:
+        self._endpoint, self._address, self._patience = endpoint, address, patience
+        self._connection: Connection | None = None
+        self._requester: Requester | None = None
+
+    def _ask(self, operation: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Make a request, again if need be."""
+        return patiently(lambda: self._ask_once(operation, dict(body)), self._patience)
+
+    def _ask_once(self, operation: str, body: dict[str, Any]) -> dict[str, Any]:
+        try:
+            if self._requester is None:
+                self._connection = checked_out(self._endpoint, self._patience.request_s, self._address)
+                self._requester = Requester(self._connection, f"{self._address}/$management")
+            return self._requester.ask(operation, body)
+        except Unavailable:
+            self.drop()
+            raise
+
+    def drop(self) -> None:
+        """Give up the connection; the next request makes a new one."""
+        if self._connection is not None:
+            dropped(self._connection)
+        self._connection = self._requester = None
+
+    # --- positions and cursors ----------------------------------------------------------------------------
+
+    def heads(self, enqueued_time_ms: int | None = None) -> Heads:
+        """Where each partition begins and ends, and the position of a time if one is given."""
+        body = {} if enqueued_time_ms is None else {"enqueued-time": Timestamp(enqueued_time_ms)}
+        answer = self._ask("partibus:get-positions", body)
+        partitions = answer["partitions"]
+
+        def column(name: str) -> dict[int, int]:
+            return dict(zip(partitions, answer.get(name) or [], strict=False))
+
+        def counters(name: str) -> Positions:
+            return {partition: counter_of(number) for partition, number in column(name).items()}
+
+        return Heads(
+            str(answer["generation"]),
+            counters("starts"),
+            counters("heads"),
+            column("messages"),
+            column("bytes"),
+            counters("positions-by-time"),
+            tuple(answer.get("unavailable-partitions") or ()),
+        )
+
+    def cursor(self, name: str) -> Cursor | None:
+        """A cursor, or None if there is none of this name."""
+        try:
+            answer = self._ask("partibus:get-cursor", {"cursor": name})
+        except Refused as refused:
+            if refused.condition == CURSOR_NOT_FOUND:
+                return None
+            raise
+        return Cursor(str(answer["owner"]), str(answer["generation"]), _by_partition(answer["positions"]))
+
+    def create_cursor(self, name: str, owner: str, positions: Positions, take_over: bool) -> None:
+        """Make sure that there is a cursor of this name and owner. Raises Refused with `CURSOR_OWNED`."""
+        body = {
+            "cursor": name,
+            "owner": owner,
+            "positions": Array(LONGS, on_the_wire(positions)),
+            "take-over": take_over,
+        }
+        self._ask("partibus:create-cursor", body)
+
+    def advance_cursor(self, name: str, owner: str, positions: Positions, complete: bool) -> None:
+        """Move a cursor forward, and complete the messages before it if wanted. Raises Refused."""
+        body = {
+            "cursor": name,
+            "owner": owner,
+            "positions": Array(LONGS, on_the_wire(positions)),
+            "complete": complete,
+        }
+        self._ask("partibus:advance-cursor", body)
+
+    def settle_through(self, positions: Positions) -> None:
+        """Complete all active messages before these positions that nobody has locked."""
+        self._ask("partibus:settle-through", {"positions": Array(LONGS, on_the_wire(positions))})
+
+    # --- sending ------------------------------------------------------------------------------------------
+
+    def send(self, messages: Sequence[bytes]) -> Sent:
+        """Send encoded messages; when this returns, they are durable."""
+        answer = self._ask("partibus:send-messages", {"messages": messages})
+        return Sent(int(answer["accepted"]), len(answer.get("duplicates") or ()))
+
+    def last_batch(self, sink: str) -> int | None:
+        """The highest batch that a sink has committed."""
+        batch = self._ask("partibus:get-batch", {"sink": sink}).get("batch")
+        return None if batch is None else int(batch)
+
+    def commit_batch(self, sink: str, batch: int) -> bool:
+        """Note a batch as committed; False if it was already."""
+        return bool(self._ask("partibus:commit-batch", {"sink": sink, "batch": batch}).get("committed"))
+
+
+def _by_partition(numbers: Sequence[int]) -> Positions:
+    return {partition_of(number): counter_of(number) for number in numbers}

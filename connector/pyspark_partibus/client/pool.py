@@ -1,0 +1,40 @@
+"""The connections of this process, kept between the tasks that Spark runs in it.
+
+Spark reuses its workers, so a task finds the connection of the one before. A worker waits between tasks
+without running our code, so the broker may have closed an idle connection: it is looked at before it is used
+again. Connections are never shared with a process that was forked.
+"""
+
+from __future__ import annotations
+
+import os
+
+from pyspark_partibus.client.connection import Connection
+from pyspark_partibus.client.requests import put_token
+from pyspark_partibus.endpoint import Endpoint
+
+_connections: dict[tuple[int, Endpoint], Connection] = {}
+_authorised: dict[tuple[int, Endpoint], set[str]] = {}
+
+
+def checked_out(endpoint: Endpoint, timeout_s: float, address: str) -> Connection:
+    """A connection that is alive, with a right on `address` if the endpoint has a token. Raises Unavailable
+    or Refused."""
+    key = (os.getpid(), endpoint)
+    connection = _connections.get(key)
+    if connection is None or not connection.is_alive():
+        connection = _connections[key] = Connection(endpoint, timeout_s)
+        _authorised[key] = set()
+    connection.timeout_s = timeout_s
+    if endpoint.token is not None and address not in _authorised[key]:
+        put_token(connection, f"sb://{endpoint.host}/{address}", endpoint.token)
+        _authorised[key].add(address)
+    return connection
+
+
+def dropped(connection: Connection) -> None:
+    """Close a connection that has failed, so that nobody uses it again."""
+    key = (os.getpid(), connection.endpoint)
+    if _connections.get(key) is connection:
+        del _connections[key]
+    connection.close()

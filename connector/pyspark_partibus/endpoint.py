@@ -1,0 +1,111 @@
+"""Where the broker is and how to log in: an AMQP address or a Service Bus connection string, as plain data.
+
+Opens nothing. Secrets are left out of every text that an endpoint gives of itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
+
+from pyspark_partibus.errors import OptionError
+
+AMQP_PORT, AMQPS_PORT = 5672, 5671
+OPTION = "endpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A broker, and the credentials for it. Two equal endpoints may share a connection."""
+
+    host: str
+    port: int
+    tls: bool
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    """A SAS token or other token for `$cbs`, instead of a password."""
+    mechanism: str = "ANONYMOUS"
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    entity: str | None = None
+    """The entity that a connection string names (`EntityPath`)."""
+
+    @property
+    def address(self) -> str:
+        """Host and port, for texts."""
+        return f"{'amqps' if self.tls else 'amqp'}://{self.host}:{self.port}"
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """Read `amqp[s]://[user:password@]host[:port]` or a connection string. Raises OptionError."""
+    text = text.strip()
+    if not text:
+        raise OptionError(OPTION, "is empty")
+    if text.lower().startswith(("amqp://", "amqps://")):
+        return _from_url(text)
+    if "=" in text:
+        return _from_connection_string(text)
+    raise OptionError(OPTION, "is neither amqp://…, amqps://… nor a Service Bus connection string")
+
+
+def _from_url(text: str) -> Endpoint:
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        raise OptionError(OPTION, "is not a valid address") from None
+    if not parts.hostname:
+        raise OptionError(OPTION, "names no host")
+    if parts.path.strip("/") or parts.query or parts.fragment:
+        raise OptionError(OPTION, "has a path; name the queue or topic in the option 'entity'")
+    tls = parts.scheme.lower() == "amqps"
+    username = None if parts.username is None else unquote(parts.username)
+    return Endpoint(
+        parts.hostname,
+        port or (AMQPS_PORT if tls else AMQP_PORT),
+        tls,
+        username=username,
+        password=None if parts.password is None else unquote(parts.password),
+        mechanism="ANONYMOUS" if username is None else "PLAIN",
+    )
+
+
+def _from_connection_string(text: str) -> Endpoint:
+    """A Service Bus connection string. `UseDevelopmentEmulator=true` asks for AMQP without TLS."""
+    values: dict[str, str] = {}
+    for part in text.split(";"):
+        named, equals, value = part.partition("=")
+        if not part.strip():
+            continue
+        if not equals:
+            raise OptionError(OPTION, "has a part without '=' in its connection string")
+        values[named.strip().lower()] = value.strip()
+    address = values.get("endpoint", "")
+    try:
+        parts = urlsplit(address)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise OptionError(OPTION, "has a connection string without a valid Endpoint") from None
+    if parts.scheme.lower() != "sb" or not host:
+        raise OptionError(OPTION, "has a connection string without Endpoint=sb://…")
+    tls = values.get("usedevelopmentemulator", "").lower() != "true"
+    token = values.get("sharedaccesssignature")
+    name, key = values.get("sharedaccesskeyname"), values.get("sharedaccesskey")
+    if token is None and (name is None or key is None):
+        raise OptionError(
+            OPTION,
+            "has a connection string without SharedAccessKeyName and SharedAccessKey, or "
+            "SharedAccessSignature",
+        )
+    return Endpoint(
+        host,
+        port or (AMQPS_PORT if tls else AMQP_PORT),
+        tls,
+        username=None if token else name,
+        password=None if token else key,
+        token=token,
+        mechanism="ANONYMOUS" if token else "PLAIN",
+        entity=values.get("entitypath"),
+    )

@@ -1,0 +1,1 @@
+"""Encoded AMQP messages into Arrow columns, and Arrow columns into encoded messages."""

@@ -1,0 +1,135 @@
+"""The connector's client against the real broker: logging in, links, requests, lost connections."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from pyspark_partibus.client.connection import Connection
+from pyspark_partibus.client.links import Receiver, Sender
+from pyspark_partibus.client.operations import Node
+from pyspark_partibus.client.patience import Patience
+from pyspark_partibus.client.pool import checked_out, dropped
+from pyspark_partibus.client.requests import Requester
+from pyspark_partibus.client.values import Described, ULong, encode
+from pyspark_partibus.endpoint import Endpoint, parse_endpoint
+from pyspark_partibus.errors import Refused, TimedOut, Unavailable
+from tests.support.broker_process import BrokerProcess
+from tests.support.sas import sas_token
+
+WAIT_S = 10.0
+PATIENCE = Patience(WAIT_S, WAIT_S)
+
+
+def endpoint_of(broker: BrokerProcess) -> Endpoint:
+    return parse_endpoint(broker.addresses.connection_string())
+
+
+def data(body: bytes) -> bytes:
+    return encode(Described(ULong(0x75), body))
+
+
+def test_messages_of_all_sizes_come_back_as_they_were_sent(broker: BrokerProcess) -> None:
+    connection = Connection(endpoint_of(broker), WAIT_S)
+    sender, receiver = Sender(connection, "orders"), Receiver(connection, "orders")
+    bodies = [b"x" * size for size in (0, 1, 300_000, 1_000_000)]
+    for body in bodies:
+        sender.send(data(body))
+        sender.outcome()
+    receiver.grant(len(bodies))
+    received = [receiver.receive() for _ in bodies]
+    assert sorted(len(each) for each in bodies) == sorted(_body_size(each) for each in received)
+    with pytest.raises(TimedOut):
+        receiver.receive(timeout_s=0.05)
+    connection.close()
+
+
+def _body_size(message: bytes) -> int:
+    return (
+        len(message)
+        - message.rindex(b"\x00\x53\x75")
+        - (5 if message[message.rindex(b"\x00\x53\x75") + 3] == 0xA0 else 8)
+    )
+
+
+def test_what_the_broker_refuses_is_an_error_with_its_condition(broker: BrokerProcess) -> None:
+    endpoint = endpoint_of(broker)
+    connection = Connection(endpoint, WAIT_S)
+    with pytest.raises(Refused, match="amqp:not-found"):
+        Receiver(connection, "nowhere")
+    with pytest.raises(Refused, match="amqp:not-found"):
+        Sender(connection, "nowhere")
+    sender = Sender(connection, "orders")
+    sender.send(b"no message")
+    with pytest.raises(Refused, match="amqp:decode-error"):
+        sender.outcome()
+    with pytest.raises(Refused, match="partibus:no-such-thing"):
+        Requester(connection, "orders/$management").ask("partibus:no-such-thing", {})
+    with pytest.raises(Refused, match="refused the credentials") as refused:
+        Connection(replace(endpoint, password="guess"), WAIT_S)
+    assert "guess" not in str(refused.value)
+    with pytest.raises(Refused, match="amqp:unauthorized-access"):
+        Sender(
+            Connection(replace(endpoint, mechanism="ANONYMOUS", username=None, password=None), WAIT_S),
+            "orders",
+        )
+    assert Requester(connection, "orders/$management").ask("partibus:count-messages", {})["active"] >= 0
+
+
+def test_a_token_is_presented_once_for_each_entity(broker: BrokerProcess) -> None:
+    sas = sas_token("sb://127.0.0.1/")
+    endpoint = replace(endpoint_of(broker), mechanism="ANONYMOUS", username=None, password=None, token=sas)
+    connection = checked_out(endpoint, WAIT_S, "orders")
+    assert Sender(connection, "orders")
+    assert checked_out(endpoint, WAIT_S, "other") is connection
+    assert Sender(connection, "other")
+    with pytest.raises(Refused, match="put-token"):
+        checked_out(replace(endpoint, token=sas[:-20] + "x" * 20), WAIT_S, "orders")
+
+
+def test_tls_is_checked_against_the_authorities_given(broker: BrokerProcess) -> None:
+    endpoint = replace(endpoint_of(broker), tls=True, port=broker.addresses.amqps_port)
+    with pytest.raises(Refused, match="not trusted"):
+        Connection(endpoint, WAIT_S)
+    connection = Connection(replace(endpoint, ca_file=str(broker.data_dir / "tls" / "ca.pem")), WAIT_S)
+    sender = Sender(connection, "orders")
+    sender.send(data(b"x" * 500_000))
+    sender.outcome()
+
+
+def test_a_connection_is_shared_until_it_is_lost(broker: BrokerProcess) -> None:
+    endpoint = endpoint_of(broker)
+    first = checked_out(endpoint, WAIT_S, "orders")
+    assert checked_out(endpoint, WAIT_S, "other") is first
+    first._socket.shutdown(2)
+    second = checked_out(endpoint, WAIT_S, "orders")
+    assert second is not first
+    dropped(second)
+    assert checked_out(endpoint, WAIT_S, "orders") is not second
+
+
+def test_a_child_process_makes_a_connection_of_its_own(
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = endpoint_of(broker)
+    parents = checked_out(endpoint, WAIT_S, "orders")
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    childs = checked_out(endpoint, WAIT_S, "orders")
+    assert childs is not parents
+    dropped(childs)
+
+
+def test_a_request_outlasts_a_restart_of_the_broker(broker: BrokerProcess) -> None:
+    node = Node(endpoint_of(broker), "orders", PATIENCE)
+    before = node.heads()
+    assert sorted(before.heads) == list(range(16))
+    broker.restart()
+    assert node.heads() == before
+
+
+def test_a_broker_that_is_not_there_is_not_available() -> None:
+    endpoint = Endpoint("127.0.0.1", 9, False)
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        Node(endpoint, "orders", Patience(WAIT_S, 0)).heads()
