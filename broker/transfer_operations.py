@@ -39,8 +39,9 @@ def parts_of_source(source: bytes) -> tuple[str, int, int]:
 
 @dataclass(slots=True)
 class HandOver:
-    """Enqueue messages of another entity in the main subqueue, each of them once, however often it comes: all
-    new ones or none. Answered with `HandedOver` or `Failed`.
+    """Enqueue messages of another entity in the main subqueue, each of them once, however often it comes.
+    What there is no room for is left out; the rest is enqueued, or nothing is. Answered with `HandedOver` or
+    `Failed`.
 
     May have no messages, to change only what is kept of the source.
     """
@@ -61,8 +62,10 @@ class HandOver:
     scheduled_ms: Sequence[int | None] | None = None
     """As in a `Send`."""
     full: str | None = None
-    """Why the whole entity has no room for new messages, in words; None if it has. Messages that come again
-    are known all the same."""
+    """Why the whole entity has no room for all these messages, in words; None if it has. Messages that come
+    again need no room …"""
+    room: int = 0
+    """… and this is how many bytes of new ones it has room for. Each has MESSAGE_OVERHEAD_BYTES more."""
 
 
 @dataclass(slots=True)
@@ -105,7 +108,8 @@ class FindSources:
 
 @dataclass(slots=True)
 class HandedOver:
-    """All messages of a `HandOver` are durable here: they were enqueued now, earlier, or were duplicates."""
+    """All messages of a `HandOver` that were not left out are durable here: they were enqueued now, earlier,
+    or were duplicates."""
 
     known: list[int]
     """The places of messages that had been enqueued before."""
@@ -115,6 +119,10 @@ class HandedOver:
     kept: list[int]
     """Numbers that are kept of the source besides those of this operation."""
     cookie: object = None
+    left_out: list[int] = field(default_factory=list)
+    """The places of messages that there is no room for …"""
+    full: str | None = None
+    """… and why, in words."""
 
 
 @dataclass(slots=True)

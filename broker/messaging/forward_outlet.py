@@ -245,41 +245,34 @@ class Outlet:
         try:
             target.admit(send.messages)
         except Refused as why:
-            operation.full = why.description
+            operation.full, operation.room = why.description, target.take_rest()
         self._marked.add(number)
         answer = await answer_of(target.router.handles[number], operation)
         if isinstance(answer, Refused):
             if doubt is not None and rejection_of(answer) is not None:
                 self._doubt[number] = doubt  # it has stored nothing
-            await self._was_refused(target, number, places, locked, prepared, outcome, answer)
+            self._was_refused(number, places, locked, outcome, answer)
             return
         assert isinstance(answer, HandedOver), f"{answer} is not an answer to HandOver"
-        self._doubt[number] = {*answer.kept, *numbers}
+        left_out, known = frozenset(answer.left_out), frozenset(answer.known)
+        taken = [index for index in range(len(places)) if index not in left_out]
+        self._doubt[number] = {*answer.kept, *(numbers[index] for index in taken)}
         if doubt is None and answer.kept:
             outcome.known[number] = set(answer.kept)
-        outcome.done += places
-        known = frozenset(answer.known)
-        new = [message for place, message in enumerate(send.messages) if place not in known]
+        outcome.done += [places[index] for index in taken]
+        new = [send.messages[index] for index in taken if index not in known]
         self._route.forwarded(target, new, len(answer.duplicates))
-        if number in self._aside:
+        if answer.full is not None:
+            full = Refused(Reason.QUOTA_EXCEEDED, answer.full)
+            self._was_refused(number, [places[index] for index in answer.left_out], locked, outcome, full)
+        elif number in self._aside:
             self._release_next(number)
 
-    async def _was_refused(
-        self,
-        target: Entity,
-        number: int,
-        places: Sequence[int],
-        locked: Locked,
-        prepared: Prepared,
-        outcome: _Outcome,
-        why: Refused,
+    def _was_refused(
+        self, number: int, places: Sequence[int], locked: Locked, outcome: _Outcome, why: Refused
     ) -> None:
+        """A partition of the target does not take messages."""
         rejection = rejection_of(why)
-        if why.reason is Reason.QUOTA_EXCEEDED and len(places) > 1:  # some of them may fit
-            middle = len(places) // 2
-            for half in (places[:middle], places[middle:]):
-                await self._hand_over(target, number, half, locked, prepared, outcome)
-            return
         if rejection is not None and not self._route.is_of_dead_letters:
             outcome.rejected.setdefault(rejection, []).extend(places)
             return

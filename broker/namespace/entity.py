@@ -328,6 +328,10 @@ class Entity(ABC):
         partitions together have no room for them."""
         self._quota.admit(self.name, messages)
 
+    def take_rest(self) -> int:
+        """Count the room that all partitions together have left, in bytes, as taken. Returns it."""
+        return self._quota.take_rest()
+
     def check_room(self, number: int, size: int) -> None:
         """Check that a partition has room for messages, as far as is known. Raises
         Refused(QUOTA_EXCEEDED)."""

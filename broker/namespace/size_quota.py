@@ -39,3 +39,10 @@ class SizeQuota:
                     f"Size of entity in bytes: {self._bound}, Max entity size in bytes: {self._limit}",
                 )
         self._bound += added
+
+    def take_rest(self) -> int:
+        """Count the room that is left, in bytes, as taken by messages of which not all may fit. Returns
+        it."""
+        rest = max(self._limit - self._bound, 0)
+        self._bound += rest
+        return rest

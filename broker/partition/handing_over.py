@@ -42,16 +42,32 @@ class HandingOver:
             identities=operation.identities,
             scheduled_ms=operation.scheduled_ms,
         )
-        if new and operation.full is not None:
-            raise Refused(Reason.QUOTA_EXCEEDED, operation.full)
         if known:
             send = part_of(send, at(new))
-        _, duplicates = self._sending.send_new(space.cycle, space.description, send)
+        left_out: list[int] = []
+        full: str | None = None
+        try:
+            if new and operation.full is not None:
+                raise Refused(Reason.QUOTA_EXCEEDED, operation.full)
+            _, duplicates = self._sending.send_new(space.cycle, space.description, send)
+        except Refused as why:
+            if why.reason is not Reason.QUOTA_EXCEEDED:
+                raise
+            entity_room = None if operation.full is None else operation.room
+            fitting = self._sending.fitting(space.cycle, space.description, send, entity_room)
+            full = why.description
+            taken = frozenset(fitting)
+            left_out = [place for index, place in enumerate(new) if index not in taken]
+            new = [new[index] for index in fitting]
+            gone = {operation.numbers[place] for place in left_out}
+            left_out += [place for place in known if operation.numbers[place] in gone]  # named twice
+            known = [place for place in known if operation.numbers[place] not in gone]
+            _, duplicates = self._sending.send_new(space.cycle, space.description, part_of(send, at(fitting)))
         self._sending.finish()
         if operation.keeps is not None:
             wanted = set(operation.keeps)
             before = [number for number in before if number in wanted]
-        here = set(operation.numbers)
+        here = {operation.numbers[place] for place in (*known, *new)}
         kept = [number for number in before if number not in here]
         came_again = dict.fromkeys(operation.numbers[place] for place in known)
         fresh = [operation.numbers[place] for place in new]
@@ -62,7 +78,7 @@ class HandingOver:
             record = handed_over(operation.source, numbers, len(fresh))
             space.record(record, with_send=space.cycle.has_sent)
         places = [new[place] for place in duplicates]
-        answer = HandedOver(known, places, kept, operation.cookie)
+        answer = HandedOver(known, places, kept, operation.cookie, left_out, full)
         space.cycle.unsynced.append(answer)
         space.answer(client, answer)
 

@@ -53,6 +53,12 @@ def check_total(description: EntityDescription, number: int, used: int, added: i
         )
 
 
+def room_of(description: EntityDescription, subqueues: Iterable[Subqueue], state_bytes: int) -> int:
+    """How many more bytes of messages or state a partition may hold."""
+    used = sum([subqueue.size_bytes for subqueue in subqueues]) + state_bytes
+    return description.settings.max_size_mb * MIB - used
+
+
 def check_state(payloads: PayloadShare, size: int) -> None:
     """Check that the state of a session may grow to this size. Raises Refused(SERVER_BUSY) while memory is
     scarce, but not for a small state: a client that works on a session must be able to finish, which

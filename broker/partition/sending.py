@@ -24,7 +24,7 @@ from broker.partition.durable_state import NewRecord
 from broker.partition.enqueued_times import EnqueuedTimes
 from broker.partition.expiries import expiries, later_expiries
 from broker.partition.messages import Messages
-from broker.partition.quotas import check_size
+from broker.partition.quotas import check_size, room_of
 from broker.partition.records import Enqueued
 from broker.partition.schedule import times_of
 from broker.send_lists import at, merged, part_of
@@ -144,6 +144,36 @@ class Sending:
             self._check_size(description, size)
         if ids:
             check_count(description.name, self._number, self._duplicates.count, ids, self._ids_max)
+
+    def fitting(
+        self, cycle: Cycle, description: EntityDescription, send: Send, entity_room: int | None
+    ) -> list[int]:
+        """The places of the messages that there is room for, each besides those before it. `entity_room` is
+        how many bytes the whole entity has left for them; None for as many as they have."""
+        identities: Sequence[bytes | None] = send.identities or [None] * len(send.messages)
+        window_ms = description.settings.duplicate_detection_window_ms
+        known = frozenset(self._duplicates.known(send.identities or (), cycle.now_ms, window_ms))
+        left_out: set[bytes | None] = set()
+        ids = self._ids_max - self._duplicates.count
+        occupied, states = self._messages.work.occupied, self._messages.states
+        room = room_of(description, occupied.values(), states.bytes)
+        places: list[int] = []
+        for place, (message, identity) in enumerate(zip(send.messages, identities, strict=True)):
+            if place not in known or identity in left_out:  # it is no duplicate, and takes room
+                size = len(message) + MESSAGE_OVERHEAD_BYTES
+                columns = {name: values[place : place + 1] for name, values in send.columns.items()}
+                whole = size + list_bytes(columns) + (MEMORY_BYTES if identity is not None else 0)
+                has_entity_room = entity_room is None or size <= entity_room
+                if whole > room or not has_entity_room or (identity is not None and ids <= 0):
+                    left_out.add(identity)
+                    continue
+                left_out.discard(identity)
+                room -= whole
+                ids -= identity is not None
+                if entity_room is not None:
+                    entity_room -= size
+            places.append(place)
+        return places
 
     def _check_size(self, description: EntityDescription, added: int) -> None:
         check_size(

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
+from broker.base.errors import Refused
 from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER, EntityStatus, QueueSettings
 from broker.message.changes import encode_changes, has_reason
 from broker.message.forwarded import trail_of
+from broker.messaging import forward_outlet
+from broker.messaging.asking import answer_of
 from broker.namespace.entity import ask
-from broker.operations import DeadLetter, Locked, LockExactly, Settled
+from broker.namespace.router import PartitionHandle
+from broker.operations import Answer, DeadLetter, Locked, LockExactly, Settled
+from broker.transfer_operations import HandOver
 from tests.support.forwarding_world import World, held_now, world
 from tests.support.waiting import until
 
@@ -149,13 +155,23 @@ async def test_a_target_that_takes_nothing_makes_dead_letters(
         assert await reasons(here, "a", DEAD_LETTER, reason) == 1
 
 
-async def test_what_does_not_fit_into_the_target_becomes_a_dead_letter_and_the_rest_goes_on() -> None:
+async def test_what_does_not_fit_into_the_target_becomes_a_dead_letter_and_the_rest_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with world(a=(1, PLAIN), b=(1, QueueSettings(max_size_mb=1))) as here:
         texts = [f"{number}" + "x" * 90_000 for number in range(16)]
         for text in texts:
             await here.send("a", text)
+        loads: list[int] = []
+
+        def noted(handle: PartitionHandle, operation: HandOver) -> Awaitable[Answer | Refused]:
+            loads.append(len(operation.messages))
+            return answer_of(handle, operation)
+
+        monkeypatch.setattr(forward_outlet, "answer_of", noted)
         await here.update("a", to("b"))
         await here.until_empty("a")
+        assert loads == [16]
         there, dead = await here.texts("b"), await here.texts("a", DEAD_LETTER)
         assert 5 < len(there) < 16 and sorted(there + dead) == sorted(texts)
         assert await reasons(here, "a", DEAD_LETTER, "QuotaExceededException") == len(dead)

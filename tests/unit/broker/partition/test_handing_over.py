@@ -6,8 +6,9 @@ from __future__ import annotations
 import pytest
 
 from broker.base.errors import Reason
-from broker.entities.descriptions import MAIN, QueueSettings
+from broker.entities.descriptions import MAIN, MESSAGE_OVERHEAD_BYTES, QueueSettings
 from broker.operations import DESTINATION, Complete, Failed, Send, Sent, Transact
+from broker.partition.cycle_bounds import Bounds
 from broker.partition.origins import Origins
 from broker.partition.task import Health, TaskLimits
 from broker.partition.upkeep import UpkeepLimits
@@ -67,9 +68,9 @@ async def test_an_entity_that_is_full_takes_nothing_new_and_knows_what_it_has() 
     again, more = hand("ba"), hand("bc")
     again.full = more.full = "the entity is full"
     assert one(await harness.do(1, again), HandedOver).known == [0, 1]
-    refused = one(await harness.do(1, more), Failed)
-    assert (refused.reason, refused.description) == (Reason.QUOTA_EXCEEDED, "the entity is full")
-    assert await stored(harness) == "ab"
+    answer = one(await harness.do(1, more), HandedOver)
+    assert (answer.known, answer.left_out, answer.full) == ([0], [1], "the entity is full")
+    assert await stored(harness) == "ab" and sorted(kept(harness)) == ["a", "b"]
 
 
 async def test_the_same_number_of_another_source_is_another_message() -> None:
@@ -136,9 +137,49 @@ async def test_an_operation_that_only_forgets_survives_a_full_disk() -> None:
 
 async def test_what_is_over_the_quota_is_not_remembered() -> None:
     harness = Harness(QueueSettings(max_size_mb=1))
-    large = HandOver(SOURCE, [1, 2], [bytes(600_000), bytes(600_000)])
-    assert one(await harness.do(1, large), Failed).reason is Reason.QUOTA_EXCEEDED
-    assert kept(harness) == ""
+    sizes = [600_000, 600_000, 1_000, 500_000, 400_000]
+    answer = one(await harness.do(1, HandOver(SOURCE, [*range(5)], [*map(bytes, sizes)])), HandedOver)
+    assert (answer.left_out, answer.kept) == ([1, 3], []) and "maximum entity size" in (answer.full or "")
+    assert [len(each) for each in (await harness.peek()).messages] == [600_000, 1_000, 400_000]
+    assert kept(harness) == letters([0, 2, 4])
+    answer = one(await harness.do(1, HandOver(SOURCE, [1, 2], [*map(bytes, sizes[1:3])])), HandedOver)
+    assert (answer.known, answer.left_out, sorted(answer.kept)) == ([1], [0], [0, 4])
+
+
+async def test_an_entity_that_is_nearly_full_takes_what_it_has_room_for() -> None:
+    harness = Harness()
+    over = hand("abcd")
+    over.full, over.room = "the entity is full", 2 * MESSAGE_OVERHEAD_BYTES + 2
+    assert one(await harness.do(1, over), HandedOver).left_out == [2, 3]
+    assert await stored(harness) == "ab"
+
+
+async def test_a_message_that_is_named_twice_and_has_no_room_is_left_out_twice() -> None:
+    harness = Harness()
+    over = hand("aba")
+    over.full = "the entity is full"
+    answer = one(await harness.do(1, over), HandedOver)
+    assert (answer.known, sorted(answer.left_out), kept(harness)) == ([], [0, 1, 2], "")
+
+
+async def test_a_duplicate_needs_no_room_unless_the_message_before_it_has_none() -> None:
+    harness = Harness(QueueSettings(requires_duplicate_detection=True, max_size_mb=1))
+    await harness.do(1, Send([b"a"], None, identities=[bytes(15)]))
+    sizes, identities = [900_000, 900_000, 1_000, 900_000], [b"b" * 15, b"c" * 15, b"c" * 15, bytes(15)]
+    over = HandOver(SOURCE, [*range(4)], [*map(bytes, sizes)], identities=identities)
+    answer = one(await harness.do(1, over), HandedOver)
+    assert (answer.left_out, answer.duplicates) == ([1], [3])
+    assert [len(each) for each in (await harness.peek()).messages] == [1, 900_000, 1_000]
+
+
+async def test_what_would_be_one_message_id_too_many_is_left_out() -> None:
+    harness = Harness(
+        QueueSettings(requires_duplicate_detection=True), limits=TaskLimits(bounds=Bounds(message_ids_max=2))
+    )
+    over = hand("abc")
+    over.identities = [letter.encode() * 15 for letter in "abc"]
+    answer = one(await harness.do(1, over), HandedOver)
+    assert answer.left_out == [2] and "message-ids" in (answer.full or "")
 
 
 async def test_duplicates_are_dropped_and_named() -> None:
