@@ -303,15 +303,17 @@ class Sending(Generic[R]):
         return next(iter(keys), "") or hint.session_id or hint.partition_key or None
 
     def collect(self, payloads: Sequence[bytes], *, is_batch: bool) -> Collected:
-        """Check messages that are to be sent with a transaction: single ones, or those of one batch. Raises
-        Refused if any of them cannot be sent."""
+        """Check messages that are to be sent with a transaction or through another entity: single ones, or
+        those of one batch. Raises Refused if any of them cannot be sent.
+
+        Whether the entity that stores them has room is not checked: only the caller knows which one does.
+        """
         hint: RoutingHint | None = None
         if is_batch:
             payloads, hint = split(payloads[0])
             if not payloads:
                 raise Refused(Reason.ARGUMENT, "The batch holds no message.")
         self._memory.admit(len(payloads))
-        self._queue.admit(payloads)
         run = store_run(payloads, self._message_id)
         check(run, self._queue)
         if run.refused:

@@ -49,6 +49,7 @@ def check_destination(destination: Entity, collected: Collected) -> None:
     now: what is full when they are transferred can only dead-letter them (AMQP contract 8.3). Raises
     Refused(QUOTA_EXCEEDED)."""
     router, messages, keys = destination.router, collected.send.messages, collected.keys
+    destination.check_total_room(messages)
     sizes: dict[int, int] = {}
     largest = 0
     for message, key in zip(messages, keys if len(keys) > 1 else [*keys] * len(messages), strict=True):
@@ -61,7 +62,16 @@ def check_destination(destination: Entity, collected: Collected) -> None:
     for number, size in sizes.items():
         destination.check_room(number, size)
     if largest:
-        destination.check_room(min(range(len(router.handles)), key=destination.size_of), largest)
+        refused: Refused | None = None
+        for number in range(len(router.handles)):
+            try:
+                destination.check_room(number, largest)
+            except Refused as why:
+                refused = why
+            else:
+                return
+        assert refused is not None, "an entity has partitions"
+        raise refused
 
 
 class SendingVia(Generic[R]):
@@ -105,6 +115,7 @@ class SendingVia(Generic[R]):
         one in order.
         """
         check_destination(self._destination, collected)
+        self._via.admit(collected.send.messages)
         send, router = collected.send, self._via.router
         given = [*map(via_partition_key, send.messages), *collected.keys]
         key = next((each for each in given if each), None)
@@ -120,6 +131,7 @@ class SendingVia(Generic[R]):
         together, and it stores all of them or none. Raises Refused if they do not fit into the destination;
         then nothing was sent."""
         check_destination(self._destination, collected)
+        self._via.admit(collected.send.messages)
         send, router = collected.send, self._via.router
         groups: dict[int, list[int]] = {}
         without_key: list[int] = []

@@ -211,6 +211,9 @@ class Transaction:
                 self._settle_on(queue)
                 self._place_send(queue, collected.keys)
             messages = collected.send.messages
+            stores = self._queue or self._via
+            assert stores is not None, "it is known now"
+            stores.admit(messages)
             self._add(len(messages), sum(map(len, messages)) + MESSAGE_OVERHEAD_BYTES * len(messages))
         except Refused as why:
             self.fail(why)

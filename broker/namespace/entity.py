@@ -332,6 +332,11 @@ class Entity(ABC):
         """Count the room that all partitions together have left, in bytes, as taken. Returns it."""
         return self._quota.take_rest()
 
+    def check_total_room(self, messages: Sequence[bytes]) -> None:
+        """Check that all partitions together have room for messages that come later, as far as is known.
+        Raises Refused(QUOTA_EXCEEDED)."""
+        self._quota.check(self.name, messages)
+
     def check_room(self, number: int, size: int) -> None:
         """Check that a partition has room for messages, as far as is known. Raises
         Refused(QUOTA_EXCEEDED)."""

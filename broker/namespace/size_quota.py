@@ -27,8 +27,14 @@ class SizeQuota:
     def admit(self, name: str, messages: Sequence[bytes]) -> None:
         """Count messages that are about to be sent to the entity of this name. Raises
         Refused(QUOTA_EXCEEDED) if there is no room for them."""
+        added = self.check(name, messages)  # which may set the bound anew
+        self._bound += added
+
+    def check(self, name: str, messages: Sequence[bytes]) -> int:
+        """Check that there is room for messages that come later; returns their size. Raises
+        Refused(QUOTA_EXCEEDED)."""
         if not self._limit:
-            return
+            return 0
         added = sum(map(len, messages)) + MESSAGE_OVERHEAD_BYTES * len(messages)
         if self._bound + added > self._limit:
             self._bound = self._size()
@@ -38,7 +44,7 @@ class SizeQuota:
                     f"The maximum entity size has been reached or exceeded for Queue: '{name}'. "
                     f"Size of entity in bytes: {self._bound}, Max entity size in bytes: {self._limit}",
                 )
-        self._bound += added
+        return added
 
     def take_rest(self) -> int:
         """Count the room that is left, in bytes, as taken by messages of which not all may fit. Returns

@@ -124,7 +124,6 @@ async def test_an_entity_that_is_full_as_a_whole_takes_nothing() -> None:
     for send in (
         lambda: caller.sending.send([one, b"no message"], [1, 2]),
         lambda: list(caller.sending.send_batch(message(body=[one]), [3])),
-        lambda: caller.sending.collect([one], is_batch=False),
     ):
         with pytest.raises(Refused) as why:
             send()

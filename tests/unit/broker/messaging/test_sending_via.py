@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from broker.base.errors import Reason, Refused
@@ -9,6 +11,7 @@ from broker.entities.descriptions import DEAD_LETTER, MAIN
 from broker.message.stored import store_run
 from broker.messaging.sending import Collected
 from broker.messaging.sending_via import SendingVia, check_destination
+from broker.namespace.size_quota import SizeQuota
 from broker.operations import Failed, Send, SubqueueCounts, Transact, Transacted
 from tests.support.amqp_messages import message
 from tests.support.link_stack import LinkStack
@@ -153,6 +156,26 @@ async def test_nothing_is_posted_for_a_destination_that_is_full() -> None:
         caller.send("one", None)
     assert why.value.reason is Reason.QUOTA_EXCEEDED
     assert caller.under_way == 0 and not caller.stack.parts[0].posted
+
+
+@pytest.mark.parametrize("full", ["queue", "other"], ids=["the via entity", "the destination"])
+async def test_nothing_is_posted_if_either_entity_is_full_as_a_whole(full: str) -> None:
+    caller = Caller(1)
+    entities = {"queue": caller.stack.queue, "other": caller.sending._destination}
+    entities[full]._quota = SizeQuota(1_000, lambda: 990)
+    for send in (partial(caller.send, "one"), caller.send_each):
+        with pytest.raises(Refused) as why:
+            send("k")
+        assert why.value.reason is Reason.QUOTA_EXCEEDED and f"'{full}'" in why.value.description
+    assert caller.under_way == 0 and not caller.stack.parts[0].posted
+
+
+async def test_only_the_entity_that_keeps_the_messages_counts_them() -> None:
+    caller = Caller(1)
+    destination = caller.sending._destination
+    destination._quota, caller.stack.queue._quota = SizeQuota(1_000, lambda: 0), SizeQuota(1_000, lambda: 0)
+    caller.send_each(None)
+    assert destination._quota.take_rest() == 1_000 > caller.stack.queue._quota.take_rest()
 
 
 async def test_messages_that_come_together_go_together_to_each_partition() -> None:

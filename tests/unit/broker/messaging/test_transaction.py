@@ -18,6 +18,7 @@ from broker.messaging.transaction import Transaction
 from broker.messaging.transactions import Transactions
 from broker.namespace.entity import Entity
 from broker.namespace.router import partition_of_key
+from broker.namespace.size_quota import SizeQuota
 from broker.operations import (
     DESTINATION,
     SESSION_ID,
@@ -231,6 +232,17 @@ async def test_a_send_to_a_destination_that_is_full_fails_the_transaction(is_via
     with pytest.raises(Refused) as why:
         bench.send(bench.b, "1", "k", is_via=is_via)
     assert why.value.reason is Reason.QUOTA_EXCEEDED and "'b'" in refused(bench).description
+
+
+@pytest.mark.parametrize("is_transfer", [False, True], ids=["its own", "for another entity"])
+async def test_a_send_that_its_entity_has_no_room_for_as_a_whole_fails_the_transaction(
+    is_transfer: bool,
+) -> None:
+    bench = Bench(1)
+    bench.a._quota = SizeQuota(1_000, lambda: 990)
+    with pytest.raises(Refused) as why:
+        bench.send(bench.b if is_transfer else bench.a, "1", is_via=is_transfer)
+    assert why.value.reason is Reason.QUOTA_EXCEEDED and "'a'" in refused(bench).description
 
 
 async def test_a_via_entity_that_is_deleted_before_the_commit_fails_it() -> None:
