@@ -41,7 +41,7 @@ from broker.session_operations import (
     SetSessionState,
     WatchSessions,
 )
-from broker.stream_operations import FindPositions, Positions, RangeRead, ReadRange
+from broker.stream_operations import StreamAnswer, StreamOperation
 from broker.transfer_operations import (
     FailTransfer,
     FindSources,
@@ -439,7 +439,7 @@ Operation = (
     | Update | Detach | DeleteExactly | FindDeadLetters | LockExactly | Redrive | Reschedule
     | PromiseNumbers | BreakPromise
     | HandOver | LockNext | FailTransfer | FindSources
-    | FindPositions | ReadRange
+    | StreamOperation
 )  # fmt: skip
 
 
@@ -656,7 +656,7 @@ Answer = (
     | SessionState | SessionList
     | Recall | Updated | SessionAccepted | SessionLost | SessionRenewed | Unavailable | DeletedExactly
     | Found | Redriven | Promised | HandedOver | SourcesFound
-    | Positions | RangeRead
+    | StreamAnswer
 )  # fmt: skip
 
 

@@ -51,6 +51,8 @@ _WORDINGS = {
     Reason.TRANSACTION_UNKNOWN: _Wording("amqp:transaction:unknown-id", 400, 400, 40000),
     Reason.TRANSACTION_ROLLED_BACK: _Wording("amqp:transaction:rollback", 400, 400, 40000),
     Reason.DECODE: _Wording("amqp:decode-error", 400, 400, 40000),
+    Reason.CURSOR_NOT_FOUND: _Wording("partibus:cursor-not-found", 404, 404, 40400),
+    Reason.CURSOR_OWNED: _Wording("partibus:cursor-owned", 409, 409, 40900),
     Reason.INTERNAL: _Wording("amqp:internal-error", 500, 500, 50000),
 }
 

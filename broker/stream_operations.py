@@ -39,6 +39,91 @@ class ReadRange:
     cookie: object = None
 
 
+EARLIEST, LATEST = -2, -1
+"""Stand for the start and the head of a partition where a new cursor begins."""
+
+
+@dataclass(slots=True)
+class CreateCursor:
+    """Create a cursor, or change the owner of one that exists. Answered with `CursorState` or `Failed`.
+
+    The first partition of an entity decides who owns a cursor. It is asked first, without `born_ms`; the
+    others are asked with what it answered, and follow it.
+    """
+
+    subqueue: str
+    name: bytes
+    owner: bytes
+    begin: int
+    """Where a new cursor begins: a position, EARLIEST or LATEST."""
+    takes_over: bool
+    expires_after_ms: int
+    """0 if it does not expire."""
+    cursors_max: int
+    """The most cursors of the subqueue."""
+    born_ms: int | None = None
+    owned_since_ms: int = 0
+    cookie: object = None
+
+
+@dataclass(slots=True)
+class GetCursor:
+    """Say where a cursor stands. Answered with `CursorState`, or `Failed` if it does not exist."""
+
+    subqueue: str
+    name: bytes
+    cookie: object = None
+
+
+@dataclass(slots=True)
+class AdvanceCursor:
+    """Move a cursor forward, if it is not there yet, and complete all active messages before it, if asked to:
+    both in one commit. Answered with `CursorAdvanced` or `Failed`."""
+
+    subqueue: str
+    name: bytes
+    owner: bytes
+    position: int
+    completes: bool = False
+    cookie: object = None
+
+
+@dataclass(slots=True)
+class SettleThrough:
+    """Complete all active messages before a position that nobody has locked, in one record. Answered with
+    `SettledThrough` or `Failed`."""
+
+    subqueue: str
+    position: int
+    cookie: object = None
+
+
+@dataclass(slots=True)
+class ListCursors:
+    """List the cursors of a subqueue. Answered with `CursorList`."""
+
+    subqueue: str
+    cookie: object = None
+
+
+@dataclass(slots=True)
+class DeleteCursor:
+    """Delete a cursor, if its owner has this token, or has had it since then at the latest. Answered with
+    `CursorDeleted` or `Failed`."""
+
+    subqueue: str
+    name: bytes
+    owner: bytes
+    owned_since_ms: int = -1
+    cookie: object = None
+
+
+StreamOperation = (
+    FindPositions | ReadRange | CreateCursor | GetCursor | AdvanceCursor | SettleThrough | ListCursors
+    | DeleteCursor
+)  # fmt: skip
+
+
 # --- answers ------------------------------------------------------------------------------------------------
 
 
@@ -90,3 +175,63 @@ class RangeRead:
     """How many numbers belong to messages that are dead letters now."""
     missing: int = 0
     """How many other numbers belong to no message of the subqueue."""
+
+
+@dataclass(slots=True)
+class CursorState:
+    """Where a cursor stands in one partition."""
+
+    name: bytes
+    owner: bytes
+    position: int
+    backlog: int
+    """As in `Positions`, from the cursor's position on."""
+    expires_after_ms: int
+    born_ms: int
+    owned_since_ms: int
+    cookie: object
+    is_new: bool = False
+    """It was created by this operation."""
+
+
+@dataclass(slots=True)
+class CursorAdvanced:
+    """A cursor has moved, or was already there."""
+
+    position: int
+    completed: int
+    """How many messages were completed."""
+    locked: int
+    """How many messages before the position stay, because they are locked."""
+    cookie: object
+
+
+@dataclass(slots=True)
+class SettledThrough:
+    """Messages were completed, durably."""
+
+    completed: int
+    locked: int
+    """How many messages before the position stay, because they are locked."""
+    cookie: object
+
+
+@dataclass(slots=True)
+class CursorList:
+    """The cursors of a subqueue in one partition."""
+
+    cursors: list[CursorState]
+    cookie: object
+
+
+@dataclass(slots=True)
+class CursorDeleted:
+    """A cursor is gone from one partition, durably."""
+
+    existed: bool
+    cookie: object
+
+
+StreamAnswer = (
+    Positions | RangeRead | CursorState | CursorAdvanced | SettledThrough | CursorList | CursorDeleted
+)

@@ -33,6 +33,8 @@ class Reason(enum.Enum):
     DECODE = "decode"
     TRANSACTION_UNKNOWN = "transaction-unknown"
     TRANSACTION_ROLLED_BACK = "transaction-rolled-back"
+    CURSOR_NOT_FOUND = "cursor-not-found"
+    CURSOR_OWNED = "cursor-owned"
     INTERNAL = "internal"
 
 

@@ -66,7 +66,13 @@ KINDS: Final[Mapping[int, type]] = {
     119: transfer_operations.HandedOver,
     128: stream_operations.FindPositions, 129: stream_operations.ReadRange,
     130: operations.GiveBack,
+    144: stream_operations.CreateCursor, 145: stream_operations.GetCursor,
+    146: stream_operations.AdvanceCursor, 147: stream_operations.ListCursors,
+    148: stream_operations.DeleteCursor, 149: stream_operations.SettleThrough,
     136: stream_operations.Positions, 137: stream_operations.RangeRead,
+    152: stream_operations.CursorList, 153: stream_operations.CursorAdvanced,
+    154: stream_operations.CursorDeleted, 155: stream_operations.CursorState,
+    156: stream_operations.SettledThrough,
     120: operations.SubqueueCounts, 121: host.HostSettings, 122: host.HostFolder,
 }  # fmt: skip
 """Every kind of message, and of data within messages, by its number."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from itertools import islice
 
 from broker.partition import records
+from broker.partition.cursors import Cursors
 from broker.partition.records import Mark
 from broker.partition.references import Lease, Reference
 from broker.partition.session_states import SessionStates, set_state
@@ -24,7 +25,7 @@ class Abandoned:
         self._space = space
         self._subqueues = space.messages.subqueues.abandoned()
         self._has_states = self._may_have_states()
-        """States of sessions may be left."""
+        """States of sessions, or cursors, may be left."""
 
     def look(self) -> None:
         """The set of subqueues has changed."""
@@ -60,10 +61,15 @@ class Abandoned:
 
     def _may_have_states(self) -> bool:
         table = self._space.description.subqueues
-        return len(table) < table.end and bool(self._space.messages.states.of(SessionStates).entries)
+        states = self._space.messages.states
+        return len(table) < table.end and bool(states.of(SessionStates).entries or states.of(Cursors).entries)
 
     def _remove_states(self) -> None:
         space, table = self._space, self._space.description.subqueues
         for subqueue, session_id in [*space.messages.states.of(SessionStates).entries]:
             if subqueue not in table:
                 space.record(set_state(subqueue, session_id, None, space.cycle.wall_ms))
+        cursors = space.messages.states.of(Cursors)
+        for key in [*cursors.entries]:
+            if key[0] not in table:
+                space.record(cursors.record_of(key, None))

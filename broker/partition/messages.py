@@ -454,6 +454,7 @@ class Messages:
                             yield len(part.sizes)
                     case (
                         records.REMOVED
+                        | records.REMOVED_RUNS
                         | records.RETURNED
                         | records.DEFERRED
                         | records.MOVED

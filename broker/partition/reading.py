@@ -52,7 +52,7 @@ class Reading:
         """Say where the messages of a subqueue begin and end."""
         space = self._space
         subqueue = space.messages.find(find.subqueue)
-        head = self._head(subqueue)
+        head = self.head(subqueue)
         answer = Positions(
             self._start(subqueue, head),
             head,
@@ -63,15 +63,14 @@ class Reading:
         if find.enqueued_from_ms is not None:
             answer.by_time = min(self._by_time(subqueue, find.enqueued_from_ms, head), head)
         if find.backlog_from is not None:
-            begin = max(find.backlog_from, space.messages.first_number)
-            answer.backlog = min(subqueue.count_from(begin), max(head - begin, 0))
+            answer.backlog = self.backlog(subqueue, find.backlog_from)
         space.answer(client, answer)
 
     def read(self, client: ClientId, read: ReadRange) -> None:
         """Read messages from the start of a range, as many as one answer may hold."""
         space, cycle = self._space, self._space.cycle
         subqueue = space.messages.find(read.subqueue)
-        head = self._head(subqueue)
+        head = self.head(subqueue)
         start = max(read.start, space.messages.first_number | 1)
         end = head if read.end is None else max(read.end, space.messages.first_number | 1)
         if not start <= end <= head:
@@ -112,7 +111,25 @@ class Reading:
             cycle.holes.append((answer.messages, found))
         space.answer(client, answer)
 
-    def _head(self, subqueue: Subqueue) -> int:
+    def start(self, subqueue: Subqueue) -> int:
+        """The position of the oldest message of a subqueue; its head if there is none."""
+        return self._start(subqueue, self.head(subqueue))
+
+    def backlog(self, subqueue: Subqueue, position: int) -> int:
+        """About how many messages there are from a position on: at most twice as many."""
+        begin = max(position, self._space.messages.first_number)
+        return min(subqueue.count_from(begin), max(self.head(subqueue) - begin, 0))
+
+    def check_end(self, subqueue: Subqueue, position: int) -> None:
+        """Raise Refused if a position is beyond the head."""
+        head = self.head(subqueue)
+        if position > head:
+            raise Refused(
+                Reason.ARGUMENT, f"The position {position} is beyond the head of its partition, {head}."
+            )
+
+    def head(self, subqueue: Subqueue) -> int:
+        """The head of a subqueue."""
         space, cycle = self._space, self._space.cycle
         head = cycle.first_sent if cycle.has_sent else space.messages.next_number
         for feeder in self._feeders(subqueue):

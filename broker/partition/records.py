@@ -16,6 +16,7 @@ begins as drawn here (version 1 of each kind):
      8 CHANGED     properties were changed, and nothing else
      9 ACTIVATED   scheduled messages became active, with new sequence numbers
     10 RESCHEDULED scheduled messages have another time
+    11 REMOVED_RUNS  references were removed, named by runs of consecutive sequence numbers
     16 and above  other durable state (`durable_state.py`)
 
     ENQUEUED                                     REMOVED, RETURNED, DEFERRED, MOVED, CHANGED
@@ -65,6 +66,14 @@ begins as drawn here (version 1 of each kind):
         12     4  zero
         16    8n  sequence numbers
 
+    REMOVED_RUNS
+    offset  size  field
+         0     2  subqueue
+         2     2  zero
+         4     4  runs n
+         8    8n  first sequence number of each run
+         …    4n  how many numbers each run has
+
 A scheduled message is in the main subqueue, in the state SCHEDULED; its enqueued time is the time at which it
 will be enqueued, and its expiry counts from then. ACTIVATED gives it the next sequence number and its real
 enqueued time, and moves its expiry by the difference. RESCHEDULED changes the time at which it will be
@@ -85,10 +94,11 @@ from typing import Any, NamedTuple
 
 from broker.partition import columns as column_parts
 from broker.partition.columns import NO_COLUMNS, Columns, UnreadableColumns
+from broker.partition.number_runs import NumberRuns
 from storage.log import FRAME_HEADER_BYTES, RECORD_HEADER_BYTES, Commit, Record
 
 ENQUEUED, REMOVED, RETURNED, DEFERRED, MOVED, COUNTERS, RELOCATED, CHANGED, ACTIVATED = range(1, 10)
-RESCHEDULED = 10
+RESCHEDULED, REMOVED_RUNS = 10, 11
 VERSION = 1
 
 RELOCATED_MESSAGE_BYTES = 3 * 8 + 3 * 4 + 2 * 2
@@ -105,6 +115,7 @@ _COUNTERS = struct.Struct("<QQ")
 _RELOCATED = struct.Struct("<II")
 _ACTIVATED = struct.Struct("<QQII")
 _RESCHEDULED = struct.Struct("<QII")
+_RUNS = struct.Struct("<HHI")
 
 assert array("Q").itemsize == 8 and array("I").itemsize == 4 and array("H").itemsize == 2
 
@@ -305,8 +316,20 @@ def encode_mark(mark: Mark) -> bytes:
     return head + table("Q", mark.sequence_numbers) + changed
 
 
+def encode_runs(subqueue: int, firsts: Sequence[int], counts: Sequence[int]) -> bytes:
+    """Encode the body of a REMOVED_RUNS record."""
+    return _RUNS.pack(subqueue, 0, len(firsts)) + table("Q", firsts) + table("I", counts)
+
+
 def read_mark(record: Record) -> Mark:
-    """Decode a REMOVED, RETURNED, DEFERRED, MOVED or CHANGED record."""
+    """Decode a REMOVED, RETURNED, DEFERRED, MOVED or CHANGED record, or a REMOVED_RUNS record as a REMOVED
+    one."""
+    if record.kind == REMOVED_RUNS:
+        subqueue, _, count = _head(_RUNS, record)
+        firsts, end = read_table("Q", record.body, _RUNS.size, count)
+        counts, end = read_table("I", record.body, end, count)
+        _fits(record, end)
+        return Mark(REMOVED, subqueue, NumberRuns(firsts, counts))
     subqueue, target, flags, _, count, changed_size = _head(_MARK, record)
     numbers, end = read_table("Q", record.body, _MARK.size, count)
     _fits(record, end + changed_size)

@@ -126,7 +126,14 @@ class Salvage:
                 if enqueued.first < self.messages.next_number:
                     raise UnreadableRecord(f"sequence number {enqueued.first} comes a second time")
                 self.messages.apply_enqueued(position, enqueued)
-            case records.REMOVED | records.RETURNED | records.DEFERRED | records.MOVED | records.CHANGED:
+            case (
+                records.REMOVED
+                | records.REMOVED_RUNS
+                | records.RETURNED
+                | records.DEFERRED
+                | records.MOVED
+                | records.CHANGED
+            ):
                 self._mark(records.read_mark(record))
             case records.COUNTERS:
                 counters = records.read_counters(record)

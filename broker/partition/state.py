@@ -36,6 +36,8 @@ Locks, demand and recalls are volatile; everything else is a fold over the recor
                                             refused, and the lock stays
     Transact                    as above    those of its send and of its settlements, in one commit; messages
                                             with promised numbers as COUNTERS and RELOCATED
+    SettleThrough,              REMOVED_RUNS the references are removed, however many they are
+    AdvanceCursor
     HandOver                    ENQUEUED    messages of another entity, as with Send, unless they are known
     FailTransfer                MOVED       to the transfer dead-letter subqueue
     expiry                      MOVED       to the dead-letter subqueue, or REMOVED (AMQP contract 10.4)
@@ -104,6 +106,7 @@ from broker.partition.handing_over import HandingOver
 from broker.partition.lock_expiry import run_out_locks
 from broker.partition.long_operations import Divisible, Parts
 from broker.partition.messages import NO_NUMBER, Messages
+from broker.partition.moving_cursors import MovingCursors
 from broker.partition.promises import Promises
 from broker.partition.reading import Reading
 from broker.partition.redriving import Redriving, let_go, restore
@@ -112,6 +115,7 @@ from broker.partition.sending import Sending
 from broker.partition.session_data import SessionData
 from broker.partition.session_locks import SessionLocks
 from broker.partition.settling import Settling
+from broker.partition.settling_through import SettlingThrough
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.transactions import UNSEEING, Transactions
 from broker.partition.workspace import NO_CYCLE, Workspace
@@ -124,7 +128,17 @@ from broker.session_operations import (
     SetSessionState,
     WatchSessions,
 )
-from broker.stream_operations import FindPositions, ReadRange
+from broker.stream_operations import (
+    AdvanceCursor,
+    CreateCursor,
+    DeleteCursor,
+    FindPositions,
+    GetCursor,
+    ListCursors,
+    ReadRange,
+    SettledThrough,
+    SettleThrough,
+)
 from broker.transfer_operations import FailTransfer, FindSources, HandedOver, HandOver, LockNext
 from storage.log import Commit, Frame
 
@@ -172,6 +186,8 @@ class Partition:
         self._handing_over = HandingOver(self._space, self._sending)
         self._browsing = Browsing(self._space, self._time_to_live)
         self._reading = Reading(self._space, self._time_to_live)
+        self._settling_through = SettlingThrough(self._space, self._time_to_live)
+        self._moving_cursors = MovingCursors(self._space, self._reading, self._settling_through)
         self._deleting = Deleting(self._space, self._time_to_live)
         self._redriving = Redriving(self._space, self._sending)
         self._wall_ahead_ms = 0
@@ -251,7 +267,8 @@ class Partition:
     def go_on(self) -> Iterator[None]:
         """Carry out the rest of the cycle's last operation, in steps. `finish` completes any remaining
         steps."""
-        return self._sending.go_on()
+        yield from self._sending.go_on()
+        yield from self._settling_through.go_on()
 
     @property
     def is_full(self) -> bool:
@@ -265,6 +282,7 @@ class Partition:
         """
         cycle = self._space.cycle
         self._sending.finish()
+        self._settling_through.finish()
         self._end_locks(cycle.now_ms if waiting_since_ms is None else waiting_since_ms)
         self._transactions.has_more = False
         self._delivering.finish()
@@ -432,6 +450,18 @@ class Partition:
                 self._reading.find_positions(client, operation)
             case ReadRange():
                 self._reading.read(client, operation)
+            case CreateCursor():
+                self._moving_cursors.create(client, operation)
+            case GetCursor():
+                self._moving_cursors.get(client, operation)
+            case AdvanceCursor():
+                self._moving_cursors.advance(client, operation)
+            case SettleThrough():
+                self._settle_through(client, operation)
+            case ListCursors():
+                self._moving_cursors.list(client, operation)
+            case DeleteCursor():
+                self._moving_cursors.delete(client, operation)
             case ReceiveDeferred():
                 self._delivering.receive_deferred(client, operation)
             case CancelScheduled():
@@ -499,6 +529,18 @@ class Partition:
         self._parts = None
         self._space.answer(client, parts.answer())
         return True
+
+    def _settle_through(self, client: ClientId, settle: SettleThrough) -> None:
+        """Complete the messages before a position. Raises Refused if it is beyond the head."""
+        subqueue = self.messages.find(settle.subqueue)
+        self._reading.check_end(subqueue, settle.position)
+        self._settling_through.start(
+            subqueue,
+            settle.position,
+            lambda completed, locked: self._space.answer(
+                client, SettledThrough(completed, locked, settle.cookie)
+            ),
+        )
 
     def _end_locks(self, until_ms: int) -> None:
         """End the locks of messages and sessions that end by `until_ms`."""

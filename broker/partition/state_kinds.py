@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from broker.partition.cursors import Cursors
 from broker.partition.delays import Delays
 from broker.partition.duplicates import Duplicates
 from broker.partition.durable_state import FIRST_KIND, DurableState, NewRecord
@@ -22,6 +23,7 @@ KINDS: tuple[Callable[[], DurableState], ...] = (
     SessionStates,
     Duplicates,
     Origins,
+    Cursors,
 )
 """All kinds of durable state. Each `Messages` starts with an empty instance of each."""
 

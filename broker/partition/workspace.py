@@ -116,6 +116,12 @@ class Workspace:
         self.cycle.marks.append((mark.kind, body, records.VERSION))
         self.messages.apply_mark(mark)
 
+    def mark_applied(self, kind: int, body: bytes) -> None:
+        """Write a record of what has already happened to messages in this cycle."""
+        assert self.held is None, "it was not to be applied yet"
+        self.cycle.commit.add(kind, [body], records.VERSION)
+        self.cycle.marks.append((kind, body, records.VERSION))
+
     def give_back(self, subqueue: Subqueue, references: Sequence[Reference]) -> None:
         """Make unlocked messages available again."""
         if self.held is not None:

@@ -347,6 +347,9 @@ class Settings(BaseSettings):
     session_states_max: int = Field(
         100_000, ge=1, description="Message sessions of one partition that may have a state."
     )
+    cursors_max: int = Field(
+        100, ge=1, description="Cursors of one queue or dead-letter queue (AMQP contract 7.6.4)."
+    )
     links_per_connection_max: int = Field(5_000, ge=1, description="Links per connection.")
     frame_bytes_max: int = Field(
         256 * KIB, ge=512, le=16 * MIB, description="Largest AMQP frame accepted, announced in open."

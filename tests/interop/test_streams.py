@@ -21,7 +21,7 @@ PARTITIONS = 2
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    names = ("positions", "generations", "ranges", "sharing", "dead-letters")
+    names = ("positions", "generations", "ranges", "sharing", "dead-letters", "cursors", "draining")
     queues = [queue(name, PartitionCount=PARTITIONS, Partitioned=True) for name in names]
     with BrokerProcess(tmp_path_factory.mktemp("streams"), queues) as running:
         yield running
@@ -187,3 +187,55 @@ def test_dead_letters_are_read_by_position_once_no_older_message_can_follow_them
     (part,) = read(connection, dead, from_=start)
     assert (part.bodies, part.fields["head"]) == ([b"a", b"b"], head)
     consumer.close()
+
+
+def test_a_cursor_stands_where_its_owner_left_it(connection: BlockingConnection) -> None:
+    send(connection, "cursors", b"a", b"b", b"c")
+    start, head = filled(connection, "cursors")
+    mine = {"cursor": "mine", "owner": "me"}
+    with management(connection, "cursors") as node:
+        assert node.ask("partibus:get-cursor", cursor="mine")[0] == 404
+        status, made = node.ask("partibus:create-cursor", **mine, start="earliest")
+        assert status == 200 and made["created"] is True and start in made["positions"]
+        status, moved = node.ask("partibus:advance-cursor", **mine, positions=longs([start + 2]))
+        assert (status, moved["positions"]) == (200, [start + 2])
+        status, again = node.ask("partibus:create-cursor", **mine, start="latest")
+        assert again["created"] is False and start + 2 in again["positions"]
+        status, error = node.ask("partibus:create-cursor", cursor="mine", owner="you", start="latest")
+        assert (status, error["condition"]) == (409, "partibus:cursor-owned")
+        status, found = node.ask("partibus:get-positions", cursor="mine")
+        assert sum(found["backlogs"]) == 1 and head in found["heads"]
+        taken = node.ask("partibus:create-cursor", cursor="mine", owner="you", start="latest", take_over=True)
+        assert (taken[0], taken[1]["owner"]) == (200, "you") and start + 2 in taken[1]["positions"]
+        status, error = node.ask("partibus:advance-cursor", **mine, positions=longs([start + 3]))
+        assert (status, error["condition"]) == (409, "partibus:cursor-owned")
+        status, listed = node.ask("partibus:list-cursors")
+        assert [each["cursor"] for each in listed["cursors"]] == ["mine"]
+        assert node.ask("partibus:delete-cursor", cursor="mine", owner="you") == (200, {"deleted": True})
+        assert node.ask("partibus:list-cursors")[1]["cursors"] == []
+    assert [part.bodies for part in read(connection, "cursors", from_=start)] == [[b"a", b"b", b"c"]]
+
+
+def test_what_was_read_is_completed_by_position_and_a_consumer_keeps_what_it_holds(
+    connection: BlockingConnection,
+) -> None:
+    send(connection, "draining", b"a", b"b", b"c", b"d")
+    start, head = filled(connection, "draining")
+    consumer = Receiver(connection, "draining")
+    (held,) = consumer.receive(1)
+    mine = {"cursor": "reader", "owner": "me"}
+    with management(connection, "draining") as node:
+        status, error = node.ask("partibus:settle-through", positions=longs([head + 1]))
+        assert (status, error["condition"]) == (400, "com.microsoft:argument-error")
+        status, settled = node.ask("partibus:settle-through", positions=longs([start + 2]))
+        assert status == 200 and settled["completed"][0] + settled["locked"][0] == 2
+        assert settled["locked"][0] >= 1
+        node.ask("partibus:create-cursor", **mine, start="earliest")
+        status, moved = node.ask(
+            "partibus:advance-cursor", **mine, positions=longs([start + 3]), complete=True
+        )
+        assert (status, moved["positions"]) == (200, [start + 3]) and moved["locked"][0] >= 1
+    consumer.settle(held, Delivery.MODIFIED)
+    consumer.close()
+    (part,) = read(connection, "draining", from_=start, to=head)
+    assert part.bodies == [b"a", b"d"], "the consumer gave it back"

@@ -9,19 +9,42 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from broker.access.addresses import Address
+from broker.base.errors import Reason, Refused
 from broker.frontend.connection_view import ConnectionView
 from broker.frontend.nodes.bodies import Operation, Operations, integer, integers, ok, with_known_fields
 from broker.frontend.nodes.request_node import Response
+from broker.messaging.cursors import (
+    CursorParts,
+    advance_cursor,
+    ask_each,
+    create_cursor,
+    delete_cursor,
+    get_cursor,
+    list_cursors,
+)
 from broker.messaging.positions import by_partition, find_positions
 from broker.namespace.entity import Entity
+from broker.stream_operations import EARLIEST, LATEST, CreateCursor, SettledThrough, SettleThrough
 from protocol.codec import Array, Long, TypeCode, UInt
 
-STREAM_WITHOUT_BODY = frozenset(("partibus:get-positions",))
+NAME_BYTES_MAX = 128
+"""The longest name of a cursor, of its owner or of a sink."""
+EXPIRES_AFTER_MS_MAX = 10 * 365 * 24 * 3600 * 1000
+STARTS: Final = {"earliest": EARLIEST, "latest": LATEST}
+STREAM_WITHOUT_BODY = frozenset(("partibus:get-positions", "partibus:list-cursors"))
 """Operations whose requests may have no body."""
-STREAM_AT_ONCE = frozenset(("partibus:get-positions",))
+STREAM_AT_ONCE = frozenset(("partibus:get-positions", "partibus:get-cursor", "partibus:list-cursors"))
 """Operations that only read, and so are no part of any transaction."""
 FIELDS: Final = {
-    "partibus:get-positions": frozenset(("enqueued-time", "positions")),
+    "partibus:get-positions": frozenset(("enqueued-time", "positions", "cursor")),
+    "partibus:create-cursor": frozenset(
+        ("cursor", "owner", "start", "positions", "take-over", "expires-after")
+    ),
+    "partibus:get-cursor": frozenset(("cursor",)),
+    "partibus:advance-cursor": frozenset(("cursor", "owner", "positions", "complete")),
+    "partibus:list-cursors": frozenset(),
+    "partibus:delete-cursor": frozenset(("cursor", "owner")),
+    "partibus:settle-through": frozenset(("positions",)),
 }
 """The fields that the request of each operation may have."""
 
@@ -34,6 +57,12 @@ class StreamRequests:
         self._connection, self._queue, self._subqueue = connection, queue, address.subqueue
         operations: dict[str, tuple[str, Operation]] = {
             "partibus:get-positions": ("Listen", self._get_positions),
+            "partibus:create-cursor": ("Listen", self._create_cursor),
+            "partibus:get-cursor": ("Listen", self._get_cursor),
+            "partibus:advance-cursor": ("Listen", self._advance_cursor),
+            "partibus:list-cursors": ("Listen", self._list_cursors),
+            "partibus:delete-cursor": ("Listen", self._delete_cursor),
+            "partibus:settle-through": ("Listen", self._settle_through),
         }
         self.operations: Operations = {
             name: (right, with_known_fields(name, FIELDS[name], operation))
@@ -46,6 +75,11 @@ class StreamRequests:
         queue = self._queue()
         enqueued_from_ms = integer(body, "enqueued-time") if "enqueued-time" in body else None
         backlogs_from = by_partition(queue, integers(body, "positions")) if "positions" in body else None
+        if "cursor" in body:
+            if backlogs_from is not None:
+                raise Refused(Reason.ARGUMENT, "A request has 'positions' or a 'cursor', not both.")
+            cursor = await get_cursor(queue, self._subqueue, name_of(body, "cursor"))
+            backlogs_from = {number: part.position for number, part in cursor.parts.items()}
         found, refusals = await find_positions(queue, self._subqueue, enqueued_from_ms, backlogs_from)
         if refusals and not found:
             raise next(iter(refusals.values()))
@@ -65,6 +99,132 @@ class StreamRequests:
         if refusals:
             response["unavailable-partitions"] = uints(refusals)
         return ok(response)
+
+    async def _create_cursor(self, body: dict[str, Any]) -> Response:
+        """Create a cursor, or give one that exists to its owner again."""
+        queue = self._queue()
+        start, begins = body.get("start"), {}
+        if "positions" in body:
+            begins = by_partition(queue, integers(body, "positions"))
+            if start is not None or len(begins) < queue.description.partitions:
+                raise Refused(
+                    Reason.ARGUMENT,
+                    f"'positions' must have one position for each of the {queue.description.partitions} "
+                    "partitions, and no 'start' beside it.",
+                )
+        elif start not in STARTS:
+            raise Refused(
+                Reason.ARGUMENT,
+                f"'start' must be {' or '.join(STARTS)}, not {start!r:.80}, or give 'positions'.",
+            )
+        expires_after_ms = integer(body, "expires-after", 0)
+        if not 0 <= expires_after_ms <= EXPIRES_AFTER_MS_MAX:
+            raise Refused(
+                Reason.ARGUMENT,
+                f"expires-after is {expires_after_ms} ms; it must be from 0 to {EXPIRES_AFTER_MS_MAX}.",
+            )
+        create = CreateCursor(
+            self._subqueue,
+            name_of(body, "cursor"),
+            name_of(body, "owner"),
+            LATEST if start is None else STARTS[start],
+            flag(body, "take-over"),
+            expires_after_ms,
+            self._connection.services.settings.cursors_max,
+        )
+        cursor = await create_cursor(queue, create, begins)
+        return ok({"created": cursor.first.is_new, **_cursor(queue, cursor)})
+
+    async def _get_cursor(self, body: dict[str, Any]) -> Response:
+        """Where a cursor stands."""
+        queue = self._queue()
+        return ok(_cursor(queue, await get_cursor(queue, self._subqueue, name_of(body, "cursor"))))
+
+    async def _advance_cursor(self, body: dict[str, Any]) -> Response:
+        """Move a cursor forward, and complete what is before it if asked to."""
+        queue, completes = self._queue(), flag(body, "complete")
+        if completes:
+            queue.check_can_receive(self._subqueue)
+        positions = _positions(queue, body)
+        name, owner = name_of(body, "cursor"), name_of(body, "owner")
+        moved = await advance_cursor(queue, self._subqueue, name, owner, positions, completes)
+        response = {
+            "partitions": uints(moved),
+            "positions": longs(each.position for each in moved.values()),
+        }
+        if completes:
+            response["completed"] = longs(each.completed for each in moved.values())
+            response["locked"] = longs(each.locked for each in moved.values())
+        return ok(response)
+
+    async def _list_cursors(self, body: dict[str, Any]) -> Response:
+        """All cursors of the subqueue."""
+        queue = self._queue()
+        return ok({"cursors": [_cursor(queue, each) for each in await list_cursors(queue, self._subqueue)]})
+
+    async def _delete_cursor(self, body: dict[str, Any]) -> Response:
+        """Delete a cursor."""
+        name, owner = name_of(body, "cursor"), name_of(body, "owner")
+        return ok({"deleted": await delete_cursor(self._queue(), self._subqueue, name, owner)})
+
+    async def _settle_through(self, body: dict[str, Any]) -> Response:
+        """Complete everything before some positions that nobody has locked."""
+        queue = self._queue()
+        queue.check_can_receive(self._subqueue)
+        positions = _positions(queue, body)
+        answers = await ask_each(
+            queue, {number: SettleThrough(self._subqueue, each) for number, each in positions.items()}
+        )
+        settled = [each for each in answers.values() if isinstance(each, SettledThrough)]
+        assert len(settled) == len(answers), f"{answers} are not answers to SettleThrough"
+        return ok(
+            {
+                "partitions": uints(answers),
+                "completed": longs(each.completed for each in settled),
+                "locked": longs(each.locked for each in settled),
+            }
+        )
+
+
+def _positions(queue: Entity, body: dict[str, Any]) -> dict[int, int]:
+    """At least one position. Raises Refused."""
+    positions = by_partition(queue, integers(body, "positions"))
+    if not positions:
+        raise Refused(Reason.ARGUMENT, "positions is empty.")
+    return positions
+
+
+def _cursor(queue: Entity, cursor: CursorParts) -> dict[str, Any]:
+    """A cursor in a response."""
+    first, parts = cursor.first, cursor.parts
+    return {
+        "cursor": first.name.decode(),
+        "owner": first.owner.decode(),
+        "generation": queue.description.generation,
+        "expires-after": Long(first.expires_after_ms),
+        "partitions": uints(parts),
+        "positions": longs(each.position for each in parts.values()),
+        "backlogs": longs(each.backlog for each in parts.values()),
+    }
+
+
+def name_of(body: dict[str, Any], key: str) -> bytes:
+    """A name: 1 to NAME_BYTES_MAX bytes in UTF-8. Raises Refused(ARGUMENT)."""
+    value = body.get(key)
+    name = value.encode() if isinstance(value, str) else b""
+    if not 0 < len(name) <= NAME_BYTES_MAX:
+        raise Refused(
+            Reason.ARGUMENT, f"'{key}' must be a string of 1 to {NAME_BYTES_MAX} bytes, not {value!r:.80}."
+        )
+    return name
+
+
+def flag(body: dict[str, Any], key: str) -> bool:
+    """A boolean, false if it is missing. Raises Refused(ARGUMENT)."""
+    value = body.get(key, False)
+    if not isinstance(value, bool):
+        raise Refused(Reason.ARGUMENT, f"'{key}' must be a boolean, not {value!r:.80}.")
+    return value
 
 
 def longs(numbers: Iterable[int]) -> Array:

@@ -14,7 +14,7 @@ def test_every_reason_has_its_words_on_every_wire(reason: Reason) -> None:
     error = error_of(Refused(reason, "why"))
     status, condition = status_of(reason)
     assert error.condition == condition
-    assert re.fullmatch(r"(amqp|com\.microsoft):[a-z:-]+", condition)
+    assert re.fullmatch(r"(amqp|com\.microsoft|partibus):[a-z:-]+", condition)
     assert 400 <= status < 600
     http_status, sub_code = http_status_of(reason)
     assert 400 <= http_status < 600

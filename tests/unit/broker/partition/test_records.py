@@ -50,6 +50,15 @@ def test_a_mark_reads_back_as_it_was() -> None:
         assert again._replace(sequence_numbers=list(again.sequence_numbers)) == mark
 
 
+def test_runs_of_removed_messages_read_back_as_a_mark() -> None:
+    commit = Commit(Position(0))
+    commit.add(records.REMOVED_RUNS, [records.encode_runs(2, [5, 1 << 63], [3, 1])])
+    again = records.read_mark(only_record(commit))
+    assert again._replace(sequence_numbers=list(again.sequence_numbers)) == Mark(
+        records.REMOVED, 2, [5, 6, 7, 1 << 63]
+    )
+
+
 def test_counters_and_relocated_messages_read_back_as_they_were() -> None:
     commit = Commit(Position(0))
     commit.add(records.COUNTERS, [records.encode_counters(Counters(12, 34))])
@@ -73,6 +82,7 @@ def test_counters_and_relocated_messages_read_back_as_they_were() -> None:
         (records.ENQUEUED, records.read_enqueued, records._ENQUEUED.pack(1, 2, 1000, 0, 0)),
         (records.REMOVED, records.read_mark, records._MARK.pack(0, 0, 0, 0, 3, 0) + bytes(8)),
         (records.MOVED, records.read_mark, records._MARK.pack(0, 1, 0, 0, 0, 9) + bytes(8)),
+        (records.REMOVED_RUNS, records.read_mark, records._RUNS.pack(0, 0, 3) + bytes(8)),
         (records.COUNTERS, records.read_counters, b""),
         (records.RESCHEDULED, records.read_rescheduled, records._RESCHEDULED.pack(1, 2, 0) + bytes(8)),
         (records.RELOCATED, records.read_relocated, records._RELOCATED.pack(7, 0)),

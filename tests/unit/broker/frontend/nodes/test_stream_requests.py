@@ -9,10 +9,24 @@ from typing import Any
 
 import pytest
 
-from broker.operations import PARTITION_SHIFT
-from broker.stream_operations import FindPositions, Positions
+from broker.base.errors import Reason
+from broker.entities.descriptions import EntityStatus, QueueSettings
+from broker.operations import PARTITION_SHIFT, Failed
+from broker.stream_operations import (
+    EARLIEST,
+    LATEST,
+    AdvanceCursor,
+    CreateCursor,
+    CursorAdvanced,
+    CursorState,
+    FindPositions,
+    GetCursor,
+    Positions,
+    SettledThrough,
+    SettleThrough,
+)
 from protocol.codec import Timestamp
-from tests.support.management_bench import Bench, bench, down, status
+from tests.support.management_bench import Answers, Bench, bench, down, status
 
 
 def at(partition: int, number: int) -> int:
@@ -80,3 +94,135 @@ async def test_a_malformed_request_asks_nothing_of_a_partition(body: dict[str, A
     response = await work.ask("partibus:get-positions", body)
     assert status(response) == (400, "com.microsoft:argument-error")
     assert not any(part.posted for part in work.stack.parts)
+
+
+def state(number: int, cookie: object) -> CursorState:
+    return CursorState(b"c", b"me", at(number, 4), 3, 9, 100, 200, cookie, True)
+
+
+async def test_a_cursor_is_created_where_the_request_says() -> None:
+    for body, begins in (
+        ({"start": "earliest"}, [EARLIEST, EARLIEST]),
+        ({"start": "latest"}, [LATEST, LATEST]),
+        ({"positions": [at(1, 7), at(0, 6)]}, [at(0, 6), at(1, 7)]),
+    ):
+        asked: list[CreateCursor] = []
+
+        def create(number: int, operation: CreateCursor, asked: list[CreateCursor] = asked) -> CursorState:
+            asked.append(operation)
+            return state(number, operation.cookie)
+
+        work = await bench(2, cursors_max=11)
+        request = {"cursor": "c", "owner": "me", "expires-after": 9, "take-over": True, **body}
+        response = await work.ask("partibus:create-cursor", request, {CreateCursor: create})
+        assert [each.begin for each in asked] == begins
+        assert [(each.takes_over, each.expires_after_ms, each.cursors_max) for each in asked] == [
+            (True, 9, 11)
+        ] * 2
+        assert {key: getattr(value, "values", value) for key, value in response.body.items()} == {
+            "created": True,
+            "cursor": "c",
+            "owner": "me",
+            "generation": work.stack.queue.description.generation,
+            "expires-after": 9,
+            "partitions": [0, 1],
+            "positions": [at(0, 4), at(1, 4)],
+            "backlogs": [3, 3],
+        }
+
+
+async def test_positions_can_be_counted_from_a_cursor() -> None:
+    asked: list[FindPositions] = []
+
+    def find(number: int, operation: FindPositions) -> Positions:
+        asked.append(operation)
+        return Positions(1, 2, 3, 4, operation.cookie, backlog=number)
+
+    def get(number: int, operation: GetCursor) -> CursorState:
+        return state(number, operation.cookie)
+
+    answers: Answers = {GetCursor: get, FindPositions: find}
+    response = await (await bench(2)).ask("partibus:get-positions", {"cursor": "c"}, answers)
+    assert [each.backlog_from for each in asked] == [at(0, 4), at(1, 4)]
+    assert response.body["backlogs"].values == [0, 1]
+
+
+@pytest.mark.parametrize("completes", [False, True])
+async def test_an_advance_says_where_the_cursor_stands_and_what_was_completed(completes: bool) -> None:
+    def advance(number: int, each: AdvanceCursor) -> CursorAdvanced:
+        assert each.completes is completes
+        return CursorAdvanced(each.position, 5, 1, each.cookie)
+
+    body = {"cursor": "c", "owner": "me", "positions": [at(1, 7)], "complete": completes}
+    response = await (await bench(2)).ask("partibus:advance-cursor", body, {AdvanceCursor: advance})
+    found = {key: value.values for key, value in response.body.items()}
+    assert found == {"partitions": [1], "positions": [at(1, 7)]} | (
+        {"completed": [5], "locked": [1]} if completes else {}
+    )
+
+
+async def test_everything_before_some_positions_is_settled() -> None:
+    def settle(number: int, each: SettleThrough) -> SettledThrough:
+        return SettledThrough(number, 9, each.cookie)
+
+    body = {"positions": [at(1, 7), at(0, 3)]}
+    response = await (await bench(2)).ask("partibus:settle-through", body, {SettleThrough: settle})
+    assert {key: value.values for key, value in response.body.items()} == {
+        "partitions": [1, 0],
+        "completed": [1, 0],
+        "locked": [9, 9],
+    }
+
+
+async def test_refusals_about_cursors_have_their_words() -> None:
+    for reason, words in (
+        (Reason.CURSOR_OWNED, (409, "partibus:cursor-owned")),
+        (Reason.CURSOR_NOT_FOUND, (404, "partibus:cursor-not-found")),
+    ):
+        answers = {GetCursor: lambda number, each, reason=reason: Failed(reason, "No.", each.cookie)}
+        assert status(await (await bench(2)).ask("partibus:get-cursor", {"cursor": "c"}, answers)) == words
+
+
+OWNED = {"cursor": "c", "owner": "me"}
+
+
+@pytest.mark.parametrize(
+    ("operation", "body"),
+    [
+        ("create-cursor", {"owner": "me", "start": "latest"}),
+        ("create-cursor", {"cursor": "", "owner": "me", "start": "latest"}),
+        ("create-cursor", {"cursor": "c" * 129, "owner": "me", "start": "latest"}),
+        ("create-cursor", {"cursor": "c", "start": "latest"}),
+        ("create-cursor", {**OWNED}),
+        ("create-cursor", {**OWNED, "start": "middle"}),
+        ("create-cursor", {**OWNED, "positions": [at(0, 1)]}),
+        ("create-cursor", {**OWNED, "positions": [at(0, 1), at(1, 1)], "start": "latest"}),
+        ("create-cursor", {**OWNED, "start": "latest", "expires-after": -1}),
+        ("create-cursor", {**OWNED, "start": "latest", "take-over": 1}),
+        ("advance-cursor", {**OWNED, "positions": []}),
+        ("advance-cursor", {**OWNED, "positions": [at(0, 1)], "complete": "yes"}),
+        ("advance-cursor", {"cursor": "c", "positions": [at(0, 1)]}),
+        ("delete-cursor", {"cursor": "c"}),
+        ("list-cursors", {"cursor": "c"}),
+        ("settle-through", {}),
+        ("settle-through", {"positions": [at(5, 1)]}),
+        ("get-positions", {"cursor": "c", "positions": [at(0, 1)]}),
+    ],
+)
+async def test_a_malformed_request_about_cursors_asks_nothing_of_a_partition(
+    operation: str, body: dict[str, Any]
+) -> None:
+    work = await bench(2)
+    response = await work.ask(f"partibus:{operation}", body)
+    assert status(response) == (400, "com.microsoft:argument-error"), response
+    assert not any(part.posted for part in work.stack.parts)
+
+
+@pytest.mark.parametrize("operation", ["settle-through", "advance-cursor"])
+async def test_nothing_is_completed_where_nothing_may_be_received(operation: str) -> None:
+    work = await bench(2, settings=QueueSettings(status=EntityStatus.RECEIVE_DISABLED))
+    body: dict[str, Any] = {"positions": [at(0, 1)]}
+    if operation == "advance-cursor":
+        body |= {**OWNED, "complete": True}
+    response = await work.ask(f"partibus:{operation}", body)
+    assert status(response) == (403, "com.microsoft:entity-disabled")
