@@ -33,6 +33,11 @@ class Role:
     """If the entity requires sessions, messages are received with their session (AMQP contract 5.4)."""
     counted_as: CountedAs
 
+    @property
+    def keeps_dead_letters(self) -> bool:
+        """Its messages can be re-driven."""
+        return self.counted_as in (CountedAs.DEAD_LETTER, CountedAs.TRANSFER_DEAD_LETTER)
+
 
 SERVES_RECEIVERS: Final = Role(
     enforces_time_to_live=True, counts_deliveries=True, has_sessions=True, counted_as=CountedAs.ACTIVE
@@ -115,3 +120,12 @@ class SubqueueTable(Mapping[int, SubqueueDescription]):
     def first_with(self, role: Role) -> int | None:
         """The lowest number of a subqueue in this role; None if there is none."""
         return min((number for number, each in self._by_number.items() if each.role is role), default=None)
+
+    def role_of(self, name: str) -> Role | None:
+        """The role of the subqueue of this name; None if there is none."""
+        number = self._numbers.get(name)
+        return None if number is None else self._by_number[number].role
+
+    def takes_sends(self, name: str) -> bool:
+        """Whether clients send to the subqueue of this name. Scheduled messages wait there."""
+        return self._numbers.get(name) == 0

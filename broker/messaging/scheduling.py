@@ -138,6 +138,12 @@ def _as_sent(answer: object) -> Sent:
     return answer
 
 
+def check_schedules(queue: Entity, subqueue: str) -> None:
+    """Check that scheduled messages wait in this subqueue. Raises Refused."""
+    if not queue.description.subqueues.takes_sends(subqueue):
+        raise Refused(Reason.NOT_ALLOWED, "Only the queue itself has scheduled messages.")
+
+
 async def cancel(queue: Entity, sequence_numbers: Sequence[int]) -> list[Refused]:
     """Remove scheduled messages durably. Returns why some could not be removed: they are not scheduled (any
     more), or their partition is down. The others are removed all the same."""

@@ -38,17 +38,17 @@ class ViaLink(IncomingLink):
             target = parse_address(text)
         except BadAddress as error:
             raise Refused(Reason.ARGUMENT, str(error)) from error
-        if target.node or target.subqueue != MAIN:
+        if target.node:
             raise Refused(Reason.NOT_ALLOWED, f"'{text:.300}' cannot be a destination: it takes no messages.")
         namespace = connection.services.namespace
         connection.authorize(target.path, "Send")
         destination = namespace.find(target.entity)
         if destination is None:
             raise namespace.missing(target.entity)
+        destination.check_can_send(target.subqueue)
         if destination is via:
             return False
         via.check_can_send(address.subqueue)
-        destination.check_can_send(MAIN)
         cls.accept(connection, link, destination)
         link.context = cls(connection, link, destination, address.path, via, target.path)
         return True

@@ -20,7 +20,6 @@ import structlog
 from broker.access.addresses import Address
 from broker.base.clock import wall_ahead_ms
 from broker.base.errors import Reason, Refused
-from broker.entities.descriptions import MAIN
 from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links.outgoing import OutgoingLink
 from broker.frontend.nodes.bodies import (
@@ -52,7 +51,7 @@ from broker.identifiers import encode_session_id
 from broker.message.annotations import deliverables, joined
 from broker.messaging.asking import answer_of, renew_locks
 from broker.messaging.deferred import receive_deferred, release, remove_all, room
-from broker.messaging.scheduling import cancel, schedule, to_schedule
+from broker.messaging.scheduling import cancel, check_schedules, schedule, to_schedule
 from broker.messaging.settlement import COMPLETE, Settlement, abandon, dead_letter, defer, settle
 from broker.namespace.entity import Entity, ask
 from broker.namespace.namespace import not_found_text
@@ -184,7 +183,7 @@ class ManagementNode:
                 transaction.cancel(self._queue, self._to_cancel(body))
                 return ok({})
             case "com.microsoft:schedule-message":
-                self._check_is_main()
+                check_schedules(self._queue, self._subqueue)
                 services = self._connection.services
                 collected = to_schedule(
                     self._queue,
@@ -402,7 +401,7 @@ class ManagementNode:
         return [(number, answer) for (number, _), answer in zip(asked, answers, strict=True)]
 
     async def _schedule(self, body: dict[str, Any]) -> Response:
-        self._check_is_main()
+        check_schedules(self._queue, self._subqueue)
         services = self._connection.services
         numbers = await schedule(
             self._queue,
@@ -422,15 +421,11 @@ class ManagementNode:
 
     def _to_cancel(self, body: dict[str, Any]) -> list[int]:
         """The sequence numbers of the messages to cancel. Raises Refused."""
-        self._check_is_main()
+        check_schedules(self._queue, self._subqueue)
         numbers = integers(body, "sequence-numbers")
         if not numbers:
             raise Refused(Reason.ARGUMENT, "sequence-numbers is empty.")
         return numbers
-
-    def _check_is_main(self) -> None:
-        if self._subqueue != MAIN:
-            raise Refused(Reason.NOT_ALLOWED, "Only the queue itself has scheduled messages.")
 
     def _forget(self, tokens: Set[LockToken]) -> None:
         """Settle messages that were delivered over links of this connection on those links, too."""

@@ -36,7 +36,7 @@ from broker.messaging.housekeeping import (
     redrive,
     redrive_exactly,
 )
-from broker.messaging.scheduling import reschedule
+from broker.messaging.scheduling import check_schedules, reschedule
 from broker.namespace.entity import Entity
 from broker.operations import MessageState, SubqueueCounts
 from protocol.codec import Array, Int, Long, TypeCode, UInt
@@ -125,7 +125,8 @@ class OwnOperations:
         # On the node's own path: the token of an official client covers the dead-letter queue alone, and
         # its key has the right or has it not.
         self._connection.authorize(self._path, "Send")
-        if self._subqueue == MAIN:
+        role = queue.description.subqueues.role_of(self._subqueue)
+        if role is None or not role.keeps_dead_letters:
             raise Refused(
                 Reason.NOT_ALLOWED,
                 f"'{self._entity}' is no dead-letter queue. Send the request to the management node of the "
@@ -183,8 +184,7 @@ class OwnOperations:
     async def _at(self, body: dict[str, Any], at_ms: int, done: str) -> Response:
         """Have scheduled messages enqueued at this time, in wall time; `done` names the field with their
         sequence numbers."""
-        if self._subqueue != MAIN:
-            raise Refused(Reason.NOT_ALLOWED, "Only the queue itself has scheduled messages.")
+        check_schedules(self._queue(), self._subqueue)
         numbers = list(dict.fromkeys(_numbers(body)))
         missing = frozenset(await reschedule(self._queue(), numbers, at_ms))
         return ok(

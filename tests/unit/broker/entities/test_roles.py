@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QUEUE_SUBQUEUES, TRANSFER, TRANSFER_DEAD_LETTER
 from broker.entities.roles import CountedAs
+from broker.entities.topics import SubscriptionSettings, TopicDescription
+
+TOPIC = TopicDescription("events", "a" * 32, 4).with_new("one", SubscriptionSettings(), (), 5)
 
 
 def test_only_the_main_subqueue_of_a_queue_expires_messages_counts_deliveries_and_has_sessions() -> None:
@@ -26,3 +29,12 @@ def test_each_subqueue_of_a_queue_has_a_figure_of_its_own() -> None:
         TRANSFER: CountedAs.TRANSFER,
         TRANSFER_DEAD_LETTER: CountedAs.TRANSFER_DEAD_LETTER,
     }
+
+
+def test_clients_send_to_the_main_subqueue_and_re_drive_what_cannot_be_received_or_forwarded() -> None:
+    for subqueues in (QUEUE_SUBQUEUES, TOPIC.subqueues):
+        names = [each.name for each in subqueues.values()]
+        assert [name for name in names if subqueues.takes_sends(name)] == [MAIN]
+        redriven = {name for name in names if (role := subqueues.role_of(name)) and role.keeps_dead_letters}
+        assert redriven == {name for name in names if name.endswith("$deadletterqueue")}
+        assert subqueues.role_of("other") is None and not subqueues.takes_sends("other")

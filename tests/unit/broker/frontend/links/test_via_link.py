@@ -112,6 +112,7 @@ async def test_a_transaction_goes_through_the_entity_that_the_link_names() -> No
         ("", "com.microsoft:argument-error"),
         ("nothing", "amqp:not-found"),
         ("other/$deadletterqueue", "amqp:not-allowed"),
+        ("queue/$deadletterqueue", "amqp:not-allowed"),
         ("other/$management", "amqp:not-allowed"),
     ],
 )
