@@ -153,6 +153,7 @@ class Broker:
             resting=self._resting,
             partitions_default=settings.partitions_default,
             entities_max=settings.entities_max,
+            tier=settings.namespace_tier,
             idle_ms_min=settings.auto_delete_on_idle_ms_min,
             disk_timeout_ms=settings.disk_timeout_ms,
             failed=self._part_failed,

@@ -219,8 +219,8 @@ class Administration:
         started = timestamp(self._started_ms)
         for name, value in (
             ("CreatedTime", started),
-            ("MessagingSKU", "Premium"),
-            ("MessagingUnits", "1"),
+            ("MessagingSKU", self._namespace.tier.sku),
+            *([("MessagingUnits", "1")] if self._namespace.tier.sku == "Premium" else []),
             ("ModifiedTime", started),
             ("Name", self._namespace.name),
             ("NamespaceType", "Messaging"),

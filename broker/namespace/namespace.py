@@ -43,6 +43,7 @@ from broker.entities.descriptions import (
 )
 from broker.entities.documents import decode_description, encode_description
 from broker.entities.kinds import describe
+from broker.entities.tiers import UNLIMITED, Tier
 from broker.entities.validation import (
     AUTO_DELETE_ON_IDLE_MS_MIN,
     check_effect,
@@ -89,6 +90,7 @@ class Namespace:
         resting: Resting,
         partitions_default: int,
         entities_max: int,
+        tier: Tier = UNLIMITED,
         idle_ms_min: int = AUTO_DELETE_ON_IDLE_MS_MIN,
         folders: int = 1,
         unsupported_topics: Iterable[str] = (),
@@ -116,6 +118,7 @@ class Namespace:
             resting,
         )
         self._partitions_default, self._entities_max = partitions_default, entities_max
+        self.tier = tier
         self._idle_ms_min = idle_ms_min
         self._queues: dict[str, Entity] = {}
         self._keys: dict[type[EntityDescription], list[str]] | None = None
@@ -382,7 +385,8 @@ class Namespace:
         `_on_disk`.
         """
         name = name.strip("/")
-        settings = shared(check_settings(name, settings, self._idle_ms_min))
+        settings = check_settings(name, settings, self._idle_ms_min)
+        settings = shared(self.tier.admit(self.name, settings, partitions))
         if file_settings is None:
             check_effect(settings)
         async with self._change(name):
@@ -403,7 +407,11 @@ class Namespace:
                     f"The namespace holds {len(self._queues)} entities; the limit is {self._entities_max}.",
                 )
             now_ms = self._clock.now_ms()
-            count = (partitions or self._partitions_default) if settings.enable_partitioning else 1
+            count = (
+                (partitions or self.tier.partitions or self._partitions_default)
+                if settings.enable_partitioning
+                else 1
+            )
             description = describe(
                 name,
                 settings,
@@ -431,7 +439,8 @@ class Namespace:
 
         def change(description: EntityDescription, now_ms: int) -> EntityDescription:
             before = description.settings
-            after = shared(check_update(description.name, before, settings, self._idle_ms_min))
+            after = check_update(description.name, before, settings, self._idle_ms_min)
+            after = shared(self.tier.admit(self.name, after, previous=before))
             if file_settings is None:
                 check_effect(after, before)
             return description.updated(after, now_ms, file_settings)

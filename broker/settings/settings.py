@@ -30,6 +30,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
 from broker.entities.descriptions import PARTITIONS_DEFAULT, AuthorizationRule
+from broker.entities.tiers import STANDARD_PARTITIONS, Tier, TierName, tier_of
 from broker.entities.validation import AUTO_DELETE_ON_IDLE_MS_MIN
 
 ENVIRONMENT_PREFIX = "PARTIBUS_"
@@ -160,6 +161,11 @@ class Settings(BaseSettings):
 
     namespace: str = Field(
         "sbemulatorns", min_length=1, max_length=50, description="Name of the namespace, as clients see it."
+    )
+    tier: TierName = Field(
+        "unlimited",
+        description="The namespace's tier: `basic`, `standard`, `premium`, or `unlimited`, which permits "
+        "everything.",
     )
     sas_key_name: str = Field(
         DEVELOPMENT_KEY_NAME,
@@ -516,6 +522,21 @@ class Settings(BaseSettings):
                 f"`{self.fsync}`: set {variable_of('fsync')} to `interval`, or leave the interval out"
             )
         return self
+
+    @model_validator(mode="after")
+    def _tier_permits_the_partitions(self) -> Self:
+        if self.tier in ("basic", "standard") and self.partitions_default != STANDARD_PARTITIONS:
+            raise ValueError(
+                f"{variable_of('partitions_default')} is {self.partitions_default}, but partitioned entities "
+                f"of the `{self.tier}` tier have {STANDARD_PARTITIONS} partitions: leave it out, or choose "
+                f"another {variable_of('tier')}"
+            )
+        return self
+
+    @property
+    def namespace_tier(self) -> Tier:
+        """What the namespace's entities may be."""
+        return tier_of(self.tier, partitioned=self.partitioned_by_default, partitions=self.partitions_default)
 
     @property
     def data_dirs(self) -> tuple[Path, ...]:

@@ -29,8 +29,8 @@ from tests.crash.test_hanging_disk import ANSWERED_WITHIN_S, BACK_WITHIN_S
 from tests.support.broker_process import queue
 from tests.support.broker_thread import BrokerThread
 from tests.support.faulty_disk import FaultyDisk
+from tests.support.http_entries import queue_body
 from tests.support.sas import sas_token
-from tests.unit.broker.http.test_admin import queue_body
 
 TIMEOUT_MS = 1_000
 CATALOGUE = "/catalogue/"

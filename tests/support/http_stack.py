@@ -165,6 +165,7 @@ async def http_stack(
         resting=resting,
         partitions_default=settings.partitions_default,
         entities_max=settings.entities_max,
+        tier=settings.namespace_tier,
     )
     await namespace.load()
     files = tls_files(settings, SystemClock().now_ms())

@@ -18,6 +18,7 @@ from broker.base.clock import ManualClock
 from broker.base.errors import Reason, Refused
 from broker.base.metrics import Metrics
 from broker.entities.descriptions import AuthorizationRule, QueueDescription, QueueSettings, key_of
+from broker.entities.tiers import UNLIMITED, Tier
 from broker.frontend.attaching import Resolve, attach_to_entity
 from broker.frontend.connection import Connection
 from broker.frontend.services import Services
@@ -126,6 +127,7 @@ class FixedNamespace:
     name = "test"
 
     def __init__(self) -> None:
+        self.tier: Tier = UNLIMITED
         self.queues: dict[str, Entity] = {}
         self.rules_changed: Callable[[], None] = lambda: None
         """Set by `Services`; called when rules have changed."""

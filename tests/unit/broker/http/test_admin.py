@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from pathlib import Path
 
@@ -22,22 +21,9 @@ from broker.operations import Send, SubqueueCounts
 from storage.disk import LocalDisk
 from tests.support.amqp_messages import message
 from tests.support.broker_thread import BrokerThread
+from tests.support.http_entries import UPDATE, queue_body, value
 from tests.support.http_stack import HttpStack, http_stack
 from tests.support.sas import sas_token
-
-UPDATE = {"If-Match": "*"}
-
-
-def queue_body(inner: str = "", kind: str = "QueueDescription") -> bytes:
-    return (
-        f'<entry xmlns="{ATOM}"><content type="application/xml"><{kind} '
-        f'xmlns="{SERVICE_BUS}">{inner}</{kind}></content></entry>'
-    ).encode()
-
-
-def value(text: str, element: str) -> str | None:
-    found = re.search(f"<{element}>([^<]*)</{element}>", text)
-    return found.group(1) if found else None
 
 
 def titles(feed: str) -> list[str]:

@@ -42,11 +42,11 @@ from tests.crash.test_broker_disk_faults import wait_until
 from tests.support import raw_amqp as raw
 from tests.support.broker_process import queue
 from tests.support.broker_thread import BrokerThread
+from tests.support.http_entries import queue_body
 from tests.support.link_stack import LinkStack
 from tests.support.receiving import give
 from tests.support.sas import sas_token
 from tests.support.waiting import WAIT_S
-from tests.unit.broker.http.test_admin import queue_body
 
 TOKENS_MS = 45_000
 """How long a message of an archive stays locked."""

@@ -153,3 +153,12 @@ def test_an_interval_is_refused_where_it_has_no_effect(monkeypatch: pytest.Monke
         load_settings()
     monkeypatch.setenv("PARTIBUS_FSYNC", "interval")
     assert load_settings().fsync_interval_ms == 20
+
+
+def test_a_tier_with_a_fixed_number_of_partitions_accepts_no_other() -> None:
+    assert load_settings(tier="standard").namespace_tier.partitions == 16
+    assert load_settings(tier="premium", partitions_default=4).namespace_tier.partitions == 4
+    with pytest.raises(WrongSettings, match=r"PARTIBUS_PARTITIONS_DEFAULT is 4, but .*`basic` tier have 16"):
+        load_settings(tier="basic", partitions_default=4)
+    with pytest.raises(WrongSettings, match="PARTIBUS_TIER"):
+        load_settings(tier="gold")

@@ -9,6 +9,7 @@ import pytest
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import QueueSettings
+from broker.entities.tiers import tier_of
 from broker.message.stored import bare_message_offset
 from broker.namespace.router import partition_of_key
 from broker.operations import (
@@ -111,6 +112,14 @@ async def test_a_coordinator_for_distributed_transactions_is_refused() -> None:
     client = await LinkStack().connect()
     frames = await client.attach(coordinator_attach(0, "amqp:distributed-transactions"))
     assert raw.condition_of(frames[-1]) == "amqp:not-implemented"
+
+
+async def test_the_basic_tier_has_no_transactions() -> None:
+    stack = LinkStack()
+    stack.namespace.tier = tier_of("basic", partitioned=True, partitions=16)
+    client = await stack.connect()
+    frames = await client.attach(coordinator_attach(0))
+    assert raw.condition_of(frames[-1]) == "amqp:not-allowed"
 
 
 @pytest.mark.parametrize(

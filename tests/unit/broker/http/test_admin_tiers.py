@@ -1,0 +1,31 @@
+"""Administration of a namespace whose tier does not permit everything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.http_entries import UPDATE, queue_body, value
+from tests.support.http_stack import http_stack
+
+
+async def test_the_tier_is_reported_and_decides_what_can_be_created(tmp_path: Path) -> None:
+    plain = queue_body("<EnablePartitioning>false</EnablePartitioning>")
+    async with http_stack(tmp_path, tier="premium", partitions_default=2) as stack:
+        info = (await stack.ask("GET", "/$namespaceinfo"))[1]
+        assert (value(info, "MessagingSKU"), value(info, "MessagingUnits")) == ("Premium", "1")
+        status, text, _ = await stack.ask("PUT", "/orders", plain)
+        assert status == 400 and "SubCode=40000. Non-partitioned entities are not allowed" in text
+        assert (await stack.ask("PUT", "/orders", queue_body()))[0] == 201
+    async with http_stack(tmp_path, tier="basic") as stack:
+        info = (await stack.ask("GET", "/$namespaceinfo"))[1]
+        assert value(info, "MessagingSKU") == "Basic" and "MessagingUnits" not in info
+        session = queue_body("<RequiresSession>true</RequiresSession>")
+        status, text, _ = await stack.ask("PUT", "/sessions", session)
+        assert status == 400 and "The property 'RequiresSession' cannot be set" in text
+        status, text, _ = await stack.ask("PUT", "/new", queue_body())
+        assert (status, value(text, "DefaultMessageTimeToLive")) == (201, "P14D")
+        forwarding = queue_body("<ForwardTo>new</ForwardTo>")
+        assert (await stack.ask("PUT", "/orders", forwarding, headers=UPDATE))[0] == 400
+        assert (await stack.ask("PUT", "/orders", queue_body(), headers=UPDATE))[0] == 200
+        made = [stack.namespace.describe(name) for name in ("orders", "new")]
+        assert [each and each.partitions for each in made] == [2, 16]
