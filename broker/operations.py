@@ -383,7 +383,7 @@ class FindDeadLetters:
 @dataclass(slots=True)
 class LockExactly:
     """Lock the messages with these sequence numbers, except those that are locked or missing. Answered with
-    `Locked`.
+    `Locked`. Locked messages that no client has seen are recalled, so that another attempt can lock them.
 
     Locks as many as one answer may hold (`Bounds.granted_bytes_max`) and at least one.
     """

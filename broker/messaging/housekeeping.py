@@ -167,10 +167,12 @@ async def redrive_exactly(queue: Entity, subqueue: str, numbers: Sequence[int], 
     """
     result = Exactly()
     for handle, part in _by_partition(queue, numbers, result):
-        before = len(result.done)
-        await _redrive(handle, subqueue, part, hold, result)
-        done = frozenset(result.done[before:])
-        result.missing += [number for number in part if number not in done]
+        for _ in range(2):  # what a receiver holds unseen has come back the second time
+            if part:
+                await _redrive(handle, subqueue, part, hold, result)
+                done = frozenset(result.done)
+                part = [number for number in part if number not in done]
+        result.missing += part
     return result
 
 

@@ -160,18 +160,19 @@ class Delivering:
 
     def lock_exactly(self, client: ClientId, lock: LockExactly) -> None:
         """Lock messages that a client names, in any state: the first of them, as many as one answer may hold,
-        and at least one. Leaves out those that are locked or missing, or were sent in this cycle."""
+        and at least one. Leaves out those that are locked or missing, or were sent in this cycle. Those that
+        their holder may hold unseen are recalled."""
         space, cycle = self._space, self._space.cycle
         subqueue = space.messages.find(lock.subqueue)
         found: list[Reference] = []
         for number in dict.fromkeys(lock.sequence_numbers):
             reference = subqueue.references.get(number)
-            if (
-                reference is not None
-                and reference.lease is None
-                and not (cycle.has_sent and number >= cycle.first_sent)
-            ):
+            if reference is None or (cycle.has_sent and number >= cycle.first_sent):
+                continue
+            if reference.lease is None:
                 found.append(reference)
+            else:
+                space.recall_from(reference.lease)
         room = space.bounds.granted_bytes_max
         for place, reference in enumerate(found):
             room -= _answer_bytes(reference)

@@ -20,6 +20,7 @@ from tests.support.broker_process import BrokerProcess, queue
 
 WITHIN_S = 30.0
 DEAD = "/$deadletterqueue"
+DEAD_LETTERS = ServiceBusSubQueue.DEAD_LETTER
 KEYS = [f"key {number}" for number in range(8)]
 
 
@@ -40,6 +41,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         "batch-deleting",
         "misspelling",
         "instructing",
+        "ready",
     )
     queues = [queue(name, PartitionCount=4, Partitioned=True) for name in names]
     queues[4]["Properties"]["LockDuration"] = "PT1S"  # type: ignore[index]
@@ -153,6 +155,20 @@ def test_a_purge_takes_the_states_and_the_age_asked_for(
     assert peek(client, "purging") == {}
 
 
+def test_dead_letters_kept_ready_for_a_receiver_are_redriven(
+    broker: BrokerProcess, client: ServiceBusClient
+) -> None:
+    bury(client, "ready", "broken")
+    numbers = [each.sequence_number for each in peek(client, "ready", sub_queue=DEAD_LETTERS).values()]
+    with client.get_queue_receiver("ready", sub_queue=DEAD_LETTERS) as receiver:
+        (seen,) = receiver.receive_messages(1, max_wait_time=WITHIN_S)
+        with connected(broker.addresses) as connection, management(connection, "ready" + DEAD) as node:
+            answer = node.ask("partibus:redrive-messages", sequence_numbers=longs(numbers))[1]
+        assert answer["missing"] == [seen.sequence_number]
+        receiver.complete_message(seen)
+    assert len(peek(client, "ready")) == len(numbers) - 1
+
+
 def test_named_dead_letters_are_redriven(broker: BrokerProcess, client: ServiceBusClient) -> None:
     redrive_named(broker, client)
 
@@ -252,7 +268,7 @@ def test_a_redriven_message_keeps_its_session_and_is_no_duplicate(
 
 def redrive_named(broker: BrokerProcess, client: ServiceBusClient) -> None:
     bury(client, "redriving", "broken")
-    dead = peek(client, "redriving", sub_queue=ServiceBusSubQueue.DEAD_LETTER)
+    dead = peek(client, "redriving", sub_queue=DEAD_LETTERS)
     named = [dead[body].sequence_number for body in ("1", "2", "3")]
     with connected(broker.addresses) as connection, management(connection, "redriving" + DEAD) as node:
         status, body = node.ask("partibus:redrive-messages", sequence_numbers=longs([*named, 5 << 48]))
@@ -268,7 +284,7 @@ def redrive_named(broker: BrokerProcess, client: ServiceBusClient) -> None:
             assert message.delivery_count == 0 and message.dead_letter_reason is None
             assert message.application_properties == {b"colour": b"red"}
             receiver.complete_message(message)
-    assert len(peek(client, "redriving", sub_queue=ServiceBusSubQueue.DEAD_LETTER)) == len(KEYS) - 3
+    assert len(peek(client, "redriving", sub_queue=DEAD_LETTERS)) == len(KEYS) - 3
 
 
 def test_dead_letters_are_redriven_by_reason_in_slices_and_survive_a_kill(
@@ -293,7 +309,7 @@ def test_dead_letters_are_redriven_by_reason_in_slices_and_survive_a_kill(
     broker.start()
     with azure_client(broker.addresses.connection_string()) as again:
         assert len(peek(again, "filtering")) == 6
-        left = peek(again, "filtering", sub_queue=ServiceBusSubQueue.DEAD_LETTER)
+        left = peek(again, "filtering", sub_queue=DEAD_LETTERS)
         assert [each.dead_letter_reason for each in left.values()] == ["late", "late"]
 
 
@@ -444,7 +460,7 @@ def test_the_official_client_makes_the_same_requests(client: ServiceBusClient) -
         assert status == 200, description
         return message.value
 
-    with client.get_queue_receiver("official", sub_queue=ServiceBusSubQueue.DEAD_LETTER) as receiver:
+    with client.get_queue_receiver("official", sub_queue=DEAD_LETTERS) as receiver:
         ask: Any = receiver._mgmt_request_response_with_retry
         assert ask(b"partibus:count-messages", {}, answer)[b"active"] == len(KEYS)
         body = ask(b"partibus:redrive-messages", {"deadletter-reason": "broken"}, answer)
@@ -465,12 +481,12 @@ def test_a_misspelt_field_is_refused_and_touches_no_message(client: ServiceBusCl
     with client.get_queue_receiver("misspelling") as receiver:
         ask: Any = receiver._mgmt_request_response_with_retry
         ask(b"partibus:purge-messages", {"state": ["scheduled"]}, refused(b"'state'"))
-    with client.get_queue_receiver("misspelling", sub_queue=ServiceBusSubQueue.DEAD_LETTER) as receiver:
+    with client.get_queue_receiver("misspelling", sub_queue=DEAD_LETTERS) as receiver:
         ask = receiver._mgmt_request_response_with_retry
         fields = {"dead-letter-reason": "another"}
         ask(b"partibus:redrive-messages", fields, refused(b"'dead-letter-reason'"))
     assert len(peek(client, "misspelling")) == 2
-    assert len(peek(client, "misspelling", sub_queue=ServiceBusSubQueue.DEAD_LETTER)) == 2
+    assert len(peek(client, "misspelling", sub_queue=DEAD_LETTERS)) == 2
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from broker.operations import (
     Found,
     Locked,
     LockExactly,
+    Recall,
+    Recalled,
     Redrive,
     Redriven,
     Release,
@@ -169,3 +171,13 @@ async def test_on_a_full_disk_the_dead_letters_stay_and_everything_else_is_done(
     answer = one(await harness.do(1, Redrive(locked.tokens, [b"a", b"b"], None)), Redriven)
     assert answer.sequence_numbers[0] > first
     assert await bodies(harness) == [b"a", b"b"] and await bodies(harness, DEAD_LETTER) == []
+
+
+async def test_dead_letters_that_a_client_holds_unseen_are_recalled() -> None:
+    harness = Harness()
+    numbers = await bury(harness, b"seen", b"unseen")
+    held = await harness.receive(1, 2, DEAD_LETTER)
+    assert (await lock(harness, numbers)).tokens == []
+    assert harness.take(1) == [Recall(harness.number, DEAD_LETTER)]
+    await harness.do(1, Recalled(DEAD_LETTER, held.tokens[1:]))
+    assert (await lock(harness, numbers)).sequence_numbers == held.sequence_numbers[1:]
