@@ -83,10 +83,18 @@ class SubqueueDescription:
     transfers_fail_to: int | None = None
     """The number of the subqueue for its messages that no other entity takes; None if none is forwarded from
     here."""
+    redrives_to: int = 0
+    """The number of the subqueue to which its messages go if they are dead letters and are re-driven."""
 
 
 OWN_END: Final = 4
 """The subqueues of an entity itself have lower numbers than those of its subscriptions, if it has any."""
+
+
+def is_of_same(subqueue: int, other: int) -> bool:
+    """Whether two subqueues belong to the same subscription, or both to the entity itself. Each has OWN_END
+    numbers."""
+    return subqueue // OWN_END == other // OWN_END
 
 
 class SubqueueTable(Mapping[int, SubqueueDescription]):

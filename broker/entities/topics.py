@@ -121,12 +121,16 @@ class SubscriptionDescription:
         """Its subqueues, each with its number."""
         name, dead_letters = self.subqueue_name, self.subqueue(DEAD_LETTER_PLACE)
         failed = self.subqueue(TRANSFER_DEAD_LETTER_PLACE)
-        yield self.subqueue(MAIN_PLACE), SubqueueDescription(name, SERVES_RECEIVERS, dead_letters, failed)
+        main = self.subqueue(MAIN_PLACE)
+        yield main, SubqueueDescription(name, SERVES_RECEIVERS, dead_letters, failed)
         yield (
             dead_letters,
-            SubqueueDescription(f"{name}/{DEAD_LETTER}", KEEPS_DEAD_LETTERS, transfers_fail_to=failed),
+            SubqueueDescription(f"{name}/{DEAD_LETTER}", KEEPS_DEAD_LETTERS, None, failed, main),
         )
-        yield failed, SubqueueDescription(f"{name}/{TRANSFER_DEAD_LETTER}", KEEPS_FAILED_TRANSFERS)
+        yield (
+            failed,
+            SubqueueDescription(f"{name}/{TRANSFER_DEAD_LETTER}", KEEPS_FAILED_TRANSFERS, redrives_to=main),
+        )
 
     def rule(self, name: str) -> RuleDescription | None:
         """The rule of this name, in any case."""

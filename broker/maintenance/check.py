@@ -16,8 +16,8 @@ from typing import Any
 from broker.entities.descriptions import EntityDescription, subqueues_of
 from broker.entities.documents import decode_description, salvage_name
 from broker.entities.roles import SubqueueTable
-from broker.partition.records import UnreadableRecord
 from broker.partition.salvage import Salvage
+from broker.partition.tables import UnreadableRecord
 from storage.check import CATALOGUE_DIRECTORY, Documents, Progress, check_documents, check_log, log_folders
 from storage.checkpoints import read_blocks
 from storage.disk import Disk, LocalDisk, read_file

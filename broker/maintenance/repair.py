@@ -35,9 +35,10 @@ from broker.maintenance.check import Report, check_folders, data_folders_among
 from broker.maintenance.identifying import Identification, identify
 from broker.maintenance.locking import FolderLocks
 from broker.partition import records
-from broker.partition.records import Counters, UnreadableRecord
+from broker.partition.records import Counters
 from broker.partition.salvage import Range, Salvage
 from broker.partition.snapshot import Snapshot
+from broker.partition.tables import UnreadableRecord
 from storage.check import CATALOGUE_DIRECTORY, Progress, log_folders
 from storage.checkpoints import read_blocks
 from storage.disk import (

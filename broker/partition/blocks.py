@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, S
 
 from broker.operations import PARTITION_SHIFT
 from broker.partition.gradual_sort import sort_gradually
-from broker.partition.records import UnreadableRecord
+from broker.partition.tables import UnreadableRecord
 from storage.log import Position
 
 BLOCK_SHIFT = 10

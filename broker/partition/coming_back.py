@@ -16,6 +16,7 @@ from broker.partition.cycle_bounds import Bounds
 from broker.partition.disk_timeout import Patience
 from broker.partition.messages import Messages
 from broker.partition.payloads import PayloadBudget
+from broker.partition.replay import LogReplay
 from broker.partition.snapshot import Snapshot
 from broker.partition.state import Partition
 from storage.log import Frame, Log, Position
@@ -44,7 +45,7 @@ async def replay_log(
     `wall_ahead_ms`: how far wall time is ahead of monotonic time, for the deadlines. Raises StorageError;
     CorruptRecord for damaged or missing records.
     """
-    snapshot = Snapshot(messages)
+    snapshot, replay = Snapshot(messages), LogReplay(messages)
     checkpoint = await log.load_checkpoint()
     since = log.start
     if checkpoint is not None and checkpoint.position >= since:
@@ -57,11 +58,11 @@ async def replay_log(
         frames.append(frame)
         size += len(frame.data)
         if size >= REPLAYED_BYTES:
-            await slices.run(messages.replay_steps(frames))
+            await slices.run(replay.steps(frames))
             patience.again()
             replayed += size
             frames, size = [], 0
-    await slices.run(messages.replay_steps(frames))
+    await slices.run(replay.steps(frames))
     await slices.run(messages.finish_steps(wall_ahead_ms))
     if (needed := snapshot.needed_from()) is not None and needed < log.start:
         await log.fetch([needed])  # raises RecordsMissing, which names the missing records

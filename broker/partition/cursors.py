@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from broker.partition.durable_state import NewRecord
 from broker.partition.keyed_entries import Key, KeyedEntries
-from broker.partition.records import UnreadableRecord
+from broker.partition.tables import UnreadableRecord
 
 CURSOR = 72
 _HEAD = struct.Struct("<QQQQQHBB")

@@ -14,11 +14,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
+from broker.entities.roles import OWN_END
+from broker.operations import PARTITION_SHIFT
 from broker.partition.delays import Delays, delayed
 from broker.partition.references import Reference
 from broker.partition.subqueue import Subqueue
 from broker.partition.workspace import Workspace
 
+_OF_SUBSCRIPTION = 1 << 15
+"""Above all numbers of partitions."""
+_COUNTER_MASK = (1 << PARTITION_SHIFT) - 1
 RESTORED_AT_ONCE = 512
 """Entries that one step of `restore` handles: less than a millisecond."""
 
@@ -26,7 +31,7 @@ RESTORED_AT_ONCE = 512
 def delay(space: Workspace, subqueue: Subqueue, references: Sequence[Reference], delay_ms: int) -> None:
     """Offer messages again after a delay. Their locks have just ended."""
     cycle = space.cycle
-    numbers = [reference.sequence_number for reference in references]
+    numbers = [_key_of(subqueue, reference) for reference in references]
     space.record(delayed(cycle.wall_ms + delay_ms, numbers))
     until_ms = cycle.now_ms + delay_ms
     if space.held is not None:
@@ -35,11 +40,12 @@ def delay(space: Workspace, subqueue: Subqueue, references: Sequence[Reference],
         _hold(space, subqueue, references, until_ms)
 
 
-def ended(space: Workspace, references: Sequence[Reference]) -> None:
+def ended(space: Workspace, subqueue: Subqueue, references: Sequence[Reference]) -> None:
     """The delay of these messages has ended. Where the clock was set back meanwhile, wall time has not
     reached the noted end: forget it, or a restart would hold the messages until then."""
     delays, wall_ms = space.messages.states.of(Delays), space.cycle.wall_ms
-    numbers = [each.sequence_number for each in references if delays.lasts(each.sequence_number, wall_ms)]
+    keys = [_key_of(subqueue, each) for each in references]
+    numbers = [key for key in keys if delays.lasts(key, wall_ms)]
     if numbers:
         space.record(delayed(0, numbers))
 
@@ -49,8 +55,8 @@ def restore(space: Workspace, wall_ahead_ms: int) -> Iterator[int]:
     time is ahead of monotonic time."""
     found: dict[tuple[int, int], list[Reference]] = {}
     delays = [state.entries() for state in space.messages.states.all if isinstance(state, Delays)]
-    for seen, (number, until_ms) in enumerate(chain.from_iterable(delays)):
-        for subqueue in space.messages.work.occupied.values():
+    for seen, (key, until_ms) in enumerate(chain.from_iterable(delays)):
+        for subqueue, number in _places_of(space, key):
             reference = subqueue.references.get(number)
             if reference is not None:
                 found.setdefault((subqueue.number, until_ms), []).append(reference)
@@ -61,6 +67,29 @@ def restore(space: Workspace, wall_ahead_ms: int) -> Iterator[int]:
             part = references[start : start + RESTORED_AT_ONCE]
             _hold(space, space.subqueues[subqueue_number], part, until_ms - wall_ahead_ms)
             yield len(part)
+
+
+def _key_of(subqueue: Subqueue, reference: Reference) -> int:
+    """What a delayed message is noted as: its sequence number. Several subscriptions may have a message of
+    the same number, so the number of the subscription is in the upper bits there, and one bit says so."""
+    number = reference.sequence_number
+    if subqueue.number < OWN_END:
+        return number
+    return (_OF_SUBSCRIPTION | subqueue.number // OWN_END) << PARTITION_SHIFT | number & _COUNTER_MASK
+
+
+def _places_of(space: Workspace, key: int) -> Iterator[tuple[Subqueue, int]]:
+    """Where a delayed message may be: subqueues that hold messages, and its sequence number there."""
+    occupied = space.messages.work.occupied
+    upper = key >> PARTITION_SHIFT
+    if upper & _OF_SUBSCRIPTION:
+        first = (upper ^ _OF_SUBSCRIPTION) * OWN_END
+        for place in range(first, first + OWN_END):
+            if place in occupied:
+                yield occupied[place], key & _COUNTER_MASK | space.messages.first_number
+    else:
+        for subqueue in occupied.values():
+            yield subqueue, key
 
 
 def _hold(space: Workspace, subqueue: Subqueue, references: Sequence[Reference], until_ms: int) -> None:

@@ -4,7 +4,8 @@
 
     40 DELAYED   offset  size  field
                       0     8  offered again at, wall time; 0 if the delay has ended
-                      8    8n  sequence numbers
+                      8    8n  sequence numbers; of messages in a subscription of a topic, the upper 16
+                               bits are 32,768 plus the number of the subscription
 
 A block of the section "delayed" holds pairs of a sequence number (8 bytes) and the time (8 bytes), for the
 sequence numbers of one block of messages (`blocks.py`). All numbers are little endian.
@@ -16,10 +17,9 @@ import heapq
 import struct
 from collections.abc import Collection, Iterator, Sequence
 
-from broker.partition import records
 from broker.partition.blocks import InBlocks, block_of
 from broker.partition.durable_state import NewRecord
-from broker.partition.records import UnreadableRecord, read_table
+from broker.partition.tables import UnreadableRecord, read_table, table
 from storage.log import Position, Record
 
 DELAYED = 40
@@ -143,4 +143,4 @@ class Delays(InBlocks):
 
 def delayed(until_ms: int, numbers: Sequence[int]) -> NewRecord:
     """The record that says that messages are delayed; with time 0, that they are not any more."""
-    return NewRecord(DELAYED, _TIME.pack(until_ms) + records.table("Q", numbers))
+    return NewRecord(DELAYED, _TIME.pack(until_ms) + table("Q", numbers))

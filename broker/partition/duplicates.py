@@ -32,7 +32,7 @@ from broker.base.errors import Reason, Refused
 from broker.partition._untracked import untrack
 from broker.partition.blocks import InBlocks
 from broker.partition.durable_state import NewRecord
-from broker.partition.records import UnreadableRecord
+from broker.partition.tables import UnreadableRecord
 from storage.log import Position, Record
 
 SENT_IDS = 24

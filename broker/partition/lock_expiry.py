@@ -24,7 +24,7 @@ def run_out_locks(space: Workspace, time_to_live: TimeToLive, until_ms: int) -> 
         if lease.is_delay:
             delayed += len(references)
             cycle.arrived_in.add(subqueue.number)
-            delaying.ended(space, references)
+            delaying.ended(space, subqueue, references)
             time_to_live.give_back(subqueue, references)
             continue
         cycle.expired_locks += len(references)

@@ -3,14 +3,6 @@
 The `apply…` methods carry out a record, both at replay and when it is appended. This file knows nothing of
 clients, locks or the time.
 
-A replay needs no checkpoint and nothing from before `Log.start`. The log is trimmed only below the oldest
-frame that holds a live message, and below a COUNTERS record. So for each live message, a replay finds the
-ENQUEUED or RELOCATED record that holds its bytes, and every later record about it. A replay skips records
-about messages in trimmed frames: such a message was either removed later, or a later RELOCATED record carries
-its whole state. The numbers of these messages are lower than the first one replayed as ENQUEUED, unless they
-became active under a higher one; any other unknown number is a contradiction and ends the replay. A
-checkpoint only shortens the replay: it holds the result of the same fold up to its position (`snapshot.py`).
-
 Each live reference is counted in the frame that holds its bytes. `_frames` holds the frames in the order of
 the log; dead ones are dropped when they reach the front, so the front shows how far the log may be trimmed.
 """
@@ -22,11 +14,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, islice, repeat
 
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
-from broker.entities.roles import SubqueueTable
+from broker.entities.roles import OWN_END, SubqueueTable
 from broker.operations import PARTITION_SHIFT
 from broker.partition import columns, records
 from broker.partition._untracked import untrack
 from broker.partition.blocks import Blocks
+from broker.partition.bodies import Bodies
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.payloads import PayloadBudget
 from broker.partition.postponing import activate, put_off
@@ -37,11 +30,10 @@ from broker.partition.records import (
     Mark,
     Relocated,
     Rescheduled,
-    UnreadableRecord,
 )
 from broker.partition.references import ACTIVE, STATES, Reference, StoredFrame
 from broker.partition.renumbered import Renumbered
-from broker.partition.replaying import REPLAYED_AT_ONCE, parts_of, relocated_parts, shared, state_of
+from broker.partition.replaying import REPLAYED_AT_ONCE, state_of
 from broker.partition.state_kinds import DurableStates
 from broker.partition.subqueue import Subqueue
 from broker.partition.subqueues import Subqueues
@@ -93,14 +85,13 @@ class Messages:
         of them are counted in the budget. Another partition may ask for room while the cycle lasts."""
         self._evicted_to = (0, 0)
         """The subqueue and sequence number where the last eviction stopped."""
-        self._clock_settings = clock_settings or ClockSettings()
+        self.clock_settings = clock_settings or ClockSettings()
         self._frames: deque[StoredFrame] = deque()
         untrack([self._frames])
+        self.bodies = Bodies()
+        """Messages with several references, in topics."""
         self.renumbered = Renumbered()
         """Messages that the log stores under an earlier number."""
-        self._first_replayed: int | None = None
-        self._absent: set[int] = set()
-        """During a replay, the new numbers of messages that became active and are in trimmed frames."""
 
     def find(self, name: str) -> Subqueue:
         """Find a subqueue by name. Raises Refused(ENTITY_NOT_FOUND)."""
@@ -109,7 +100,7 @@ class Messages:
     @property
     def live_bytes(self) -> int:
         """The size of all messages as they were sent."""
-        total = 0
+        total = -self.bodies.shared_bytes
         for subqueue in self.work.occupied.values():
             total += subqueue.bytes
         return total
@@ -137,7 +128,7 @@ class Messages:
         properties to each of a thousand messages.
         """
         row_bytes = records.RELOCATED_MESSAGE_BYTES
-        total = 0
+        total = -self.bodies.shared_bytes
         if self._has_columns:
             row_bytes += columns.MESSAGE_BYTES
             total += columns.PART_BYTES
@@ -223,13 +214,13 @@ class Messages:
         `messages` and `now_ms` (monotonic time) are None in a replay: bodies are read when needed, and
         `finish_steps` sets the deadlines.
         """
-        first, enqueued_ms, sizes, expiries, offset, column_lists, scheduled_ms = enqueued
+        first, enqueued_ms, sizes, expiries, offset, column_lists, scheduled_ms, _ = enqueued
         count = len(sizes)
         assert first >= self.next_number, "sequence numbers never come back"
         size = sum(sizes)
         keep = messages is not None and self.payloads.take(size)
         self.blocks.touch_run(self.main.number, first, count, position)
-        frame = self._frame_at(position)
+        frame = self.frame_at(position)
         frame.live += count
         numbers = range(first, first + count)
         expiry_column: Iterable[int | None] = repeat(None)
@@ -239,7 +230,7 @@ class Messages:
             expiry_column = [each or None for each in expiries]
             if now_ms is not None:
                 begun_ms = enqueued_ms - now_ms
-                self._clock_settings.add(first, begun_ms)
+                self.clock_settings.add(first, begun_ms)
                 lives = {each: each - begun_ms if each else None for each in set(expiries)}
                 life_column = list(map(lives.__getitem__, expiries))
                 if scheduled_ms is not None:  # their time to live has not begun
@@ -276,7 +267,7 @@ class Messages:
     def apply_activated(self, activated: Activated, now_ms: int | None = None) -> None:
         """Make scheduled messages of the main subqueue active. `now_ms` is monotonic time, None in a
         replay."""
-        main, (first, enqueued_ms, old_numbers) = self.main, activated
+        main, (first, enqueued_ms, old_numbers, _) = self.main, activated
         assert first >= self.next_number, "sequence numbers never come back"
         self.blocks.touch(main.number, old_numbers, self.position)
         self.blocks.touch_run(main.number, first, len(old_numbers), self.position)
@@ -287,7 +278,7 @@ class Messages:
         size = sum(reference.size for reference in references)
         main.append(references, [reference.sequence_number for reference in references], size)
         if lives and now_ms is not None:
-            self._clock_settings.add(first, enqueued_ms - now_ms)
+            self.clock_settings.add(first, enqueued_ms - now_ms)
             main.watch_lives(first, lives, [reference.lives_until_ms for reference in references])
         self.next_number, self.latest_enqueued_ms = first + len(references), enqueued_ms
 
@@ -328,9 +319,10 @@ class Messages:
         """Point messages to their new place in the log. A replay may meet unknown messages here; then the
         record is all that is known of them. `are_new`: they are scheduled ones of the main subqueue that did
         not exist before (`promises.py`)."""
-        frame = self._frame_at(position)
+        frame = self.frame_at(position)
         frame.live += len(relocated.sequence_numbers)
         offset = relocated.messages_offset
+        latest = NO_NUMBER
         found: list[Reference] = []
         new: list[Reference] = []
         make = columns.class_for(relocated.columns)
@@ -344,6 +336,9 @@ class Messages:
             state,
             changed,
         ) in relocated.rows():
+            if relocated.shares_bodies and number == latest:
+                offset -= size
+            latest = number
             subqueue = self.subqueues[subqueue_number]
             self.blocks.touch(subqueue_number, (number,), position)
             reference = subqueue.references.get(number)
@@ -356,6 +351,8 @@ class Messages:
                     new.append(reference)
                 else:
                     subqueue.bring_back((reference,))
+                    if subqueue_number >= OWN_END:
+                        self.bodies.found((reference,))
             else:
                 assert (
                     reference.size == size
@@ -370,7 +367,8 @@ class Messages:
         for reference in new:
             self.main.insert(reference)
 
-    def _frame_at(self, position: Position) -> StoredFrame:
+    def frame_at(self, position: Position) -> StoredFrame:
+        """The frame at the end of the log, for new references."""
         if not self._frames or self._frames[-1].position != position:
             frame = StoredFrame(position)
             untrack([frame])
@@ -380,8 +378,12 @@ class Messages:
     def forget(self, removed: Iterable[Reference]) -> None:
         """Release removed references: their frames no longer count them, and their bodies leave memory."""
         in_memory = 0
+        bodies = self.bodies
         for reference in removed:
             reference.frame.live -= 1
+            if bodies:
+                in_memory += bodies.forget(reference)
+                continue
             payload = reference.payload
             if payload:
                 in_memory += len(payload)
@@ -399,6 +401,8 @@ class Messages:
         for reference in references:
             reference.frame.live += 1
             subqueue.insert(reference)
+        if subqueue.number >= OWN_END:
+            self.bodies.found(references)
 
     def evict(self) -> None:
         """Drop some bodies from memory; they stay on the disk. Looks at EVICTED_AT_ONCE messages, and
@@ -409,14 +413,19 @@ class Messages:
         if subqueue is None:
             place, from_number = self._occupied_after(place), 0
             subqueue = self.subqueues[place]
-        freed = 0
-        for looked_at, reference in enumerate(subqueue.browse(from_number)):
-            if looked_at == EVICTED_AT_ONCE:
+        freed = looked_at = 0
+        for reference in subqueue.browse(from_number):
+            if looked_at >= EVICTED_AT_ONCE:
                 self._evicted_to = place, reference.sequence_number
                 break
             if reference.sequence_number >= self.evicted_below:
                 self._evicted_to = self._occupied_after(place), 0
                 break
+            looked_at += 1
+            if self.bodies and reference.payload:
+                freed += self.bodies.evict(reference, occupied.values())
+                looked_at += len(occupied)
+                continue
             freed += len(reference.payload)
             reference.payload = b""
         else:
@@ -431,62 +440,13 @@ class Messages:
     def cut(self, first: int) -> None:
         """Undo the latest `apply_enqueued`, as if the messages from `first` on had never come. Their frame is
         the last one."""
-        self.forget(self.main.cut(first))
+        for subqueue in list(self.work.occupied.values()):
+            self.forget(subqueue.cut(first))
         self.next_number = first
         assert self._frames and not self._frames[-1].live
         self._frames.pop()
 
     # --- replay ---------------------------------------------------------------------------------------------
-
-    def replay_steps(self, frames: Iterable[Frame]) -> Iterator[int]:
-        """Apply all records of some frames, in steps of REPLAYED_AT_ONCE messages at most. Raises
-        UnreadableRecord."""
-        for frame in frames:
-            self.position = frame.position
-            for record in frame.records():
-                match record.kind:
-                    case records.ENQUEUED:
-                        enqueued = records.read_enqueued(record)
-                        if self._first_replayed is None:
-                            self._first_replayed = enqueued.first
-                        for part in parts_of(enqueued):
-                            self.apply_enqueued(frame.position, shared(part))
-                            yield len(part.sizes)
-                    case (
-                        records.REMOVED
-                        | records.REMOVED_RUNS
-                        | records.RETURNED
-                        | records.DEFERRED
-                        | records.MOVED
-                        | records.CHANGED
-                    ):
-                        mark = records.read_mark(record)
-                        for start in range(0, len(mark.sequence_numbers), REPLAYED_AT_ONCE):
-                            known = self._known(mark, mark.sequence_numbers[start : start + REPLAYED_AT_ONCE])
-                            if known:
-                                self.apply_mark(mark._replace(sequence_numbers=known))
-                            yield len(known)
-                    case records.ACTIVATED:
-                        for some in self._present_ones(records.read_activated(record)):
-                            self.apply_activated(some)
-                            yield len(some.sequence_numbers)
-                    case records.RESCHEDULED:
-                        at_ms, numbers = records.read_rescheduled(record)
-                        for start in range(0, len(numbers), REPLAYED_AT_ONCE):
-                            some_numbers = numbers[start : start + REPLAYED_AT_ONCE]
-                            here = self._known(Mark(record.kind, 0, some_numbers), some_numbers)
-                            self.apply_rescheduled(Rescheduled(at_ms, here))
-                            yield len(here)
-                    case records.COUNTERS:
-                        self.apply_counters(records.read_counters(record))
-                    case records.RELOCATED:
-                        for moved in relocated_parts(records.read_relocated(record)):
-                            self.apply_relocated(frame.position, moved)
-                            yield len(moved.sizes)
-                    case _:
-                        self.states.apply(record, frame.position)
-                        yield 1
-            yield 0
 
     def finish_steps(self, wall_ahead_ms: int) -> Iterator[int]:
         """After the replay, put the references in order and set their deadlines. Each step handles a bounded
@@ -496,48 +456,12 @@ class Messages:
         time until this process first read the log; since then they count in monotonic time, even across a
         recovery.
         """
-        self._clock_settings.read_back(wall_ahead_ms)
-        yield from self.subqueues.finish_steps(self._clock_settings)
-        self._absent.clear()
+        self.clock_settings.read_back(wall_ahead_ms)
+        yield from self.subqueues.finish_steps(self.clock_settings)
         frames = iter(self._frames)
         while part := list(islice(frames, REPLAYED_AT_ONCE)):
             untrack(part)
             yield 0
-
-    def _known(self, mark: Mark, numbers: Sequence[int]) -> Sequence[int]:
-        """The numbers whose messages exist, of those that a mark names. Raises UnreadableRecord."""
-        references = self.subqueues[mark.subqueue].references
-        known = [number for number in numbers if number in references]
-        if len(known) < len(numbers) and self._first_replayed is not None:
-            self._check_absent(number for number in numbers if number not in references)
-        return known
-
-    def _check_absent(self, numbers: Iterable[int]) -> None:
-        """Check that these messages can be in trimmed frames. Raises UnreadableRecord."""
-        unknown = max((number for number in numbers if number not in self._absent), default=0)
-        if self._first_replayed is not None and unknown >= self._first_replayed:
-            raise UnreadableRecord(f"a record refers to message {unknown}, which is not there")
-
-    def _present_ones(self, activated: Activated) -> Iterator[Activated]:
-        """The messages that exist, in parts of REPLAYED_AT_ONCE with consecutive new numbers. Raises
-        UnreadableRecord."""
-        first, enqueued_ms, old_numbers = activated
-        references = self.main.references
-        for start in range(0, len(old_numbers), REPLAYED_AT_ONCE):
-            part: list[int] = []
-            for number, old_number in enumerate(old_numbers[start : start + REPLAYED_AT_ONCE], first + start):
-                if old_number in references:
-                    part.append(old_number)
-                    continue
-                self._check_absent((old_number,))
-                self._absent.add(number)
-                if part:
-                    yield Activated(number - len(part), enqueued_ms, part)
-                    part = []
-                self.next_number = number + 1
-            if part:
-                yield Activated(number + 1 - len(part), enqueued_ms, part)
-        self.next_number, self.latest_enqueued_ms = first + len(old_numbers), enqueued_ms
 
     def drop(self) -> Iterator[int]:
         """Free everything, in steps, because freeing a million references at once would block the event loop.
@@ -579,21 +503,26 @@ class Messages:
                     enqueued = records.read_enqueued(record)
                     numbers = range(enqueued.first, enqueued.first + len(enqueued.sizes))
                 elif record.kind == records.RELOCATED:
-                    numbers = records.read_relocated(record).sequence_numbers
+                    numbers = list(dict.fromkeys(records.read_relocated(record).sequence_numbers))
                 yield from self._standing_parts(frame, numbers)
             yield from self._standing_parts(frame, self.renumbered.of_frame(frame.position))
 
     def _standing_parts(self, frame: Frame, numbers: Sequence[int]) -> Iterator[list[tuple[Frame, int]]]:
-        for start in range(0, len(numbers), REPLAYED_AT_ONCE):
-            part = numbers[start : start + REPLAYED_AT_ONCE]
-            yield [(frame, number) for number in part if self._standing_in(frame, number) is not None]
+        at_once = self._looked_at_once(REPLAYED_AT_ONCE)
+        for start in range(0, len(numbers), at_once):
+            part = numbers[start : start + at_once]
+            yield [(frame, number) for number in part if any(self._standing_in(frame, number))]
 
-    def _standing_in(self, frame: Frame, number: int) -> tuple[Subqueue, Reference] | None:
+    def _looked_at_once(self, lookups: int) -> int:
+        """How many messages can be looked for in every subqueue, if each has a few. A topic may have many."""
+        return max(1, lookups * OWN_END // max(OWN_END, len(self.work.occupied)))
+
+    def _standing_in(self, frame: Frame, number: int) -> Iterator[tuple[Subqueue, Reference]]:
+        """The references to a message that is stored in this frame."""
         for subqueue in self.work.occupied.values():
             reference = subqueue.references.get(number)
             if reference is not None and reference.frame.position == frame.position:
-                return subqueue, reference
-        return None
+                yield subqueue, reference
 
     def relocate(
         self, candidates: deque[tuple[Frame, int]], commit: Commit, bytes_max: int
@@ -611,17 +540,19 @@ class Messages:
         if self._has_columns:
             row_bytes += columns.MESSAGE_BYTES
             room -= columns.PART_BYTES
+        looks = self._looked_at_once(RELOCATED_AT_ONCE)
         while candidates:
             frame, number = candidates[0]
-            standing = self._standing_in(frame, number)
-            if standing is not None:
-                reference = standing[1]
-                room -= reference.size + len(reference.changed or b"") + row_bytes
-                room -= columns.value_bytes((reference,))
-                if found and (room < 0 or len(found) == RELOCATED_AT_ONCE):
+            standing = list(self._standing_in(frame, number))
+            if standing:
+                room -= standing[0][1].size
+                for _, reference in standing:
+                    room -= len(reference.changed or b"") + row_bytes
+                    room -= columns.value_bytes((reference,))
+                if found and (room < 0 or len(messages) >= looks):
                     break
-                found.append(standing)
-                messages.append(frame.part(reference.offset, reference.size))
+                found += standing
+                messages.append(frame.part(standing[0][1].offset, standing[0][1].size))
             candidates.popleft()
         if not found:
             return None
@@ -637,6 +568,7 @@ class Messages:
             [reference.changed for reference in references],
             0,
             columns.of_references(references),
+            len(messages) < len(references),
         )
         return relocated._replace(messages_offset=records.add_relocated(commit, relocated, messages))
 
@@ -644,7 +576,7 @@ class Messages:
         """Assert that frames and memory agree with the references."""
         self.states.check()
         live: dict[int, int] = {}
-        in_memory = 0
+        in_memory: dict[int, int] = {}
         for subqueue in self.subqueues:
             subqueue.check()
             self.blocks.check(subqueue.number, subqueue.references)
@@ -652,8 +584,10 @@ class Messages:
                 assert reference.state in STATES and reference.sequence_number < self.next_number
                 assert len(reference.payload) in (0, reference.size)
                 live[id(reference.frame)] = live.get(id(reference.frame), 0) + 1
-                in_memory += len(reference.payload)
-        assert in_memory == self.payloads.used
+                if reference.payload:
+                    in_memory[reference.sequence_number] = len(reference.payload)
+        assert sum(in_memory.values()) == self.payloads.used
+        self.bodies.check(each for subqueue in self.subqueues for each in subqueue.references.values())
         assert {id(frame): frame.live for frame in self._frames if frame.live} == live
         positions = [frame.position for frame in self._frames]
         assert positions == sorted(set(positions))

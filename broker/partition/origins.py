@@ -26,7 +26,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from broker.partition.blocks import LENGTH_BYTES, InBlocks, joined, split
 from broker.partition.durable_state import NewRecord
-from broker.partition.records import UnreadableRecord, read_table, table
+from broker.partition.tables import UnreadableRecord, read_table, table
 from storage.log import Position, Record
 
 HANDED_OVER = 56

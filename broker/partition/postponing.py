@@ -41,7 +41,7 @@ def activate(
 
     Returns the monotonic deadlines by expiry, None for messages without one; empty if no message expires.
     """
-    first, enqueued_ms, _ = activated
+    first, enqueued_ms, *_ = activated
     expiries: dict[int, int] = {}
     lives: dict[int, int | None] = {}
     for number, reference in enumerate(references, first):

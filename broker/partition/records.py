@@ -26,19 +26,22 @@ begins as drawn here (version 1 of each kind):
         16     4  messages n                          4     2  flags: 1 = a delivery is counted
         20     2  flags: 1 = expiries,                           (MOVED, DEFERRED)
                   2 = a column part,                  6     2  zero
-                  4 = schedule follow                 8     4  messages n
+                  4 = schedule follow,                8     4  messages n
+                  8 = targets (version 2)
         22     2  zero                               12     4  size c of the changed properties, or 0
         24    4n  sizes                              16    8n  sequence numbers
       (then   8n  expiries)                           …     c  changed properties, an encoded AMQP map
       (then   8n  schedule: when each is enqueued,
                   0 for messages that are active)
       (then    …  column part, see `columns.py`)
+      (then    …  targets, see `targets.py`)
          …     …  the stored messages
 
     RELOCATED                                    COUNTERS
     offset  size  field                          offset  size  field
          0     4  messages n                          0     8  next sequence number
-         4     4  flags: 1 = a column part follows    8     8  latest enqueued time
+         4     4  flags: 1 = a column part follows,   8     8  latest enqueued time
+                  2 = bodies are shared (version 2)
          8    8n  sequence numbers
          …    8n  enqueued at
          …    8n  expiries
@@ -58,6 +61,7 @@ begins as drawn here (version 1 of each kind):
         16     4  messages n
         20     4  zero
         24    8n  sequence numbers until now
+      (then    …  targets, see `targets.py`; version 2)
 
     RESCHEDULED
     offset  size  field
@@ -79,6 +83,11 @@ will be enqueued, and its expiry counts from then. ACTIVATED gives it the next s
 enqueued time, and moves its expiry by the difference. RESCHEDULED changes the time at which it will be
 enqueued, and moves its expiry likewise.
 
+Version 2 of ENQUEUED, ACTIVATED and RELOCATED is written for topics only. Without targets, messages go to the
+main subqueue, and active ones stay there. With targets, each message goes to all its targets, under one
+sequence number; a message without any is not stored, and its size is 0. A RELOCATED record with shared bodies
+has the rows of one sequence number next to each other, and the stored message once for all of them.
+
 A RETURNED record always counts a delivery. DEFERRED records without the flag were written by releases that
 did not count the delivery. A record that cannot be read (a kind or version of a later release, tables that do
 not fit) raises UnreadableRecord.
@@ -87,26 +96,28 @@ not fit) raises UnreadableRecord.
 from __future__ import annotations
 
 import struct
-import sys
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from broker.partition import columns as column_parts
+from broker.partition import targets as target_parts
 from broker.partition.columns import NO_COLUMNS, Columns, UnreadableColumns
 from broker.partition.number_runs import NumberRuns
+from broker.partition.tables import UnreadableRecord, read_table, table
+from broker.partition.targets import Targets
 from storage.log import FRAME_HEADER_BYTES, RECORD_HEADER_BYTES, Commit, Record
 
 ENQUEUED, REMOVED, RETURNED, DEFERRED, MOVED, COUNTERS, RELOCATED, CHANGED, ACTIVATED = range(1, 10)
 RESCHEDULED, REMOVED_RUNS = 10, 11
-VERSION = 1
+VERSION, VERSION_FOR_TOPICS = 1, 2
 
 RELOCATED_MESSAGE_BYTES = 3 * 8 + 3 * 4 + 2 * 2
 """Size of one message's row in the tables of a RELOCATED record. The message, its changed properties and its
 columns (`columns.MESSAGE_BYTES` and their values) come on top."""
 
-_HAS_EXPIRIES, _HAS_COLUMNS, _HAS_SCHEDULE = 1, 2, 4
-_RELOCATED_HAS_COLUMNS = 1
+_HAS_EXPIRIES, _HAS_COLUMNS, _HAS_SCHEDULE, _HAS_TARGETS = 1, 2, 4, 8
+_RELOCATED_HAS_COLUMNS, _SHARES_BODIES = 1, 2
 _COUNTS_DELIVERY = 1
 
 _ENQUEUED = struct.Struct("<QQIHH")
@@ -125,10 +136,6 @@ RELOCATED_FRAME_BYTES = FRAME_HEADER_BYTES + RECORD_HEADER_BYTES + _RELOCATED.si
 `columns.PART_BYTES` besides."""
 
 
-class UnreadableRecord(Exception):
-    """An intact record that this release does not understand."""
-
-
 class Enqueued(NamedTuple):
     """Messages with consecutive sequence numbers."""
 
@@ -142,6 +149,8 @@ class Enqueued(NamedTuple):
     columns: Columns = NO_COLUMNS
     scheduled_ms: Sequence[int] | None = None
     """When each message will be enqueued, 0 for active ones; None if all are active."""
+    targets: Targets | None = None
+    """None if all go to the main subqueue."""
 
 
 class Activated(NamedTuple):
@@ -152,6 +161,8 @@ class Activated(NamedTuple):
     enqueued_at_ms: int
     sequence_numbers: Sequence[int]
     """Those that they have had so far."""
+    targets: Targets | None = None
+    """None if all stay in the main subqueue."""
 
 
 class Rescheduled(NamedTuple):
@@ -192,6 +203,8 @@ class Relocated(NamedTuple):
     changed: Sequence[bytes | None]
     messages_offset: int
     columns: Columns = NO_COLUMNS
+    shares_bodies: bool = False
+    """Rows next to each other with the same sequence number share one stored message."""
 
     def rows(self) -> Iterator[tuple[int, int, int, int, int, int, int, bytes | None]]:
         """Everything but the columns, one row per message."""
@@ -210,27 +223,6 @@ _RELOCATED_TABLES = Relocated._fields.index("messages_offset")
 """The number of fields with one entry per message."""
 
 
-def table(code: str, values: Iterable[int]) -> bytes:
-    """Encode numbers as a table. `code` is the array type: Q is 8 bytes, I 4, H 2."""
-    numbers = array(code, values)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers.tobytes()
-
-
-def read_table(code: str, view: memoryview, offset: int, count: int) -> tuple[array[int], int]:
-    """Decode a table of `count` numbers; also returns the offset after it. Raises UnreadableRecord if it does
-    not fit."""
-    numbers: array[int] = array(code)
-    end = offset + count * numbers.itemsize
-    if end > len(view):
-        raise UnreadableRecord(f"a table of {count} numbers ends at byte {end} of {len(view)}")
-    numbers.frombytes(view[offset:end])
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers, end
-
-
 def add_enqueued(
     commit: Commit,
     first: int,
@@ -240,6 +232,7 @@ def add_enqueued(
     messages: Sequence[bytes],
     columns: Columns = NO_COLUMNS,
     scheduled_ms: Sequence[int] | None = None,
+    targets: Targets | None = None,
 ) -> int:
     """Append an ENQUEUED record. Returns the offset of the first message from the start of the frame."""
     flags = 0 if expiries is None else _HAS_EXPIRIES
@@ -248,18 +241,23 @@ def add_enqueued(
         flags |= _HAS_COLUMNS
     if scheduled_ms is not None:
         flags |= _HAS_SCHEDULE
+    if targets is not None:
+        flags |= _HAS_TARGETS
     head = _ENQUEUED.pack(first, enqueued_at_ms, len(sizes), flags, 0) + table("I", sizes)
     if expiries is not None:
         head += table("Q", expiries)
     if scheduled_ms is not None:
         head += table("Q", scheduled_ms)
     head += column_part
-    return commit.add(ENQUEUED, [head, *messages], VERSION) + len(head)
+    if targets is not None:
+        head += targets.encode()
+    version = VERSION if targets is None else VERSION_FOR_TOPICS
+    return commit.add(ENQUEUED, [head, *messages], version) + len(head)
 
 
 def read_enqueued(record: Record) -> Enqueued:
     """Decode an ENQUEUED record."""
-    first, enqueued_at_ms, count, flags, _ = _head(_ENQUEUED, record)
+    first, enqueued_at_ms, count, flags, _ = _head(_ENQUEUED, record, VERSION_FOR_TOPICS)
     sizes, end = read_table("I", record.body, _ENQUEUED.size, count)
     expiries: array[int] | None = None
     if flags & _HAS_EXPIRIES:
@@ -268,22 +266,29 @@ def read_enqueued(record: Record) -> Enqueued:
     if flags & _HAS_SCHEDULE:
         scheduled, end = read_table("Q", record.body, end, count)
     columns, end = read_columns(record.body, end, count) if flags & _HAS_COLUMNS else (NO_COLUMNS, end)
+    targets: Targets | None = None
+    if flags & _HAS_TARGETS:
+        targets, end = target_parts.decode(record.body, end, count)
     _fits(record, end + sum(sizes))
-    return Enqueued(first, enqueued_at_ms, sizes, expiries, record.offset + end, columns, scheduled)
+    return Enqueued(first, enqueued_at_ms, sizes, expiries, record.offset + end, columns, scheduled, targets)
 
 
 def encode_activated(activated: Activated) -> bytes:
     """Encode the body of an ACTIVATED record."""
-    first, enqueued_at_ms, numbers = activated
-    return _ACTIVATED.pack(first, enqueued_at_ms, len(numbers), 0) + table("Q", numbers)
+    first, enqueued_at_ms, numbers, targets = activated
+    body = _ACTIVATED.pack(first, enqueued_at_ms, len(numbers), 0) + table("Q", numbers)
+    return body if targets is None else body + targets.encode()
 
 
 def read_activated(record: Record) -> Activated:
     """Decode an ACTIVATED record."""
-    first, enqueued_at_ms, count, _ = _head(_ACTIVATED, record)
+    first, enqueued_at_ms, count, _ = _head(_ACTIVATED, record, VERSION_FOR_TOPICS)
     numbers, end = read_table("Q", record.body, _ACTIVATED.size, count)
+    targets: Targets | None = None
+    if record.version == VERSION_FOR_TOPICS:
+        targets, end = target_parts.decode(record.body, end, count)
     _fits(record, end)
-    return Activated(first, enqueued_at_ms, numbers)
+    return Activated(first, enqueued_at_ms, numbers, targets)
 
 
 def encode_rescheduled(rescheduled: Rescheduled) -> bytes:
@@ -348,12 +353,16 @@ def read_counters(record: Record) -> Counters:
 
 
 def add_relocated(commit: Commit, relocated: Relocated, messages: Sequence[bytes]) -> int:
-    """Append a RELOCATED record, ignoring its `messages_offset`. Returns the offset of the first message."""
+    """Append a RELOCATED record, ignoring its `messages_offset`. Returns the offset of the first message.
+    `messages` has one entry for each body."""
     changed = [each or b"" for each in relocated.changed]
     column_part = column_parts.encode(relocated.columns)
+    flags = (_RELOCATED_HAS_COLUMNS if column_part else 0) | (
+        _SHARES_BODIES if relocated.shares_bodies else 0
+    )
     head = b"".join(
         [
-            _RELOCATED.pack(len(relocated.sequence_numbers), _RELOCATED_HAS_COLUMNS if column_part else 0),
+            _RELOCATED.pack(len(relocated.sequence_numbers), flags),
             table("Q", relocated.sequence_numbers),
             table("Q", relocated.enqueued_at_ms),
             table("Q", relocated.expires_at_ms),
@@ -366,13 +375,26 @@ def add_relocated(commit: Commit, relocated: Relocated, messages: Sequence[bytes
             column_part,
         ]
     )
-    return commit.add(RELOCATED, [head, *messages], VERSION) + len(head)
+    version = VERSION_FOR_TOPICS if relocated.shares_bodies else VERSION
+    return commit.add(RELOCATED, [head, *messages], version) + len(head)
+
+
+def body_bytes(sequence_numbers: Sequence[int], sizes: Sequence[int], shares_bodies: bool) -> int:
+    """What the stored messages of these rows take."""
+    if not shares_bodies:
+        return sum(sizes)
+    following = (*sequence_numbers[1:], None)
+    return sum(
+        size
+        for number, size, after in zip(sequence_numbers, sizes, following, strict=True)
+        if number != after
+    )
 
 
 def read_relocated(record: Record) -> Relocated:
     """Decode a RELOCATED record."""
     body = record.body
-    count, flags = _head(_RELOCATED, record)
+    count, flags = _head(_RELOCATED, record, VERSION_FOR_TOPICS)
     numbers, end = read_table("Q", body, _RELOCATED.size, count)
     enqueued, end = read_table("Q", body, end, count)
     expiries, end = read_table("Q", body, end, count)
@@ -388,7 +410,8 @@ def read_relocated(record: Record) -> Relocated:
     columns = NO_COLUMNS
     if flags & _RELOCATED_HAS_COLUMNS:
         columns, end = read_columns(body, end, count)
-    _fits(record, end + sum(sizes))
+    shares_bodies = bool(flags & _SHARES_BODIES)
+    _fits(record, end + body_bytes(numbers, sizes, shares_bodies))
     return Relocated(
         numbers,
         enqueued,
@@ -400,13 +423,14 @@ def read_relocated(record: Record) -> Relocated:
         changed,
         record.offset + end,
         columns,
+        shares_bodies,
     )
 
 
-def _head(layout: struct.Struct, record: Record) -> tuple[int, ...]:
-    if record.version != VERSION:
+def _head(layout: struct.Struct, record: Record, latest: int = VERSION) -> tuple[int, ...]:
+    if not VERSION <= record.version <= latest:
         raise UnreadableRecord(
-            f"record kind {record.kind} has version {record.version}; this release reads {VERSION}"
+            f"record kind {record.kind} has version {record.version}; this release reads up to {latest}"
         )
     if len(record.body) < layout.size:
         raise UnreadableRecord(

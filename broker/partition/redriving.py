@@ -59,7 +59,7 @@ class Redriving:
                 recalls = space.recall_from(reference.lease) or recalls
             elif (
                 reference.state is ACTIVE
-                and not self._lacks_session(reference)
+                and not self._lacks_session(subqueue, reference)
                 and (find.reason is None or has_reason(reference.changed, find.reason))
             ):
                 numbers.append(number)
@@ -71,14 +71,15 @@ class Redriving:
         space = self._space
         found: list[int] = []
         dead: list[Reference] = []
-        freed = 0
+        freed = target = 0
         for place, token in enumerate(redrive.tokens):
             subqueue = space.locks.subqueue_of(token, space.arrived_ms)
             if subqueue is None:
                 continue
             _check_dead_letters(subqueue)
+            target = subqueue.redrives_to
             reference = subqueue.references[sequence_of_token(token)]
-            if self._lacks_session(reference):
+            if self._lacks_session(subqueue, reference):
                 raise Refused(
                     Reason.NOT_ALLOWED,
                     f"Message {reference.sequence_number} was sent to another entity, and "
@@ -97,7 +98,7 @@ class Redriving:
             None if times_to_live_ms is None else [times_to_live_ms[place] for place in found],
             columns=columns,
         )
-        first = self._sending.send(space.cycle, space.description, send, freed)
+        first = self._sending.send(space.cycle, space.description, send, freed, only=target)
         for subqueue, references in space.locks.unlock(
             [redrive.tokens[place] for place in found], space.arrived_ms
         ):
@@ -113,11 +114,11 @@ class Redriving:
             numbers[place] = new_number
         space.answer(client, Redriven(numbers, redrive.cookie))
 
-    def _lacks_session(self, dead: Reference) -> bool:
+    def _lacks_session(self, subqueue: Subqueue, dead: Reference) -> bool:
         """Whether nobody could receive the message again. A transfer to another entity that failed keeps
         neither the session of the message nor the partition that the session has here."""
         space = self._space
-        rules = space.description.delivery(space.messages.main.name)
+        rules = space.description.delivery(space.subqueues[subqueue.redrives_to].name)
         return dead.session_id is None and rules.requires_session
 
 

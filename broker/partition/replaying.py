@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from broker.operations import MessageState
 from broker.partition import columns
-from broker.partition.records import Enqueued, Relocated, UnreadableRecord
+from broker.partition.records import Enqueued, Relocated, body_bytes
 from broker.partition.references import STATES
+from broker.partition.tables import UnreadableRecord
 
 REPLAYED_AT_ONCE = 1024
 """Messages that one step of a replay handles: about a millisecond."""
@@ -22,7 +23,7 @@ def state_of(number: int) -> MessageState:
 
 def parts_of(enqueued: Enqueued) -> Iterator[Enqueued]:
     """Split the messages into parts of REPLAYED_AT_ONCE."""
-    first, enqueued_ms, sizes, expiries, offset, column_lists, scheduled_ms = enqueued
+    first, enqueued_ms, sizes, expiries, offset, column_lists, scheduled_ms, targets = enqueued
     if len(sizes) <= REPLAYED_AT_ONCE:
         yield enqueued
         return
@@ -37,17 +38,23 @@ def parts_of(enqueued: Enqueued) -> Iterator[Enqueued]:
             offset,
             columns.part_of(column_lists, slice(start, stop)),
             None if scheduled_ms is None else scheduled_ms[start:stop],
+            None if targets is None else targets.part(slice(start, stop)),
         )
         offset += sum(part)
 
 
 def relocated_parts(relocated: Relocated) -> Iterator[Relocated]:
     """Split the messages into parts of REPLAYED_AT_ONCE."""
-    offset = relocated.messages_offset
-    for start in range(0, len(relocated.sizes), REPLAYED_AT_ONCE):
-        part = relocated.part(slice(start, start + REPLAYED_AT_ONCE), offset)
+    offset, numbers = relocated.messages_offset, relocated.sequence_numbers
+    start = 0
+    while start < len(numbers):
+        stop = min(start + REPLAYED_AT_ONCE, len(numbers))
+        while relocated.shares_bodies and stop < len(numbers) and numbers[stop] == numbers[stop - 1]:
+            stop += 1  # the rows of one message stay together
+        part = relocated.part(slice(start, stop), offset)
         yield part
-        offset += sum(part.sizes)
+        offset += body_bytes(part.sequence_numbers, part.sizes, part.shares_bodies)
+        start = stop
 
 
 def shared(enqueued: Enqueued) -> Enqueued:

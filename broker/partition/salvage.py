@@ -25,15 +25,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from broker.entities.roles import SubqueueTable
+from broker.entities.roles import SubqueueTable, is_of_same
 from broker.partition import records
 from broker.partition.messages import Messages
 from broker.partition.payloads import PayloadBudget
-from broker.partition.records import Activated, Mark, Relocated, Rescheduled, UnreadableRecord
+from broker.partition.records import Activated, Mark, Relocated, Rescheduled
 from broker.partition.references import SCHEDULED, Reference
+from broker.partition.replay import activate_again, enqueue_again
 from broker.partition.replaying import state_of
 from broker.partition.snapshot import Snapshot
 from broker.partition.subqueue import Subqueue
+from broker.partition.tables import UnreadableRecord
 from storage.log import Checkpoint, Frame, Position, Record
 from storage.survey import Gap
 
@@ -125,7 +127,7 @@ class Salvage:
                 self._expect(enqueued.first)
                 if enqueued.first < self.messages.next_number:
                     raise UnreadableRecord(f"sequence number {enqueued.first} comes a second time")
-                self.messages.apply_enqueued(position, enqueued)
+                enqueue_again(self.messages, position, enqueued)
             case (
                 records.REMOVED
                 | records.REMOVED_RUNS
@@ -179,11 +181,13 @@ class Salvage:
         self._expect(activated.first)
         if activated.first < self.messages.next_number:
             raise UnreadableRecord(f"sequence number {activated.first} comes a second time")
-        references = self.messages.main.references
-        for number, earlier in enumerate(activated.sequence_numbers, activated.first):
+        references, targets = self.messages.main.references, activated.targets
+        for place, earlier in enumerate(activated.sequence_numbers):
+            number = activated.first + place
             reference = references.get(earlier)
             if reference is not None and reference.state is SCHEDULED:
-                self.messages.apply_activated(Activated(number, activated.enqueued_at_ms, (earlier,)))
+                here = None if targets is None else targets.part(slice(place, place + 1))
+                activate_again(self.messages, Activated(number, activated.enqueued_at_ms, (earlier,), here))
             else:
                 self._earlier[number] = earlier
                 self._settled.add(number)
@@ -198,12 +202,12 @@ class Salvage:
                 self.messages.apply_rescheduled(Rescheduled(rescheduled.at_ms, (number,)))
 
     def _bring(self, number: int, subqueue: Subqueue) -> Reference | None:
-        """Find a message, and move it to `subqueue` if it is in another one because the record that moved it
-        is missing. None if the message is unknown."""
+        """Find a message, and move it to `subqueue` if it is in another one of the same subscription because
+        the record that moved it is missing. None if the message is unknown."""
         reference = subqueue.references.get(number)
         if reference is None:
             for other in self.messages.subqueues:
-                if number in other.references:
+                if number in other.references and is_of_same(other.number, subqueue.number):
                     [reference] = other.remove([number])
                     subqueue.insert(reference)
         return reference

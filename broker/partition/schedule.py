@@ -17,6 +17,7 @@ from operator import attrgetter
 from broker.base.errors import Reason, Refused
 from broker.operations import CancelScheduled, ClientId, Settled
 from broker.partition import records
+from broker.partition.publishing_later import PublishingLater
 from broker.partition.records import Activated, Mark, Rescheduled
 from broker.partition.references import SCHEDULED, Reference
 from broker.partition.timers import DueKeys
@@ -41,34 +42,42 @@ def times_of(times_ms: Sequence[int | None] | None, wall_ms: int) -> list[int] |
 class Schedule:
     """Enqueues the scheduled messages of one partition at their time. Owned by the state machine."""
 
-    __slots__ = ("_due", "_space")
+    __slots__ = ("_due", "_publishing", "_space")
 
-    def __init__(self, space: Workspace) -> None:
-        self._space = space
+    def __init__(self, space: Workspace, publishing: PublishingLater | None) -> None:
+        self._space, self._publishing = space, publishing
         self._due = DueKeys()
         """Sequence numbers that have come due but have not been dealt with."""
 
     @property
     def has_more(self) -> bool:
         """Whether the next cycle has messages to enqueue."""
-        return bool(self._due)
+        return bool(self._due) or (self._publishing is not None and self._publishing.has_more)
 
     def next_due_ms(self) -> int | None:
         """When the next message is enqueued, in wall time; None if none is scheduled."""
         wheel = self._space.messages.main.schedule
-        return None if wheel is None else wheel.next_due_ms()
+        due_ms = None if wheel is None else wheel.next_due_ms()
+        if due_ms is None or self._publishing is None:
+            return due_ms
+        return self._publishing.next_due_ms(due_ms)
+
+    def pause(self) -> None:
+        """The disk is full, and what was sent in this cycle is being undone."""
+        if self._publishing is not None:
+            self._publishing.pause()
 
     def enqueue_due(self) -> None:
         """Make messages active whose time has come, as many as one cycle may. Call this before the cycle's
         operations: those sent in the cycle get higher numbers."""
         space = self._space
         main = space.messages.main
-        if main.schedule is None:
+        if main.schedule is None or (self._publishing is not None and self._publishing.is_paused):
             return
         at_once = space.bounds.activated_max
         if not self._due:
             self._due.add(main.schedule.expire(space.cycle.wall_ms, at_once))
-        if not self._due:
+        if not self.has_more:
             return
         due: list[Reference] = []
         wall_ms = space.cycle.wall_ms
@@ -77,8 +86,11 @@ class Schedule:
             # Otherwise it was cancelled, or has another time now.
             if reference is not None and reference.state is SCHEDULED and reference.enqueued_at_ms <= wall_ms:
                 due.append(reference)
-        if due:
-            self.enqueue(sorted(due, key=_IN_ORDER))
+        due.sort(key=_IN_ORDER)
+        if self._publishing is not None:
+            self._publishing.publish(due)
+        elif due:
+            self.enqueue(due)
 
     def enqueue(self, references: Sequence[Reference]) -> None:
         """Make scheduled messages active, in this order, before any message is sent in this cycle."""

@@ -24,6 +24,7 @@ from broker.partition.durable_state import NewRecord
 from broker.partition.enqueued_times import EnqueuedTimes
 from broker.partition.expiries import expiries, later_expiries
 from broker.partition.messages import Messages
+from broker.partition.publishing import Publishing
 from broker.partition.quotas import check_size, room_of
 from broker.partition.records import Enqueued
 from broker.partition.schedule import times_of
@@ -35,7 +36,17 @@ _IDENTITIES_OF = attrgetter("identities")
 class Sending:
     """Enqueues sent messages. Owned by the state machine."""
 
-    __slots__ = ("_at_once", "_duplicates", "_ids_max", "_messages", "_number", "_record", "_rest", "_times")
+    __slots__ = (
+        "_at_once",
+        "_duplicates",
+        "_ids_max",
+        "_messages",
+        "_number",
+        "_publishing",
+        "_record",
+        "_rest",
+        "_times",
+    )
 
     def __init__(
         self,
@@ -44,9 +55,11 @@ class Sending:
         bounds: Bounds,
         times: EnqueuedTimes,
         record: Callable[[NewRecord], None],
+        publishing: Publishing | None = None,
     ) -> None:
         """`number` is the partition's; `record` writes and applies a record of durable state that belongs to
-        a send."""
+        a send. `publishing` is a topic's."""
+        self._publishing = publishing
         self._number, self._messages, self._times, self._record = number, messages, times, record
         self._at_once, self._ids_max = bounds.work_max, bounds.message_ids_max
         self._duplicates = messages.states.duplicates
@@ -96,9 +109,17 @@ class Sending:
         ):
             self._record(record)
 
-    def send(self, cycle: Cycle, description: EntityDescription, send: Send, freed: int = 0) -> int:
+    def send(
+        self,
+        cycle: Cycle,
+        description: EntityDescription,
+        send: Send,
+        freed: int = 0,
+        only: int | None = None,
+    ) -> int:
         """Enqueue the messages, or only the first of many: the caller must then call `go_on`. `freed` is how
-        many bytes the same operation is going to remove.
+        many bytes the same operation is going to remove. `only`: in a topic, the number of the one subqueue
+        that gets them.
 
         Returns the first sequence number. Raises Refused.
         """
@@ -122,11 +143,14 @@ class Sending:
         cycle.has_sent = True
         cycle.arrived_in.add(self._messages.main.number)
         cycle.work += len(sizes)
-        if len(sizes) <= self._at_once:
-            self._enqueue(cycle, enqueued_ms, sizes, expire, messages, send.columns, scheduled_ms)
+        at_once = self._at_once
+        if self._publishing is not None:
+            at_once = max(1, at_once // self._publishing.fan_out)
+        if len(sizes) <= at_once:
+            self._enqueue(cycle, enqueued_ms, sizes, expire, messages, send.columns, scheduled_ms, only)
         else:
             self._rest = self._enqueue_many(
-                cycle, enqueued_ms, sizes, expire, messages, send.columns, scheduled_ms
+                cycle, enqueued_ms, sizes, expire, messages, send.columns, scheduled_ms, only, at_once
             )
             next(self._rest)
         return first
@@ -180,7 +204,7 @@ class Sending:
             description,
             self._number,
             self._messages.work.occupied.values(),
-            self._messages.states.bytes,
+            self._messages.states.bytes - self._messages.bodies.shared_bytes,
             added,
         )
 
@@ -225,9 +249,11 @@ class Sending:
         messages: Sequence[bytes],
         columns: Columns,
         scheduled_ms: list[int] | None,
+        only: int | None,
+        at_once: int,
     ) -> Iterator[None]:
-        for start in range(0, len(sizes), self._at_once):
-            here = slice(start, start + self._at_once)
+        for start in range(0, len(sizes), at_once):
+            here = slice(start, start + at_once)
             self._enqueue(
                 cycle,
                 enqueued_ms,
@@ -236,6 +262,7 @@ class Sending:
                 messages[here],
                 column_parts.part_of(columns, here),
                 None if scheduled_ms is None else scheduled_ms[here],
+                only,
             )
             yield
 
@@ -248,7 +275,12 @@ class Sending:
         messages: Sequence[bytes],
         columns: Columns,
         scheduled_ms: list[int] | None,
+        only: int | None,
     ) -> None:
+        if self._publishing is not None and only != self._messages.main.number:
+            to = None if only is None else self._publishing.only(only)
+            self._publishing.enqueue(cycle, enqueued_ms, sizes, expire, messages, columns, scheduled_ms, to)
+            return
         first = self._messages.next_number
         offset = records.add_enqueued(
             cycle.commit, first, enqueued_ms, sizes, expire, messages, columns, scheduled_ms

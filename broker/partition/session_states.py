@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from broker.partition.blocks import LENGTH_BYTES, InBlocks, joined, split
 from broker.partition.durable_state import NewRecord
-from broker.partition.records import UnreadableRecord
+from broker.partition.tables import UnreadableRecord
 from storage.log import Position, Record
 
 SESSION_STATE = 48

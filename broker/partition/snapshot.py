@@ -47,6 +47,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, repeat
 from operator import attrgetter
 
+from broker.entities.roles import OWN_END
 from broker.partition import columns, snapshot_v1
 from broker.partition._untracked import untrack
 from broker.partition.blocks import BLOCK_MESSAGES, Blocks, place_of
@@ -54,9 +55,10 @@ from broker.partition.columns import NO_COLUMNS
 from broker.partition.durable_state import Section
 from broker.partition.gradual_sort import sort_gradually
 from broker.partition.messages import Messages
-from broker.partition.records import UnreadableRecord, read_columns, read_table, table
+from broker.partition.records import read_columns
 from broker.partition.references import StoredFrame
 from broker.partition.replaying import state_of
+from broker.partition.tables import UnreadableRecord, read_table, table
 from storage.log import Checkpoint, Position
 from storage.log import Section as StoredSection
 
@@ -324,6 +326,8 @@ class _MessagesSection:
         for place in renumbered:
             self._messages.renumbered.add(references[place])
         self._messages.subqueues[number].bring_back(references)
+        if number >= OWN_END:
+            self._messages.bodies.found(references)
 
     def _frame(self, position: int) -> StoredFrame:
         frame = self._frames.get(position)

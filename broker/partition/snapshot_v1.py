@@ -36,10 +36,10 @@ from broker.partition._untracked import untrack
 from broker.partition.columns import NO_COLUMNS, give
 from broker.partition.gradual_sort import AT_ONCE
 from broker.partition.messages import Messages
-from broker.partition.records import UnreadableRecord, read_table
 from broker.partition.references import Reference, StoredFrame
 from broker.partition.replaying import state_of
 from broker.partition.subqueue import Subqueue
+from broker.partition.tables import UnreadableRecord, read_table
 from storage.log import Position
 
 _MAGIC = b"PbS1"

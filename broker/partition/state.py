@@ -60,6 +60,7 @@ from typing import assert_never
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import EntityDescription
+from broker.entities.topics import TopicDescription
 from broker.operations import (
     Abandon,
     CancelScheduled,
@@ -108,6 +109,8 @@ from broker.partition.long_operations import Divisible, Parts
 from broker.partition.messages import NO_NUMBER, Messages
 from broker.partition.moving_cursors import MovingCursors
 from broker.partition.promises import Promises
+from broker.partition.publishing import Publishing
+from broker.partition.publishing_later import PublishingLater
 from broker.partition.reading import Reading
 from broker.partition.redriving import Redriving, let_go, restore
 from broker.partition.schedule import Schedule
@@ -166,15 +169,21 @@ class Partition:
         self._space = Workspace(number, description, messages, bounds or Bounds(), epoch, first_nonce)
         self._time_to_live = TimeToLive(self._space)
         self._abandoned = Abandoned(self._space)
+        self._publishing: Publishing | None = None
+        later: PublishingLater | None = None
+        if isinstance(description, TopicDescription):
+            self._publishing = Publishing(messages, description)
+            later = PublishingLater(self._space, self._publishing)
         self._sending = Sending(
             number,
             messages,
             self._space.bounds,
             self._space.times,
             partial(self._space.record, with_send=True),
+            self._publishing,
         )
         self._duplicates = messages.states.duplicates
-        self._schedule = Schedule(self._space)
+        self._schedule = Schedule(self._space, later)
         self._sessions = SessionLocks(self._space, self._time_to_live)
         self._session_data = SessionData(self._space, self._sessions)
         self._delivering = Delivering(self._space, self._time_to_live, self._sessions)
@@ -325,6 +334,7 @@ class Partition:
                 )
                 cycle.answers[index] = (client, failed)
         if cycle.has_sent:
+            self._schedule.pause()
             for grant in cycle.grants:
                 self._delivering.ungrant(grant)
             for record in reversed(cycle.sent_with):
@@ -352,13 +362,17 @@ class Partition:
     def read_ahead(self, frames: Sequence[Frame]) -> None:
         """Keep the bodies of upcoming messages in memory if they are in frames that were read anyway."""
         read = {frame.position: frame for frame in frames}
-        take = self.messages.payloads.take
+        take, bodies = self.messages.payloads.take, self.messages.bodies
         for subqueue in self.messages.work.occupied.values():
             for reference in subqueue.upcoming():
                 frame = read.get(reference.frame.position)
-                if reference.payload or frame is None or not take(reference.size):
+                if reference.payload or frame is None:
                     break
-                reference.payload = frame.part(reference.offset, reference.size)
+                if bodies and bodies.payload_of(reference):
+                    continue
+                if not take(reference.size):
+                    break
+                bodies.take(reference, frame.part(reference.offset, reference.size))
 
     @property
     def has_more(self) -> bool:
@@ -502,6 +516,8 @@ class Partition:
                 self._space.description = operation.description
                 self._space.messages.subqueues.describe(operation.description.subqueues)
                 self._abandoned.look()
+                if self._publishing is not None and isinstance(operation.description, TopicDescription):
+                    self._publishing.describe(operation.description)
                 self._space.answer(client, Updated(operation.cookie))
             case Detach():
                 self._browsing.forget(client)
@@ -552,11 +568,26 @@ class Partition:
     def totals(self) -> Totals:
         """What `counts` needs to know of each subqueue, apart from locks. Cheap enough for every cycle."""
         work = self.messages.work
-        return {
+        totals = {
             number: (len(subqueue.references), subqueue.deferred, subqueue.scheduled, subqueue.size_bytes)
             for held in (work.occupied, work.indexed)
             for number, subqueue in held.items()
         }
+        return self._shared_once(totals) if self.messages.bodies else totals
+
+    def _shared_once(self, totals: dict[int, tuple[int, int, int, int]]) -> Totals:
+        """The same, but stored messages count once, as the topic's own."""
+        held = self.messages.work.occupied
+        for number, (messages, deferred, scheduled, size) in totals.items():
+            totals[number] = (
+                messages,
+                deferred,
+                scheduled,
+                size - held[number].bytes if number in held else size,
+            )
+        messages, deferred, scheduled, size = totals.get(0, (0, 0, 0, 0))
+        totals[0] = messages, deferred, scheduled, size + self.messages.live_bytes
+        return totals
 
     def counts(self, totals: Totals | None = None) -> dict[str, SubqueueCounts]:
         """The message counts and size of each subqueue: now, or as of `totals`, without locks."""

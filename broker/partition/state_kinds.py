@@ -14,8 +14,8 @@ from broker.partition.delays import Delays
 from broker.partition.duplicates import Duplicates
 from broker.partition.durable_state import FIRST_KIND, DurableState, NewRecord
 from broker.partition.origins import Origins
-from broker.partition.records import UnreadableRecord
 from broker.partition.session_states import SessionStates
+from broker.partition.tables import UnreadableRecord
 from storage.log import Position, Record
 
 KINDS: tuple[Callable[[], DurableState], ...] = (

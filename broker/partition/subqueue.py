@@ -1,9 +1,8 @@
 """A subqueue: references to stored messages, in order, and their locks. Pure; knows nothing of records,
 clients and the clock.
 
-Dead-lettering moves a reference (`references.py`) from one subqueue to another. (With topics, several
-subqueues will refer to one stored message: `StoredFrame.live` already counts references, and a frame is
-released when its last reference is gone.)
+Dead-lettering moves a reference (`references.py`) from one subqueue to another. In a topic, several subqueues
+may refer to one stored message (`bodies.py`).
 
 Order: `_order` holds ascending sequence numbers, 8 bytes each, including stale ones until it is tidied.
 `_next` is the place up to which messages have been handed out. A message that becomes available before that
@@ -83,6 +82,7 @@ class Subqueue:
         "locked",
         "name",
         "number",
+        "redrives_to",
         "references",
         "role",
         "schedule",
@@ -99,6 +99,8 @@ class Subqueue:
         """The number of the subqueue for its dead letters; None if its messages cannot be dead-lettered."""
         self.transfers_fail_to = description.transfers_fail_to
         """The number of the subqueue for its messages that no other entity takes."""
+        self.redrives_to = description.redrives_to
+        """The number of the subqueue to which dead letters from here are re-driven."""
         self._work = work
         self.references: dict[int, Reference] = {}
         self.expiry: TimerWheel | None = None
@@ -178,6 +180,12 @@ class Subqueue:
             if self._order is not None:
                 if self.schedule is not None:
                     self.schedule.cancel(before_ms)
+                self._watch_time(reference)
+
+    def watch_again(self, references: Iterable[Reference | None]) -> None:
+        """Have those that are still scheduled come due again."""
+        for reference in references:
+            if reference is not None and reference.state is SCHEDULED:
                 self._watch_time(reference)
 
     def _scheduled_at(self, number: int) -> int | None:
@@ -263,6 +271,16 @@ class Subqueue:
         for number, lives_until_ms in enumerate(life_column, first):
             if lives_until_ms is not None:
                 wheel.add(lives_until_ms, number)
+
+    def watch_each(self, references: Iterable[Reference]) -> None:
+        """As `watch_lives`, but of any messages, which know their deadlines."""
+        wheel = self.expiry
+        if wheel is None:
+            return
+        for reference in references:
+            if reference.lives_until_ms is not None:
+                self._work.timed[self.number] = self
+                wheel.add(reference.lives_until_ms, reference.sequence_number)
 
     def remove(self, sequence_numbers: Sequence[int]) -> list[Reference]:
         """Remove messages that are not locked."""

@@ -17,8 +17,8 @@ from typing import Final
 from broker.base.errors import Reason, Refused
 from broker.entities.roles import OWN_END, CountedAs, Role, SubqueueDescription, SubqueueTable
 from broker.partition.clock_settings import ClockSettings
-from broker.partition.records import UnreadableRecord
 from broker.partition.subqueue import Subqueue, Work
+from broker.partition.tables import UnreadableRecord
 from broker.partition.timers import TimerWheel
 
 _ABANDONED: Final = Role(

@@ -127,7 +127,9 @@ class Transactions:
         passed_on = range(0)
         if transfers is not None:
             sent += len(transfers.messages)
-            first = self._sending.send(space.cycle, space.description, transfers)
+            first = self._sending.send(
+                space.cycle, space.description, transfers, only=space.messages.main.number
+            )
             for _ in self._sending.go_on():
                 pass
             passed_on = range(first, first + len(transfers.messages))

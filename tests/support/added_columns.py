@@ -29,6 +29,7 @@ from broker.operations import ClientId, ColumnLists, DeadLetter, Demand, Locked,
 from broker.partition import records
 from broker.partition.messages import Messages
 from broker.partition.payloads import PayloadBudget
+from broker.partition.replay import LogReplay
 from broker.partition.salvage import Salvage
 from broker.partition.snapshot import Snapshot
 from storage.log import FRAME_HEADER_BYTES, Commit, Frame, Position
@@ -96,7 +97,7 @@ def kept_by_checkpoints_compaction_and_repair() -> None:
     commit = Commit(Position(0))
     records.add_enqueued(commit, first, 1_000, list(map(len, BODIES)), None, BODIES, COLUMNS)
     messages = Messages(NUMBER, QUEUE_SUBQUEUES, PayloadBudget(0, 0), 20)
-    deque(messages.replay_steps([frame_of(commit)]), maxlen=0)
+    deque(LogReplay(messages).steps([frame_of(commit)]), maxlen=0)
     deque(messages.finish_steps(0), maxlen=0)
     expected = [(first, 7, b"x"), (first + 1, 0, None), (first + 2, 9, b"yy")]
     assert seen(messages) == expected
@@ -126,7 +127,7 @@ def kept_by_checkpoints_compaction_and_repair() -> None:
     messages.check()
     assert seen(messages) == expected
     alone = Messages(NUMBER, QUEUE_SUBQUEUES, PayloadBudget(0, 0), 20)
-    deque(alone.replay_steps([frame_of(moved)]), maxlen=0)
+    deque(LogReplay(alone).steps([frame_of(moved)]), maxlen=0)
     deque(alone.finish_steps(0), maxlen=0)
     assert seen(alone) == expected, "from the relocated messages alone"
 

@@ -25,8 +25,8 @@ from broker.operations import ClientId, Updated
 from broker.partition import state_kinds
 from broker.partition.blocks import ChangedBlocks
 from broker.partition.durable_state import NewRecord
-from broker.partition.records import UnreadableRecord
 from broker.partition.state import Partition
+from broker.partition.tables import UnreadableRecord
 from storage.log import Position, Record
 
 PUT, REMOVED = 200, 201

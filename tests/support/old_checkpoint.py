@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 
 from broker.partition.messages import Messages
-from broker.partition.records import table
+from broker.partition.tables import table
 from storage.disk import LocalDisk
 from storage.record import crc32c
 from storage.segment import SEGMENT_HEADER_BYTES, decode_segment_header

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from broker.operations import Demand, Failed
-from broker.partition import records
+from broker.operations import Complete, Demand, Failed, Settled
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.durable_state import read_back
-from broker.partition.records import Mark
 from broker.partition.session_states import SessionStates, set_state
 from broker.partition.task import TaskLimits
-from tests.support.partition_harness import Harness
+from tests.support.partition_harness import Harness, one
 from tests.support.topics import number_of, topic
 
 TOPIC = topic("a", "b")
@@ -19,19 +17,11 @@ A = number_of(TOPIC, "a")
 WITHOUT_A = TOPIC.without(1)
 
 
-async def given(harness: Harness, count: int) -> list[int]:
-    """Put messages into the first subscription; returns their sequence numbers."""
-    first = await harness.send(*(b"m" for _ in range(count)))
-    numbers = list(range(first, first + count))
-    partition = harness.task._partition
-    assert partition is not None
-    commit = harness.log.begin()
-    mark = Mark(records.MOVED, 0, numbers, None, A)
-    commit.add(mark.kind, [records.encode_mark(mark)], records.VERSION)
-    await harness.log.append(commit)
-    partition.messages.position = commit.start
-    partition.messages.apply_mark(mark)
-    return numbers
+async def given(harness: Harness, count: int) -> None:
+    """Put messages into both subscriptions, and take them from the second."""
+    await harness.send(*(b"m" for _ in range(count)))
+    tokens = (await harness.receive(9, count, "subscriptions/b")).tokens
+    one(await harness.do(9, Complete(tokens)), Settled)
 
 
 def held(harness: Harness) -> int:

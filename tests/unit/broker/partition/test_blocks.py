@@ -8,7 +8,7 @@ import pytest
 
 from broker.operations import PARTITION_SHIFT
 from broker.partition.blocks import BLOCK_MESSAGES, Blocks, block_of, joined, place_of, split
-from broker.partition.records import UnreadableRecord
+from broker.partition.tables import UnreadableRecord
 from storage.log import Position
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from broker.operations import COLUMNS, KNOWN_COLUMNS, Locked, Peeked
 from broker.partition import columns, records
-from broker.partition.records import UnreadableRecord
 from broker.partition.references import Reference, StoredFrame
+from broker.partition.tables import UnreadableRecord, table
 from storage.log import Position, Record
 
 ROOT = Path(__file__).parents[4]
@@ -55,7 +55,7 @@ def test_what_is_known_of_all_messages_is_in_both_answers_and_in_a_reference() -
     ],
 )
 def test_a_column_of_a_later_release_is_not_passed_over(part: bytes) -> None:
-    head = records._ENQUEUED.pack(1, 1, 1, 2, 0) + records.table("I", [1])
+    head = records._ENQUEUED.pack(1, 1, 1, 2, 0) + table("I", [1])
     with pytest.raises(UnreadableRecord, match="column"):
         records.read_enqueued(Record(records.ENQUEUED, records.VERSION, 72, memoryview(head + part + b"m")))
     head = records._RELOCATED.pack(0, 1)

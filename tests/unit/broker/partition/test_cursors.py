@@ -6,7 +6,7 @@ import pytest
 
 from broker.partition.cursors import CURSOR, Cursor, Cursors
 from broker.partition.durable_state import read_back
-from broker.partition.records import UnreadableRecord
+from broker.partition.tables import UnreadableRecord
 from storage.log import Position, Record
 
 KEY = (3, "größe".encode())

@@ -8,7 +8,7 @@ import pytest
 
 from broker.partition.delays import DELAYED, ENTRY_BYTES, EXPIRED_AT_ONCE, Delays, delayed
 from broker.partition.durable_state import read_back
-from broker.partition.records import UnreadableRecord
+from broker.partition.tables import UnreadableRecord
 from storage.log import Position, Record
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from broker.partition.durable_state import NewRecord, read_back
 from broker.partition.keyed_entries import ENTRY_BYTES, EXPIRED_AT_ONCE, Key, KeyedEntries
-from broker.partition.records import UnreadableRecord
+from broker.partition.tables import UnreadableRecord
 from storage.log import Position, Record
 
 

@@ -9,17 +9,15 @@ import pytest
 from broker.entities.descriptions import QUEUE_SUBQUEUES
 from broker.operations import Complete, Defer, Send
 from broker.partition import messages as messages_module
-from broker.partition import records
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.messages import DROPPED_AT_ONCE, RELOCATED_AT_ONCE, Messages
 from broker.partition.payloads import PayloadBudget
-from broker.partition.records import Mark, UnreadableRecord
+from broker.partition.replay import LogReplay
 from broker.partition.replaying import REPLAYED_AT_ONCE
 from broker.partition.subqueue import REBUILT_AT_ONCE
 from broker.partition.task import TaskLimits
-from storage.log import Commit, Position
+from storage.log import Position
 from tests.support.partition_harness import NUMBER, Harness
-from tests.support.partition_messages import frame_of
 
 MANY = 20_000
 
@@ -34,7 +32,7 @@ async def test_a_log_is_replayed_in_steps_of_bounded_size_and_to_the_same_state(
     locked = await harness.receive(1, 5_000)
     await harness.do(1, Complete(locked.tokens[:3_000]), Defer(locked.tokens[3_000:]))
     messages = Messages(NUMBER, QUEUE_SUBQUEUES, PayloadBudget(0, 0), 20)
-    steps = list(messages.replay_steps([frame async for frame in harness.log.replay(harness.log.start)]))
+    steps = list(LogReplay(messages).steps([frame async for frame in harness.log.replay(harness.log.start)]))
     assert max(steps) <= REPLAYED_AT_ONCE and len(steps) > MANY // REPLAYED_AT_ONCE
     assert max(messages.finish_steps(0)) <= REBUILT_AT_ONCE
     messages.check()
@@ -54,14 +52,14 @@ async def test_a_relocated_frame_is_replayed_in_steps_of_bounded_size(
     (position,) = [position for position, data in harness.log.disk.frames.items() if len(data) > SOME]
     (frame,) = await harness.log.fetch([Position(position)])
     messages = Messages(NUMBER, QUEUE_SUBQUEUES, PayloadBudget(0, 0), 20)
-    deque(messages.replay_steps([frame]), maxlen=0)
+    deque(LogReplay(messages).steps([frame]), maxlen=0)
     commit = harness.log.begin()
     assert messages.relocate(deque(messages.living_in(frame)), commit, 1 << 30) is not None
     await harness.log.append(commit)
     (moved,) = await harness.log.fetch([commit.start])
     again = Messages(NUMBER, QUEUE_SUBQUEUES, PayloadBudget(0, 0), 20)
     again.next_number = messages.next_number
-    assert max(again.replay_steps([moved])) <= REPLAYED_AT_ONCE
+    assert max(LogReplay(again).steps([moved])) <= REPLAYED_AT_ONCE
     deque(again.finish_steps(0), maxlen=0)
     again.check()
     for index in (0, 1, REPLAYED_AT_ONCE - 1, REPLAYED_AT_ONCE, SOME - 1):
@@ -109,36 +107,3 @@ async def test_a_compaction_moves_a_bounded_number_of_messages_with_each_commit(
         moved.append(len(relocated.sizes))
     assert moved == [RELOCATED_AT_ONCE, SOME - RELOCATED_AT_ONCE]
     harness.task.check()
-
-
-def test_a_record_kind_of_a_later_release_ends_the_replay() -> None:
-    commit = Commit(Position(0))
-    commit.add(200, [b"?"])
-    with pytest.raises(UnreadableRecord, match="kind 200"):
-        deque(
-            Messages(3, QUEUE_SUBQUEUES, PayloadBudget(0, 0), 20).replay_steps([frame_of(commit)]), maxlen=0
-        )
-
-
-def test_a_record_about_a_message_that_cannot_be_unknown_ends_the_replay() -> None:
-    commit = Commit(Position(0))
-    records.add_enqueued(commit, 3 << 48 | 10, 1, [1], None, [b"x"])
-    commit.add(records.REMOVED, [records.encode_mark(Mark(records.REMOVED, 0, [3 << 48 | 11]))])
-    with pytest.raises(UnreadableRecord, match="not there"):
-        deque(
-            Messages(3, QUEUE_SUBQUEUES, PayloadBudget(0, 0), 20).replay_steps([frame_of(commit)]), maxlen=0
-        )
-
-
-def test_a_record_about_a_message_of_a_trimmed_part_is_passed_over() -> None:
-    messages = Messages(3, QUEUE_SUBQUEUES, PayloadBudget(0, 0), 20)
-    commit = Commit(Position(0))
-    commit.add(records.REMOVED, [records.encode_mark(Mark(records.REMOVED, 0, [3 << 48 | 2]))])
-    records.add_enqueued(commit, 3 << 48 | 10, 1, [1], None, [b"x"])
-    commit.add(
-        records.RETURNED, [records.encode_mark(Mark(records.RETURNED, 0, [3 << 48 | 4, 3 << 48 | 10]))]
-    )
-    deque(messages.replay_steps([frame_of(commit)]), maxlen=0)
-    deque(messages.finish_steps(0), maxlen=0)
-    messages.check()
-    assert [each.delivery_count for each in messages.main.browse(0)] == [1]

@@ -8,7 +8,7 @@ import pytest
 
 from broker.partition.durable_state import read_back
 from broker.partition.origins import ENTRY_BYTES, HANDED_OVER, NUMBER_BYTES, Origins, handed_over
-from broker.partition.records import UnreadableRecord
+from broker.partition.tables import UnreadableRecord
 from storage.log import Position, Record
 
 

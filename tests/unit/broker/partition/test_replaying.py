@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from broker.partition.records import Enqueued, Relocated, UnreadableRecord
+from broker.partition.records import Enqueued, Relocated
 from broker.partition.references import STATES
 from broker.partition.replaying import REPLAYED_AT_ONCE, parts_of, relocated_parts, shared, state_of
+from broker.partition.tables import UnreadableRecord
 
 COUNT = REPLAYED_AT_ONCE + 1
 

@@ -12,8 +12,10 @@ import pytest
 from broker.entities.descriptions import DEAD_LETTER, QUEUE_SUBQUEUES
 from broker.operations import PARTITION_SHIFT
 from broker.partition import records
-from broker.partition.records import Mark, UnreadableRecord
+from broker.partition.records import Mark
+from broker.partition.replay import LogReplay
 from broker.partition.salvage import UNSEEN_NUMBERS, Range, Salvage
+from broker.partition.tables import UnreadableRecord
 from storage.log import Commit, Frame, Position
 from storage.survey import Gap
 from tests.support.partition_messages import NUMBER, frame_of, new_messages
@@ -75,7 +77,7 @@ def test_a_number_that_a_later_record_removes_was_settled_and_is_not_lost() -> N
 def test_a_number_that_a_later_record_relocates_is_not_lost() -> None:
     source = new_messages()
     source.next_number = FIRST + 2
-    deque(source.replay_steps([enqueued(500, 3, 1)]), maxlen=0)
+    deque(LogReplay(source).steps([enqueued(500, 3, 1)]), maxlen=0)
     deque(source.finish_steps(0), maxlen=0)
     commit = Commit(Position(950))
     relocated = source.relocate(deque(source.living_in(enqueued(500, 3, 1))), commit, 1 << 20)

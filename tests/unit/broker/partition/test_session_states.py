@@ -7,8 +7,8 @@ from collections import deque
 import pytest
 
 from broker.partition.durable_state import read_back
-from broker.partition.records import UnreadableRecord
 from broker.partition.session_states import ENTRY_BYTES, SESSION_STATE, Entry, SessionStates, set_state
+from broker.partition.tables import UnreadableRecord
 from storage.log import Position, Record
 
 

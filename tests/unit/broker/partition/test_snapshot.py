@@ -12,8 +12,9 @@ from broker.partition import records
 from broker.partition.blocks import BLOCK_MESSAGES
 from broker.partition.gradual_sort import AT_ONCE
 from broker.partition.messages import Messages
-from broker.partition.records import Mark, Relocated, UnreadableRecord
+from broker.partition.records import Mark, Relocated
 from broker.partition.snapshot import Snapshot
+from broker.partition.tables import UnreadableRecord
 from storage.log import Checkpoint, Position, Section
 from tests.support.old_checkpoint import state_of_version_1
 from tests.support.partition_messages import (

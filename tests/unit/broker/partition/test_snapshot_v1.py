@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker.partition.records import UnreadableRecord
 from broker.partition.snapshot import Snapshot
+from broker.partition.tables import UnreadableRecord
 from storage.log import Checkpoint, Position, Section
 from tests.support.old_checkpoint import state_of_version_1
 from tests.support.partition_messages import contents, loaded, taken, varied

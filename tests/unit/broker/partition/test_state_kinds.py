@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from broker.partition import durable_state, state_kinds
-from broker.partition.records import UnreadableRecord
 from broker.partition.state_kinds import DurableStates
+from broker.partition.tables import UnreadableRecord
 from storage.log import Position
 from tests.support.keyed_state import KeyedState, put
 

@@ -7,9 +7,9 @@ import pytest
 from broker.base.errors import Refused
 from broker.entities.descriptions import QUEUE_SUBQUEUES
 from broker.entities.roles import SERVES_RECEIVERS, SubqueueDescription, SubqueueTable
-from broker.partition.records import UnreadableRecord
 from broker.partition.references import Reference, StoredFrame
 from broker.partition.subqueues import Subqueues
+from broker.partition.tables import UnreadableRecord
 from storage.log import Position
 
 

@@ -1,0 +1,118 @@
+"""The stored messages that several references of a topic's partition share. Pure.
+
+A message that was published to several subscriptions is in the log once, and in memory at most once. Its
+references have the same sequence number in different subqueues, so the number identifies it. Messages with a
+single reference need not be known here: nothing is counted for them beyond what the reference says.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from broker.partition.references import Reference
+from broker.partition.subqueue import Subqueue
+
+
+class _Body:
+    __slots__ = ("in_memory", "payload", "references", "size")
+
+    def __init__(self, size: int, references: int, payload: bytes) -> None:
+        self.size, self.references, self.payload = size, references, payload
+        self.in_memory = references if payload else 0
+        """How many of the references have the payload."""
+
+
+class Bodies:
+    """Owned by the partition's messages."""
+
+    __slots__ = ("_by_number", "shared_bytes")
+
+    def __init__(self) -> None:
+        self._by_number: dict[int, _Body] = {}
+        self.shared_bytes = 0
+        """By how much the sizes of all references together exceed what is stored."""
+
+    def __bool__(self) -> bool:
+        return bool(self._by_number)
+
+    def add(self, number: int, size: int, references: int, payload: bytes = b"") -> None:
+        """Add a message that has just got several references. `payload` is empty if memory does not keep
+        it."""
+        self._by_number[number] = _Body(size, references, payload)
+        self.shared_bytes += (references - 1) * size
+
+    def found(self, references: Iterable[Reference]) -> None:
+        """Add references that were read back. Their messages may have others already."""
+        for reference in references:
+            body = self._by_number.get(reference.sequence_number)
+            if body is None:
+                self._by_number[reference.sequence_number] = _Body(reference.size, 1, b"")
+            else:
+                body.references += 1
+                self.shared_bytes += body.size
+
+    def forget(self, reference: Reference) -> int:
+        """A reference is gone, and lets go of its payload. Returns how many bytes leave memory."""
+        body = self._by_number.get(reference.sequence_number)
+        payload, reference.payload = reference.payload, b""
+        if body is None:
+            return len(payload)
+        body.references -= 1
+        if body.references:
+            self.shared_bytes -= body.size
+        else:
+            del self._by_number[reference.sequence_number]
+        if payload:
+            body.in_memory -= 1
+        return self._left(body) if payload else 0
+
+    def payload_of(self, reference: Reference) -> bytes:
+        """The payload, if another reference has it in memory; this one gets it too."""
+        body = self._by_number.get(reference.sequence_number)
+        if body is None or not body.payload:
+            return b""
+        body.in_memory += 1
+        reference.payload = body.payload
+        return body.payload
+
+    def take(self, reference: Reference, payload: bytes) -> None:
+        """Memory keeps the payload of a reference from now on; no other reference has it."""
+        reference.payload = payload
+        body = self._by_number.get(reference.sequence_number)
+        if body is not None:
+            body.payload, body.in_memory = payload, 1
+
+    def evict(self, reference: Reference, occupied: Iterable[Subqueue]) -> int:
+        """All references to a message let go of its payload. Returns how many bytes leave memory."""
+        body = self._by_number.get(reference.sequence_number)
+        payload, reference.payload = reference.payload, b""
+        if body is None or not payload:
+            return len(payload)
+        for subqueue in occupied:
+            other = subqueue.references.get(reference.sequence_number)
+            if other is not None:
+                other.payload = b""
+        body.in_memory = 0
+        return self._left(body)
+
+    def _left(self, body: _Body) -> int:
+        if body.in_memory or not body.payload:
+            return 0
+        size, body.payload = len(body.payload), b""
+        return size
+
+    def check(self, references: Iterable[Reference]) -> None:
+        """Assert that everything agrees with all references of the partition."""
+        count: Counter[int] = Counter()
+        in_memory: Counter[int] = Counter()
+        for reference in references:
+            count[reference.sequence_number] += 1
+            in_memory[reference.sequence_number] += bool(reference.payload)
+        assert {number for number, each in count.items() if each > 1} <= self._by_number.keys()
+        for number, body in self._by_number.items():
+            assert (body.references, body.in_memory) == (count[number], in_memory[number])
+            assert bool(body.payload) == bool(body.in_memory)
+        assert self.shared_bytes == sum(
+            (body.references - 1) * body.size for body in self._by_number.values()
+        )

@@ -1,0 +1,147 @@
+"""Publishing scheduled messages of a topic when they become active. Pure.
+
+They are matched then, so rules that were changed meanwhile count. That needs their bytes, which may have to
+be read from the log: the cycle in which they come due asks for those that are not in memory, and the next one
+goes on with them.
+
+Most only get targets (ACTIVATED), and their bytes stay where they are. A message of which some rule makes a
+changed copy is enqueued as a new one together with its copies, and the old one is removed in the same commit.
+So are those behind it in the same cycle, which keeps their order. On a full disk, all this is undone, and
+tried again some time later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broker.operations import ColumnLists
+from broker.partition import records
+from broker.partition.columns import of_references
+from broker.partition.published import apply_distributed
+from broker.partition.publishing import Destinations, Publishing, targets_of
+from broker.partition.records import Activated, Mark
+from broker.partition.references import SCHEDULED, Reference
+from broker.partition.workspace import Workspace
+
+PAUSE_MS = 1_000
+"""How long to wait after the disk was full."""
+
+
+class PublishingLater:
+    """Owned by the state machine."""
+
+    __slots__ = ("_paused_until_ms", "_publishing", "_read", "_space")
+
+    def __init__(self, space: Workspace, publishing: Publishing) -> None:
+        self._space, self._publishing = space, publishing
+        self._read: tuple[list[bytes], Sequence[Reference]] = [], ()
+        """Bodies that the latest cycle has asked for, and their messages."""
+        self._paused_until_ms = 0
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the next cycle has messages whose bodies were read."""
+        return bool(self._read[1])
+
+    def pause(self) -> None:
+        """The disk is full."""
+        self._paused_until_ms = self._space.cycle.wall_ms + PAUSE_MS
+        main = self._space.messages.main
+        main.watch_again(main.references.get(each.sequence_number) for each in self._read[1])
+        self._read = [], ()
+
+    def next_due_ms(self, due_ms: int) -> int:
+        """When messages that come due at `due_ms` are published, in wall time."""
+        return max(due_ms, self._paused_until_ms)
+
+    @property
+    def is_paused(self) -> bool:
+        """The disk was full a moment ago."""
+        return self._space.cycle.wall_ms < self._paused_until_ms
+
+    def publish(self, due: Sequence[Reference]) -> None:
+        """Publish messages that have come due, in this order, or ask for their bodies and publish them in the
+        next cycle. Those whose bodies were read come first."""
+        cycle = self._space.cycle
+        bodies, asked = self._read
+        self._read = [], ()
+        main = self._space.messages.main
+        here = {
+            reference.sequence_number: (reference, body)
+            for reference, body in zip(asked, bodies, strict=True)
+            if main.references.get(reference.sequence_number) is reference
+            and reference.state is SCHEDULED
+            and reference.enqueued_at_ms <= cycle.wall_ms
+        }
+        here |= {each.sequence_number: (each, each.payload) for each in due if each.payload}
+        missing = [each for each in due if each.sequence_number not in here]
+        if missing:
+            self._read = [b""] * len(missing), missing
+            cycle.holes.append(self._read)
+        if here:
+            self._publish(list(here.values()))
+
+    def _publish(self, due: Sequence[tuple[Reference, bytes]]) -> None:
+        space, cycle = self._space, self._space.cycle
+        messages = space.messages
+        enqueued_ms = space.times.stamp(messages.latest_enqueued_ms, cycle.now_ms, cycle.wall_ms)
+        found = [
+            self._publishing.destinations(body, reference.session_id is not None, enqueued_ms)
+            for reference, body in due
+        ]
+        references = [reference for reference, _ in due]
+        first_copied = next((place for place, each in enumerate(found) if each.copies), len(found))
+        if first_copied:
+            self._activate(references[:first_copied], found[:first_copied], enqueued_ms)
+        cycle.first_sent = messages.next_number
+        if first_copied < len(found):  # and all that follow, so that they keep their order
+            self._enqueue_anew(due[first_copied:], found[first_copied:], enqueued_ms)
+
+    def _activate(
+        self, references: Sequence[Reference], found: Sequence[Destinations], enqueued_ms: int
+    ) -> None:
+        space, cycle = self._space, self._space.cycle
+        first = space.messages.next_number
+        targets = targets_of(found)
+        numbers = [reference.sequence_number for reference in references]
+        activated = Activated(first, enqueued_ms, numbers, targets)
+        body = records.encode_activated(activated)
+        cycle.commit.add(records.ACTIVATED, [body], records.VERSION_FOR_TOPICS)
+        cycle.marks.append((records.ACTIVATED, body, records.VERSION_FOR_TOPICS))
+        cycle.work += len(numbers)
+        for set_ in targets.sets:
+            cycle.arrived_in.update([target.subqueue for target in set_])
+            cycle.work += len(set_)
+        apply_distributed(space.messages, activated, cycle.now_ms)
+        for number, each in enumerate(found, first):
+            for subqueue, changed in each.dead:
+                cycle.dead_lettered += 1
+                space.mark(Mark(records.CHANGED, subqueue, [number], changed))
+
+    def _enqueue_anew(
+        self, due: Sequence[tuple[Reference, bytes]], found: Sequence[Destinations], enqueued_ms: int
+    ) -> None:
+        space, cycle = self._space, self._space.cycle
+        references = [reference for reference, _ in due]
+        cycle.has_sent = True
+        cycle.redriven.append((space.messages.main.number, references))
+        for reference in references:
+            reference.frame.live += 1  # until the cycle is durable, so that the frame is kept
+        columns: ColumnLists = of_references(references)
+        expire = [
+            0 if each.expires_at_ms is None else each.expires_at_ms + enqueued_ms - each.enqueued_at_ms
+            for each in references
+        ]
+        self._publishing.write(
+            cycle,
+            enqueued_ms,
+            [len(body) for _, body in due],
+            expire if any(expire) else None,
+            [body for _, body in due],
+            columns,
+            found,
+        )
+        mark = Mark(records.REMOVED, space.messages.main.number, [r.sequence_number for r in references])
+        # Not `Workspace.mark`: on a full disk, this record must not outlive the new messages.
+        cycle.commit.add(mark.kind, [records.encode_mark(mark)], records.VERSION)
+        space.messages.apply_mark(mark)

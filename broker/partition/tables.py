@@ -1,0 +1,32 @@
+"""Tables of numbers in records and checkpoints, little endian. Pure."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable
+
+
+class UnreadableRecord(Exception):
+    """An intact record that this release does not understand."""
+
+
+def table(code: str, values: Iterable[int]) -> bytes:
+    """Encode numbers as a table. `code` is the array type: Q is 8 bytes, I 4, H 2."""
+    numbers = array(code, values)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def read_table(code: str, view: memoryview, offset: int, count: int) -> tuple[array[int], int]:
+    """Decode a table of `count` numbers; also returns the offset after it. Raises UnreadableRecord if it does
+    not fit."""
+    numbers: array[int] = array(code)
+    end = offset + count * numbers.itemsize
+    if end > len(view):
+        raise UnreadableRecord(f"a table of {count} numbers ends at byte {end} of {len(view)}")
+    numbers.frombytes(view[offset:end])
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers, end

@@ -1,0 +1,198 @@
+"""What a partition of a topic does with a message: it is matched once, and stored once for all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from broker.entities.roles import OWN_END
+from broker.entities.rules import FalseFilter, RuleDescription
+from broker.entities.topics import TopicDescription
+from broker.operations import (
+    Abandon,
+    Complete,
+    DeadLetter,
+    Demand,
+    Failed,
+    FindDeadLetters,
+    Found,
+    Locked,
+    LockExactly,
+    Redrive,
+    Send,
+    Sent,
+    Settled,
+)
+from broker.partition.cycle_bounds import Bounds
+from broker.partition.task import TaskLimits
+from protocol.codec import decode
+from tests.support.partition_harness import Harness, one
+from tests.support.topics import (
+    BLUE,
+    CHANGING,
+    DEAD,
+    FAILING,
+    ONLY_RED,
+    RED,
+    A,
+    B,
+    C,
+    bodies,
+    check_restart,
+    topic,
+    with_subscription,
+)
+
+
+async def test_each_subscription_has_a_message_of_its_own_that_is_stored_once() -> None:
+    harness = Harness(description=topic(*(f"s{number}" for number in range(50))))
+    big = b"x" * 65_536
+    await harness.send(big)
+    assert harness.log.end - harness.log.start < 70_000
+    partition = harness.task._partition
+    assert partition is not None
+    assert partition.messages.live_bytes == len(big) == harness.budget.used
+    first = await harness.receive(1, 1, "subscriptions/s0")
+    assert first.messages == [big]
+    one(await harness.do(1, Complete(first.tokens)), Settled)
+    assert await bodies(harness, "subscriptions/s0") == []
+    assert await bodies(harness, "subscriptions/s49") == [big]
+    await check_restart(harness, "subscriptions/s0", "subscriptions/s1")
+    for number in range(1, 50):
+        locked = await harness.receive(1, 1, f"subscriptions/s{number}")
+        assert locked.sequence_numbers == first.sequence_numbers
+        one(await harness.do(1, Complete(locked.tokens)), Settled)
+    assert harness.budget.used == 0 == harness.live_bytes
+
+
+async def test_a_message_goes_where_the_rules_say_and_nowhere_else() -> None:
+    description = with_subscription(
+        with_subscription(topic("a"), "b", ONLY_RED), "c", RuleDescription("n", FalseFilter())
+    )
+    harness = Harness(description=description)
+    await harness.send(RED, BLUE)
+    assert await bodies(harness, A) == [RED, BLUE]
+    assert await bodies(harness, B) == [RED]
+    assert await bodies(harness, C) == []
+    await check_restart(harness, A, B, C)
+
+
+async def test_a_message_that_matches_nothing_is_accepted_and_not_stored() -> None:
+    harness = Harness(description=with_subscription(topic(requires_duplicate_detection=True), "b", ONLY_RED))
+    one(await harness.do(9, Send([BLUE], None, identities=[b"1" * 15])), Sent)
+    assert harness.live_bytes == 0
+    answer = one(await harness.do(9, Send([RED], None, identities=[b"1" * 15])), Sent)
+    assert answer.duplicates == [0], "its identity is remembered"
+    one(
+        await harness.do(9, Send([BLUE, RED, BLUE], None, identities=[b"2" * 15, b"3" * 15, b"4" * 15])), Sent
+    )
+    assert await bodies(harness, B) == [RED]
+    await check_restart(harness, B)
+
+
+async def test_rules_that_change_count_for_what_is_sent_afterwards() -> None:
+    description = topic("a")
+    harness = Harness(description=description)
+    await harness.send(RED)
+    await harness.describe(with_subscription(description, "b", ONLY_RED))
+    await harness.send(BLUE, RED)
+    assert await bodies(harness, A) == [RED, BLUE, RED]
+    assert await bodies(harness, B) == [RED]
+
+
+async def test_a_changed_copy_is_a_message_of_its_own() -> None:
+    harness = Harness(description=with_subscription(topic("a"), "b", ONLY_RED, CHANGING))
+    await harness.send(RED, BLUE)
+    copies = await harness.peek(B)
+    assert copies.messages[0] == RED and copies.messages[1] != RED and len(copies.messages) == 2
+    assert len({*copies.sequence_numbers}) == 2
+    assert await bodies(harness, A) == [RED, BLUE]
+    await check_restart(harness, A, B)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_message_for_which_a_filter_fails_is_dead_lettered_if_the_subscription_says_so(
+    kept: bool,
+) -> None:
+    description = with_subscription(topic("a"), "b", FAILING, dead_lettering_on_filter_errors=kept)
+    harness = Harness(description=description)
+    await harness.send(RED)
+    dead = await harness.peek(B + DEAD)
+    assert (len(dead.messages), await bodies(harness, A), await bodies(harness, B)) == (kept, [RED], [])
+    if kept:
+        assert dead.changed[0] is not None
+        assert decode(dead.changed[0])[0]["DeadLetterReason"] == "FilterException"
+    await check_restart(harness, B + DEAD)
+
+
+async def test_dead_letters_and_re_drives_stay_within_the_subscription() -> None:
+    harness = Harness(description=topic("a", "b"))
+    await harness.send(b"m")
+    one(await harness.do(1, DeadLetter((await harness.receive(1, 1, A)).tokens)), Settled)
+    dead = await harness.peek(A + DEAD)
+    assert dead.messages == [b"m"] and await bodies(harness, B + DEAD) == []
+    locked = one(await harness.do(1, LockExactly(A + DEAD, dead.sequence_numbers)), Locked)
+    await harness.do(1, Redrive(locked.tokens, locked.messages, None))
+    assert (await bodies(harness, A), await bodies(harness, B)) == ([b"m"], [b"m"])
+    assert await bodies(harness, A + DEAD) == []
+    await check_restart(harness, A, B, A + DEAD)
+
+
+async def test_a_long_send_takes_as_much_of_a_cycle_as_its_references_are() -> None:
+    harness = Harness(
+        description=topic(*(f"s{number}" for number in range(20))),
+        limits=TaskLimits(bounds=Bounds(work_max=100)),
+    )
+    await harness.send(b"first")
+    await harness.send(*(b"%d" % number for number in range(200)))
+    assert len(await bodies(harness, "subscriptions/s7")) == 201
+    await check_restart(harness, "subscriptions/s7")
+
+
+async def test_on_a_full_disk_nothing_of_a_send_is_left() -> None:
+    harness = Harness(
+        description=with_subscription(with_subscription(topic("a"), "b", FAILING), "c", CHANGING)
+    )
+    await harness.send(RED)
+    before = [await harness.peek(each) for each in (A, B + DEAD, C)]
+    harness.log.fill_disk()
+    one(await harness.do(9, Send([RED, BLUE], None)), Failed)
+    assert [await harness.peek(each) for each in (A, B + DEAD, C)] == before
+    await check_restart(harness, A, B + DEAD, C)
+
+
+def sizes(harness: Harness) -> dict[str, Any]:
+    return {name: each.bytes for name, each in harness.task.counts().items()}
+
+
+async def test_the_size_of_a_topic_counts_what_is_stored_once() -> None:
+    description: TopicDescription = topic("a", "b", "c")
+    harness = Harness(description=description)
+    await harness.send(b"x" * 10_000)
+    found = sizes(harness)
+    assert 10_000 < sum(found.values()) < 12_000
+    assert found[A] < 1_000 and len(description.subqueues) == OWN_END - 1 + 3 * 3
+
+
+async def test_waiting_clients_of_each_subscription_are_served_at_once() -> None:
+    harness = Harness(description=topic("a", "b"))
+    for client, name in ((1, A), (2, B)):
+        assert await harness.do(client, Demand(name, 1)) == []
+    await harness.send(b"m")
+    assert [one(harness.take(client), Locked).messages for client in (1, 2)] == [[b"m"], [b"m"]]
+    assert isinstance(
+        one(await harness.do(3, FindDeadLetters(A + DEAD, 1, harness.clock.now_ms())), Found), Found
+    )
+
+
+async def test_a_message_that_is_abandoned_with_a_delay_waits_in_that_subscription_alone() -> None:
+    harness = Harness(description=topic("a", "b"))
+    await harness.send(b"m")
+    one(await harness.do(1, Abandon((await harness.receive(1, 1, A)).tokens, delay_ms=5_000)), Settled)
+    assert (await harness.receive(2, 1, B)).messages == [b"m"]
+    await harness.restart()
+    assert await harness.do(1, Demand(A, 1)) == []
+    assert (await harness.receive(2, 1, B)).messages == [b"m"], "its lock has ended, and nothing delays it"
+    await harness.advance(5_100)
+    assert one(harness.take(1), Locked).messages == [b"m"]

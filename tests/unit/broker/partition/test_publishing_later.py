@@ -1,0 +1,56 @@
+"""Scheduled messages of a topic: matched when they become active."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.operations import MessageState, Send, Sent
+from tests.support.partition_harness import Harness, one
+from tests.support.topics import (
+    BLUE,
+    CHANGING,
+    ONLY_RED,
+    RED,
+    A,
+    B,
+    C,
+    bodies,
+    check_restart,
+    topic,
+    with_subscription,
+)
+
+
+@pytest.mark.parametrize("payload_bytes", [1 << 20, 0], ids=["in memory", "on the disk"])
+async def test_a_scheduled_message_is_matched_when_it_becomes_active(payload_bytes: int) -> None:
+    description = topic("a")
+    harness = Harness(description=description, payload_bytes=payload_bytes)
+    due_ms = harness.clock.now_ms() + 1_000
+    one(await harness.do(9, Send([RED, BLUE, RED], None, scheduled_ms=[due_ms, due_ms, None])), Sent)
+    assert await bodies(harness, A) == [RED]
+    assert (await harness.peek("")).states == [MessageState.SCHEDULED] * 2
+    await harness.describe(with_subscription(with_subscription(description, "b", ONLY_RED), "c", CHANGING))
+    await harness.restart()
+    assert await bodies(harness, C) == []
+    await harness.advance(1_100)
+    assert await bodies(harness, A) == [RED, RED, BLUE]
+    assert await bodies(harness, B) == [RED]
+    changed = await bodies(harness, C)
+    assert len(changed) == 1 and changed != [RED]
+    assert await bodies(harness, "") == []
+    await check_restart(harness, A, B, C)
+
+
+async def test_on_a_full_disk_scheduled_messages_with_changed_copies_wait() -> None:
+    harness = Harness(description=with_subscription(topic("a"), "c", CHANGING))
+    due_ms = harness.clock.now_ms() + 1_000
+    one(await harness.do(9, Send([BLUE, RED, BLUE], None, scheduled_ms=[due_ms] * 3)), Sent)
+    harness.log.fill_disk()
+    await harness.advance(1_100)
+    assert (await harness.peek("")).messages == [RED, BLUE]
+    assert await bodies(harness, A) == [BLUE]
+    harness.log.empty_disk()
+    await harness.advance(1_100)
+    assert await bodies(harness, A) == [BLUE, RED, BLUE]
+    assert len(await bodies(harness, C)) == 1
+    await check_restart(harness, A, C)
