@@ -1,0 +1,40 @@
+"""The source of batch queries: everything between two positions of each partition. Settles nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader
+from pyspark.sql.types import StructType
+
+from pyspark_partibus.client.operations import Node
+from pyspark_partibus.offsets import Range
+from pyspark_partibus.options import EARLIEST, SourceOptions
+from pyspark_partibus.reading import Task, read_task, tasks
+from pyspark_partibus.starting import ending_positions, starting_positions
+
+
+class PartibusBatchReader(DataSourceReader):
+    """Plans and reads one batch query."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options, self._schema = options, schema
+
+    def partitions(self) -> list[Task]:
+        """The tasks. The positions are looked up once, here, so that every attempt reads the same."""
+        options = self._options
+        node = Node(options.endpoint, options.address, options.patience)
+        heads, starts = starting_positions(node, options, EARLIEST)
+        ends = ending_positions(node, heads, options)
+        # Numbers before the oldest message have no message; leaving them out gives tasks an even share.
+        ranges = [
+            Range(partition, max(starts[partition], heads.starts[partition]), end)
+            for partition, end in sorted(ends.items())
+        ]
+        return tasks(options, heads.generation, [each for each in ranges if len(each)])
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        """Read one task's messages."""
+        return read_task(self._options, self._schema, partition)

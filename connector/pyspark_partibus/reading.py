@@ -1,0 +1,93 @@
+"""What a task of the source does: read its ranges and make Arrow batches of them. The same for batches and
+streams."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from pyspark_partibus.client.ranges import RangeReader
+from pyspark_partibus.errors import DataLoss
+from pyspark_partibus.messages.decoding import Decoder
+from pyspark_partibus.messages.envelope import Report
+from pyspark_partibus.offsets import Range
+from pyspark_partibus.options import SourceOptions
+from pyspark_partibus.sharing import tasks_of
+
+_log = logging.getLogger("pyspark_partibus")
+_tuned = False
+
+
+@dataclass
+class Task(InputPartition):
+    """The ranges that one task reads."""
+
+    generation: str
+    ranges: tuple[Range, ...]
+
+
+def tasks(options: SourceOptions, generation: str, ranges: list[Range]) -> list[Task]:
+    """The tasks of a batch; none if there is nothing to read."""
+    return [
+        Task(generation, tuple(each)) for each in tasks_of(ranges, options.read_tasks, options.split_rows)
+    ]
+
+
+def read_task(options: SourceOptions, schema: StructType, task: Any) -> Iterator[pa.RecordBatch]:
+    """Read the ranges of a task. Spark gives None instead of a task where there is nothing to read."""
+    if options.tune_gc:
+        tune_garbage_collector()
+    if not isinstance(task, Task):
+        return
+    reader = RangeReader(
+        options.endpoint,
+        options.address,
+        options.patience,
+        generation=task.generation,
+        messages=options.fetch_messages,
+        size=options.fetch_bytes,
+    )
+    decoder = Decoder(
+        to_arrow_schema(schema, timezone="UTC"), options.address, options.properties_as_json, options.keep_bad
+    )
+    for whole in task.ranges:
+        report = Report()
+        for envelope in reader.envelopes(whole):
+            report += envelope.report
+            if envelope.sequence_numbers:
+                yield decoder.decode(envelope)
+        _look_at(report, whole, options)
+
+
+def _look_at(report: Report, whole: Range, options: SourceOptions) -> None:
+    """Say which numbers of a range had no message, or fail if the user wants that."""
+    gone = report.expired + report.dead_lettered + report.missing
+    if not gone:
+        return
+    text = (
+        f"{gone} of the {len(whole)} numbers from {whole.start} to {whole.end} of partition "
+        f"{whole.partition} of "
+        f"'{options.address}' have no message: {report}"
+    )
+    if options.fail_on_missing:
+        raise DataLoss(f"{text}. With option onMissing=report the query goes on.")
+    _log.info(text)
+
+
+def tune_garbage_collector() -> None:
+    """Exempt what a worker has imported from garbage collection, once for each process. After every task
+    Spark collects garbage in its workers, which takes 40 ms with pyarrow and pandas loaded, and 1 ms when
+    they are exempt."""
+    global _tuned
+    if not _tuned:
+        _tuned = True
+        gc.collect()
+        gc.freeze()

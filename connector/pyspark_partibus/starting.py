@@ -1,0 +1,77 @@
+"""From options such as `startingOffsets` to positions in all partitions."""
+
+from __future__ import annotations
+
+from pyspark_partibus.client.operations import Heads, Node
+from pyspark_partibus.errors import OptionError, Unavailable
+from pyspark_partibus.offsets import Positions
+from pyspark_partibus.options import (
+    COMMITTED,
+    EARLIEST,
+    JSON_EARLIEST,
+    JSON_LATEST,
+    LATEST,
+    SourceOptions,
+    Start,
+)
+
+
+def heads_of_all(node: Node, options: SourceOptions, enqueued_time_ms: int | None = None) -> Heads:
+    """Where all partitions begin and end. Raises Unavailable if one of them is down: where to begin in it is
+    unknown."""
+    heads = node.heads(enqueued_time_ms)
+    if heads.unavailable:
+        raise Unavailable(
+            f"partitions {', '.join(map(str, heads.unavailable))} of '{options.address}' are not available"
+        )
+    return heads
+
+
+def starting_positions(node: Node, options: SourceOptions, default: str) -> tuple[Heads, Positions]:
+    """Where to begin to read."""
+    heads = heads_of_all(node, options, options.starting_time_ms)
+    if options.starting_time_ms is not None:
+        return heads, heads.by_time
+    return heads, _positions(node, heads, options, options.starting or default, "startingOffsets")
+
+
+def ending_positions(node: Node, heads: Heads, options: SourceOptions) -> Positions:
+    """Where a batch ends. A position beyond the head cannot be read yet."""
+    if options.ending_time_ms is not None:
+        return heads_of_all(node, options, options.ending_time_ms).by_time
+    ends = _positions(node, heads, options, options.ending or LATEST, "endingOffsets")
+    for partition, end in ends.items():
+        if end > heads.heads[partition]:
+            raise OptionError(
+                "endingOffsets",
+                f"is {end} in partition {partition}, which ends at {heads.heads[partition]} so far",
+            )
+    return ends
+
+
+def _positions(node: Node, heads: Heads, options: SourceOptions, start: Start, option: str) -> Positions:
+    if start == LATEST:
+        return dict(heads.heads)
+    if start == EARLIEST:
+        return dict(heads.starts)
+    if start == COMMITTED:
+        return _committed(node, heads, options)
+    assert isinstance(start, dict)
+    if unknown := sorted(start.keys() - heads.heads.keys()):
+        raise OptionError(option, f"names partition {unknown[0]}; '{options.address}' has {len(heads.heads)}")
+    otherwise = heads.starts if option == "startingOffsets" else heads.heads
+    named = {JSON_LATEST: heads.heads, JSON_EARLIEST: heads.starts}
+    return {
+        partition: named[start[partition]][partition] if start[partition] < 0 else start[partition]
+        for partition in start
+    } | {partition: each for partition, each in otherwise.items() if partition not in start}
+
+
+def _committed(node: Node, heads: Heads, options: SourceOptions) -> Positions:
+    """The positions of the cursor; the earliest messages if there is no such cursor yet, or one of an entity
+    that is gone."""
+    assert options.cursor is not None
+    cursor = node.cursor(options.cursor)
+    if cursor is None or cursor.generation != heads.generation:
+        return dict(heads.starts)
+    return {partition: cursor.positions.get(partition, start) for partition, start in heads.starts.items()}

@@ -1,0 +1,192 @@
+"""The source of streaming queries: plans batches by position and settles what Spark has committed.
+
+Spark calls everything here except `read` in one process that lives as long as the query, one call after the
+other. It calls `latestOffset` some 80 times a second while nothing arrives, so the heads of the partitions
+are kept for a while.
+
+Settlement happens twice. `commit(end)` comes only once there is a next batch. `latestOffset(start)` comes
+after the batch that ended at `start` was entered in Spark's commit log, also at the end of a run and while
+nothing arrives. So both settle; a position that was settled before costs nothing. Settling never fails a
+query for a moment's trouble: it is tried again at the next call.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from pyspark_partibus.client.operations import Heads, Node
+from pyspark_partibus.client.patience import patiently
+from pyspark_partibus.cursor_keeper import CursorKeeper
+from pyspark_partibus.errors import DataLoss
+from pyspark_partibus.offsets import FIRST, Offset, Positions, ranges_between
+from pyspark_partibus.options import LATEST, SourceOptions
+from pyspark_partibus.reading import Task, read_task, tasks
+from pyspark_partibus.sharing import share_out
+from pyspark_partibus.starting import heads_of_all, starting_positions
+
+_log = logging.getLogger("pyspark_partibus")
+
+
+class PartibusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans, reads and settles one streaming query."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options, self._schema = options, schema
+        self._node: Node | None = None
+        self._keeper: CursorKeeper | None = None
+        self._initial: Offset | None = None
+        self._heads: Heads | None = None
+        self._heads_age: Callable[[], float] = _stopwatch()
+        self._frozen: Heads | None = None
+        """The heads at the beginning of a run that ends by itself (`Trigger.AvailableNow`)."""
+        self._waiting: Callable[[], float] | None = None
+        """How long fewer messages than `minMessagesPerTrigger` have been waiting."""
+
+    # --- where to begin and to end ------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Where a new query begins. Spark asks twice, and messages that come in between must not be
+        skipped."""
+        if self._initial is None:
+            heads, positions = patiently(
+                lambda: starting_positions(self._connected(), self._options, LATEST), self._options.patience
+            )
+            self._cursor().check_before_first_batch()
+            self._initial = Offset(heads.generation, secrets.token_hex(16), positions, initial=True)
+        return self._initial.to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """The limit of a batch. There is no limit of both rows and bytes, so that of bytes is left to
+        `latestOffset`."""
+        if self._options.max_messages:
+            return ReadMaxRows(self._options.max_messages)
+        if self._options.max_bytes:
+            return ReadMaxBytes(self._options.max_bytes)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """The end of the next batch: `start` itself if there is nothing to read yet."""
+        begin = Offset.from_json(start)
+        if not begin.initial:
+            self._cursor().settle(begin)
+        heads = self._frozen or self._current_heads()
+        begins = self._checked(begin, heads)
+        # Numbers before the oldest message have no message, so they do not count as backlog.
+        firsts = {each: max(begins.get(each, FIRST), heads.starts[each]) for each in heads.heads}
+        shares = {each: head - firsts[each] for each, head in heads.heads.items() if head > firsts[each]}
+        if not isinstance(limit, ReadAllAvailable):
+            if self._frozen is None and self._waits_for_more(sum(shares.values())):
+                return start
+            shares = share_out(shares, self._rows_max(limit, heads))
+        self._waiting = None
+        ends = {each: firsts[each] + share for each, share in shares.items()}
+        return begin.ending({**begins, **ends}, heads.generation).to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """The heads of all partitions, for the query's progress."""
+        if self._heads is None:
+            return None
+        heads = self._heads.heads
+        return {"gen": self._heads.generation, "p": {str(each): heads[each] for each in sorted(heads)}}
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """From now on, messages that arrive later belong to the next run."""
+        self._frozen = patiently(
+            lambda: heads_of_all(self._connected(), self._options), self._options.patience
+        )
+        self._heads = self._frozen
+
+    def _checked(self, begin: Offset, heads: Heads) -> Positions:
+        """Where the next batch begins: at the start, unless there cannot be what was there."""
+        recreated = begin.generation != heads.generation
+        behind = [each for each, head in heads.heads.items() if begin.positions.get(each, FIRST) > head]
+        if not recreated and not behind:
+            return begin.positions
+        what = f"'{self._options.address}' was deleted and created again since the last batch"
+        if not recreated:
+            what = f"'{self._options.address}' ends before the query's position in partition {behind[0]}"
+        if self._options.fail_on_data_loss:
+            raise DataLoss(f"{what}. With option failOnDataLoss=false the query goes on with what is there.")
+        _log.warning("%s; going on with what is there", what)
+        if recreated:
+            return dict.fromkeys(heads.heads, FIRST)
+        return {
+            each: min(position, heads.heads.get(each, position)) for each, position in begin.positions.items()
+        }
+
+    def _waits_for_more(self, waiting: int) -> bool:
+        """Whether a batch would be too small, and nobody has waited too long for it."""
+        if waiting == 0 or waiting >= self._options.min_messages:
+            self._waiting = None
+            return False
+        if self._waiting is None:
+            self._waiting = _stopwatch()
+        return self._waiting() < self._options.max_delay_s
+
+    def _rows_max(self, limit: ReadLimit, heads: Heads) -> int:
+        """How many messages a batch takes, at most. A limit of bytes counts with the average size of what is
+        stored."""
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.max_bytes
+        if size is not None:
+            messages = sum(heads.messages.values())
+            average = max(1, sum(heads.sizes.values()) // messages) if messages else 1
+            by_size = max(1, size // average)
+            rows = by_size if rows is None else min(rows, by_size)
+        return rows or max(1, sum(heads.heads.values()))
+
+    def _current_heads(self) -> Heads:
+        """The heads, at most `headPollMs` old. A partition that is down ends where it is known to end."""
+        if self._heads is None or self._heads_age() >= self._options.head_poll_s:
+            self._heads = self._connected().heads()
+            self._heads_age = _stopwatch()
+        return self._heads
+
+    # --- tasks --------------------------------------------------------------------------------------------
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Task]:
+        """The tasks of a batch. Depends on the offsets and options only, so a batch that is run again has
+        the same tasks."""
+        begin, behind = Offset.from_json(start), Offset.from_json(end)
+        return tasks(self._options, behind.generation, ranges_between(begin, behind))
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        """Read one task's messages."""
+        return read_task(self._options, self._schema, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Spark has committed the batch that ended here."""
+        self._cursor().settle(Offset.from_json(end))
+
+    # --- the broker ---------------------------------------------------------------------------------------
+
+    def _connected(self) -> Node:
+        if self._node is None:
+            self._node = Node(self._options.endpoint, self._options.address, self._options.patience)
+        return self._node
+
+    def _cursor(self) -> CursorKeeper:
+        if self._keeper is None:
+            self._keeper = CursorKeeper(self._connected(), self._options)
+        return self._keeper
+
+
+def _stopwatch() -> Callable[[], float]:
+    """Tells how many seconds have passed since it was made."""
+    started = time.monotonic()
+    return lambda: time.monotonic() - started

@@ -1,0 +1,101 @@
+"""Settling what a query has committed: once, in its own name, and never at the cost of the query for a
+moment's trouble."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from pyspark_partibus.client.operations import Cursor, Node
+from pyspark_partibus.cursor_keeper import CursorKeeper
+from pyspark_partibus.errors import OptionError, Refused
+from pyspark_partibus.offsets import Offset
+from pyspark_partibus.options import source_options
+from tests.support.fake_node import FakeNode
+
+OFFSET = Offset("gen", "me", {0: 5})
+LATER = Offset("gen", "me", {0: 9})
+THEIRS = Cursor("them", "gen", {0: 3})
+
+
+def keeper(node: FakeNode, **given: str) -> CursorKeeper:
+    options = source_options({"endpoint": "amqp://host", "entity": "orders", "cursor": "c", **given})
+    return CursorKeeper(cast(Node, node), options)
+
+
+def test_the_cursor_is_made_with_the_first_batch_that_is_settled_and_then_moves() -> None:
+    node = FakeNode({0: 10})
+    keeps = keeper(node)
+    keeps.check_before_first_batch()
+    assert node.cursors == {}
+    keeps.settle(OFFSET)
+    keeps.settle(LATER)
+    assert node.cursors == {"c": Cursor("me", "gen", {0: 9})}
+    assert node.completed == {}
+
+
+def test_what_is_settled_is_not_settled_again() -> None:
+    node = FakeNode({0: 10})
+    keeps = keeper(node)
+    keeps.settle(OFFSET)
+    asked = len(node.asked)
+    keeps.settle(OFFSET)
+    assert len(node.asked) == asked
+
+
+def test_messages_are_completed_if_wanted_with_a_cursor_or_without() -> None:
+    node = FakeNode({0: 10})
+    keeper(node, settle="complete").settle(OFFSET)
+    assert (node.completed, node.cursors["c"].positions) == ({0: 5}, {0: 5})
+    node = FakeNode({0: 10})
+    keeper(node, settle="complete", cursor="").settle(OFFSET)
+    assert (node.completed, node.cursors) == ({0: 5}, {})
+
+
+def test_nothing_is_settled_if_nothing_is_to_be() -> None:
+    node = FakeNode({0: 10})
+    keeps = keeper(node, settle="none")
+    keeps.check_before_first_batch()
+    keeps.settle(OFFSET)
+    assert node.asked == []
+
+
+def test_a_broker_that_is_down_is_asked_again_at_the_next_call() -> None:
+    node = FakeNode({0: 10})
+    keeps = keeper(node)
+    node.down = True
+    keeps.settle(OFFSET)
+    node.down = False
+    keeps.settle(OFFSET)
+    assert node.cursors["c"].positions == {0: 5}
+
+
+def test_the_cursor_of_another_query_is_left_alone() -> None:
+    node = FakeNode({0: 10})
+    node.cursors["c"] = THEIRS
+    keeps = keeper(node)
+    for settles in (keeps.check_before_first_batch, lambda: keeps.settle(OFFSET)):
+        with pytest.raises(OptionError, match=r"option 'cursor'.*cursorTakeover"):
+            settles()
+    assert node.cursors["c"] == THEIRS
+
+
+def test_a_cursor_can_be_taken_over() -> None:
+    node = FakeNode({0: 10})
+    node.cursors["c"] = THEIRS
+    keeps = keeper(node, cursorTakeover="true")
+    keeps.check_before_first_batch()
+    keeps.settle(OFFSET)
+    assert node.cursors["c"] == Cursor("me", "gen", {0: 5})
+
+
+def test_a_refusal_ends_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = FakeNode({0: 10})
+
+    def refused(*_: Any) -> None:
+        raise Refused("advance", "amqp:unauthorized-access", "no right")
+
+    monkeypatch.setattr(node, "advance_cursor", refused)
+    with pytest.raises(Refused, match="no right"):
+        keeper(node).settle(OFFSET)

@@ -1,0 +1,70 @@
+"""The data source as Spark finds and calls it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StringType, StructType
+
+import pyspark_partibus
+from pyspark_partibus.errors import OptionError, SchemaError
+from pyspark_partibus.source import PartibusDataSource
+
+CONNECTOR = Path(pyspark_partibus.__file__).parents[1]
+BASE = {"endpoint": "amqp://host", "entity": "orders"}
+
+
+def source(**given: str) -> PartibusDataSource:
+    return PartibusDataSource({**BASE, **given})
+
+
+def test_spark_finds_it_without_registration() -> None:
+    found = pyspark_partibus.DefaultSource
+    assert issubclass(found, DataSource)
+    assert found.name() == "partibus"
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    program = (
+        f"import sys; sys.path.insert(0, {str(CONNECTOR)!r}); import pyspark_partibus; "
+        "assert not {'pyspark', 'pyarrow', 'proton', 'cproton_ffi'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-I", "-c", program], check=True, timeout=60)
+
+
+def test_without_its_dependencies_other_data_sources_are_still_found() -> None:
+    program = (
+        f"import sys; sys.path.insert(0, {str(CONNECTOR)!r}); sys.modules['pyarrow'] = None; import "
+        "pyspark_partibus; "
+        "assert not hasattr(pyspark_partibus, 'DefaultSource')"
+    )
+    subprocess.run([sys.executable, "-I", "-c", program], check=True, timeout=60)
+    with pytest.raises(AttributeError, match="no attribute 'Other'"):
+        _ = pyspark_partibus.Other
+
+
+def test_options_and_schemas_are_checked_before_anything_connects() -> None:
+    with pytest.raises(OptionError, match="option 'entity': is missing"):
+        PartibusDataSource({"endpoint": "amqp://host"}).schema()
+    with pytest.raises(SchemaError):
+        source().reader(StructType().add("body", StringType()))
+    schema = source().schema()
+    assert source().reader(schema)
+    assert "raw" in source(onBadMessage="null").schema().names
+
+
+def test_a_stream_needs_a_cursor_unless_it_settles_nothing_or_completes() -> None:
+    schema = source().schema()
+    with pytest.raises(OptionError, match="option 'cursor'"):
+        source().streamReader(schema)
+    for given in ({"cursor": "c"}, {"settle": "none"}, {"settle": "complete"}):
+        assert source(**given).streamReader(schema)
+    for option in ("endingOffsets", "endingTimestamp"):
+        with pytest.raises(OptionError, match=f"option '{option}': is for batch queries only"):
+            source(cursor="c", **{option: '{"0": 1}' if option == "endingOffsets" else "5"}).streamReader(
+                schema
+            )
