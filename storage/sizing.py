@@ -5,9 +5,9 @@ from __future__ import annotations
 
 SEGMENT_BYTES_MIN = 16 << 10
 """The bound is never lower, however little space there is."""
-SEGMENT_BYTES_FIRST = 4 << 20
-"""The bound for the first segments of a log. With smaller ones, traffic through a short log would cost more
-syncs than they save in space."""
+SEGMENT_BYTES_FIRST = 5 << 20
+"""The bound for the first segments of a log, which is 4 MiB on average (`SPREAD`). With smaller ones, traffic
+through a short log would cost more syncs than they save in space."""
 SEGMENTS_PER_LOG = 16
 """A long log has about this many segments, so that what a few messages hold back is a small part of it."""
 SEGMENTS_PER_FREE = 64

@@ -40,7 +40,7 @@ def test_a_segment_suits_the_log_and_the_room_that_is_left(
 
 def test_a_log_is_confined_where_the_room_that_is_left_makes_its_segments_shorter() -> None:
     assert is_confined(0, 0, 64 * MIB, SETTING) and is_confined(0, 0, 0, 400)
-    assert not is_confined(0, 0, 256 * MIB, SETTING) and not is_confined(0, 0, 64 * MIB, MIB)
+    assert not is_confined(0, 0, 320 * MIB, SETTING) and not is_confined(0, 0, 64 * MIB, MIB)
 
 
 @pytest.mark.parametrize("log_bytes", [0, 160 * MIB])

@@ -90,6 +90,21 @@ async def test_the_commits_of_a_busy_log_find_zeros_written_ahead_of_them(
         assert len(await contents(log)) == 750
 
 
+async def test_the_zeros_of_a_busy_log_take_few_steps() -> None:
+    """Each step costs as much CPU as dozens of messages."""
+    disk = FaultyDisk(RecordingDisk(queued=True))
+    async with opened(ROOT, disk, segment_bytes_max=4 << 20) as log:
+        while not log.trim_points:
+            await append(log, bytes(40_000))
+            await filled(log)
+        before = disk.calls["open_write"]
+        while len(log.trim_points) == 1:
+            await append(log, bytes(40_000))
+            await filled(log)
+        steps = disk.calls["open_write"] - before - 1
+        assert steps <= 5, "512 KiB, three of 1 MiB, and the rest; besides, the extent is written"
+
+
 async def test_commits_go_on_over_the_zeros_that_are_there_and_wait_for_more_only_if_they_need_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
