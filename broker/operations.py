@@ -28,19 +28,7 @@ from broker.identifiers import partition_of as partition_of
 from broker.identifiers import partition_of_token as partition_of_token
 from broker.identifiers import sequence_of_token as sequence_of_token
 from broker.schedule_operations import BreakPromise, Promised, PromiseNumbers, Reschedule
-from broker.session_operations import (
-    AcceptSession,
-    GetSessionState,
-    ListSessions,
-    RenewSession,
-    SessionAccepted,
-    SessionList,
-    SessionLost,
-    SessionRenewed,
-    SessionState,
-    SetSessionState,
-    WatchSessions,
-)
+from broker.session_operations import SessionAnswer, SessionOperation, WatchSessions
 from broker.stream_operations import StreamAnswer, StreamOperation
 from broker.transfer_operations import (
     FailTransfer,
@@ -125,6 +113,21 @@ class Send:
     if all are enqueued at once."""
     identities: Sequence[bytes] | None = None
     """The messages' identities (`broker/message/identity.py`), if duplicates are to be dropped."""
+
+
+@dataclass(slots=True)
+class SendSinkBatch:
+    """Enqueue the messages of a numbered batch, all or none, and note the batch in the sink's ledger in the
+    same commit; nothing if this batch or a later one was committed before. Answered with `SinkBatchSent` or
+    `Failed`."""
+
+    send: Send
+    """May have no messages. Its cookie is not used."""
+    sink: bytes
+    batch: int
+    sinks_max: int
+    """The most sinks of a partition."""
+    cookie: object = None
 
 
 @dataclass(slots=True)
@@ -434,12 +437,10 @@ class Detach:
 Operation = (
     Send | Demand | Withdraw | Complete | Abandon | Defer | DeadLetter | Transact
     | Release | GiveBack | Recalled | RenewLocks | Peek
-    | Watch | ReceiveDeferred | CancelScheduled | AcceptSession | WatchSessions | RenewSession | Delete
-    | GetSessionState | SetSessionState | ListSessions
-    | Update | Detach | DeleteExactly | FindDeadLetters | LockExactly | Redrive | Reschedule
-    | PromiseNumbers | BreakPromise
+    | Watch | ReceiveDeferred | CancelScheduled | Delete | Update | Detach | DeleteExactly
+    | FindDeadLetters | LockExactly | Redrive | Reschedule | PromiseNumbers | BreakPromise
     | HandOver | LockNext | FailTransfer | FindSources
-    | StreamOperation
+    | SessionOperation | StreamOperation | SendSinkBatch
 )  # fmt: skip
 
 
@@ -653,10 +654,9 @@ class Unavailable:
 
 Answer = (
     Sent | Failed | Locked | Unmet | Withdrawn | Settled | Transacted | Renewed | Peeked | Arrived | Deleted
-    | SessionState | SessionList
-    | Recall | Updated | SessionAccepted | SessionLost | SessionRenewed | Unavailable | DeletedExactly
+    | Recall | Updated | Unavailable | DeletedExactly
     | Found | Redriven | Promised | HandedOver | SourcesFound
-    | StreamAnswer
+    | SessionAnswer | StreamAnswer
 )  # fmt: skip
 
 

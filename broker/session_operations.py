@@ -93,6 +93,11 @@ class ListSessions:
     cookie: object = None
 
 
+SessionOperation = (
+    AcceptSession | WatchSessions | RenewSession | GetSessionState | SetSessionState | ListSessions
+)
+
+
 # --- answers ------------------------------------------------------------------------------------------------
 
 
@@ -142,3 +147,6 @@ class SessionList:
     skipped: int
     """How many were left out: fewer than asked if there are no more."""
     cookie: object
+
+
+SessionAnswer = SessionAccepted | SessionLost | SessionRenewed | SessionState | SessionList

@@ -118,9 +118,17 @@ class DeleteCursor:
     cookie: object = None
 
 
+@dataclass(slots=True)
+class GetSinkBatch:
+    """Say which batch a sink has committed in this partition. Answered with `SinkBatch`."""
+
+    sink: bytes
+    cookie: object = None
+
+
 StreamOperation = (
     FindPositions | ReadRange | CreateCursor | GetCursor | AdvanceCursor | SettleThrough | ListCursors
-    | DeleteCursor
+    | DeleteCursor | GetSinkBatch
 )  # fmt: skip
 
 
@@ -232,6 +240,30 @@ class CursorDeleted:
     cookie: object
 
 
+@dataclass(slots=True)
+class SinkBatchSent:
+    """A batch of a sink and its messages are durable, or were before."""
+
+    first: int
+    """As in `Sent`."""
+    duplicates: list[int]
+    """As in `Sent`; all messages, if this batch or a later one was committed before."""
+    is_new: bool
+    """It was committed by this operation."""
+    batch: int
+    """The highest batch of the sink that is committed in this partition."""
+    cookie: object
+
+
+@dataclass(slots=True)
+class SinkBatch:
+    """The highest batch that a sink has committed in this partition; None if it has committed none."""
+
+    batch: int | None
+    cookie: object
+
+
 StreamAnswer = (
     Positions | RangeRead | CursorState | CursorAdvanced | SettledThrough | CursorList | CursorDeleted
-)
+    | SinkBatchSent | SinkBatch
+)  # fmt: skip

@@ -40,7 +40,7 @@ KINDS: Final[Mapping[int, type]] = {
     32: messages.Ready, 33: messages.Answered, 34: messages.Detached, 35: messages.Status,
     36: messages.IndexOpening, 37: messages.IndexClosed, 38: messages.Counted, 39: messages.MemoryUsed,
     40: messages.PartFailed, 41: messages.Done, 42: messages.FolderStates,
-    60: operations.Transact,
+    59: operations.SendSinkBatch, 60: operations.Transact,
     61: transfer_operations.HandOver, 62: transfer_operations.LockNext, 63: transfer_operations.FailTransfer,
     64: operations.Send, 65: operations.Demand, 66: operations.Withdraw, 67: operations.Complete,
     68: operations.Abandon, 69: operations.Defer, 70: operations.DeadLetter, 71: operations.Release,
@@ -69,10 +69,12 @@ KINDS: Final[Mapping[int, type]] = {
     144: stream_operations.CreateCursor, 145: stream_operations.GetCursor,
     146: stream_operations.AdvanceCursor, 147: stream_operations.ListCursors,
     148: stream_operations.DeleteCursor, 149: stream_operations.SettleThrough,
+    150: stream_operations.GetSinkBatch,
     136: stream_operations.Positions, 137: stream_operations.RangeRead,
     152: stream_operations.CursorList, 153: stream_operations.CursorAdvanced,
     154: stream_operations.CursorDeleted, 155: stream_operations.CursorState,
     156: stream_operations.SettledThrough,
+    157: stream_operations.SinkBatchSent, 158: stream_operations.SinkBatch,
     120: operations.SubqueueCounts, 121: host.HostSettings, 122: host.HostFolder,
 }  # fmt: skip
 """Every kind of message, and of data within messages, by its number."""

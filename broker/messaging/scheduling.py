@@ -17,24 +17,17 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from broker.base.errors import Reason, Refused
-from broker.entities.descriptions import MAIN
 from broker.message.identity import key_text
-from broker.message.stored import store_run
 from broker.messaging.asking import answer_of
-from broker.messaging.fail_over import another_partition, refusal_of_all
-from broker.messaging.sending import Collected, check, keys_of, too_large
-from broker.messaging.sends import send_of
-from broker.namespace.entity import Entity, ask
+from broker.messaging.request_sends import store_all, to_store
+from broker.namespace.entity import Entity
 from broker.operations import (
     CancelScheduled,
     Operation,
-    Send,
-    Sent,
     Settled,
     partition_of,
 )
 from broker.schedule_operations import Reschedule
-from broker.send_lists import at, part_of
 from broker.throttle.memory_mark import Memory
 
 CHANGED_AT_ONCE = 1024
@@ -58,84 +51,16 @@ async def schedule(
         made.add(new := message_id())
         return new
 
-    collected = to_schedule(queue, payloads, memory=memory, message_id=new_id)
-    whole, keys = collected.send, collected.keys
-    groups: dict[int | None, list[int]] = {}
-    for place, key in enumerate(keys):
-        groups.setdefault(None if key is None else queue.router.number_of(key), []).append(place)
-    began = asyncio.get_running_loop().time()
-    sends = [part_of(whole, at(places)) for places in groups.values()]
-    answers = await asyncio.gather(
-        *(_sent(queue, number, send) for number, send in zip(groups, sends, strict=True))
-    )
-    meter = queue.meter
-    numbers = [0] * len(payloads)
-    refusals: list[Refused] = []
-    for places, answer in zip(groups.values(), answers, strict=True):
-        if isinstance(answer, Refused):
-            refusals.append(answer)
-            continue
-        new = [place for index, place in enumerate(places) if index not in answer.duplicates]
-        meter.duplicate_messages += len(answer.duplicates)
-        for number, place in enumerate(new, answer.first):
-            numbers[place] = number
-    if refusals:
-        again: Sequence[int] = range(len(numbers))
+    collected = to_store(queue, payloads, memory=memory, message_id=new_id)
+    outcomes = await store_all(queue, collected)
+    if outcomes.refusals:
+        again: Sequence[int] = range(len(outcomes.numbers))
+        whole = collected.send
         if whole.identities is not None:  # those that a second attempt would not store are not cancelled
             again = [place for place in again if key_text(whole.messages[place]) in made]
-        await cancel(queue, [numbers[place] for place in again if numbers[place]])
-        raise refusals[0]
-    meter.incoming_messages += len(payloads)
-    meter.incoming_bytes += sum(len(data) for send in sends for data in send.messages)
-    meter.successful_requests += 1
-    meter.send_seconds.observe(asyncio.get_running_loop().time() - began)
-    return numbers
-
-
-def to_schedule(
-    queue: Entity, payloads: Sequence[bytes], *, memory: Memory, message_id: Callable[[], str]
-) -> Collected:
-    """Check messages that are to be scheduled. Raises Refused if any of them cannot be sent."""
-    queue.check_can_send(MAIN)
-    memory.admit(len(payloads))
-    queue.admit(payloads)
-    for payload in payloads:
-        if len(payload) > queue.message_bytes_max:
-            raise too_large(queue, len(payload))
-    run = store_run(payloads, message_id)
-    check(run, queue)
-    if run.refused:
-        raise run.refused[min(run.refused)]
-    return Collected(send_of(run, queue), keys_of(run, queue) or [None] * len(payloads))
-
-
-async def _sent(queue: Entity, number: int | None, send: Send) -> Sent | Refused:
-    """Have a partition store messages: this one, or any if it is None. Returns the refusal if none
-    does."""
-    router, loop = queue.router, asyncio.get_running_loop()
-    refused_by: dict[int, Reason] = {}
-    began = loop.time()
-    try:
-        if number is not None:
-            return _as_sent(await ask(router.pinned(number), send))
-        another: int | None = router.spread(len(send.messages), began)[0][0]
-    except Refused as why:
-        return why
-    while True:
-        assert another is not None, "the loop ends with the last partition"
-        answer = await answer_of(router.handles[another], send)
-        if not isinstance(answer, Refused):
-            return _as_sent(answer)
-        another = another_partition(
-            queue, another, answer.reason, refused_by, len(send.messages), began=began, now=loop.time()
-        )
-        if another is None:
-            return refusal_of_all(queue, refused_by, answer)
-
-
-def _as_sent(answer: object) -> Sent:
-    assert isinstance(answer, Sent), f"{answer} is not an answer to Send"
-    return answer
+        await cancel(queue, [outcomes.numbers[place] for place in again if outcomes.numbers[place]])
+        raise outcomes.refusals[0]
+    return outcomes.numbers
 
 
 def check_schedules(queue: Entity, subqueue: str) -> None:

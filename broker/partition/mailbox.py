@@ -6,7 +6,18 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from broker.operations import Answer, ClientId, Demand, Detach, Operation, Send, Sink, Transact, Watch
+from broker.operations import (
+    Answer,
+    ClientId,
+    Demand,
+    Detach,
+    Operation,
+    Send,
+    SendSinkBatch,
+    Sink,
+    Transact,
+    Watch,
+)
 from broker.session_operations import AcceptSession, WatchSessions
 from broker.transfer_operations import HandOver
 
@@ -49,6 +60,8 @@ class Mailbox:
             cycle.append(entry)
             if isinstance(operation, _WITH_MESSAGES):
                 room -= sum(map(len, operation.messages))
+            elif isinstance(operation, SendSinkBatch):
+                room -= sum(map(len, operation.send.messages))
             elif isinstance(operation, Transact):
                 room -= sum(map(len, operation.send.messages))
                 for more in (operation.scheduled, operation.transfers):

@@ -86,6 +86,7 @@ from broker.operations import (
     Release,
     RenewLocks,
     Send,
+    SendSinkBatch,
     Sent,
     SubqueueCounts,
     Transact,
@@ -119,6 +120,7 @@ from broker.partition.session_data import SessionData
 from broker.partition.session_locks import SessionLocks
 from broker.partition.settling import Settling
 from broker.partition.settling_through import SettlingThrough
+from broker.partition.sink_batches import SinkBatches
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.transactions import UNSEEING, Transactions
 from broker.partition.workspace import NO_CYCLE, Workspace
@@ -137,10 +139,12 @@ from broker.stream_operations import (
     DeleteCursor,
     FindPositions,
     GetCursor,
+    GetSinkBatch,
     ListCursors,
     ReadRange,
     SettledThrough,
     SettleThrough,
+    SinkBatchSent,
 )
 from broker.transfer_operations import FailTransfer, FindSources, HandedOver, HandOver, LockNext
 from storage.log import Commit, Frame
@@ -194,6 +198,7 @@ class Partition:
         )
         self._handing_over = HandingOver(self._space, self._sending)
         self._browsing = Browsing(self._space, self._time_to_live)
+        self._sink_batches = SinkBatches(self._space, self._sending)
         self._reading = Reading(self._space, self._time_to_live)
         self._settling_through = SettlingThrough(self._space, self._time_to_live)
         self._moving_cursors = MovingCursors(self._space, self._reading, self._settling_through)
@@ -323,7 +328,7 @@ class Partition:
         cycle = self._space.cycle
         undone = 0
         for index, (client, answer) in enumerate(cycle.answers):
-            if isinstance(answer, Sent | Redriven | HandedOver) or (
+            if isinstance(answer, Sent | Redriven | HandedOver | SinkBatchSent) or (
                 isinstance(answer, Transacted) and answer.sent
             ):
                 undone += 1
@@ -470,6 +475,10 @@ class Partition:
                 self._moving_cursors.get(client, operation)
             case AdvanceCursor():
                 self._moving_cursors.advance(client, operation)
+            case SendSinkBatch():
+                self._sink_batches.send(client, operation)
+            case GetSinkBatch():
+                self._sink_batches.get(client, operation)
             case SettleThrough():
                 self._settle_through(client, operation)
             case ListCursors():

@@ -15,6 +15,7 @@ from broker.partition.duplicates import Duplicates
 from broker.partition.durable_state import FIRST_KIND, DurableState, NewRecord
 from broker.partition.origins import Origins
 from broker.partition.session_states import SessionStates
+from broker.partition.sink_ledger import SinkLedger
 from broker.partition.tables import UnreadableRecord
 from storage.log import Position, Record
 
@@ -24,6 +25,7 @@ KINDS: tuple[Callable[[], DurableState], ...] = (
     Duplicates,
     Origins,
     Cursors,
+    SinkLedger,
 )
 """All kinds of durable state. Each `Messages` starts with an empty instance of each."""
 

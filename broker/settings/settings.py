@@ -358,6 +358,9 @@ class Settings(BaseSettings):
     cursors_max: int = Field(
         100, ge=1, description="Cursors of one queue or dead-letter queue (AMQP contract 7.6.4)."
     )
+    sinks_max: int = Field(
+        1_000, ge=1, description="Sinks in the ledger of one partition (AMQP contract 7.6.7)."
+    )
     links_per_connection_max: int = Field(5_000, ge=1, description="Links per connection.")
     frame_bytes_max: int = Field(
         256 * KIB, ge=512, le=16 * MIB, description="Largest AMQP frame accepted, announced in open."

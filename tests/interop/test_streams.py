@@ -21,8 +21,20 @@ PARTITIONS = 2
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    names = ("positions", "generations", "ranges", "sharing", "dead-letters", "cursors", "draining")
+    names = (
+        "positions",
+        "generations",
+        "ranges",
+        "sharing",
+        "dead-letters",
+        "cursors",
+        "draining",
+        "sinking",
+    )
     queues = [queue(name, PartitionCount=PARTITIONS, Partitioned=True) for name in names]
+    queues.append(
+        queue("counted", PartitionCount=PARTITIONS, Partitioned=True, RequiresDuplicateDetection=True)
+    )
     with BrokerProcess(tmp_path_factory.mktemp("streams"), queues) as running:
         yield running
 
@@ -239,3 +251,47 @@ def test_what_was_read_is_completed_by_position_and_a_consumer_keeps_what_it_hol
     consumer.close()
     (part,) = read(connection, "draining", from_=start, to=head)
     assert part.bodies == [b"a", b"d"], "the consumer gave it back"
+
+
+def encoded(*ids: str, key: str = "one key") -> list[bytes]:
+    annotations = {symbol("x-opt-partition-key"): key}
+    return [
+        Message(id=each, body=each.encode(), inferred=True, annotations=annotations).encode() for each in ids
+    ]
+
+
+def test_a_request_with_many_messages_says_which_of_them_are_duplicates(
+    connection: BlockingConnection,
+) -> None:
+    with management(connection, "counted") as node:
+        status, first = node.ask("partibus:send-messages", messages=encoded("a", "b"))
+        assert (status, first["accepted"], first["duplicates"]) == (200, 2, [])
+        status, again = node.ask("partibus:send-messages", messages=encoded("b", "c", "a"))
+        assert (status, again["accepted"], again["duplicates"]) == (200, 1, [0, 2])
+        assert again["sequence-numbers"] == [0, first["sequence-numbers"][1] + 1, 0]
+        status, error = node.ask("partibus:send-messages", messages=[b"no message"])
+        assert (status, error["condition"]) == (400, "amqp:decode-error")
+    (part,) = read(connection, "counted", from_=first["sequence-numbers"][0])
+    assert part.bodies == [b"a", b"b", b"c"]
+
+
+def test_a_batch_that_is_written_again_is_stored_once(connection: BlockingConnection) -> None:
+    with management(connection, "sinking") as node:
+        assert node.ask("partibus:get-batch", sink="mine") == (200, {"batch": None})
+        written = node.ask("partibus:send-messages", messages=encoded("a", "b"), sink="mine", batch=0)[1]
+        assert (written["accepted"], written["committed"], written["batch"]) == (2, True, 0)
+        again = node.ask("partibus:send-messages", messages=encoded("b", "a"), sink="mine", batch=0)[1]
+        assert (again["accepted"], again["duplicates"], again["committed"]) == (0, [0, 1], False)
+        assert node.ask("partibus:commit-batch", sink="mine", batch=5) == (
+            200,
+            {"committed": True, "batch": 5},
+        )
+        assert node.ask("partibus:commit-batch", sink="mine", batch=4) == (
+            200,
+            {"committed": False, "batch": 5},
+        )
+        assert node.ask("partibus:get-batch", sink="mine") == (200, {"batch": 5})
+        messages = [*encoded("c", key="1"), *encoded("d", key="2"), *encoded("e", key="3")]
+        assert node.ask("partibus:send-messages", messages=messages, sink="mine", batch=9)[0] == 400
+    (part,) = read(connection, "sinking", from_=written["sequence-numbers"][0])
+    assert part.bodies == [b"a", b"b"]

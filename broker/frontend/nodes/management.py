@@ -46,12 +46,18 @@ from broker.frontend.nodes.session_requests import (
     session_of_link,
     set_session_state,
 )
-from broker.frontend.nodes.stream_requests import STREAM_AT_ONCE, STREAM_WITHOUT_BODY, StreamRequests
+from broker.frontend.nodes.stream_requests import (
+    STREAM_AT_ONCE,
+    STREAM_PAGES,
+    STREAM_WITHOUT_BODY,
+    StreamRequests,
+)
 from broker.identifiers import encode_session_id
 from broker.message.annotations import deliverables, joined
 from broker.messaging.asking import answer_of, renew_locks
 from broker.messaging.deferred import receive_deferred, release, remove_all, room
-from broker.messaging.scheduling import cancel, check_schedules, schedule, to_schedule
+from broker.messaging.request_sends import to_store
+from broker.messaging.scheduling import cancel, check_schedules, schedule
 from broker.messaging.settlement import COMPLETE, Settlement, abandon, dead_letter, defer, settle
 from broker.namespace.entity import Entity, ask
 from broker.namespace.router import PartitionHandle
@@ -129,9 +135,9 @@ class ManagementNode:
         self._operations |= StreamRequests(connection, address, lambda: self._queue).operations
 
     def is_page(self, request: Request) -> bool:
-        """Return whether the request's operation is one of `PAGES` or `OWN_PAGES`."""
+        """Return whether the request's operation is one of `PAGES`, `OWN_PAGES` or `STREAM_PAGES`."""
         operation = str(request.properties.get("operation"))
-        return operation in PAGES or operation in OWN_PAGES
+        return operation in PAGES or operation in OWN_PAGES or operation in STREAM_PAGES
 
     async def respond(self, request: Request) -> Response:
         """Carry out one request. Every error becomes a response."""
@@ -184,7 +190,7 @@ class ManagementNode:
             case "com.microsoft:schedule-message":
                 check_schedules(self._queue, self._subqueue)
                 services = self._connection.services
-                collected = to_schedule(
+                collected = to_store(
                     self._queue,
                     encoded_messages(body),
                     memory=services.memory,

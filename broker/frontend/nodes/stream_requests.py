@@ -11,7 +11,15 @@ from typing import Any, Final
 from broker.access.addresses import Address
 from broker.base.errors import Reason, Refused
 from broker.frontend.connection_view import ConnectionView
-from broker.frontend.nodes.bodies import Operation, Operations, integer, integers, ok, with_known_fields
+from broker.frontend.nodes.bodies import (
+    Operation,
+    Operations,
+    elements,
+    integer,
+    integers,
+    ok,
+    with_known_fields,
+)
 from broker.frontend.nodes.request_node import Response
 from broker.messaging.cursors import (
     CursorParts,
@@ -23,17 +31,37 @@ from broker.messaging.cursors import (
     list_cursors,
 )
 from broker.messaging.positions import by_partition, find_positions
-from broker.namespace.entity import Entity
-from broker.stream_operations import EARLIEST, LATEST, CreateCursor, SettledThrough, SettleThrough
+from broker.messaging.request_sends import (
+    commit_sink_batch,
+    home_of,
+    store_all,
+    store_sink_batch,
+    to_store,
+)
+from broker.namespace.entity import Entity, ask
+from broker.stream_operations import (
+    EARLIEST,
+    LATEST,
+    CreateCursor,
+    GetSinkBatch,
+    SettledThrough,
+    SettleThrough,
+    SinkBatch,
+)
 from protocol.codec import Array, Long, TypeCode, UInt
 
 NAME_BYTES_MAX = 128
 """The longest name of a cursor, of its owner or of a sink."""
 EXPIRES_AFTER_MS_MAX = 10 * 365 * 24 * 3600 * 1000
 STARTS: Final = {"earliest": EARLIEST, "latest": LATEST}
+BATCH_MAX = (1 << 63) - 1
+STREAM_PAGES = frozenset(("partibus:send-messages",))
+"""Operations that may concern thousands of messages; each connection has one served at a time."""
 STREAM_WITHOUT_BODY = frozenset(("partibus:get-positions", "partibus:list-cursors"))
 """Operations whose requests may have no body."""
-STREAM_AT_ONCE = frozenset(("partibus:get-positions", "partibus:get-cursor", "partibus:list-cursors"))
+STREAM_AT_ONCE = frozenset(
+    ("partibus:get-positions", "partibus:get-cursor", "partibus:list-cursors", "partibus:get-batch")
+)
 """Operations that only read, and so are no part of any transaction."""
 FIELDS: Final = {
     "partibus:get-positions": frozenset(("enqueued-time", "positions", "cursor")),
@@ -45,6 +73,9 @@ FIELDS: Final = {
     "partibus:list-cursors": frozenset(),
     "partibus:delete-cursor": frozenset(("cursor", "owner")),
     "partibus:settle-through": frozenset(("positions",)),
+    "partibus:send-messages": frozenset(("messages", "sink", "batch")),
+    "partibus:commit-batch": frozenset(("sink", "batch", "partition")),
+    "partibus:get-batch": frozenset(("sink", "partition")),
 }
 """The fields that the request of each operation may have."""
 
@@ -63,6 +94,9 @@ class StreamRequests:
             "partibus:list-cursors": ("Listen", self._list_cursors),
             "partibus:delete-cursor": ("Listen", self._delete_cursor),
             "partibus:settle-through": ("Listen", self._settle_through),
+            "partibus:send-messages": ("Send", self._send),
+            "partibus:commit-batch": ("Send", self._commit_batch),
+            "partibus:get-batch": ("Send", self._get_batch),
         }
         self.operations: Operations = {
             name: (right, with_known_fields(name, FIELDS[name], operation))
@@ -184,6 +218,74 @@ class StreamRequests:
                 "locked": longs(each.locked for each in settled),
             }
         )
+
+    async def _send(self, body: dict[str, Any]) -> Response:
+        """Store messages, with an outcome for each of them."""
+        queue, services = self._queue(), self._connection.services
+        self._check_takes_sends(queue)
+        payloads = elements(body, "messages")
+        if not payloads or not all(isinstance(each, bytes) and each for each in payloads):
+            raise Refused(
+                Reason.ARGUMENT, "'messages' must hold at least one binary, each an encoded message."
+            )
+        has_batch = "sink" in body or "batch" in body
+        sink, batch = (name_of(body, "sink"), _batch(body)) if has_batch else (b"", 0)
+        collected = to_store(queue, payloads, memory=services.memory, message_id=services.message_id)
+        if has_batch:
+            sinks_max = services.settings.sinks_max
+            outcomes, sent = await store_sink_batch(queue, collected, sink, batch, sinks_max)
+            committed = {"committed": sent.is_new, "batch": Long(sent.batch)}
+        else:
+            outcomes, committed = await store_all(queue, collected), {}
+            if outcomes.refusals:
+                raise outcomes.refusals[0]
+        return ok(
+            {
+                "accepted": UInt(len(payloads) - len(outcomes.duplicates)),
+                "duplicates": uints(outcomes.duplicates),
+                "sequence-numbers": longs(outcomes.numbers),
+                **committed,
+            }
+        )
+
+    async def _commit_batch(self, body: dict[str, Any]) -> Response:
+        """Note that a sink has committed a batch."""
+        queue, sink = self._queue(), name_of(body, "sink")
+        self._check_takes_sends(queue)
+        sinks_max = self._connection.services.settings.sinks_max
+        number = _ledger(queue, body, sink)
+        sent = await commit_sink_batch(queue, number, sink, _batch(body), sinks_max)
+        return ok({"committed": sent.is_new, "batch": Long(sent.batch)})
+
+    async def _get_batch(self, body: dict[str, Any]) -> Response:
+        """Which batch a sink has committed."""
+        queue, sink = self._queue(), name_of(body, "sink")
+        self._check_takes_sends(queue)
+        answer = await ask(queue.router.handles[_ledger(queue, body, sink)], GetSinkBatch(sink))
+        assert isinstance(answer, SinkBatch), f"{answer} is not an answer to GetSinkBatch"
+        return ok({"batch": None if answer.batch is None else Long(answer.batch)})
+
+    def _check_takes_sends(self, queue: Entity) -> None:
+        if not queue.description.subqueues.takes_sends(self._subqueue):
+            raise Refused(Reason.NOT_ALLOWED, "Messages cannot be sent here.")
+
+
+def _batch(body: dict[str, Any]) -> int:
+    """The number of a batch. Raises Refused."""
+    batch = integer(body, "batch")
+    if not 0 <= batch <= BATCH_MAX:
+        raise Refused(Reason.ARGUMENT, f"batch is {batch}; it must not be negative.")
+    return batch
+
+
+def _ledger(queue: Entity, body: dict[str, Any], sink: bytes) -> int:
+    """The partition whose ledger a request is about. Raises Refused."""
+    number = integer(body, "partition", home_of(queue, sink))
+    if not 0 <= number < queue.description.partitions:
+        raise Refused(
+            Reason.ARGUMENT, f"There is no partition {number}: there are {queue.description.partitions}."
+        )
+    return number
 
 
 def _positions(queue: Entity, body: dict[str, Any]) -> dict[int, int]:

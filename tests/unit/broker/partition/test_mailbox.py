@@ -11,6 +11,7 @@ from broker.operations import (
     Operation,
     Peek,
     Send,
+    SendSinkBatch,
     Unavailable,
     Watch,
 )
@@ -79,3 +80,10 @@ def test_sends_are_taken_together_up_to_the_next_operation_of_another_kind() -> 
     assert sends_from(cycle, 1) == [(ONE, second)]
     assert sends_from(cycle, 2) == []
     assert sends_from(cycle, 3) == [(ONE, third)]
+
+
+def test_the_messages_of_a_sinks_batch_count_as_well() -> None:
+    batches = [SendSinkBatch(Send([b"x" * 60], None), b"sink", place, 1) for place in range(3)]
+    mailbox = Mailbox()
+    mailbox.waiting += waiting(*batches)
+    assert gathered(mailbox, 10, 100) == batches[:2]

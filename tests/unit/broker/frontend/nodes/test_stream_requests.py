@@ -11,7 +11,7 @@ import pytest
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import EntityStatus, QueueSettings
-from broker.operations import PARTITION_SHIFT, Failed
+from broker.operations import PARTITION_SHIFT, Failed, Send, SendSinkBatch, Sent
 from broker.stream_operations import (
     EARLIEST,
     LATEST,
@@ -21,11 +21,15 @@ from broker.stream_operations import (
     CursorState,
     FindPositions,
     GetCursor,
+    GetSinkBatch,
     Positions,
     SettledThrough,
     SettleThrough,
+    SinkBatch,
+    SinkBatchSent,
 )
 from protocol.codec import Timestamp
+from tests.support.amqp_messages import message
 from tests.support.management_bench import Answers, Bench, bench, down, status
 
 
@@ -226,3 +230,98 @@ async def test_nothing_is_completed_where_nothing_may_be_received(operation: str
         body |= {**OWNED, "complete": True}
     response = await work.ask(f"partibus:{operation}", body)
     assert status(response) == (403, "com.microsoft:entity-disabled")
+
+
+PLAIN = message(body=[b"plain"])
+
+
+async def test_each_message_of_a_request_has_its_outcome() -> None:
+    def sent(number: int, send: Send) -> Sent:
+        return Sent(at(number, 5), send.cookie, [1])
+
+    response = await (await bench(1)).ask("partibus:send-messages", {"messages": [PLAIN] * 3}, {Send: sent})
+    assert {key: getattr(value, "values", value) for key, value in response.body.items()} == {
+        "accepted": 2,
+        "duplicates": [1],
+        "sequence-numbers": [5, 0, 6],
+    }
+
+
+async def test_messages_and_the_batch_of_a_sink_are_one_operation() -> None:
+    asked: list[SendSinkBatch] = []
+
+    def sent(number: int, operation: SendSinkBatch) -> SinkBatchSent:
+        asked.append(operation)
+        return SinkBatchSent(5, [], True, operation.batch, operation.cookie)
+
+    work = await bench(1, sinks_max=3)
+    body = {"messages": [PLAIN], "sink": "s", "batch": 7}
+    response = await work.ask("partibus:send-messages", body, {SendSinkBatch: sent})
+    assert (response.body["committed"], response.body["batch"], response.body["accepted"]) == (True, 7, 1)
+    response = await work.ask("partibus:commit-batch", {"sink": "s", "batch": 8}, {SendSinkBatch: sent})
+    assert response.body == {"committed": True, "batch": 8}
+    assert [(each.sink, each.batch, each.sinks_max, len(each.send.messages)) for each in asked] == [
+        (b"s", 7, 3, 1),
+        (b"s", 8, 3, 0),
+    ]
+
+
+async def test_the_batch_of_a_sink_is_read_from_its_partition_or_another_one() -> None:
+    asked: list[int] = []
+
+    def get(number: int, operation: GetSinkBatch) -> SinkBatch:
+        asked.append(number)
+        return SinkBatch(None if number == 0 else 9, operation.cookie)
+
+    work = await bench(2)
+    for number, batch in ((0, None), (1, 9)):
+        response = await work.ask(
+            "partibus:get-batch", {"sink": "s", "partition": number}, {GetSinkBatch: get}
+        )
+        assert response.body == {"batch": batch}
+    await work.ask("partibus:get-batch", {"sink": "s"}, {GetSinkBatch: get})
+    assert asked == [0, 1, work.stack.queue.router.number_of("s")]
+
+
+@pytest.mark.parametrize(
+    ("operation", "body"),
+    [
+        ("send-messages", {"messages": []}),
+        ("send-messages", {"messages": [b""]}),
+        ("send-messages", {"messages": ["text"]}),
+        ("send-messages", {"messages": [PLAIN], "sink": "s"}),
+        ("send-messages", {"messages": [PLAIN], "batch": 1}),
+        ("send-messages", {"messages": [PLAIN], "sink": "s", "batch": -1}),
+        ("commit-batch", {"sink": "s"}),
+        ("commit-batch", {"batch": 1}),
+        ("commit-batch", {"sink": "s", "batch": 1, "partition": 2}),
+        ("get-batch", {"sink": "s", "partition": -1}),
+    ],
+)
+async def test_a_malformed_request_of_a_sink_asks_nothing_of_a_partition(
+    operation: str, body: dict[str, Any]
+) -> None:
+    work = await bench(2)
+    response = await work.ask(f"partibus:{operation}", body)
+    assert status(response) == (400, "com.microsoft:argument-error"), response
+    assert not any(part.posted for part in work.stack.parts)
+
+
+@pytest.mark.parametrize(
+    ("operation", "body"),
+    [
+        ("send-messages", {"messages": [PLAIN]}),
+        ("commit-batch", {"sink": "s", "batch": 1}),
+        ("get-batch", {"sink": "s"}),
+    ],
+)
+async def test_nothing_is_written_to_dead_letters(operation: str, body: dict[str, Any]) -> None:
+    work = await bench(2, "queue/$deadletterqueue/$management")
+    assert status(await work.ask(f"partibus:{operation}", body)) == (400, "amqp:not-allowed")
+
+
+async def test_nothing_is_written_where_nothing_may_be_sent() -> None:
+    work = await bench(1, settings=QueueSettings(status=EntityStatus.SEND_DISABLED))
+    for body in ({"messages": [PLAIN]}, {"messages": [PLAIN], "sink": "s", "batch": 1}):
+        assert status(await work.ask("partibus:send-messages", body))[0] == 403
+    assert status(await work.ask("partibus:commit-batch", {"sink": "s", "batch": 1}))[0] == 403
