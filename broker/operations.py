@@ -28,6 +28,7 @@ from broker.identifiers import partition_of as partition_of
 from broker.identifiers import partition_of_token as partition_of_token
 from broker.identifiers import sequence_of_token as sequence_of_token
 from broker.schedule_operations import BreakPromise, Promised, PromiseNumbers, Reschedule
+from broker.selection_operations import CameBack, WatchReturned
 from broker.session_operations import SessionAnswer, SessionOperation, WatchSessions
 from broker.stream_operations import StreamAnswer, StreamOperation
 from broker.transfer_operations import (
@@ -385,8 +386,9 @@ class FindDeadLetters:
 
 @dataclass(slots=True)
 class LockExactly:
-    """Lock the messages with these sequence numbers, except those that are locked or missing. Answered with
-    `Locked`. Locked messages that no client has seen are recalled, so that another attempt can lock them.
+    """Lock the messages with these sequence numbers, except those that are locked or missing, in any state or
+    only those that are active. Answered with `Locked`. Locked messages that no client has seen are recalled,
+    so that another attempt can lock them.
 
     Locks as many as one answer may hold (`Bounds.granted_bytes_max`) and at least one.
     """
@@ -394,6 +396,7 @@ class LockExactly:
     subqueue: str
     sequence_numbers: Sequence[int]
     cookie: object = None
+    only_active: bool = False
 
 
 @dataclass(slots=True)
@@ -440,7 +443,7 @@ Operation = (
     | Watch | ReceiveDeferred | CancelScheduled | Delete | Update | Detach | DeleteExactly
     | FindDeadLetters | LockExactly | Redrive | Reschedule | PromiseNumbers | BreakPromise
     | HandOver | LockNext | FailTransfer | FindSources
-    | SessionOperation | StreamOperation | SendSinkBatch
+    | SessionOperation | StreamOperation | SendSinkBatch | WatchReturned
 )  # fmt: skip
 
 
@@ -656,7 +659,7 @@ Answer = (
     Sent | Failed | Locked | Unmet | Withdrawn | Settled | Transacted | Renewed | Peeked | Arrived | Deleted
     | Recall | Updated | Unavailable | DeletedExactly
     | Found | Redriven | Promised | HandedOver | SourcesFound
-    | SessionAnswer | StreamAnswer
+    | SessionAnswer | StreamAnswer | CameBack
 )  # fmt: skip
 
 
@@ -664,7 +667,7 @@ def refusal_of(operation: Operation, partition: int, reason: Reason, description
     """The answer to an operation that reaches a partition that is gone for good; None if the operation is
     never answered."""
     match operation:
-        case Demand() | Watch() | WatchSessions():
+        case Demand() | Watch() | WatchSessions() | WatchReturned():
             return Unavailable(partition, for_good=True)
         case Withdraw():
             return Withdrawn(partition, operation.subqueue)

@@ -18,10 +18,10 @@ from broker.base.metrics import Metrics
 from broker.frontend.byte_stream import ByteStream
 from broker.frontend.inflight import Inflight, Reading
 from broker.frontend.pace import Pace
-from broker.frontend.peeking import PAGES_AT_ONCE
 from broker.frontend.slow_readers import LOOK_AGAIN_S, Output, OutputTotal
 from broker.frontend.turns import READ_BYTES_MAX, Turns
 from broker.messaging.accepting_sessions import SessionFinders
+from broker.messaging.peeking import PAGES_AT_ONCE
 from broker.messaging.transactions import AllTransactions
 from broker.namespace.namespace import Namespace
 from broker.settings.settings import Settings

@@ -49,6 +49,7 @@ from broker.partition.rest import Register
 from broker.partition.summary import decode as decode_summary
 from broker.partition.summary import named
 from broker.partition.task import PartitionMeter
+from broker.selection_operations import WatchReturned
 from broker.session_operations import AcceptSession, WatchSessions
 from broker.settings.settings import LogFormat, LogLevel
 from storage.errors import StorageError
@@ -60,7 +61,7 @@ log = structlog.get_logger("partitions")
 
 ENDS_WITHIN_S = 10.0
 """How long the process may take to end once all its logs are closed."""
-_ANSWERED_WITHOUT_COOKIE = (Demand, Withdraw, Watch, AcceptSession, WatchSessions)
+_ANSWERED_WITHOUT_COOKIE = (Demand, Withdraw, Watch, AcceptSession, WatchSessions, WatchReturned)
 """Operations after which a client may get answers without a cookie, until it detaches."""
 
 

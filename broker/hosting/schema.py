@@ -24,6 +24,7 @@ import msgspec
 from broker import (
     operations,
     schedule_operations,
+    selection_operations,
     session_operations,
     stream_operations,
     transfer_operations,
@@ -65,7 +66,8 @@ KINDS: Final[Mapping[int, type]] = {
     116: operations.DeletedExactly, 117: operations.Found, 118: operations.Redriven,
     119: transfer_operations.HandedOver,
     128: stream_operations.FindPositions, 129: stream_operations.ReadRange,
-    130: operations.GiveBack,
+    130: operations.GiveBack, 131: selection_operations.WatchReturned,
+    138: selection_operations.CameBack,
     144: stream_operations.CreateCursor, 145: stream_operations.GetCursor,
     146: stream_operations.AdvanceCursor, 147: stream_operations.ListCursors,
     148: stream_operations.DeleteCursor, 149: stream_operations.SettleThrough,

@@ -121,6 +121,11 @@ def _entry_bytes(entry: tuple[bytes, bytes]) -> int:
     return len(encode_text(key)) + len(value)
 
 
+def entries_of(changed: bytes) -> dict[bytes, bytes]:
+    """The encoded values of a change by the text of their keys; null for a property that is removed."""
+    return _entries(changed, 0, len(changed))
+
+
 def _encode_entries(entries: Mapping[bytes, bytes]) -> bytes:
     return encode_map([part for key, value in entries.items() for part in (encode_text(key), value)])
 

@@ -28,8 +28,10 @@ from broker.messaging.asking import by_partition
 from broker.messaging.fan_out import DemandPlan, Plan, SessionPlan
 from broker.messaging.receive_and_delete import Removals, removed
 from broker.messaging.receive_cache import ReceiveCache, Shelf, split
+from broker.messaging.selecting import Scans, Selection
 from broker.messaging.settlement import Settlement
 from broker.namespace.entity import Entity, next_client
+from broker.namespace.router import PartitionHandle
 from broker.operations import (
     Answer,
     Demand,
@@ -122,6 +124,7 @@ class Receiver(Generic[R]):
         "_removals",
         "_removes",
         "_retry_timer",
+        "_scans",
         "_session",
         "_settling",
         "_shelf",
@@ -142,12 +145,14 @@ class Receiver(Generic[R]):
         clock: Clock,
         removes: bool,
         session: HeldSession | None = None,
+        selection: Selection | None = None,
     ) -> None:
         """`removes` selects receive-and-delete instead of peek-lock. `session` is the session to receive
-        from."""
+        from. With a `selection`, only messages that its selector matches are received."""
         self._queue, self._subqueue, self._taker = queue, subqueue, taker
         self._cache, self._clock, self._removes = cache, clock, removes
-        self._handles = queue.router.handles
+        self._scans = Scans(queue, subqueue, selection, self._wanted) if selection is not None else None
+        self._handles: Sequence[PartitionHandle] = self._scans.all if self._scans else queue.router.handles
         self._session = session
         if session is None:
             self._client = next_client()
@@ -189,6 +194,8 @@ class Receiver(Generic[R]):
             self._drain_round(everywhere=True)
         if self._drain_asked:
             self._finish_drain()
+        if self._scans is not None:
+            self._scans.go_on()
 
     def _wanted(self) -> int:
         """How many messages may be handed over now."""

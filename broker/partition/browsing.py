@@ -15,12 +15,13 @@ from broker.partition.references import Reference
 from broker.partition.subqueue import Subqueue
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.workspace import Workspace
+from broker.selection_operations import CameBack, WatchReturned
 
 
 class Browsing:
     """Shows the messages of one partition."""
 
-    __slots__ = ("_space", "_telling", "_time_to_live", "_watches")
+    __slots__ = ("_returned", "_space", "_telling", "_time_to_live", "_watches")
 
     def __init__(self, space: Workspace, time_to_live: TimeToLive) -> None:
         self._space, self._time_to_live = space, time_to_live
@@ -28,6 +29,8 @@ class Browsing:
         """Clients to tell of the next arrival, by the subqueue's number."""
         self._telling: dict[tuple[ClientId, int], None] = {}
         """Watches with an arrival to report, in the order in which their clients are told."""
+        self._returned: dict[int, dict[ClientId, None]] = {}
+        """Clients to tell of messages that come back, by the subqueue's number."""
 
     @property
     def has_more(self) -> bool:
@@ -75,10 +78,28 @@ class Browsing:
             space.answer(client, Arrived(space.number, subqueue.name))
         return True
 
+    def watch_returned(self, client: ClientId, watch: WatchReturned) -> None:
+        """Tell the client from now on which messages come back."""
+        subqueue = self._space.messages.find(watch.subqueue)
+        self._returned.setdefault(subqueue.number, {})[client] = None
+        if subqueue.came_back is None:
+            subqueue.came_back = []
+
+    def _tell_of_returned(self) -> None:
+        space = self._space
+        for number, clients in self._returned.items():
+            subqueue = space.subqueues[number]
+            if subqueue.came_back:
+                for client in clients:
+                    space.answer(client, CameBack(space.number, subqueue.name, subqueue.came_back))
+                subqueue.came_back = []
+
     def tell_watchers(self) -> None:
         """Report arrivals. The answers leave with the cycle, so a client that then peeks sees what this cycle
         brought."""
         space = self._space
+        if self._returned:
+            self._tell_of_returned()
         if self._watches:
             for number in space.cycle.arrived_in & self._watches.keys():
                 for client in self._watches.pop(number):
@@ -93,6 +114,11 @@ class Browsing:
             clients.pop(client, None)
             if not clients:
                 del self._watches[number]
+        for number, clients in list(self._returned.items()):
+            clients.pop(client, None)
+            if not clients:
+                del self._returned[number]
+                self._space.subqueues[number].came_back = None
         if self._telling:
             for watch in [watch for watch in self._telling if watch[0] == client]:
                 del self._telling[watch]

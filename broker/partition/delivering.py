@@ -22,7 +22,7 @@ from broker.operations import (
 from broker.partition.cycle import Grant
 from broker.partition.demand_and_recall import DemandBook, Waiter
 from broker.partition.granting import close_grant, has_granted_enough, new_grant, write_grant
-from broker.partition.references import DEFERRED, Lease, Reference, SessionLock
+from broker.partition.references import ACTIVE, DEFERRED, Lease, Reference, SessionLock
 from broker.partition.session_locks import SessionLocks
 from broker.partition.subqueue import Subqueue
 from broker.partition.time_to_live import TimeToLive
@@ -168,6 +168,8 @@ class Delivering:
         for number in dict.fromkeys(lock.sequence_numbers):
             reference = subqueue.references.get(number)
             if reference is None or (cycle.has_sent and number >= cycle.first_sent):
+                continue
+            if lock.only_active and reference.state is not ACTIVE:
                 continue
             if reference.lease is None:
                 found.append(reference)

@@ -22,6 +22,7 @@ from broker.operations import (
     Withdrawn,
 )
 from broker.partition.mailbox import Mailbox, Waiting
+from broker.selection_operations import WatchReturned
 from broker.session_operations import WatchSessions
 
 _NEEDS_NO_LOG = (Withdraw, Detach, Release, Recalled, Update)
@@ -64,7 +65,7 @@ class GoingDown:
         """Refuse one operation."""
         client, operation, sink, _ = entry
         match operation:
-            case Demand() | WatchSessions():
+            case Demand() | WatchSessions() | WatchReturned():
                 self._mailbox.attached[client] = sink  # so that it is told when the partition is back
             case Watch():
                 sink(self._unavailable())
@@ -80,7 +81,7 @@ class GoingDown:
     def refuse_for_good(self, entry: Waiting) -> None:
         """Refuse one operation of a partition that will not come back."""
         _, operation, sink, _ = entry
-        if isinstance(operation, Demand | WatchSessions):
+        if isinstance(operation, Demand | WatchSessions | WatchReturned):
             sink(self._unavailable())
         else:
             self.refuse(entry)

@@ -18,6 +18,7 @@ from broker.operations import (
     Transact,
     Watch,
 )
+from broker.selection_operations import WatchReturned
 from broker.session_operations import AcceptSession, WatchSessions
 from broker.transfer_operations import HandOver
 
@@ -25,7 +26,7 @@ Waiting = tuple[ClientId, Operation, Sink, int]
 """An operation in the mailbox, with its client, its sink and its arrival in monotonic time (ms)."""
 
 _WITH_MESSAGES = (Send, HandOver)
-_MAY_BE_ANSWERED_LATER = (Demand, Watch, AcceptSession, WatchSessions)
+_MAY_BE_ANSWERED_LATER = (Demand, Watch, AcceptSession, WatchSessions, WatchReturned)
 
 
 class Mailbox:

@@ -125,6 +125,7 @@ from broker.partition.time_to_live import TimeToLive
 from broker.partition.transactions import UNSEEING, Transactions
 from broker.partition.workspace import NO_CYCLE, Workspace
 from broker.schedule_operations import BreakPromise, PromiseNumbers, Reschedule
+from broker.selection_operations import WatchReturned
 from broker.session_operations import (
     AcceptSession,
     GetSessionState,
@@ -465,6 +466,8 @@ class Partition:
                 return self._browsing.peek(client, operation)
             case Watch():
                 return self._browsing.watch(client, operation)
+            case WatchReturned():
+                self._browsing.watch_returned(client, operation)
             case FindPositions():
                 self._reading.find_positions(client, operation)
             case ReadRange():

@@ -73,6 +73,7 @@ class Subqueue:
         "_work",
         "available",
         "bytes",
+        "came_back",
         "changed_bytes",
         "column_bytes",
         "dead_letters_to",
@@ -130,6 +131,8 @@ class Subqueue:
         """None until `rebuild`."""
         self._next = 0
         self._returned: SiftedHeap[int] = SiftedHeap()
+        self.came_back: list[int] | None = None
+        """Messages that were given back or moved here in this cycle; None if no client wants to know."""
 
     @property
     def size_bytes(self) -> int:
@@ -213,6 +216,8 @@ class Subqueue:
             self._order.insert(number)
             if number < self._next:
                 self._returned.push(number)
+            if self.came_back is not None:
+                self.came_back.append(number)
         if reference.state is ACTIVE:
             self.available += 1
         elif reference.state is DEFERRED:
@@ -500,9 +505,12 @@ class Subqueue:
             return
         returned = self._returned
         before = len(returned)
+        references = list(references)
         for reference in references:
             if reference.state is ACTIVE:
                 returned.push(reference.sequence_number)
+        if self.came_back is not None:
+            self.came_back += [reference.sequence_number for reference in references]
         returned.tidy(self.references, len(self.references), len(returned) - before)
 
     def defer(self, references: Iterable[Reference]) -> None:

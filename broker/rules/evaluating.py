@@ -27,7 +27,6 @@ from broker.rules.syntax import (
     Exists,
     In,
     IsNull,
-    IsTrue,
     Like,
     Negative,
     NewId,
@@ -119,8 +118,8 @@ class Compiler(Generic[M]):
                 return self._like(node)
             case Exists():
                 return self._dialect.exists(node.property)
-            case _:
-                operand = self.value(node.operand if isinstance(node, IsTrue) else node)
+            case _:  # a boolean value, which only selectors have as a condition
+                operand = self.value(node)
                 return lambda message: value if isinstance(value := operand(message), bool) else None
 
     def value(self, node: Node) -> Evaluate[M]:

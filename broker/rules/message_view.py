@@ -106,6 +106,11 @@ class MessageView:
             self._fields = fields(self.stored, value, end, FIELDS_MAX[PROPERTIES])
         return self._fields
 
+    def name_of(self, encoded: bytes) -> str:
+        """The name under which an application property is found, from its encoded name without the
+        constructor."""
+        return _folded_short(encoded) if len(encoded) <= _SHORT_BYTES else _fold(encoded)
+
     def _find_places(self) -> dict[str, int]:
         stored = self.stored
         _, value = section_at(stored, self._bare)
@@ -117,19 +122,20 @@ class MessageView:
             return {}
         offsets = pairs(stored, value, section_end(stored, value))
         found: dict[str, int] = {}
+        name_of = self.name_of
         for at_key, at_value in zip(offsets[:-1:2], offsets[1::2], strict=True):
-            found.setdefault(_folded(stored[at_key + 1 : at_value]), at_value)
+            found.setdefault(name_of(stored[at_key + 1 : at_value]), at_value)
         return found
 
 
-def _folded(name: bytes) -> str:
-    """The folded text of an encoded name without its constructor: one or four bytes of size, then UTF-8."""
-    return _folded_short(name) if len(name) <= _SHORT_BYTES else _fold(name)
+def exact_name(name: bytes) -> str:
+    """The text of an encoded name: one or four bytes of size, then UTF-8."""
+    text = name[1:] if len(name) == 1 + name[0] else name[4:]
+    return text.decode("utf-8", "replace")
 
 
 def _fold(name: bytes) -> str:
-    text = name[1:] if len(name) == 1 + name[0] else name[4:]
-    return text.decode("utf-8", "replace").casefold()
+    return exact_name(name).casefold()
 
 
 _SHORT_BYTES = 64
@@ -146,18 +152,18 @@ def _text_field(number: int) -> Callable[[MessageView], Value]:
 
 
 def _id_field(number: int) -> Callable[[MessageView], Value]:
-    """An id is text, whatever type the sender used (§3.2.11 to §3.2.14), as the service's clients show it."""
+    return lambda message: text_of_id(message.field(number))
 
-    def read(message: MessageView) -> Value:
-        value = message.field(number)
-        if isinstance(value, bytes):
-            try:
-                return value.decode()
-            except UnicodeDecodeError:
-                return value.hex()
-        return None if value is None else str(value)
 
-    return read
+def text_of_id(value: Any) -> str | None:
+    """The text of an id, whatever type the sender used (§3.2.11 to §3.2.14), as the service's clients show
+    it."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value.hex()
+    return None if value is None else str(value)
 
 
 def _annotation_text(key: bytes) -> Callable[[MessageView], Value]:
@@ -189,7 +195,7 @@ def _not_yet(message: MessageView) -> Value:
 
 
 MESSAGE_ID, USER_ID, TO, SUBJECT, REPLY_TO, CORRELATION_ID, CONTENT_TYPE = range(7)
-GROUP_ID, REPLY_TO_GROUP_ID = 10, 12
+CREATION_TIME, GROUP_ID, GROUP_SEQUENCE, REPLY_TO_GROUP_ID = 9, 10, 11, 12
 """Positions in the properties section (§3.2.4)."""
 
 SYSTEM_PROPERTIES: Mapping[str, Callable[[MessageView], Value]] = {

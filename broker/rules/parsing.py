@@ -80,7 +80,7 @@ class ExpressionBuilder(Transformer[Token, Any]):
         if sign == "+":
             return Positive(operand)
         if isinstance(operand, Constant) and type(operand.value) in (int, float):
-            return Constant(-operand.value)  # type: ignore[operator]
+            return Constant(-operand.value, operand.position)  # type: ignore[operator]
         return Negative(operand)
 
     def like(self, parts: list[Any]) -> Node:
@@ -94,16 +94,16 @@ class ExpressionBuilder(Transformer[Token, Any]):
         value = int(tokens[0])
         if value > _INTEGER_MAX:
             raise Invalid(position_of(tokens[0]), f"the integer {value} does not fit 64 bits")
-        return Constant(value)
+        return Constant(value, position_of(tokens[0]))
 
     def decimal(self, tokens: list[Token]) -> Node:
-        return Constant(float(tokens[0]))
+        return Constant(float(tokens[0]), position_of(tokens[0]))
 
     def null(self, _: list[Token]) -> Node:
         return Constant(None)
 
     def text(self, tokens: list[Token]) -> Node:
-        return Constant(tokens[0][1:-1].replace("''", "'"))
+        return Constant(tokens[0][1:-1].replace("''", "'"), position_of(tokens[0]))
 
     def true(self, _: list[Token]) -> Node:
         return Constant(True)

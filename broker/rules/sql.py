@@ -100,7 +100,7 @@ class _SqlBuilder(ExpressionBuilder):
         return _Named(scope, name)
 
     def read(self, parts: list[_Named]) -> Node:
-        return Read(parts[0].property)
+        return Read(parts[0].property, parts[0].position)
 
     def parameter(self, tokens: list[Token]) -> Node:
         return Parameter(tokens[0].casefold(), position_of(tokens[0]))

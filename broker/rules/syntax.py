@@ -7,7 +7,7 @@ character in the text at which something begins, from 1.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from broker.rules.covers import Property
@@ -17,6 +17,7 @@ from broker.rules.values import Value
 @dataclass(slots=True, frozen=True)
 class Constant:
     value: Value
+    position: int = field(default=1, compare=False)
 
 
 @dataclass(slots=True, frozen=True)
@@ -33,6 +34,7 @@ class Read:
     """The value of a property."""
 
     property: Property
+    position: int = field(default=1, compare=False)
 
 
 @dataclass(slots=True, frozen=True)
@@ -112,16 +114,9 @@ class Or:
     terms: Sequence[Node]
 
 
-@dataclass(slots=True, frozen=True)
-class IsTrue:
-    """A boolean value as a condition. Only selectors have it."""
-
-    operand: Node
-
-
 Node: TypeAlias = (
     Constant | Parameter | Read | ReadNamed | NewId | Negative | Positive | Arithmetic | Comparison | IsNull
-    | In | Like | Exists | Not | And | Or | IsTrue
+    | In | Like | Exists | Not | And | Or
 )  # fmt: skip
 
 
@@ -154,7 +149,7 @@ def children(node: Node) -> Sequence[Node]:
             return ()
         case ReadNamed():
             return (node.name,)
-        case Negative() | Positive() | IsNull() | Not() | IsTrue():
+        case Negative() | Positive() | IsNull() | Not():
             return (node.operand,)
         case Arithmetic() | Comparison():
             return node.left, node.right

@@ -114,7 +114,9 @@ PLAIN_AMQP: dict[str, dict[str, object]] = {
     "browse-pages": {},
     "browse-dead-letters": {},
     "browse-follows": {},
-    "filter-refused": {},
+    "selector": {},
+    "selector-settled": {},
+    "selector-refused": {},
 }
 """Scenarios for AMQP 1.0 clients that know nothing of Service Bus, including their own requests to
 `$management`.
@@ -142,6 +144,8 @@ JMS: dict[str, dict[str, object]] = {
     "browse-pages": {},
     "browse-dead-letters": {},
     "browse-beside-a-consumer": {},
+    "selector": {},
+    "selector-receive": {},
     "selector-refused": {},
     "topic-refused": {},
     "anonymous-refused": {},

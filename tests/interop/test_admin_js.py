@@ -20,8 +20,6 @@ SCENARIOS = (
     "runtime-properties",
     "namespace",
     "topics",
-    "subscriptions",
-    "rules",
 )
 
 

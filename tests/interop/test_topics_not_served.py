@@ -1,5 +1,5 @@
-"""Topics can be administered, but messages are not passed through them yet: clients learn that, and not that
-the topics do not exist.
+"""Topics in the configuration file: clients learn that topics are not served yet, not that they do
+not exist.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
+from azure.core.exceptions import HttpResponseError
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import MessagingEntityNotFoundError, ServiceBusError
 
@@ -25,7 +26,7 @@ TOPICS = [
 WORDS = "topics yet"
 
 
-def test_a_topic_of_the_configuration_file_is_there_but_takes_no_messages_yet(tmp_path: Path) -> None:
+def test_a_topic_of_the_configuration_file_is_refused_as_not_served_yet(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path, [])
     content = configuration([])
     content["UserConfig"]["Namespaces"][0]["Topics"] = TOPICS  # type: ignore[index]
@@ -48,5 +49,11 @@ def test_a_topic_of_the_configuration_file_is_there_but_takes_no_messages_yet(tm
         with pytest.raises(MessagingEntityNotFoundError), client.get_topic_sender("topic.2") as sender:
             sender.send_messages(ServiceBusMessage("hello"))
         with client_of(broker) as admin:
-            assert admin.get_topic("topic.1").enable_partitioning
-            assert [each.name for each in admin.list_subscriptions("topic.1")] == ["subscription.1"]
+            for ask in (
+                lambda: admin.get_topic("topic.1"),
+                lambda: list(admin.list_subscriptions("topic.1")),
+                lambda: admin.get_subscription("topic.1", "subscription.1"),
+            ):
+                with pytest.raises(HttpResponseError, match=WORDS) as unserved:
+                    ask()
+                assert unserved.value.status_code == 501

@@ -26,6 +26,7 @@ LAYERS = (
     ("broker.entities",),
     ("broker.identifiers",),
     (
+        "broker.selection_operations",
         "broker.session_operations",
         "broker.schedule_operations",
         "broker.stream_operations",
@@ -229,6 +230,7 @@ WITHOUT_TESTS_OF_THEIR_OWN = {
     "broker.hosting.messages": "messages without code; test_schema encodes and decodes each of them",
     "broker.http.seams": "interfaces, which `Authorizer` implements",
     "broker.schedule_operations": "operations and answers without code",
+    "broker.selection_operations": "operations and answers without code",
     "broker.session_operations": "operations and answers without code",
     "broker.stream_operations": "operations and answers without code",
     "protocol.links": "data without code, which the engine fills in",

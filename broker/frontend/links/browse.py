@@ -11,11 +11,15 @@ room for them. Messages that find neither when their page arrives are dropped an
 keeps only its place in each partition. Each connection reads one page at a time, and the broker only a few
 (`peeking.PAGES_AT_ONCE`). A link that has shown everything does not poll: the partitions tell it when
 something has arrived (`Watch`).
+
+With a selector (`broker/rules/selectors.py`), a browse passes over the messages that the client does not
+want.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import structlog
 
@@ -24,10 +28,12 @@ from broker.base.errors import Refused
 from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links.copies import CopyLink
 from broker.frontend.links.outgoing import accept_receiver
-from broker.frontend.peeking import LATE_S, PAGE_WITHIN_S, note_late, peek_partition
+from broker.frontend.links.termini import selector_of
 from broker.message.annotations import peeked_messages
+from broker.messaging.peeking import LATE_S, PAGE_WITHIN_S, note_late, peek_partition
 from broker.namespace.entity import ENDED, Entity, next_client
 from broker.operations import PARTITION_SHIFT, Answer, Arrived, Detach, Peek, Peeked, Unavailable, Watch
+from broker.rules.selectors import Selector
 from protocol.links import Link
 
 log = structlog.get_logger("browse")
@@ -35,6 +41,8 @@ log = structlog.get_logger("browse")
 PAGE_MESSAGES_MAX = 250
 PAGE_BYTES_MAX = 256 * 1024
 """A page may exceed this by its last message."""
+SELECTED_FROM = 100
+"""Messages in a page of which a selector chooses. To look at this many takes some 2 ms of the event loop."""
 LOOK_AGAIN_S = 0.25
 """How long to wait before looking again at a partition that was down."""
 LOOK_AGAIN_S_MAX = 5.0
@@ -50,11 +58,20 @@ class BrowseLink(CopyLink):
     @classmethod
     def attach(cls, connection: ConnectionView, link: Link, queue: Entity, address: Address) -> None:
         """Accept the link. Raises Refused."""
+        selector = selector_of(connection.engine, link)
         accept_receiver(connection, link, queue, address)
-        link.context = cls(connection, link, queue, address)
+        link.context = cls(connection, link, queue, address, selector)
 
-    def __init__(self, connection: ConnectionView, link: Link, queue: Entity, address: Address) -> None:
+    def __init__(
+        self,
+        connection: ConnectionView,
+        link: Link,
+        queue: Entity,
+        address: Address,
+        selector: Selector | None,
+    ) -> None:
         super().__init__(connection, link, queue, address)
+        self._selector = selector
         self._client = next_client()
         self._handles = queue.router.handles
         self._next = [number << PARTITION_SHIFT for number in range(len(self._handles))]
@@ -104,9 +121,11 @@ class BrowseLink(CopyLink):
             self._finish_drain()
 
     async def _read_page(self) -> None:
-        count = 0 if self.link.gone else min(self._wanted(), PAGE_MESSAGES_MAX)
-        if count <= 0:
+        wanted = 0 if self.link.gone else self._wanted()
+        if wanted <= 0:
             return
+        # With a selector, a page may hold many messages of which none is shown.
+        count = min(wanted, PAGE_MESSAGES_MAX) if self._selector is None else SELECTED_FROM
         late, slow = self.queue.router.late, self._slow
         if self._place not in self._unread - late - slow:
             self._place = min(
@@ -142,12 +161,26 @@ class BrowseLink(CopyLink):
 
     def _show(self, number: int, page: Peeked) -> bool:
         """Send as much of the page as credit and room still allow; returns whether that was all of it."""
+        if not page.messages:
+            return True
         messages = peeked_messages(page, partitioned=len(self._handles) > 1)
-        count = min(len(messages), max(self._wanted(), 0)) if messages else 0
-        if count:
-            self._next[number] = page.sequence_numbers[count - 1] + 1
-            self._deliver(messages[:count])
-        return count == len(messages)
+        places = self._selected(page)
+        shown = places[: max(self._wanted(), 0)]
+        is_all = len(shown) == len(places)
+        # The place in the partition is behind the page, or at the first message that finds no room.
+        numbers = page.sequence_numbers
+        self._next[number] = numbers[-1] + 1 if is_all else numbers[places[len(shown)]]
+        if shown:
+            self._deliver([messages[place] for place in shown])
+        return is_all
+
+    def _selected(self, page: Peeked) -> Sequence[int]:
+        """The places of the messages that the client wants to see."""
+        selector = self._selector
+        if selector is None:
+            return range(len(page.messages))
+        columns = zip(page.messages, page.changed, page.delivery_counts, strict=True)
+        return [place for place, message in enumerate(columns) if selector.matches(*message)]
 
     def _finish_drain(self) -> None:
         """Answer a drain (§2.6.7) once there is nothing more to show."""

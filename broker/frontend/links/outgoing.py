@@ -15,12 +15,13 @@ from broker.access.addresses import Address
 from broker.base.errors import Reason, Refused
 from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links.receive_watch import ReceiveWatch
-from broker.frontend.links.termini import check_sessions, generation_of
+from broker.frontend.links.termini import check_sessions, generation_of, selector_of
 from broker.message.annotations import deliverables
 from broker.message.changes import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON
 from broker.message.stored import HEAD
 from broker.messaging.accepting_sessions import HeldSession
 from broker.messaging.receiver import Receiver
+from broker.messaging.selecting import Selection
 from broker.messaging.settlement import (
     COMPLETE,
     RELEASE,
@@ -33,6 +34,7 @@ from broker.messaging.settlement import (
 from broker.namespace.entity import Entity
 from broker.operations import Locked, LockToken
 from broker.refusal_wording import error_of
+from broker.rules.selectors import Selector
 from protocol.codec import DecodeError
 from protocol.events import DeliveriesUpdated, ErrorCondition, Outcome, TransactionalState
 from protocol.links import SETTLED, Delivery, Link
@@ -53,8 +55,9 @@ class OutgoingLink:
     @classmethod
     def attach(cls, connection: ConnectionView, link: Link, queue: Entity, address: Address) -> None:
         """Accept the link. Raises Refused."""
+        selector = selector_of(connection.engine, link)
         accept_receiver(connection, link, queue, address)
-        link.context = cls(connection, link, queue, address)
+        link.context = cls(connection, link, queue, address, selector=selector)
 
     def __init__(
         self,
@@ -63,6 +66,7 @@ class OutgoingLink:
         queue: Entity,
         address: Address,
         session: HeldSession | None = None,
+        selector: Selector | None = None,
     ) -> None:
         self.link, self.queue, self._subqueue = link, queue, address.subqueue
         self.paths = (address.path,)
@@ -81,10 +85,20 @@ class OutgoingLink:
             clock=connection.services.clock,
             removes=self._settled_mode,
             session=session,
+            selection=None if selector is None else self._selection(selector),
         )
         self.credit_granted = self._receiver.credit_granted
         """Called when the client's credit has changed, or the wire takes bytes again."""
         self._watch = ReceiveWatch(connection, link, queue, self._subqueue)
+
+    def _selection(self, selector: Selector) -> Selection:
+        connection, name = self._connection, f"scan of {self.queue.name}"
+        return Selection(
+            selector,
+            connection.services.browse_pages,
+            lambda scan: connection.spawn(scan, name=name, size=0),
+            self.fail,
+        )
 
     # --- for the receiver (Taker) ---------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Checks what an attach asks of its source and target, and refuses what the broker does not support.
 
-A field that is accepted and ignored misleads the client: if a selector is ignored, a receiver removes
+A field that is accepted and ignored misleads the client: if a filter is ignored, a receiver removes
 messages that it was meant to leave alone. So such an attach is refused (AMQP contract 5.2a). Fields that
 ordinary clients set without relying on them (durability, expiry, outcomes) are echoed.
 """
@@ -12,7 +12,8 @@ from typing import Any
 from broker.access.addresses import Address
 from broker.base.errors import Reason, Refused
 from broker.namespace.entity import Entity
-from protocol.codec import DecodeError, Described, Long, Symbol, UInt
+from broker.rules.selectors import Selector, compile_selector
+from protocol.codec import DecodeError, Described, Symbol
 from protocol.engine import Engine
 from protocol.links import Link
 
@@ -25,11 +26,11 @@ SESSION_FILTERS = (
 them."""
 RANGE = "partibus:range"
 """The key of the filter with which a browse reads a range of one partition; `range_link.py` reads it."""
-GENERATION, PARTITIONS = "partibus:generation", "partibus:partitions"
-DUPLICATE_WINDOW = "partibus:duplicate-detection-window"
+GENERATION = "partibus:generation"
+SELECTOR = "apache.org:selector-filter:string"
 FILTER_TYPES = {
     0x0000_468C_0000_0003: "apache.org:no-local-filter:list",
-    0x0000_468C_0000_0004: "apache.org:selector-filter:string",
+    0x0000_468C_0000_0004: SELECTOR,
 }
 """Filters that plain clients send under keys of their own choice, by descriptor (the registry of AMQP
 filters)."""
@@ -38,8 +39,13 @@ filters)."""
 def check_node(engine: Engine, link: Link, entity: Entity) -> None:
     """Raise Refused if a link to an entity asks for something the broker does not support. Receivers check
     their session filter themselves."""
-    for name, value in filters_of(engine, link).items():
-        if link.incoming or (name not in SESSION_FILTERS and not (name == RANGE and link.copies)):
+    filters = filters_of(engine, link)
+    for name, value in filters.items():
+        if link.incoming or not (
+            name in SESSION_FILTERS
+            or (name == RANGE and link.copies)
+            or (_type_of(name, value) == SELECTOR and filters.keys().isdisjoint((RANGE, *SESSION_FILTERS)))
+        ):
             raise _not_applied(name, value)
     for capability in engine.node_capabilities(link):
         if capability in entity.FOREIGN_CAPABILITIES:
@@ -52,9 +58,8 @@ def check_node(engine: Engine, link: Link, entity: Entity) -> None:
 
 
 def generation_of(engine: Engine, link: Link, entity: Entity) -> dict[Any, Any]:
-    """The properties that tell a client which generation of the entity it is attached to, how many
-    partitions it has and for how long it knows message-ids, if the attach asks for them (AMQP contract
-    7.6.1). Raises Refused if the client expects another generation."""
+    """The property that tells a client which generation of the entity it is attached to, if its attach asks
+    for it (AMQP contract 7.6.1). Raises Refused if it expects another generation."""
     properties = engine.link_properties(link)
     if GENERATION not in properties:
         return {}
@@ -64,14 +69,7 @@ def generation_of(engine: Engine, link: Link, entity: Entity) -> dict[Any, Any]:
             Reason.ENTITY_NOT_FOUND,
             f"The generation '{expected:.100}' of '{entity.name}' is gone; this one is '{generation}'.",
         )
-    told: dict[Any, Any] = {
-        Symbol(GENERATION): generation,
-        Symbol(PARTITIONS): UInt(entity.description.partitions),
-    }
-    settings = entity.description.settings
-    if settings.requires_duplicate_detection:
-        told[Symbol(DUPLICATE_WINDOW)] = Long(settings.duplicate_detection_window_ms)
-    return told
+    return {Symbol(GENERATION): generation}
 
 
 def asks_for_session(engine: Engine, link: Link) -> bool:
@@ -82,6 +80,17 @@ def asks_for_session(engine: Engine, link: Link) -> bool:
 def asks_for_range(engine: Engine, link: Link) -> bool:
     """Whether an attach has the filter of a range. Raises Refused if its filters cannot be read."""
     return RANGE in filters_of(engine, link)
+
+
+def selector_of(engine: Engine, link: Link) -> Selector | None:
+    """The selector of an attach; None if it has none. Raises Refused if it is not valid."""
+    found = [value for name, value in filters_of(engine, link).items() if _type_of(name, value) == SELECTOR]
+    if not found:
+        return None
+    text = found[0].value if isinstance(found[0], Described) else found[0]
+    if len(found) > 1 or not isinstance(text, str):
+        raise Refused(Reason.ARGUMENT, "A receiver has one selector, which is a string.")
+    return compile_selector(text)
 
 
 def check_sessions(engine: Engine, link: Link, queue: Entity, address: Address) -> None:
@@ -131,9 +140,14 @@ def filters_of(engine: Engine, link: Link) -> dict[str, Any]:
         raise Refused(Reason.DECODE, f"The source's filter is not a filter set: {error}.") from error
 
 
-def _not_applied(name: str, value: Any) -> Refused:
+def _type_of(name: str, value: Any) -> Any:
+    """What kind of filter this is: its descriptor, or its key if it is not described."""
     kind = value.descriptor if isinstance(value, Described) else name
-    kind = FILTER_TYPES.get(kind, kind) if isinstance(kind, int) else kind
+    return FILTER_TYPES.get(kind, kind) if isinstance(kind, int) else kind
+
+
+def _not_applied(name: str, value: Any) -> Refused:
+    kind = _type_of(name, value)
     what = f"'{name:.100}'" if kind == name else f"'{name:.100}' ({kind!s:.100})"
     return Refused(
         Reason.NOT_IMPLEMENTED,

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from broker.frontend.peeking import LATE_S, PAGE_WITHIN_S, note_late, peek_partition
 from broker.message.annotations import peeked_messages
+from broker.messaging.peeking import LATE_S, PAGE_WITHIN_S, note_late, peek_partition
 from broker.namespace.entity import Entity
 from broker.operations import PARTITION_SHIFT, Peek, Peeked, partition_of
 

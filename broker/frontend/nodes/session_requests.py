@@ -15,10 +15,10 @@ from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links.session_link import SessionLink
 from broker.frontend.links.termini import no_session
 from broker.frontend.nodes.bodies import integer
-from broker.frontend.peeking import note_unseen, peek_partition
 from broker.identifiers import decode_session_id, encode_session_id
 from broker.message.annotations import peeked_messages
 from broker.messaging.asking import answer_of
+from broker.messaging.peeking import note_unseen, peek_partition
 from broker.namespace.entity import Entity, ask
 from broker.operations import ClientId, Peek, Updated, partition_of
 from broker.session_operations import (

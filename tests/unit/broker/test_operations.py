@@ -28,12 +28,13 @@ from broker.operations import (
     Withdrawn,
     refusal_of,
 )
+from broker.selection_operations import WatchReturned
 from broker.session_operations import WatchSessions
 
 GONE = (3, Reason.ENTITY_NOT_FOUND, "It was deleted.")
 
 
-@pytest.mark.parametrize("operation", [Demand("", 1), Watch("", 0), WatchSessions("")])
+@pytest.mark.parametrize("operation", [Demand("", 1), Watch("", 0), WatchSessions(""), WatchReturned("")])
 def test_who_waits_for_messages_is_told_not_to_ask_again(operation: Operation) -> None:
     assert refusal_of(operation, *GONE) == Unavailable(3, for_good=True)
 
@@ -50,7 +51,7 @@ def test_a_withdrawal_succeeds_and_everything_else_fails_with_its_cookie() -> No
 
 
 def test_every_operation_that_fails_has_a_cookie_to_return() -> None:
-    silent = (Demand, Watch, WatchSessions, Withdraw, Detach, Release, Recalled)
+    silent = (Demand, Watch, WatchSessions, WatchReturned, Withdraw, Detach, Release, Recalled)
     for kind in typing.get_args(Operation):
         if kind not in silent:
             assert "cookie" in {each.name for each in dataclasses.fields(kind)}, kind

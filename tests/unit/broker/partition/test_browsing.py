@@ -8,12 +8,15 @@ import pytest
 
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
 from broker.operations import (
+    Abandon,
     Arrived,
     ClientId,
     Complete,
     DeadLetter,
     Defer,
     Detach,
+    Locked,
+    LockExactly,
     Peek,
     Peeked,
     Send,
@@ -23,6 +26,7 @@ from broker.operations import (
 )
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
+from broker.selection_operations import CameBack, WatchReturned
 from storage.errors import CommitFailed
 from tests.support.partition_harness import NUMBER, Harness, one
 
@@ -203,3 +207,51 @@ async def test_a_peek_that_has_found_something_says_that_there_is_more_where_it_
     assert isinstance(page, Peeked) and page.sequence_numbers == [first] and page.more
     page = await harness.peek(start=first + 1)
     assert page.sequence_numbers == [last] and not page.more
+
+
+async def test_what_comes_back_is_told_as_often_as_it_does() -> None:
+    harness = Harness()
+    await harness.send(b"a", b"b")
+    assert await harness.do(1, WatchReturned(MAIN)) == []
+    for _ in range(2):
+        locked = await harness.receive(2)
+        assert harness.take(1) == [], "what is locked does not come back"
+        await harness.do(2, Abandon(locked.tokens))
+        assert harness.take(1) == [CameBack(NUMBER, MAIN, locked.sequence_numbers)]
+    await harness.do(1, Detach())
+    locked = await harness.receive(2)
+    await harness.do(2, Abandon(locked.tokens))
+    assert harness.take(1) == []
+
+
+async def test_locks_that_run_out_and_messages_that_are_moved_come_back() -> None:
+    harness = Harness()
+    await harness.send(b"a")
+    await harness.do(1, WatchReturned(MAIN), WatchReturned(DEAD_LETTER))
+    locked = await harness.receive(2)
+    harness.clock.advance(120_000)
+    await harness.do(3, Peek(MAIN, FIRST, 1))
+    assert harness.take(1) == [CameBack(NUMBER, MAIN, locked.sequence_numbers)]
+    locked = await harness.receive(2)
+    await harness.do(2, DeadLetter(locked.tokens))
+    assert harness.take(1) == [CameBack(NUMBER, DEAD_LETTER, locked.sequence_numbers)]
+
+
+async def test_who_is_told_of_what_comes_back_is_told_when_the_partition_goes_down() -> None:
+    harness = Harness()
+    await harness.send(b"a")
+    await harness.do(1, WatchReturned(MAIN))
+    harness.log.fail_append(CommitFailed("injected"))
+    await harness.do(2, Send([b"b"], None))
+    assert harness.take(1) == [Unavailable(NUMBER)]
+
+
+async def test_messages_are_locked_by_number_in_any_state_or_only_if_they_are_active() -> None:
+    harness = Harness()
+    await harness.send(b"a", b"b")
+    locked = await harness.receive(2, 1)
+    await harness.do(2, Defer(locked.tokens))
+    numbers = [FIRST, FIRST + 1]
+    active = one(await harness.do(1, LockExactly(MAIN, numbers, only_active=True)), Locked)
+    assert active.sequence_numbers == [FIRST + 1]
+    assert one(await harness.do(1, LockExactly(MAIN, numbers)), Locked).sequence_numbers == [FIRST]

@@ -12,7 +12,7 @@ import pytest
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import QueueSettings
 from broker.frontend.links import browse as browse_link
-from broker.frontend.peeking import PAGES_AT_ONCE
+from broker.messaging.peeking import PAGES_AT_ONCE
 from broker.namespace.entity import ENDED
 from broker.operations import (
     PARTITION_SHIFT,
@@ -36,6 +36,7 @@ from tests.support.link_stack import Client, LinkStack, turn, until
 from tests.support.locked import stored
 from tests.support.raw_amqp import Frame
 from tests.support.receiving import ends_when_receiving_is_disabled
+from tests.support.rule_messages import stored_with
 from tests.support.transactions import Coordinator, condition_of
 
 
@@ -68,6 +69,8 @@ class Shelf:
         self.message = stored(bytes(size))
         self.peeks: list[tuple[int, Peek]] = []
         self.states: dict[int, int] = {}
+        self.messages: dict[int, bytes] = {}
+        """Those that differ from the others, by number."""
 
     async def serve(self, *down: int) -> None:
         """Answer every peek, partition by partition, until none is left; partitions in `down` refuse."""
@@ -94,7 +97,7 @@ class Shelf:
             [0] * len(shown),
             [0] * len(shown),
             [None] * len(shown),
-            [self.message] * len(shown),
+            [self.messages.get(each, self.message) for each in shown],
             [None] * len(shown),
             [self.states.get(each, MessageState.ACTIVE) for each in shown],
             peek.cookie,
@@ -199,6 +202,28 @@ async def test_no_more_is_shown_than_the_credit_and_the_next_credit_goes_on_from
     client.flow(0, 5, 3)
     await shelf.serve()
     assert seen + shown(await client.hear()) == shelf.every()
+
+
+async def test_a_browse_with_a_selector_passes_over_what_it_does_not_want() -> None:
+    stack = LinkStack(2)
+    client = await stack.connect()
+    fields = browser_attach()
+    fields[5].value.append({Symbol("s"): Described(Symbol("apache.org:selector-filter:string"), "n > 0")})
+    await client.attach(fields)
+    shelf = Shelf(stack, [150, 4])
+    wanted = [*shelf.numbers[0][10:150:40], shelf.numbers[1][3]]
+    shelf.messages = {number: stored_with({"n": 1}) for number in wanted}
+    client.flow(0, 0, 3)
+    await shelf.serve()
+    assert shown(await client.hear()) == wanted[:3]
+    assert {peek.count for _, peek in shelf.peeks} == {browse_link.SELECTED_FROM}
+    client.flow(0, 3, 7, drain=True)
+    await shelf.serve()
+    frames = await client.hear()
+    assert shown(frames) == wanted[3:]
+    assert [frame.field(6) for frame in frames if frame.code == raw.FLOW] == [0], "the drain is answered"
+    shelf.numbers[1] += [shelf.numbers[1][-1] + 1]
+    assert await client.heard(raw.TRANSFER) == []
 
 
 async def test_a_large_queue_is_read_in_pages_of_bounded_size_one_at_a_time(

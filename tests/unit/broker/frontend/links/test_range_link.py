@@ -13,7 +13,7 @@ import pytest
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import EntityStatus, QueueSettings
 from broker.frontend.links.range_link import BYTES_MAX, MESSAGES, Range
-from broker.frontend.peeking import PAGES_AT_ONCE
+from broker.messaging.peeking import PAGES_AT_ONCE
 from broker.operations import PARTITION_SHIFT, Answer, Failed
 from broker.stream_operations import RangeRead, ReadRange
 from protocol.codec import Described, Long, Symbol, UInt, ULong

@@ -54,14 +54,6 @@ async def attached(fields: list[Any]) -> tuple[Client, raw.Frame]:
 @pytest.mark.parametrize(
     ("key", "value", "named"),
     [
-        ("apache.org:selector-filter:string", SELECTOR, "apache.org:selector-filter:string"),
-        ("jms-selector", SELECTOR, "'jms-selector' (apache.org:selector-filter:string)"),
-        ("apache.org:selector-filter:string", "colour = 'red'", "apache.org:selector-filter:string"),
-        (
-            "selector",
-            Described(Symbol("apache.org:selector-filter:string"), "x = 1"),
-            "(apache.org:selector-filter:string)",
-        ),
         ("no-local", Described(ULong(0x0000_468C_0000_0003), []), "apache.org:no-local-filter:list"),
         ("com.example:mine", None, "com.example:mine"),
         ("mine", Described(ULong(7), 1), "'mine' (7)"),
@@ -74,10 +66,57 @@ async def test_a_filter_that_is_not_applied_is_refused_by_name(
     assert condition == "amqp:not-implemented" and named in sentence
 
 
-async def test_a_browse_with_a_selector_is_refused() -> None:
-    fields = with_filter(RECEIVER(0, "queue"), "jms-selector", SELECTOR)
-    fields[5].value[6] = Symbol("copy")
-    assert (await refusal(fields))[0] == "amqp:not-implemented"
+SELECTORS = [
+    ("apache.org:selector-filter:string", SELECTOR),
+    ("jms-selector", SELECTOR),
+    ("apache.org:selector-filter:string", "colour = 'red'"),
+    ("selector", Described(Symbol("apache.org:selector-filter:string"), "x = 1")),
+]
+
+
+@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("mode", [None, Symbol("copy")])
+@pytest.mark.parametrize(("key", "value"), SELECTORS)
+async def test_a_selector_is_echoed(key: str, value: Any, mode: Any, settled: bool) -> None:
+    fields = with_filter(RECEIVER(0, "queue", settled=settled), key, value)
+    fields[5].value[6] = mode
+    _, attach = await attached(fields)
+    assert attach.field(5).value[7] == {key: value}
+
+
+@pytest.mark.parametrize("mode", [None, Symbol("copy")])
+async def test_a_selector_that_is_not_valid_is_refused_with_its_position(mode: Any) -> None:
+    wrong = Described(ULong(0x0000_468C_0000_0004), "colour = ")
+    fields = with_filter(RECEIVER(0, "queue"), "jms-selector", wrong)
+    fields[5].value[6] = mode
+    condition, sentence = await refusal(fields)
+    assert condition == "com.microsoft:argument-error"
+    assert sentence.startswith("The selector is not valid at position 10: the text ends where a value is")
+
+
+@pytest.mark.parametrize("value", [Described(ULong(0x0000_468C_0000_0004), 5), None])
+async def test_a_selector_that_is_no_string_is_refused(value: Any) -> None:
+    fields = with_filter(RECEIVER(0, "queue"), "apache.org:selector-filter:string", value)
+    assert (await refusal(fields))[0] == "com.microsoft:argument-error"
+
+
+async def test_a_receiver_has_one_selector() -> None:
+    fields = with_source(RECEIVER(0, "queue"), 7, {Symbol("a"): SELECTOR, Symbol("b"): SELECTOR})
+    assert (await refusal(fields))[0] == "com.microsoft:argument-error"
+
+
+@pytest.mark.parametrize("key", ["com.microsoft:session-filter", "partibus:range"])
+async def test_a_selector_beside_a_session_or_a_range_is_refused(key: str) -> None:
+    fields = with_source(RECEIVER(0, "queue"), 7, {Symbol(key): None, Symbol("jms-selector"): SELECTOR})
+    if key == "partibus:range":
+        fields[5].value[6] = Symbol("copy")
+    condition, sentence = await refusal(fields)
+    assert condition == "amqp:not-implemented" and "apache.org:selector-filter:string" in sentence
+
+
+async def test_a_sender_has_no_selector() -> None:
+    condition, sentence = await refusal(with_filter(SENDER(0, "queue"), "jms-selector", SELECTOR))
+    assert condition == "amqp:not-implemented" and "apache.org:selector-filter:string" in sentence
 
 
 @pytest.mark.parametrize("value", [[1, 2], "text", Described(ULong(1), {})])
@@ -157,8 +196,6 @@ async def test_a_link_that_asks_for_the_generation_of_its_entity_is_told(attach:
     for handle, expected in enumerate((None, generation)):
         answer, *rest = await client.attach(with_generation(attach(handle, "queue"), expected))
         assert answer.field(13)[Symbol("partibus:generation")] == generation
-        assert answer.field(13)[Symbol("partibus:partitions")] == client.stack.queue.description.partitions
-        assert Symbol("partibus:duplicate-detection-window") not in answer.field(13)
         assert raw.DETACH not in [frame.code for frame in rest]
     answer, *_ = await client.attach(attach(2, "queue"))
     assert "partibus:generation" not in [str(key) for key in answer.field(13) or {}]

@@ -11,8 +11,8 @@ from broker.base.errors import Reason
 from broker.entities.descriptions import QueueSettings
 from broker.frontend.nodes.request_node import Request
 from broker.frontend.nodes.session_requests import EVER_MS, SESSIONS_MAX, SKIPPED_MAX
-from broker.frontend.peeking import PAGES_AT_ONCE
 from broker.identifiers import NO_CLIENT, PARTITION_SHIFT, ClientId
+from broker.messaging.peeking import PAGES_AT_ONCE
 from broker.operations import Failed, Peek, Peeked, ReceiveDeferred, Updated
 from broker.session_operations import (
     AcceptSession,

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MAIN
-from broker.frontend.peeking import peek_partition
+from broker.messaging.peeking import peek_partition
 from broker.operations import Answer, Failed, Peek, Peeked
 from tests.support.link_stack import LinkStack, turn
 

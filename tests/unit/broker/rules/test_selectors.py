@@ -1,0 +1,133 @@
+"""Selectors: the language of JMS, over stored messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from broker.base.errors import Reason, Refused
+from broker.message.changes import encode_changes
+from broker.message.stored import store
+from broker.rules.selectors import compile_selector
+from protocol.codec import Timestamp, UByte, UInt
+from tests.support.amqp_messages import message
+from tests.support.rule_messages import stored_with
+
+SENT: dict[str, Any] = {
+    "colour": "red", "Colour": "blue", "n": UInt(3), "x": 2.5, "flag": True, "off": False, "null": None,
+    "a-b": 1, "$d_1": "d",
+}  # fmt: skip
+
+
+def matches(text: str, delivery_count: int = 0, changed: dict[str, Any] | None = None, **more: Any) -> bool:
+    stored = stored_with(SENT, **more)
+    change = None if changed is None else encode_changes(changed)
+    return compile_selector(text).matches(stored, change, delivery_count)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("colour = 'red'", True),
+        ("COLOUR = 'red'", False),
+        ("Colour = 'blue'", True),
+        ("colour <> 'blue'", True),
+        ("n = 3 AND n = 3.0 AND n = 3L AND n = 0x3 AND n = 3d AND n < 3.5f", True),
+        ("n BETWEEN 3 AND 4", True),
+        ("n BETWEEN 4 AND 5", False),
+        ("n NOT BETWEEN 4 AND 5", True),
+        ("colour BETWEEN 'a' AND 's'", True),
+        ("x * 2 + 1 = 6 AND -n = -3 AND +n - 1 = 2 AND n / 2 = 1", True),
+        ("colour IN ('blue', 'red')", True),
+        ("colour NOT IN ('blue', 'red')", False),
+        ("colour LIKE 'r_d' AND colour NOT LIKE 'b%'", True),
+        ("'a_b' LIKE 'a!_b' ESCAPE '!'", True),
+        ('missing IS NULL AND "null" IS NULL AND n IS NOT NULL', True),
+        ("missing = 1 OR NOT missing = 1", False),
+        ("flag", True),
+        ("off", False),
+        ("NOT off", True),
+        ("missing", False),
+        ("NOT missing", False),
+        ("n", False),
+        ("flag AND (off OR n > 2)", True),
+        ("(flag) = TRUE AND off = FALSE AND flag <> off", True),
+        ("\"a-b\" = 1 AND $d_1 = 'd'", True),
+        ("TRUE", True),
+        ("false", False),
+        # values of different kinds
+        ("n = '3'", False),
+        ("n <> '3'", False),
+        ("NOT n <> '3'", True),
+        ("colour > 5", False),
+        ("flag <> 5", False),
+        # what fails does not match
+        ("colour + 1 = 2", False),
+        ("NOT n / 0 = 1", False),
+    ],
+)
+def test_conditions(text: str, expected: bool) -> None:
+    assert matches(text) is expected
+
+
+def test_headers() -> None:
+    sent: dict[str, Any] = {
+        "subject": "order", "correlation_id": "c", "group_id": "g", "group_sequence": UInt(2),
+        "user_id": b"me", "creation_time": Timestamp(1_000),
+    }  # fmt: skip
+    assert matches(
+        "JMSType = 'order' AND JMSCorrelationID = 'c' AND JMSXGroupID = 'g' AND JMSXGroupSeq = 2 "
+        "AND JMSXUserID = 'me' AND JMSTimestamp = 1000 AND JMSMessageID = 'ID:id' AND JMSPriority = 4 "
+        "AND JMSDeliveryMode = 'PERSISTENT' AND JMSXDeliveryCount = 3",
+        delivery_count=2,
+        **sent,
+    )
+    assert matches("JMSType IS NULL AND JMSTimestamp IS NULL AND JMSCorrelationID IS NULL")
+    assert matches("JMSMessageID = 'ID:x'", message_id="ID:x")
+    assert matches("JMSMessageID = 'ID:7'", message_id=b"7")
+
+
+def test_the_priority_is_that_of_the_sender() -> None:
+    stored = store(message(header=[None, UByte(9)]), lambda: "id").data
+    assert compile_selector("JMSPriority = 9").matches(stored, None, 0)
+
+
+def test_changes_of_a_settlement_are_seen() -> None:
+    assert matches("colour = 'green' AND added = 1", changed={"colour": "green", "added": 1})
+    assert matches("colour IS NULL", changed={"colour": None})
+    assert matches("Colour = 'blue'", changed={"colour": "green"})
+
+
+@pytest.mark.parametrize(
+    ("text", "position", "reason"),
+    [
+        ("", 1, "the text ends where a value is expected"),
+        ("colour = ", 10, "the text ends where a value is expected"),
+        ("colour == 'red'", 9, "'=' stands where a value is expected"),
+        ("n BETWEEN 1", 12, "the text ends where an operator is expected"),
+        ("between = 1", 1, "'between' stands where a value is expected"),
+        ("5", 1, "a value stands where a condition is expected"),
+        ("flag AND 'x'", 10, "a value stands where a condition is expected"),
+        ("n + 1", 1, "a number stands where a condition is expected"),
+        ("flag OR -(n + 1)", 11, "a number stands where a condition is expected"),
+        ("NOT 5", 5, "a value stands where a condition is expected"),
+        ("flag OR JMSReplyTo = 'x'", 9, "no selector can use the header 'JMSReplyTo'"),
+        ("a LIKE 'x' ESCAPE 'yy'", 3, "the escape of a LIKE is one character, not 'yy'"),
+        ("a = 0x8000000000000000", 5, "the integer 9223372036854775808 does not fit 64 bits"),
+        ("a = b()", 6, "'(' stands where an operator is expected"),
+    ],
+)
+def test_an_invalid_selector_is_refused_with_position_and_reason(
+    text: str, position: int, reason: str
+) -> None:
+    with pytest.raises(Refused) as refused:
+        compile_selector(text)
+    assert refused.value.reason is Reason.ARGUMENT
+    assert refused.value.description == f"The selector is not valid at position {position}: {reason}."
+
+
+def test_selectors_are_bounded() -> None:
+    for text in ("NOT " * 40 + "a", " OR ".join(["a = 1"] * 200)):
+        with pytest.raises(Refused):
+            compile_selector(text)
