@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from proton import Delivery, Described, Message, Terminus, symbol, timestamp
-from proton.reactor import LinkOption, ReceiverOption
+from proton import Delivery, Message, symbol, timestamp
+from proton.reactor import LinkOption
 from proton.utils import BlockingConnection, LinkDetached
 
-from tests.interop.own_management import longs, management, plain
+from tests.interop.own_management import longs, management
 from tests.interop.proton_blocking import Receiver, connected
-from tests.interop.proton_client import WAIT_S
+from tests.interop.range_reading import InRange, read
 from tests.support.broker_process import BrokerProcess, queue
 
 PARTITIONS = 2
@@ -99,43 +99,6 @@ def test_a_link_is_told_the_generation_and_refused_if_it_expects_another(
     assert sender.link.remote_properties["partibus:generation"] == generation
     with pytest.raises(LinkDetached, match="amqp:not-found"):
         connection.create_receiver("generations", options=Properties(generation="another"))
-
-
-class InRange(ReceiverOption):
-    """The source of a receiver that reads a range."""
-
-    def __init__(self, **fields: int) -> None:
-        given: Any = {symbol(key.strip("_")): value for key, value in fields.items()}
-        self._filter = Described(symbol("partibus:range:map"), given)
-
-    def apply(self, receiver: Any) -> None:
-        receiver.source.distribution_mode = Terminus.DIST_MODE_COPY
-        receiver.source.filter.put_dict({symbol("partibus:range"): self._filter})
-
-
-class Envelope:
-    """An envelope as proton decodes it."""
-
-    def __init__(self, message: Any) -> None:
-        self.fields = {str(key): plain(value) for key, value in (message.annotations or {}).items()}
-        data = bytes(message.body)
-        ends = self.fields["ends"]
-        self.messages = [Message() for _ in ends]
-        for each, begin, end in zip(self.messages, [0, *ends], ends, strict=False):
-            each.decode(data[begin:end])
-        places = zip(self.fields["body-offsets"], self.fields["body-sizes"], strict=True)
-        self.bodies = [data[offset : offset + size] for offset, size in places]
-
-
-def read(connection: BlockingConnection, name: str, **fields: int) -> list[Envelope]:
-    """All envelopes of a range."""
-    receiver = connection.create_receiver(name, credit=2, name="range", options=InRange(**fields))
-    found: list[Envelope] = []
-    while not found or not found[-1].fields["last"]:
-        found.append(Envelope(receiver.receive(timeout=WAIT_S)))
-        receiver.accept()
-    receiver.close()  # type: ignore[no-untyped-call]
-    return found
 
 
 def filled(connection: BlockingConnection, name: str) -> tuple[int, int]:
