@@ -6,8 +6,8 @@ available again at the next start and are handed over a second time. The target'
 numbers (`transfer_operations.py`).
 
 Messages that cannot be forwarded for now are tried again after a pause, which doubles with each failure. Most
-are set aside meanwhile, so that they hold up no others. If nothing can be forwarded, the lane waits, and then
-tries a single message.
+are set aside meanwhile, and each target has pauses of its own, so that they hold up no others. If nothing can
+be forwarded, the whole lane waits, and then tries a single message.
 
 An idle lane has a demand for one message at its partition, and withdraws it before it locks any. It has a
 timer only while a target keeps numbers of messages that it has forwarded.
@@ -16,6 +16,7 @@ timer only while a target keeps numbers of messages that it has forwarded.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 import structlog
 
@@ -23,6 +24,7 @@ from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import key_of
 from broker.messaging.asking import answer_of
 from broker.messaging.forward_outlet import LOCK_MS, Outlet, part_of
+from broker.messaging.forward_retry import Retry
 from broker.messaging.forward_route import Route
 from broker.namespace.entity import Entity, next_client
 from broker.namespace.router import PartitionHandle
@@ -43,8 +45,6 @@ from broker.transfer_operations import LockNext, source_of
 
 LOAD_MESSAGES = 256
 LOAD_BYTES = 2 * 1024 * 1024
-RETRY_S, RETRY_S_MAX = 0.1, 10.0
-"""The pause after the first failure, and the longest one."""
 FORGET_S = 5.0
 """How long after its last load a lane tells the targets that nothing is in doubt."""
 STOPS_WITHIN_S = 5.0
@@ -70,12 +70,8 @@ class Lane:
         self._demands = self._stopping = self._is_down_for_good = False
         self._withdrawn = asyncio.Event()
         """Set once the partition has answered a `Withdraw`, or has gone down."""
-        self._retry_at: float | None = None
-        """When to try again what has failed, by the loop's clock."""
-        self._waits = False
-        """Nothing can be forwarded until then."""
-        self._delay_s = RETRY_S
-        self._trouble: Reason | None = None
+        self._pause = Retry()
+        """Until its time, if one is set, nothing can be forwarded."""
         self._forget_timer: asyncio.TimerHandle | None = None
         self._forgets = False
 
@@ -88,8 +84,10 @@ class Lane:
 
     def try_now(self, target_name: str) -> None:
         """A target has changed: do not wait any longer."""
-        if self._retry_at is not None and key_of(target_name) in self._outlets:
-            self._retry_at = self._loop.time()
+        outlet = self._outlets.get(key_of(target_name))
+        if outlet is not None:
+            outlet.retry.hurry(self._loop.time())
+            self._pause.hurry(self._loop.time())
             self._woken.set()
 
     def mark(self, target: Entity, number: int) -> None:
@@ -117,6 +115,7 @@ class Lane:
                 await asyncio.wait([task])
         if forgets:
             await self._forget()
+        self._drop_outlets(list(self._outlets))
         self.post(Detach())
 
     # --- what outlets call ----------------------------------------------------------------------------------
@@ -134,23 +133,25 @@ class Lane:
 
     def pause(self, reason: Reason) -> None:
         """See `forward_outlet.Source`."""
-        self._waits = True
-        self.try_later(reason)
+        if self._pause.failed(reason, self._loop.time()):
+            self.log_waiting(self.route.target_name, reason)
 
-    def try_later(self, reason: Reason) -> None:
+    def log_waiting(self, target_name: str | None, reason: Reason) -> None:
         """See `forward_outlet.Source`."""
-        self._retry_later()
-        if self._trouble is not reason:
-            self._trouble = reason
-            route = self.route
-            log.warning(
-                "forward.waits",
-                entity=route.source.name,
-                subqueue=route.subqueue,
-                partition=self.number,
-                target=route.target_name,
-                reason=reason.value,
-            )
+        route = self.route
+        log.warning(
+            "forward.waits",
+            entity=route.source.name,
+            subqueue=route.subqueue,
+            partition=self.number,
+            target=target_name,
+            reason=reason.value,
+        )
+
+    def log_resumed(self, target_name: str | None) -> None:
+        """See `forward_outlet.Source`."""
+        entity = self.route.source.name
+        log.info("forward.resumed", entity=entity, partition=self.number, target=target_name)
 
     # --- waking up ------------------------------------------------------------------------------------------
 
@@ -220,7 +221,7 @@ class Lane:
             for outlet in self._outlets.values():
                 outlet.release_all()
             self._task = None
-            self._waits, self._retry_at = False, None
+            self._pause.at = None
             self._demand()
             if any(outlet.is_marked for outlet in self._outlets.values()):
                 self._forget_later()
@@ -230,12 +231,9 @@ class Lane:
         self._woken.clear()
         if self._is_down_for_good:
             return False
-        is_probe = False
-        if self._retry_at is not None and self._retry_at <= self._loop.time():
-            self._retry_at = None
-            is_probe, self._waits = self._waits, False
-            await self._try_again()
-        if self._waits:
+        is_probe = self._pause.take_due(self._loop.time())
+        await self._try_again()
+        if self._pause.at is not None:
             await self._wait()
             return True
         try:
@@ -245,34 +243,34 @@ class Lane:
             log.exception("forward.failed", entity=self.route.source.name, partition=self.number)
             self.pause(Reason.INTERNAL)
             return True
-        if self._retry_at is None:
-            if not any(outlet.has_aside for outlet in self._outlets.values()):
-                return False
-            self._retry_later()
+        if not any(outlet.has_aside or outlet.retry.at is not None for outlet in self._outlets.values()):
+            return False
         self._demand()
         await self._wait()
         return True
 
     async def _try_again(self) -> None:
-        """Try again what was set aside."""
-        for outlet in self._outlets.values():
-            await outlet.renew()
-            outlet.try_again()
+        """Try again what was set aside, where it is time for that. While the lane waits, only renew locks."""
+        for outlet in list(self._outlets.values()):
+            if outlet.retry.take_due(self._loop.time()):
+                await outlet.renew()
+                if self._pause.at is None:
+                    outlet.try_again()
 
     async def _wait(self) -> None:
-        """Wait until it is time to try again, or something happens."""
-        if self._retry_at is None or self._stopping:
+        """Wait until it is time to try something again, or something happens."""
+        times = [self._pause.at]
+        for outlet in self._outlets.values():
+            if outlet.has_aside:
+                outlet.retry.later(self._loop.time())
+            times.append(outlet.retry.at)
+        if self._stopping:
             return
         try:
-            async with asyncio.timeout_at(self._retry_at):
+            async with asyncio.timeout_at(min(each for each in times if each is not None)):
                 await self._woken.wait()
         except TimeoutError:
             pass
-
-    def _retry_later(self) -> None:
-        if self._retry_at is None:
-            self._retry_at = self._loop.time() + self._delay_s
-            self._delay_s = min(2 * self._delay_s, RETRY_S_MAX)
 
     async def _forward_next(self, count: int) -> bool:
         """Forward the next load. False if there is none."""
@@ -312,17 +310,25 @@ class Lane:
             return
         for name, places in self.route.split(locked).items():
             await self._outlet_to(name).forward(part_of(locked, places))
-        if self._retry_at is None and not any(outlet.has_aside for outlet in self._outlets.values()):
-            if self._trouble is not None:
-                log.info("forward.resumed", entity=self.route.source.name, partition=self.number)
-            self._delay_s, self._trouble = RETRY_S, None
+        if self._pause.at is None and self._pause.succeeded():
+            self.log_resumed(self.route.target_name)
 
     def _outlet_to(self, name: str) -> Outlet:
         key = key_of(name)
         outlet = self._outlets.get(key)
         if outlet is None:
             outlet = self._outlets[key] = Outlet(self, name)
+            self.route.shared.lanes_to.setdefault(key, {})[self] = None
         return outlet
+
+    def _drop_outlets(self, keys: Iterable[str]) -> None:
+        lanes_to = self.route.shared.lanes_to
+        for key in keys:
+            del self._outlets[key]
+            lanes = lanes_to[key]
+            del lanes[self]
+            if not lanes:
+                del lanes_to[key]
 
     # --- forgetting -----------------------------------------------------------------------------------------
 
@@ -342,5 +348,4 @@ class Lane:
         """As `_forget`, just after a `LockNext`, so that everything which was removed is synced."""
         for outlet in list(self._outlets.values()):
             await outlet.forget()
-        for key in [key for key, outlet in self._outlets.items() if outlet.is_idle]:
-            del self._outlets[key]
+        self._drop_outlets([key for key, outlet in self._outlets.items() if outlet.is_idle])

@@ -27,6 +27,7 @@ from broker.base.errors import Reason, Refused
 from broker.messaging.asking import answer_of
 from broker.messaging.forward_aside import Aside
 from broker.messaging.forward_load import Prepared, Rejection, prepare, rejection_of
+from broker.messaging.forward_retry import Retry
 from broker.messaging.forward_route import Route
 from broker.namespace.entity import Entity
 from broker.operations import (
@@ -69,8 +70,11 @@ class Source(Protocol):
     async def ask(self, operation: Operation) -> Answer | Refused:
         """Ask something of the partition, and wait for the answer."""
 
-    def try_later(self, reason: Reason) -> None:
-        """Some messages cannot be forwarded for now: try again after a pause."""
+    def log_waiting(self, target_name: str | None, reason: Reason) -> None:
+        """Log that messages for this target wait."""
+
+    def log_resumed(self, target_name: str | None) -> None:
+        """Log that none waits any more."""
 
     def pause(self, reason: Reason) -> None:
         """Nothing can be forwarded for now: try again after a pause, beginning with one message."""
@@ -101,6 +105,8 @@ class Outlet:
         """Partitions of the target that keep numbers of this source."""
         self._aside: dict[int, Aside] = {}
         """By partition of the target: messages that were set aside."""
+        self.retry = Retry()
+        """When to try them again. The lane looks at it."""
 
     # --- what waits -----------------------------------------------------------------------------------------
 
@@ -136,6 +142,12 @@ class Outlet:
             while tokens := aside.release_next():
                 self._source.post(Release(tokens))
         self._aside.clear()
+        self.retry.at = None
+
+    def _try_later(self, reason: Reason) -> None:
+        """Some messages cannot be forwarded for now: try again after a pause."""
+        if self.retry.failed(reason, self._loop.time()):
+            self._source.log_waiting(self._target_name, reason)
 
     def locks_lost(self) -> None:
         """The partition went down: what was set aside is not locked any more."""
@@ -185,7 +197,7 @@ class Outlet:
                 await self._settle(locked, _Outcome(rejected={rejection: everything}))
             elif route.target_name is None:
                 self._set_aside(_WHOLE, locked, everything)
-                self._source.try_later(why.reason)
+                self._try_later(why.reason)
             else:
                 self._source.post(Release(locked.tokens))
                 self._source.pause(why.reason)
@@ -215,6 +227,8 @@ class Outlet:
         await self._settle(locked, outcome)
         if _WHOLE in self._aside:
             self._release_next(_WHOLE)
+        if self.retry.at is None and not self._aside and self.retry.succeeded():
+            self._source.log_resumed(self._target_name)
 
     async def _hand_over(
         self,
@@ -277,7 +291,7 @@ class Outlet:
             outcome.rejected.setdefault(rejection, []).extend(places)
             return
         self._set_aside(number, locked, places)
-        self._source.try_later(why.reason)
+        self._try_later(why.reason)
 
     # --- at the source --------------------------------------------------------------------------------------
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from broker.base.clock import Clock
 from broker.entities.descriptions import key_of
@@ -17,6 +17,13 @@ from broker.throttle.memory_mark import Memory
 
 LOADS_MAX = 8
 """Loads that are in memory at a time, over all entities."""
+
+
+class Waiting(Protocol):
+    """A lane, as far as its targets matter to it."""
+
+    def try_now(self, target_name: str) -> None:
+        """A target has changed: do not wait any longer."""
 
 
 @dataclass(slots=True)
@@ -33,6 +40,9 @@ class Shared:
     """Have this partition of a target say of which sources it keeps numbers (`forward_leftovers.py`)."""
     loads: asyncio.Semaphore
     """Bounds how many loads are in memory at a time."""
+    lanes_to: dict[str, dict[Waiting, None]] = field(default_factory=dict)
+    """By the key of a target's name: the lanes that have forwarded to it of late, or have something that
+    waits for it. Each lane enters itself."""
 
     def find(self, name: str) -> Entity:
         """The entity of this name, if clients may send to it. Raises Refused."""

@@ -57,11 +57,6 @@ class ForwardedSubqueue:
         self._start_lane(partition)
         self._lanes[partition].mark(target, number)
 
-    def try_now(self) -> None:
-        """The target has changed."""
-        for lane in self._lanes.values():
-            lane.try_now(self.target_name)
-
     def begin_to_stop(self) -> None:
         """Lock no more messages. `stop` does the rest."""
         if self._start_lane in self.source.at_start:
@@ -98,7 +93,6 @@ class Forwarding:
         self._forwarded: dict[_Key, ForwardedSubqueue] = {}
         self._numbers: dict[str, set[int]] = {}
         """By generation, the numbers of the subqueues of `_forwarded`."""
-        self._by_target: dict[str, set[_Key]] = {}
         self._ending: dict[_Key, asyncio.Task[None]] = {}
         """Forwarding that is coming to an end. Forwarding of the same subqueue to another target begins after
         that."""
@@ -147,9 +141,9 @@ class Forwarding:
                 self._end(key)
             if target is not None and key not in self._forwarded:
                 self._begin(key, entity, target)
-        for key in self._by_target.get(key_of(entity.name), ()):
-            self._forwarded[key].try_now()
         self.transfers.changed(entity)
+        for lane in list(self._shared.lanes_to.get(key_of(entity.name), ())):
+            lane.try_now(entity.name)
 
     def _found(self, entity: Entity, number: int, found: SourcesFound) -> None:
         """A partition says what is left in it."""
@@ -185,7 +179,6 @@ class Forwarding:
         forwarded = ForwardedSubqueue(self._shared, entity, key[1], target)
         self._forwarded[key] = forwarded
         self._numbers.setdefault(key[0], set()).add(key[1])
-        self._by_target.setdefault(key_of(target), set()).add(key)
         if (ending := self._ending.get(key)) is None:
             forwarded.start()
         else:
@@ -201,10 +194,6 @@ class Forwarding:
         numbers.discard(key[1])
         if not numbers:
             del self._numbers[key[0]]
-        keys = self._by_target[key_of(forwarded.target_name)]
-        keys.discard(key)
-        if not keys:
-            del self._by_target[key_of(forwarded.target_name)]
         forwarded.begin_to_stop()
         before = self._ending.get(key)
         task = self._ending[key] = self._shared.spawn(

@@ -31,8 +31,8 @@ class Transfers:
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self._lanes: dict[tuple[str, int], Lane] = {}
-        """By the generation of the via entity, and the partition."""
+        self._lanes: dict[str, dict[int, Lane]] = {}
+        """By the generation of the via entity, and by partition."""
         self._stopping = False
 
     def start(self) -> None:
@@ -44,36 +44,34 @@ class Transfers:
 
     def passed_on(self, via: Entity, number: int) -> None:
         """A partition of an entity is about to get messages for other entities."""
-        key = via.description.generation, number
-        if key not in self._lanes and via.gone is None and not self._stopping:
+        lanes = self._lanes.get(via.description.generation, {})
+        if number not in lanes and via.gone is None and not self._stopping:
             number_there = via.description.subqueues.first_with(PASSES_ON)
             assert number_there is not None, "an entity that passes messages on has a subqueue for them"
             route = Route(self._shared, via, number_there, None)
-            lane = self._lanes[key] = Lane(route, number)
+            lane = lanes[number] = Lane(route, number)
+            self._lanes[via.description.generation] = lanes
             lane.start()
 
     def mark(self, via: Entity, partition: int, destination: Entity, number: int) -> None:
         """A partition of a destination keeps numbers of what came from this partition."""
         self.passed_on(via, partition)
-        if (lane := self._lanes.get((via.description.generation, partition))) is not None:
+        if (lane := self._lanes.get(via.description.generation, {}).get(partition)) is not None:
             lane.mark(destination, number)
 
     def changed(self, entity: Entity) -> None:
         """An entity was created, changed or deleted."""
         if entity.gone is not None:
-            generation = entity.description.generation
-            for key in [key for key in self._lanes if key[0] == generation]:
-                lane = self._lanes.pop(key)
+            for lane in self._lanes.pop(entity.description.generation, {}).values():
                 self._shared.spawn(lane.stop(forgets=entity.is_deleted), name="transfers end")
         else:
             self._begin_known([entity])  # it may have been out of service
-        for lane in self._lanes.values():
-            lane.try_now(entity.name)
 
     async def stop(self) -> None:
         """End the loads under way, and transfer nothing more."""
         self._stopping = True
-        await asyncio.gather(*(lane.stop(forgets=False) for lane in self._lanes.values()))
+        lanes = [lane for each in self._lanes.values() for lane in each.values()]
+        await asyncio.gather(*(lane.stop(forgets=False) for lane in lanes))
 
     async def _find(self, entities: Sequence[Entity], unknown: list[Entity]) -> None:
         """Begin the lanes of all other entities, and of those with partitions whose content is unknown."""

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER, TRANSFER_DEAD_LETTER, QueueSettings
 from broker.message.stored import store_run
-from broker.messaging import forward_lane
+from broker.messaging import forward_lane, forward_retry
 from broker.messaging.sends import transfer_of
 from broker.namespace.entity import Entity, ask
 from broker.operations import DeadLetter, Locked, Send, Settled, SubqueueCounts, Transact, Transacted
@@ -224,8 +224,8 @@ async def check(seed: int) -> None:
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward_lane, "RETRY_S", 0.001)
-    monkeypatch.setattr(forward_lane, "RETRY_S_MAX", 0.01)
+    monkeypatch.setattr(forward_retry, "RETRY_S", 0.001)
+    monkeypatch.setattr(forward_retry, "RETRY_S_MAX", 0.01)
     monkeypatch.setattr(forward_lane, "FORGET_S", 0.002)
 
 

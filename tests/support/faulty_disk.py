@@ -104,6 +104,12 @@ class FaultyDisk:
             self._faults.clear()
             self._flips.clear()
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether every fault that `fail` and `shorten` have prepared has happened."""
+        with self._mutex:
+            return not any(fault.times for fault in self._faults)
+
     def _meet(self, operation: str, path: Path) -> int:
         """Hang or raise as the test asked; otherwise give the most bytes to write, -1 for no limit."""
         if self._holds:

@@ -15,6 +15,7 @@ from broker.base.errors import Reason, Refused
 from broker.base.metrics import Metrics
 from broker.entities.descriptions import MAIN, QueueDescription, QueueSettings, key_of
 from broker.message.stored import MessageIds, store_run
+from broker.messaging.forward_lane import Lane
 from broker.messaging.forwarding import Forwarding
 from broker.namespace.entity import Entity, ask
 from broker.namespace.meter import EntityMeter
@@ -272,6 +273,12 @@ def locked_of(*messages: bytes) -> Locked:
     given = locked(0, len(messages))
     given.messages = list(messages)
     return given
+
+
+def is_troubled(lane: Lane) -> bool:
+    """Whether a lane, or one of its outlets, has failed and has not succeeded since."""
+    retries = [lane._pause, *(outlet.retry for outlet in lane._outlets.values())]
+    return any(each.reason is not None for each in retries)
 
 
 def held_now(entity: Entity, subqueue: str = MAIN) -> int:

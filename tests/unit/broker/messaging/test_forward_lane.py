@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
-from broker.messaging import forward_lane, forward_outlet
+from broker.messaging import forward_lane, forward_outlet, forward_retry
 from broker.messaging.forward_lane import Lane
 from broker.messaging.forward_outlet import Outlet
 from broker.namespace.entity import ask
@@ -50,8 +50,8 @@ def kept(here: World, number: int = 0) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward_lane, "RETRY_S", 0.001)
-    monkeypatch.setattr(forward_lane, "RETRY_S_MAX", 0.01)
+    monkeypatch.setattr(forward_retry, "RETRY_S", 0.001)
+    monkeypatch.setattr(forward_retry, "RETRY_S_MAX", 0.01)
 
 
 async def test_a_partition_of_the_target_that_is_down_holds_up_its_own_messages_only() -> None:
@@ -204,7 +204,7 @@ async def test_above_the_memory_mark_messages_wait() -> None:
         memory = here.forwarding._shared.memory
         memory.mark, memory.limited = 1, True
         await here.send("a", "x")
-        await until(lambda: lane_of(here)._trouble is Reason.SERVER_BUSY)
+        await until(lambda: lane_of(here)._pause.reason is Reason.SERVER_BUSY)
         assert held_now(here.entities["a"]) == 1
         memory.mark, memory.limited = 1 << 40, False
         await here.until_at("b", 1)
@@ -231,7 +231,7 @@ async def test_a_refusal_by_the_target_s_entity_is_passed_on() -> None:
         here.missing = lambda name: Refused(Reason.PARTITION_UNAVAILABLE, "damaged")  # type: ignore[method-assign]
         await here.delete("b")
         await here.send("a", "x")
-        await until(lambda: lane_of(here)._trouble is Reason.PARTITION_UNAVAILABLE)
+        await until(lambda: lane_of(here)._pause.reason is Reason.PARTITION_UNAVAILABLE)
         assert (held_now(here.entities["a"]), await here.texts("a", DEAD_LETTER)) == (1, [])
 
 

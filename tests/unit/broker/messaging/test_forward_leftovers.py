@@ -11,7 +11,7 @@ import pytest
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import TRANSFER, EntityStatus, QueueSettings
 from broker.message.stored import store_run
-from broker.messaging import forward_lane
+from broker.messaging import forward_lane, forward_retry
 from broker.messaging.forward_leftovers import Leftovers, _Visit
 from broker.messaging.sends import transfer_of
 from broker.namespace.entity import Entity, ask
@@ -29,8 +29,8 @@ PAUSED = replace(TO_B, status=EntityStatus.RECEIVE_DISABLED)
 
 @pytest.fixture(autouse=True)
 def timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward_lane, "RETRY_S", 0.001)
-    monkeypatch.setattr(forward_lane, "RETRY_S_MAX", 0.01)
+    monkeypatch.setattr(forward_retry, "RETRY_S", 0.001)
+    monkeypatch.setattr(forward_retry, "RETRY_S_MAX", 0.01)
     monkeypatch.setattr(forward_lane, "FORGET_S", 60.0)
 
 

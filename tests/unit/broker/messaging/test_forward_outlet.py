@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from broker.entities.descriptions import MAIN, TRANSFER_DEAD_LETTER, QueueSettings
-from broker.messaging import forward_lane, forward_outlet
+from broker.messaging import forward_outlet, forward_retry
 from broker.messaging.forward_lane import Lane
 from broker.messaging.forward_outlet import Outlet, part_of
 from broker.namespace.entity import ask
@@ -14,7 +14,7 @@ from broker.namespace.router import partition_of_key
 from broker.operations import Locked, LockExactly, Renewed, RenewLocks
 from broker.transfer_operations import FailTransfer
 from storage.errors import DiskFailed
-from tests.support.forwarding_world import World, held_now, world
+from tests.support.forwarding_world import World, held_now, is_troubled, world
 from tests.support.locked import locked
 from tests.support.waiting import until
 
@@ -33,14 +33,14 @@ def outlet_of(lane: Lane) -> Outlet:
 
 
 async def test_the_locks_of_what_was_set_aside_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward_lane, "RETRY_S", 60.0)
+    monkeypatch.setattr(forward_retry, "RETRY_S", 60.0)
     monkeypatch.setattr(forward_outlet, "RENEWED_BEFORE_S", 1_000.0)
     async with world(a=(1, TO_B), b=(2, PLAIN)) as here:
         here.on_log = lambda name, number, log: setattr(
             log, "on_acquire", lambda: DiskFailed("down") if (name, number) == ("b", 1) else None
         )
         await here.send("a", "x", key=KEY)
-        await until(lambda: lane_of(here)._retry_at is not None)
+        await until(lambda: is_troubled(lane_of(here)))
         here.clock.advance(forward_outlet.LOCK_MS - 1)
         await outlet_of(lane_of(here)).renew()
         here.clock.advance(forward_outlet.LOCK_MS - 1)

@@ -19,7 +19,7 @@ from broker.namespace.entity import ask
 from broker.namespace.router import PartitionHandle
 from broker.operations import Answer, DeadLetter, Locked, LockExactly, Settled
 from broker.transfer_operations import HandOver
-from tests.support.forwarding_world import World, held_now, world
+from tests.support.forwarding_world import World, held_now, is_troubled, world
 from tests.support.waiting import until
 
 PLAIN = QueueSettings()
@@ -201,7 +201,7 @@ async def test_a_dead_letter_waits_for_a_target_that_takes_nothing_and_fails_for
     settings = QueueSettings(forward_dead_lettered_to="b")
     async with world(a=(1, settings), b=(1, replace(PLAIN, status=EntityStatus.DISABLED))) as here:
         await dead_letter(here, "a", await here.send("a", "x"))
-        await until(lambda: next(iter(_lanes(here)))._trouble is not None)
+        await until(lambda: is_troubled(next(iter(_lanes(here)))))
         assert held_now(here.entities["a"], DEAD_LETTER) == 1
         await here.update("b", QueueSettings())
         assert await here.until_at("b", 1) == ["x"]

@@ -4,7 +4,7 @@ that a destination does not take."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,14 +18,15 @@ from broker.entities.descriptions import (
     QueueSettings,
 )
 from broker.message.stored import store_run
-from broker.messaging import forward_lane
+from broker.messaging import forward_lane, forward_retry
+from broker.messaging.forward_lane import Lane
 from broker.messaging.sends import transfer_of
 from broker.namespace.entity import ask
 from broker.operations import MessageState, Send, SubqueueCounts, Transact, Transacted
 from protocol.codec import Timestamp
 from storage.errors import CommitFailed, DiskFailed
 from tests.support.amqp_messages import message
-from tests.support.forwarding_world import World, held_now, message_of, world
+from tests.support.forwarding_world import World, held_now, is_troubled, message_of, world
 from tests.support.memory_log import MemoryLog
 from tests.support.waiting import until
 
@@ -34,8 +35,8 @@ PLAIN = QueueSettings()
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward_lane, "RETRY_S", 0.001)
-    monkeypatch.setattr(forward_lane, "RETRY_S_MAX", 0.01)
+    monkeypatch.setattr(forward_retry, "RETRY_S", 0.001)
+    monkeypatch.setattr(forward_retry, "RETRY_S_MAX", 0.01)
 
 
 async def pass_on(here: World, to: str, *texts: str, partition: int = 0, announced: bool = True) -> None:
@@ -238,6 +239,11 @@ async def test_a_disk_that_fails_at_any_record_of_a_transfer_loses_and_doubles_n
                 assert await here.texts("b") == ["0", "1", "2"], (name, after)
 
 
+def lanes_to(here: World) -> dict[str, dict[Lane, None]]:
+    """The lanes by the target that they have forwarded to, or that something waits for."""
+    return cast(dict[str, dict[Lane, None]], here.forwarding._shared.lanes_to)
+
+
 async def test_a_via_entity_that_is_deleted_ends_its_lanes() -> None:
     async with world(via=(1, PLAIN), b=(1, PLAIN)) as here:
         await pass_on(here, "b", "1")
@@ -248,6 +254,7 @@ async def test_a_via_entity_that_is_deleted_ends_its_lanes() -> None:
         await until(lambda: not here.forwarding.transfers._lanes)
         here.forwarding.transfers.passed_on(via, 0)
         assert not here.forwarding.transfers._lanes
+        await until(lambda: not lanes_to(here))
 
 
 async def test_the_destination_forgets_what_came_some_time_after_the_last_one(
@@ -257,10 +264,30 @@ async def test_the_destination_forgets_what_came_some_time_after_the_last_one(
     async with world(via=(1, PLAIN), b=(1, PLAIN)) as here:
         await pass_on(here, "b", "1")
         await here.until_at("b", 1)
-        (lane,) = here.forwarding.transfers._lanes.values()
-        await until(
-            lambda: (
-                not any(outlet.is_marked for outlet in lane._outlets.values())
-                and not held_now(here.entities["via"], TRANSFER)
-            )
-        )
+        await until(lambda: not (lanes_to(here) or held_now(here.entities["via"], TRANSFER)))
+
+
+async def test_a_destination_that_waits_holds_up_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_down = True
+
+    def refuse(name: str, number: int, log: MemoryLog) -> None:
+        if name != "via":
+            log.on_acquire = lambda: DiskFailed("down") if is_down else None
+
+    monkeypatch.setattr(forward_retry, "RETRY_S", 60.0)
+    monkeypatch.setattr(forward_retry, "RETRY_S_MAX", 60.0)
+    async with world(via=(1, PLAIN), b=(1, PLAIN), c=(1, PLAIN)) as here:
+        here.on_log = refuse
+        await pass_on(here, "b", "later")
+        await until(lambda: any(is_troubled(lane) for lane in lanes_to(here).get("b", ())))
+        monkeypatch.setattr(forward_retry, "RETRY_S", 0.001)
+        await pass_on(here, "c", "sooner")
+        await until(lambda: "c" in lanes_to(here))
+        is_down = False
+        here.clock.advance(60_000)
+        for name in ("b", "c"):
+            here.partitions[name, 0].wake()
+        assert await here.until_at("c", 1) == ["sooner"]
+        assert held_now(here.entities["b"]) == 0
+        await here.update("b", PLAIN)
+        assert await here.until_at("b", 1) == ["later"], "its target has changed"
