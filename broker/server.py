@@ -28,6 +28,7 @@ from broker.base.metrics import Metrics
 from broker.base.sockets import addresses_text, listen
 from broker.descriptors import Shares, raise_limit
 from broker.entities.descriptions import EntityDescription
+from broker.entities.subscription_validation import TopicLimits
 from broker.frontend.handshakes import Handshakes
 from broker.frontend.listener import StreamProtocol, serve_websocket
 from broker.frontend.services import Services
@@ -37,7 +38,7 @@ from broker.hosting.remote import RemoteHost
 from broker.http.server import HttpServer
 from broker.message.stored import MessageIds
 from broker.messaging.forwarding import Forwarding
-from broker.namespace.apply_file import apply_file, check_targets
+from broker.namespace.apply_file import apply_file, check_rules, check_targets
 from broker.namespace.entity import Entity
 from broker.namespace.kinds import make_entity
 from broker.namespace.meter import EntityMeter
@@ -157,7 +158,7 @@ class Broker:
             idle_ms_min=settings.auto_delete_on_idle_ms_min,
             disk_timeout_ms=settings.disk_timeout_ms,
             failed=self._part_failed,
-            unsupported_topics=[topic.name for topic in file.topics] if file else (),
+            topic_limits=TopicLimits(settings.subscriptions_max, settings.rules_max),
         )
         rules = settings.authorization_rules() + (file.authorization_rules if file else ())
         self.authorizer = Authorizer(rules, self.namespace.rules_of)
@@ -210,8 +211,9 @@ class Broker:
         await self.namespace.load()
         self._look_at_folders()
         if self.file is not None:
+            check_rules(self.file)
             check_targets(self.file, self.namespace)
-            await apply_file(self.file.queues, self.namespace)
+            await apply_file((*self.file.queues, *self.file.topics), self.namespace)
         files = tls_files(settings, self.clock.now_ms())
         tls = server_context(files)
         services = Services(

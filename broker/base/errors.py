@@ -46,3 +46,8 @@ class Refused(Exception):
         super().__init__(description)
         self.reason = reason
         self.description = description
+
+
+def not_found_text(name: str) -> str:
+    """The text by which JavaScript and Java recognise a missing entity (AMQP contract 9.4)."""
+    return f"The messaging entity '{name}' could not be found."

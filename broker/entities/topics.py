@@ -132,6 +132,11 @@ class SubscriptionDescription:
             SubqueueDescription(f"{name}/{TRANSFER_DEAD_LETTER}", KEEPS_FAILED_TRANSFERS, redrives_to=main),
         )
 
+    def with_rules(self, rules: Iterable[RuleDescription], now_ms: int) -> Self:
+        """The subscription with these rules instead of its own. A rule without a time is created now."""
+        dated = (each if each.created_at_ms else replace(each, created_at_ms=now_ms) for each in rules)
+        return replace(self, rules=tuple(dated), updated_at_ms=now_ms, idle_ms=0)
+
     def rule(self, name: str) -> RuleDescription | None:
         """The rule of this name, in any case."""
         key = key_of(name)
@@ -195,16 +200,10 @@ class TopicDescription(EntityDescription):
     ) -> Self:
         """The topic with one more subscription. `from_file`: the configuration file asks for it."""
         number = self.last_subscription + 1
-        added = SubscriptionDescription(
-            name,
-            number,
-            settings,
-            tuple(rules),
-            now_ms,
-            now_ms,
-            settings if from_file else None,
-            tuple(rules) if from_file else None,
-        )
+        added = SubscriptionDescription(name, number, settings, created_at_ms=now_ms, updated_at_ms=now_ms)
+        if from_file:
+            added = replace(added, file_settings=settings, file_rules=tuple(rules))
+        added = added.with_rules(rules, now_ms)
         return replace(self, subscriptions=(*self.subscriptions, added), last_subscription=number)
 
     def with_changed(self, changed: SubscriptionDescription) -> Self:

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from types import TracebackType
 
+from aiohttp import web
+
+from broker.http.atom import Description, WrongXml, parse_entry
 from broker.http.refusals import HttpRefusal
 
 TOTAL_BYTES_MAX = 64 * 1024 * 1024
@@ -22,9 +25,26 @@ class Bodies:
     def __init__(self, body_bytes_max: int) -> None:
         """`body_bytes_max` is the limit of one body. A body of that size always fits when no other is being
         read."""
+        self._body_bytes_max = body_bytes_max
         self.bytes = 0
         """Bytes counted now: what the bodies have beyond their first FREE_BYTES."""
         self.bytes_max = max(TOTAL_BYTES_MAX, body_bytes_max)
+
+    async def description(self, request: web.Request) -> Description:
+        """Read the description that a request's body holds. Raises HttpRefusal: 400, 413, 503."""
+        body = bytearray()
+        with self.read() as counted:
+            async for chunk in request.content.iter_any():
+                if len(body) + len(chunk) > self._body_bytes_max:
+                    raise HttpRefusal(
+                        413, 0, f"The body is larger than the limit of {self._body_bytes_max} bytes."
+                    )
+                counted.grows(len(chunk))
+                body += chunk
+            try:
+                return parse_entry(bytes(body))
+            except WrongXml as wrong:
+                raise HttpRefusal(400, 40000, str(wrong)) from wrong
 
     def read(self) -> Body:
         """Begin a body. Use it in a `with` statement, which releases its bytes however it ends."""

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from broker.entities.descriptions import EntityDescription, EntitySettings, QueueDescription, QueueSettings
-from broker.http import queue_xml
+from broker.entities.topics import TopicDescription, TopicSettings
+from broker.http import queue_xml, topic_xml
 from broker.http.atom import Description, Element
 from broker.http.description_xml import EntityDefaults, unknown_elements
 from broker.http.queue_xml import read_queue, write_queue
+from broker.http.topic_xml import read_topic, write_topic
 from broker.namespace.entity import EntityRuntime
 
 
@@ -65,7 +67,31 @@ class QueueXml(EntityXml):
         return write_queue(entity, runtime, host)
 
 
-KINDS: Mapping[str, EntityXml] = {"QueueDescription": QueueXml()}
+class TopicXml(EntityXml):
+    """The descriptions of topics."""
+
+    KIND = TopicDescription
+    TITLE = "Topics"
+
+    def read(
+        self,
+        description: Description,
+        defaults: EntityDefaults,
+        previous: EntitySettings | None,
+        now_ms: int,
+    ) -> TopicSettings:
+        assert previous is None or isinstance(previous, TopicSettings)
+        return read_topic(description, defaults, previous, now_ms)
+
+    def unknown_elements(self, description: Description) -> list[str]:
+        return unknown_elements(description, topic_xml.SETTINGS)
+
+    def write(self, entity: EntityDescription, runtime: EntityRuntime, host: str) -> Element:
+        assert isinstance(entity, TopicDescription)
+        return write_topic(entity, runtime)
+
+
+KINDS: Mapping[str, EntityXml] = {"QueueDescription": QueueXml(), "TopicDescription": TopicXml()}
 """By the name of the description's element."""
 
 

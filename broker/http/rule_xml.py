@@ -5,6 +5,7 @@ The type of a filter decides, and not its text: clients write the expression of 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from lxml import etree
@@ -37,20 +38,19 @@ _CORRELATION: Final = (
 )
 
 
-def read_rule(description: Description, name: str, now_ms: int) -> RuleDescription:
+def read_rule(description: Description, name: str) -> RuleDescription:
     """Read the rule that a request describes; the name comes from its URL. Raises WrongProperty."""
-    rule = read_rule_element(description.element, name, now_ms)
-    return RuleDescription(name, rule.filter, rule.action, rule.created_at_ms)
+    rule = read_rule_element(description.element, name)
+    return replace(rule, name=name)
 
 
-def read_rule_element(element: Element, name: str, now_ms: int) -> RuleDescription:
+def read_rule_element(element: Element, name: str) -> RuleDescription:
     """Read a rule as an element has it. `name` is for a rule without one. Raises WrongProperty."""
     of_filter, of_action = _find(element, "Filter"), _find(element, "Action")
     return RuleDescription(
         _text(element, "Name") or name,
         TrueFilter() if of_filter is None else _read_filter(of_filter),
         None if of_action is None else _read_action(of_action),
-        now_ms,
     )
 
 

@@ -53,13 +53,13 @@ def read_subscription(
     )
 
 
-def read_first_rule(description: Description, now_ms: int) -> RuleDescription:
+def read_first_rule(description: Description) -> RuleDescription:
     """The rule that a new subscription begins with: the one in its description, or the default rule. Raises
     WrongProperty."""
     element = description.element.find(f"{{{SERVICE_BUS}}}DefaultRuleDescription")
     if element is None:
-        return RuleDescription(DEFAULT_RULE_NAME, created_at_ms=now_ms)
-    return read_rule_element(element, DEFAULT_RULE_NAME, now_ms)
+        return RuleDescription(DEFAULT_RULE_NAME)
+    return read_rule_element(element, DEFAULT_RULE_NAME)
 
 
 def write_subscription(subscription: SubscriptionDescription, runtime: EntityRuntime, host: str) -> Element:

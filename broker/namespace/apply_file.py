@@ -1,25 +1,32 @@
-"""Apply the queues of the configuration file to the namespace at startup.
+"""Apply the entities of the configuration file to the namespace at startup.
 
-A missing queue is created. An existing queue is updated only if its entry in the file has changed since it
+A missing entity is created. An existing one is updated only if its entry in the file has changed since it
 was last applied, so a change made through the administration API survives until the file's entry changes.
-Settings that are fixed at creation are left alone, and every start logs a warning (`config.not_applied`) for
-as long as the file and the queue differ.
+The same holds for each subscription of a topic, and for its rules. Settings that are fixed at creation are
+left alone, and every start logs a warning (`config.not_applied`) for as long as the file and the entity
+differ.
 
-A queue can only forward to an entity that exists. A file that names another target is wrong, unless the queue
-was already to forward there: the target may have been deleted since, and the broker must start all the same.
+An entity or a subscription can only forward to an entity that exists. A file that names another target is
+wrong, unless that was already the target: it may have been deleted since, and the broker must start all the
+same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import structlog
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import EntityDescription, EntitySettings, key_of
+from broker.entities.subscription_validation import check_limits
+from broker.entities.topics import TopicDescription
+from broker.namespace.file_subscriptions import fixed_differences, with_subscriptions
 from broker.namespace.namespace import Namespace
-from broker.settings.config_file import ConfigFile, QueueSpec, WrongConfigFile
+from broker.namespace.subscriptions import check_expressions
+from broker.settings.config_file import ConfigFile, EntitySpec, TopicSpec, WrongConfigFile
 
 FORWARDING_FIELDS = ("ForwardTo", "ForwardDeadLetteredMessagesTo")
 """The file's names of the two targets in `EntitySettings.forwarding`."""
@@ -27,75 +34,155 @@ FORWARDING_FIELDS = ("ForwardTo", "ForwardDeadLetteredMessagesTo")
 log = structlog.get_logger("config")
 
 
-def check_targets(file: ConfigFile, namespace: Namespace) -> None:
-    """Check that the queues of the file forward to entities that are in the file or in the namespace. Raises
-    WrongConfigFile; only warns of a queue that was already to forward to its missing target."""
-    in_file = {key_of(spec.name) for spec in file.queues}
-    wrong: list[str] = []
-    for place, spec in enumerate(file.queues):
-        existing = namespace.describe(spec.name)
+class _Forwards(Protocol):
+    """The settings of what can forward messages."""
+
+    @property
+    def forwarding(self) -> tuple[str | None, str | None]: ...
+
+
+@dataclass(slots=True, frozen=True)
+class _Source:
+    """A queue or a subscription of the file, which may forward messages."""
+
+    path: str
+    """Its own, as an address."""
+    place: str
+    """Where it is in the file."""
+    settings: _Forwards
+    earlier: Sequence[_Forwards]
+    """The settings that it has, and those that it had from the file."""
+
+
+def _sources(file: ConfigFile, namespace: Namespace) -> Iterable[_Source]:
+    for index, queue in enumerate(file.queues):
+        existing = namespace.describe(queue.name)
         earlier = [existing.settings, existing.file_settings or existing.settings] if existing else []
+        yield _Source(queue.name, f"Queues[{index}]", queue.settings, earlier)
+    for index, topic in enumerate(file.topics):
+        live = namespace.describe(topic.name)
+        for number, each in enumerate(topic.subscriptions):
+            has = live.subscription(each.name) if isinstance(live, TopicDescription) else None
+            yield _Source(
+                f"{topic.name}/Subscriptions/{each.name}",
+                f"Topics[{index}].Subscriptions[{number}]",
+                each.settings,
+                [has.settings, has.file_settings or has.settings] if has else [],
+            )
+
+
+def check_targets(file: ConfigFile, namespace: Namespace) -> None:
+    """Check that everything in the file forwards to entities that are in the file or in the namespace. Raises
+    WrongConfigFile; only warns of what was already to forward to its missing target."""
+    in_file = {key_of(spec.name) for spec in (*file.queues, *file.topics)}
+    wrong: list[str] = []
+    for source in _sources(file, namespace):
         for index, field in enumerate(FORWARDING_FIELDS):
-            target = spec.settings.forwarding[index]
+            target = source.settings.forwarding[index]
             if target is None or key_of(target) in in_file or namespace.find(target) is not None:
                 continue
             why = namespace.missing(target)
-            known = {key_of(each.forwarding[index] or "") for each in earlier}
+            known = {key_of(each.forwarding[index] or "") for each in source.earlier}
             if why.reason is not Reason.ENTITY_NOT_FOUND or key_of(target) in known:
                 log.warning(
                     "config.target_missing",
-                    entity=spec.name,
+                    entity=source.path,
                     field=field,
                     target=target,
                     reason=why.description,
                 )
                 continue
             wrong.append(
-                f"{file.path}: UserConfig.Namespaces[0].Queues[{place}].Properties.{field}: '{spec.name}' "
-                f"cannot forward to '{target}': no queue of this name is in the file or in the data folder."
+                f"{file.path}: UserConfig.Namespaces[0].{source.place}.Properties.{field}: '{source.path}' "
+                f"cannot forward to '{target}': no queue or topic of this name is in the file or in the data "
+                "folder."
             )
     if wrong:
         raise WrongConfigFile("\n".join(wrong))
 
 
-async def apply_file(queues: Iterable[QueueSpec], namespace: Namespace) -> None:
-    """Create and update queues as the file asks. Raises Refused if a queue cannot be created, except when a
-    data folder is missing: then the other queues are live, and the next start creates this one."""
-    for spec in queues:
-        existing = namespace.describe(spec.name)
-        if existing is None and namespace.may_be_damaged(spec.name):
-            log.error("config.not_applied", entity=spec.name, reason=namespace.missing(spec.name).description)
-            continue
-        if existing is None:
-            try:
-                await namespace.create_entity(
-                    spec.name, spec.settings, spec.partitions, file_settings=spec.settings
-                )
-            except Refused as why:
-                is_begun = key_of(spec.name) in namespace.unconfirmed
-                if is_begun or why.reason is not Reason.PARTITION_UNAVAILABLE:
-                    text = f"The queue '{spec.name}' of the configuration file could not be created."
-                    raise Refused(why.reason, f"{text} {why.description}") from why
-                log.error("config.not_applied", entity=spec.name, reason=why.description)
-            continue
-        if type(existing.settings) is not type(spec.settings):
-            reason = "An entity of another kind has this name."
-            log.warning("config.not_applied", entity=spec.name, reason=reason)
-            continue
-        for reason in _fixed_differences(existing, spec):
-            log.warning("config.not_applied", entity=spec.name, reason=reason)
-        if existing.file_settings == spec.settings:
-            continue
+def check_rules(file: ConfigFile) -> None:
+    """Check that the rules in the file can be carried out. Raises WrongConfigFile with the position in the
+    expression."""
+    wrong = []
+    for index, topic in enumerate(file.topics):
+        for number, subscription in enumerate(topic.subscriptions):
+            for place, rule in enumerate(subscription.rules):
+                try:
+                    check_expressions([rule])
+                except Refused as why:
+                    where = f"Topics[{index}].Subscriptions[{number}].Rules[{place}]"
+                    wrong.append(f"{file.path}: UserConfig.Namespaces[0].{where}: {why.description}")
+    if wrong:
+        raise WrongConfigFile("\n".join(wrong))
+
+
+async def apply_file(entities: Iterable[EntitySpec], namespace: Namespace) -> None:
+    """Create and update entities as the file asks. Raises Refused if one cannot be created, except when a
+    data folder is missing: then the others are live, and the next start creates this one."""
+    for spec in entities:
+        await _apply(spec, namespace)
+        if isinstance(spec, TopicSpec):
+            await _apply_subscriptions(spec, namespace)
+
+
+async def _apply(spec: EntitySpec, namespace: Namespace) -> None:
+    existing = namespace.describe(spec.name)
+    if existing is None and namespace.may_be_damaged(spec.name):
+        log.error("config.not_applied", entity=spec.name, reason=namespace.missing(spec.name).description)
+        return
+    if existing is None:
         try:
-            await namespace.update_entity(spec.name, _changeable(existing, spec), file_settings=spec.settings)
+            await namespace.create_entity(
+                spec.name, spec.settings, spec.partitions, file_settings=spec.settings
+            )
         except Refused as why:
-            log.warning("config.not_applied", entity=spec.name, reason=why.description)
+            is_begun = key_of(spec.name) in namespace.unconfirmed
+            if is_begun or why.reason is not Reason.PARTITION_UNAVAILABLE:
+                text = f"The entity '{spec.name}' of the configuration file could not be created."
+                raise Refused(why.reason, f"{text} {why.description}") from why
+            log.error("config.not_applied", entity=spec.name, reason=why.description)
+        return
+    if type(existing.settings) is not type(spec.settings):
+        reason = "An entity of another kind has this name."
+        log.warning("config.not_applied", entity=spec.name, reason=reason)
+        return
+    for reason in _fixed_differences(existing, spec):
+        log.warning("config.not_applied", entity=spec.name, reason=reason)
+    if existing.file_settings == spec.settings:
+        return
+    try:
+        await namespace.update_entity(spec.name, _changeable(existing, spec), file_settings=spec.settings)
+    except Refused as why:
+        log.warning("config.not_applied", entity=spec.name, reason=why.description)
 
 
-def _fixed_differences(existing: EntityDescription, spec: QueueSpec) -> Iterable[str]:
+async def _apply_subscriptions(spec: TopicSpec, namespace: Namespace) -> None:
+    """Create and update the subscriptions of a topic that has been applied, all in one change."""
+    topic = namespace.describe(spec.name)
+    if not isinstance(topic, TopicDescription):
+        return  # it was reported
+    for name, reason in fixed_differences(topic, spec):
+        log.warning("config.not_applied", entity=f"{topic.name}/Subscriptions/{name}", reason=reason)
+    if with_subscriptions(topic, spec, 0) is topic:
+        return
+
+    def change(before: EntityDescription, now_ms: int) -> EntityDescription:
+        assert isinstance(before, TopicDescription)
+        after = with_subscriptions(before, spec, now_ms)
+        check_limits(before, after, namespace.subscriptions.limits)
+        return after
+
+    try:
+        await namespace.change_entity(topic.name, change)
+    except Refused as why:
+        log.error("config.not_applied", entity=spec.name, reason=f"Its subscriptions: {why.description}")
+
+
+def _fixed_differences(existing: EntityDescription, spec: EntitySpec) -> Iterable[str]:
     """Yield one sentence for each setting that differs from the file but is fixed at creation."""
     has, asked = existing.settings, spec.settings
-    for field, in_queue, in_file in (
+    for field, in_entity, in_file in (
         ("Partitioned", has.enable_partitioning, asked.enable_partitioning),
         ("PartitionCount", existing.partitions, spec.partitions or existing.partitions),
         *(
@@ -104,9 +191,9 @@ def _fixed_differences(existing: EntityDescription, spec: QueueSpec) -> Iterable
             if field != "enable_partitioning"
         ),
     ):
-        if in_queue != in_file:
+        if in_entity != in_file:
             yield (
-                f"{field} is {_text(in_file)} in the file and {_text(in_queue)} since the queue's "
+                f"{field} is {_text(in_file)} in the file and {_text(in_entity)} since the entity's "
                 "creation: it cannot be changed."
             )
 
@@ -115,7 +202,7 @@ def _text(value: bool | int) -> str:
     return str(value).lower()
 
 
-def _changeable(existing: EntityDescription, spec: QueueSpec) -> EntitySettings:
-    """The file's settings, with the fixed ones taken from the existing queue."""
+def _changeable(existing: EntityDescription, spec: EntitySpec) -> EntitySettings:
+    """The file's settings, with the fixed ones taken from the existing entity."""
     has = existing.settings
     return replace(spec.settings, **{field: getattr(has, field) for field in has.FIXED})

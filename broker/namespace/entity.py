@@ -16,7 +16,7 @@ from typing import ClassVar, Protocol
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import EntityDescription
-from broker.entities.roles import CountedAs
+from broker.entities.roles import CountedAs, SubqueueDescription
 from broker.namespace.meter import EntityMeter
 from broker.namespace.resting import Resting, add_counts
 from broker.namespace.router import PartitionHandle, Router
@@ -344,15 +344,22 @@ class Entity(ABC):
 
     def runtime(self) -> EntityRuntime:
         """What the entity holds now, and its health; exact as far as `counts` is."""
-        counts = self.counts()
+        return self.runtime_of(self.description.subqueues, self.description.settings.forwarding[0])
+
+    def runtime_of(
+        self, subqueues: Mapping[int, SubqueueDescription], forward_to: str | None
+    ) -> EntityRuntime:
+        """What some of its subqueues hold now, whose messages are forwarded if there is a target."""
+        all_counts = self.counts()
+        counts: dict[str, SubqueueCounts] = {}
         active = scheduled = dead = transfer = transfer_dead = messages = size = 0
-        for each in counts.values():
-            messages += each.active + each.deferred + each.scheduled
-            size += each.bytes
-        for subqueue in self.description.subqueues.values() if counts else ():
-            held = counts.get(subqueue.name)
+        for subqueue in subqueues.values() if all_counts else ():
+            held = all_counts.get(subqueue.name)
             if held is None:
                 continue
+            counts[subqueue.name] = held
+            messages += held.active + held.deferred + held.scheduled
+            size += held.bytes
             match subqueue.role.counted_as:
                 case CountedAs.ACTIVE:
                     active += held.active
@@ -363,7 +370,7 @@ class Entity(ABC):
                     transfer += held.active
                 case CountedAs.TRANSFER_DEAD_LETTER:
                     transfer_dead += held.active + held.deferred
-        if self.description.settings.forwarding[0] is not None:
+        if forward_to is not None:
             active, transfer = 0, transfer + active  # they wait to be forwarded, and not to be received
         return EntityRuntime(
             active,

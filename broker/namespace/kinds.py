@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from broker.entities.descriptions import EntityDescription, QueueDescription
+from broker.entities.topics import TopicDescription
 from broker.namespace.entity import Entity, Partition
 from broker.namespace.meter import EntityMeter
 from broker.namespace.queue import Queue
 from broker.namespace.resting import Resting
+from broker.namespace.topic import Topic
 
-KINDS: Mapping[type[EntityDescription], type[Entity]] = {QueueDescription: Queue}
+KINDS: Mapping[type[EntityDescription], type[Entity]] = {QueueDescription: Queue, TopicDescription: Topic}
 
 
 def make_entity(

@@ -33,7 +33,7 @@ from weakref import WeakValueDictionary
 import structlog
 
 from broker.base.clock import Clock
-from broker.base.errors import Reason, Refused
+from broker.base.errors import Reason, Refused, not_found_text
 from broker.entities.descriptions import (
     AuthorizationRule,
     EntityDescription,
@@ -43,7 +43,9 @@ from broker.entities.descriptions import (
 )
 from broker.entities.documents import decode_description, encode_description
 from broker.entities.kinds import describe
+from broker.entities.subscription_validation import TopicLimits
 from broker.entities.tiers import UNLIMITED, Tier
+from broker.entities.topics import TopicDescription
 from broker.entities.validation import (
     AUTO_DELETE_ON_IDLE_MS_MIN,
     check_effect,
@@ -55,6 +57,8 @@ from broker.namespace.damaged_entries import DamagedEntries
 from broker.namespace.entity import Entity, EntityRuntime
 from broker.namespace.idle_deletion import IdleDeletion
 from broker.namespace.resting import Resting
+from broker.namespace.subscriptions import Subscriptions
+from broker.namespace.topic import topics_not_served
 from storage.catalogue import Catalogue
 from storage.catalogue_recovery import Damaged
 from storage.errors import DiskFailed, DiskFull, DiskHangs, StorageError
@@ -93,14 +97,12 @@ class Namespace:
         tier: Tier = UNLIMITED,
         idle_ms_min: int = AUTO_DELETE_ON_IDLE_MS_MIN,
         folders: int = 1,
-        unsupported_topics: Iterable[str] = (),
+        topic_limits: TopicLimits = TopicLimits(),  # noqa: B008 - immutable
         confirm_retry_ms: int = 1_000,
         disk_timeout_ms: int = 5_000,
         failed: OwnerFailed = report_to_loop,
     ) -> None:
-        """`unsupported_topics`: topics in the configuration file, which this version only reads.
-
-        `folders`: over how many data folders the partitions of new entities are spread.
+        """`folders`: over how many data folders the partitions of new entities are spread.
 
         `confirm_retry_ms`: how long to wait between attempts to confirm an unconfirmed name.
 
@@ -127,7 +129,7 @@ class Namespace:
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._opening = asyncio.Semaphore(OPENING_MAX)
         self._folders = folders
-        self._unsupported_topics = frozenset(map(key_of, unsupported_topics))
+        self.subscriptions = Subscriptions(self, topic_limits, idle_ms_min)
         self._confirm_retry_ms = confirm_retry_ms
         self._disk_timeout_s = disk_timeout_ms / 1_000
         self._failed = failed
@@ -257,18 +259,10 @@ class Namespace:
         return queue.description if queue else None
 
     def missing(self, name: str) -> Refused:
-        """Why no queue of this name is live: its entry is damaged, the configuration file has a topic of this
-        name, or it does not exist."""
-        key = key_of(name)
-        topic = f"{key}/".partition("/subscriptions/")[0].removesuffix("/")
-        if topic in self._unsupported_topics:
-            return Refused(
-                Reason.NOT_IMPLEMENTED,
-                (
-                    f"'{name}' belongs to a topic of the configuration file. This version of the broker "
-                    "does not serve topics yet."
-                ),
-            )
+        """Why no entity of this name is live: its entry is damaged, or it does not exist."""
+        topic, _, subscription = key_of(name).rpartition("/subscriptions/")
+        if isinstance(found := self.describe(topic), TopicDescription) and found.subscription(subscription):
+            return topics_not_served(name)
         not_found = Refused(Reason.ENTITY_NOT_FOUND, not_found_text(f"sb://{self.name}/{name}"))
         return self._damaged.why_missing(name) or not_found
 
@@ -673,8 +667,3 @@ def _unconfirmed(name: str) -> Refused:
         "is not known: it is being undone. "
         "Please try again.",
     )
-
-
-def not_found_text(name: str) -> str:
-    """The text by which JavaScript and Java recognise a missing entity (AMQP contract 9.4)."""
-    return f"The messaging entity '{name}' could not be found."

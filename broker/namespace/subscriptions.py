@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from broker.base.errors import Reason, Refused
+from broker.base.errors import Reason, Refused, not_found_text
 from broker.entities.descriptions import EntityDescription, key_of
 from broker.entities.rules import RuleDescription
 from broker.entities.subscription_validation import (
@@ -23,7 +23,6 @@ from broker.entities.subscription_validation import (
 )
 from broker.entities.topics import SubscriptionDescription, SubscriptionSettings, TopicDescription
 from broker.entities.validation import AUTO_DELETE_ON_IDLE_MS_MIN
-from broker.namespace.namespace import not_found_text
 from broker.rules.actions import compile_action
 from broker.rules.filters import compile_filter
 
@@ -44,7 +43,7 @@ class ChangesEntities(Protocol):
 
 
 class Subscriptions:
-    """The subscriptions of all topics of a namespace. Owned by the event loop."""
+    """The subscriptions of all topics of a namespace (`Namespace.subscriptions`). Owned by the event loop."""
 
     def __init__(
         self,
@@ -53,6 +52,11 @@ class Subscriptions:
         idle_ms_min: int = AUTO_DELETE_ON_IDLE_MS_MIN,
     ) -> None:
         self._namespace, self._limits, self._idle_ms_min = namespace, limits, idle_ms_min
+
+    @property
+    def limits(self) -> TopicLimits:
+        """How many subscriptions and rules there may be."""
+        return self._limits
 
     def topic(self, name: str) -> TopicDescription:
         """The topic of this name. Raises Refused: ENTITY_NOT_FOUND, and why it is out of service."""
@@ -71,35 +75,30 @@ class Subscriptions:
         name: str,
         settings: SubscriptionSettings,
         rules: Sequence[RuleDescription],
-        *,
-        from_file: bool = False,
     ) -> SubscriptionDescription:
         """Create a subscription with its rules, durably. Raises Refused: ENTITY_NOT_FOUND, ENTITY_EXISTS,
         ARGUMENT, QUOTA_EXCEEDED, and as `Namespace.change_entity`."""
         settings = check_subscription(topic, name, settings, self._idle_ms_min)
         check_rules(rules)
-        _check_expressions(rules)
+        check_expressions(rules)
 
         def change(topic: TopicDescription, now_ms: int) -> TopicDescription:
             if topic.subscription(name) is not None:
                 raise Refused(
                     Reason.ENTITY_EXISTS, f"The messaging entity '{_path(topic, name)}' already exists."
                 )
-            return topic.with_new(name, settings, rules, now_ms, from_file=from_file)
+            return topic.with_new(name, settings, rules, now_ms)
 
         return _existing(await self._change(topic, change), name)
 
-    async def update(
-        self, topic: str, name: str, settings: SubscriptionSettings, *, from_file: bool = False
-    ) -> SubscriptionDescription:
+    async def update(self, topic: str, name: str, settings: SubscriptionSettings) -> SubscriptionDescription:
         """Replace a subscription's settings, durably. Raises as `create`."""
 
         def change(subscription: SubscriptionDescription, now_ms: int) -> SubscriptionDescription:
             after = check_subscription_update(
                 topic, subscription.name, subscription.settings, settings, self._idle_ms_min
             )
-            kept = settings if from_file else subscription.file_settings
-            return replace(subscription, settings=after, file_settings=kept, updated_at_ms=now_ms, idle_ms=0)
+            return replace(subscription, settings=after, updated_at_ms=now_ms, idle_ms=0)
 
         return await self._change_one(topic, name, change)
 
@@ -143,20 +142,6 @@ class Subscriptions:
 
         return await self._change_rules(topic, name, change)
 
-    async def apply_file_rules(
-        self, topic: str, name: str, rules: Sequence[RuleDescription]
-    ) -> SubscriptionDescription:
-        """Replace all rules by those of the configuration file, durably. Raises as `create`."""
-        check_rules(rules)
-        _check_expressions(rules)
-
-        def change(subscription: SubscriptionDescription, now_ms: int) -> SubscriptionDescription:
-            return replace(
-                subscription, rules=tuple(rules), file_rules=tuple(rules), updated_at_ms=now_ms, idle_ms=0
-            )
-
-        return await self._change_one(topic, name, change)
-
     async def _change_rules(
         self,
         topic: str,
@@ -167,11 +152,11 @@ class Subscriptions:
         """Let `change` make new rules from the present ones and the subscription's path. `changed` are those
         that were not checked before."""
         check_rules(changed)
-        _check_expressions(changed)
+        check_expressions(changed)
 
         def of_subscription(subscription: SubscriptionDescription, now_ms: int) -> SubscriptionDescription:
-            rules = tuple(change(subscription.rules, f"{topic}/Subscriptions/{subscription.name}"))
-            return replace(subscription, rules=rules, updated_at_ms=now_ms, idle_ms=0)
+            rules = change(subscription.rules, f"{topic}/Subscriptions/{subscription.name}")
+            return subscription.with_rules(rules, now_ms)
 
         return await self._change_one(topic, name, of_subscription)
 
@@ -222,7 +207,7 @@ def _path(topic: TopicDescription, subscription: str) -> str:
     return f"{topic.name}/Subscriptions/{subscription}"
 
 
-def _check_expressions(rules: Iterable[RuleDescription]) -> None:
+def check_expressions(rules: Iterable[RuleDescription]) -> None:
     """Check that each filter and action can be carried out. Raises Refused(ARGUMENT) with the position."""
     for rule in rules:
         compile_filter(rule.filter)

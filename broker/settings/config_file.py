@@ -1,9 +1,8 @@
 """The configuration file: the emulator's `config.json`, read and checked (HTTP contract 5.4).
 
-The emulator's files are accepted unchanged: with `//` comments, trailing commas and a byte-order mark, and
-with its field names and its defaults (which differ from the service's: ten deliveries there, three here).
-Ranges are those of `entities/validation.py`, which are wider than the emulator's. Our additions go beside
-its fields, spelled as in the administration API.
+The emulator's files are accepted unchanged: with `//` comments, trailing commas and a byte-order mark.
+`config_shape.py` has the fields. Ranges are those of `entities/validation.py`, which are wider than the
+emulator's.
 
 The result is plain data (`ConfigFile`). Settings that this version does not carry out are kept and listed in
 `warnings`. A wrong file raises `WrongConfigFile`, which names file, field and reason. This module creates no
@@ -14,29 +13,31 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Any
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StrictBool,
-    StrictInt,
-    ValidationError,
-    model_validator,
+from pydantic import ValidationError
+
+from broker.entities.descriptions import AuthorizationRule, EntitySettings, QueueSettings, key_of
+from broker.entities.rules import (
+    DEFAULT_RULE_NAME,
+    CorrelationFilter,
+    Filter,
+    NamedValues,
+    RuleDescription,
+    RuleValue,
+    SqlAction,
+    SqlFilter,
+    ValueType,
 )
-from pydantic.alias_generators import to_pascal
-
-from broker.base.durations import parse_duration
-from broker.base.errors import Refused
-from broker.entities.descriptions import AuthorizationRule, EntityStatus, QueueSettings, key_of
-from broker.entities.validation import WrongProperty, check_entity_name, check_queue, without_effect
-from broker.settings.settings import PARTITIONS_MAX, Right, Settings
+from broker.entities.subscription_validation import check_rules, check_subscription
+from broker.entities.topics import SubscriptionSettings, TopicSettings
+from broker.entities.validation import WrongProperty, check_settings, without_effect
+from broker.settings import config_shape as shape
+from broker.settings.settings import Settings
 
 
 class WrongConfigFile(ValueError):
@@ -44,13 +45,37 @@ class WrongConfigFile(ValueError):
 
 
 @dataclass(slots=True, frozen=True)
-class QueueSpec:
-    """A queue that the file asks for. `partitions` is None if the file leaves the number to the broker's
+class EntitySpec:
+    """An entity that the file asks for. `partitions` is None if the file leaves the number to the broker's
     default."""
 
     name: str
-    settings: QueueSettings
+    settings: EntitySettings
     partitions: int | None
+
+
+@dataclass(slots=True, frozen=True)
+class SubscriptionSpec:
+    """A subscription that the file asks for, with its rules."""
+
+    name: str
+    settings: SubscriptionSettings
+    rules: tuple[RuleDescription, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class QueueSpec(EntitySpec):
+    """A queue that the file asks for."""
+
+    settings: QueueSettings
+
+
+@dataclass(slots=True, frozen=True)
+class TopicSpec(EntitySpec):
+    """A topic that the file asks for."""
+
+    settings: TopicSettings
+    subscriptions: tuple[SubscriptionSpec, ...] = ()
 
 
 @dataclass(slots=True, frozen=True)
@@ -60,247 +85,11 @@ class ConfigFile:
     path: Path
     namespace: str
     queues: tuple[QueueSpec, ...]
-    topics: tuple[Topic, ...]
-    """Checked and kept; this version does not create them."""
+    topics: tuple[TopicSpec, ...]
     authorization_rules: tuple[AuthorizationRule, ...]
     """SAS policies of the namespace, in addition to those in the settings."""
     warnings: tuple[str, ...]
     """Settings in the file without effect in this version: one sentence each, naming the entity."""
-
-
-# --- the file's own shape -----------------------------------------------------------------------------------
-
-
-def _duration(value: object) -> int | None:
-    if not isinstance(value, str):
-        raise ValueError("a duration is text in ISO 8601, such as PT1M")
-    return parse_duration(value)
-
-
-def _entity_name(value: str) -> str:
-    try:
-        check_entity_name(value)
-    except Refused as refused:
-        raise ValueError(refused.description) from refused
-    return value
-
-
-def _child_name(value: str) -> str:
-    # The emulator's schema does not accept `$Default`, but its users write it, and the service has a rule of
-    # that name.
-    if not re.fullmatch(r"[A-Za-z0-9$](?:[A-Za-z0-9._~-]{0,48}[A-Za-z0-9])?", value):
-        raise ValueError(f"'{value}' is not a name: 1 to 50 letters, digits, periods, hyphens or underscores")
-    return value
-
-
-def _limited(value: int | None) -> int:
-    if value is None:
-        raise ValueError("cannot be without limit")
-    return value
-
-
-Duration = Annotated[int | None, BeforeValidator(_duration)]
-"""Milliseconds; None is "without limit"."""
-Limited = Annotated[int, BeforeValidator(_limited), BeforeValidator(_duration)]
-"""Milliseconds."""
-EntityName = Annotated[str, AfterValidator(_entity_name)]
-ChildName = Annotated[str, AfterValidator(_child_name)]
-Target = Annotated[str | None, BeforeValidator(lambda value: value or None)]
-"""The entity to forward to; empty means none."""
-
-
-def _one(namespaces: tuple[Namespace, ...]) -> tuple[Namespace, ...]:
-    if len(namespaces) != 1:
-        raise ValueError(f"there are {len(namespaces)} namespaces; exactly one is possible")
-    return namespaces
-
-
-def _some(rights: tuple[Right, ...]) -> tuple[Right, ...]:
-    if not rights:
-        raise ValueError("at least one of Manage, Send and Listen is needed")
-    return rights
-
-
-_HOUR_MS, _MINUTE_MS = 3_600_000, 60_000
-
-
-class _Part(BaseModel):
-    """A part of the file. As in the emulator, numbers and booleans must have their JSON type: a quoted number
-    is a mistake."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", alias_generator=to_pascal, validate_by_alias=True, validate_by_name=False
-    )
-
-
-class SasPolicy(_Part):
-    """An `AuthorizationRules` entry (our addition)."""
-
-    key_name: str = Field(min_length=1, max_length=256)
-    primary_key: str = Field(min_length=1)
-    secondary_key: str = ""
-    rights: Annotated[tuple[Right, ...], AfterValidator(_some)]
-
-    def as_rule(self) -> AuthorizationRule:
-        return AuthorizationRule(self.key_name, self.primary_key, self.secondary_key, frozenset(self.rights))
-
-
-class QueueProperties(_Part):
-    """`Queues[].Properties`: the emulator's eight, then our additions."""
-
-    dead_lettering_on_message_expiration: StrictBool = False
-    default_message_time_to_live: Duration = _HOUR_MS
-    duplicate_detection_history_time_window: Limited = 20_000
-    forward_dead_lettered_messages_to: Target = None
-    forward_to: Target = None
-    lock_duration: Limited = _MINUTE_MS
-    max_delivery_count: StrictInt = 3
-    requires_duplicate_detection: StrictBool = False
-    requires_session: StrictBool = False
-
-    enable_partitioning: StrictBool | None = None
-    """The service's name for `partitioned`."""
-    partitioned: StrictBool | None = None
-    partition_count: StrictInt | None = Field(None, ge=1, le=PARTITIONS_MAX)
-    max_size_in_megabytes: StrictInt = 1024
-    max_message_size_in_kilobytes: StrictInt | None = None
-    auto_delete_on_idle: Duration = None
-    enable_batched_operations: StrictBool = True
-    enable_express: StrictBool = False
-    status: EntityStatus = EntityStatus.ACTIVE
-    user_metadata: str | None = None
-    authorization_rules: tuple[SasPolicy, ...] = ()
-
-    @model_validator(mode="after")
-    def _partitioning_fits(self) -> QueueProperties:
-        _partitioning(self)
-        return self
-
-
-def _partitioning(properties: QueueProperties | TopicProperties) -> bool | None:
-    """Whether the entity is partitioned, by either name or by its partition count; None if the file does not
-    say. Raises ValueError."""
-    ours, services = properties.partitioned, properties.enable_partitioning
-    if ours is not None and services is not None and ours is not services:
-        raise ValueError(
-            f"Partitioned is {str(ours).lower()}, but EnablePartitioning, its other name, is "
-            f"{str(services).lower()}"
-        )
-    said = services if ours is None else ours
-    count = properties.partition_count
-    if said is False and (count or 1) > 1:
-        raise ValueError(
-            f"PartitionCount is {count}, but "
-            f"{'Partitioned' if ours is False else 'EnablePartitioning'} is false"
-        )
-    return count > 1 if said is None and count else said
-
-
-class Queue(_Part):
-    name: EntityName
-    properties: QueueProperties = QueueProperties()
-
-
-class CorrelationFilter(_Part):
-    content_type: str | None = None
-    correlation_id: str | None = None
-    label: str | None = None
-    message_id: str | None = None
-    reply_to: str | None = None
-    reply_to_session_id: str | None = None
-    session_id: str | None = None
-    to: str | None = None
-    properties: dict[str, str | int | float | bool] | None = Field(None, min_length=1)
-
-    @model_validator(mode="after")
-    def _says_something(self) -> CorrelationFilter:
-        if not self.model_fields_set:
-            raise ValueError("a correlation filter needs at least one property")
-        return self
-
-
-class SqlText(_Part):
-    sql_expression: str = Field(min_length=1, max_length=1024)
-
-
-class RuleProperties(_Part):
-    filter_type: Literal["Correlation", "Sql"]
-    correlation_filter: CorrelationFilter | None = None
-    sql_filter: SqlText | None = None
-    action: SqlText | None = None
-
-    @model_validator(mode="after")
-    def _has_its_filter(self) -> RuleProperties:
-        if self.filter_type == "Correlation" and self.correlation_filter is None:
-            raise ValueError("FilterType is Correlation, but there is no CorrelationFilter")
-        if self.filter_type == "Sql" and self.sql_filter is None:
-            raise ValueError("FilterType is Sql, but there is no SqlFilter")
-        return self
-
-
-class Rule(_Part):
-    name: ChildName
-    properties: RuleProperties
-
-
-class SubscriptionProperties(_Part):
-    dead_lettering_on_message_expiration: StrictBool = False
-    default_message_time_to_live: Duration = _HOUR_MS
-    forward_dead_lettered_messages_to: Target = None
-    forward_to: Target = None
-    lock_duration: Limited = _MINUTE_MS
-    max_delivery_count: StrictInt = Field(3, ge=1)
-    requires_session: StrictBool = False
-
-
-class Subscription(_Part):
-    name: ChildName
-    properties: SubscriptionProperties = SubscriptionProperties()
-    rules: tuple[Rule, ...] = ()
-
-
-class TopicProperties(_Part):
-    default_message_time_to_live: Duration = _HOUR_MS
-    duplicate_detection_history_time_window: Limited = 20_000
-    requires_duplicate_detection: StrictBool = False
-    enable_partitioning: StrictBool | None = None
-    """The service's name for `partitioned`."""
-    partitioned: StrictBool | None = None
-    partition_count: StrictInt | None = Field(None, ge=1, le=PARTITIONS_MAX)
-
-    @model_validator(mode="after")
-    def _partitioning_fits(self) -> TopicProperties:
-        _partitioning(self)
-        return self
-
-
-class Topic(_Part):
-    name: EntityName
-    properties: TopicProperties = TopicProperties()
-    subscriptions: tuple[Subscription, ...] = ()
-
-
-class Namespace(_Part):
-    name: str = Field(min_length=1, max_length=50)
-    queues: tuple[Queue, ...] = ()
-    topics: tuple[Topic, ...] = ()
-    authorization_rules: tuple[SasPolicy, ...] = ()
-
-
-class Logging(_Part):
-    type: Literal["File", "Console", "File,Console", "Console,File"] = "Console"
-
-
-class UserConfig(_Part):
-    namespaces: Annotated[tuple[Namespace, ...], AfterValidator(_one)]
-    logging: Logging = Logging()
-
-
-class _File(_Part):
-    user_config: UserConfig
-
-
-# --- reading ------------------------------------------------------------------------------------------------
 
 
 def load_config_file(path: Path, defaults: Settings) -> ConfigFile:
@@ -325,7 +114,7 @@ def load_config_file(path: Path, defaults: Settings) -> ConfigFile:
     except ValueError as error:
         raise WrongConfigFile(f"{path}: {error}") from error
     try:
-        user_config = _File.model_validate(content).user_config
+        user_config = shape.File.model_validate(content).user_config
     except ValidationError as error:
         raise WrongConfigFile("\n".join(f"{path}: {line}" for line in _problems(error))) from error
     return _as_config(path, user_config, defaults)
@@ -370,7 +159,7 @@ def _problems(error: ValidationError) -> Iterable[str]:
         yield f"{path or 'the file'}: {reason}"
 
 
-def _as_config(path: Path, user_config: UserConfig, defaults: Settings) -> ConfigFile:
+def _as_config(path: Path, user_config: shape.UserConfig, defaults: Settings) -> ConfigFile:
     namespace = user_config.namespaces[0]
     where = "UserConfig.Namespaces[0]"
     names: dict[str, str] = {}
@@ -386,66 +175,136 @@ def _as_config(path: Path, user_config: UserConfig, defaults: Settings) -> Confi
                     f"{path}: {field}: '{name}' is the name of {earlier.removesuffix('.Name')} too "
                     "(case does not count)"
                 )
-    queues = []
+    queues, topics = [], []
     for index, queue in enumerate(namespace.queues):
-        try:
-            queues.append(_as_spec(queue, defaults))
-        except WrongProperty as wrong:
-            raise WrongConfigFile(
-                f"{path}: {where}.Queues[{index}].Properties.{wrong.element}: {wrong.description}"
-            ) from wrong
+        with _at(f"{path}: {where}.Queues[{index}]"):
+            queues.append(_queue_spec(queue, defaults))
+    for index, topic in enumerate(namespace.topics):
+        with _at(f"{path}: {where}.Topics[{index}]"):
+            settings = _topic_settings(topic, defaults)
+        subscriptions = _subscription_specs(
+            topic, f"{path}: {where}.Topics[{index}].Subscriptions", defaults.auto_delete_on_idle_ms_min
+        )
+        topics.append(TopicSpec(topic.name, settings, topic.properties.partition_count, subscriptions))
     return ConfigFile(
         path=path,
         namespace=namespace.name,
         queues=tuple(queues),
-        topics=namespace.topics,
+        topics=tuple(topics),
         authorization_rules=tuple(policy.as_rule() for policy in namespace.authorization_rules),
-        warnings=tuple(_warnings(user_config, queues)),
+        warnings=tuple(_warnings(user_config, [*queues, *topics])),
     )
 
 
-def _as_spec(queue: Queue, defaults: Settings) -> QueueSpec:
+@contextmanager
+def _at(where: str, field: str | None = None) -> Iterator[None]:
+    """Say where in the file a wrong property is; `field` instead of the property's own name."""
+    try:
+        yield
+    except WrongProperty as wrong:
+        place = f"Properties.{wrong.element}" if field is None else field
+        raise WrongConfigFile(f"{where}.{place}: {wrong.description}") from wrong
+
+
+def _queue_spec(queue: shape.Queue, defaults: Settings) -> QueueSpec:
     file = queue.properties
-    partitioned = _partitioning(file)
-    settings = QueueSettings(
-        lock_duration_ms=file.lock_duration,
-        max_size_mb=file.max_size_in_megabytes,
-        requires_duplicate_detection=file.requires_duplicate_detection,
-        duplicate_detection_window_ms=file.duplicate_detection_history_time_window,
-        requires_session=file.requires_session,
-        default_time_to_live_ms=file.default_message_time_to_live,
-        dead_lettering_on_expiration=file.dead_lettering_on_message_expiration,
-        max_delivery_count=file.max_delivery_count,
-        enable_batched_operations=file.enable_batched_operations,
-        status=file.status,
-        forward_to=file.forward_to,
-        forward_dead_lettered_to=file.forward_dead_lettered_messages_to,
-        user_metadata=file.user_metadata,
-        auto_delete_on_idle_ms=file.auto_delete_on_idle,
-        enable_partitioning=defaults.partitioned_by_default if partitioned is None else partitioned,
-        enable_express=file.enable_express,
-        max_message_size_kb=size_kb
-        if (size_kb := file.max_message_size_in_kilobytes) is not None
-        else defaults.message_kb_max,
-        authorization_rules=tuple(policy.as_rule() for policy in file.authorization_rules),
-    )
-    return QueueSpec(
-        queue.name,
-        check_queue(queue.name, settings, defaults.auto_delete_on_idle_ms_min),
-        file.partition_count,
-    )
+    settings = QueueSettings(**_entity_fields(file, defaults), **_delivery_fields(file))
+    checked = check_settings(queue.name, settings, defaults.auto_delete_on_idle_ms_min)
+    assert isinstance(checked, QueueSettings)
+    return QueueSpec(queue.name, checked, file.partition_count)
 
 
-def _warnings(user_config: UserConfig, specs: Iterable[QueueSpec]) -> Iterable[str]:
+def _topic_settings(topic: shape.Topic, defaults: Settings) -> TopicSettings:
+    settings = TopicSettings(**_entity_fields(topic.properties, defaults))
+    checked = check_settings(topic.name, settings, defaults.auto_delete_on_idle_ms_min)
+    assert isinstance(checked, TopicSettings)
+    return checked
+
+
+def _subscription_specs(topic: shape.Topic, where: str, idle_ms_min: int) -> tuple[SubscriptionSpec, ...]:
+    specs: dict[str, SubscriptionSpec] = {}
+    for index, subscription in enumerate(topic.subscriptions):
+        name, file = subscription.name, subscription.properties
+        settings = SubscriptionSettings(
+            **_delivery_fields(file),
+            **_common_fields(file),
+            dead_lettering_on_filter_errors=file.dead_lettering_on_filter_evaluation_exceptions,
+        )
+        with _at(f"{where}[{index}]"):
+            settings = check_subscription(topic.name, name, settings, idle_ms_min)
+        rules = tuple(map(_rule, subscription.rules)) or (RuleDescription(DEFAULT_RULE_NAME),)
+        with _at(f"{where}[{index}]", "Rules"):
+            check_rules(rules)
+        if key_of(name) in specs:
+            raise WrongConfigFile(
+                f"{where}[{index}].Name: '{name}' is the name of another subscription of this topic too "
+                "(case does not count)"
+            )
+        specs[key_of(name)] = SubscriptionSpec(name, settings, rules)
+    return tuple(specs.values())
+
+
+def _common_fields(file: shape.CommonProperties) -> dict[str, Any]:
+    return {
+        "default_time_to_live_ms": file.default_message_time_to_live,
+        "auto_delete_on_idle_ms": file.auto_delete_on_idle,
+        "enable_batched_operations": file.enable_batched_operations,
+        "status": file.status,
+        "user_metadata": file.user_metadata,
+    }
+
+
+def _entity_fields(file: shape.EntityProperties, defaults: Settings) -> dict[str, Any]:
+    partitioned, size_kb = shape.partitioning(file), file.max_message_size_in_kilobytes
+    return _common_fields(file) | {
+        "max_size_mb": file.max_size_in_megabytes,
+        "requires_duplicate_detection": file.requires_duplicate_detection,
+        "duplicate_detection_window_ms": file.duplicate_detection_history_time_window,
+        "enable_partitioning": defaults.partitioned_by_default if partitioned is None else partitioned,
+        "enable_express": file.enable_express,
+        "max_message_size_kb": defaults.message_kb_max if size_kb is None else size_kb,
+        "authorization_rules": tuple(policy.as_rule() for policy in file.authorization_rules),
+    }
+
+
+def _delivery_fields(file: shape.DeliveryProperties) -> dict[str, Any]:
+    return {
+        "lock_duration_ms": file.lock_duration,
+        "requires_session": file.requires_session,
+        "dead_lettering_on_expiration": file.dead_lettering_on_message_expiration,
+        "max_delivery_count": file.max_delivery_count,
+        "forward_to": file.forward_to,
+        "forward_dead_lettered_to": file.forward_dead_lettered_messages_to,
+    }
+
+
+def _rule(rule: shape.Rule) -> RuleDescription:
+    file = rule.properties
+    action = None if file.action is None else SqlAction(file.action.sql_expression)
+    return RuleDescription(rule.name, _filter(file), action)
+
+
+def _filter(file: shape.RuleProperties) -> Filter:
+    if file.sql_filter is not None and file.filter_type == "Sql":
+        return SqlFilter(file.sql_filter.sql_expression)
+    assert file.correlation_filter is not None, "the shape was checked"
+    given = dict(file.correlation_filter)
+    properties = given.pop("properties") or {}
+    return CorrelationFilter(**given, properties=_values(properties))
+
+
+def _values(properties: Mapping[str, str | bool | int | float]) -> NamedValues:
+    types = {str: ValueType.STRING, bool: ValueType.BOOLEAN, int: ValueType.LONG, float: ValueType.DOUBLE}
+    return tuple((name, RuleValue(types[type(value)], value)) for name, value in properties.items())
+
+
+def _warnings(user_config: shape.UserConfig, specs: Iterable[EntitySpec]) -> Iterable[str]:
     if "File" in user_config.logging.type:
         yield (
             f"Logging.Type is {user_config.logging.type}: the broker writes no log files, its log goes to "
             "stderr"
         )
     namespace = user_config.namespaces[0]
-    if namespace.topics:
-        names = ", ".join(topic.name for topic in namespace.topics)
-        yield f"topics come in a later version; not created: {names}"
     for queue in namespace.queues:
         if queue.properties.forward_to is not None and queue.properties.auto_delete_on_idle is not None:
             yield (
@@ -454,4 +313,4 @@ def _warnings(user_config: UserConfig, specs: Iterable[QueueSpec]) -> Iterable[s
             )
     for spec in specs:
         if inactive := without_effect(spec.settings):
-            yield f"queue {spec.name}: kept, without effect in this version: {', '.join(inactive)}"
+            yield f"{spec.name}: kept, without effect in this version: {', '.join(inactive)}"

@@ -299,6 +299,8 @@ class Settings(BaseSettings):
         True, description="Whether an entity created without EnablePartitioning is partitioned."
     )
     entities_max: int = Field(10_000, ge=1, description="Largest number of entities in the namespace.")
+    subscriptions_max: int = Field(2_000, ge=1, description="Largest number of subscriptions of one topic.")
+    rules_max: int = Field(1_000, ge=1, description="Largest number of rules of one subscription.")
     entity_mb_max: int = Field(
         0,
         ge=0,

@@ -129,6 +129,17 @@ def test_a_request_outlasts_a_restart_of_the_broker(broker: BrokerProcess) -> No
     assert node.heads() == before
 
 
+def test_a_sender_is_told_what_its_target_can_do(broker: BrokerProcess) -> None:
+    endpoint = endpoint_of(broker)
+    facts = [Node(endpoint, name, PATIENCE).facts() for name in ("orders", "plain", "unique")]
+    assert [(each.partitions, each.duplicate_window_ms) for each in facts] == [
+        (16, None),
+        (1, None),
+        (16, 7_200_000),
+    ]
+    assert facts[0].generation == Node(endpoint, "orders", PATIENCE).heads().generation
+
+
 def test_a_broker_that_is_not_there_is_not_available() -> None:
     endpoint = Endpoint("127.0.0.1", 9, False)
     with pytest.raises(Unavailable, match="cannot be reached"):

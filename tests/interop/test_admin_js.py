@@ -20,6 +20,8 @@ SCENARIOS = (
     "runtime-properties",
     "namespace",
     "topics",
+    "subscriptions",
+    "rules",
 )
 
 

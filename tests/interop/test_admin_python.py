@@ -261,12 +261,3 @@ def test_every_api_version_of_the_client_works(broker: BrokerProcess, name: str,
 def test_the_namespace_introduces_itself(admin: ServiceBusAdministrationClient) -> None:
     properties = admin.get_namespace_properties()
     assert (properties.name, properties.messaging_sku) == ("sbemulatorns", "Premium")
-
-
-def test_topics_are_none_and_creating_one_says_that_they_come_later(
-    admin: ServiceBusAdministrationClient, name: str
-) -> None:
-    assert list(admin.list_topics()) == []
-    with pytest.raises(HttpResponseError, match="come in a later version") as caught:
-        admin.create_topic(name)
-    assert caught.value.status_code == 501

@@ -22,9 +22,9 @@ from broker.base.metrics import Metrics
 from broker.entities.descriptions import EntityDescription
 from broker.http.server import HttpServer
 from broker.namespace.entity import Entity
+from broker.namespace.kinds import make_entity
 from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace
-from broker.namespace.queue import Queue
 from broker.namespace.resting import Resting
 from broker.operations import ClientId, Detach, Operation, Sink, SubqueueCounts, Update, Updated
 from broker.settings.certificates import TlsFiles, certificate_names, server_context, tls_files
@@ -139,9 +139,9 @@ async def http_stack(
 
     resting = Resting(PartitionIndex(settings.data_dir / "catalogue", LocalDisk()), clock)
 
-    def make_queue(description: EntityDescription) -> Queue:
+    def make(description: EntityDescription) -> Entity:
         meter = EntityMeter(metrics, description.name)
-        return Queue(
+        return make_entity(
             description,
             meter,
             lambda _, number: cast(Any, partition if number == 0 else StillPartition()),
@@ -161,7 +161,7 @@ async def http_stack(
         catalogue=Catalogue(settings.data_dir / "catalogue", LocalDisk()),
         store=store,
         clock=clock,
-        make_entity=make_queue,
+        make_entity=make,
         resting=resting,
         partitions_default=settings.partitions_default,
         entities_max=settings.entities_max,

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from broker.access.sas import Authorizer
 from broker.base.clock import ManualClock
-from broker.base.errors import Reason, Refused
+from broker.base.errors import Reason, Refused, not_found_text
 from broker.base.metrics import Metrics
 from broker.entities.descriptions import AuthorizationRule, QueueDescription, QueueSettings, key_of
 from broker.entities.tiers import UNLIMITED, Tier
@@ -25,7 +25,7 @@ from broker.frontend.services import Services
 from broker.message.stored import MessageIds
 from broker.namespace.entity import Entity, EntityRuntime
 from broker.namespace.meter import EntityMeter
-from broker.namespace.namespace import Namespace, not_found_text
+from broker.namespace.namespace import Namespace
 from broker.namespace.queue import Queue
 from broker.namespace.resting import Resting
 from broker.operations import Answer, ClientId, Operation, Sink, SubqueueCounts

@@ -11,7 +11,7 @@ from broker.base.counters import ENTITY_SERIES
 from broker.base.metrics import Metrics
 from broker.cli.main import default_text
 from broker.http.metrics import ENTITY_GAUGES, PARTITION_GAUGES
-from broker.settings.config_file import QueueProperties
+from broker.settings.config_shape import QueueProperties
 from broker.settings.settings import Settings, variable_of
 
 ROOT = Path(__file__).parents[2]

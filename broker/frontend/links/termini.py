@@ -13,7 +13,7 @@ from broker.access.addresses import Address
 from broker.base.errors import Reason, Refused
 from broker.namespace.entity import Entity
 from broker.rules.selectors import Selector, compile_selector
-from protocol.codec import DecodeError, Described, Symbol
+from protocol.codec import DecodeError, Described, Long, Symbol, UInt
 from protocol.engine import Engine
 from protocol.links import Link
 
@@ -26,7 +26,8 @@ SESSION_FILTERS = (
 them."""
 RANGE = "partibus:range"
 """The key of the filter with which a browse reads a range of one partition; `range_link.py` reads it."""
-GENERATION = "partibus:generation"
+GENERATION, PARTITIONS = "partibus:generation", "partibus:partitions"
+DUPLICATE_WINDOW = "partibus:duplicate-detection-window"
 SELECTOR = "apache.org:selector-filter:string"
 FILTER_TYPES = {
     0x0000_468C_0000_0003: "apache.org:no-local-filter:list",
@@ -58,8 +59,9 @@ def check_node(engine: Engine, link: Link, entity: Entity) -> None:
 
 
 def generation_of(engine: Engine, link: Link, entity: Entity) -> dict[Any, Any]:
-    """The property that tells a client which generation of the entity it is attached to, if its attach asks
-    for it (AMQP contract 7.6.1). Raises Refused if it expects another generation."""
+    """The properties that tell a client which generation of the entity it is attached to, how many
+    partitions it has and for how long it knows message-ids, if the attach asks for them (AMQP contract
+    7.6.1). Raises Refused if the client expects another generation."""
     properties = engine.link_properties(link)
     if GENERATION not in properties:
         return {}
@@ -69,7 +71,14 @@ def generation_of(engine: Engine, link: Link, entity: Entity) -> dict[Any, Any]:
             Reason.ENTITY_NOT_FOUND,
             f"The generation '{expected:.100}' of '{entity.name}' is gone; this one is '{generation}'.",
         )
-    return {Symbol(GENERATION): generation}
+    told: dict[Any, Any] = {
+        Symbol(GENERATION): generation,
+        Symbol(PARTITIONS): UInt(entity.description.partitions),
+    }
+    settings = entity.description.settings
+    if settings.requires_duplicate_detection:
+        told[Symbol(DUPLICATE_WINDOW)] = Long(settings.duplicate_detection_window_ms)
+    return told
 
 
 def asks_for_session(engine: Engine, link: Link) -> bool:

@@ -19,7 +19,7 @@ import structlog
 
 from broker.access.addresses import Address
 from broker.base.clock import wall_ahead_ms
-from broker.base.errors import Reason, Refused
+from broker.base.errors import Reason, Refused, not_found_text
 from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links.outgoing import OutgoingLink
 from broker.frontend.nodes.bodies import (
@@ -60,7 +60,6 @@ from broker.messaging.request_sends import to_store
 from broker.messaging.scheduling import cancel, check_schedules, schedule
 from broker.messaging.settlement import COMPLETE, Settlement, abandon, dead_letter, defer, settle
 from broker.namespace.entity import Entity, ask
-from broker.namespace.namespace import not_found_text
 from broker.namespace.router import PartitionHandle
 from broker.operations import (
     Answer,

@@ -12,7 +12,7 @@ from typing import Any
 from cproton_ffi import ffi, lib
 
 from pyspark_partibus.client.connection import Connection, failure, put
-from pyspark_partibus.client.values import Described, Symbol
+from pyspark_partibus.client.values import Described, Symbol, decode
 from pyspark_partibus.errors import Refused, Unavailable
 
 _numbers = itertools.count(1)
@@ -54,6 +54,19 @@ class Link:
         """Raise what the broker has detached the link with."""
         if lib.pn_link_state(self.pn) & lib.PN_REMOTE_CLOSED:
             raise failure(lib.pn_link_remote_condition(self.pn), self.what)
+
+    @property
+    def remote_properties(self) -> dict[str, Any]:
+        """The properties of the broker's attach."""
+        data = lib.pn_link_remote_properties(self.pn)
+        size = lib.pn_data_encoded_size(data)
+        if size <= 0:
+            return {}
+        encoded = bytearray(size)
+        lib.pn_data_rewind(data)
+        lib.pn_data_encode(data, ffi.from_buffer(encoded), size)
+        value = decode(encoded)[0]
+        return value if isinstance(value, dict) else {}
 
     def close(self) -> None:
         """Detach the link, without waiting for the broker."""
@@ -116,13 +129,17 @@ class Sender(Link):
     """A sending link. Messages are sent one after the other; their outcomes are collected in the same
     order."""
 
-    def __init__(self, connection: Connection, address: str) -> None:
+    def __init__(
+        self, connection: Connection, address: str, properties: Mapping[str, Any] | None = None
+    ) -> None:
         pn = lib.pn_sender(connection.session, b"%s-%d" % (b"sender", next(_numbers)))
         super().__init__(connection, pn, f"sender to '{address}'")
         target = lib.pn_link_target(pn)
         lib.pn_terminus_set_type(target, lib.PN_TARGET)
         lib.pn_terminus_set_address(target, address.encode())
         lib.pn_terminus_set_type(lib.pn_link_source(pn), lib.PN_SOURCE)
+        if properties:
+            put(lib.pn_link_properties(pn), {Symbol(name): value for name, value in properties.items()})
         self._tags = itertools.count()
         self._under_way: deque[Any] = deque()
         self.attach()

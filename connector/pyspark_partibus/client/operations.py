@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyspark_partibus.client.connection import Connection
+from pyspark_partibus.client.links import Sender
 from pyspark_partibus.client.patience import Patience, patiently
 from pyspark_partibus.client.pool import checked_out, dropped
 from pyspark_partibus.client.requests import Requester
@@ -19,6 +20,8 @@ from pyspark_partibus.endpoint import Endpoint
 from pyspark_partibus.errors import Refused, Unavailable
 from pyspark_partibus.offsets import Positions, counter_of, on_the_wire, partition_of
 
+GENERATION, PARTITIONS = "partibus:generation", "partibus:partitions"
+DUPLICATE_WINDOW = "partibus:duplicate-detection-window"
 CURSOR_NOT_FOUND, CURSOR_OWNED = "partibus:cursor-not-found", "partibus:cursor-owned"
 
 
@@ -42,6 +45,16 @@ class Cursor:
     owner: str
     generation: str
     positions: Positions
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a sender is told when it attaches (AMQP contract 7.6.1)."""
+
+    generation: str
+    partitions: int
+    duplicate_window_ms: int | None
+    """For how long message-ids are known; None if the entity does not detect duplicates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +152,17 @@ class Node:
         self._ask("partibus:settle-through", {"positions": Array(LONGS, on_the_wire(positions))})
 
     # --- sending ------------------------------------------------------------------------------------------
+
+    def facts(self) -> Facts:
+        """What a sender is told about the entity. Raises Refused if we may not send."""
+        return patiently(self._facts_once, self._patience)
+
+    def _facts_once(self) -> Facts:
+        connection = checked_out(self._endpoint, self._patience.request_s, self._address)
+        sender = Sender(connection, self._address, {GENERATION: None})
+        told = sender.remote_properties
+        sender.close()
+        return Facts(str(told[GENERATION]), int(told[PARTITIONS]), told.get(DUPLICATE_WINDOW))
 
     def send(self, messages: Sequence[bytes]) -> Sent:
         """Send encoded messages; when this returns, they are durable."""

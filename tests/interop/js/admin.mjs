@@ -112,9 +112,98 @@ const scenarios = {
     const properties = await client.getNamespaceProperties();
     assert.deepEqual([properties.name, properties.messagingSku], ["sbemulatorns", "Premium"]);
   },
-  topics: async (queue) => {
-    for await (const topic of client.listTopics()) assert.fail(`there is a topic ${topic.name}`);
-    await assert.rejects(client.createTopic(queue), /come in a later version/);
+  topics: async (topic) => {
+    const options = {
+      maxSizeInMegabytes: 2048,
+      defaultMessageTimeToLive: "PT11H",
+      requiresDuplicateDetection: true,
+      duplicateDetectionHistoryTimeWindow: "PT12M",
+      enableBatchedOperations: false,
+      enablePartitioning: false,
+      userMetadata: "<kept>",
+      status: "SendDisabled",
+    };
+    const created = await client.createTopic(topic, options);
+    for (const [name, value] of Object.entries(options)) assert.deepEqual(created[name], value, name);
+    const { _response: one, ...found } = await client.getTopic(topic);
+    const { _response: other, ...expected } = created;
+    assert.deepEqual(found, expected);
+    assert.equal((await client.updateTopic({ ...created, userMetadata: "changed" })).userMetadata, "changed");
+    assert.equal(await codeOf(client.createTopic(topic)), "MessageEntityAlreadyExistsError");
+    const listed = [];
+    for await (const each of client.listTopics()) listed.push(each.name);
+    assert.ok(listed.includes(topic));
+    const runtime = await client.getTopicRuntimeProperties(topic);
+    assert.deepEqual([runtime.subscriptionCount, runtime.scheduledMessageCount, runtime.sizeInBytes], [0, 0, 0]);
+    await client.deleteTopic(topic);
+    assert.equal(await client.topicExists(topic), false);
+    assert.equal(await codeOf(client.getTopic(topic)), "MessageEntityNotFoundError");
+  },
+  subscriptions: async (topic) => {
+    await client.createTopic(topic);
+    await client.createQueue(`${topic}-target`);
+    const options = {
+      lockDuration: "PT13S",
+      defaultMessageTimeToLive: "PT11H",
+      deadLetteringOnMessageExpiration: true,
+      deadLetteringOnFilterEvaluationExceptions: false,
+      maxDeliveryCount: 4,
+      userMetadata: "<kept>",
+      status: "ReceiveDisabled",
+    };
+    const created = await client.createSubscription(topic, "One", { ...options, forwardTo: `${topic}-target` });
+    for (const [name, value] of Object.entries(options)) assert.deepEqual(created[name], value, name);
+    assert.deepEqual([created.topicName, created.subscriptionName], [topic, "One"]);
+    assert.ok(created.forwardTo.endsWith(`/${topic}-target`), created.forwardTo);
+    const { _response: one, ...found } = await client.getSubscription(topic, "one");
+    const { _response: other, ...expected } = created;
+    assert.deepEqual(found, expected);
+    assert.equal((await client.updateSubscription({ ...created, maxDeliveryCount: 5 })).maxDeliveryCount, 5);
+    assert.equal(await codeOf(client.createSubscription(topic, "ONE")), "MessageEntityAlreadyExistsError");
+    assert.equal(await codeOf(client.createSubscription(`${topic}-none`, "One")), "MessageEntityNotFoundError");
+    for (const name of ["a", "b"]) await client.createSubscription(topic, name);
+    const pages = [];
+    for await (const page of client.listSubscriptions(topic).byPage({ maxPageSize: 2 })) pages.push(page.map((each) => each.subscriptionName));
+    assert.deepEqual(pages, [["a", "b"], ["One"]]);
+    const runtime = await client.getSubscriptionRuntimeProperties(topic, "a");
+    assert.deepEqual([runtime.activeMessageCount, runtime.totalMessageCount, runtime.deadLetterMessageCount], [0, 0, 0]);
+    assert.equal((await client.getTopicRuntimeProperties(topic)).subscriptionCount, 3);
+    await client.deleteSubscription(topic, "a");
+    assert.equal(await client.subscriptionExists(topic, "a"), false);
+    assert.equal(await codeOf(client.deleteSubscription(topic, "a")), "MessageEntityNotFoundError");
+  },
+  rules: async (topic) => {
+    await client.createTopic(topic);
+    await client.createSubscription(topic, "one", {
+      defaultRuleOptions: { name: "first", filter: { sqlExpression: "color = 'red'" } },
+    });
+    assert.equal((await client.getRule(topic, "one", "first")).filter.sqlExpression, "color = 'red'");
+    const sqlParameters = { "@text": "red", "@number": 2.5, "@flag": true };
+    const made = {
+      sql: { filter: { sqlExpression: "color = @text", sqlParameters }, action: { sqlExpression: "SET size = @number", sqlParameters } },
+      correlation: {
+        filter: { correlationId: "a", subject: "b", applicationProperties: { text: "red", number: 7, flag: false, when: new Date(1767607200000) } },
+      },
+    };
+    for (const [name, { filter, action }] of Object.entries(made)) {
+      const created = await client.createRule(topic, "one", name, filter, action);
+      const found = await client.getRule(topic, "one", name);
+      for (const rule of [created, found]) {
+        assert.equal(rule.name, name);
+        for (const [field, value] of Object.entries(filter)) assert.deepEqual(rule.filter[field], value, field);
+        assert.equal(rule.action?.sqlExpression, action?.sqlExpression);
+      }
+    }
+    const listed = [];
+    for await (const rule of client.listRules(topic, "one")) listed.push(rule.name);
+    assert.deepEqual(listed, ["first", "sql", "correlation"]);
+    const rule = await client.getRule(topic, "one", "correlation");
+    const updated = await client.updateRule(topic, "one", { ...rule, filter: { subject: "c" } });
+    assert.equal(updated.filter.subject, "c");
+    assert.equal(await codeOf(client.createRule(topic, "one", "SQL")), "MessageEntityAlreadyExistsError");
+    await assert.rejects(client.createRule(topic, "one", "wrong", { sqlExpression: "color = " }), /position/);
+    await client.deleteRule(topic, "one", "first");
+    assert.equal(await codeOf(client.getRule(topic, "one", "first")), "MessageEntityNotFoundError");
   },
 };
 

@@ -13,7 +13,6 @@ from lxml import etree
 from structlog.testing import capture_logs
 
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES, AuthorizationRule, QueueSettings
-from broker.http.admin import Address, read_address
 from broker.http.atom import ATOM, SERVICE_BUS
 from broker.message.stored import store
 from broker.namespace.entity import ask
@@ -37,30 +36,6 @@ def next_of(feed: str) -> str | None:
     links = etree.fromstring(feed.encode()).findall(f"{{{ATOM}}}link")
     assert [link.get("rel") for link in links] in (["self"], ["self", "next"])
     return links[1].get("href") if len(links) > 1 else None
-
-
-# --- addresses ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("path", "address"),
-    [
-        ("/orders", Address("orders")),
-        ("/dir/q%202", Address("dir/q 2")),
-        ("/dir%2Fq%202", Address("dir/q 2")),
-        ("/orders/", Address("orders")),
-        ("/", Address("")),
-        ("/t/Subscriptions/", Address("t", ("Subscriptions",))),
-        (
-            "/dir%2Ft/subscriptions/s/rules/%24Default",
-            Address("dir/t", ("subscriptions", "s", "rules", "$Default")),
-        ),
-        ("/subscriptions", Address("subscriptions")),
-        ("/%24Resources/Queues", Address("$Resources/Queues")),
-    ],
-)
-def test_a_path_is_split_before_it_is_decoded(path: str, address: Address) -> None:
-    assert read_address(path) == address
 
 
 # --- create, get, update, delete ----------------------------------------------------------------------------
@@ -379,24 +354,6 @@ async def test_creating_and_listing_touch_no_log_and_counts_are_right_after_a_re
         assert after == {(queue.description.generation, "000b")}
 
 
-# --- topics are not supported yet ---------------------------------------------------------------------------
-
-
-async def test_topics_are_listed_as_none_and_creating_one_says_that_they_come_later(stack: HttpStack) -> None:
-    assert titles((await stack.ask("GET", "/$Resources/topics"))[1]) == []
-    for path, kind in (
-        ("/t", "Topic"),
-        ("/t/subscriptions/s", "Subscription"),
-        ("/t/subscriptions/s/rules/r", "Rule"),
-    ):
-        status, text, _ = await stack.ask("PUT", path, queue_body(kind=f"{kind}Description"))
-        assert (status, value(text, "Code")) == (501, "501")
-        assert f"{kind}s come in a later version" in text
-    for path in ("/t/Subscriptions/", "/t/subscriptions/s", "/t/subscriptions/s/rules"):
-        assert (await stack.ask("GET", path))[0] == 404
-    assert (await stack.ask("DELETE", "/t/subscriptions/s"))[0] == 404
-
-
 # --- rights -------------------------------------------------------------------------------------------------
 
 
@@ -662,6 +619,6 @@ async def test_elements_that_no_setting_has_are_passed_over_and_warned_of(stack:
         _, whole, _ = await stack.ask("GET", "/orders")
         assert (await stack.ask("PUT", "/orders", whole.encode(), headers=UPDATE))[0] == 200
     ignored = [
-        (line["entity"], line["elements"]) for line in lines if line["event"] == "queue.elements_ignored"
+        (line["entity"], line["elements"]) for line in lines if line["event"] == "entity.elements_ignored"
     ]
     assert ignored == [("orders", ["MaxDeliveryCont"])]

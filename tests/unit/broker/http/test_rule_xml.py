@@ -19,7 +19,7 @@ from broker.entities.validation import WrongProperty
 from broker.http.atom import INSTANCE, SERVICE_BUS, parse_entry
 from broker.http.rule_xml import read_rule, write_rule
 from broker.http.typed_values import SCHEMA
-from tests.unit.broker.http.test_queue_xml import NOW_MS, body
+from tests.unit.broker.http.test_queue_xml import body
 
 VALUES = (
     ("@c", RuleValue(ValueType.STRING, "red")),
@@ -29,27 +29,27 @@ _OPENING = f'<RuleDescription xmlns="{SERVICE_BUS}" xmlns:p4="{INSTANCE}" xmlns:
 
 
 def read(inner: str, name: str = "r") -> RuleDescription:
-    return read_rule(parse_entry(body(f"{_OPENING}{inner}</RuleDescription>")), name, NOW_MS)
+    return read_rule(parse_entry(body(f"{_OPENING}{inner}</RuleDescription>")), name)
 
 
 @pytest.mark.parametrize(
     "rule",
     [
-        RuleDescription("$Default", created_at_ms=NOW_MS),
-        RuleDescription("r", FalseFilter(), SqlAction("SET a = @n", VALUES), NOW_MS),
-        RuleDescription("r", SqlFilter("color = @c < 3", VALUES), None, NOW_MS),
-        RuleDescription("r", CorrelationFilter("a", "b", "c", "d", "e", "f", "g", "h", VALUES), None, NOW_MS),
-        RuleDescription("r", CorrelationFilter(content_type="x"), None, NOW_MS),
+        RuleDescription("$Default"),
+        RuleDescription("r", FalseFilter(), SqlAction("SET a = @n", VALUES)),
+        RuleDescription("r", SqlFilter("color = @c < 3", VALUES)),
+        RuleDescription("r", CorrelationFilter("a", "b", "c", "d", "e", "f", "g", "h", VALUES)),
+        RuleDescription("r", CorrelationFilter(content_type="x")),
     ],
 )
 def test_a_rule_survives_being_written_and_read(rule: RuleDescription) -> None:
     written = etree.tostring(write_rule(rule)).decode()
     assert 'Filter i:type="' in written and 'Action i:type="' in written, "JavaScript wants this prefix"
-    assert read_rule(parse_entry(body(written)), rule.name, NOW_MS) == rule
+    assert read_rule(parse_entry(body(written)), rule.name) == rule
 
 
 def test_a_rule_without_filter_and_action_matches_everything() -> None:
-    assert read("") == RuleDescription("r", TrueFilter(), None, NOW_MS)
+    assert read("") == RuleDescription("r", TrueFilter())
 
 
 def test_the_name_is_that_of_the_url() -> None:

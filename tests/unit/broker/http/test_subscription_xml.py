@@ -57,7 +57,7 @@ def described(inner: str) -> Description:
 
 def test_an_empty_description_has_the_services_defaults_and_the_default_rule() -> None:
     assert read_subscription(described(""), None) == SubscriptionSettings()
-    assert read_first_rule(described(""), 7) == RuleDescription("$Default", TrueFilter(), None, 7)
+    assert read_first_rule(described("")) == RuleDescription("$Default", TrueFilter())
 
 
 def test_what_is_written_is_complete_in_order_and_read_back_as_it_was() -> None:
@@ -77,8 +77,8 @@ def test_a_session_stays_when_an_update_leaves_it_out() -> None:
 def test_the_first_rule_may_be_given_with_any_name() -> None:
     inner = '<Filter i:type="SqlFilter"><SqlExpression>a = 1</SqlExpression></Filter>'
     rule = read_first_rule(
-        described(f"<DefaultRuleDescription>{inner}<Name>mine</Name></DefaultRuleDescription>"), 7
+        described(f"<DefaultRuleDescription>{inner}<Name>mine</Name></DefaultRuleDescription>")
     )
-    assert rule == RuleDescription("mine", SqlFilter("a = 1"), None, 7)
-    unnamed = read_first_rule(described(f"<DefaultRuleDescription>{inner}</DefaultRuleDescription>"), 7)
+    assert rule == RuleDescription("mine", SqlFilter("a = 1"))
+    unnamed = read_first_rule(described(f"<DefaultRuleDescription>{inner}</DefaultRuleDescription>"))
     assert unnamed.name == "$Default"

@@ -15,13 +15,20 @@ from broker.base.errors import Reason, Refused
 from broker.base.metrics import Metrics
 from broker.entities.descriptions import AuthorizationRule, QueueDescription, QueueSettings
 from broker.entities.documents import encode_description
-from broker.namespace.apply_file import apply_file, check_targets
+from broker.entities.rules import CorrelationFilter, RuleDescription, SqlFilter
+from broker.entities.topics import (
+    SubscriptionDescription,
+    SubscriptionSettings,
+    TopicDescription,
+    TopicSettings,
+)
+from broker.namespace.apply_file import apply_file, check_rules, check_targets
 from broker.namespace.entity import Entity, Partition
+from broker.namespace.kinds import make_entity
 from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace
-from broker.namespace.queue import Queue
 from broker.namespace.resting import Resting
-from broker.settings.config_file import ConfigFile, QueueSpec, WrongConfigFile
+from broker.settings.config_file import ConfigFile, QueueSpec, SubscriptionSpec, TopicSpec, WrongConfigFile
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
 from storage.file_store import FileLogStore
@@ -41,7 +48,7 @@ def no_partition(queue: Entity, number: int) -> Partition:
 
 async def start(
     folder: Path,
-    *specs: QueueSpec,
+    *specs: QueueSpec | TopicSpec,
     then: Callable[[Namespace], Awaitable[object]] | None = None,
     disk: FaultyDisk | None = None,
 ) -> tuple[Namespace, list[str]]:
@@ -57,18 +64,21 @@ async def start(
         catalogue=Catalogue(folder / "catalogue", given),
         store=store,
         clock=ManualClock(),
-        make_entity=lambda description: Queue(
+        make_entity=lambda description: make_entity(
             description, EntityMeter(metrics, description.name), no_partition, resting
         ),
         resting=resting,
         partitions_default=4,
         entities_max=10,
-        unsupported_topics=["topic"],
     )
     await namespace.load()
     with capture_logs() as lines:
         try:
-            check_targets(ConfigFile(Path("config.json"), "test", specs, (), (), ()), namespace)
+            queues = tuple(spec for spec in specs if isinstance(spec, QueueSpec))
+            topics = tuple(spec for spec in specs if isinstance(spec, TopicSpec))
+            file = ConfigFile(Path("config.json"), "test", queues, topics, (), ())
+            check_rules(file)
+            check_targets(file, namespace)
             await apply_file(specs, namespace)
             if then is not None:
                 await then(namespace)
@@ -183,7 +193,7 @@ async def test_what_is_fixed_at_creation_is_warned_of_at_every_start_and_the_res
     changed = QueueSpec("orders", replace(settings, max_delivery_count=5), partitions)
     for _ in range(2):
         namespace, warnings = await start(tmp_path, changed)
-        assert warnings == [f"orders: {field} since the queue's creation: it cannot be changed."]
+        assert warnings == [f"orders: {field} since the entity's creation: it cannot be changed."]
         assert (
             settings_of(namespace) == replace(FILE, max_delivery_count=5)
             and namespace.descriptions()[0].partitions == 4
@@ -263,8 +273,50 @@ async def test_a_target_that_was_deleted_later_is_warned_of_while_the_file_is_th
         await start(tmp_path, QueueSpec("orders", replace(FILE, forward_to="other"), None))
 
 
-async def test_a_topic_of_the_file_that_is_not_served_is_warned_of_as_a_target(tmp_path: Path) -> None:
-    namespace, (warning,) = await start(
-        tmp_path, QueueSpec("orders", replace(FILE, forward_to="topic"), None)
-    )
-    assert "does not serve topics" in warning and settings_of(namespace).forward_to == "topic"
+def topic_spec(*rules: RuleDescription, forward_to: str | None = None) -> TopicSpec:
+    settings = SubscriptionSettings(max_delivery_count=3, forward_to=forward_to)
+    return TopicSpec("events", TopicSettings(), 2, (SubscriptionSpec("one", settings, rules),))
+
+
+def one_of(namespace: Namespace) -> SubscriptionDescription:
+    topic = namespace.describe("events")
+    assert isinstance(topic, TopicDescription)
+    (one,) = topic.subscriptions
+    return one
+
+
+async def test_a_topic_is_created_with_its_subscriptions_and_changed_with_its_entry(tmp_path: Path) -> None:
+    default, red = RuleDescription("$Default"), RuleDescription("red", CorrelationFilter(label="red"))
+    namespace, warnings = await start(tmp_path, topic_spec(default))
+    assert [rule.name for rule in one_of(namespace).rules] == ["$Default"] and warnings == []
+
+    async def change_rules(namespace: Namespace) -> None:
+        await namespace.subscriptions.remove_rule("events", "one", "$Default")
+
+    await start(tmp_path, then=change_rules)
+    namespace, _ = await start(tmp_path, topic_spec(default))
+    assert one_of(namespace).rules == (), "a change through the API stays"
+    namespace, warnings = await start(tmp_path, topic_spec(red))
+    assert [rule.name for rule in one_of(namespace).rules] == ["red"] and warnings == []
+    namespace, warnings = await start(tmp_path)
+    assert one_of(namespace).number == 1 and warnings == []
+
+
+async def test_a_subscription_forwards_only_to_what_there_is(tmp_path: Path) -> None:
+    default = RuleDescription("$Default")
+    words = "'events/Subscriptions/one' cannot forward to 'orders'"
+    with pytest.raises(WrongConfigFile, match=words) as caught:
+        await start(tmp_path, topic_spec(default, forward_to="orders"))
+    assert "Topics[0].Subscriptions[0].Properties.ForwardTo" in str(caught.value)
+    specs = (topic_spec(default, forward_to="Orders"), QueueSpec("orders", FILE, None))
+    namespace, _ = await start(tmp_path, *specs)
+    assert one_of(namespace).settings.forward_to == "Orders"
+    await change(tmp_path, None)
+    _, (warning,) = await start(tmp_path, topic_spec(default, forward_to="Orders"))
+    assert warning.startswith("events/Subscriptions/one: ")
+
+
+async def test_a_rule_that_cannot_be_understood_is_a_mistake_of_the_file(tmp_path: Path) -> None:
+    wrong = RuleDescription("wrong", SqlFilter("color = "))
+    with pytest.raises(WrongConfigFile, match=r"Topics\[0\].Subscriptions\[0\].Rules\[1\]: .*position"):
+        await start(tmp_path, topic_spec(RuleDescription("$Default"), wrong))

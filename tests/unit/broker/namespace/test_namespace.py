@@ -9,10 +9,9 @@ from typing import cast
 import pytest
 from structlog.testing import capture_logs
 
-from broker.base.errors import Reason, Refused
+from broker.base.errors import Reason, Refused, not_found_text
 from broker.entities.descriptions import AuthorizationRule, QueueDescription, QueueSettings
 from broker.entities.documents import encode_description
-from broker.namespace.namespace import not_found_text
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
 from storage.errors import DiskFailed

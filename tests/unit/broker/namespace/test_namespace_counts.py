@@ -120,21 +120,21 @@ async def test_a_queue_that_is_deleted_while_it_is_counted_wakes_no_partition_ag
     assert description.generation not in await world.store.entities()
 
 
-async def test_a_subqueue_that_queues_do_not_have_counts_towards_the_total(world: World) -> None:
-    """An entity may have any number of subqueues (`broker/entities/roles.py`)."""
+async def test_what_some_subqueues_hold_is_counted_apart_from_the_others(world: World) -> None:
+    """The subscriptions of a topic are counted so."""
     await world.namespace.create_entity("orders", QueueSettings(), 1)
     queue = world.queue("orders")
     queue.partition(0)
     world.parts["orders", 0].held = {
         MAIN: SubqueueCounts(active=1, scheduled=2, bytes=30),
         DEAD_LETTER: SubqueueCounts(active=4, deferred=1, bytes=50),
-        "another": SubqueueCounts(active=8, bytes=80),
     }
-    runtime = world.namespace.runtime_now(queue)
-    assert (runtime.active, runtime.scheduled, runtime.dead_letter, runtime.transfer_dead_letter) == (
-        1,
-        2,
-        5,
-        0,
-    )
-    assert (runtime.message_count, runtime.size_bytes) == (16, 160)
+    runtime = queue.runtime()
+    assert (runtime.active, runtime.scheduled, runtime.dead_letter) == (1, 2, 5)
+    assert (runtime.message_count, runtime.size_bytes) == (8, 80)
+    dead_letters = {1: queue.description.subqueues[1]}
+    runtime = queue.runtime_of(dead_letters, None)
+    assert (runtime.active, runtime.dead_letter, runtime.message_count, runtime.size_bytes) == (0, 5, 5, 50)
+    main = {0: queue.description.subqueues[0]}
+    runtime = queue.runtime_of(main, "elsewhere")
+    assert (runtime.active, runtime.transfer) == (0, 1)

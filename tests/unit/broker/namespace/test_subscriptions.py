@@ -13,8 +13,8 @@ from broker.entities.subscription_validation import TopicLimits
 from broker.entities.topics import SubscriptionSettings, TopicDescription, TopicSettings
 from broker.namespace.subscriptions import Subscriptions
 
-DEFAULT = RuleDescription("$Default", TrueFilter(), None, 1)
-RED = RuleDescription("red", CorrelationFilter(label="red"), None, 2)
+DEFAULT = RuleDescription("$Default", TrueFilter(), None, 7)
+RED = RuleDescription("red", CorrelationFilter(label="red"), None, 7)
 SETTINGS = SubscriptionSettings()
 
 
@@ -83,7 +83,7 @@ async def test_rules_are_added_replaced_and_removed_in_any_case(subscriptions: S
     assert (await subscriptions.remove_rule("events", "one", "$DEFAULT")).rules == (RED,)
     blue = RuleDescription("RED", CorrelationFilter(label="blue"), None, 9)
     (rule,) = (await subscriptions.replace_rule("events", "one", blue)).rules
-    assert rule == RuleDescription("red", blue.filter, None, RED.created_at_ms)
+    assert rule == RuleDescription("red", blue.filter, None, 7)
     assert (await subscriptions.remove_rule("events", "one", "Red")).rules == ()
 
 

@@ -8,9 +8,19 @@ from typing import Any
 
 import pytest
 
+from broker.entities.rules import (
+    CorrelationFilter,
+    RuleDescription,
+    RuleValue,
+    SqlAction,
+    SqlFilter,
+    TrueFilter,
+    ValueType,
+)
 from broker.settings.config_file import ConfigFile, WrongConfigFile, load_config_file, without_comments
 from broker.settings.settings import load_settings
 
+RULE = {"Name": "r", "Properties": {"FilterType": "Sql", "SqlFilter": {"SqlExpression": "1=1"}}}
 SAMPLE = Path(__file__).parents[4] / "docker" / "config.json"
 
 
@@ -29,7 +39,7 @@ def queues(*entities: object, **namespace: object) -> dict[str, Any]:
     }
 
 
-def test_the_sample_is_accepted_and_its_topic_is_named_as_not_created() -> None:
+def test_the_sample_is_accepted_with_its_topic() -> None:
     config = load_config_file(SAMPLE, load_settings())
     assert [
         (queue.name, queue.partitions, queue.settings.enable_partitioning) for queue in config.queues
@@ -37,13 +47,84 @@ def test_the_sample_is_accepted_and_its_topic_is_named_as_not_created() -> None:
         ("queue.1", 16, True),
         ("queue.plain", None, False),
     ]
-    assert config.namespace == "sbemulatorns"
-    assert config.warnings == ("topics come in a later version; not created: topic.1",)
-    assert [subscription.name for subscription in config.topics[0].subscriptions] == [
+    assert config.namespace == "sbemulatorns" and config.warnings == ()
+    (topic,) = config.topics
+    assert [subscription.name for subscription in topic.subscriptions] == [
         "subscription.1",
         "subscription.3",
         "subscription.4",
     ]
+
+
+def test_a_topic_has_subscriptions_with_the_emulators_defaults_and_rules(tmp_path: Path) -> None:
+    rules = [
+        {
+            "Name": "by-properties",
+            "Properties": {
+                "FilterType": "Correlation",
+                "CorrelationFilter": {
+                    "Label": "red",
+                    "Properties": {"text": "x", "number": 7, "flag": True, "half": 0.5},
+                },
+            },
+        },
+        {
+            "Name": "$Default",
+            "Properties": {
+                "FilterType": "Sql",
+                "SqlFilter": {"SqlExpression": "color = 'red'"},
+                "Action": {"SqlExpression": "SET a = 1"},
+            },
+        },
+    ]
+    subscriptions = [
+        {"Name": "plain"},
+        {"Name": "ruled", "Properties": {"MaxDeliveryCount": 7}, "Rules": rules},
+    ]
+    topic = {
+        "Name": "t",
+        "Properties": {"PartitionCount": 3, "RequiresDuplicateDetection": True},
+        "Subscriptions": subscriptions,
+    }
+    (spec,) = load(tmp_path, queues(Topics=[topic])).topics
+    assert (spec.name, spec.partitions, spec.settings.requires_duplicate_detection) == ("t", 3, True)
+    assert spec.settings.duplicate_detection_window_ms == 20_000
+    plain, ruled = spec.subscriptions
+    assert (plain.settings.max_delivery_count, plain.settings.default_time_to_live_ms) == (3, 3_600_000)
+    assert plain.rules == (RuleDescription("$Default", TrueFilter()),)
+    assert ruled.settings.max_delivery_count == 7
+    values = (
+        ("text", RuleValue(ValueType.STRING, "x")),
+        ("number", RuleValue(ValueType.LONG, 7)),
+        ("flag", RuleValue(ValueType.BOOLEAN, True)),
+        ("half", RuleValue(ValueType.DOUBLE, 0.5)),
+    )
+    assert ruled.rules == (
+        RuleDescription("by-properties", CorrelationFilter(label="red", properties=values)),
+        RuleDescription("$Default", SqlFilter("color = 'red'"), SqlAction("SET a = 1")),
+    )
+
+
+@pytest.mark.parametrize(
+    ("subscriptions", "message"),
+    [
+        ([{"Name": "a"}, {"Name": "A"}], r"Subscriptions\[1\].Name: 'A' is the name of another subscription"),
+        ([{"Name": "a/b"}], r"Subscriptions\[0\].Name: 'a/b' is not the name of a subscription"),
+        (
+            [{"Name": "a", "Properties": {"LockDuration": "PT6M"}}],
+            r"Subscriptions\[0\].Properties.LockDuration: The supplied lock time",
+        ),
+        (
+            [{"Name": "a", "Rules": [RULE, RULE]}],
+            r"Subscriptions\[0\].Rules: Two rules have the name 'r'",
+        ),
+    ],
+)
+def test_a_wrong_subscription_is_refused_with_its_place(
+    tmp_path: Path, subscriptions: object, message: str
+) -> None:
+    with pytest.raises(WrongConfigFile, match=message):
+        load(tmp_path, queues(Topics=[{"Name": "t", "Subscriptions": subscriptions}]))
 
 
 def test_a_queue_without_properties_has_the_emulators_defaults_not_the_services(tmp_path: Path) -> None:
@@ -128,7 +209,7 @@ def test_what_has_no_effect_yet_is_kept_and_named(tmp_path: Path) -> None:
     )
     config = load(tmp_path, content)
     assert config.queues[0].settings.requires_session and config.queues[1].settings.forward_to == "s"
-    assert config.warnings == ("queue f: kept, without effect in this version: EnableExpress",)
+    assert config.warnings == ("f: kept, without effect in this version: EnableExpress",)
 
 
 def test_a_queue_that_forwards_loses_its_auto_delete_on_idle_with_a_warning(tmp_path: Path) -> None:
@@ -284,9 +365,7 @@ def test_a_wrong_queue_is_refused_with_file_field_and_reason(
         ),
     ],
 )
-def test_a_wrong_rule_is_refused_though_topics_are_not_created_yet(
-    tmp_path: Path, rule: object, message: str
-) -> None:
+def test_a_wrong_rule_is_refused(tmp_path: Path, rule: object, message: str) -> None:
     topic = {"Name": "t", "Subscriptions": [{"Name": "s", "Rules": [{"Name": "r", "Properties": rule}]}]}
     with pytest.raises(WrongConfigFile) as caught:
         load(tmp_path, queues(Topics=[topic]))

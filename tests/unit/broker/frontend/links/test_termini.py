@@ -196,6 +196,8 @@ async def test_a_link_that_asks_for_the_generation_of_its_entity_is_told(attach:
     for handle, expected in enumerate((None, generation)):
         answer, *rest = await client.attach(with_generation(attach(handle, "queue"), expected))
         assert answer.field(13)[Symbol("partibus:generation")] == generation
+        assert answer.field(13)[Symbol("partibus:partitions")] == client.stack.queue.description.partitions
+        assert Symbol("partibus:duplicate-detection-window") not in answer.field(13)
         assert raw.DETACH not in [frame.code for frame in rest]
     answer, *_ = await client.attach(attach(2, "queue"))
     assert "partibus:generation" not in [str(key) for key in answer.field(13) or {}]

@@ -1,0 +1,77 @@
+"""Who may do what over HTTP (HTTP contract 1.4, 1.7). Rights are checked before existence, so that names
+cannot be probed without them."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from broker.base.clock import Clock
+from broker.entities.descriptions import key_of
+from broker.http.refusals import HttpRefusal
+from broker.http.seams import Claim, TokenVerifier
+from broker.namespace.namespace import Namespace
+
+MANAGE, LISTEN = "Manage", "Listen"
+READ, WRITE, DELETE = "EntityRead", "EntityWrite", "EntityDelete"
+"""What an operation does, in the words of refusals."""
+
+
+class Rights:
+    """Checks the claims of requests. One per broker."""
+
+    def __init__(self, namespace: Namespace, tokens: TokenVerifier, clock: Clock, grace_ms: int) -> None:
+        """`grace_ms`: how long a token is still accepted after it expires."""
+        self._namespace, self._tokens, self._clock, self._grace_ms = namespace, tokens, clock, grace_ms
+
+    def authenticate(self, request: web.Request) -> Claim:
+        header = request.headers.get("Authorization")
+        if not header:
+            raise HttpRefusal(401, 40102, "MissingToken: The authorization header was not found.")
+        return self._tokens.verify_token(header, self._clock.now_ms(), self._grace_ms)
+
+    def require_namespace(self, request: web.Request, claim: Claim, path: str) -> None:
+        """Require a key of the namespace, and a method that only reads."""
+        self.require(claim, path, READ, of_namespace=True)
+        if request.method not in ("GET", "HEAD"):
+            raise HttpRefusal(405, 0, f"The method {request.method} is not allowed here.", {"Allow": "GET"})
+
+    def require(self, claim: Claim, path: str, action: str, *, of_namespace: bool = False) -> None:
+        """Require Manage on the path, before anything is looked up, so that names cannot be probed.
+
+        `of_namespace` requires a key of the namespace. The token's own scope may still be as narrow as the
+        path: JavaScript signs each URL separately.
+        """
+        if claim.covers(path, MANAGE) and (claim.of_namespace or not of_namespace):
+            return
+        if action == READ:
+            raise HttpRefusal(401, 40100, f"Manage,{action} claims required for this operation.")
+        raise HttpRefusal(401, 40100, f"Authorization failed for specified action: Manage,{action}.")
+
+    def check_forwarding(
+        self, request: web.Request, claim: Claim, name: str, forwarding: tuple[str | None, str | None]
+    ) -> None:
+        """Require Manage on each forwarding destination, by the same token or by a second one (HTTP contract
+        1.4)."""
+        for target, header in (
+            (forwarding[0], "ServiceBusSupplementaryAuthorization"),
+            (forwarding[1], "ServiceBusDlqSupplementaryAuthorization"),
+        ):
+            if target is None:
+                continue
+            if not claim.covers(target, MANAGE):
+                second = request.headers.get(header)
+                if not second or not self._tokens.verify_token(
+                    second, self._clock.now_ms(), self._grace_ms
+                ).covers(target, MANAGE):
+                    raise HttpRefusal(
+                        401,
+                        40100,
+                        (
+                            f"Manage on the forwarding destination '{target}' is required, in the header "
+                            f"{header}."
+                        ),
+                    )
+            if self._namespace.describe(target) is None and key_of(target) != key_of(
+                name
+            ):  # the namespace refuses forwarding to itself
+                raise HttpRefusal(400, 40400, "The auto forwarding destination entity does not exist.")

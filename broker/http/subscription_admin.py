@@ -1,0 +1,249 @@
+"""The administration API for subscriptions and rules (HTTP contract 2.1, 2.7, 2.8): addresses, rights and
+status codes.
+
+    {topic}/subscriptions            {topic}/subscriptions/{name}
+    {topic}/subscriptions/{name}/rules      {topic}/subscriptions/{name}/rules/{rule}
+
+As for entities, create and update are the same PUT, and rights come before existence. Unlike an entity, a
+subscription or rule that does not exist is 404. Who may manage a topic may manage what is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+
+import structlog
+from aiohttp import web
+
+from broker.base.clock import Clock
+from broker.base.errors import Reason, Refused, not_found_text
+from broker.base.slices import Slices
+from broker.entities.rules import RuleDescription
+from broker.entities.topics import SubscriptionDescription, TopicDescription
+from broker.http.addressing import Address, next_url_of, page_of, url_of
+from broker.http.answer_portions import answer_in_slices
+from broker.http.atom import ENTRY_TYPE, FEED_TYPE, Description, Entry, write_entry, write_feed
+from broker.http.bodies import Bodies
+from broker.http.description_xml import unknown_elements
+from broker.http.refusals import HttpRefusal
+from broker.http.rights import DELETE, LISTEN, READ, WRITE, Rights
+from broker.http.rule_xml import read_rule, write_rule
+from broker.http.seams import Claim
+from broker.http.subscription_xml import (
+    SETTINGS,
+    read_first_rule,
+    read_subscription,
+    write_subscription,
+)
+from broker.namespace.namespace import Namespace
+
+log = structlog.get_logger("administration")
+
+_ALLOWED = {"Allow": "GET, PUT, DELETE"}
+
+
+class SubscriptionAdministration:
+    """Answers requests for what is below a topic. One per broker."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        rights: Rights,
+        bodies: Bodies,
+        clock: Clock,
+        slices: Slices,
+    ) -> None:
+        self._namespace, self._subscriptions, self._rights = namespace, namespace.subscriptions, rights
+        self._bodies, self._clock, self._slices = bodies, clock, slices
+
+    async def handle(self, request: web.Request, claim: Claim, address: Address) -> web.StreamResponse:
+        """Serve a path below a topic. Raises HttpRefusal and Refused."""
+        path = "/".join((address.entity, *address.below))  # JavaScript's tokens are for this path alone
+        match address.below:
+            case (_,):
+                self._rights.require(claim, path, READ)
+                _only_reads(request)
+                return await self._list(request, address.entity)
+            case (_, name):
+                self._rights.require(claim, path, _action(request))
+                return await self._subscription(request, claim, address.entity, name)
+            case (_, name, rules) if rules.casefold() == "rules":
+                self._require_reading_rules(claim, path)
+                _only_reads(request)
+                return await self._list_rules(request, address.entity, name)
+            case (_, name, rules, rule) if rules.casefold() == "rules":
+                if _action(request) == READ:
+                    self._require_reading_rules(claim, path)
+                else:
+                    self._rights.require(claim, path, _action(request))
+                return await self._rule(request, address.entity, name, rule)
+        self._rights.require(claim, path, READ)
+        raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(path))
+
+    # --- subscriptions --------------------------------------------------------------------------------------
+
+    async def _subscription(
+        self, request: web.Request, claim: Claim, topic: str, name: str
+    ) -> web.StreamResponse:
+        match request.method:
+            case "GET" | "HEAD":
+                return await self._answer(request, topic, self._subscriptions.find(topic, name))
+            case "PUT":
+                return await self._put(request, claim, topic, name)
+            case "DELETE":
+                await self._subscriptions.delete(topic, name)
+                return web.Response(status=200)
+        raise HttpRefusal(405, 0, f"The method {request.method} is not allowed here.", _ALLOWED)
+
+    async def _put(self, request: web.Request, claim: Claim, topic: str, name: str) -> web.Response:
+        updating = "If-Match" in request.headers
+        description = await self._read(request, "SubscriptionDescription")
+        previous = self._subscriptions.find(topic, name).settings if updating else None
+        settings = read_subscription(description, previous)
+        path = f"{topic}/Subscriptions/{name}"
+        self._rights.check_forwarding(request, claim, path, settings.forwarding)
+        if updating:
+            subscription = await self._subscriptions.update(topic, name, settings)
+        else:
+            rule = read_first_rule(description)
+            subscription = await self._subscriptions.create(topic, name, settings, [rule])
+        if unknown := unknown_elements(description, SETTINGS):
+            log.warning(
+                "entity.elements_ignored",
+                entity=path,
+                elements=[element[:60] for element in unknown[:10]],
+                advice="No setting of a subscription has these names.",
+            )
+        return await self._answer(request, topic, subscription, 200 if updating else 201)
+
+    async def _list(self, request: web.Request, topic: str) -> web.StreamResponse:
+        skip, count = page_of(request)
+        description = self._subscriptions.topic(topic)
+        await self._counted(description)
+        total = len(description.subscriptions)
+        shown = sorted(description.subscriptions, key=lambda each: each.key)[skip : skip + count]
+        entries = (write_entry(self._entry(request, description, each)) for each in shown)
+        path = f"{description.name}/Subscriptions"
+        return await self._feed(request, "Subscriptions", path, entries, (skip, count, total))
+
+    async def _answer(
+        self, request: web.Request, topic: str, subscription: SubscriptionDescription, status: int = 200
+    ) -> web.Response:
+        await self._namespace.runtime(topic)  # opens the partitions, so that the counts are exact
+        entry = self._entry(request, self._subscriptions.topic(topic), subscription)
+        return _xml(write_entry(entry), status)
+
+    def _entry(
+        self, request: web.Request, topic: TopicDescription, subscription: SubscriptionDescription
+    ) -> Entry:
+        entity = self._namespace.find(topic.name)
+        if entity is None:
+            raise self._namespace.missing(topic.name)  # it was deleted meanwhile
+        runtime = entity.runtime_of(dict(subscription.subqueues()), subscription.settings.forward_to)
+        return Entry(
+            url_of(request, f"{topic.name}/Subscriptions/{subscription.name}"),
+            subscription.name,
+            self._namespace.name,
+            subscription.created_at_ms,
+            subscription.updated_at_ms,
+            write_subscription(subscription, runtime, request.host),
+        )
+
+    # --- rules ----------------------------------------------------------------------------------------------
+
+    async def _rule(self, request: web.Request, topic: str, name: str, rule: str) -> web.StreamResponse:
+        match request.method:
+            case "GET" | "HEAD":
+                found = _existing(topic, self._subscriptions.find(topic, name), rule)
+                return self._answer_rule(request, topic, name, found)
+            case "PUT":
+                updating = "If-Match" in request.headers
+                given = read_rule(await self._read(request, "RuleDescription"), rule)
+                change: Callable[..., Awaitable[SubscriptionDescription]] = (
+                    self._subscriptions.replace_rule if updating else self._subscriptions.add_rule
+                )
+                found = _existing(topic, await change(topic, name, given), rule)
+                return self._answer_rule(request, topic, name, found, 200 if updating else 201)
+            case "DELETE":
+                await self._subscriptions.remove_rule(topic, name, rule)
+                return web.Response(status=200)
+        raise HttpRefusal(405, 0, f"The method {request.method} is not allowed here.", _ALLOWED)
+
+    async def _list_rules(self, request: web.Request, topic: str, name: str) -> web.StreamResponse:
+        skip, count = page_of(request)
+        path = self._path(topic, name)
+        rules = self._subscriptions.find(topic, name).rules
+        shown = rules[skip : skip + count]
+        entries = (write_entry(self._rule_entry(request, path, each)) for each in shown)
+        return await self._feed(request, "Rules", f"{path}/Rules", entries, (skip, count, len(rules)))
+
+    def _answer_rule(
+        self, request: web.Request, topic: str, name: str, rule: RuleDescription, status: int = 200
+    ) -> web.Response:
+        return _xml(write_entry(self._rule_entry(request, self._path(topic, name), rule)), status)
+
+    def _rule_entry(self, request: web.Request, path: str, rule: RuleDescription) -> Entry:
+        created = rule.created_at_ms
+        url = url_of(request, f"{path}/Rules/{rule.name}")
+        return Entry(url, rule.name, self._namespace.name, created, created, write_rule(rule))
+
+    # --- what both have in common ---------------------------------------------------------------------------
+
+    def _path(self, topic: str, name: str) -> str:
+        """The path of a subscription as it was spelled at creation: JavaScript takes names from URLs."""
+        spelled = self._subscriptions.topic(topic).name
+        return f"{spelled}/Subscriptions/{self._subscriptions.find(topic, name).name}"
+
+    def _require_reading_rules(self, claim: Claim, path: str) -> None:
+        """Who may listen may see rules (HTTP contract 1.7)."""
+        if not claim.covers(path, LISTEN):
+            self._rights.require(claim, path, READ)
+
+    async def _read(self, request: web.Request, kind: str) -> Description:
+        description = await self._bodies.description(request)
+        if description.kind != kind:
+            raise HttpRefusal(400, 40000, f"'{description.kind:.60}' is not a {kind}.")
+        return description
+
+    async def _counted(self, topic: TopicDescription) -> None:
+        await self._namespace.counted()
+        entity = self._namespace.find(topic.name)
+        if entity is not None and entity.unknown:  # not counted in time: wait for it, a little longer
+            await self._namespace.opened([entity])
+
+    async def _feed(
+        self,
+        request: web.Request,
+        title: str,
+        path: str,
+        entries: Iterable[bytes],
+        page: tuple[int, int, int],
+    ) -> web.StreamResponse:
+        """A page of a list. `page`: how many entries were skipped, how many are shown, and how many there
+        are."""
+        pieces = write_feed(
+            title, url_of(request, path), next_url_of(request, path, *page), self._clock.now_ms(), entries
+        )
+        return await answer_in_slices(request, self._slices, pieces, FEED_TYPE)
+
+
+def _action(request: web.Request) -> str:
+    """What a request does, in the words of refusals."""
+    return {"PUT": WRITE, "DELETE": DELETE}.get(request.method, READ)
+
+
+def _only_reads(request: web.Request) -> None:
+    if request.method not in ("GET", "HEAD"):
+        raise HttpRefusal(405, 0, f"The method {request.method} is not allowed here.", {"Allow": "GET"})
+
+
+def _existing(topic: str, subscription: SubscriptionDescription, name: str) -> RuleDescription:
+    rule = subscription.rule(name)
+    if rule is None:
+        path = f"{topic}/Subscriptions/{subscription.name}/Rules/{name}"
+        raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(path))
+    return rule
+
+
+def _xml(body: bytes, status: int) -> web.Response:
+    return web.Response(status=status, body=body, headers={"Content-Type": ENTRY_TYPE})
