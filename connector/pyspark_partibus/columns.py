@@ -3,6 +3,8 @@ anything is read or sent."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from pyspark.sql.types import (
     BinaryType,
     BooleanType,
@@ -113,7 +115,9 @@ def check_source_schema(schema: StructType, *, properties_as_json: bool) -> None
         raise SchemaError("the schema has no columns")
 
 
-def check_sink_schema(schema: StructType, *, has_target: bool, unknown_columns: str) -> list[str]:
+def check_sink_schema(
+    schema: StructType, *, has_target: bool, unknown_columns: str, used_for_ids: Collection[str] = ()
+) -> list[str]:
     """Raise SchemaError unless rows of this schema can become messages. Gives the names of the columns that
     become application properties."""
     as_properties = []
@@ -126,6 +130,8 @@ def check_sink_schema(schema: StructType, *, has_target: bool, unknown_columns: 
                 )
         elif name == PROPERTIES:
             _check_properties(kind)
+        elif name in used_for_ids:
+            continue
         elif unknown_columns == "property" and name not in OF_SOURCE_ONLY:
             if not isinstance(kind, _SIMPLE):
                 raise SchemaError(

@@ -3,14 +3,22 @@ of them connects."""
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+)
 from pyspark.sql.types import StructType
 
 from pyspark_partibus.batch_reader import PartibusBatchReader
-from pyspark_partibus.columns import check_source_schema, full_schema
-from pyspark_partibus.errors import OptionError
-from pyspark_partibus.options import SourceOptions, source_options
+from pyspark_partibus.columns import check_sink_schema, check_source_schema, full_schema
+from pyspark_partibus.errors import OptionError, SchemaError
+from pyspark_partibus.identity import SOURCE_ID_COLUMNS, choose_strategy
+from pyspark_partibus.options import SinkOptions, SourceOptions, sink_options, source_options
 from pyspark_partibus.stream_reader import PartibusStreamReader
+from pyspark_partibus.writers import PartibusBatchWriter, PartibusStreamWriter
 
 
 class PartibusDataSource(DataSource):
@@ -39,6 +47,35 @@ class PartibusDataSource(DataSource):
             if value is not None:
                 raise OptionError(option, "is for batch queries only")
         return PartibusStreamReader(options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """A batch query's sink."""
+        options, strategy, as_properties = self._sink(schema, overwrite)
+        if options.require_exactly_once and options.write_id is None:
+            raise OptionError("requireExactlyOnce", "needs option 'writeId' in a batch query")
+        if options.sink_id is not None:
+            raise OptionError("sinkId", "is for streams; a batch query has 'writeId'")
+        return PartibusBatchWriter(options, strategy, as_properties)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+        """A streaming query's sink."""
+        options, strategy, as_properties = self._sink(schema, overwrite)
+        if options.write_id is not None:
+            raise OptionError("writeId", "is for batch queries; a stream has 'sinkId'")
+        return PartibusStreamWriter(options, strategy, as_properties)
+
+    def _sink(self, schema: StructType, overwrite: bool) -> tuple[SinkOptions, str, list[str]]:
+        if overwrite:
+            raise SchemaError("messages cannot be overwritten: use the mode 'append'")
+        options = sink_options(self.options)
+        strategy = choose_strategy(options, schema.names)
+        as_properties = check_sink_schema(
+            schema,
+            has_target=options.address is not None,
+            unknown_columns=options.unknown_columns,
+            used_for_ids=SOURCE_ID_COLUMNS if strategy == "source" else (),
+        )
+        return options, strategy, as_properties
 
     def _source(self, schema: StructType) -> SourceOptions:
         options = source_options(self.options)

@@ -22,7 +22,7 @@ QUEUES = (
     queue("plain", EnablePartitioning=False),
     queue("unique", RequiresDuplicateDetection=True, DuplicateDetectionHistoryTimeWindow="PT2H"),
 )
-ON_SPARK = ("test_batch_read.py", "test_settlement.py", "test_stream_read.py")
+ON_SPARK = ("test_batch_read.py", "test_settlement.py", "test_stream_read.py", "test_write.py")
 collect_ignore = [] if shutil.which("java") else list(ON_SPARK)
 
 

@@ -68,3 +68,22 @@ def test_a_stream_needs_a_cursor_unless_it_settles_nothing_or_completes() -> Non
             source(cursor="c", **{option: '{"0": 1}' if option == "endingOffsets" else "5"}).streamReader(
                 schema
             )
+
+
+def test_a_sink_is_checked_before_anything_is_sent() -> None:
+    rows = StructType().add("body", StringType())
+    assert source(writeId="w", requireExactlyOnce="true").writer(rows, False)
+    assert source(sinkId="s", requireExactlyOnce="true").streamWriter(rows, False)
+    for make in (source().writer, source().streamWriter):
+        with pytest.raises(SchemaError, match="mode 'append'"):
+            make(rows, True)
+        with pytest.raises(SchemaError, match="no column 'body'"):
+            make(StructType().add("subject", StringType()), False)
+    with pytest.raises(OptionError, match="option 'requireExactlyOnce': needs option 'writeId'"):
+        source(requireExactlyOnce="true").writer(rows, False)
+    with pytest.raises(OptionError, match="option 'sinkId'"):
+        source(sinkId="s").writer(rows, False)
+    with pytest.raises(OptionError, match="option 'writeId'"):
+        source(writeId="w").streamWriter(rows, False)
+    with pytest.raises(OptionError, match="option 'cursor': is not an option of the sink"):
+        source(cursor="c").streamWriter(rows, False)
