@@ -52,7 +52,7 @@ from broker.partition.task import PartitionTask
 from broker.session_operations import AcceptSession, SessionAccepted, SetSessionState
 from storage.disk import Disk
 from storage.log import FRAME_HEADER_BYTES, Log, Position
-from tests.crash.test_kill import ROUNDS
+from tests.crash.rounds import ROUNDS
 from tests.crash.test_transaction_faults import Snapshots
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.logs import small_store

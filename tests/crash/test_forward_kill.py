@@ -1,7 +1,6 @@
 """`kill -9` while messages are forwarded through a chain of queues: each one that was acknowledged arrives
 at the end exactly once, those of a key in order. So do dead letters at the queue that they are forwarded to.
-
-`PARTIBUS_CRASH_ROUNDS` and `PARTIBUS_CRASH_SEED` work as for `test_kill.py`.
+`rounds.py` says how to have more rounds, or repeat one.
 """
 
 from __future__ import annotations
@@ -16,7 +15,15 @@ import pytest
 
 from tests.crash.clients import Client, Place, Receiver, Sender, drain
 from tests.crash.ledger import QueueLedger
-from tests.crash.test_kill import CLIENTS_STOP_WITHIN_S, ROUNDS, SEED, SMALL_LOGS, kill_and_restart
+from tests.crash.rounds import (
+    ROUNDS,
+    SEED,
+    TRAFFIC_WITHIN_S,
+    at_work,
+    kill_and_restart,
+    round_with_broker,
+    wait_for_traffic,
+)
 from tests.support.broker_process import BrokerProcess, queue
 
 FIRST, MIDDLE, LAST, DEAD = "first", "middle", "last", "dead"
@@ -26,7 +33,6 @@ QUEUES = [
     queue(LAST, PartitionCount=3, ForwardDeadLetteredMessagesTo=DEAD),
     queue(DEAD, PartitionCount=2),
 ]
-TRAFFIC_WITHIN_S = 60.0
 
 
 @pytest.mark.parametrize("number", range(max(ROUNDS // 10, 1)))
@@ -34,15 +40,8 @@ def test_a_kill_at_any_moment_neither_loses_nor_doubles_a_forwarded_message(
     number: int, tmp_path: Path
 ) -> None:
     seed = f"{SEED}/forward/{number}"
-    print(f"repeat: PARTIBUS_CRASH_SEED={SEED} pytest tests/crash/test_forward_kill.py -k '[{number}]'")
-    broker = BrokerProcess(tmp_path, QUEUES, environment=SMALL_LOGS if number % 2 else {}, keeps_ports=False)
-    try:
+    with round_with_broker(tmp_path, QUEUES, "tests/crash/test_forward_kill.py", number) as broker:
         run(broker, seed, Random(seed))
-    except BaseException:
-        print(broker.log_tail())
-        raise
-    finally:
-        broker.kill()
 
 
 def run(broker: BrokerProcess, seed: str, random: Random) -> None:
@@ -54,22 +53,12 @@ def run(broker: BrokerProcess, seed: str, random: Random) -> None:
         Sender(place, "bursts", FIRST, ledger, seed, burst=30, pause_s=0.02),
         Receiver(place, "receives", LAST, ledger, seed, credit=20, dead_letters=0.2),
     ]
-    place.up.set()
-    for client in clients:
-        client.start()
-    try:
+    with at_work(place, clients):
         for _ in range(2):
-            wait_for_traffic(place, ledger)
+            wait_for_more(place, ledger)
             time.sleep(random.uniform(0.0, 0.3))  # the moment of the kill: any will do
             kill_and_restart(broker, place)
-        wait_for_traffic(place, ledger)
-    finally:
-        place.stop.set()
-        for client in clients:
-            client.join(CLIENTS_STOP_WITHIN_S)
-            assert not client.is_alive(), f"{client.name} does not end"
-    if place.failures:
-        raise place.failures[0]
+        wait_for_more(place, ledger)
     kill_and_restart(broker, place)
     wait_until_forwarded(broker)
     drain(place, LAST, ledger)
@@ -86,15 +75,12 @@ def run(broker: BrokerProcess, seed: str, random: Random) -> None:
     broker.check_alive()
 
 
-def wait_for_traffic(place: Place, ledger: QueueLedger) -> None:
+def wait_for_more(place: Place, ledger: QueueLedger) -> None:
     """Wait until messages were accepted and removed in this life."""
-    acknowledged, removed = len(ledger.acknowledged), len(ledger.removed)
-    deadline = time.monotonic() + TRAFFIC_WITHIN_S
-    while len(ledger.acknowledged) < acknowledged + 20 or len(ledger.removed) < removed + 20:
-        if place.failures:
-            raise place.failures[0]
-        assert time.monotonic() < deadline, "no traffic"
-        time.sleep(0.02)
+    acknowledged, removed = len(ledger.acknowledged) + 20, len(ledger.removed) + 20
+    wait_for_traffic(
+        place, lambda: len(ledger.acknowledged) >= acknowledged and len(ledger.removed) >= removed
+    )
 
 
 def wait_until_forwarded(broker: BrokerProcess) -> None:

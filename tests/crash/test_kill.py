@@ -1,15 +1,9 @@
 """`kill -9` at any moment loses nothing: rounds of load, kill, restart and drain, checked against the
-clients' own ledgers.
-
-`PARTIBUS_CRASH_ROUNDS` sets the number of rounds (10), `PARTIBUS_CRASH_SEED` repeats them. Everything a round
-decides comes from the seed and the round's number, but not when bytes reach the disk, so a repetition will
-probably, not certainly, hit the same moment.
+clients' own ledgers. `rounds.py` says how to have more rounds, or repeat one.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
 import time
 from pathlib import Path
 from random import Random
@@ -18,14 +12,10 @@ import pytest
 
 from tests.crash.clients import Client, Place, ReceiveAndDelete, Receiver, Sender, drain
 from tests.crash.ledger import QueueLedger
+from tests.crash.rounds import ROUNDS, SEED, at_work, kill_and_restart, round_with_broker, wait_for_traffic
 from tests.support.broker_process import BrokerProcess, queue
 
-ROUNDS = int(os.environ.get("PARTIBUS_CRASH_ROUNDS", "10"))
-SEED = int(os.environ.get("PARTIBUS_CRASH_SEED") or secrets.randbelow(2**32))
 WORK, ORDERED, FLEETING = "work", "ordered", "fleeting"
-SMALL_LOGS = {"PARTIBUS_SEGMENT_BYTES": "65536", "PARTIBUS_CHECKPOINT_BYTES": "65536"}
-"""For every other round: segments roll, checkpoints are made and old segments are removed around the kill."""
-CLIENTS_STOP_WITHIN_S = 15.0
 
 
 class Round:
@@ -48,16 +38,17 @@ class Round:
             ReceiveAndDelete(place, "deletes", FLEETING, self.fleeting, seed),
         ]
 
-    def check_alive(self) -> None:
-        """Raise the error of any client that stopped when it should run on."""
-        if self.place.failures:
-            raise self.place.failures[0]
+    def traffic(self) -> list[int]:
+        """How many messages each queue has accepted and delivered."""
+        ledgers = (self.work, self.ordered, self.fleeting)
+        return [count for each in ledgers for count in (len(each.acknowledged), len(each.removed))]
 
-    def stop(self) -> None:
-        self.place.stop.set()
-        for client in self.clients:
-            client.join(CLIENTS_STOP_WITHIN_S)
-            assert not client.is_alive(), f"{client.name} does not end"
+    def wait_for_traffic(self) -> None:
+        """Wait until every queue has accepted and delivered messages in this life."""
+        before = self.traffic()
+        wait_for_traffic(
+            self.place, lambda: all(now > then for now, then in zip(self.traffic(), before, strict=True))
+        )
 
 
 @pytest.mark.parametrize("number", range(ROUNDS))
@@ -65,64 +56,25 @@ def test_a_kill_at_any_moment_loses_nothing_acknowledged_and_shows_nothing_settl
     number: int, tmp_path: Path
 ) -> None:
     seed = f"{SEED}/{number}"
-    print(f"repeat: PARTIBUS_CRASH_SEED={SEED} pytest tests/crash/test_kill.py -k '[{number}]'")
     random = Random(seed)
     queues = [queue(name, MaxDeliveryCount=2_000) for name in (WORK, ORDERED, FLEETING)]
-    broker = BrokerProcess(tmp_path, queues, environment=SMALL_LOGS if number % 2 else {}, keeps_ports=False)
-    try:
+    with round_with_broker(tmp_path, queues, "tests/crash/test_kill.py", number) as broker:
         run(broker, seed, kills=random.choice((1, 1, 2)), random=random)
-    except BaseException:
-        print(broker.log_tail())
-        raise
-    finally:
-        broker.kill()
 
 
 def run(broker: BrokerProcess, seed: str, *, kills: int, random: Random) -> None:
     """One round."""
     place = Place(broker.start().amqp_port)
-    place.up.set()
     this = Round(place, seed)
-    for client in this.clients:
-        client.start()
-    try:
+    with at_work(place, this.clients):
         for _ in range(kills):
-            wait_for_traffic(this)
+            this.wait_for_traffic()
             time.sleep(random.uniform(0.0, 0.7))  # the moment of the kill: any will do
             kill_and_restart(broker, place)
-        wait_for_traffic(this)
-    finally:
-        this.stop()
-    this.check_alive()
+        this.wait_for_traffic()
     kill_and_restart(broker, place)  # kill while locks are held
     check(place, this, kills + 1)
     broker.check_alive()
-
-
-def kill_and_restart(broker: BrokerProcess, place: Place) -> None:
-    """End the broker's life and begin the next."""
-    broker.check_alive()
-    place.up.clear()
-    broker.kill()
-    place.life += 1
-    place.port = broker.start().amqp_port
-    place.up.set()
-
-
-def wait_for_traffic(this: Round) -> None:
-    """Wait until every queue has accepted and delivered messages in this life."""
-    acknowledged = [len(ledger.acknowledged) for ledger in (this.work, this.ordered, this.fleeting)]
-    removed = [len(ledger.removed) for ledger in (this.work, this.ordered, this.fleeting)]
-    deadline = time.monotonic() + 15.0
-    while True:
-        this.check_alive()
-        ledgers = (this.work, this.ordered, this.fleeting)
-        if all(
-            len(ledger.acknowledged) > before for ledger, before in zip(ledgers, acknowledged, strict=True)
-        ) and all(len(ledger.removed) > before for ledger, before in zip(ledgers, removed, strict=True)):
-            return
-        assert time.monotonic() < deadline, "no traffic"
-        time.sleep(0.02)
 
 
 def check(place: Place, this: Round, kills: int) -> None:

@@ -2,10 +2,10 @@
 acknowledged message arrives once, a scheduled one not before its time, and a transaction over several
 entities is never half applied.
 
-Each transaction of a relay (`test_kill_transactions.py`) also schedules an echo, which comes back to the
+Each transaction of a relay (`relays.py`) also schedules an echo, which comes back to the
 relay, and sends an entry to another entity, which forwards it to a queue with sessions. So in the end there
 is one echo and one entry for each commit, and the entries of a key are in the order of the commits.
-`PARTIBUS_CRASH_ROUNDS` and `PARTIBUS_CRASH_SEED` work as for `test_kill.py`.
+`rounds.py` says how to have more rounds, or repeat one.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from protocol.codec import Symbol, Timestamp
 from tests.crash import test_session_kill as of_sessions
 from tests.crash.clients import SCHEDULED, Client, Place, Receiver, Sender, drain
 from tests.crash.ledger import QueueLedger
+from tests.crash.relays import KEYS, PARTITIONS, Relay, message_of, text_of, wait_for_commits
+from tests.crash.rounds import ROUNDS, SEED, at_work, kill_and_restart, round_with_broker
 from tests.crash.test_forward_kill import value_of
-from tests.crash.test_kill import CLIENTS_STOP_WITHIN_S, ROUNDS, SEED, SMALL_LOGS, kill_and_restart
-from tests.crash.test_kill_transactions import KEYS, PARTITIONS, Relay, message_of, text_of, wait_for_commits
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import ANNOTATIONS, message, sections
 from tests.support.broker_process import BrokerProcess, queue
@@ -127,15 +127,8 @@ class Echoing(Relay):
 @pytest.mark.parametrize("number", range(max(ROUNDS // 10, 1)))
 def test_a_kill_at_any_moment_spares_all_features_together(number: int, tmp_path: Path) -> None:
     seed = f"{SEED}/features/{number}"
-    print(f"repeat: PARTIBUS_CRASH_SEED={SEED} pytest tests/crash/test_kill_features.py -k '[{number}]'")
-    broker = BrokerProcess(tmp_path, QUEUES, environment=SMALL_LOGS if number % 2 else {}, keeps_ports=False)
-    try:
+    with round_with_broker(tmp_path, QUEUES, "tests/crash/test_kill_features.py", number) as broker:
         run(broker, seed, Random(seed))
-    except BaseException:
-        print(broker.log_tail())
-        raise
-    finally:
-        broker.kill()
 
 
 def run(broker: BrokerProcess, seed: str, random: Random) -> None:
@@ -150,10 +143,7 @@ def run(broker: BrokerProcess, seed: str, random: Random) -> None:
     ]
     for relay in relays:
         relay.begin(place.port)
-    place.up.set()
-    for client in clients:
-        client.start()
-    try:
+    with at_work(place, clients):
         for _ in range(2):
             wait_for_commits(place, relays)
             time.sleep(random.uniform(0.0, 0.5))  # the moment of the kill: any will do
@@ -168,13 +158,6 @@ def run(broker: BrokerProcess, seed: str, random: Random) -> None:
             thread.join(of_sessions.STOPS_WITHIN_S)
             assert not thread.is_alive()
         assert not load.failures, load.failures
-    finally:
-        place.stop.set()
-        for client in clients:
-            client.join(CLIENTS_STOP_WITHIN_S)
-            assert not client.is_alive(), f"{client.name} does not end"
-    if place.failures:
-        raise place.failures[0]
     with warnings.catch_warnings():  # the client leaves sockets open when its broker dies
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()

@@ -1,7 +1,7 @@
 """`kill -9` while a client sends to message sessions and others work on them: no message is lost, none comes
 twice or out of its order, and no state of a session goes back.
 
-`PARTIBUS_CRASH_ROUNDS` and `PARTIBUS_CRASH_SEED` are those of `test_kill.py`; there is one round here for ten
+`PARTIBUS_CRASH_ROUNDS` and `PARTIBUS_CRASH_SEED` are those of `rounds.py`; there is one round here for ten
 rounds there.
 """
 
@@ -26,7 +26,7 @@ from azure.servicebus import (
 )
 from azure.servicebus.exceptions import ServiceBusError
 
-from tests.crash.test_kill import ROUNDS, SEED, SMALL_LOGS
+from tests.crash.rounds import ROUNDS, SEED, SMALL_LOGS
 from tests.support.broker_process import BrokerProcess, queue
 
 SESSIONS = ("a", "b", "c", "d")

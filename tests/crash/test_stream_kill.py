@@ -1,7 +1,7 @@
 """`kill -9` while a client writes numbered batches, reads ranges, and moves a cursor that completes what was
 read: each batch is there once, as a whole, and the cursor stands where its messages begin.
 
-`PARTIBUS_CRASH_ROUNDS` and `PARTIBUS_CRASH_SEED` are those of `test_kill.py`; there is one round here for ten
+`PARTIBUS_CRASH_ROUNDS` and `PARTIBUS_CRASH_SEED` are those of `rounds.py`; there is one round here for ten
 rounds there.
 """
 
@@ -17,7 +17,7 @@ import pytest
 from proton import ConnectionException, Message, ProtonException, symbol
 from proton.utils import BlockingConnection
 
-from tests.crash.test_kill import ROUNDS, SEED, SMALL_LOGS
+from tests.crash.rounds import ROUNDS, SEED, SMALL_LOGS
 from tests.interop.own_management import Management, longs
 from tests.interop.proton_blocking import connected
 from tests.interop.range_reading import read
