@@ -55,6 +55,7 @@ from broker.throttle.memory_mark import (
     resident_bytes,
     return_free_pages,
 )
+from broker.throttle.throttle import throttle_of
 from storage.catalogue import Catalogue
 from storage.disk import Disk, LocalDisk
 from storage.file_store import LOST, FolderState
@@ -140,6 +141,9 @@ class Broker:
             ],
             failed=self._part_failed,
         )
+        self._throttle = throttle_of(
+            settings.namespace, settings.credits_per_second, self.clock, self.metrics.credits_refused.inc
+        )
         self._resting = Resting(index, self.clock, failed=self._part_failed)
         self._resting.lost_folders = frozenset(
             number for number, folder in enumerate(folders) if folder.is_missing
@@ -155,6 +159,7 @@ class Broker:
             partitions_default=settings.partitions_default,
             entities_max=settings.entities_max,
             tier=settings.namespace_tier,
+            throttle=self._throttle,
             idle_ms_min=settings.auto_delete_on_idle_ms_min,
             disk_timeout_ms=settings.disk_timeout_ms,
             failed=self._part_failed,
@@ -378,7 +383,9 @@ class Broker:
     def _make_entity(self, description: EntityDescription) -> Entity:
         meter = EntityMeter(self.metrics, description.name)
         size_bytes_max = self.settings.entity_mb_max * MIB
-        return make_entity(description, meter, self._start_partition, self._resting, size_bytes_max)
+        entity = make_entity(description, meter, self._start_partition, self._resting, size_bytes_max)
+        entity.throttle = self._throttle
+        return entity
 
     def _start_partition(self, entity: Entity, number: int) -> HostedPartition:
         register = self._resting.register(entity.description.generation, number)

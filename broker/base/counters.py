@@ -32,6 +32,7 @@ COUNTERS: Mapping[str, str] = {
     "successful_requests": "Operations carried out.",
     "user_errors": "Operations refused because of the client: unknown entity, lost lock, missing right.",
     "server_errors": "Operations that failed because of the broker or its disk.",
+    "throttled_requests": "Operations and messages refused because the namespace had no credits for them.",
     "receive_cache_hits": "Messages that a receiver got from its connection's cache.",
     "receive_cache_misses": "Messages that came from a partition on request.",
     "receive_cache_recalls": "Messages that a partition took back from a cache for another receiver.",
@@ -90,6 +91,7 @@ class EntityCounters:
         "send_seconds",
         "server_errors",
         "successful_requests",
+        "throttled_requests",
         "user_errors",
     )
 
@@ -100,7 +102,7 @@ class EntityCounters:
             self.dead_lettered_messages
         ) = 0
         self.expired_messages = self.expired_locks = self.duplicate_messages = self.forwarded_messages = 0
-        self.successful_requests = self.user_errors = self.server_errors = 0
+        self.successful_requests = self.user_errors = self.server_errors = self.throttled_requests = 0
         self.receive_cache_hits = self.receive_cache_misses = self.receive_cache_recalls = (
             self.receive_cache_returns
         ) = 0

@@ -29,6 +29,7 @@ class Reason(enum.Enum):
     DISK_FULL = "disk-full"
     PARTITION_UNAVAILABLE = "partition-unavailable"
     SERVER_BUSY = "server-busy"
+    THROTTLED = "throttled"
     TIMEOUT = "timeout"
     DECODE = "decode"
     TRANSACTION_UNKNOWN = "transaction-unknown"

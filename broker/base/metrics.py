@@ -100,6 +100,10 @@ class Metrics:
         self.transactions_rolled_back = counter(
             "transactions_rolled_back", "Transactions rolled back by their client or by the broker."
         )
+        self.credits_refused = counter(
+            "credits_refused",
+            "Credits that refused operations would have cost.",
+        )
         self.data_folders = gauge("data_folders", "Data folders by their state.", ("state",))
         self.http_requests = counter(
             "http_requests", "HTTP requests answered, by status.", ("method", "status")

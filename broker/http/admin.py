@@ -46,6 +46,7 @@ from broker.http.subscription_admin import SubscriptionAdministration
 from broker.namespace.entity import Entity
 from broker.namespace.namespace import Namespace
 from broker.settings.settings import Settings
+from broker.throttle.throttle import MANAGEMENT_CREDITS
 
 log = structlog.get_logger("administration")
 
@@ -68,6 +69,9 @@ class Administration:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Serve every path that no other route matches. Raises HttpRefusal and Refused."""
         claim = self._rights.authenticate(request)
+        throttle = self._namespace.throttle
+        if throttle is not None:
+            throttle.admit(MANAGEMENT_CREDITS)
         address = read_address(request.rel_url.raw_path)
         if address.below:
             return await self._subscriptions.handle(request, claim, address)

@@ -99,6 +99,9 @@ class Taker(Protocol[R_contra]):
     def not_settled(self, receipt: R_contra, why: Refused) -> None:
         """A settlement failed as a whole."""
 
+    def refuse(self, why: Refused) -> None:
+        """The namespace has had no credits for this client for too long: end it with this error."""
+
     def session_lost(self) -> None:
         """The lock of the client's session has ended: end this client."""
 
@@ -115,6 +118,7 @@ class Receiver(Generic[R]):
         "_clock",
         "_cookies",
         "_drain_asked",
+        "_gate",
         "_handles",
         "_has_ended",
         "_message_bytes",
@@ -177,6 +181,8 @@ class Receiver(Generic[R]):
         self._retry_timer: asyncio.TimerHandle | None = None
         self._withdraw_timer: asyncio.TimerHandle | None = None
         self._meter = queue.meter
+        self._gate = None if queue.throttle is None else queue.throttle.gate(self._resumed, taker.refuse)
+        """What the namespace's throttling lets through; None if it is not throttled."""
 
     # --- credit in, demand out ------------------------------------------------------------------------------
 
@@ -189,7 +195,7 @@ class Receiver(Generic[R]):
             self._serve_from_shelf()
         if not (taker.is_draining() and taker.has_credit()):
             self._ask()
-        elif not self._drain_asked and not taker.is_blocked():
+        elif not self._drain_asked and not self._is_blocked():
             self._drain_asked = True
             self._drain_round(everywhere=True)
         if self._drain_asked:
@@ -202,7 +208,20 @@ class Receiver(Generic[R]):
         wanted = self._taker.wanted()
         if wanted <= 0:
             return 0
-        return min(wanted - self._removals.count, max(self._taker.allowance // self._message_bytes, 1))
+        wanted = min(wanted - self._removals.count, max(self._taker.allowance // self._message_bytes, 1))
+        return wanted if self._gate is None or wanted <= 0 else min(wanted, self._gate.room())
+
+    def _is_blocked(self) -> bool:
+        """Whether a drain has to wait, because messages cannot be handed over now. `credit_granted` is called
+        when they can."""
+        return self._taker.is_blocked() or (self._gate is not None and self._gate.room() <= 0)
+
+    def _resumed(self) -> None:
+        """The namespace has credits again. An error here ends this client, and no other."""
+        try:
+            self.credit_granted()
+        except Exception:
+            self._taker.fail()
 
     def _ask(self) -> None:
         """Ask for what is wanted; withdraw the demand if nothing has been wanted for a while."""
@@ -255,7 +274,7 @@ class Receiver(Generic[R]):
         taker = self._taker
         is_draining = taker.is_draining()
         if is_draining and taker.has_credit():
-            if taker.is_blocked():
+            if self._is_blocked():
                 return
             if self._wanted() > 0:
                 self._drain_round(everywhere=False)
@@ -383,6 +402,8 @@ class Receiver(Generic[R]):
     # --- messages out ---------------------------------------------------------------------------------------
 
     def _hand_over(self, locked: Locked) -> None:
+        if self._gate is not None:
+            self._gate.charge(len(locked.tokens))
         if self._removes:
             self._cookies += 1
             self._handles[locked.partition].post(
@@ -459,6 +480,8 @@ class Receiver(Generic[R]):
     def end(self) -> None:
         """The client is gone: unseen messages go back at once, the others when their locks run out."""
         self._has_ended = True
+        if self._gate is not None:
+            self._gate.end()
         for timer in (self._shelf_timer, self._retry_timer, self._withdraw_timer):
             if timer is not None:
                 timer.cancel()

@@ -42,6 +42,8 @@ def to_store(
     """Check messages, each as its sender encoded it. Raises Refused if any of them cannot be sent.
     `message_id` makes ids for messages that have none."""
     queue.check_can_send(MAIN)
+    if queue.throttle is not None:
+        queue.throttle.admit(len(payloads))
     memory.admit(len(payloads))
     queue.admit(payloads)
     for payload in payloads:

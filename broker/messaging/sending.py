@@ -29,6 +29,7 @@ from broker.namespace.router import PartitionHandle
 from broker.operations import Answer, Failed, Send, Sent
 from broker.send_lists import at, lists_of, merged, part_of, with_lists
 from broker.throttle.memory_mark import Memory
+from broker.throttle.throttle import throttled
 
 TAKEN_APART_AT_ONCE = 64
 """Messages of a batch to store in one step, which takes less than a millisecond."""
@@ -150,6 +151,13 @@ class Sending(Generic[R]):
 
         Raises Refused if the broker takes none of them for now.
         """
+        if self._queue.throttle is not None:
+            admitted = self._queue.throttle.admit_some(len(payloads))
+            if admitted < len(payloads):
+                self._refused(receipts[admitted:], throttled(), len(payloads) - admitted)
+                payloads, receipts = payloads[:admitted], receipts[:admitted]
+                if not payloads:
+                    return
         self._memory.admit(len(payloads))
         run = store_run(payloads, self._message_id)
         check(run, self._queue)
@@ -212,7 +220,12 @@ class Sending(Generic[R]):
         A batch may hold thousands of messages, so it is taken apart in steps and posted in the last one.
         """
         self._memory.admit(0)  # above the memory mark, do not even take the batch apart
+        throttle = self._queue.throttle
+        if throttle is not None:
+            throttle.admit(0)  # the same without any credits
         inner, hint = split(payload)
+        if throttle is not None:
+            throttle.admit(len(inner))
         self._memory.admit(len(inner))
         made: set[str] = set()
 
@@ -313,6 +326,8 @@ class Sending(Generic[R]):
             payloads, hint = split(payloads[0])
             if not payloads:
                 raise Refused(Reason.ARGUMENT, "The batch holds no message.")
+        if self._queue.throttle is not None:
+            self._queue.throttle.admit(len(payloads))
         self._memory.admit(len(payloads))
         run = store_run(payloads, self._message_id)
         check(run, self._queue)

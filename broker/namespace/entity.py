@@ -38,6 +38,7 @@ from broker.operations import (
 from broker.partition.quotas import check_total
 from broker.partition.summary import named
 from broker.schedule_operations import BreakPromise, Promised
+from broker.throttle.throttle import Throttle
 from storage.spread_store import place as folder_of
 
 CLOSED, MISSING = "closed", "missing"
@@ -146,6 +147,8 @@ class Entity(ABC):
         """Called once when the entity ends, so that nothing else keeps it."""
         self.at_start: list[Callable[[int], object]] = []
         """Called with the number of each partition that starts."""
+        self.throttle: Throttle | None = None
+        """The throttling of the namespace; None if it is not throttled. Set by whoever made the entity."""
         self.gone: Refused | None = None
         """Why the entity was deleted or is out of service; None while it is live. Once this is set, no
         partition starts, because its log would outlive the queue."""

@@ -28,7 +28,9 @@ class EntityMeter(EntityCounters):
 
     def refused(self, reason: Reason, count: int) -> None:
         """Count operations that were refused."""
-        if reason in _OUR_FAULT:
+        if reason is Reason.THROTTLED:
+            self.throttled_requests += count
+        elif reason in _OUR_FAULT:
             self.server_errors += count
         else:
             self.user_errors += count

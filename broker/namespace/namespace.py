@@ -59,6 +59,7 @@ from broker.namespace.idle_deletion import IdleDeletion
 from broker.namespace.resting import Resting
 from broker.namespace.subscriptions import Subscriptions
 from broker.namespace.topic import topics_not_served
+from broker.throttle.throttle import Throttle
 from storage.catalogue import Catalogue
 from storage.catalogue_recovery import Damaged
 from storage.errors import DiskFailed, DiskFull, DiskHangs, StorageError
@@ -95,6 +96,7 @@ class Namespace:
         partitions_default: int,
         entities_max: int,
         tier: Tier = UNLIMITED,
+        throttle: Throttle | None = None,
         idle_ms_min: int = AUTO_DELETE_ON_IDLE_MS_MIN,
         folders: int = 1,
         topic_limits: TopicLimits = TopicLimits(),  # noqa: B008 - immutable
@@ -120,7 +122,7 @@ class Namespace:
             resting,
         )
         self._partitions_default, self._entities_max = partitions_default, entities_max
-        self.tier = tier
+        self.tier, self.throttle = tier, throttle
         self._idle_ms_min = idle_ms_min
         self._queues: dict[str, Entity] = {}
         self._keys: dict[type[EntityDescription], list[str]] | None = None

@@ -39,6 +39,8 @@ DEVELOPMENT_KEY = "SAS_KEY_VALUE"
 """The key in the emulator's connection strings, and so in every sample and test (HTTP contract 5.1)."""
 
 KIB, MIB = 1024, 1024 * 1024
+STANDARD_CREDITS = 1_000
+"""Per second, in the basic and standard tiers (HTTP contract 6.3)."""
 PARTITIONS_MAX = 256
 """A sequence number has room for 65,536 partitions, but each one is a log with its own files, so far fewer
 make sense."""
@@ -166,6 +168,13 @@ class Settings(BaseSettings):
         "unlimited",
         description="The namespace's tier: `basic`, `standard`, `premium`, or `unlimited`, which permits "
         "everything.",
+    )
+    throttle_credits: int | None = Field(
+        None,
+        ge=0,
+        le=10_000_000,
+        description="Credits that the namespace is given per second: a message costs 1, a management request "
+        "10. 0: it is not throttled. If unset: 1,000 in the `basic` and `standard` tiers, 0 in the others.",
     )
     sas_key_name: str = Field(
         DEVELOPMENT_KEY_NAME,
@@ -537,6 +546,13 @@ class Settings(BaseSettings):
                 f"another {variable_of('tier')}"
             )
         return self
+
+    @property
+    def credits_per_second(self) -> int:
+        """The credits that the namespace is given; 0 if it is not throttled."""
+        if self.throttle_credits is None:
+            return STANDARD_CREDITS if self.tier in ("basic", "standard") else 0
+        return self.throttle_credits
 
     @property
     def namespace_tier(self) -> Tier:

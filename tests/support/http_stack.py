@@ -30,6 +30,7 @@ from broker.operations import ClientId, Detach, Operation, Sink, SubqueueCounts,
 from broker.settings.certificates import TlsFiles, certificate_names, server_context, tls_files
 from broker.settings.settings import Settings, load_settings
 from broker.throttle.memory_mark import Memory
+from broker.throttle.throttle import throttle_of
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
 from storage.file_store import FileLogStore
@@ -136,6 +137,8 @@ async def http_stack(
         [0],
     )
     memory = Memory(1 << 30, lambda: resident[0], lambda: 0)
+    refused = metrics.credits_refused.inc
+    throttle = throttle_of(settings.namespace, settings.credits_per_second, clock, refused)
 
     resting = Resting(PartitionIndex(settings.data_dir / "catalogue", LocalDisk()), clock)
 
@@ -166,6 +169,7 @@ async def http_stack(
         partitions_default=settings.partitions_default,
         entities_max=settings.entities_max,
         tier=settings.namespace_tier,
+        throttle=throttle,
     )
     await namespace.load()
     files = tls_files(settings, SystemClock().now_ms())

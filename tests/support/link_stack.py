@@ -31,6 +31,7 @@ from broker.namespace.resting import Resting
 from broker.operations import Answer, ClientId, Operation, Sink, SubqueueCounts
 from broker.settings.settings import Settings, load_settings
 from broker.throttle.memory_mark import Memory
+from broker.throttle.throttle import throttle_of
 from protocol.codec import UInt
 from storage.disk import LocalDisk
 from storage.partition_index import PartitionIndex
@@ -163,6 +164,9 @@ class LinkStack:
         self.parts = [Part(number) for number in range(partitions)]
         self.namespace = FixedNamespace()
         self.resting = Resting(PartitionIndex(Path("never-read"), LocalDisk()), self.clock)
+        self.throttle = throttle_of(
+            "test", self.settings.credits_per_second, self.clock, self.metrics.credits_refused.inc
+        )
         self.queue = self.add_queue("queue", partitions, settings)
         self.tasks: set[asyncio.Task[None]] = set()
         self.resident = 0
@@ -188,6 +192,7 @@ class LinkStack:
             lambda _, number: cast(Any, self.parts[number]),
             self.resting,
         )
+        queue.throttle = self.throttle
         for number in range(partitions):
             queue.partition(number)
         self.namespace.queues[key_of(name)] = queue

@@ -171,7 +171,7 @@ class BrowseLink(CopyLink):
         numbers = page.sequence_numbers
         self._next[number] = numbers[-1] + 1 if is_all else numbers[places[len(shown)]]
         if shown:
-            self._deliver([messages[place] for place in shown])
+            self._deliver([messages[place] for place in shown], len(shown))
         return is_all
 
     def _selected(self, page: Peeked) -> Sequence[int]:

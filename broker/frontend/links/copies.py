@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from broker.access.addresses import Address
+from broker.base.errors import Refused
 from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links.receive_watch import ReceiveWatch
 from broker.namespace.entity import Entity
@@ -26,25 +27,39 @@ class CopyLink(ABC):
         self._unsettled: set[Delivery] = set()
         self._tags = 0
         self._watch = ReceiveWatch(connection, link, queue, self.subqueue)
+        self._gate = None if queue.throttle is None else queue.throttle.gate(self._resumed, self._refuse)
+        """What the namespace's throttling lets through; None if it is not throttled."""
 
     @abstractmethod
     def credit_granted(self) -> None:
         """The client's credit has changed, the wire takes bytes again, or there may be more to show."""
 
     def _wanted(self) -> int:
-        """How many deliveries may be made now. Returns 0 without room; the connection then calls
-        `credit_granted` once there is room."""
+        """How many deliveries may be made now. Returns 0 without room; `credit_granted` is then called once
+        there is room."""
         credit = self._engine.credit(self.link)
         if credit <= 0 or not self._connection.has_room_for(self):
             return 0
         services, unsettled = self._connection.services, len(self._unsettled)
         wanted = min(credit, services.settings.unsettled_per_link_max - unsettled)
         if services.memory.exceeded:
-            return min(wanted, self._connection.room_above_mark(self, unsettled))
-        return wanted
+            wanted = min(wanted, self._connection.room_above_mark(self, unsettled))
+        return wanted if self._gate is None or wanted <= 0 else min(wanted, self._gate.room())
 
-    def _deliver(self, messages: Sequence[bytes]) -> None:
-        """Send messages, within the credit."""
+    def _resumed(self) -> None:
+        """The namespace has credits again. An error here ends this client, and no other."""
+        try:
+            self.credit_granted()
+        except Exception:
+            self._connection.fail()
+
+    def _refuse(self, why: Refused) -> None:
+        self._connection.close_link(self.link, why)
+
+    def _deliver(self, messages: Sequence[bytes], count: int) -> None:
+        """Send deliveries that show `count` messages, within the credit."""
+        if self._gate is not None:
+            self._gate.charge(count)
         first, self._tags = self._tags, self._tags + len(messages)
         tags = [tag.to_bytes(8, "big") for tag in range(first, self._tags)]
         settled = self.link.snd_settle_mode == SETTLED
@@ -84,5 +99,7 @@ class CopyLink(ABC):
     def detached(self) -> None:
         """The link is gone."""
         self._watch.end()
+        if self._gate is not None:
+            self._gate.end()
         self._connection.services.memory.settled(len(self._unsettled))
         self._unsettled.clear()

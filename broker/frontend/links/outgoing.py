@@ -145,6 +145,10 @@ class OutgoingLink:
         """Count `size` more bytes held ready as pending output of this connection."""
         self._connection.services.output.add(self._connection, size)
 
+    def refuse(self, why: Refused) -> None:
+        """Close the link with an error."""
+        self._connection.close_link(self.link, why)
+
     def session_lost(self) -> None:
         """Only the link of a session loses it (`session_link.py`)."""
         raise AssertionError("this link receives from no session")

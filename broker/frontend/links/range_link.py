@@ -150,7 +150,7 @@ class RangeLink(CopyLink):
             partitioned=description.partitions > 1,
         )
         self._next, self._end, self._has_ended = read.next, read.end, read.next == read.end
-        self._deliver([envelope])
+        self._deliver([envelope], len(read.messages))
 
 
 def _wrong(what: str) -> Refused:

@@ -32,6 +32,7 @@ from broker.frontend.nodes.bodies import (
     ok,
     refusal,
 )
+from broker.frontend.nodes.costs import cost_of
 from broker.frontend.nodes.own_operations import OWN_AT_ONCE, OWN_PAGES, OWN_WITHOUT_BODY, OwnOperations
 from broker.frontend.nodes.peek_paging import PeekWalks
 from broker.frontend.nodes.request_node import Request, Response
@@ -160,6 +161,8 @@ class ManagementNode:
             if name == RECEIVE and body.get("session-id") is None:  # the Go client names its link instead
                 link_name = request.properties.get("associated-link-name")
                 body["session-id"] = session_of_link(self._connection, self._queue, link_name)
+            if cost := cost_of(str(name)):
+                self._admit(cost)
             if txn_id is not None:
                 return await self._respond_in_transaction(txn_id, str(name), body)
             return await operation(body)
@@ -202,6 +205,11 @@ class ManagementNode:
                     Reason.NOT_IMPLEMENTED, f"The operation '{name:.80}' is not supported in a transaction."
                 )
 
+    def _admit(self, cost: int) -> None:
+        """Pay for a request. Raises Refused(THROTTLED)."""
+        if self._queue.throttle is not None:
+            self._queue.throttle.admit(cost)
+
     def _find_queue(self) -> None:
         """Look up the queue again: it may have been deleted since the links were attached, and created
         anew."""
@@ -222,6 +230,7 @@ class ManagementNode:
         count = min(integer(body, "message-count"), PEEK_MESSAGES_MAX)
         if count <= 0:
             raise Refused(Reason.ARGUMENT, f"message-count is {count}; it must be positive.")
+        self._admit(1)
         async with self._connection.services.browse_pages:
             if session_id is None:
                 return await self._page(max(start, 0), count)
@@ -229,7 +238,7 @@ class ManagementNode:
             messages = await peek_session(
                 self._queue, self._subqueue, session_id, max(start, 0), count, size_max
             )
-            return ok({"messages": [{"message": each} for each in messages]}) if messages else NO_CONTENT
+            return self._shown(messages)
 
     async def _page(self, start: int, count: int) -> Response:
         size_max = self._connection.services.settings.message_kb_max * 1024
@@ -242,9 +251,15 @@ class ManagementNode:
                 f"are not available: {names}. "
                 "Please try again.",
             )
-        return (
-            ok({"messages": [{"message": each} for each in page.messages]}) if page.messages else NO_CONTENT
-        )
+        return self._shown(page.messages)
+
+    def _shown(self, messages: Sequence[bytes]) -> Response:
+        """The response to a peek. Its first message has been paid for with the request."""
+        if not messages:
+            return NO_CONTENT
+        if self._queue.throttle is not None:
+            self._queue.throttle.charge(len(messages) - 1)
+        return ok({"messages": [{"message": each} for each in messages]})
 
     async def _renew_session_lock(self, body: dict[str, Any]) -> Response:
         return ok(await renew_session_lock(self._connection, self._queue, self._subqueue, body))
@@ -279,6 +294,7 @@ class ManagementNode:
             raise Refused(
                 Reason.ARGUMENT, f"receiver-settle-mode is {mode}; it is 0 to receive and delete, 1 to lock."
             )
+        self._admit(len(numbers))
         if session_id is None:
             held = await receive_deferred(self._queue, self._subqueue, numbers)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from broker.base.clock import ManualClock
 from tests.support.http_entries import UPDATE, queue_body, value
 from tests.support.http_stack import http_stack
 
@@ -29,3 +30,17 @@ async def test_the_tier_is_reported_and_decides_what_can_be_created(tmp_path: Pa
         assert (await stack.ask("PUT", "/orders", queue_body(), headers=UPDATE))[0] == 200
         made = [stack.namespace.describe(name) for name in ("orders", "new")]
         assert [each and each.partitions for each in made] == [2, 16]
+
+
+async def test_a_request_costs_10_credits_and_is_refused_without(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with http_stack(tmp_path, clock=clock, throttle_credits=25) as stack:
+        assert (await stack.ask("PUT", "/orders", queue_body()))[0] == 201
+        assert (await stack.ask("GET", "/orders", token=None))[0] == 401
+        assert (await stack.ask("GET", "/orders"))[0] == 200
+        status, text, headers = await stack.ask("DELETE", "/orders")
+        assert (status, headers["Retry-After"]) == (503, "2")
+        assert "SubCode=50004. " in text and "Error code: 50009. Please wait 2 seconds" in text
+        assert stack.namespace.find("orders") is not None
+        clock.advance(1_000)
+        assert (await stack.ask("DELETE", "/orders"))[0] == 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 from broker.base.errors import Reason, Refused
@@ -49,6 +50,9 @@ class Caller:
 
     def is_draining(self) -> bool:
         return self.drains
+
+    def refuse(self, why: Refused) -> None:
+        self.heard.append(("end", why.reason))
 
     def session_lost(self) -> None:
         raise AssertionError("there is no session")
@@ -140,3 +144,82 @@ async def test_a_drain_ends_when_every_partition_has_said_that_nothing_is_on_its
     assert not caller.is_told_of_end
     confirm(stack.parts[1])
     assert caller.is_told_of_end
+
+
+async def test_a_throttled_receiver_gets_as_much_as_there_are_credits_and_the_rest_in_the_next_period() -> (
+    None
+):
+    stack = LinkStack(1, throttle_credits=3)
+    assert stack.throttle is not None
+    caller = Caller(stack)
+    caller.want(5)
+    ((demand, _, _),) = stack.parts[0].posted
+    assert isinstance(demand, Demand) and demand.count == 3
+    messages = give(stack, 0, 5)
+    assert caller.taken == messages.tokens[:3] and stack.queue.kept_ready == {"": 2}
+    caller.want(2)
+    stack.throttle.look()
+    assert len(caller.taken) == 3, "no period has begun"
+    stack.clock.advance(1_000)
+    stack.throttle.look()
+    assert caller.taken == messages.tokens
+
+
+async def test_what_is_kept_ready_and_recalled_costs_nothing() -> None:
+    stack = LinkStack(1, throttle_credits=10)
+    assert stack.throttle is not None
+    caller = Caller(stack)
+    caller.want(1)
+    ((_, _, sink),) = stack.parts[0].posted
+    give(stack, 0, 5)
+    sink(Recall(0, ""))
+    assert stack.throttle.left_for_receivers() == 9
+
+
+async def test_receive_and_delete_pays_once() -> None:
+    stack = LinkStack(1, throttle_credits=10)
+    assert stack.throttle is not None
+    caller = Caller(stack, removes=True)
+    caller.want(2)
+    give(stack, 0, 2)
+    stack.parts[0].answer(Complete, lambda each: Settled(each.cookie))
+    assert (len(caller.taken), stack.throttle.left_for_receivers()) == (2, 8)
+
+
+async def test_a_drain_waits_for_credits_because_there_may_be_messages() -> None:
+    stack = LinkStack(1, throttle_credits=2)
+    assert stack.throttle is not None
+    caller = Caller(stack)
+    stack.throttle.charge(2)
+    caller.want(1, drains=True)
+    assert not stack.parts[0].posted and not caller.is_told_of_end
+    stack.clock.advance(1_000)
+    stack.throttle.look()
+    messages = give(stack, 0, 1)
+    assert caller.taken == messages.tokens
+
+
+async def test_a_receiver_without_credits_for_too_long_is_told_that_the_broker_is_busy() -> None:
+    stack = LinkStack(1, throttle_credits=1)
+    assert stack.throttle is not None
+    caller = Caller(stack)
+    stack.throttle.charge(60)
+    caller.want(1)
+    for _ in range(11):
+        stack.clock.advance(1_000)
+        stack.throttle.look()
+        await asyncio.sleep(0)
+    assert caller.heard == [("end", Reason.THROTTLED)]
+
+
+async def test_an_ended_receiver_is_not_called_any_more() -> None:
+    stack = LinkStack(1, throttle_credits=1)
+    assert stack.throttle is not None
+    caller = Caller(stack)
+    stack.throttle.charge(1)
+    caller.want(1)
+    caller.receiver.end()
+    stack.parts[0].posted.clear()
+    stack.clock.advance(1_000)
+    stack.throttle.look()
+    assert not stack.parts[0].posted

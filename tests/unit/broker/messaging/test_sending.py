@@ -130,3 +130,43 @@ async def test_an_entity_that_is_full_as_a_whole_takes_nothing() -> None:
         assert why.value.reason is Reason.QUOTA_EXCEEDED
     assert caller.heard == [] and caller.messages == 0, "each message is refused once"
     assert not any(part.has(Send) for part in stack.parts)
+
+
+async def test_messages_beyond_the_credits_are_refused_and_the_others_sent() -> None:
+    stack = LinkStack(1, throttle_credits=2)
+    caller = Caller(stack)
+    caller.sending.send([message(body=[text]) for text in (b"a", b"b", b"c")], [1, 2, 3])
+    assert caller.heard == [([3], Reason.THROTTLED)] and caller.messages == 2
+    caller.sending.send([message()], [4])
+    assert caller.heard[1:] == [([4], Reason.THROTTLED)] and caller.messages == 2
+    stack.clock.advance(1_000)
+    caller.sending.send([message()], [5])
+    assert caller.messages == 3
+
+
+async def test_a_batch_costs_as_much_as_its_messages_and_is_refused_as_a_whole() -> None:
+    stack = LinkStack(1, throttle_credits=4)
+    caller = Caller(stack)
+    batch = message(body=[message(), message(), message()])
+    list(caller.sending.send_batch(batch, [1]))
+    assert caller.messages == 3
+    for attempt in (batch, message(body=[message()])):
+        if attempt is not batch:
+            list(caller.sending.send_batch(attempt, [2]))
+            continue
+        with pytest.raises(Refused) as refused:
+            list(caller.sending.send_batch(attempt, [2]))
+        assert refused.value.reason is Reason.THROTTLED and "Error code: 50009." in refused.value.description
+    with pytest.raises(Refused):
+        caller.sending.collect([message()], is_batch=False)
+    assert caller.messages == 4
+
+
+async def test_a_batch_larger_than_a_period_leaves_a_debt() -> None:
+    stack = LinkStack(1, throttle_credits=2)
+    caller = Caller(stack)
+    list(caller.sending.send_batch(message(body=[message()] * 5), [1]))
+    for later_ms, sent in ((0, 5), (1_000, 5), (1_000, 6), (0, 6), (1_000, 7)):
+        stack.clock.advance(later_ms)
+        caller.sending.send([message()], [2])
+        assert caller.messages == sent

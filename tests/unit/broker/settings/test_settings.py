@@ -162,3 +162,10 @@ def test_a_tier_with_a_fixed_number_of_partitions_accepts_no_other() -> None:
         load_settings(tier="basic", partitions_default=4)
     with pytest.raises(WrongSettings, match="PARTIBUS_TIER"):
         load_settings(tier="gold")
+
+
+def test_the_tier_says_how_many_credits_there_are_unless_a_number_is_given() -> None:
+    tiers = ("basic", "standard", "premium", "unlimited")
+    assert [load_settings(tier=tier).credits_per_second for tier in tiers] == [1_000, 1_000, 0, 0]
+    assert load_settings(tier="standard", throttle_credits=0).credits_per_second == 0
+    assert load_settings(throttle_credits=50).credits_per_second == 50

@@ -8,6 +8,7 @@ import pytest
 
 from broker.operations import Peek, Peeked
 from broker.stream_operations import RangeRead, ReadRange
+from broker.throttle.throttle import HELD_MS_MAX
 from protocol.codec import Described, Long, Symbol, ULong
 from protocol.events import Outcome
 from tests.support import raw_amqp as raw
@@ -50,3 +51,46 @@ async def test_an_outcome_is_answered_with_the_same_one(
     (disposition,) = await client.heard(raw.DISPOSITION)
     assert disposition.field(3) is True and disposition.field(4).descriptor == outcome
     assert client.stack.memory.unsettled == 0 and not client.stack.parts[0].posted
+
+
+@pytest.mark.parametrize(
+    ("filters", "kind", "answer"),
+    [({}, Peek, page), ({Symbol("partibus:range"): {Symbol("from"): Long(1)}}, ReadRange, part)],
+)
+async def test_what_is_shown_is_paid_for_and_waits_for_credits(
+    filters: dict[Any, Any], kind: type[Any], answer: Any
+) -> None:
+    stack = LinkStack(1, throttle_credits=1)
+    assert stack.throttle is not None
+    stack.throttle.charge(1)
+    client = await stack.connect()
+    fields = raw.receiver_attach(0, "queue")
+    fields[5] = Described(ULong(raw.SOURCE), ["queue", None, None, None, None, None, Symbol("copy"), filters])
+    await client.attach(fields)
+    client.flow(0, 0, 5)
+    await turn()
+    assert not stack.parts[0].has(kind)
+    stack.clock.advance(1_000)
+    stack.throttle.look()
+    await turn()
+    stack.parts[0].answer(kind, answer)
+    assert len(await client.heard(raw.TRANSFER)) == 1 and stack.throttle.left_for_receivers() == 0
+
+
+async def test_a_link_without_credits_for_too_long_is_closed() -> None:
+    stack = LinkStack(1, throttle_credits=1)
+    assert stack.throttle is not None
+    stack.throttle.charge(100)
+    client = await stack.connect()
+    for handle, mode in enumerate((None, Symbol("copy"))):
+        fields = raw.receiver_attach(handle, "queue")
+        fields[5] = Described(ULong(raw.SOURCE), ["queue", None, None, None, None, None, mode, {}])
+        await client.attach(fields)
+        client.flow(handle, 0, 5)
+        await turn()
+    for _ in range(HELD_MS_MAX // 1_000):
+        stack.clock.advance(1_000)
+        stack.throttle.look()
+        await turn()
+    detaches = await client.heard(raw.DETACH)
+    assert [raw.condition_of(each) for each in detaches] == ["com.microsoft:server-busy"] * 2

@@ -1,0 +1,212 @@
+"""Throttling by credits: the one point of admission for every operation of a throttled namespace (HTTP
+contract 6.3, AMQP contract 9.3).
+
+- What a client asks for is admitted or refused as a whole, before anything is done (`admit`). Messages that
+  have an outcome each are admitted one by one, as far as the credits go (`admit_some`).
+- A client that is given messages is not refused: its *gate* lets through no more of them than there are
+  credits, charges them as they are handed over, and calls the receiver when there are credits again. A
+  receiver that gets none for HELD_MS_MAX is told that the broker is busy.
+
+While other operations are refused, receivers leave them half of each period's credits; they come first when
+a period begins, and could take all of them otherwise.
+
+A namespace without throttling has no Throttle, so it pays for one comparison per batch at most. Owned by the
+event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+import structlog
+
+from broker.base.clock import Clock
+from broker.base.errors import Reason, Refused
+from broker.throttle.credits import PERIOD_MS, Credits
+
+log = structlog.get_logger("throttle")
+
+MANAGEMENT_CREDITS = 10
+"""What a management operation costs, whatever the number of partitions that it concerns."""
+HELD_MS_MAX = 10_000
+LOG_EVERY_MS = 10_000
+RESUMED_AT_ONCE = 64
+"""Receivers to call before others get their turn on the event loop."""
+
+
+class Throttle:
+    """The throttling of one namespace."""
+
+    def __init__(self, namespace: str, credits: int, clock: Clock, counted: Callable[[int], None]) -> None:
+        """`credits` are given per period. `counted` gets the number of operations that were refused."""
+        self._namespace, self._clock, self._counted = namespace, clock, counted
+        self._credits = Credits(credits, clock.monotonic_ms())
+        self._received = 0
+        """Credits that receivers have used in the period that began at `_received_in_ms`."""
+        self._received_in_ms = self._refused_at_ms = self._logged_at_ms = clock.monotonic_ms() - LOG_EVERY_MS
+        self._refused_since_log = 0
+        self._held: dict[Gate, None] = {}
+        """Gates whose receivers are to be called in the next period. The first one has waited longest."""
+        self._due: deque[Gate] = deque()
+        """Gates whose receivers are being called."""
+        self._timer: asyncio.Handle | None = None
+
+    # --- operations that are refused ------------------------------------------------------------------------
+
+    def admit(self, cost: int) -> None:
+        """Pay for an operation. Raises Refused(THROTTLED)."""
+        if not self._credits.admit(cost, self._clock.monotonic_ms()):
+            self._note_refused(max(cost, 1))
+            raise throttled()
+
+    def admit_some(self, count: int) -> int:
+        """Pay for as many of `count` messages as there are credits for; returns how many these are. The
+        caller refuses the others as `throttled`."""
+        admitted = self._credits.admit_some(count, self._clock.monotonic_ms())
+        if admitted < count:
+            self._note_refused(count - admitted)
+        return admitted
+
+    def _note_refused(self, credits: int) -> None:
+        now_ms = self._clock.monotonic_ms()
+        self._refused_at_ms = now_ms
+        self._refused_since_log += credits
+        self._counted(credits)
+        if now_ms - self._logged_at_ms >= LOG_EVERY_MS:
+            log.warning(
+                "throttle.refused",
+                namespace=self._namespace,
+                credits_refused=self._refused_since_log,
+                credits_per_second=self._credits.per_period * 1_000 // PERIOD_MS,
+            )
+            self._logged_at_ms, self._refused_since_log = now_ms, 0
+
+    # --- receivers, who wait --------------------------------------------------------------------------------
+
+    def gate(self, resume: Callable[[], None], refuse: Callable[[Refused], None]) -> Gate:
+        """A gate for one receiver. `resume` is called when it may get messages again, `refuse` when it has
+        got none for too long."""
+        return Gate(self, self._clock, resume, refuse)
+
+    def left_for_receivers(self) -> int:
+        """How many messages receivers may be given now; 0 or less if none."""
+        now_ms = self._clock.monotonic_ms()
+        left, begun_ms = self._credits.balance(now_ms), self._period_ms(now_ms)
+        if self._refused_at_ms >= begun_ms - PERIOD_MS:
+            return min(left, max(self._credits.per_period // 2, 1) - self._received)
+        return left
+
+    def charge(self, messages: int) -> None:
+        """Pay for messages that are handed over or shown to a client."""
+        now_ms = self._clock.monotonic_ms()
+        self._credits.charge(messages, now_ms)
+        self._period_ms(now_ms)
+        self._received += messages
+
+    def _period_ms(self, now_ms: int) -> int:
+        begun_ms = self._credits.period_ms(now_ms)
+        if begun_ms != self._received_in_ms:
+            self._received_in_ms, self._received = begun_ms, 0
+        return begun_ms
+
+    def hold(self, gate: Gate) -> None:
+        """Call the gate's receiver when the next period has begun."""
+        self._held.setdefault(gate)
+        if self._timer is None:
+            self._look_later()
+
+    def forget(self, gate: Gate) -> None:
+        """The gate's receiver has ended."""
+        self._held.pop(gate, None)
+
+    def _look_later(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        delay_ms = self._credits.period_ms(now_ms) + PERIOD_MS - now_ms
+        self._timer = asyncio.get_running_loop().call_later(delay_ms / 1_000, self.look)
+
+    def look(self) -> None:
+        """Call the receivers that are held, a few at a time. The timer does so when a period begins."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due.extend(self._held)
+        self._held.clear()
+        self._resume_some()
+
+    def _resume_some(self) -> None:
+        self._timer = None
+        for _ in range(min(len(self._due), RESUMED_AT_ONCE)):
+            self._due.popleft().resume()
+        if self._due:
+            self._timer = asyncio.get_running_loop().call_soon(self._resume_some)
+        elif self._held and self._timer is None:
+            self._look_later()
+
+
+class Gate:
+    """Lets messages through to one receiver, as far as the credits go."""
+
+    __slots__ = ("_clock", "_has_ended", "_held_since_ms", "_refuse", "_resume", "_throttle")
+
+    def __init__(
+        self,
+        throttle: Throttle,
+        clock: Clock,
+        resume: Callable[[], None],
+        refuse: Callable[[Refused], None],
+    ) -> None:
+        self._throttle, self._clock, self._resume, self._refuse = throttle, clock, resume, refuse
+        self._held_since_ms: int | None = None
+        self._has_ended = False
+
+    def room(self) -> int:
+        """How many messages the receiver may be given now. If none, it is called when there may be some."""
+        left = self._throttle.left_for_receivers()
+        if left > 0:
+            self._held_since_ms = None
+            return left
+        now_ms = self._clock.monotonic_ms()
+        if self._held_since_ms is None:
+            self._held_since_ms = now_ms
+        if now_ms - self._held_since_ms >= HELD_MS_MAX:
+            asyncio.get_running_loop().call_soon(self._give_up)
+        else:
+            self._throttle.hold(self)
+        return 0
+
+    def charge(self, messages: int) -> None:
+        """Pay for messages that the receiver is given."""
+        self._throttle.charge(messages)
+
+    def resume(self) -> None:
+        """Call the receiver: a period has begun."""
+        if not self._has_ended:
+            self._resume()
+
+    def _give_up(self) -> None:
+        if not self._has_ended:
+            self._refuse(throttled())
+
+    def end(self) -> None:
+        """The receiver has ended."""
+        self._has_ended = True
+        self._throttle.forget(self)
+
+
+def throttle_of(
+    namespace: str, credits: int, clock: Clock, counted: Callable[[int], None]
+) -> Throttle | None:
+    """The throttling of a namespace that is given so many credits; None if these are 0, which means without
+    limit."""
+    return Throttle(namespace, credits, clock, counted) if credits else None
+
+
+def throttled() -> Refused:
+    """The refusal of an operation for which there are no credits, in the service's words: clients may look
+    for them."""
+    return Refused(
+        Reason.THROTTLED,
+        "The request was terminated because the entity is being throttled. Error code: 50009. Please wait "
+        "2 seconds and try again.",
+    )

@@ -1,0 +1,129 @@
+"""The point of admission of a throttled namespace."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from broker.base.clock import ManualClock
+from broker.base.errors import Reason, Refused
+from broker.refusal_wording import error_of, http_status_of
+from broker.throttle.throttle import HELD_MS_MAX, RESUMED_AT_ONCE, Throttle, throttle_of
+
+
+class World:
+    def __init__(self, credits: int = 10) -> None:
+        self.clock, self.counted = ManualClock(), 0
+        self.throttle = Throttle("shop", credits, self.clock, self.count)
+
+    def count(self, credits: int) -> None:
+        self.counted += credits
+
+    def refused(self, cost: int) -> Refused:
+        with pytest.raises(Refused) as why:
+            self.throttle.admit(cost)
+        return why.value
+
+
+def test_a_namespace_without_credits_is_not_throttled() -> None:
+    assert throttle_of("shop", 0, ManualClock(), lambda count: None) is None
+
+
+def test_a_refusal_has_the_words_of_the_service() -> None:
+    world = World()
+    world.throttle.admit(10)
+    why = world.refused(1)
+    assert why.reason is Reason.THROTTLED and http_status_of(why.reason) == (503, 50004)
+    error = error_of(why)
+    assert (error.condition, error.description) == (
+        "com.microsoft:server-busy",
+        "The request was terminated because the entity is being throttled. Error code: 50009. Please wait 2 "
+        "seconds and try again.",
+    )
+
+
+def test_what_is_refused_is_counted_and_logged_now_and_then() -> None:
+    world = World()
+    world.throttle.admit(10)
+    with capture_logs() as lines:
+        for _ in range(100):
+            world.refused(10)
+        assert world.throttle.admit_some(7) == 0
+        world.clock.advance(9_999)
+        world.throttle.admit(10)
+        world.refused(1)
+        world.clock.advance(1)
+        world.throttle.admit(10)
+        world.refused(1)
+    assert world.counted == 1_009
+    assert [(line["event"], line["credits_refused"]) for line in lines] == [
+        ("throttle.refused", 10),
+        ("throttle.refused", 999),
+    ]
+
+
+async def test_receivers_get_half_while_others_are_refused_and_everything_otherwise() -> None:
+    world = World()
+    assert world.throttle.left_for_receivers() == 10
+    world.throttle.admit(10)
+    world.refused(1)
+    world.clock.advance(1_000)
+    assert world.throttle.left_for_receivers() == 5
+    world.throttle.charge(5)
+    assert world.throttle.left_for_receivers() <= 0
+    world.throttle.admit(5)
+    world.clock.advance(1_000)
+    assert world.throttle.left_for_receivers() == 10
+
+
+async def test_gates_are_called_a_few_at_a_time_once_a_period_has_begun() -> None:
+    world = World()
+    called: list[int] = []
+    gates = [
+        world.throttle.gate(lambda number=number: called.append(number), lambda why: None)  # type: ignore[misc]
+        for number in range(RESUMED_AT_ONCE + 2)
+    ]
+    world.throttle.charge(10)
+    assert [gate.room() for gate in gates] == [0] * len(gates)
+    gates[1].end()
+    world.clock.advance(1_000)
+    world.throttle.look()
+    assert called == [0, *range(2, RESUMED_AT_ONCE + 1)]
+    gates[-1].end()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert RESUMED_AT_ONCE + 1 not in called, "it has ended while it waited"
+
+
+async def test_a_gate_that_stays_shut_is_called_in_every_period_and_then_refuses() -> None:
+    world = World(1)
+    ends: list[Refused] = []
+    called = 0
+
+    def resume() -> None:
+        nonlocal called
+        called += 1
+        gate.room()
+
+    gate = world.throttle.gate(resume, ends.append)
+    world.throttle.charge(1_000)
+    assert gate.room() == 0
+    for _ in range(HELD_MS_MAX // 1_000):
+        assert not ends
+        world.clock.advance(1_000)
+        world.throttle.look()
+        await asyncio.sleep(0)
+    assert called == HELD_MS_MAX // 1_000 and [why.reason for why in ends] == [Reason.THROTTLED]
+
+
+async def test_the_timer_calls_when_the_period_begins() -> None:
+    world = World(1)
+    resumed = asyncio.Event()
+    gate = world.throttle.gate(resumed.set, lambda why: None)
+    world.throttle.charge(1)
+    world.clock.advance(990)
+    assert gate.room() == 0
+    async with asyncio.timeout(5):
+        await resumed.wait()
