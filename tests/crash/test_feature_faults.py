@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from hashlib import blake2b
-from pathlib import Path
 
 import pytest
 
@@ -46,20 +45,17 @@ from broker.operations import (
 )
 from broker.partition.delays import Delays
 from broker.partition.duplicates import IDENTITY_BYTES
-from broker.partition.payloads import PayloadBudget
 from broker.partition.session_states import SessionStates
 from broker.partition.task import PartitionTask
 from broker.session_operations import AcceptSession, SessionAccepted, SetSessionState
 from storage.disk import Disk
 from storage.log import FRAME_HEADER_BYTES, Log, Position
 from tests.crash.rounds import ROUNDS
-from tests.crash.test_transaction_faults import Snapshots
+from tests.support.dying_process import Snapshots, partition_on
 from tests.support.faulty_disk import FaultyDisk
-from tests.support.logs import small_store
 from tests.support.partition_asking import CLIENT, WAIT_S, ask
 from tests.support.recording_disk import RecordingDisk
 
-ROOT = Path("/data")
 SETTINGS = QueueSettings(requires_session=True, requires_duplicate_detection=True)
 QUEUE = QueueDescription("orders", "5" * 32, 1, SETTINGS)
 SESSION = b"cart"
@@ -68,21 +64,8 @@ LATER_MS = 1_000
 State = tuple[object, ...]
 
 
-@asynccontextmanager
-async def partition(disk: Disk, clock: ManualClock) -> AsyncIterator[tuple[PartitionTask, Log]]:
-    """A running partition that ends as in a crash, without a checkpoint."""
-    store = small_store(ROOT, disk, segment_bytes_max=8_000)
-    log = store.log(QUEUE.generation, 0)
-    payloads = PayloadBudget(1 << 20, 0)
-    task = PartitionTask(0, log=log, clock=clock, description=QUEUE, payloads=payloads)
-    run = asyncio.create_task(task.run())
-    try:
-        yield task, log
-    finally:
-        run.cancel()
-        await asyncio.wait([run], timeout=WAIT_S)
-        await log.close()
-        await store.close()
+def partition(disk: Disk, clock: ManualClock) -> AbstractAsyncContextManager[tuple[PartitionTask, Log]]:
+    return partition_on(disk, QUEUE, clock, segment_bytes_max=8_000)
 
 
 async def state(task: PartitionTask) -> State:

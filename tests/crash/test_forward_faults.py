@@ -21,6 +21,7 @@ from storage.disk import Disk
 from storage.file_log import Fsync
 from storage.file_store import FileLogStore
 from storage.log import FRAME_HEADER_BYTES, Log, Position
+from tests.support.dying_process import Everything
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.forwarding_world import World, held_now, is_troubled
 from tests.support.logs import small_store
@@ -36,13 +37,6 @@ CHANGES_THE_DISK = ("write", "sync", "truncate", "rename", "create", "remove")
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forward_retry, "RETRY_S", 0.001)
     monkeypatch.setattr(forward_retry, "RETRY_S_MAX", 0.01)
-
-
-class Everything(random.Random):
-    """Keeps whatever was written, synced or not: the process died, and not the machine."""
-
-    def random(self) -> float:
-        return 0.0
 
 
 class FileWorld(World):

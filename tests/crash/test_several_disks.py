@@ -78,6 +78,17 @@ def send_to_each(client: Client) -> list[str | None]:
     return [client.send(number) for number in range(PARTITIONS)]
 
 
+def check_all_back(broker: BrokerThread, client: Client, meanwhile: Client) -> None:
+    """Both folders are there, all partitions take messages, and nothing is lost that either client sent."""
+    wait_until(lambda: folder_states(broker) == ["ok", "ok"], "the folders are there", BACK_WITHIN_S)
+    wait_until(
+        lambda: send_to_each(meanwhile) == [None] * PARTITIONS, "all partitions are back", BACK_WITHIN_S
+    )
+    client.ledger.sending(list(meanwhile.ledger.attempted))
+    client.ledger.sent(list(meanwhile.ledger.acknowledged))
+    check_nothing_lost(broker.addresses, client.ledger)
+
+
 def segments(folder: Path) -> set[int]:
     return {int(path.parent.name, 16) for path in folder.glob("logs/*/*/*.segment")}
 
@@ -238,15 +249,7 @@ def test_a_folder_that_comes_back_while_the_broker_runs_serves_again(tmp_path: P
         assert meanwhile.send(min(gone)) == SERVER_BUSY
         (tmp_path / "away").rename(tmp_path / "second")
         wait_until(lambda: meanwhile.send(min(gone)) is None, "the folder is back", BACK_WITHIN_S)
-        wait_until(lambda: folder_states(broker) == ["ok", "ok"], "its state is reported", BACK_WITHIN_S)
-        wait_until(
-            lambda: send_to_each(meanwhile) == [None] * PARTITIONS,
-            "all partitions are back",
-            BACK_WITHIN_S,
-        )
-        client.ledger.sending(list(meanwhile.ledger.attempted))
-        client.ledger.sent(list(meanwhile.ledger.acknowledged))
-        check_nothing_lost(broker.addresses, client.ledger)
+        check_all_back(broker, client, meanwhile)
 
 
 @pytest.mark.parametrize("hanging", [0, 1])
@@ -273,15 +276,7 @@ def test_a_folder_that_hangs_at_the_start_holds_up_its_own_partitions_only_and_c
                 assert meanwhile.send() is None
             disk.release()
             wait_until(lambda: meanwhile.send(min(gone)) is None, "the disk answers", BACK_WITHIN_S)
-            wait_until(lambda: folder_states(broker) == ["ok", "ok"], "the folder is there", BACK_WITHIN_S)
-            wait_until(
-                lambda: send_to_each(meanwhile) == [None] * PARTITIONS,
-                "all partitions are back",
-                BACK_WITHIN_S,
-            )
-            client.ledger.sending(list(meanwhile.ledger.attempted))
-            client.ledger.sent(list(meanwhile.ledger.acknowledged))
-            check_nothing_lost(broker.addresses, client.ledger)
+            check_all_back(broker, client, meanwhile)
     finally:
         disk.release()
     with broker_on(tmp_path) as broker:

@@ -4,16 +4,11 @@ and what is left is the state before it or the state after it.
 
 from __future__ import annotations
 
-import asyncio
 import errno
-import random
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from pathlib import Path
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 
-from broker.base.clock import ManualClock
 from broker.base.errors import Reason
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueDescription
 from broker.message.changes import encode_changes
@@ -31,16 +26,14 @@ from broker.operations import (
     Transact,
     Transacted,
 )
-from broker.partition.payloads import PayloadBudget
 from broker.partition.task import PartitionTask
 from storage.disk import Disk
 from storage.log import FRAME_HEADER_BYTES, Log, Position
+from tests.support.dying_process import Snapshots, partition_on
 from tests.support.faulty_disk import FaultyDisk
-from tests.support.logs import small_store
-from tests.support.partition_asking import CLIENT, WAIT_S, ask, pages, receive
+from tests.support.partition_asking import CLIENT, ask, pages, receive
 from tests.support.recording_disk import RecordingDisk
 
-ROOT = Path("/data")
 QUEUE = QueueDescription("orders", "5" * 32, 1)
 BEFORE = {MAIN: [b"old 0", b"old 1", b"old 2", b"old 3"], DEAD_LETTER: []}
 AFTER = {MAIN: [b"old 1", b"old 2", b"new 0", b"new 1"], DEAD_LETTER: [b"old 3"]}
@@ -48,40 +41,8 @@ AFTER = {MAIN: [b"old 1", b"old 2", b"new 0", b"new 1"], DEAD_LETTER: [b"old 3"]
 State = dict[str, list[bytes]]
 
 
-class Everything(random.Random):
-    """Keeps whatever was written, synced or not: the process died, and not the machine."""
-
-    def random(self) -> float:
-        return 0.0
-
-
-class Snapshots(RecordingDisk):
-    """Keeps what a process would find that starts after the first write from `after_write = None` on."""
-
-    after_write: RecordingDisk | None = None
-
-    def write(self, fd: int, buffers: Sequence[bytes], offset: int) -> int:
-        written = super().write(fd, buffers, offset)
-        if self.after_write is None:
-            self.after_write = self.after_power_cut(Everything())
-        return written
-
-
-@asynccontextmanager
-async def partition(disk: Disk) -> AsyncIterator[tuple[PartitionTask, Log]]:
-    """A running partition that ends as in a crash, without a checkpoint."""
-    store = small_store(ROOT, disk)
-    log = store.log(QUEUE.generation, 0)
-    clock, payloads = ManualClock(), PayloadBudget(1 << 20, 0)
-    task = PartitionTask(0, log=log, clock=clock, description=QUEUE, payloads=payloads)
-    run = asyncio.create_task(task.run())
-    try:
-        yield task, log
-    finally:
-        run.cancel()
-        await asyncio.wait([run], timeout=WAIT_S)
-        await log.close()
-        await store.close()
+def partition(disk: Disk) -> AbstractAsyncContextManager[tuple[PartitionTask, Log]]:
+    return partition_on(disk, QUEUE)
 
 
 async def locked(task: PartitionTask) -> list[LockToken]:

@@ -15,7 +15,8 @@ from broker.partition.task import PartitionTask
 from broker.schedule_operations import Promised, PromiseNumbers
 from storage.disk import Disk
 from storage.log import FRAME_HEADER_BYTES, Position
-from tests.crash.test_transaction_faults import Snapshots, partition, received
+from tests.crash.test_transaction_faults import partition, received
+from tests.support.dying_process import Snapshots
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.partition_asking import ask
 from tests.support.recording_disk import RecordingDisk
