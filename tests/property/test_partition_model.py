@@ -1,6 +1,6 @@
 """Check the partition against a naive model: random operations of every kind (sends, receives, settlements,
-sessions, schedules, duplicates, transactions, forwarding, operations of our own), clock steps, restarts,
-failed commits, full disks, compaction.
+sessions, schedules, duplicates, transactions, forwarding, operations of our own, streams), clock steps,
+restarts, failed commits, full disks, compaction.
 
 The partition runs through its task (`PartitionTask.step`) on a log in memory. The model is plain lists: each
 message, and the client that holds it. Where the partition has a choice (which client it serves first), the
@@ -56,6 +56,7 @@ from tests.property.partition_forwarding import SOURCES, PartitionForwarding
 from tests.property.partition_model import ALL_SUBQUEUES, CHANGES, CLIENTS, SESSIONS, SUBQUEUES, properties
 from tests.property.partition_own_operations import PartitionOwnOperations
 from tests.property.partition_sessions import PartitionSessions
+from tests.property.partition_streams import PartitionStreams
 from tests.property.partition_transactions import DELAYS_MS, PartitionTransactions
 from tests.support.partition_harness import NUMBER
 
@@ -66,6 +67,7 @@ class PartitionMachine(
     PartitionSessions,
     PartitionOwnOperations,
     PartitionForwarding,
+    PartitionStreams,
 ):
     """Each rule runs one cycle of the partition and applies the same operations to the model."""
 
@@ -442,6 +444,7 @@ EXPECTED = {
     *("PromiseNumbers", "BreakPromise", "HandOver", "LockNext", "FailTransfer"),
     *("Transact sends", "Transact settles", "Transact schedules", "Transact cancels", "Transact transfers"),
     *("handed over again", "HandOver on a full disk"),
+    *("SettleThrough completed", "AdvanceCursor", "ReadRange"),
     *("time passes", "the clock is set", "restart", "restart without a checkpoint", "a commit fails"),
     "the disk is full",
 }
