@@ -98,6 +98,12 @@ class Run:
     def wants(self, group: Sequence[Figure]) -> bool:
         return any(figure.name in self.wanted for figure in group)
 
+    def rounds(self, what: str) -> Iterator[int]:
+        """The numbers of the rounds. Each is announced as it begins."""
+        for number in range(self.scale.rounds):
+            progress.print(f"{what}, round {number + 1} of {self.scale.rounds}")
+            yield number
+
     def note(
         self, figure: Figure, value: float, settings: dict[str, object], *, reference: bool = False
     ) -> None:
@@ -204,8 +210,7 @@ def measure_traffic(run: Run, peer_url: str | None, broker_url: str | None) -> N
             progress.print(f"warming up {target.name}")
             traffic.send(target, run.scale.messages // 10)
             traffic.receive(target, run.scale.messages // 10)
-        for number in range(run.scale.rounds):
-            progress.print(f"traffic, round {number + 1} of {run.scale.rounds}")
+        for number in run.rounds("traffic"):
             for target in targets if number % 2 == 0 else reversed(targets):
                 _traffic_round(run, target, pid if target is subject else None, is_peer=target is not subject)
             if figures.SEND_LATENCY.name in run.wanted:
@@ -253,17 +258,15 @@ def _traffic_round(run: Run, target: Target, pid: int | None, is_peer: bool) -> 
         run.note(figures.PEER_SEND_LATENCY if is_peer else figures.SEND_LATENCY, latency_us, settings)
 
 
+def with_messages(count: int) -> dict[str, object]:
+    """The settings of a figure about one queue and this many messages."""
+    return {"messages": count, "body_bytes": traffic.BODY_BYTES, "partitions": footprint.PARTITIONS}
+
+
 def measure_waiting(run: Run) -> None:
     """Memory and restart with messages waiting."""
-    settings: dict[str, object] = {
-        "messages": run.scale.waiting_messages,
-        "body_bytes": traffic.BODY_BYTES,
-        "partitions": footprint.PARTITIONS,
-    }
-    for number in range(run.scale.rounds):
-        progress.print(
-            f"{run.scale.waiting_messages:,} messages waiting, round {number + 1} of {run.scale.rounds}"
-        )
+    settings = with_messages(run.scale.waiting_messages)
+    for _ in run.rounds(f"{run.scale.waiting_messages:,} messages waiting"):
         found = footprint.waiting(run.folder, run.scale.waiting_messages)
         run.note(figures.MEMORY_WAITING, found.memory_mib, settings)
         run.note(figures.MEMORY_WAITING_RESTARTED, found.memory_restarted_mib, settings)
@@ -279,8 +282,7 @@ def measure_at_mark(run: Run) -> None:
         "body_bytes": memory_mark.BODY_BYTES,
         "partitions": footprint.PARTITIONS,
     }
-    for number in range(scale.rounds):
-        progress.print(f"a broker at its memory mark, round {number + 1} of {scale.rounds}")
+    for _ in run.rounds("a broker at its memory mark"):
         found = memory_mark.at_mark(run.folder, scale.mark_mib, 40 * scale.waiting_messages)
         counts = {"sent": found.sent, "refused_while_draining": found.refused_while_draining}
         run.note(figures.MEMORY_AT_MARK, found.memory_percent, {**settings, **counts})
@@ -289,13 +291,8 @@ def measure_at_mark(run: Run) -> None:
 def measure_features(run: Run) -> None:
     """Duplicate detection and scheduled messages."""
     count = run.scale.messages // 2
-    settings: dict[str, object] = {
-        "messages": count,
-        "body_bytes": traffic.BODY_BYTES,
-        "partitions": footprint.PARTITIONS,
-    }
-    for number in range(run.scale.rounds):
-        progress.print(f"duplicates and schedules, round {number + 1} of {run.scale.rounds}")
+    settings = with_messages(count)
+    for _ in run.rounds("duplicates and schedules"):
         found = features.detected(run.folder, count)
         run.note(figures.DETECTED, found.new_per_s, settings)
         run.note(figures.DUPLICATES, found.duplicates_per_s, settings)
@@ -322,8 +319,7 @@ def measure_sessions(run: Run) -> None:
         "connections": CONNECTIONS,
         "partitions": footprint.PARTITIONS,
     }
-    for number in range(run.scale.rounds):
-        progress.print(f"{count:,} sessions, round {number + 1} of {run.scale.rounds}")
+    for _ in run.rounds(f"{count:,} sessions"):
         few = sessions.drained(run.folder, count // 10, CONNECTIONS)
         many = sessions.drained(run.folder, count, CONNECTIONS)
         run.note(figures.SESSIONS, count * sessions.MESSAGES / many.took_s, settings)
@@ -339,8 +335,7 @@ def measure_idle(run: Run) -> None:
         "partitions": footprint.PARTITIONS,
         "observed_s": scale.idle_observed_s,
     }
-    for number in range(scale.rounds):
-        progress.print(f"idle, round {number + 1} of {scale.rounds}")
+    for _ in run.rounds("idle"):
         found = footprint.idle(run.folder, scale.idle_queues, scale.idle_observed_s)
         run.note(figures.IDLE_MEMORY, found.memory_mib, settings)
         run.note(figures.IDLE_CPU, found.cpu_percent, settings)
@@ -351,13 +346,8 @@ def measure_idle(run: Run) -> None:
 def measure_disk_space(run: Run) -> None:
     """Disk space that a queue uses after its traffic."""
     count = run.scale.waiting_messages
-    settings: dict[str, object] = {
-        "messages": count,
-        "body_bytes": traffic.BODY_BYTES,
-        "partitions": footprint.PARTITIONS,
-    }
-    for number in range(run.scale.rounds):
-        progress.print(f"{count:,} messages consumed, round {number + 1} of {run.scale.rounds}")
+    settings = with_messages(count)
+    for _ in run.rounds(f"{count:,} messages consumed"):
         found = disk_space.disk_space(run.folder, count)
         run.note(figures.DISK_DRAINED, found.drained_mib, settings)
         run.note(figures.DISK_DEFERRED, found.deferred_mib, {**settings, "deferred": disk_space.DEFERRED})
@@ -380,10 +370,7 @@ def measure_checkpoints(run: Run) -> None:
 def measure_connections(run: Run) -> None:
     """Memory of a broker with idle connections."""
     settings: dict[str, object] = {"connections": run.scale.idle_connections}
-    for number in range(run.scale.rounds):
-        progress.print(
-            f"{run.scale.idle_connections:,} connections, round {number + 1} of {run.scale.rounds}"
-        )
+    for _ in run.rounds(f"{run.scale.idle_connections:,} connections"):
         found = footprint.connections(run.folder, run.scale.idle_connections)
         run.note(figures.IDLE_CONNECTIONS, found.open_mib, settings)
         run.note(figures.IDLE_RECEIVERS, found.receiving_mib, settings)
@@ -393,8 +380,7 @@ def measure_many_queues(run: Run) -> None:
     """Cost of queries about all queues of a broker that has many."""
     count = run.scale.many_queues
     settings: dict[str, object] = {"queues": count, "partitions": footprint.PARTITIONS}
-    for number in range(run.scale.rounds):
-        progress.print(f"{count:,} queues, round {number + 1} of {run.scale.rounds}")
+    for _ in run.rounds(f"{count:,} queues"):
         found = many_queues.many_queues(run.folder, count)
         run.note(figures.MANY_SCRAPE, found.scrape_ms, settings)
         run.note(figures.MANY_HEALTH, found.health_ms, settings)
@@ -417,8 +403,7 @@ def measure_fairness(run: Run) -> None:
         (CONNECTIONS, figures.LIGHT_BESIDE_8, figures.LIGHT_KEYED_BESIDE_8, figures.HEAVY_8),
         (50, figures.LIGHT_BESIDE_50, figures.LIGHT_KEYED_BESIDE_50, figures.HEAVY_50),
     )
-    for number in range(scale.rounds):
-        progress.print(f"a light sender, round {number + 1} of {scale.rounds}")
+    for _ in run.rounds("a light sender"):
         for heavy, unkeyed, keyed, rate in groups:
             if not run.wants([figure for figure in (unkeyed, keyed, rate) if figure is not None]):
                 continue
@@ -447,8 +432,7 @@ def measure_output_attack(run: Run) -> None:
         "body_bytes": attack_output.BODY_BYTES,
         "partitions": footprint.PARTITIONS,
     }
-    for number in range(scale.rounds):
-        progress.print(f"receivers that do not read, round {number + 1} of {scale.rounds}")
+    for _ in run.rounds("receivers that do not read"):
         found = attack_output.receivers_that_do_not_read(
             run.folder, scale.silent_receivers, idle, scale.silent_messages, 5.0
         )
@@ -460,8 +444,7 @@ def measure_output_attack(run: Run) -> None:
 def measure_half_headers(run: Run) -> None:
     """How long other clients wait while the HTTP port is full of connections with incomplete headers."""
     settings: dict[str, object] = {"connections": attack_http.CONNECTIONS, "attack_s": attack_http.ATTACK_S}
-    for number in range(run.scale.rounds):
-        progress.print(f"{attack_http.CONNECTIONS:,} half headers, round {number + 1} of {run.scale.rounds}")
+    for _ in run.rounds(f"{attack_http.CONNECTIONS:,} half headers"):
         found = attack_http.half_headers(run.folder)
         run.note(figures.HALF_HEADERS_HEALTH, found.health_ms, settings)
         run.note(figures.HALF_HEADERS_ADMINISTRATION, found.administration_ms, settings)
@@ -472,8 +455,7 @@ def measure_half_headers(run: Run) -> None:
 def measure_attacks(run: Run) -> None:
     """How much memory each attack takes on a fresh broker, and how long another client waits meanwhile."""
     settings: dict[str, object] = {"attack_s": run.scale.attack_s}
-    for number in range(run.scale.rounds):
-        progress.print(f"attacks, round {number + 1} of {run.scale.rounds}")
+    for _ in run.rounds("attacks"):
         for name, (memory, stall) in figures.ATTACKS.items():
             if run.wants((memory, stall)):
                 harm = attacks.suffer(run.folder, name, run.scale.attack_s)
@@ -485,8 +467,7 @@ def measure_stalls(run: Run) -> None:
     """How long an unrelated client waits while the broker works on one large queue."""
     count = run.scale.waiting_messages
     settings: dict[str, object] = {"messages": count, "body_bytes": stalls.BODY_BYTES, "partitions": 1}
-    for number in range(run.scale.rounds):
-        progress.print(f"work on {count:,} messages, round {number + 1} of {run.scale.rounds}")
+    for _ in run.rounds(f"work on {count:,} messages"):
         for name, wait in stalls.waits(run.folder, count).items():
             p99, worst = figures.STALLS[name]
             run.note(p99, wait.p99_ms, settings)
