@@ -22,7 +22,7 @@ from broker.operations import (
 from broker.partition.cycle import Grant
 from broker.partition.demand_and_recall import DemandBook, Waiter
 from broker.partition.granting import close_grant, has_granted_enough, new_grant, write_grant
-from broker.partition.references import ACTIVE, DEFERRED, Lease, Reference, SessionLock
+from broker.partition.references import ACTIVE, DEFERRED, Lease, Reference, SessionLock, bytes_of
 from broker.partition.session_locks import SessionLocks
 from broker.partition.subqueue import Subqueue
 from broker.partition.time_to_live import TimeToLive
@@ -280,7 +280,7 @@ class Delivering:
         write_grant(space, grant)
         if grant.open:
             grant.answer.voids_demand = False
-            size = sum(reference.size for reference in undone)
+            size = bytes_of(undone)
             if lease.session is not None:
                 self._sessions.ask_again(grant, len(undone) + grant.void, size)
                 return
@@ -314,7 +314,7 @@ class Delivering:
                 book.granted(lease)
                 grant = new_grant(space, client, lease)
                 cycle.open_grants[client, subqueue.number] = grant
-            size = sum(reference.size for reference in taken)
+            size = bytes_of(taken)
             cycle.granted_bytes += size
             grant.void += book.given(waiter, len(taken), size)
             grant.bytes_left = waiter.bytes

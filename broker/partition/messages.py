@@ -31,7 +31,7 @@ from broker.partition.records import (
     Relocated,
     Rescheduled,
 )
-from broker.partition.references import ACTIVE, STATES, Reference, StoredFrame
+from broker.partition.references import ACTIVE, STATES, Reference, StoredFrame, bytes_of
 from broker.partition.renumbered import Renumbered
 from broker.partition.replaying import REPLAYED_AT_ONCE, state_of
 from broker.partition.state_kinds import DurableStates
@@ -275,7 +275,7 @@ class Messages:
         lives = activate(references, activated, now_ms)
         for reference in references:
             self.renumbered.add(reference)
-        size = sum(reference.size for reference in references)
+        size = bytes_of(references)
         main.append(references, [reference.sequence_number for reference in references], size)
         if lives and now_ms is not None:
             self.clock_settings.add(first, enqueued_ms - now_ms)
@@ -378,11 +378,11 @@ class Messages:
     def forget(self, removed: Iterable[Reference]) -> None:
         """Release removed references: their frames no longer count them, and their bodies leave memory."""
         in_memory = 0
-        bodies = self.bodies
+        forget = self.bodies.forget if self.bodies else None
         for reference in removed:
             reference.frame.live -= 1
-            if bodies:
-                in_memory += bodies.forget(reference)
+            if forget is not None:
+                in_memory += forget(reference)
                 continue
             payload = reference.payload
             if payload:

@@ -15,7 +15,7 @@ from broker.partition.columns import Columns
 from broker.partition.messages import Messages
 from broker.partition.postponing import activate, put_off
 from broker.partition.records import Activated, Enqueued
-from broker.partition.references import ColumnedReference, Reference, StoredFrame
+from broker.partition.references import ColumnedReference, Reference, StoredFrame, bytes_of
 from broker.partition.subqueue import Subqueue
 from broker.partition.targets import Target
 from storage.log import Position
@@ -138,7 +138,7 @@ def _append(messages: Messages, subqueue: Subqueue, references: list[Reference],
     untrack(references)
     numbers = [reference.sequence_number for reference in references]
     messages.blocks.touch(subqueue.number, numbers, position)
-    subqueue.append(references, numbers, sum(reference.size for reference in references))
+    subqueue.append(references, numbers, bytes_of(references))
     subqueue.watch_each(references)
 
 

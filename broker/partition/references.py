@@ -15,6 +15,8 @@ while a lease holds it; the code that ends the lease or drops the state breaks t
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from broker.operations import COLUMNS, ClientId, MessageState
@@ -102,6 +104,14 @@ class ColumnedReference(Reference):
     attributes of the class, and pay nothing for columns that they do not use."""
 
     __slots__ = tuple(column.name for column in COLUMNS)  # set by `columns.give`
+
+
+_SIZE_OF = attrgetter("size")
+
+
+def bytes_of(references: Iterable[Reference]) -> int:
+    """The size of these messages together."""
+    return sum(map(_SIZE_OF, references))
 
 
 TOKEN = struct.Struct(">QQ")

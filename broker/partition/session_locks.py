@@ -22,7 +22,7 @@ from broker.partition.cycle import Grant
 from broker.partition.delivery_count import failed_delivery
 from broker.partition.granting import close_grant, has_granted_enough, new_grant
 from broker.partition.message_sessions import MessageSession
-from broker.partition.references import Lease, Reference, SessionHolder, SessionLock
+from broker.partition.references import Lease, Reference, SessionHolder, SessionLock, bytes_of
 from broker.partition.subqueue import Subqueue
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.timers import DueKeys, TimerWheel
@@ -381,7 +381,7 @@ class SessionLocks:
                     lock.leases[lease] = holder.client
                     grant = new_grant(space, holder.client, lease)
                     cycle.open_grants[holder.client, subqueue.number] = grant
-                size = sum(reference.size for reference in taken)
+                size = bytes_of(taken)
                 cycle.granted_bytes += size
                 holder.count -= len(taken)
                 holder.bytes -= size
