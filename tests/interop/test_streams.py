@@ -19,8 +19,10 @@ from tests.support.broker_process import BrokerProcess, queue
 PARTITIONS = 2
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+@pytest.fixture(scope="module", params=["false", "true"], ids=["one process", "partitions apart"])
+def broker(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[BrokerProcess]:
     names = (
         "positions",
         "generations",
@@ -35,7 +37,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     queues.append(
         queue("counted", PartitionCount=PARTITIONS, Partitioned=True, RequiresDuplicateDetection=True)
     )
-    with BrokerProcess(tmp_path_factory.mktemp("streams"), queues) as running:
+    environment = {"PARTIBUS_PARTITION_PROCESS": request.param}
+    with BrokerProcess(tmp_path_factory.mktemp("streams"), queues, environment=environment) as running:
         yield running
 
 

@@ -59,6 +59,7 @@ class Range:
         for key, number in given.items():
             if not isinstance(number, int) or isinstance(number, bool) or number < 0:
                 raise _wrong(f"has the field {key!r}, which must be an integer, not {number!r:.80}")
+            given[key] = int(number)  # partitions are told plain numbers, not AMQP's types of them
         if "from" not in given:
             raise _wrong("needs the field 'from'")
         begin, end = given["from"], given.get("to")

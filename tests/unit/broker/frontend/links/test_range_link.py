@@ -153,6 +153,13 @@ async def test_a_range_that_cannot_be_read_is_refused(value: Any) -> None:
     assert attach.field(5) is None and detach.field(2).value[0] == "com.microsoft:argument-error"
 
 
+def test_partitions_are_told_plain_numbers() -> None:
+    """They may be in another process, and AMQP's types of numbers do not pass to it."""
+    found = Range.of(asked(to=Long(FIRST + 1), messages=UInt(1), bytes=UInt(1)), 2)
+    values = (found.begin, found.end, found.messages, found.bytes)
+    assert [type(each) for each in values] == [int] * 4
+
+
 def test_the_map_need_not_be_described() -> None:
     assert Range.of({Symbol("from"): FIRST}, 2) == Range.of(asked(), 2)
     with pytest.raises(Refused):
