@@ -33,9 +33,10 @@ class Address:
     """Where a link leads."""
 
     entity: str
-    """As the client spelled it, except that `/Subscriptions/` is normalised; empty for `$cbs`."""
+    """As the client spelled it; empty for `$cbs`. That of a subscription is its topic."""
     subqueue: str = MAIN
-    """One of `descriptions.MAIN`, `DEAD_LETTER`, `TRANSFER_DEAD_LETTER`."""
+    """`descriptions.MAIN`, `DEAD_LETTER` or `TRANSFER_DEAD_LETTER`; behind the name of a subscription, if
+    the address has one (`topics.SubscriptionDescription.subqueue_name`)."""
     node: str = ""
     """`NODE_CBS` or `NODE_MANAGEMENT` if the address leads to that node and not to messages."""
 
@@ -43,12 +44,6 @@ class Address:
     def path(self) -> str:
         """The path that a claim must cover. A claim on an entity covers its subqueues and its node."""
         return "/".join(part for part in (self.entity, self.subqueue, self.node) if part)
-
-    @property
-    def subscription(self) -> tuple[str, str] | None:
-        """Topic and subscription, if the entity is a subscription."""
-        topic, middle, name = self.entity.rpartition("/Subscriptions/")
-        return (topic, name) if middle else None
 
 
 def parse_address(text: str) -> Address:
@@ -66,9 +61,13 @@ def parse_address(text: str) -> Address:
             subqueue = suffix
             del segments[-length:]
             break
-    if len(segments) >= 3 and segments[-2].casefold() == _SUBSCRIPTIONS:
-        segments[-2] = "Subscriptions"
-    return Address(_checked_entity(segments, text), subqueue, node)
+    entity = _checked_entity(segments, text)
+    topic, _, subscription = entity.rpartition("/")
+    topic, _, middle = topic.rpartition("/")
+    if topic and middle.casefold() == _SUBSCRIPTIONS:
+        entity = topic
+        subqueue = "/".join(filter(None, (_SUBSCRIPTIONS, subscription.casefold(), subqueue)))
+    return Address(entity, subqueue, node)
 
 
 def audience_path(audience: str) -> str:

@@ -18,6 +18,7 @@ from broker.entities.roles import (
     KEEPS_FAILED_TRANSFERS,
     PASSES_ON,
     SERVES_RECEIVERS,
+    Role,
     SubqueueDescription,
     SubqueueTable,
 )
@@ -162,6 +163,10 @@ class EntityDescription(ABC):
     def subqueues(self) -> SubqueueTable:
         """The entity's subqueues, by number. Number 0 gets the messages that clients send."""
 
+    def forwarding_of(self, number: int) -> str | None:
+        """The name of the entity to which the messages of a subqueue are forwarded; None if they are not."""
+        return target_of(self.subqueues[number].role, self.settings.forwarding)
+
     @abstractmethod
     def delivery(self, subqueue: str) -> DeliveryRules:
         """How the messages of a subqueue are delivered, as far as its role leaves that open."""
@@ -178,6 +183,14 @@ class EntityDescription(ABC):
             file_settings=file_settings or self.file_settings,
             idle_ms=0,
         )
+
+
+def target_of(role: Role, forwarding: tuple[str | None, str | None]) -> str | None:
+    """Where messages in this role are forwarded; `forwarding` has the targets of messages and of dead
+    letters."""
+    if role is SERVES_RECEIVERS:
+        return forwarding[0]
+    return forwarding[1] if role is KEEPS_DEAD_LETTERS else None
 
 
 QUEUE_SUBQUEUES: Final = SubqueueTable(

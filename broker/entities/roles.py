@@ -84,7 +84,8 @@ class SubqueueDescription:
     """The number of the subqueue for its messages that no other entity takes; None if none is forwarded from
     here."""
     redrives_to: int = 0
-    """The number of the subqueue to which its messages go if they are dead letters and are re-driven."""
+    """The number of the subqueue that its messages came from if they are dead letters, and to which they are
+    re-driven; otherwise its own."""
 
 
 OWN_END: Final = 4
@@ -133,6 +134,12 @@ class SubqueueTable(Mapping[int, SubqueueDescription]):
         """The role of the subqueue of this name; None if there is none."""
         number = self._numbers.get(name)
         return None if number is None else self._by_number[number].role
+
+    def main_of(self, name: str) -> str:
+        """The name of the subqueue whose messages become dead letters in the subqueue of this name; the same
+        name for any other."""
+        number = self._numbers.get(name)
+        return name if number is None else self._by_number[self._by_number[number].redrives_to].name
 
     def takes_sends(self, name: str) -> bool:
         """Whether clients send to the subqueue of this name. Scheduled messages wait there."""

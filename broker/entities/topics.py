@@ -28,6 +28,7 @@ from broker.entities.descriptions import (
     EntitySettings,
     EntityStatus,
     key_of,
+    target_of,
 )
 from broker.entities.roles import (
     DISTRIBUTES,
@@ -122,7 +123,7 @@ class SubscriptionDescription:
         name, dead_letters = self.subqueue_name, self.subqueue(DEAD_LETTER_PLACE)
         failed = self.subqueue(TRANSFER_DEAD_LETTER_PLACE)
         main = self.subqueue(MAIN_PLACE)
-        yield main, SubqueueDescription(name, SERVES_RECEIVERS, dead_letters, failed)
+        yield main, SubqueueDescription(name, SERVES_RECEIVERS, dead_letters, failed, main)
         yield (
             dead_letters,
             SubqueueDescription(f"{name}/{DEAD_LETTER}", KEEPS_DEAD_LETTERS, None, failed, main),
@@ -175,6 +176,11 @@ class TopicDescription(EntityDescription):
     @property
     def subqueues(self) -> SubqueueTable:
         return self._subqueues
+
+    def forwarding_of(self, number: int) -> str | None:
+        subqueue = self._subqueues[number]
+        subscription = self.subscription_of(subqueue.name)
+        return None if subscription is None else target_of(subqueue.role, subscription.settings.forwarding)
 
     def delivery(self, subqueue: str) -> SubscriptionSettings:
         subscription = self.subscription_of(subqueue)

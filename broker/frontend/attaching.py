@@ -30,6 +30,7 @@ from broker.frontend.nodes.cbs import CbsNode
 from broker.frontend.nodes.management import ManagementNode
 from broker.frontend.nodes.request_node import RequestLink, RequestNode, ResponseLink
 from broker.namespace.entity import Entity
+from broker.namespace.namespace import Namespace
 from broker.refusal_wording import error_of
 from protocol.links import Link
 
@@ -108,9 +109,15 @@ class Attaching:
         queue: Entity | None = namespace.find(address.entity)
         rights = ("Listen", "Send")
         self._connection.authorize(address.path, *rights)
-        if queue is None:
-            raise namespace.missing(address.entity)
+        if queue is None or queue.description.subqueues.number_of(address.subqueue) is None:
+            raise missing(namespace, queue, address)
         return ManagementNode(self._connection, queue, address), rights
+
+
+def missing(namespace: Namespace, entity: Entity | None, address: Address) -> Refused:
+    """Why there is nothing at an address, although there may be an entity."""
+    path = "/".join(filter(None, (address.entity, address.subqueue)))
+    return namespace.missing(address.entity if entity is None else path)
 
 
 def attach_to_entity(connection: ConnectionView, link: Link, address: Address) -> Later | None:
@@ -125,8 +132,8 @@ def attach_to_entity(connection: ConnectionView, link: Link, address: Address) -
     # Before existence: clients must not probe for names.
     connection.authorize(address.path, *served_by.rights)
     queue = namespace.find(address.entity)
-    if queue is None:
-        raise namespace.missing(address.entity)
+    if queue is None or queue.description.subqueues.number_of(address.subqueue) is None:
+        raise missing(namespace, queue, address)
     check_node(connection.engine, link, queue)
     later: Later | None = None
     if served_by is OutgoingLink and asks_for_session(connection.engine, link):

@@ -41,6 +41,7 @@ from broker.operations import (
     Sink,
     SubqueueCounts,
     Unavailable,
+    Update,
     Watch,
     Withdraw,
     refusal_of,
@@ -109,6 +110,8 @@ class RemotePartition:
             return
         if isinstance(operation, _ANSWERED_WITHOUT_COOKIE):
             self._sinks[client] = sink
+        elif isinstance(operation, Update):
+            self.subqueues = operation.description.subqueues
         self._host.send(messages.Post(self._partition, client, self._host.keep_cookie(operation, sink)))
 
     async def opened(self) -> None:

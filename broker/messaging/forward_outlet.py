@@ -210,7 +210,7 @@ class Outlet:
             target,
             locked,
             message_id=route.shared.message_id,
-            dead_letter_source=route.source.name if route.is_of_dead_letters else None,
+            dead_letter_source=route.source.path_of(route.subqueue) if route.is_of_dead_letters else None,
             is_transfer=route.is_of_transfers,
         )
         outcome = _Outcome(rejected=dict(prepared.rejected))

@@ -16,7 +16,7 @@ from functools import partial
 
 from broker.base.clock import Clock
 from broker.entities.descriptions import key_of
-from broker.entities.roles import KEEPS_DEAD_LETTERS, PASSES_ON, SERVES_RECEIVERS
+from broker.entities.roles import PASSES_ON
 from broker.messaging.asking import answer_of
 from broker.messaging.forward_lane import Lane
 from broker.messaging.forward_leftovers import Leftovers
@@ -226,7 +226,5 @@ def _targets_of(entity: Entity) -> dict[int, str]:
     if entity.gone is not None or not entity.description.settings.status.can_receive:
         return {}
     description = entity.description
-    forward_to, forward_dead_lettered_to = description.settings.forwarding
-    targets = {SERVES_RECEIVERS: forward_to, KEEPS_DEAD_LETTERS: forward_dead_lettered_to}
-    wanted = ((number, targets.get(each.role)) for number, each in description.subqueues.items())
+    wanted = ((number, description.forwarding_of(number)) for number in description.subqueues)
     return {number: target for number, target in wanted if target is not None}

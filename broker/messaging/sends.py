@@ -19,7 +19,7 @@ def send_of(run: StoredRun, queue: Entity) -> Send:
     return Send(
         run.data,
         run.times_to_live_ms,
-        columns=_columns_of(run) if queue.requires_session(MAIN) else {},
+        columns=_columns_of(run, queue) if queue.keeps_sessions else {},
         scheduled_ms=run.scheduled_enqueue_times_ms,
         identities=_identities_of(run, queue),
     )
@@ -39,10 +39,12 @@ def _identities_of(run: StoredRun, queue: Entity) -> list[bytes] | None:
     return identities(queue.description.generation, run.data, either)
 
 
-def _columns_of(run: StoredRun) -> ColumnLists:
-    """The columns of messages in a queue that requires sessions: the session of each."""
-    session_ids = run.session_ids or [None] * len(run.data)  # those without a session are refused
-    encoded = {each: encode_session_id(each or "") for each in set(session_ids)}
+def _columns_of(run: StoredRun, queue: Entity) -> ColumnLists:
+    """The columns of messages whose sessions are kept: the session of each."""
+    session_ids = run.session_ids or [None] * len(run.data)
+    if not any(each is not None for each in session_ids) and not queue.requires_session(MAIN):
+        return {}
+    encoded = {each: None if each is None else encode_session_id(each) for each in set(session_ids)}
     return {SESSION_ID: [encoded[each] for each in session_ids]}
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from broker.base.errors import Reason, Refused
-from broker.entities.descriptions import EntityDescription
+from broker.entities.descriptions import MAIN, EntityDescription
 from broker.entities.roles import CountedAs, SubqueueDescription
 from broker.namespace.meter import EntityMeter
 from broker.namespace.resting import Resting, add_counts
@@ -177,6 +177,15 @@ class Entity(ABC):
         it."""
 
     @property
+    def keeps_sessions(self) -> bool:
+        """Whether the sessions of messages that are sent are kept with them."""
+        return self.requires_session(MAIN)
+
+    def path_of(self, subqueue: str) -> str:
+        """The path of the entity, or of the part of it that a subqueue belongs to."""
+        return self.name
+
+    @property
     def is_deleted(self) -> bool:
         """Whether the entity was deleted. One that is only out of service may come back."""
         return self.gone is not None and self.gone.reason is Reason.ENTITY_NOT_FOUND
@@ -217,6 +226,12 @@ class Entity(ABC):
         subqueue_number = self.description.subqueues.number_of(subqueue)
         held = None if subqueue_number is None else summary.counts.get(subqueue_number)
         return held is not None and held.active > 0
+
+    def may_hold_none(self, number: int, subqueues: Collection[int]) -> bool:
+        """Whether a partition has started, or is known to hold nothing in these subqueues, which may be
+        gone."""
+        summary = self._resting.summary(self.description.generation, number)
+        return number in self._partitions or summary is None or summary.counts.keys().isdisjoint(subqueues)
 
     @property
     def subqueues_end(self) -> int:

@@ -45,7 +45,6 @@ from broker.entities.documents import decode_description, encode_description
 from broker.entities.kinds import describe
 from broker.entities.subscription_validation import TopicLimits
 from broker.entities.tiers import UNLIMITED, Tier
-from broker.entities.topics import TopicDescription
 from broker.entities.validation import (
     AUTO_DELETE_ON_IDLE_MS_MIN,
     check_effect,
@@ -58,7 +57,6 @@ from broker.namespace.entity import Entity, EntityRuntime
 from broker.namespace.idle_deletion import IdleDeletion
 from broker.namespace.resting import Resting
 from broker.namespace.subscriptions import Subscriptions
-from broker.namespace.topic import topics_not_served
 from broker.throttle.throttle import Throttle
 from storage.catalogue import Catalogue
 from storage.catalogue_recovery import Damaged
@@ -262,9 +260,6 @@ class Namespace:
 
     def missing(self, name: str) -> Refused:
         """Why no entity of this name is live: its entry is damaged, or it does not exist."""
-        topic, _, subscription = key_of(name).rpartition("/subscriptions/")
-        if isinstance(found := self.describe(topic), TopicDescription) and found.subscription(subscription):
-            return topics_not_served(name)
         not_found = Refused(Reason.ENTITY_NOT_FOUND, not_found_text(f"sb://{self.name}/{name}"))
         return self._damaged.why_missing(name) or not_found
 

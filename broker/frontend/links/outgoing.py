@@ -68,7 +68,7 @@ class OutgoingLink:
         session: HeldSession | None = None,
         selector: Selector | None = None,
     ) -> None:
-        self.link, self.queue, self._subqueue = link, queue, address.subqueue
+        self.link, self.queue, self.subqueue = link, queue, address.subqueue
         self.paths = (address.path,)
         self._connection, self._engine = connection, connection.engine
         self._settled_mode = link.snd_settle_mode == SETTLED
@@ -89,7 +89,7 @@ class OutgoingLink:
         )
         self.credit_granted = self._receiver.credit_granted
         """Called when the client's credit has changed, or the wire takes bytes again."""
-        self._watch = ReceiveWatch(connection, link, queue, self._subqueue)
+        self._watch = ReceiveWatch(connection, link, queue, self.subqueue)
 
     def _selection(self, selector: Selector) -> Selection:
         connection, name = self._connection, f"scan of {self.queue.name}"

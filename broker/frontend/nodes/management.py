@@ -333,7 +333,7 @@ class ManagementNode:
         handle = self._queue.router.of_sequence_number(numbers[0])
         receive = ReceiveDeferred(self._subqueue, numbers, bytes_max=room(numbers))
         receive.session_id = encode_session_id(session_id)
-        receive.holder = holder_of(self._connection, self._queue, session_id)
+        receive.holder = holder_of(self._connection, self._queue, self._subqueue, session_id)
         locked = await ask(handle, receive)
         assert isinstance(locked, Locked), f"{locked} is not an answer to ReceiveDeferred"
         return handle, locked
@@ -344,7 +344,9 @@ class ManagementNode:
         self._forget(frozenset(settled))
         if refusals:
             if session_id is not None and refusals[0].reason is Reason.LOCK_LOST:
-                holder_of(self._connection, self._queue, session_id)  # refuses if the session is lost
+                holder_of(
+                    self._connection, self._queue, self._subqueue, session_id
+                )  # refuses if the session is lost
             raise refusals[0]
         return ok({})
 
@@ -356,7 +358,7 @@ class ManagementNode:
         down keeps its messages; the client gets an error only if no other partition could remove any.
         """
         self._queue.check_can_receive(self._subqueue)
-        session_id = deleted_session_of(self._queue, body)
+        session_id = deleted_session_of(self._queue, self._subqueue, body)
         count = integer(body, "message-count")
         if not 0 < count <= DELETED_MESSAGES_MAX:
             raise Refused(

@@ -113,7 +113,7 @@ class OwnOperations:
             _before_ms(body),
             _count(body),
             _start(body),
-            deleted_session_of(queue, body),
+            deleted_session_of(queue, self._subqueue, body),
         )
         return _progress(progress)
 
@@ -197,8 +197,8 @@ class OwnOperations:
     async def _count(self, body: dict[str, Any]) -> Response:
         """Count the messages of the subqueue by state, over all partitions. Messages kept ready for a
         receiver do not count as locked, and stay ready."""
-        runtime = await self._connection.services.namespace.runtime(self._entity)
-        counts = runtime.counts.get(self._subqueue, SubqueueCounts())
+        await self._connection.services.namespace.runtime(self._entity)
+        counts = self._queue().counts().get(self._subqueue, SubqueueCounts())
         kept_ready = self._queue().kept_ready.get(self._subqueue, 0)
         return ok(
             {

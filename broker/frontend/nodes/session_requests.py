@@ -10,7 +10,6 @@ from typing import Any
 
 from broker.base.clock import wall_ahead_ms
 from broker.base.errors import Reason, Refused
-from broker.entities.descriptions import MAIN
 from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links.session_link import SessionLink
 from broker.frontend.links.termini import no_session
@@ -63,7 +62,7 @@ def session_of_link(connection: ConnectionView, queue: Entity, name: object) -> 
     return None
 
 
-def deleted_session_of(queue: Entity, body: dict[str, Any]) -> str | None:
+def deleted_session_of(queue: Entity, subqueue: str, body: dict[str, Any]) -> str | None:
     """The session whose messages a request deletes; None if it deletes those of all sessions.
 
     Dead letters keep their session, so a dead-letter queue can be asked as well. Raises Refused if the entity
@@ -74,7 +73,7 @@ def deleted_session_of(queue: Entity, body: dict[str, Any]) -> str | None:
         return None
     if not isinstance(session_id, str):
         raise Refused(Reason.ARGUMENT, f"'session-id' must be a string, not {session_id!r:.80}.")
-    if not queue.requires_session(MAIN):
+    if not queue.requires_session(queue.description.subqueues.main_of(subqueue)):
         raise Refused(Reason.ARGUMENT, f"The entity '{queue.name}' has no sessions: leave out 'session-id'.")
     return session_id
 
@@ -91,7 +90,7 @@ def needed_session_of(queue: Entity, subqueue: str, body: dict[str, Any]) -> str
     return session_id
 
 
-def holder_of(connection: ConnectionView, queue: Entity, session_id: str) -> ClientId:
+def holder_of(connection: ConnectionView, queue: Entity, subqueue: str, session_id: str) -> ClientId:
     """The link of this connection that holds a session. Raises Refused(SESSION_LOCK_LOST)."""
     for link in connection.engine.links():
         context = link.context
@@ -99,6 +98,7 @@ def holder_of(connection: ConnectionView, queue: Entity, session_id: str) -> Cli
             isinstance(context, SessionLink)
             and not link.gone
             and context.queue is queue
+            and context.subqueue == subqueue
             and context.session_id == session_id
         ):
             return context.client
@@ -117,7 +117,7 @@ async def renew_session_lock(
 ) -> dict[str, Any]:
     """Renew the lock of a session, by the entity's lock duration unless another is given. Raises Refused."""
     session_id = needed_session_of(queue, subqueue, body)
-    holder = holder_of(connection, queue, session_id)
+    holder = holder_of(connection, queue, subqueue, session_id)
     operation = RenewSession(subqueue, encode_session_id(session_id), holder, duration_ms=duration_ms)
     answer = await ask(queue.router.keyed(session_id), operation)
     assert isinstance(answer, SessionRenewed), f"{answer} is not an answer to RenewSession"
@@ -143,7 +143,7 @@ async def set_session_state(
             Reason.QUOTA_EXCEEDED,
             f"The state has {len(state)} bytes; the maximum for a session is {size_max}.",
         )
-    holder = holder_of(connection, queue, session_id)
+    holder = holder_of(connection, queue, subqueue, session_id)
     operation = SetSessionState(
         subqueue, encode_session_id(session_id), holder, state, settings.session_states_max
     )
@@ -157,7 +157,7 @@ async def get_session_state(
 ) -> dict[str, Any]:
     """Fetch the state of a session. Raises Refused."""
     session_id = needed_session_of(queue, subqueue, body)
-    holder = holder_of(connection, queue, session_id)
+    holder = holder_of(connection, queue, subqueue, session_id)
     operation = GetSessionState(subqueue, encode_session_id(session_id), holder)
     answer = await ask(queue.router.keyed(session_id), operation)
     assert isinstance(answer, SessionState), f"{answer} is not an answer to GetSessionState"

@@ -31,10 +31,10 @@ from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER
         ),
         ("$cbs", Address("", MAIN, NODE_CBS)),
         ("amqps://localhost/$CBS", Address("", MAIN, NODE_CBS)),
-        ("topic/subscriptions/sub", Address("topic/Subscriptions/sub")),
+        ("topic/subscriptions/sub", Address("topic", "subscriptions/sub")),
         (
             "dir/topic/SUBSCRIPTIONS/sub/$DeadLetterQueue/$management",
-            Address("dir/topic/Subscriptions/sub", DEAD_LETTER, NODE_MANAGEMENT),
+            Address("dir/topic", f"subscriptions/sub/{DEAD_LETTER}", NODE_MANAGEMENT),
         ),
     ],
 )
@@ -42,10 +42,9 @@ def test_every_spelling_of_an_address_is_understood(text: str, address: Address)
     assert parse_address(text) == address
 
 
-def test_a_subscription_tells_its_topic() -> None:
-    assert parse_address("dir/topic/subscriptions/sub").subscription == ("dir/topic", "sub")
-    assert parse_address("orders").subscription is None
-    assert parse_address("subscriptions/orders").subscription is None
+def test_only_what_follows_an_entity_is_a_subscription() -> None:
+    assert parse_address("dir/Topic/subscriptions/Sub") == Address("dir/Topic", "subscriptions/sub")
+    assert parse_address("subscriptions/orders") == Address("subscriptions/orders")
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from broker.base.errors import Reason, Refused
-from broker.entities.topics import TopicSettings
+from broker.entities.descriptions import EntityStatus
+from broker.entities.topics import SubscriptionSettings, TopicSettings
+from broker.namespace.topic import Topic
 from broker.operations import SubqueueCounts
 from tests.support.http_stack import HttpStack, http_stack
 
@@ -31,9 +34,52 @@ async def test_a_topic_counts_its_own_messages_and_the_size_of_everything(stack:
     assert (runtime.active, runtime.scheduled, runtime.size_bytes) == (0, 2, 80)
 
 
-async def test_messages_do_not_pass_through_a_topic_yet(stack: HttpStack) -> None:
+def with_one(stack: HttpStack, **settings: Any) -> Topic:
+    """The topic "events" with the subscription "One"."""
+    topic = stack.queue("events")
+    assert isinstance(topic, Topic)
+    topic.description = topic.description.with_new("One", SubscriptionSettings(**settings), (), 0)
+    return topic
+
+
+@pytest.mark.parametrize(
+    ("settings", "subqueue", "reason"),
+    [
+        ({}, "", Reason.NOT_ALLOWED),
+        ({}, "subscriptions/two", Reason.ENTITY_NOT_FOUND),
+        ({"forward_to": "q"}, "subscriptions/one", Reason.NOT_ALLOWED),
+        ({"status": EntityStatus.RECEIVE_DISABLED}, "subscriptions/one", Reason.ENTITY_DISABLED),
+        ({"forward_to": "q"}, "subscriptions/one/$deadletterqueue", None),
+        ({}, "subscriptions/one", None),
+        ({}, "$transfer/$deadletterqueue", None),
+    ],
+)
+async def test_clients_receive_from_subscriptions_that_permit_it(
+    stack: HttpStack, settings: dict[str, Any], subqueue: str, reason: Reason | None
+) -> None:
     await stack.namespace.create_entity("events", TopicSettings())
-    for check in (stack.queue("events").check_can_send, stack.queue("events").check_can_receive):
-        with pytest.raises(Refused) as caught:
-            check("")
-        assert caught.value.reason is Reason.NOT_IMPLEMENTED
+    topic = with_one(stack, **settings)
+    if reason is None:
+        topic.check_can_receive(subqueue)
+        return
+    with pytest.raises(Refused) as caught:
+        topic.check_can_receive(subqueue)
+    assert caught.value.reason is reason
+
+
+async def test_clients_send_to_the_topic_alone(stack: HttpStack) -> None:
+    await stack.namespace.create_entity("events", TopicSettings())
+    topic = with_one(stack)
+    topic.check_can_send("")
+    with pytest.raises(Refused):
+        topic.check_can_send("subscriptions/one")
+
+
+async def test_sessions_are_kept_if_a_subscription_requires_them(stack: HttpStack) -> None:
+    await stack.namespace.create_entity("events", TopicSettings())
+    assert not stack.queue("events").keeps_sessions
+    topic = with_one(stack, requires_session=True)
+    assert topic.keeps_sessions and topic.requires_session("subscriptions/one")
+    assert not topic.requires_session("") and not topic.requires_session("subscriptions/one/$deadletterqueue")
+    assert topic.path_of("subscriptions/one/$deadletterqueue") == "events/Subscriptions/One"
+    assert topic.path_of("") == "events"
