@@ -74,6 +74,14 @@ def test_a_number_that_a_later_record_removes_was_settled_and_is_not_lost() -> N
     assert gone(salvage) == [(4, 5)]
 
 
+def test_numbers_that_a_later_record_removes_in_runs_were_settled_and_are_not_lost() -> None:
+    commit = Commit(Position(950))
+    runs = records.encode_runs(0, [FIRST + 1, FIRST + 5], [3, 1])
+    commit.add(records.REMOVED_RUNS, [runs], records.VERSION)
+    salvage = salvaged(enqueued(0, 1, 2), gap(500, 900), enqueued(900, 6, 2), frame_of(commit))
+    assert numbers(salvage) == [1, 7] and gone(salvage) == [(5, 5)]
+
+
 def test_a_number_that_a_later_record_relocates_is_not_lost() -> None:
     source = new_messages()
     source.next_number = FIRST + 2
