@@ -90,6 +90,8 @@ class Services:
         self.browse_pages = asyncio.Semaphore(PAGES_AT_ONCE)
         """Held while a page is read for a browsing link or a peek. `Connection.browse_page` allows each
         connection one page at a time."""
+        self.late_pages = asyncio.Semaphore(PAGES_AT_ONCE)
+        """The same for a peek that has nothing to show but what late partitions may hold."""
         self.session_finders = SessionFinders()
         self.queued_bytes = 0
         """Bytes of requests that wait for others, over all connections. Written by the connections."""

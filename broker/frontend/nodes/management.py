@@ -231,9 +231,9 @@ class ManagementNode:
         if count <= 0:
             raise Refused(Reason.ARGUMENT, f"message-count is {count}; it must be positive.")
         self._admit(1)
+        if session_id is None:
+            return await self._page(max(start, 0), count)
         async with self._connection.services.browse_pages:
-            if session_id is None:
-                return await self._page(max(start, 0), count)
             size_max = self._connection.services.settings.message_kb_max * 1024
             messages = await peek_session(
                 self._queue, self._subqueue, session_id, max(start, 0), count, size_max
@@ -241,8 +241,11 @@ class ManagementNode:
             return self._shown(messages)
 
     async def _page(self, start: int, count: int) -> Response:
-        size_max = self._connection.services.settings.message_kb_max * 1024
-        page = await self._peeks.page(self._queue, self._subqueue, start, count, size_max)
+        services = self._connection.services
+        size_max = services.settings.message_kb_max * 1024
+        page = await self._peeks.page(
+            self._queue, self._subqueue, start, count, size_max, services.browse_pages, services.late_pages
+        )
         if page.down and not page.messages:
             names = ", ".join(map(str, sorted(page.down)))
             raise Refused(

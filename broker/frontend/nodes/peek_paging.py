@@ -6,6 +6,10 @@ in order. A late partition does not hold up the others: all others are asked, an
 answers that arrive first. Until it answers again, the pages of all clients leave it to the end, and wait for
 it only if they would be empty otherwise. The broker then remembers how much of each partition this client has
 been shown, and shows the rest on a later page. So paging reaches every message exactly once.
+
+Few pages are built at a time in the whole broker. A page that has nothing to show but what late partitions
+may hold waits for them in a place of its own kind, so clients that look at a partition that hangs do not keep
+others from looking at any other.
 """
 
 from __future__ import annotations
@@ -35,6 +39,8 @@ class Page:
     messages: list[bytes] = field(default_factory=list)
     down: list[int] = field(default_factory=list)
     """Partitions that could not be asked, or did not answer."""
+    is_for_late: bool = False
+    """There is nothing to show but what late partitions may hold, and nobody has waited for them."""
 
 
 class _Walk:
@@ -59,13 +65,41 @@ class PeekWalks:
         self._walks: OrderedDict[int, _Walk] = OrderedDict()
         """Walks by the sequence number that the client will ask for next, except the straight ones."""
 
-    async def page(self, queue: Entity, subqueue: str, start: int, count: int, size_max: int) -> Page:
+    async def page(
+        self,
+        queue: Entity,
+        subqueue: str,
+        start: int,
+        count: int,
+        size_max: int,
+        prompt_places: asyncio.Semaphore,
+        late_places: asyncio.Semaphore,
+    ) -> Page:
         """Return the next `count` messages from `start` on, with at most `size_max` bytes in total but at
-        least one message. Raises Refused."""
+        least one message. A place is held while the page is built: one of `late_places` while late
+        partitions are all that is left. Raises Refused."""
+        about = (queue, subqueue, start, count, size_max)
+        async with prompt_places:
+            page = await self._page(*about, waits_for_late=False)
+        if page.is_for_late:
+            async with late_places:
+                page = await self._page(*about, waits_for_late=True)
+        return page
+
+    async def _page(
+        self,
+        queue: Entity,
+        subqueue: str,
+        start: int,
+        count: int,
+        size_max: int,
+        *,
+        waits_for_late: bool,
+    ) -> Page:
         walk = self._walks.pop(start, None) or _Walk(start, queue.description.partitions)
         page, last = Page(), start - 1
         try:
-            last = await self._gather(page, walk, queue, subqueue, count, size_max, last)
+            last = await self._gather(page, walk, queue, subqueue, count, size_max, last, waits_for_late)
         finally:
             if any(number < partition_of(last) for number in walk.due):
                 walk.is_straight = False
@@ -76,7 +110,15 @@ class PeekWalks:
         return page
 
     async def _gather(
-        self, page: Page, walk: _Walk, queue: Entity, subqueue: str, count: int, size_max: int, last: int
+        self,
+        page: Page,
+        walk: _Walk,
+        queue: Entity,
+        subqueue: str,
+        count: int,
+        size_max: int,
+        last: int,
+        waits_for_late: bool,
     ) -> int:
         """Ask the partitions that are due; returns the last sequence number shown."""
         walk.due = walk.due or list(walk.places)  # everything was shown: look for new messages
@@ -91,6 +133,9 @@ class PeekWalks:
             while unasked or asked or (left and not page.messages):
                 waits = any(number not in late for number, _ in asked.values())
                 if left and not (unasked or waits or page.messages):
+                    if not waits_for_late:
+                        page.is_for_late = True
+                        return last
                     unasked, left, is_late = deque(left), [], True
                 while unasked and (is_late or not asked):
                     number = unasked.popleft()
@@ -98,12 +143,14 @@ class PeekWalks:
                     peek = Peek(subqueue, walk.places[number], wanted, bytes_max=max(size_max - size, 1))
                     task = asyncio.create_task(_within(PAGE_WITHIN_S, queue, number, peek), name="peek")
                     asked[task], waits = (number, peek), True
-                timeout = (LATE_S if waits else 0) if unasked or page.messages else None
+                is_limited = unasked or page.messages or not waits_for_late
+                timeout = (LATE_S if waits else 0) if is_limited else None
                 answered, _ = await asyncio.wait(asked, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                 if not answered:
                     for number, peek in asked.values():
                         note_late(queue, number, peek)
                     if not unasked:
+                        page.is_for_late = not page.messages
                         return last  # late partitions come on a later page
                     is_late = True
                 for task in sorted(answered, key=lambda each: asked[each][0]):

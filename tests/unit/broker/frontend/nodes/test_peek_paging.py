@@ -10,8 +10,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.base.errors import Reason
-from broker.entities.descriptions import DEAD_LETTER
+from broker.entities.descriptions import DEAD_LETTER, MAIN
 from broker.frontend.nodes.management import PEEK_MESSAGES_MAX
+from broker.frontend.nodes.request_node import Request
+from broker.messaging.peeking import PAGES_AT_ONCE
 from broker.operations import PARTITION_SHIFT, Answer, Failed, Peek, Peeked
 from tests.support.locked import stored
 from tests.support.management_bench import Answers, Bench, bench, down, shown, status
@@ -209,6 +211,35 @@ async def test_once_a_partition_is_known_to_hang_no_page_of_any_client_waits_for
     speak(work, 0)
     assert await peek(work, rest[-1] + 1, 3, holding(held)) == [1, 2]
     assert await peek(other, 1, 100, holding(held)) == [1, 2, *rest]
+
+
+@pytest.mark.usefixtures("late_soon")
+async def test_clients_that_wait_for_a_partition_that_hangs_keep_no_others_from_looking_elsewhere() -> None:
+    def look(number: int, operation: Peek) -> Answer:
+        return holding({1: 2} if operation.subqueue == MAIN else {})[Peek](number, operation)
+
+    work = await bench(2)
+    silence(work, 0)
+    expected = [1 << PARTITION_SHIFT | at for at in (1, 2)]
+    assert await peek(work, 1, 5, {Peek: look}) == expected
+    crowd = [
+        Bench(work.stack, await work.stack.connect(), "queue/$DeadLetterQueue/$management")
+        for _ in range(PAGES_AT_ONCE + 1)
+    ]
+    body = {"from-sequence-number": 1, "message-count": 5}
+    waiting = [
+        asyncio.ensure_future(
+            each.node.respond(Request(None, None, {"operation": "com.microsoft:peek-message"}, body))
+        )
+        for each in crowd
+    ]
+    assert await peek(work, 1, 5, {Peek: look}) == expected
+    assert not any(each.done() for each in waiting)
+    speak(work, 0)
+    async with asyncio.timeout(20):
+        while not all(each.done() for each in waiting):
+            assert await peek(work, 1, 5, {Peek: look}) == expected
+    assert [shown(each.result()) for each in waiting] == [[]] * len(crowd)
 
 
 @pytest.mark.usefixtures("late_soon")
