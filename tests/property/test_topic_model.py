@@ -1,0 +1,281 @@
+"""A partition of a topic against a naive model: whatever is sent, settled, scheduled and changed, and
+whenever it restarts, each subscription has exactly the messages that it should.
+
+The model keeps a list of messages for each place in each subscription, and matches by looking at a colour.
+`TOPIC_MODEL_SEED` repeats a run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+
+from broker.entities.rules import CorrelationFilter, RuleDescription, SqlAction, SqlFilter
+from broker.entities.topics import SubscriptionSettings, TopicDescription
+from broker.operations import (
+    Abandon,
+    CancelScheduled,
+    Complete,
+    DeadLetter,
+    Defer,
+    Demand,
+    Failed,
+    Locked,
+    LockExactly,
+    MessageState,
+    ReceiveDeferred,
+    Redrive,
+    Send,
+    Sent,
+    Settled,
+    Withdraw,
+)
+from broker.partition.cycle_bounds import Bounds
+from broker.partition.task import TaskLimits
+from broker.partition.upkeep import UpkeepLimits
+from storage.errors import CommitFailed
+from tests.support.partition_harness import Harness, one
+from tests.support.rule_messages import stored_with
+from tests.support.topics import DEAD, topic
+
+SEEDS = [int(os.environ["TOPIC_MODEL_SEED"])] if "TOPIC_MODEL_SEED" in os.environ else range(2)
+STEPS = int(os.environ.get("TOPIC_MODEL_STEPS", "80"))
+COLOURS = ("red", "blue", "green")
+LIMITS = TaskLimits(
+    bounds=Bounds(work_max=64, deleted_max=3),
+    upkeep=UpkeepLimits(checkpoint_bytes=6_000, garbage_bytes_max=6_000, relocation_bytes=3_000),
+)
+RULES: dict[str, tuple[RuleDescription, ...]] = {
+    "all": (RuleDescription("$Default"),),
+    "red": (RuleDescription("r", CorrelationFilter(label="red")),),
+    "not green": (RuleDescription("r", SqlFilter("sys.Label = 'red' OR sys.Label = 'blue'")),),
+    "red twice": (
+        RuleDescription("r", CorrelationFilter(label="red")),
+        RuleDescription("copy", CorrelationFilter(label="red"), SqlAction("SET copied = TRUE")),
+    ),
+    "fails on red": (RuleDescription("r", SqlFilter("sys.Label = 'red' AND sys.Label / 0 = 1")),),
+    "none": (),
+}
+"""By the name that subscriptions begin with."""
+
+
+@dataclass
+class Held:
+    """The messages of one subscription, by what identifies them: the message-id, and whether it is a copy."""
+
+    kind: str
+    main: Counter[tuple[str, bool]] = field(default_factory=Counter)
+    dead: Counter[tuple[str, bool]] = field(default_factory=Counter)
+
+    def publish(self, id: str) -> None:
+        colour = id.split("-")[0]
+        if self.kind == "all" or (self.kind == "not green" and colour != "green"):
+            self.main[id, False] += 1
+        elif self.kind.startswith("red") and colour == "red":
+            self.main[id, False] += 1
+            if self.kind == "red twice":
+                self.main[id, True] += 1
+        elif self.kind == "fails on red" and colour == "red":
+            self.dead[id, False] += 1
+
+
+def body_of(id: str) -> bytes:
+    return stored_with(subject=id.split("-")[0], message_id=id, body=b"x" * (hash(id) % 200))
+
+
+def known(message: bytes) -> tuple[str, bool]:
+    """What identifies a message in the model."""
+    begin = min(place for colour in COLOURS if (place := message.find(b"%s-" % colour.encode())) >= 0)
+    end = begin
+    while chr(message[end]).isalnum() or message[end] == ord("-"):
+        end += 1
+    return message[begin:end].decode(), b"copied" in message
+
+
+class World:
+    """The partition, and what should be in it."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.harness = Harness(
+            description=topic(),
+            limits=LIMITS,
+            segment_bytes=4_000,
+            payload_bytes=self.chance.choice((0, 4_000)),
+        )
+        self.held: dict[str, Held] = {}
+        self.scheduled: dict[str, tuple[int, int]] = {}
+        """Scheduled messages: their sequence number, and when they are due."""
+        self.names = 0
+
+    @property
+    def description(self) -> TopicDescription:
+        assert isinstance(self.harness.description, TopicDescription)
+        return self.harness.description
+
+    def new_ids(self, count: int) -> list[str]:
+        self.names += count
+        return [f"{self.chance.choice(COLOURS)}-{self.names - each}" for each in range(count)]
+
+    def publish(self, ids: list[str]) -> None:
+        for held in self.held.values():
+            for each in ids:
+                held.publish(each)
+
+    async def received(self, name: str, count: int) -> Locked | None:
+        answers = await self.harness.do(1, Demand(name, count), Withdraw(name))
+        found = [each for each in answers if isinstance(each, Locked)]
+        assert len(found) <= 1
+        return found[0] if found else None
+
+    # --- steps ----------------------------------------------------------------------------------------------
+
+    async def send(self) -> None:
+        ids = self.new_ids(self.chance.randrange(1, 12))
+        one(await self.harness.do(9, Send(list(map(body_of, ids)), None)), Sent)
+        self.publish(ids)
+
+    async def send_in_vain(self) -> None:
+        """The disk is full, or the commit fails: nothing is stored."""
+        ids = self.new_ids(3)
+        wanted = [Held(each.kind) for each in self.held.values()]
+        for held in wanted:
+            for each in ids:
+                held.publish(each)
+        if not any(held.main or held.dead for held in wanted):
+            return  # nothing would be written
+        if self.chance.random() < 0.5:
+            self.harness.log.fill_disk()
+        else:
+            self.harness.log.fail_append(CommitFailed("no"))
+        assert isinstance((await self.harness.do(9, Send(list(map(body_of, ids)), None)))[0], Failed)
+        self.harness.log.empty_disk()
+        await self.let_pass(2_000)
+        self.harness.take(1)  # it is told that the partition went down
+
+    async def schedule(self) -> None:
+        ids = self.new_ids(3)
+        due_ms = self.harness.clock.now_ms() + self.chance.randrange(1_000, 20_000)
+        send = Send(list(map(body_of, ids)), None, scheduled_ms=[due_ms] * 3)
+        first = one(await self.harness.do(9, send), Sent).first
+        self.scheduled |= {each: (first + place, due_ms) for place, each in enumerate(ids)}
+
+    async def cancel(self) -> None:
+        if self.scheduled:
+            id = self.chance.choice(list(self.scheduled))
+            number, _ = self.scheduled.pop(id)
+            assert one(await self.harness.do(9, CancelScheduled([number])), Settled).failures == {}
+
+    async def pass_time(self) -> None:
+        await self.let_pass(self.chance.randrange(100, 15_000))
+
+    async def let_pass(self, milliseconds: int) -> None:
+        await self.harness.peek()  # it is open
+        await self.harness.advance(milliseconds)
+        await self.harness.advance(1_000)
+        due = [each for each, (_, at_ms) in self.scheduled.items() if at_ms <= self.harness.clock.now_ms()]
+        for each in due:
+            del self.scheduled[each]
+        self.publish(due)
+
+    async def settle(self) -> None:
+        name, held = self.chance.choice(list(self.held.items()))
+        locked = await self.received(name, self.chance.randrange(1, 6))
+        if locked is None:
+            return
+        ids = list(map(known, locked.messages))
+        kind = self.chance.choice((Complete, Complete, Abandon, Defer, DeadLetter))
+        assert one(await self.harness.do(1, kind(locked.tokens)), Settled).failures == {}
+        if kind in (Complete, DeadLetter):
+            held.main.subtract(ids)
+        if kind is DeadLetter:
+            held.dead.update(ids)
+
+    async def complete_deferred(self) -> None:
+        name, held = self.chance.choice(list(self.held.items()))
+        page = await self.harness.peek(name)
+        deferred = [
+            number
+            for number, state in zip(page.sequence_numbers, page.states, strict=True)
+            if state == MessageState.DEFERRED
+        ]
+        if deferred:
+            locked = one(await self.harness.do(1, ReceiveDeferred(name, deferred[:2])), Locked)
+            one(await self.harness.do(1, Complete(locked.tokens)), Settled)
+            held.main.subtract(map(known, locked.messages))
+
+    async def redrive(self) -> None:
+        name, held = self.chance.choice(list(self.held.items()))
+        numbers = (await self.harness.peek(name + DEAD)).sequence_numbers[:3]
+        if numbers:
+            locked = one(await self.harness.do(1, LockExactly(name + DEAD, numbers)), Locked)
+            await self.harness.do(1, Redrive(locked.tokens, locked.messages, None))
+            ids = list(map(known, locked.messages))
+            held.dead.subtract(ids)
+            held.main.update(ids)
+
+    async def subscribe(self) -> None:
+        kind = self.chance.choice(list(RULES))
+        name = f"{kind} {self.names}"
+        self.names += 1
+        if len(self.held) > 8:
+            await self.unsubscribe()
+        description = self.description.with_new(
+            name, SubscriptionSettings(max_delivery_count=1_000), RULES[kind], 0
+        )
+        await self.harness.describe(description)
+        self.held[f"subscriptions/{name}"] = Held(kind)
+
+    async def unsubscribe(self) -> None:
+        if len(self.held) > 2:
+            name = self.chance.choice(list(self.held))
+            del self.held[name]
+            subscription = self.description.subscription(name.removeprefix("subscriptions/"))
+            assert subscription is not None
+            await self.harness.describe(self.description.without(subscription.number))
+
+    async def restart(self) -> None:
+        await self.harness.restart(clean=self.chance.random() < 0.5)
+
+    async def check(self) -> None:
+        """Compare everything with the model."""
+        for name, held in self.held.items():
+            for place, expected in (("", held.main), (DEAD, held.dead)):
+                page = await self.harness.peek(name + place)
+                assert Counter(map(known, page.messages)) == +expected, name + place
+                assert page.sequence_numbers == sorted(page.sequence_numbers)
+        waiting = {known(each)[0] for each in (await self.harness.peek()).messages}
+        assert waiting == self.scheduled.keys()
+        partition = self.harness.task._partition
+        assert partition is not None
+        assert partition.messages.count == len(self.scheduled) + sum(
+            (held.main + held.dead).total() for held in self.held.values()
+        )
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_each_subscription_has_what_it_should_whatever_happens(seed: int) -> None:
+    print(f"repeat: TOPIC_MODEL_SEED={seed}")
+    world = World(seed)
+    for _ in range(3):
+        await world.subscribe()
+    steps = (
+        [world.send] * 6
+        + [world.settle] * 8
+        + [world.schedule, world.pass_time, world.pass_time, world.cancel, world.complete_deferred] * 2
+        + [
+            world.redrive,
+            world.redrive,
+            world.restart,
+            world.subscribe,
+            world.unsubscribe,
+            world.send_in_vain,
+        ]
+    )
+    for _ in range(STEPS):
+        await world.chance.choice(steps)()
+        await world.check()
