@@ -6,17 +6,9 @@ there any more, choose others for the same mistake. `make test` tries a few muta
 """
 
 from __future__ import annotations
-import __future__
 
-import inspect
-import os
-import textwrap
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FunctionType
-from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import Phase, Verbosity, settings
@@ -37,16 +29,7 @@ from broker.partition.subqueue import Subqueue
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.transactions import Transactions
 from tests.property.test_partition_model import LONG, PartitionMachine
-
-
-class Mutant(NamedTuple):
-    """A mistake: `old` becomes `new` in a function."""
-
-    mistake: str
-    function: Callable[..., Any]
-    old: str
-    new: str
-
+from tests.support.mutants import Mutant, applied, check_that_each_fits, tried
 
 MUTANTS = [
     Mutant(
@@ -136,8 +119,8 @@ MUTANTS = [
     Mutant(
         "messages that come due together are enqueued in the wrong order",
         schedule.Schedule.enqueue_due,
-        "sorted(due, key=_IN_ORDER)",
-        "sorted(due, key=_IN_ORDER, reverse=True)",
+        "due.sort(key=_IN_ORDER)",
+        "due.sort(key=_IN_ORDER, reverse=True)",
     ),
     Mutant(
         "cancelling removes messages that are active by now",
@@ -259,34 +242,9 @@ EXAMPLES_MAX = 400
 """Few mutants need more than some dozens of examples."""
 
 
-def function_of(mutant: Mutant) -> FunctionType:
-    assert isinstance(mutant.function, FunctionType)
-    return mutant.function
-
-
-@contextmanager
-def applied(mutant: Mutant) -> Iterator[None]:
-    """Run the mutant instead of the function, for everyone who calls it."""
-    function = function_of(mutant)
-    source = textwrap.dedent(inspect.getsource(function))
-    assert source.count(mutant.old) == 1, f"{function.__qualname__} has changed: choose another mutant"
-    names = dict(function.__globals__)
-    flags = __future__.annotations.compiler_flag
-    exec(compile(source.replace(mutant.old, mutant.new), "mutant", "exec", flags), names)
-    before, function.__code__ = function.__code__, names[function.__name__].__code__
-    try:
-        yield
-    finally:
-        function.__code__ = before
-
-
-def tried() -> list[Mutant]:
-    if os.environ.get("HYPOTHESIS_PROFILE") == "random":
-        return MUTANTS
-    return MUTANTS[:: -(-len(MUTANTS) // TRIED_EACH_TIME)]
-
-
-@pytest.mark.parametrize("mutant", tried(), ids=lambda mutant: mutant.mistake.replace(" ", "-"))
+@pytest.mark.parametrize(
+    "mutant", tried(MUTANTS, TRIED_EACH_TIME), ids=lambda mutant: mutant.mistake.replace(" ", "-")
+)
 def test_the_model_notices_a_mistake(mutant: Mutant) -> None:
     short = settings(
         LONG,
@@ -311,8 +269,4 @@ def noticed_by(error: BaseException) -> str:
 
 def test_each_mutant_fits_its_function() -> None:
     assert len(MUTANTS) >= 20
-    for mutant in MUTANTS:
-        before = function_of(mutant).__code__
-        with applied(mutant):
-            assert function_of(mutant).__code__ is not before
-        assert function_of(mutant).__code__ is before
+    check_that_each_fits(MUTANTS)
