@@ -6,11 +6,12 @@ stays: it keeps working, and an update may send it back.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from broker.base.durations import format_duration
+from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import EntitySettings
 from broker.entities.topics import TopicSettings
 from broker.entities.validation import refuse
@@ -18,6 +19,11 @@ from broker.entities.validation import refuse
 TierName = Literal["basic", "standard", "premium", "unlimited"]
 
 STANDARD_PARTITIONS = 16
+STANDARD_PARTITIONED_ENTITIES = 100
+STANDARD_MESSAGE_KB = 256
+STANDARD_SIZES_MB = tuple(1_024 * size for size in (1, 2, 3, 4, 5))
+PREMIUM_SIZES_MB = tuple(1_024 * size for size in (1, 2, 3, 4, 5, 10, 20, 40, 80))
+PREMIUM_MESSAGE_KB_MIN = 1_024
 BASIC_TIME_TO_LIVE_MS = 14 * 24 * 3_600_000
 
 
@@ -32,6 +38,12 @@ class Tier:
     """How many partitions each partitioned entity has; None if its creator chooses."""
     partitioned: bool | None = None
     """Whether all entities are partitioned or none is; None if each one's creator chooses."""
+    sizes_mb: tuple[int, ...] | None = None
+    """The values that MaxSizeInMegabytes may have; None for any."""
+    message_kb: tuple[int, int | None] | None = None
+    """The least and the largest MaxMessageSizeInKilobytes; None for what all tiers permit."""
+    partitioned_entities: int | None = None
+    """How many partitioned entities there may be; None for as many as there may be entities."""
     is_basic: bool = False
     """Queues only, and without the features of `_NOT_IN_BASIC`. No transactions."""
 
@@ -49,6 +61,7 @@ class Tier:
         """
         if previous is None:
             self._check_partitioning(namespace, settings, partitions)
+        self._check_sizes(settings, previous)
         return _admit_to_basic(namespace, settings, previous) if self.is_basic else settings
 
     def _check_partitioning(self, namespace: str, settings: EntitySettings, partitions: int | None) -> None:
@@ -69,19 +82,69 @@ class Tier:
                 "Tier.",
             )
 
+    def _check_sizes(self, settings: EntitySettings, previous: EntitySettings | None) -> None:
+        size_mb, message_kb = settings.max_size_mb, settings.max_message_size_kb
+        is_new_size = previous is None or size_mb != previous.max_size_mb
+        if is_new_size and self.sizes_mb is not None and size_mb not in self.sizes_mb:
+            refuse(
+                "MaxSizeInMegabytes",
+                f"The specified value {size_mb} is invalid. The property 'MaxSizeInMegabytes' must be one of "
+                f"{', '.join(map(str, self.sizes_mb))} in the '{self.name.capitalize()}' Tier.",
+            )
+        if self.message_kb is None or (previous is not None and message_kb == previous.max_message_size_kb):
+            return
+        least, largest = self.message_kb
+        if message_kb < least or (largest is not None and message_kb > largest):
+            allowed = f"{least}" if least == largest else f"at least {least}"
+            refuse(
+                "MaxMessageSizeInKilobytes",
+                f"The specified value {message_kb} is invalid. The property 'MaxMessageSizeInKilobytes' must "
+                f"be {allowed} in the '{self.name.capitalize()}' Tier.",
+            )
 
-def tier_of(name: TierName, *, partitioned: bool, partitions: int) -> Tier:
-    """The tier of this name. In the premium tier, `partitioned` says whether the namespace's entities are
-    partitioned, and `partitions` into how many."""
-    match name:
-        case "basic":
-            return Tier(name, "Basic", STANDARD_PARTITIONS, is_basic=True)
-        case "standard":
-            return Tier(name, "Standard", STANDARD_PARTITIONS)
-        case "premium":
-            return Tier(name, "Premium", partitions, partitioned)
-        case "unlimited":
-            return UNLIMITED
+    def check_count(self, settings: EntitySettings, others: Iterable[EntitySettings]) -> None:
+        """Check that there may be one more entity with these settings, beside `others`. Raises
+        Refused(QUOTA_EXCEEDED)."""
+        if self.partitioned_entities is None or not settings.enable_partitioning:
+            return
+        count = sum(other.enable_partitioning for other in others)
+        if count >= self.partitioned_entities:
+            raise Refused(
+                Reason.QUOTA_EXCEEDED,
+                f"The namespace holds {count} partitioned entities; the limit is "
+                f"{self.partitioned_entities}.",
+            )
+
+
+def tier_of(
+    name: TierName,
+    *,
+    partitioned: bool,
+    partitions: int,
+    message_kb: int = STANDARD_MESSAGE_KB,
+    partitioned_entities: int | None = None,
+) -> Tier:
+    """The tier of this name. `message_kb`: the largest message of the basic and standard tiers.
+    `partitioned_entities`: how many there may be; None for as many as the tier says. In the premium tier,
+    `partitioned` says whether the namespace's entities are partitioned, and `partitions` into how many."""
+    if name == "premium":
+        tier = Tier(
+            name, "Premium", partitions, partitioned, PREMIUM_SIZES_MB, (PREMIUM_MESSAGE_KB_MIN, None)
+        )
+    elif name == "unlimited":
+        tier = UNLIMITED
+    else:
+        tier = Tier(
+            name,
+            name.capitalize(),
+            STANDARD_PARTITIONS,
+            None,
+            STANDARD_SIZES_MB,
+            (message_kb, message_kb),
+            STANDARD_PARTITIONED_ENTITIES,
+            is_basic=name == "basic",
+        )
+    return tier if partitioned_entities is None else replace(tier, partitioned_entities=partitioned_entities)
 
 
 UNLIMITED = Tier("unlimited", "Premium")

@@ -397,6 +397,8 @@ class Namespace:
                     Reason.QUOTA_EXCEEDED,
                     f"The namespace holds {len(self._queues)} entities; the limit is {self._entities_max}.",
                 )
+            others = (each.description.settings for each in self._queues.values())
+            self.tier.check_count(settings, others)
             now_ms = self._clock.now_ms()
             count = (
                 (partitions or self.tier.partitions or self._partitions_default)

@@ -30,7 +30,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
 from broker.entities.descriptions import PARTITIONS_DEFAULT, AuthorizationRule
-from broker.entities.tiers import STANDARD_PARTITIONS, Tier, TierName, tier_of
+from broker.entities.tiers import STANDARD_MESSAGE_KB, STANDARD_PARTITIONS, Tier, TierName, tier_of
 from broker.entities.validation import AUTO_DELETE_ON_IDLE_MS_MIN
 
 ENVIRONMENT_PREFIX = "PARTIBUS_"
@@ -310,6 +310,12 @@ class Settings(BaseSettings):
     entities_max: int = Field(10_000, ge=1, description="Largest number of entities in the namespace.")
     subscriptions_max: int = Field(2_000, ge=1, description="Largest number of subscriptions of one topic.")
     rules_max: int = Field(1_000, ge=1, description="Largest number of rules of one subscription.")
+    partitioned_entities_max: int | None = Field(
+        None,
+        ge=0,
+        description="Largest number of partitioned entities. If unset: 100 in the `basic` and `standard` "
+        "tiers, `PARTIBUS_ENTITIES_MAX` in the others.",
+    )
     entity_mb_max: int = Field(
         0,
         ge=0,
@@ -317,7 +323,11 @@ class Settings(BaseSettings):
         "MaxSizeInMegabytes of each.",
     )
     message_kb_max: int = Field(
-        1024, ge=1, le=102_400, description="Default for the largest message that an entity accepts, in KiB."
+        1024,
+        ge=1,
+        le=102_400,
+        description="Default for the largest message that an entity accepts, in KiB. In the `basic` and "
+        "`standard` tiers, it is 256 if unset, and applies to every entity.",
     )
 
     auto_delete_on_idle_ms_min: int = Field(
@@ -537,6 +547,13 @@ class Settings(BaseSettings):
             )
         return self
 
+    @model_validator(mode="before")
+    @classmethod
+    def _messages_are_as_large_as_in_the_tier(cls, given: object) -> object:
+        if isinstance(given, dict) and given.get("tier") in ("basic", "standard"):
+            return {"message_kb_max": STANDARD_MESSAGE_KB, **given}
+        return given
+
     @model_validator(mode="after")
     def _tier_permits_the_partitions(self) -> Self:
         if self.tier in ("basic", "standard") and self.partitions_default != STANDARD_PARTITIONS:
@@ -557,7 +574,13 @@ class Settings(BaseSettings):
     @property
     def namespace_tier(self) -> Tier:
         """What the namespace's entities may be."""
-        return tier_of(self.tier, partitioned=self.partitioned_by_default, partitions=self.partitions_default)
+        return tier_of(
+            self.tier,
+            partitioned=self.partitioned_by_default,
+            partitions=self.partitions_default,
+            message_kb=self.message_kb_max,
+            partitioned_entities=self.partitioned_entities_max,
+        )
 
     @property
     def data_dirs(self) -> tuple[Path, ...]:

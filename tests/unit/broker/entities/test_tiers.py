@@ -6,16 +6,18 @@ from dataclasses import replace
 
 import pytest
 
+from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import EntitySettings, QueueSettings
 from broker.entities.tiers import BASIC_TIME_TO_LIVE_MS, UNLIMITED, Tier, TierName, tier_of
 from broker.entities.topics import TopicSettings
 from broker.entities.validation import WrongProperty
 
 PARTITIONED, PLAIN = QueueSettings(), QueueSettings(enable_partitioning=False)
+DEFAULT_KB = QueueSettings().max_message_size_kb
 
 
 def tier(name: TierName, *, partitioned: bool = True, partitions: int = 4) -> Tier:
-    return tier_of(name, partitioned=partitioned, partitions=partitions)
+    return tier_of(name, partitioned=partitioned, partitions=partitions, message_kb=DEFAULT_KB)
 
 
 def refused(
@@ -105,3 +107,41 @@ def test_messages_of_the_basic_tier_live_for_14_days_at_most() -> None:
     longer = QueueSettings(default_time_to_live_ms=BASIC_TIME_TO_LIVE_MS + 1)
     assert refused(basic, longer)[0] == "DefaultMessageTimeToLive"
     assert basic.admit("shop", longer, previous=longer) is longer
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [("basic", 5_120, 10_240), ("standard", 1_024, 1_025), ("premium", 81_920, 6_144)],
+)
+def test_sizes_have_steps(name: TierName, good: int, bad: int) -> None:
+    settings = QueueSettings(default_time_to_live_ms=1_000, max_size_mb=good)
+    assert tier(name).admit("shop", settings) is settings
+    other = replace(settings, max_size_mb=bad)
+    element, text = refused(tier(name), other)
+    assert element == "MaxSizeInMegabytes" and text.startswith(f"The specified value {bad} is invalid.")
+    assert refused(tier(name), other, previous=settings)[0] == element
+    assert tier(name).admit("shop", other, previous=other) is other
+
+
+def test_the_size_of_messages_is_fixed_in_standard_and_has_a_least_value_in_premium() -> None:
+    standard = tier_of("standard", partitioned=True, partitions=16, message_kb=300)
+    settings = QueueSettings(max_message_size_kb=300)
+    assert standard.admit("shop", settings) is settings
+    other = QueueSettings(max_message_size_kb=1_024)
+    element, text = refused(standard, other)
+    assert element == "MaxMessageSizeInKilobytes" and "must be 300 in the 'Standard' Tier" in text
+    assert standard.admit("shop", other, previous=other) is other
+    assert "at least 1024" in refused(tier("premium"), QueueSettings(max_message_size_kb=1_023))[1]
+    tier("premium").admit("shop", QueueSettings(max_message_size_kb=102_400))
+
+
+def test_the_number_of_partitioned_entities_is_limited_by_tier_and_setting() -> None:
+    few = tier_of("unlimited", partitioned=True, partitions=16, partitioned_entities=1)
+    few.check_count(PARTITIONED, [PLAIN, PLAIN])
+    few.check_count(PLAIN, [PARTITIONED])
+    UNLIMITED.check_count(PARTITIONED, [PARTITIONED] * 1_000)
+    for limited, count in ((few, 1), (tier("basic"), 100), (tier("standard"), 100)):
+        limited.check_count(PARTITIONED, [PARTITIONED] * (count - 1))
+        with pytest.raises(Refused, match=f"holds {count} partitioned entities; the limit is {count}") as why:
+            limited.check_count(PARTITIONED, [PARTITIONED] * count)
+        assert why.value.reason is Reason.QUOTA_EXCEEDED

@@ -44,3 +44,17 @@ async def test_a_request_costs_10_credits_and_is_refused_without(tmp_path: Path)
         assert stack.namespace.find("orders") is not None
         clock.advance(1_000)
         assert (await stack.ask("DELETE", "/orders"))[0] == 200
+
+
+async def test_quotas_of_the_tier_are_refused_with_the_status_of_the_service(tmp_path: Path) -> None:
+    async with http_stack(tmp_path, tier="standard", throttle_credits=0, partitioned_entities_max=1) as stack:
+        status, text, _ = await stack.ask("PUT", "/orders", queue_body())
+        assert (status, value(text, "MaxMessageSizeInKilobytes")) == (201, "256")
+        status, text, _ = await stack.ask("PUT", "/more", queue_body())
+        assert status == 403 and "SubCode=40300. The namespace holds 1 partitioned entities" in text
+        plain = "<EnablePartitioning>false</EnablePartitioning>"
+        assert (await stack.ask("PUT", "/more", queue_body(plain)))[0] == 201
+        for element, wrong in (("MaxSizeInMegabytes", 1_500), ("MaxMessageSizeInKilobytes", 1_024)):
+            body = queue_body(f"{plain}<{element}>{wrong}</{element}>")
+            status, text, _ = await stack.ask("PUT", "/other", body)
+            assert status == 400 and f"The specified value {wrong} is invalid" in text

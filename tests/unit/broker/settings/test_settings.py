@@ -169,3 +169,9 @@ def test_the_tier_says_how_many_credits_there_are_unless_a_number_is_given() -> 
     assert [load_settings(tier=tier).credits_per_second for tier in tiers] == [1_000, 1_000, 0, 0]
     assert load_settings(tier="standard", throttle_credits=0).credits_per_second == 0
     assert load_settings(throttle_credits=50).credits_per_second == 50
+
+
+def test_messages_are_as_large_as_in_the_tier_unless_a_number_is_given() -> None:
+    tiers = ("basic", "standard", "premium", "unlimited")
+    assert [load_settings(tier=tier).message_kb_max for tier in tiers] == [256, 256, 1_024, 1_024]
+    assert load_settings(tier="standard", message_kb_max=1_024).message_kb_max == 1_024
