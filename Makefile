@@ -72,7 +72,7 @@ soak: $(DEV) ## half an hour of mixed clients and restarts, and work on 1,000,00
 	PARTIBUS_SOAK_MINUTES=30 PARTIBUS_SOAK_P99_MS=20 PARTIBUS_SOAK_MESSAGES=1000000 $(BIN)/python -m pytest -s tests/soak $(ARGS)
 
 interop: $(LIVE) ## unchanged clients of other makers against the broker, and the live suite of azure-servicebus (needs root; half an hour)
-	$(BIN)/python -m pytest tests/interop $(ARGS)
+	PARTIBUS_OVERLOAD_SECONDS=30 $(BIN)/python -m pytest tests/interop $(ARGS)
 	$(BIN)/python -m tests.live.python_suite
 
 fuzz: $(DEV) ## hostile bytes, for as long as you like: ARGS="--seconds 600"

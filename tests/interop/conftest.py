@@ -24,6 +24,7 @@ TOOLS = {
     "test_java.py": ("java", "mvn"),
     "test_jms.py": ("java", "mvn"),
     "test_forwarding.py": ("node", "npm"),
+    "test_throttling.py": ("node", "npm"),
     "test_error_conditions.py": ("node", "npm", "go", "java", "mvn"),
 }
 """Tools that each test file needs besides Python."""
@@ -51,6 +52,7 @@ PROGRAMS = {
     "test_admin_js.py": (JS,),
     "test_error_conditions.py": (JS, GO, JAVA),
     "test_javascript.py": (JS,),
+    "test_throttling.py": (JS,),
     "test_go.py": (GO,),
     "test_java.py": (JAVA,),
     "test_jms.py": (JMS,),

@@ -19,12 +19,10 @@ from azure.servicebus import (
     ServiceBusSubQueue,
 )
 from azure.servicebus.exceptions import ServiceBusError
-from azure.servicebus.management import ServiceBusAdministrationClient
 
 from tests.interop.programs import Report, run_node
+from tests.support.azure_client import admin_of
 from tests.support.broker_process import (
-    KEY,
-    KEY_NAME,
     BrokerDied,
     BrokerProcess,
     configuration,
@@ -50,15 +48,6 @@ def client_of(broker: BrokerProcess) -> Iterator[ServiceBusClient]:
         broker.addresses.connection_string(), retry_total=1
     ) as client:
         yield client
-
-
-def admin_of(broker: BrokerProcess) -> ServiceBusAdministrationClient:
-    endpoint = f"Endpoint=sb://localhost:{broker.addresses.http_port}"
-    return ServiceBusAdministrationClient.from_connection_string(
-        f"{endpoint};SharedAccessKeyName={KEY_NAME};SharedAccessKey={KEY}",
-        connection_verify=str(broker.data_dir / "tls" / "ca.pem"),
-        retry_total=0,
-    )
 
 
 def send(client: ServiceBusClient, name: str, *messages: ServiceBusMessage) -> None:

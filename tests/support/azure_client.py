@@ -13,6 +13,9 @@ from azure.servicebus import ServiceBusClient
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 from azure.servicebus.aio._transport._pyamqp_transport_async import PyamqpTransportAsync
+from azure.servicebus.management import ServiceBusAdministrationClient
+
+from tests.support.broker_process import KEY, KEY_NAME, BrokerProcess
 
 
 class _Transport(PyamqpTransport):
@@ -62,3 +65,13 @@ def _not_kept_alive(config: Any) -> Any:
     changed = copy.copy(config)
     changed.keep_alive = 0
     return changed
+
+
+def admin_of(broker: BrokerProcess) -> ServiceBusAdministrationClient:
+    """The administration client, which tries nothing twice."""
+    endpoint = f"Endpoint=sb://localhost:{broker.addresses.http_port}"
+    return ServiceBusAdministrationClient.from_connection_string(
+        f"{endpoint};SharedAccessKeyName={KEY_NAME};SharedAccessKey={KEY}",
+        connection_verify=str(broker.data_dir / "tls" / "ca.pem"),
+        retry_total=0,
+    )
