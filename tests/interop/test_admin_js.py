@@ -22,6 +22,7 @@ SCENARIOS = (
     "topics",
     "subscriptions",
     "rules",
+    "rule-manager",
 )
 
 

@@ -36,6 +36,7 @@ from broker.frontend.nodes.costs import cost_of
 from broker.frontend.nodes.own_operations import OWN_AT_ONCE, OWN_PAGES, OWN_WITHOUT_BODY, OwnOperations
 from broker.frontend.nodes.peek_paging import PeekWalks
 from broker.frontend.nodes.request_node import Request, Response
+from broker.frontend.nodes.rule_requests import RULE_AT_ONCE, RuleRequests
 from broker.frontend.nodes.session_requests import (
     deleted_session_of,
     get_session_state,
@@ -90,6 +91,7 @@ AT_ONCE = frozenset(
         "com.microsoft:get-message-sessions",
         *OWN_AT_ONCE,
         *STREAM_AT_ONCE,
+        *RULE_AT_ONCE,
     )
 )
 """Operations that read or lock, and so are no part of any transaction. The .NET client puts every request
@@ -134,6 +136,7 @@ class ManagementNode:
         }
         self._operations |= OwnOperations(connection, address, lambda: self._queue).operations
         self._operations |= StreamRequests(connection, address, lambda: self._queue).operations
+        self._operations |= RuleRequests(connection, address, lambda: self._queue).operations
 
     def is_page(self, request: Request) -> bool:
         """Return whether the request's operation is one of `PAGES`, `OWN_PAGES` or `STREAM_PAGES`."""

@@ -205,6 +205,49 @@ const scenarios = {
     await client.deleteRule(topic, "one", "first");
     assert.equal(await codeOf(client.getRule(topic, "one", "first")), "MessageEntityNotFoundError");
   },
+  "rule-manager": async (topic) => {
+    await client.createTopic(topic);
+    await client.createSubscription(topic, "one");
+    const messaging = new ServiceBusClient(process.env.PARTIBUS_CONNECTION_STRING, noRetries);
+    try {
+      const rules = messaging.createRuleManager(topic, "one");
+      const sender = messaging.createSender(topic);
+      const receiver = messaging.createReceiver(topic, "one", { receiveMode: "receiveAndDelete" });
+      const listed = async () => {
+        const names = [];
+        for await (const rule of rules.listRules()) names.push(rule.name);
+        return names;
+      };
+      assert.deepEqual(await listed(), ["$Default"]);
+      await rules.deleteRule("$Default");
+      await rules.createRule("label", { subject: "red", applicationProperties: { size: 7 } });
+      await rules.createRule("color", { sqlExpression: "color = 'red'" }, { sqlExpression: "SET color = 'blue'" });
+      for await (const rule of rules.listRules()) {
+        if (rule.name === "label") assert.deepEqual([rule.filter.subject, rule.filter.applicationProperties], ["red", { size: 7 }]);
+        else assert.deepEqual([rule.filter.sqlExpression, rule.action.sqlExpression], ["color = 'red'", "SET color = 'blue'"]);
+      }
+      for (const [message, bodies] of [
+        [{ body: "a", subject: "red", applicationProperties: { size: 7 } }, ["a"]],
+        [{ body: "b", subject: "red", applicationProperties: { size: 8 } }, []],
+        [{ body: "c", applicationProperties: { color: "red" } }, ["c"]],
+      ]) {
+        await sender.sendMessages([message, { body: "end", subject: "red", applicationProperties: { size: 7 } }].map((each) => ({ ...each, partitionKey: "p" })));
+        const wanted = [...bodies, "end"];
+        const found = [];
+        while (found.length < wanted.length) found.push(...(await receiver.receiveMessages(wanted.length - found.length, { maxWaitTimeInMs: 10000 })));
+        found.sort((one, other) => one.body.localeCompare(other.body));
+        assert.deepEqual(found.map((each) => each.body), wanted);
+        if (message.body === "c") assert.equal(found[0].applicationProperties.color, "blue");
+      }
+      await assert.rejects(rules.createRule("LABEL", { subject: "x" }), /already exists/);
+      await assert.rejects(rules.createRule("wrong", { sqlExpression: "color = " }), /position/);
+      await assert.rejects(rules.deleteRule("none"), /could not be found/);
+      for (let number = 0; number < 101; number++) await rules.createRule(`r${number}`, { subject: `${number}` });
+      assert.equal((await listed()).length, 103);
+    } finally {
+      await messaging.close();
+    }
+  },
 };
 
 for (const scenario of process.env.PARTIBUS_SCENARIOS.split(",")) {

@@ -1,0 +1,71 @@
+"""Requests about the rules of a subscription (AMQP contract 7.3.10).
+
+A change holds on all partitions, and is durable, when its response is sent. The messages of a subscription
+stay as they are: a rule decides about those that are enqueued afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from broker.access.addresses import Address
+from broker.base.errors import Reason, Refused
+from broker.entities.topics import SubscriptionDescription, TopicDescription
+from broker.frontend.connection_view import ConnectionView
+from broker.frontend.nodes.bodies import NO_CONTENT, Operations, integer, ok
+from broker.frontend.nodes.request_node import Response
+from broker.frontend.nodes.rule_bodies import described_rule, rule_name_of, rule_of
+from broker.namespace.entity import Entity
+
+PAGE_MAX = 1_000
+"""Rules that one response shows."""
+RULE_AT_ONCE = frozenset(("com.microsoft:enumerate-rules",))
+"""Operations that only read, and so are no part of any transaction."""
+
+
+class RuleRequests:
+    """Serves one connection's requests about one subscription."""
+
+    def __init__(self, connection: ConnectionView, address: Address, entity: Callable[[], Entity]) -> None:
+        """`entity` gives the topic as it is found at the time of a request."""
+        self._connection, self._entity, self._subqueue = connection, entity, address.subqueue
+        self.operations: Operations = {
+            "com.microsoft:add-rule": ("Manage", self._add),
+            "com.microsoft:remove-rule": ("Manage", self._remove),
+            "com.microsoft:enumerate-rules": ("Listen", self._enumerate),
+        }
+        """The right that each operation needs, and the function that carries it out."""
+
+    async def _add(self, body: dict[str, Any]) -> Response:
+        topic, subscription = self._subscription()
+        rule = rule_of(body)
+        await self._connection.services.namespace.subscriptions.add_rule(topic.name, subscription.name, rule)
+        return ok({})
+
+    async def _remove(self, body: dict[str, Any]) -> Response:
+        topic, subscription = self._subscription()
+        name = rule_name_of(body)
+        await self._connection.services.namespace.subscriptions.remove_rule(
+            topic.name, subscription.name, name
+        )
+        return ok({})
+
+    async def _enumerate(self, body: dict[str, Any]) -> Response:
+        """A page of rules, in the order of their creation."""
+        skip, count = integer(body, "skip", 0), integer(body, "top", PAGE_MAX)
+        if skip < 0 or count <= 0:
+            raise Refused(Reason.ARGUMENT, f"'skip' is {skip} and 'top' is {count}; 'top' must be positive.")
+        _, subscription = self._subscription()
+        rules = subscription.rules[skip : skip + min(count, PAGE_MAX)]
+        if not rules:
+            return NO_CONTENT
+        return ok({"rules": [{"rule-description": described_rule(rule)} for rule in rules]})
+
+    def _subscription(self) -> tuple[TopicDescription, SubscriptionDescription]:
+        description = self._entity().description
+        if isinstance(description, TopicDescription):
+            subscription = description.subscription_of(self._subqueue)
+            if subscription is not None and subscription.subqueue_name == self._subqueue:
+                return description, subscription
+        raise Refused(Reason.NOT_ALLOWED, "Only subscriptions have rules.")
