@@ -163,6 +163,7 @@ class TopicDescription(EntityDescription):
     last_subscription: int = 0
     """The highest number that a subscription of this topic ever had."""
     _by_key: Mapping[str, SubscriptionDescription] = field(init=False, repr=False, compare=False)
+    _by_number: Mapping[int, SubscriptionDescription] = field(init=False, repr=False, compare=False)
     _subqueues: SubqueueTable = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -170,6 +171,7 @@ class TopicDescription(EntityDescription):
         for each in self.subscriptions:
             subqueues.update(each.subqueues())
         object.__setattr__(self, "_by_key", {each.key: each for each in self.subscriptions})
+        object.__setattr__(self, "_by_number", {each.number: each for each in self.subscriptions})
         end = PLACES * (self.last_subscription + 1)
         object.__setattr__(self, "_subqueues", SubqueueTable(subqueues, end))
 
@@ -189,6 +191,10 @@ class TopicDescription(EntityDescription):
     def subscription(self, name: str) -> SubscriptionDescription | None:
         """The subscription of this name, in any case."""
         return self._by_key.get(key_of(name))
+
+    def numbered(self, number: int) -> SubscriptionDescription | None:
+        """The subscription that has this number."""
+        return self._by_number.get(number)
 
     def subscription_of(self, subqueue: str) -> SubscriptionDescription | None:
         """The subscription that a subqueue belongs to; None for those of the topic itself."""

@@ -20,8 +20,9 @@ from broker.base.metrics import Metrics
 from broker.base.slices import Slices
 from broker.entities.descriptions import MAIN
 from broker.http.answer_portions import send_portions
-from broker.namespace.entity import DOWN, MISSING, Entity
+from broker.namespace.entity import DOWN, MISSING, Entity, EntityRuntime
 from broker.namespace.namespace import Namespace
+from broker.namespace.topic import Topic
 
 ENTITY_GAUGES = {
     "partibus_active_messages": "Messages ready for delivery, or locked.",
@@ -111,21 +112,30 @@ class MetricsHandler:
         yield f"{damaged}partibus_damaged_entities {len(self._namespace.damaged)}.0\n"
 
     def _gauges(self) -> Iterator[str]:
-        queues = list(self._namespace.live_entities())
         texts: list[list[str]] = [[heading(name, text, "gauge")] for name, text in ENTITY_GAUGES.items()]
-        for start in range(0, len(queues), _QUEUES_PER_STEP):
-            lines: list[list[str]] = [[] for _ in texts]
-            for queue in queues[start : start + _QUEUES_PER_STEP]:
-                if queue.unknown:
-                    continue
-                label = label_of(queue.name)
-                for name, value, of_name in zip(ENTITY_GAUGES, self._values(queue), lines, strict=True):
-                    of_name.append(f"{name}{{{label}}} {value}.0\n")
-            for text, of_name in zip(texts, lines, strict=True):
-                text.append("".join(of_name))
-            yield ""
-        for text in texts:
+        lines: list[list[str]] = [[] for _ in texts]
+        for place, (label, values) in enumerate(self._rows()):
+            for name, value, of_name in zip(ENTITY_GAUGES, values, lines, strict=False):
+                of_name.append(f"{name}{{{label}}} {value}.0\n")
+            if place % _QUEUES_PER_STEP == _QUEUES_PER_STEP - 1:
+                yield ""
+        for text, of_name in zip(texts, lines, strict=True):
             yield from text
+            for start in range(0, len(of_name), _QUEUES_PER_STEP):
+                yield "".join(of_name[start : start + _QUEUES_PER_STEP])
+
+    def _rows(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Each entity and each subscription: its label, and the values of its gauges, in the order of
+        ENTITY_GAUGES. A subscription has only the first ones."""
+        for entity in list(self._namespace.live_entities()):
+            if entity.unknown:
+                continue
+            yield label_of(entity.name), self._values(entity)
+            if isinstance(entity, Topic):
+                counts = entity.counts()
+                for each in entity.description.subscriptions:
+                    label = label_of(f"{entity.name}/Subscriptions/{each.name}")
+                    yield label, _first_values(entity.subscription_runtime(each, counts))
 
     def _values(self, queue: Entity) -> tuple[int, ...]:
         """The values of an entity's gauges, in the order of ENTITY_GAUGES. Most of ten thousand queues are
@@ -134,12 +144,16 @@ class MetricsHandler:
         if not queue.counts():
             return 0, 0, 0, 0, 0, 0, available
         runtime = self._namespace.runtime_now(queue)
-        return (
-            runtime.active,
-            runtime.dead_letter,
-            runtime.scheduled,
-            runtime.message_count,
-            runtime.size_bytes,
-            runtime.counts[MAIN].message_ids if MAIN in runtime.counts else 0,
-            available,
-        )
+        message_ids = runtime.counts[MAIN].message_ids if MAIN in runtime.counts else 0
+        return *_first_values(runtime), message_ids, available
+
+
+def _first_values(runtime: EntityRuntime) -> tuple[int, ...]:
+    """The values of the first five of ENTITY_GAUGES, which entities and subscriptions have."""
+    return (
+        runtime.active,
+        runtime.dead_letter,
+        runtime.scheduled,
+        runtime.message_count,
+        runtime.size_bytes,
+    )

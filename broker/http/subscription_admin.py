@@ -10,7 +10,7 @@ subscription or rule that does not exist is 404. Who may manage a topic may mana
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import structlog
 from aiohttp import web
@@ -36,6 +36,8 @@ from broker.http.subscription_xml import (
     write_subscription,
 )
 from broker.namespace.namespace import Namespace
+from broker.namespace.topic import Topic
+from broker.operations import SubqueueCounts
 
 log = structlog.get_logger("administration")
 
@@ -122,7 +124,9 @@ class SubscriptionAdministration:
         await self._counted(description)
         total = len(description.subscriptions)
         shown = sorted(description.subscriptions, key=lambda each: each.key)[skip : skip + count]
-        entries = (write_entry(self._entry(request, description, each)) for each in shown)
+        entity = self._topic(topic)
+        counts = entity.counts()
+        entries = (write_entry(self._entry(request, entity, each, counts)) for each in shown)
         path = f"{description.name}/Subscriptions"
         return await self._feed(request, "Subscriptions", path, entries, (skip, count, total))
 
@@ -130,16 +134,24 @@ class SubscriptionAdministration:
         self, request: web.Request, topic: str, subscription: SubscriptionDescription, status: int = 200
     ) -> web.Response:
         await self._namespace.runtime(topic)  # opens the partitions, so that the counts are exact
-        entry = self._entry(request, self._subscriptions.topic(topic), subscription)
-        return _xml(write_entry(entry), status)
+        entity = self._topic(topic)
+        return _xml(write_entry(self._entry(request, entity, subscription, entity.counts())), status)
+
+    def _topic(self, name: str) -> Topic:
+        """The running topic of this name. Raises Refused if it was deleted meanwhile."""
+        entity = self._namespace.find(name)
+        if not isinstance(entity, Topic):
+            raise self._namespace.missing(name)
+        return entity
 
     def _entry(
-        self, request: web.Request, topic: TopicDescription, subscription: SubscriptionDescription
+        self,
+        request: web.Request,
+        topic: Topic,
+        subscription: SubscriptionDescription,
+        counts: Mapping[str, SubqueueCounts],
     ) -> Entry:
-        entity = self._namespace.find(topic.name)
-        if entity is None:
-            raise self._namespace.missing(topic.name)  # it was deleted meanwhile
-        runtime = entity.runtime_of(dict(subscription.subqueues()), subscription.settings.forward_to)
+        runtime = topic.subscription_runtime(subscription, counts)
         return Entry(
             url_of(request, f"{topic.name}/Subscriptions/{subscription.name}"),
             subscription.name,

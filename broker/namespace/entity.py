@@ -70,6 +70,9 @@ class Partition(PartitionHandle, Protocol):
 class Watcher(Protocol):
     """A link, or anything else that serves clients of the queue."""
 
+    subqueue: str
+    """The subqueue that it serves."""
+
     def queue_changed(self) -> None:
         """The description has changed: check whether the operations under way are still permitted."""
 
@@ -139,7 +142,7 @@ class Entity(ABC):
         self.description = description
         self.meter = meter
         self.accessed_at_ms: int | None = None
-        """When a client last sent, received or peeked; set by the links."""
+        """When a client last sent, received or peeked; set by the links (`note_access`)."""
         self.watchers: set[Watcher] = set()
         self.kept_ready: dict[str, int] = {}
         """By subqueue: messages that are locked for receivers and wait here until these want them."""
@@ -162,6 +165,20 @@ class Entity(ABC):
         ]
         self.router = Router(self._handles)
         resting.enter(description.generation, self)
+
+    def note_access(self, subqueue: str, now_ms: int) -> None:
+        """A client has received from a subqueue, or asked about it."""
+        self.accessed_at_ms = now_ms
+
+    def accessed_by(self, subscription: int | None) -> int | None:
+        """When a client last used the entity itself, or the subscription with this number."""
+        assert subscription is None, "only topics have subscriptions"
+        return self.accessed_at_ms
+
+    def is_watched(self, subscription: int | None) -> bool:
+        """Whether a link is attached to the entity itself, or to the subscription with this number."""
+        assert subscription is None, "only topics have subscriptions"
+        return bool(self.watchers)
 
     @abstractmethod
     def check_can_send(self, subqueue: str) -> None:
@@ -362,13 +379,17 @@ class Entity(ABC):
 
     def runtime(self) -> EntityRuntime:
         """What the entity holds now, and its health; exact as far as `counts` is."""
-        return self.runtime_of(self.description.subqueues, self.description.settings.forwarding[0])
+        forward_to = self.description.settings.forwarding[0]
+        return self.runtime_of(self.description.subqueues, forward_to, self.counts())
 
     def runtime_of(
-        self, subqueues: Mapping[int, SubqueueDescription], forward_to: str | None
+        self,
+        subqueues: Mapping[int, SubqueueDescription],
+        forward_to: str | None,
+        all_counts: Mapping[str, SubqueueCounts],
     ) -> EntityRuntime:
-        """What some of its subqueues hold now, whose messages are forwarded if there is a target."""
-        all_counts = self.counts()
+        """What some of its subqueues hold now, given the counts of all. If there is a target, their messages
+        are forwarded."""
         counts: dict[str, SubqueueCounts] = {}
         active = scheduled = dead = transfer = transfer_dead = messages = size = 0
         for subqueue in subqueues.values() if all_counts else ():

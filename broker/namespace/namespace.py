@@ -45,6 +45,7 @@ from broker.entities.documents import decode_description, encode_description
 from broker.entities.kinds import describe
 from broker.entities.subscription_validation import TopicLimits
 from broker.entities.tiers import UNLIMITED, Tier
+from broker.entities.topics import TopicDescription
 from broker.entities.validation import (
     AUTO_DELETE_ON_IDLE_MS_MIN,
     check_effect,
@@ -54,7 +55,7 @@ from broker.entities.validation import (
 )
 from broker.namespace.damaged_entries import DamagedEntries
 from broker.namespace.entity import Entity, EntityRuntime
-from broker.namespace.idle_deletion import IdleDeletion
+from broker.namespace.idle_deletion import Candidate, IdleDeletion
 from broker.namespace.resting import Resting
 from broker.namespace.subscriptions import Subscriptions
 from broker.throttle.throttle import Throttle
@@ -445,14 +446,17 @@ class Namespace:
     ) -> EntityDescription:
         """Replace an entity's description, durably, on all partitions.
 
-        `change` makes the new description from the present one and the time in ms; no other change of the
-        entity is under way then. Raises Refused: ENTITY_NOT_FOUND, what `change` raises, and as `_on_disk`.
+        `change` makes the new description from the present one and the time in ms, or returns the present
+        one; no other change of the entity is under way then. Raises Refused: ENTITY_NOT_FOUND, what `change`
+        raises, and as `_on_disk`.
         """
         async with self._change(name):
             await self._confirm(key_of(name))
             queue = self._existing(name)
             before = queue.description
             description = change(before, self._clock.now_ms())
+            if description is before:
+                return before
             await self._keep(description)
             await queue.update(description)
             if description.settings.authorization_rules != before.settings.authorization_rules:
@@ -479,9 +483,13 @@ class Namespace:
                     return
             await self._delete(key, self._existing(name))
 
-    async def _delete_idle(self, queue: Entity, is_idle: Callable[[], bool]) -> None:
-        """Delete a queue if it is still live under its name, and idle, once no other change of the name is
-        under way. Raises Refused, as `_on_disk`."""
+    async def _delete_idle(self, candidate: Candidate, is_idle: Callable[[], bool]) -> None:
+        """Delete an entity or a subscription if it is still live, and idle, once no other change of the name
+        is under way. Raises Refused, as `_on_disk`."""
+        queue = candidate.entity
+        if candidate.subscription is not None:
+            await self.subscriptions.delete_idle(queue.name, candidate.subscription, is_idle)
+            return
         async with self._change(queue.name):
             if self.find(queue.name) is queue and queue.gone is None and is_idle():
                 await self._delete(key_of(queue.name), queue)
@@ -539,11 +547,12 @@ class Namespace:
         entry = self._catalogue.put(description.generation, encode_description(description))
         await self._on_disk(key_of(description.name), description.generation, entry)
 
-    async def _keep_idle(self, queue: Entity, idle_ms: int) -> None:
-        """Keep how long a queue has been idle. Raises Refused, as `_on_disk`."""
+    async def _keep_idle(self, candidate: Candidate, idle_ms: int) -> None:
+        """Keep how long an entity or a subscription has been idle. Raises Refused, as `_on_disk`."""
+        queue = candidate.entity
         async with self._change(queue.name):
             if self.find(queue.name) is queue:
-                description = replace(queue.description, idle_ms=idle_ms)
+                description = _with_idle(queue.description, candidate.subscription, idle_ms)
                 await self._keep(description)
                 queue.description = description
 
@@ -656,6 +665,15 @@ class Namespace:
         if lock is None:
             lock = self._changing[key] = asyncio.Lock()
         return lock
+
+
+def _with_idle(description: EntityDescription, subscription: int | None, idle_ms: int) -> EntityDescription:
+    """A description that says how long the entity, or the subscription with this number, has been idle."""
+    if subscription is None:
+        return replace(description, idle_ms=idle_ms)
+    assert isinstance(description, TopicDescription), "only topics have subscriptions"
+    found = description.numbered(subscription)
+    return description if found is None else description.with_changed(replace(found, idle_ms=idle_ms))
 
 
 def _unconfirmed(name: str) -> Refused:

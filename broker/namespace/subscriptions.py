@@ -110,6 +110,15 @@ class Subscriptions:
 
         await self._change(topic, change)
 
+    async def delete_idle(self, topic: str, number: int, is_idle: Callable[[], bool]) -> None:
+        """Delete the subscription with this number if it is still there, and idle, once no other change of
+        the topic is under way. Raises as `Namespace.change_entity`."""
+
+        def change(topic: TopicDescription, now_ms: int) -> TopicDescription:
+            return topic.without(number) if topic.numbered(number) is not None and is_idle() else topic
+
+        await self._change(topic, change)
+
     async def add_rule(self, topic: str, name: str, rule: RuleDescription) -> SubscriptionDescription:
         """Add a rule to a subscription, durably. Raises as `create`; ENTITY_EXISTS if there is a rule of this
         name."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from broker.base.errors import Reason, Refused, not_found_text
 from broker.entities.descriptions import MAIN, EntityDescription
 from broker.entities.roles import KEEPS_FAILED_TRANSFERS
-from broker.entities.topics import TOPIC_SUBQUEUES, TopicDescription
-from broker.namespace.entity import Entity, EntityRuntime
+from broker.entities.topics import PLACES, TOPIC_SUBQUEUES, SubscriptionDescription, TopicDescription
+from broker.namespace.entity import Entity, EntityRuntime, Partition
+from broker.namespace.meter import EntityMeter
+from broker.namespace.resting import Resting
+from broker.operations import SubqueueCounts
 
 
 class Topic(Entity):
@@ -18,6 +22,38 @@ class Topic(Entity):
     """JMS clients ask for these. They may take a subscription for a queue."""
 
     description: TopicDescription
+
+    def __init__(
+        self,
+        description: TopicDescription,
+        meter: EntityMeter,
+        start_partition: Callable[[Entity, int], Partition],
+        resting: Resting,
+        size_bytes_max: int = 0,
+    ) -> None:
+        super().__init__(description, meter, start_partition, resting, size_bytes_max)
+        self._accessed: dict[int, int] = {}
+        """When a client last used each subscription, by its number."""
+
+    def note_access(self, subqueue: str, now_ms: int) -> None:
+        """What clients do with a subscription is no use of the topic (AMQP contract 10.8)."""
+        subscription = self.description.subscription_of(subqueue)
+        if subscription is None:
+            self.accessed_at_ms = now_ms
+        else:
+            self._accessed[subscription.number] = now_ms
+
+    def accessed_by(self, subscription: int | None) -> int | None:
+        """When a client last used the topic itself, or the subscription with this number."""
+        return self.accessed_at_ms if subscription is None else self._accessed.get(subscription)
+
+    def is_watched(self, subscription: int | None) -> bool:
+        """Whether a link is attached to the topic itself, or to the subscription with this number."""
+        for watcher in self.watchers:
+            found = self.description.subscription_of(watcher.subqueue)
+            if (None if found is None else found.number) == subscription:
+                return True
+        return False
 
     def check_can_send(self, subqueue: str) -> None:
         """Raises Refused: NOT_ALLOWED, ENTITY_DISABLED."""
@@ -86,6 +122,8 @@ class Topic(Entity):
         """As for every entity. Partitions that hold messages of a subscription that is gone are opened, so
         that they remove these."""
         gone = {*self.description.subqueues} - {*description.subqueues}
+        for number in gone:
+            self._accessed.pop(number // PLACES, None)
         await super().update(description)
         if gone:
             for number in range(description.partitions):
@@ -94,4 +132,14 @@ class Topic(Entity):
 
     def runtime(self) -> EntityRuntime:
         """What the topic holds itself, and the size of everything in it."""
-        return replace(self.runtime_of(TOPIC_SUBQUEUES, None), active=0, size_bytes=self._size())
+        counts = self.counts()
+        size = sum(each.bytes for each in counts.values())
+        return replace(self.runtime_of(TOPIC_SUBQUEUES, None, counts), active=0, size_bytes=size)
+
+    def subscription_runtime(
+        self, subscription: SubscriptionDescription, counts: Mapping[str, SubqueueCounts]
+    ) -> EntityRuntime:
+        """What a subscription holds now, given the counts of all subqueues."""
+        subqueues = dict(subscription.subqueues())
+        runtime = self.runtime_of(subqueues, subscription.settings.forward_to, counts)
+        return replace(runtime, accessed_at_ms=self.accessed_by(subscription.number))

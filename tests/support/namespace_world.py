@@ -12,12 +12,12 @@ import pytest
 from broker.base.clock import ManualClock
 from broker.base.errors import Reason, Refused
 from broker.base.metrics import Metrics
-from broker.entities.descriptions import EntityDescription
+from broker.entities.descriptions import MAIN, EntityDescription
 from broker.entities.documents import decode_description
 from broker.namespace.entity import Entity
+from broker.namespace.kinds import make_entity
 from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace
-from broker.namespace.queue import Queue
 from broker.namespace.resting import Resting
 from broker.operations import ClientId, Failed, Operation, Sink, SubqueueCounts, Update, Updated
 from storage.catalogue import Catalogue
@@ -77,15 +77,16 @@ class World:
             catalogue=Catalogue(folder / "catalogue", self.disk),
             store=cast(LogStore, self.store),
             clock=self.clock,
-            make_entity=self._make_queue,
+            make_entity=self._make,
             resting=self.resting,
             partitions_default=4,
             entities_max=entities_max,
             confirm_retry_ms=confirm_retry_ms,
         )
 
-    def _make_queue(self, description: EntityDescription) -> Queue:
-        return Queue(description, EntityMeter(self.metrics, description.name), self._start, self.resting)
+    def _make(self, description: EntityDescription) -> Entity:
+        meter = EntityMeter(self.metrics, description.name)
+        return make_entity(description, meter, self._start, self.resting)
 
     def _start(self, queue: Entity, number: int) -> Any:
         part = self.parts[queue.name, number] = Part()
@@ -100,8 +101,9 @@ class World:
 class Watcher:
     """Counts changes of an entity and keeps why it ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, subqueue: str = MAIN) -> None:
         self.changes, self.ended = 0, list[Refused]()
+        self.subqueue = subqueue
 
     def queue_changed(self) -> None:
         self.changes += 1

@@ -68,7 +68,7 @@ class CopyLink(ABC):
         if not settled:
             self._unsettled.update(deliveries)
             services.memory.deliver(len(messages))
-        self.queue.accessed_at_ms = services.clock.now_ms()
+        self.queue.note_access(self.subqueue, services.clock.now_ms())
         self._connection.sent(sum(map(len, messages)))
 
     def _answer_drain(self) -> None:

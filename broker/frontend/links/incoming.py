@@ -26,6 +26,7 @@ class IncomingLink:
     """A link on which a client sends to a queue. Owned by its connection."""
 
     rights = ("Send",)
+    subqueue = MAIN
 
     @classmethod
     def attach(cls, connection: ConnectionView, link: Link, queue: Entity, address: Address) -> None:

@@ -176,7 +176,7 @@ class OutgoingLink:
             self._memory.deliver(len(fronts))
         self._meter.outgoing_messages += len(fronts)
         self._meter.outgoing_bytes += size
-        self.queue.accessed_at_ms = now_ms
+        self.queue.note_access(self.subqueue, now_ms)
         self._connection.sent(size)
 
     # --- settlements in -------------------------------------------------------------------------------------

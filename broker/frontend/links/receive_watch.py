@@ -11,11 +11,11 @@ from protocol.links import Link
 class ReceiveWatch:
     """Watches the queue of one link (`broker.namespace.entity.Watcher`), from its creation until `end`."""
 
-    __slots__ = ("_connection", "_link", "_queue", "_subqueue")
+    __slots__ = ("_connection", "_link", "_queue", "subqueue")
 
     def __init__(self, connection: ConnectionView, link: Link, queue: Entity, subqueue: str) -> None:
         self._connection, self._link = connection, link
-        self._queue, self._subqueue = queue, subqueue
+        self._queue, self.subqueue = queue, subqueue
         queue.watchers.add(self)
 
     def end(self) -> None:
@@ -25,7 +25,7 @@ class ReceiveWatch:
     def queue_changed(self) -> None:
         """Close the link if the queue's new settings do not allow receiving."""
         try:
-            self._queue.check_can_receive(self._subqueue)
+            self._queue.check_can_receive(self.subqueue)
         except Refused as why:
             self._connection.close_link(self._link, why)
 

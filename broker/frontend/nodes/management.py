@@ -159,7 +159,7 @@ class ManagementNode:
                 request.body = {}
             if not isinstance(request.body, dict):
                 raise Refused(Reason.ARGUMENT, f"The operation '{name!s:.80}' needs a map as body.")
-            self._queue.accessed_at_ms = self._connection.services.clock.now_ms()
+            self._queue.note_access(self._subqueue, self._connection.services.clock.now_ms())
             body = {str(key): value for key, value in request.body.items()}
             if name == RECEIVE and body.get("session-id") is None:  # the Go client names its link instead
                 link_name = request.properties.get("associated-link-name")

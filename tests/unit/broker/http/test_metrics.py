@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from broker.entities.descriptions import QueueSettings
+from broker.entities.topics import SubscriptionSettings, TopicSettings
 from broker.operations import SubqueueCounts
 from tests.support.http_stack import HttpStack
 
@@ -29,3 +30,27 @@ async def test_metrics_are_prometheus_text_with_gauges_gathered_at_the_scrape(st
         'partibus_http_requests_total{method="GET",status="200"} 1.0'
         in (await stack.ask("GET", "/metrics", token=None))[1]
     )
+
+
+async def test_each_subscription_has_gauges_and_its_topic_the_size_of_all(stack: HttpStack) -> None:
+    await stack.namespace.create_entity("events", TopicSettings(), 1)
+    for name in ("One", "two"):
+        await stack.namespace.subscriptions.create("events", name, SubscriptionSettings(), [])
+    stack.queue("events").partition(0)
+    stack.partition.held = {
+        "": SubqueueCounts(scheduled=3, bytes=30),
+        "subscriptions/one": SubqueueCounts(active=5, bytes=700),
+        "subscriptions/one/$deadletterqueue": SubqueueCounts(active=2, bytes=50),
+    }
+    lines = (await stack.ask("GET", "/metrics", token=None))[1].splitlines()
+    for line in (
+        'partibus_active_messages{entity="events"} 0.0',
+        'partibus_scheduled_messages{entity="events"} 3.0',
+        'partibus_size_bytes{entity="events"} 780.0',
+        'partibus_entity_available{entity="events"} 1.0',
+        'partibus_active_messages{entity="events/Subscriptions/One"} 5.0',
+        'partibus_dead_letter_messages{entity="events/Subscriptions/One"} 2.0',
+        'partibus_size_bytes{entity="events/Subscriptions/One"} 750.0',
+        'partibus_active_messages{entity="events/Subscriptions/two"} 0.0',
+    ):
+        assert line in lines

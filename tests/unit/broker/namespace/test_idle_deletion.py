@@ -12,7 +12,10 @@ from structlog.testing import capture_logs
 
 from broker.entities.descriptions import MAIN, QueueSettings
 from broker.entities.documents import decode_description
+from broker.entities.rules import RuleDescription
+from broker.entities.topics import SubscriptionSettings, TopicDescription, TopicSettings
 from broker.namespace.entity import Entity
+from broker.namespace.topic import Topic
 from broker.operations import SubqueueCounts
 from tests.support.namespace_world import Watcher, World, again
 
@@ -192,3 +195,85 @@ async def test_only_a_queue_that_is_deleted_is_logged_as_idle(world: World) -> N
         await pass_time(world, 2 * PERIOD_MS)
     assert len([line for line in lines if line["event"] == "entity.idle"]) == 1
     assert world.namespace.find("orders") is None
+
+
+ONE = "subscriptions/one"
+
+
+async def create_topic(world: World, **settings: int) -> Topic:
+    """A topic with two subscriptions, of which `one` is to be deleted when it is idle."""
+    await world.namespace.create_entity("events", TopicSettings(**settings))  # type: ignore[arg-type]
+    for name, period_ms in (("one", PERIOD_MS), ("two", None)):
+        of_subscription = SubscriptionSettings(auto_delete_on_idle_ms=period_ms)
+        await world.namespace.subscriptions.create("events", name, of_subscription, [])
+    await world.namespace.idle_deletion.look()
+    topic = world.queue("events")
+    assert isinstance(topic, Topic)
+    return topic
+
+
+def subscriptions_of(world: World) -> list[str]:
+    topic = world.queue("events").description
+    assert isinstance(topic, TopicDescription)
+    return [each.name for each in topic.subscriptions]
+
+
+async def test_an_idle_subscription_is_deleted_though_its_topic_is_used(world: World) -> None:
+    topic = await create_topic(world)
+    topic.watchers.add(Watcher(MAIN))
+    await pass_time(world, PERIOD_MS - 1)
+    topic.note_access(MAIN, world.clock.now_ms())
+    assert subscriptions_of(world) == ["one", "two"]
+    await pass_time(world, 1)
+    assert subscriptions_of(world) == ["two"]
+    restarted = await again(world)
+    assert subscriptions_of(restarted) == ["two"]
+    await restarted.store.close()
+
+
+@pytest.mark.parametrize("use", ["access", "attach", "update", "rule"])
+async def test_use_of_a_subscription_begins_its_time_anew_and_is_no_use_of_its_topic(
+    world: World, use: str
+) -> None:
+    topic = await create_topic(world, auto_delete_on_idle_ms=2 * PERIOD_MS)
+    await pass_time(world, PERIOD_MS - 1)
+    watcher = Watcher(f"{ONE}/$deadletterqueue")
+    changes = world.namespace.subscriptions
+    match use:
+        case "access":
+            topic.note_access(ONE, world.clock.now_ms())
+        case "attach":
+            topic.watchers.add(watcher)
+        case "update":
+            await changes.update("events", "one", SubscriptionSettings(auto_delete_on_idle_ms=PERIOD_MS))
+        case _:
+            await changes.add_rule("events", "one", RuleDescription("red"))
+    await pass_time(world, 25_000)
+    topic.watchers.discard(watcher)
+    await pass_time(world, PERIOD_MS - 25_001)
+    assert subscriptions_of(world) == ["one", "two"]
+    await pass_time(world, 25_002)
+    assert world.namespace.find("events") is None, "it was idle all the time"
+
+
+async def test_a_restart_keeps_how_long_a_subscription_has_been_idle(world: World) -> None:
+    await create_topic(world)
+    await pass_time(world, PERIOD_MS // 2)
+    restarted = await again(world)
+    await restarted.namespace.idle_deletion.look()
+    await pass_time(restarted, PERIOD_MS // 2 - 1)
+    assert subscriptions_of(restarted) == ["one", "two"]
+    await pass_time(restarted, 1)
+    assert subscriptions_of(restarted) == ["two"]
+    await restarted.store.close()
+
+
+async def test_a_subscription_used_while_its_deletion_waits_for_its_turn_stays(world: World) -> None:
+    topic = await create_topic(world)
+    await pass_time(world, PERIOD_MS - 1)
+    async with world.namespace._change("events"):
+        deletion = asyncio.create_task(pass_time(world, 1))
+        await asyncio.sleep(0)
+        topic.note_access(ONE, world.clock.now_ms())
+    await asyncio.wait_for(deletion, 30)
+    assert subscriptions_of(world) == ["one", "two"]

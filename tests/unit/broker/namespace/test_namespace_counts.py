@@ -133,8 +133,8 @@ async def test_what_some_subqueues_hold_is_counted_apart_from_the_others(world: 
     assert (runtime.active, runtime.scheduled, runtime.dead_letter) == (1, 2, 5)
     assert (runtime.message_count, runtime.size_bytes) == (8, 80)
     dead_letters = {1: queue.description.subqueues[1]}
-    runtime = queue.runtime_of(dead_letters, None)
+    runtime = queue.runtime_of(dead_letters, None, queue.counts())
     assert (runtime.active, runtime.dead_letter, runtime.message_count, runtime.size_bytes) == (0, 5, 5, 50)
     main = {0: queue.description.subqueues[0]}
-    runtime = queue.runtime_of(main, "elsewhere")
+    runtime = queue.runtime_of(main, "elsewhere", queue.counts())
     assert (runtime.active, runtime.transfer) == (0, 1)

@@ -83,3 +83,21 @@ async def test_sessions_are_kept_if_a_subscription_requires_them(stack: HttpStac
     assert not topic.requires_session("") and not topic.requires_session("subscriptions/one/$deadletterqueue")
     assert topic.path_of("subscriptions/one/$deadletterqueue") == "events/Subscriptions/One"
     assert topic.path_of("") == "events"
+
+
+async def test_what_clients_do_with_a_subscription_is_noted_apart_from_the_topic(stack: HttpStack) -> None:
+    await stack.namespace.create_entity("events", TopicSettings())
+    topic = with_one(stack)
+    topic.note_access("subscriptions/one/$deadletterqueue", 5)
+    assert (topic.accessed_by(1), topic.accessed_by(None), topic.accessed_at_ms) == (5, None, None)
+    topic.note_access("", 6)
+    assert (topic.accessed_by(1), topic.accessed_by(None)) == (5, 6)
+    (one,) = topic.description.subscriptions
+    topic.partition(0)
+    stack.partition.held = {
+        "subscriptions/one": SubqueueCounts(active=1, bytes=3),
+        "subscriptions/one/$deadletterqueue": SubqueueCounts(active=2, bytes=4),
+        "subscriptions/two": SubqueueCounts(active=9, bytes=90),
+    }
+    runtime = topic.subscription_runtime(one, topic.counts())
+    assert (runtime.active, runtime.dead_letter, runtime.size_bytes, runtime.accessed_at_ms) == (1, 2, 7, 5)

@@ -51,6 +51,7 @@ def test_the_sample_is_accepted_with_its_topic() -> None:
     (topic,) = config.topics
     assert [subscription.name for subscription in topic.subscriptions] == [
         "subscription.1",
+        "subscription.2",
         "subscription.3",
         "subscription.4",
     ]
