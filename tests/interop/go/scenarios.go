@@ -13,6 +13,7 @@ import (
 )
 
 var scenarios = map[string]func(*bench){
+	"topic-administration":        topicAdministration,
 	"send-one":                    sendOne,
 	"send-many":                   sendMany,
 	"send-batch":                  sendBatch,

@@ -5,6 +5,7 @@ import com.azure.messaging.servicebus.ServiceBusClientBuilder;
 import com.azure.messaging.servicebus.ServiceBusMessage;
 import com.azure.messaging.servicebus.ServiceBusReceivedMessage;
 import com.azure.messaging.servicebus.ServiceBusReceiverClient;
+import com.azure.messaging.servicebus.ServiceBusRuleManagerClient;
 import com.azure.messaging.servicebus.ServiceBusSenderClient;
 import com.azure.messaging.servicebus.ServiceBusSessionReceiverClient;
 import com.azure.messaging.servicebus.models.ServiceBusReceiveMode;
@@ -52,6 +53,11 @@ final class Bench implements AutoCloseable {
 
     ServiceBusReceiverClient receiver(String name) {
         return opened(builder.receiver().queueName(name).maxAutoLockRenewDuration(Duration.ZERO).buildClient());
+    }
+
+    /** Manages the rules of a subscription. */
+    ServiceBusRuleManagerClient rules(String topic, String subscription) {
+        return opened(builder.ruleManager().topicName(topic).subscriptionName(subscription).buildClient());
     }
 
     /** Clients whose transactions may cross entities: their links share one AMQP session. */
