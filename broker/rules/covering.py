@@ -3,7 +3,9 @@ to fail, on it.
 
     a = 'x'             a is 'x'
     a IN ('x', 'y')     a is 'x' or 'y'
-    a > 5, a LIKE '%x'  a is there
+    a > 5 AND a <= 9    a is from 5 to 9
+    a LIKE 'x%'         a begins with x
+    a <> 5, a LIKE '%x' a is there
     … AND …             any cover of a term, as long as no term before it can fail
     … OR …              a cover of each term, together
 
@@ -12,9 +14,12 @@ Everything else has no cover, and is evaluated for every message.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 
-from broker.rules.covers import Cover, Equal, Present, Property, equal_cover
+from broker.rules.covers import Cover, Key, Prefix, Present, Property, Within, equal_cover
+from broker.rules.like import literal_prefix
 from broker.rules.message_view import SYSTEM_PROPERTIES
 from broker.rules.syntax import (
     And,
@@ -68,21 +73,39 @@ def covers_of(node: Node, parameters: Mapping[str, Value]) -> tuple[Cover, ...]:
             return (_equal_to_one_of(property, choices, parameters),)
         case Exists(property) | Not(IsNull(Read(property))):
             return (_present(property),)
+        case Like(Read(property), Constant(str(pattern)), escape) if prefix := _prefix(pattern, escape):
+            return (frozenset((Prefix(property, prefix),)),)
+        case Comparison(operator, Read(property), other) if within := _within(
+            property, operator, other, parameters
+        ):
+            return (frozenset((within,)),)
+        case Comparison(operator, other, Read(property)) if within := _within(
+            property, _MIRRORED[operator], other, parameters
+        ):
+            return (frozenset((within,)),)
     return tuple(_present(property) for property in _read_at_once(node))
 
 
 def _covers_of_all(terms: Sequence[Node], parameters: Mapping[str, Value]) -> tuple[Cover, ...]:
     """A term that can fail is only evaluated where the terms before it are true."""
     found: list[Cover] = []
+    ranges: dict[Property, Within] = {}
     for term in terms:
-        found += covers_of(term, parameters)
+        for cover in covers_of(term, parameters):
+            match tuple(cover):
+                case (Within() as each,):
+                    one = ranges.get(each.property, each)
+                    low, high = max(one.low, each.low), min(one.high, each.high)
+                    ranges[each.property] = Within(each.property, low, high)
+                case _:
+                    found.append(cover)
         if can_fail(term):
             break
-    return tuple(found)
+    return (*found, *(frozenset((within,)) for within in ranges.values()))
 
 
 def _cover_of_any(terms: Sequence[Node], parameters: Mapping[str, Value]) -> tuple[Cover, ...]:
-    together: set[Equal | Present] = set()
+    together: set[Key] = set()
     for term in terms:
         covers = covers_of(term, parameters)
         if not covers:
@@ -93,8 +116,8 @@ def _cover_of_any(terms: Sequence[Node], parameters: Mapping[str, Value]) -> tup
 
 
 def _breadth(cover: Cover) -> tuple[int, int]:
-    """Fewer messages are likely to have a value than to have a property at all."""
-    return sum(isinstance(key, Present) for key in cover), len(cover)
+    """Fewer messages are likely to have a value than to be in a range, or to have a property at all."""
+    return sum(isinstance(key, Present | Within) for key in cover), len(cover)
 
 
 def _read_at_once(node: Node) -> Sequence[Property]:
@@ -116,6 +139,31 @@ def _equal_to_one_of(property: Property, choices: Sequence[Node], parameters: Ma
         if isinstance(choice, Constant | Parameter)
     ]
     return equal_cover(property, *(value for value in values if value is not None))
+
+
+_MIRRORED = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
+def _within(property: Property, operator: str, other: Node, parameters: Mapping[str, Value]) -> Within | None:
+    """The range of numbers in which a comparison may be true; None if it is no such comparison."""
+    match other:
+        case Constant(value):
+            pass
+        case Parameter(name):
+            value = parameters[name]
+        case _:
+            return None
+    if not isinstance(value, int | float | Decimal) or isinstance(value, bool) or value != value:
+        return None
+    if operator in ("<", "<="):
+        return Within(property, -math.inf, value)
+    return Within(property, value, math.inf) if operator in (">", ">=") else None
+
+
+def _prefix(pattern: str, escape: Node | None) -> str:
+    """What every text that matches a pattern begins with; the escape is a constant."""
+    character = escape.value if isinstance(escape, Constant) else None
+    return literal_prefix(pattern, character) if isinstance(character, str | None) else ""
 
 
 def _present(property: Property) -> Cover:

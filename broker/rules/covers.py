@@ -8,6 +8,7 @@ messages.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TypeAlias
 
 from broker.rules.values import Value, key_of
@@ -36,7 +37,24 @@ class Present:
     property: Property
 
 
-Key: TypeAlias = Equal | Present
+@dataclass(slots=True, frozen=True)
+class Prefix:
+    """The property is a text that begins with this one, which is not empty."""
+
+    property: Property
+    text: str
+
+
+@dataclass(slots=True, frozen=True)
+class Within:
+    """The property is a number from `low` to `high`."""
+
+    property: Property
+    low: float | Decimal
+    high: float | Decimal
+
+
+Key: TypeAlias = Equal | Present | Prefix | Within
 Cover: TypeAlias = frozenset[Key]
 
 

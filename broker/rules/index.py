@@ -8,15 +8,20 @@ that a message has and that filters name, and the filters found; not the number 
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
+from operator import itemgetter
 from typing import Generic, TypeVar
 
-from broker.rules.covers import Cover, Equal, Key, Property
+from broker.rules.covers import Cover, Equal, Key, Prefix, Present, Property, Within
 from broker.rules.message_view import MessageView
-from broker.rules.values import key_of
+from broker.rules.values import Value, key_of
 
 T = TypeVar("T")
+
+_LOW = itemgetter(0)
 
 
 @dataclass(slots=True)
@@ -25,9 +30,70 @@ class _Slot(Generic[T]):
 
     equal: dict[object, dict[T, None]] = field(default_factory=dict)
     present: dict[T, None] = field(default_factory=dict)
+    prefixes: dict[str, dict[T, None]] = field(default_factory=dict)
+    lengths: dict[int, int] = field(default_factory=dict)
+    """How many of the prefixes have each length."""
+    ranges: list[tuple[float | Decimal, float | Decimal, T]] = field(default_factory=list)
+    """Lowest and highest number, in the order of the lowest."""
 
-    def bucket(self, key: Key) -> dict[T, None] | None:
-        return self.equal.get(key.value) if isinstance(key, Equal) else self.present
+    def add(self, key: Key, item: T) -> None:
+        match key:
+            case Equal():
+                self.equal.setdefault(key.value, {})[item] = None
+            case Present():
+                self.present[item] = None
+            case Prefix():
+                if key.text not in self.prefixes:
+                    self.prefixes[key.text] = {}
+                    self.lengths[len(key.text)] = self.lengths.get(len(key.text), 0) + 1
+                self.prefixes[key.text][item] = None
+            case Within():
+                insort(self.ranges, (key.low, key.high, item), key=_LOW)
+
+    def remove(self, key: Key, item: T) -> None:
+        match key:
+            case Equal():
+                del self.equal[key.value][item]
+                if not self.equal[key.value]:
+                    del self.equal[key.value]
+            case Present():
+                del self.present[item]
+            case Prefix():
+                del self.prefixes[key.text][item]
+                if not self.prefixes[key.text]:
+                    del self.prefixes[key.text]
+                    self.lengths[len(key.text)] -= 1
+                    if not self.lengths[len(key.text)]:
+                        del self.lengths[len(key.text)]
+            case Within():
+                self.ranges.remove((key.low, key.high, item))
+
+    def crowd(self, key: Key) -> int:
+        """How many items a message that has this key finds, at most."""
+        match key:
+            case Equal():
+                return len(self.equal.get(key.value, ()))
+            case Present():
+                return len(self.present)
+            case Prefix():
+                return len(self.prefixes.get(key.text, ()))
+            case Within():
+                return len(self.ranges)
+
+    def found(self, value: Value) -> Iterator[T]:
+        """The items under this value, which is not null, without those that only want the property."""
+        yield from self.equal.get(key_of(value), ())
+        if self.lengths and isinstance(value, str):
+            for length in self.lengths:
+                yield from self.prefixes.get(value[:length], ())
+        if self.ranges and isinstance(value, int | float | Decimal) and not isinstance(value, bool):
+            for _, high, item in self.ranges[: bisect_right(self.ranges, value, key=_LOW)]:
+                if value <= high:
+                    yield item
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.equal or self.present or self.prefixes or self.ranges)
 
 
 class FilterIndex(Generic[T]):
@@ -46,11 +112,7 @@ class FilterIndex(Generic[T]):
             return None
         cover = min(covers, key=lambda cover: sum(map(self._crowd, cover)))
         for key in cover:
-            slot = self._slots(key.property).setdefault(key.property.name, _Slot())
-            if isinstance(key, Equal):
-                slot.equal.setdefault(key.value, {})[item] = None
-            else:
-                slot.present[item] = None
+            self._slots(key.property).setdefault(key.property.name, _Slot()).add(key, item)
         return cover
 
     def remove(self, item: T, cover: Cover | None) -> None:
@@ -61,12 +123,8 @@ class FilterIndex(Generic[T]):
         for key in cover:
             slots = self._slots(key.property)
             slot = slots[key.property.name]
-            bucket = slot.bucket(key)
-            assert bucket is not None, "the item is kept under each key of its cover"
-            del bucket[item]
-            if isinstance(key, Equal) and not bucket:
-                del slot.equal[key.value]
-            if not slot.equal and not slot.present:
+            slot.remove(key, item)
+            if slot.is_empty:
                 del slots[key.property.name]
 
     def candidates(self, message: MessageView) -> Iterator[T]:
@@ -74,14 +132,14 @@ class FilterIndex(Generic[T]):
         yield from self._uncovered
         for name, slot in self._system.items():
             if (value := message.system_property(name)) is not None:
-                yield from slot.equal.get(key_of(value), ())
+                yield from slot.found(value)
                 yield from slot.present
         application = self._application
         if application:
             for name in message.places():
                 if (found := application.get(name)) is not None:
-                    if found.equal and (value := message.application_property(name)) is not None:
-                        yield from found.equal.get(key_of(value), ())
+                    if (value := message.application_property(name)) is not None:
+                        yield from found.found(value)
                     yield from found.present
 
     def _slots(self, property: Property) -> dict[str, _Slot[T]]:
@@ -89,4 +147,4 @@ class FilterIndex(Generic[T]):
 
     def _crowd(self, key: Key) -> int:
         slot = self._slots(key.property).get(key.property.name)
-        return len((slot.bucket(key) or ()) if slot else ())
+        return 0 if slot is None else slot.crowd(key)

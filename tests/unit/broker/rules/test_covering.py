@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from broker.rules.covering import can_fail, covers_of
-from broker.rules.covers import Cover, Present, Property, equal_cover
+from broker.rules.covers import Cover, Prefix, Present, Property, Within, equal_cover
 from broker.rules.sql import parse_filter
 
 A, B, LABEL = Property("a"), Property("b"), Property("label", is_system=True)
+
+
+def within(property: Property, low: float = -math.inf, high: float = math.inf) -> Cover:
+    return frozenset({Within(property, low, high)})
+
+
 PRESENT_A, PRESENT_B = frozenset({Present(A)}), frozenset({Present(B)})
 
 
@@ -21,7 +29,13 @@ PRESENT_A, PRESENT_B = frozenset({Present(A)}), frozenset({Present(B)})
         ("a = NULL", [frozenset()]),
         ("a IN (1, @p, NULL)", [equal_cover(A, 1, "given")]),
         ("a = b", [PRESENT_A, PRESENT_B]),
-        ("a > 5", [PRESENT_A]),
+        ("a > 5", [within(A, 5)]),
+        ("5 >= a", [within(A, high=5)]),
+        ("a < @n", [within(A, high=7)]),
+        ("a < 'x'", [PRESENT_A]),
+        ("a > 5 AND b < 3 AND a <= 9", [within(A, 5, 9), within(B, high=3)]),
+        ("a LIKE 'x!%y%' ESCAPE '!'", [frozenset({Prefix(A, "x%y")})]),
+        ("a LIKE 'x'", [frozenset({Prefix(A, "x")})]),
         ("5 <> a", [PRESENT_A]),
         ("NOT a = 5", [PRESENT_A]),
         ("a LIKE '%x'", [PRESENT_A]),
@@ -35,7 +49,7 @@ PRESENT_A, PRESENT_B = frozenset({Present(A)}), frozenset({Present(B)})
         ("a = 1 AND b = 2", [equal_cover(A, 1), equal_cover(B, 2)]),
         ("a = 1 AND (b > 2 OR a IS NULL)", [equal_cover(A, 1)]),
         ("a = 1 OR b = 2", [equal_cover(A, 1) | equal_cover(B, 2)]),
-        ("a = 1 OR b > 2", [equal_cover(A, 1) | PRESENT_B]),
+        ("a = 1 OR b > 2", [equal_cover(A, 1) | within(B, 2)]),
         ("a > 0 AND a = 1 OR b IN (2, 3)", [equal_cover(A, 1) | equal_cover(B, 2, 3)]),
         ("a = 1 OR b IS NULL", []),
         # what can fail
@@ -49,7 +63,7 @@ PRESENT_A, PRESENT_B = frozenset({Present(A)}), frozenset({Present(B)})
     ],
 )
 def test_covers(text: str, covers: list[Cover]) -> None:
-    assert list(covers_of(parse_filter(text), {"@p": "given"})) == covers
+    assert list(covers_of(parse_filter(text), {"@p": "given", "@n": 7})) == covers
 
 
 @pytest.mark.parametrize(

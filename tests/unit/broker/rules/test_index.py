@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from broker.rules.covers import Cover, Present, Property, equal_cover
+from broker.rules.covers import Cover, Prefix, Present, Property, Within, equal_cover
 from broker.rules.index import FilterIndex
 from tests.support.rule_messages import view_of
 
@@ -39,6 +40,29 @@ def test_booleans_are_not_found_as_numbers() -> None:
     index.add("one", [equals(REGION, 1)])
     assert found(index, {"region": True}) == ["true"]
     assert found(index, {"region": 1.0}) == ["one"]
+
+
+def test_items_are_found_by_prefixes_and_ranges() -> None:
+    index: FilterIndex[str] = FilterIndex()
+    covers: dict[str, Cover] = {
+        "e": frozenset({Prefix(REGION, "e")}),
+        "eu": frozenset({Prefix(REGION, "eu")}),
+        "us": frozenset({Prefix(REGION, "us")}),
+        "from 5": frozenset({Within(CUSTOMER, 5, math.inf)}),
+        "to 7": frozenset({Within(CUSTOMER, -math.inf, 7)}),
+        "6 to 6": frozenset({Within(CUSTOMER, 6, 6)}),
+    }
+    for item, cover in covers.items():
+        index.add(item, [cover])
+    assert found(index, {"region": "europe"}) == ["e", "eu"]
+    assert found(index, {"region": "u"}) == []
+    assert found(index, {"customer": 5}) == ["from 5", "to 7"]
+    assert found(index, {"customer": 6.0}) == ["6 to 6", "from 5", "to 7"]
+    assert found(index, {"customer": 8}) == ["from 5"]
+    assert found(index, {"customer": "6"}) == found(index, {"customer": True}) == []
+    for item, cover in covers.items():
+        index.remove(item, cover)
+    assert index._application == {}
 
 
 def test_an_item_without_keys_is_never_found() -> None:
