@@ -29,7 +29,7 @@ from broker.entities.descriptions import (
     shared,
 )
 from broker.entities.kinds import KINDS
-from broker.entities.subscription_documents import decode_subscription, encode_subscription
+from broker.entities.subscription_documents import decode_subscription, subscription_text
 from broker.entities.topics import TopicDescription
 
 CATALOGUE_VERSION = 1
@@ -50,14 +50,19 @@ def encode_description(description: EntityDescription) -> bytes:
         if fields[each] is not None:
             fields[each] = _encode_settings(fields[each])
     if isinstance(description, TopicDescription):
-        fields["subscriptions"] = list(map(encode_subscription, description.subscriptions))
+        fields["subscriptions"] = []  # put in below
     document = {
         "version": CATALOGUE_VERSION,
         "kind": kind,
         "namespace": namespace_of(description.generation),
         **fields,
     }
-    return json.dumps(document, indent=1).encode()
+    text = json.dumps(document, indent=1)
+    if isinstance(description, TopicDescription) and description.subscriptions:
+        # A topic may have thousands, of which a change concerns one: the others are not encoded again.
+        encoded = ",\n  ".join(map(subscription_text, description.subscriptions))
+        text = text.replace('"subscriptions": []', f'"subscriptions": [\n  {encoded}\n ]', 1)
+    return text.encode()
 
 
 def decode_description(content: bytes) -> EntityDescription:

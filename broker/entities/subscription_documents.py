@@ -13,6 +13,8 @@ VALUE     [name, type, value]
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 from typing import Any, assert_never
 
 from broker.entities.descriptions import EntityStatus
@@ -31,6 +33,16 @@ from broker.entities.rules import (
 from broker.entities.topics import SubscriptionDescription, SubscriptionSettings
 
 Fields = dict[str, Any]
+
+
+ENCODED_MAX = 16_384
+"""The latest texts of so many subscriptions are remembered."""
+
+
+@functools.lru_cache(ENCODED_MAX)
+def subscription_text(subscription: SubscriptionDescription) -> str:
+    """A subscription in JSON, on one line."""
+    return json.dumps(encode_subscription(subscription))
 
 
 def encode_subscription(subscription: SubscriptionDescription) -> Fields:

@@ -69,3 +69,10 @@ def test_a_document_shows_rules_as_people_read_them() -> None:
         "label": "red",
         "properties": [],
     }
+
+
+def test_texts_of_users_that_look_like_the_document_are_kept() -> None:
+    tricky = '"subscriptions": []'
+    topic = TopicDescription("events", "a" * 32, 4, TopicSettings(user_metadata=tricky), 1, 1)
+    for read in (topic, topic.with_new("one", SubscriptionSettings(user_metadata=tricky), DEFAULT, 5)):
+        assert decode_description(encode_description(read)) == read
