@@ -1,5 +1,5 @@
 """Rules for clients that read by position: ranges account for every number, and what is completed by position
-is gone."""
+is gone. A sink writes each batch once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis.stateful import precondition, rule
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import MAIN
-from broker.operations import Failed, MessageState
+from broker.operations import Failed, MessageState, Send, SendSinkBatch
 from broker.stream_operations import (
     AdvanceCursor,
     CreateCursor,
@@ -21,13 +21,14 @@ from broker.stream_operations import (
     ReadRange,
     SettledThrough,
     SettleThrough,
+    SinkBatchSent,
 )
-from tests.property.partition_driver import LOOKER, PartitionDriver, ran
+from tests.property.partition_driver import LOOKER, PLANS, PartitionDriver, Plan, ran
 from tests.property.partition_model import CLIENTS, SUBQUEUES, Message
 from tests.support.partition_harness import NUMBER
 
 FIRST = NUMBER << 48 | 1
-CURSOR, OWNER = b"cursor", b"owner"
+CURSOR, OWNER, SINK = b"cursor", b"owner", b"sink"
 
 
 class PartitionStreams(PartitionDriver):
@@ -37,6 +38,8 @@ class PartitionStreams(PartitionDriver):
         super().__init__()
         self.cursors: dict[str, int] = {}
         """Where the cursor of each subqueue stands."""
+        self.batch: int | None = None
+        """The highest batch that the sink has committed."""
 
     def head_of(self, subqueue: str) -> int:
         """Where a reader of the subqueue may go: dead letters keep the numbers that they had."""
@@ -93,6 +96,23 @@ class PartitionStreams(PartitionDriver):
         done = self.complete_below(subqueue, stands) if completes else (0, 0)
         answer = self.one(LOOKER, AdvanceCursor(subqueue, CURSOR, OWNER, position, completes, "advance"))
         assert answer == CursorAdvanced(stands, *done, "advance")
+
+    @rule(client=st.sampled_from(CLIENTS), plan=PLANS, step=st.integers(-1, 1))
+    def send_sink_batch(self, client: int, plan: Plan, step: int) -> None:
+        """A sink writes its next batch, or one that it has written before."""
+        self.pass_time()
+        number = 0 if self.batch is None else max(self.batch + step, 0)
+        if self.batch is not None and number <= self.batch:
+            again = SendSinkBatch(Send([], None), SINK, number, 5, "batch")
+            assert self.one(client, again) == SinkBatchSent(0, [], False, self.batch, "batch")
+            return
+        self.batch = number
+        send, made = self.new_messages(plan)
+        first = self.model.next_number
+        self.stored(made)
+        answer = self.one(client, SendSinkBatch(send, SINK, number, 5, "batch"))
+        assert isinstance(answer, SinkBatchSent) and (answer.first == first or not made)
+        assert (answer.duplicates, answer.is_new, answer.batch) == (self.dropped, True, number)
 
     @precondition(lambda self: self.has_messages())
     @rule(data=st.data(), subqueue=st.sampled_from(SUBQUEUES), count=st.integers(1, 6))

@@ -444,7 +444,7 @@ EXPECTED = {
     *("PromiseNumbers", "BreakPromise", "HandOver", "LockNext", "FailTransfer"),
     *("Transact sends", "Transact settles", "Transact schedules", "Transact cancels", "Transact transfers"),
     *("handed over again", "HandOver on a full disk"),
-    *("SettleThrough completed", "AdvanceCursor", "ReadRange"),
+    *("SettleThrough completed", "AdvanceCursor", "ReadRange", "SendSinkBatch"),
     *("time passes", "the clock is set", "restart", "restart without a checkpoint", "a commit fails"),
     "the disk is full",
 }
