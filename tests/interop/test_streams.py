@@ -14,6 +14,7 @@ from proton.utils import BlockingConnection, LinkDetached
 from tests.interop.own_management import longs, management
 from tests.interop.proton_blocking import Receiver, connected
 from tests.interop.range_reading import InRange, read
+from tests.interop.test_admin_python import client_of
 from tests.support.broker_process import BrokerProcess, queue
 
 PARTITIONS = 2
@@ -261,3 +262,28 @@ def test_a_batch_that_is_written_again_is_stored_once(connection: BlockingConnec
         assert node.ask("partibus:send-messages", messages=messages, sink="mine", batch=9)[0] == 400
     (part,) = read(connection, "sinking", from_=written["sequence-numbers"][0])
     assert part.bodies == [b"a", b"b"]
+
+
+def test_subscriptions_are_read_and_completed_by_position_each_for_itself(
+    broker: BrokerProcess, connection: BlockingConnection
+) -> None:
+    with client_of(broker) as admin:
+        admin.create_topic("topic")
+        for name in ("one", "two"):
+            admin.create_subscription("topic", name)
+    with management(connection, "topic") as node:
+        sent = node.ask("partibus:send-messages", messages=encoded("a", "b", "c"))
+        assert (sent[0], sent[1]["accepted"]) == (200, 3)
+    one, two = ("topic/Subscriptions/one", "topic/Subscriptions/two")
+    start, head = filled(connection, one)
+    mine = {"cursor": "mine", "owner": "me"}
+    with management(connection, one) as node:
+        assert node.ask("partibus:create-cursor", **mine, start="earliest")[0] == 200
+        (part,) = read(connection, one, from_=start, to=head)
+        assert part.bodies == [b"a", b"b", b"c"]
+        moved = node.ask("partibus:advance-cursor", **mine, positions=longs([start + 2]), complete=True)
+        assert moved[1]["completed"] == [2]
+    with management(connection, two) as node:
+        assert node.ask("partibus:list-cursors")[1]["cursors"] == []
+    assert [each.bodies for each in read(connection, one, from_=start)] == [[b"c"]]
+    assert [each.bodies for each in read(connection, two, from_=start)] == [[b"a", b"b", b"c"]]
