@@ -225,8 +225,11 @@ def test_a_subscription_that_is_deleted_ends_its_receivers_and_loses_its_message
     assert bodies(taken(client, topic, "all", 1)) == ["new"]
 
 
-def test_a_topic_of_the_configuration_file_serves_and_keeps_its_messages_over_a_crash(tmp_path: Path) -> None:
-    broker = BrokerProcess(tmp_path, [])
+@pytest.mark.parametrize("process", ["false", "true"], ids=["one process", "partitions in another"])
+def test_a_topic_of_the_configuration_file_serves_and_keeps_its_messages_over_a_crash(
+    tmp_path: Path, process: str
+) -> None:
+    broker = BrokerProcess(tmp_path, [], environment={"PARTIBUS_PARTITION_PROCESS": process})
     content = configuration([])
     content["UserConfig"]["Namespaces"][0]["Topics"] = [  # type: ignore[index]
         {"Name": "topic.1", "Properties": {}, "Subscriptions": [{"Name": "s.1"}, {"Name": "s.2"}]}

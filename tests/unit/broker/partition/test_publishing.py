@@ -10,6 +10,7 @@ from broker.entities.roles import OWN_END
 from broker.entities.rules import FalseFilter, RuleDescription
 from broker.entities.topics import TopicDescription
 from broker.operations import (
+    DESTINATION,
     Abandon,
     Complete,
     DeadLetter,
@@ -23,6 +24,8 @@ from broker.operations import (
     Send,
     Sent,
     Settled,
+    Transact,
+    Transacted,
 )
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
@@ -196,3 +199,23 @@ async def test_a_message_that_is_abandoned_with_a_delay_waits_in_that_subscripti
     assert (await harness.receive(2, 1, B)).messages == [b"m"], "its lock has ended, and nothing delays it"
     await harness.advance(5_100)
     assert one(harness.take(1), Locked).messages == [b"m"]
+
+
+@pytest.mark.parametrize("is_full", [False, True], ids=["stored", "full disk"])
+async def test_a_transaction_publishes_and_settles_or_does_neither(is_full: bool) -> None:
+    harness = Harness(description=with_subscription(topic("a"), "b", ONLY_RED, CHANGING))
+    await harness.send(BLUE)
+    tokens = (await harness.receive(1, 1, A)).tokens
+    transfers = Send([b"for another"], None, columns={DESTINATION: [b"another"]})
+    if is_full:
+        harness.log.fill_disk()
+    transact = Transact(Send([RED], None), [Complete(tokens)], transfers=transfers)
+    answer = (await harness.do(1, transact))[0]
+    assert isinstance(answer, Failed if is_full else Transacted)
+    harness.log.empty_disk()
+    assert await bodies(harness, A) == ([BLUE] if is_full else [RED])
+    assert len(await bodies(harness, B)) == (0 if is_full else 2)
+    assert len(await bodies(harness, "$transfer")) == (not is_full)
+    if is_full:
+        assert one(await harness.do(1, Complete(tokens)), Settled).failures == {}, "the lock is there again"
+    await check_restart(harness, A, B, "$transfer")
