@@ -211,9 +211,8 @@ class Transaction:
                 self._settle_on(queue)
                 self._place_send(queue, collected.keys)
             messages = collected.send.messages
-            stores = self._queue or self._via
-            assert stores is not None, "it is known now"
-            stores.admit(messages)
+            # Where they are stored may still be open: `_settle_on` asks the entity that turns out to do it.
+            (self._queue or (via if is_via and via is not None else queue)).admit(messages)
             self._add(len(messages), sum(map(len, messages)) + MESSAGE_OVERHEAD_BYTES * len(messages))
         except Refused as why:
             self.fail(why)
@@ -409,6 +408,8 @@ class Transaction:
                 self._sends.append(transfer.collected.send)
             else:
                 self._place_transfer(queue, transfer.via_key)
+                if not transfer.is_via:
+                    queue.admit(transfer.collected.send.messages)
                 self._transfers.append(transfer)
 
     def _transfer(self, queue: Entity, collected: Collected, via: Entity, is_via: bool) -> _Transfer:

@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from proton import ConnectionException, Event, LinkException, Message
+from proton import ConnectionException, Event, LinkException, Message, symbol
 from proton.handlers import MessagingHandler
+from proton.reactor import SenderOption
 from proton.utils import BlockingConnection, BlockingSender
 
 from tests.interop import proton_client
@@ -40,6 +41,16 @@ def connected(
         yield connection
     finally:
         connection.close()
+
+
+class Destination(SenderOption):
+    """Names the final destination of a sender whose target is the via entity."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def apply(self, sender: Any) -> None:
+        sender.properties = {symbol("com.microsoft:transfer-destination-address"): self._name}
 
 
 class Arrivals(MessagingHandler):

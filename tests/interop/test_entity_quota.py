@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceiveMode
 from azure.servicebus.exceptions import ServiceBusQuotaExceededError
+from proton import Message
+from proton.utils import SendException
 
+from tests.interop.proton_blocking import Destination, connected
 from tests.support.broker_process import BrokerProcess, queue
 
 QUARTER_MB = 256 * 1024
@@ -38,3 +41,20 @@ def test_all_partitions_together_hold_no_more_than_the_setting(tmp_path: Path, s
         ):
             assert len(receiver.receive_messages(1, max_wait_time=30)) == 1
             sender.send_messages(ServiceBusMessage(bytes(QUARTER_MB)))
+
+
+def test_an_entity_that_is_full_as_a_whole_keeps_nothing_for_another_one(tmp_path: Path) -> None:
+    entities = [queue("small", PartitionCount=4), queue("other", PartitionCount=4)]
+    large = Message(body=bytes(QUARTER_MB), inferred=True)
+    with (
+        BrokerProcess(tmp_path, entities, environment={"PARTIBUS_ENTITY_MB_MAX": "1"}) as broker,
+        connected(broker.addresses) as connection,
+    ):
+        itself = connection.create_sender("small")
+        for _ in range(3):
+            itself.send(large)
+        through = connection.create_sender("small", name="through", options=Destination("other"))
+        with pytest.raises(SendException):
+            through.send(large)
+        through.send(Message(body=b"small", inferred=True))
+        connection.create_sender("other").send(large)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from proton import UNDESCRIBED, Array, Data, Message, symbol, timestamp
 from proton.handlers import TransactionHandler
-from proton.reactor import SenderOption
 
+from tests.interop.proton_blocking import Destination
 from tests.interop.proton_client import Received, Refused
 from tests.interop.proton_reactor import ReactorClient, ReactorReceiver, ReactorSender, Script
 from tests.interop.scenarios import TRANSACTIONS, queue_name
@@ -92,16 +92,6 @@ class Txn(TransactionHandler):
     def on_transaction_commit_failed(self, event: Any) -> None:
         self.condition = event.delivery.remote.condition
         self._note("commit failed")
-
-
-class Destination(SenderOption):
-    """Names the final destination of a sender whose target is the via entity."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def apply(self, sender: Any) -> None:
-        sender.properties = {symbol("com.microsoft:transfer-destination-address"): self._name}
 
 
 class Bench:
