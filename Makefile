@@ -10,7 +10,7 @@ LIVE := $(VENV)/.stamp-live
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo format lint types test check crash simulate split-test soak interop fuzz bench bench-shapes image image-test clean
+.PHONY: help setup run demo spark-demo format lint types test check crash simulate split-test soak interop fuzz bench bench-shapes image image-test clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -41,6 +41,10 @@ run: $(RUN) ## the broker with the sample configuration; ARGS="--amqp-port 0 …
 
 demo: $(DEV) ## while `make run` runs: send and receive with the Azure SDK, and see the partitions
 	$(BIN)/python tools/demo.py $(ARGS)
+
+spark-demo: $(DEV) ## orders through a broker and a local Spark, and back: needs Java 17 or later
+	@command -v java >/dev/null || { echo 'Spark needs Java 17 or later: apt-get install default-jre-headless' >&2; exit 1; }
+	$(BIN)/python tools/spark_demo.py $(ARGS)
 
 format: $(DEV) ## ruff rewrites the code
 	$(BIN)/ruff format .

@@ -22,7 +22,13 @@ QUEUES = (
     queue("plain", EnablePartitioning=False),
     queue("unique", RequiresDuplicateDetection=True, DuplicateDetectionHistoryTimeWindow="PT2H"),
 )
-ON_SPARK = ("test_batch_read.py", "test_settlement.py", "test_stream_read.py", "test_write.py")
+ON_SPARK = (
+    "test_batch_read.py",
+    "test_demo.py",
+    "test_settlement.py",
+    "test_stream_read.py",
+    "test_write.py",
+)
 collect_ignore = [] if shutil.which("java") else list(ON_SPARK)
 
 
@@ -35,7 +41,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Report what could not run here, and why."""
     for name in collect_ignore:
-        terminalreporter.write_line(f"NOT RUN: tests/connector/{name}: this machine has no java", yellow=True)
+        terminalreporter.write_line(
+            f"NOT RUN: tests/connector/{name}: this machine has no java (apt-get install "
+            "default-jre-headless)",
+            yellow=True,
+        )
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from pyspark_partibus.columns import COLUMNS, MORE_COLUMNS
 from pyspark_partibus.errors import OptionError
 from pyspark_partibus.options import (
     ENDPOINT_VARIABLE,
+    SINK,
+    SOURCE,
     parse_duration,
     parse_start,
     parse_time,
@@ -140,6 +144,22 @@ def test_a_token_replaces_the_key_of_a_connection_string() -> None:
 )
 def test_starting_offsets(text: str, start: object) -> None:
     assert parse_start(text) == start
+
+
+def test_the_page_on_spark_has_every_option_and_column_and_no_other() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "spark.md").read_text(encoding="utf-8")
+    rows = [
+        line.split("|")[1]
+        for line in page.partition("### Message-ids")[0].splitlines()
+        if line.startswith("|")
+    ]
+    rows += [
+        line.split("|")[1]
+        for line in page.partition("## Options of both")[2].splitlines()
+        if line.startswith("|")
+    ]
+    named = {name for row in rows for name in re.findall(r"`([\w.]+)`", row)}
+    assert named == {*SOURCE, *SINK, *COLUMNS, *MORE_COLUMNS}
 
 
 def test_times_and_durations() -> None:
