@@ -45,6 +45,12 @@ from tests.support.waiting import until
 CLIENT = ClientId(7)
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No partition here is late because the machine is busy."""
+    monkeypatch.setattr(selecting, "LATE_S", 60.0)
+
+
 class SimulatedPartition:
     """Answers what a scan asks, in the next turn of the loop."""
 
