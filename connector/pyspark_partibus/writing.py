@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
@@ -78,7 +79,7 @@ class TaskWriter:
         return written
 
     def _write(self, batch: pa.RecordBatch) -> None:
-        groups: dict[tuple[str, int], list[bytes]] = defaultdict(list)
+        outgoing: dict[str, list[tuple[int, bytes]]] = defaultdict(list)
         for name, key, message in self._encoder.encode(batch, self._make_id(batch)):
             address = self._options.address or name
             if address is None:
@@ -90,9 +91,10 @@ class TaskWriter:
             if target.is_done:
                 self._written.skipped += 1
                 continue
-            groups[address, partition_of_key(key, target.partitions)].append(message)
-        for (address, _), messages in groups.items():
-            self._send(self._targets[address], messages)
+            outgoing[address].append((partition_of_key(key, target.partitions), message))
+        for address, messages in outgoing.items():
+            messages.sort(key=itemgetter(0))  # stable: the messages of a key keep their order
+            self._send(self._targets[address], [message for _, message in messages])
 
     def _send(self, target: Target, messages: list[bytes]) -> None:
         for chunk in _chunks(messages, self._options.send_messages, self._options.send_bytes):

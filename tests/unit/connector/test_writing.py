@@ -12,6 +12,7 @@ import pytest
 from pyspark_partibus.client.operations import Facts, Node, Sent
 from pyspark_partibus.errors import BadRow, OptionError
 from pyspark_partibus.identity import Identity
+from pyspark_partibus.ids import partition_of_key
 from pyspark_partibus.options import sink_options
 from pyspark_partibus.writing import TaskWriter, Written
 
@@ -43,6 +44,14 @@ class FakeTarget:
         return Sent(len(messages) - duplicates, duplicates)
 
 
+def ids_partition(encoded: bytes) -> int:
+    """The partition of a message's key, of four."""
+    message = proton.Message()
+    message.decode(encoded)
+    annotations = cast(dict[Any, Any], message.annotations)
+    return partition_of_key(annotations["x-opt-partition-key"], 4)
+
+
 def write(
     target: FakeTarget,
     rows: dict[str, list[Any]],
@@ -58,14 +67,17 @@ def write(
     return writer.write(iter([pa.RecordBatch.from_pydict(rows)]))
 
 
-def test_all_rows_are_sent_in_requests_for_one_partition_each() -> None:
+def test_few_rows_are_sent_in_one_request_and_many_in_requests_for_one_partition_each() -> None:
     target = FakeTarget()
     written = write(
         target, {"body": [f"b{n}" for n in range(100)], "partition_key": [f"k{n % 9}" for n in range(100)]}
     )
     assert sorted(target.bodies.values()) == sorted(f"b{n}".encode() for n in range(100))
     assert (written.rows, written.duplicates, written.targets, written.sink) == (100, 0, ("orders",), "sink")
-    assert 1 < len(target.requests) <= 4
+    assert len(target.requests) == 1
+    keys = [ids_partition(encoded) for encoded in target.requests[0]]
+    assert keys == sorted(keys)
+    assert len(set(keys)) > 1
 
 
 def test_requests_are_bounded_in_messages_and_bytes() -> None:
