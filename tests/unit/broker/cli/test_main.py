@@ -282,7 +282,7 @@ def test_the_broker_starts_says_where_it_listens_answers_and_stops_cleanly(tmp_p
         assert broker.terminate() == 0
     events = [json.loads(line) for line in broker.log.splitlines()]
     assert [line["detail"] for line in events if line["event"] == "config.without_effect"] == [
-        "queue orders: kept, without effect in this version: EnableExpress"
+        "orders: kept, without effect in this version: EnableExpress"
     ]
     assert [line["variable"] for line in events if line["event"] == "setting.unknown"] == [
         "PARTIBUS_AMPQ_PORT"
