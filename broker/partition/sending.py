@@ -37,7 +37,6 @@ class Sending:
     """Enqueues sent messages. Owned by the state machine."""
 
     __slots__ = (
-        "_at_once",
         "_duplicates",
         "_ids_max",
         "_messages",
@@ -46,6 +45,7 @@ class Sending:
         "_record",
         "_rest",
         "_times",
+        "_work_max",
     )
 
     def __init__(
@@ -61,7 +61,7 @@ class Sending:
         a send. `publishing` is a topic's."""
         self._publishing = publishing
         self._number, self._messages, self._times, self._record = number, messages, times, record
-        self._at_once, self._ids_max = bounds.work_max, bounds.message_ids_max
+        self._work_max, self._ids_max = bounds.work_max, bounds.message_ids_max
         self._duplicates = messages.states.duplicates
         self._rest: Iterator[None] | None = None
         """The remaining steps of a long `Send`."""
@@ -117,12 +117,13 @@ class Sending:
         freed: int = 0,
         only: int | None = None,
     ) -> int:
-        """Enqueue the messages, or only the first of many: the caller must then call `go_on`. `freed` is how
-        many bytes the same operation is going to remove. `only`: in a topic, the number of the one subqueue
-        that gets them.
+        """Enqueue the messages, or only the first of many: the cycle is then full, and the caller must call
+        `go_on`. `freed` is how many bytes the same operation is going to remove. `only`: in a topic, the
+        number of the one subqueue that gets them.
 
         Returns the first sequence number. Raises Refused.
         """
+        assert self._rest is None, "the rest of an earlier send comes first"
         messages, first = send.messages, self._messages.next_number
         if not messages:
             return first
@@ -143,7 +144,7 @@ class Sending:
         cycle.has_sent = True
         cycle.arrived_in.add(self._messages.main.number)
         cycle.work += len(sizes)
-        at_once = self._at_once
+        at_once = self._work_max
         if self._publishing is not None:
             at_once = max(1, at_once // self._publishing.fan_out)
         if len(sizes) <= at_once:
@@ -153,6 +154,7 @@ class Sending:
                 cycle, enqueued_ms, sizes, expire, messages, send.columns, scheduled_ms, only, at_once
             )
             next(self._rest)
+            cycle.work = max(cycle.work, self._work_max)
         return first
 
     def check(self, description: EntityDescription, *sends: Send | None) -> None:

@@ -153,6 +153,22 @@ async def test_a_long_send_takes_as_much_of_a_cycle_as_its_references_are() -> N
     await check_restart(harness, "subscriptions/s7")
 
 
+async def test_nothing_comes_between_the_steps_of_a_long_send() -> None:
+    # 6 messages take two steps, although their references and they are less than a cycle's work.
+    harness = Harness(
+        description=topic(*(f"s{number}" for number in range(20))),
+        limits=TaskLimits(bounds=Bounds(work_max=119)),
+    )
+    await harness.send(b"first")
+    complete = Complete((await harness.receive(1, 1, "subscriptions/s0")).tokens)
+    long, other = (Send([b"%s%d" % (name, number) for number in range(6)], None) for name in (b"a", b"b"))
+    answers = await harness.do(1, long, complete, other)
+    # Symptom: the rest of the first send was never stored, although it had been accepted.
+    assert [type(each) for each in answers] == [Sent, Settled, Sent]
+    assert await bodies(harness, "subscriptions/s0") == [*long.messages, *other.messages]
+    await check_restart(harness, "subscriptions/s0", "subscriptions/s7")
+
+
 async def test_on_a_full_disk_nothing_of_a_send_is_left() -> None:
     harness = Harness(
         description=with_subscription(with_subscription(topic("a"), "b", FAILING), "c", CHANGING)
