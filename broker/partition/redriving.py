@@ -88,6 +88,8 @@ class Redriving:
             freed += reference.size + len(reference.changed or b"") + MESSAGE_OVERHEAD_BYTES
             found.append(place)
             dead.append(reference)
+        if target not in space.description.subqueues:
+            raise Refused(Reason.ENTITY_NOT_FOUND, "The subscription of these dead letters was deleted.")
         times_to_live_ms = redrive.time_to_live_ms
         columns = of_references(dead) | {
             name: [values[place] for place in found] for name, values in redrive.columns.items()

@@ -23,11 +23,13 @@ from broker.operations import (
     Release,
     Send,
     Settled,
+    Update,
 )
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
 from storage.errors import DiskFull
 from tests.support.partition_harness import Harness, one
+from tests.support.topics import DEAD, A, B, topic
 
 NEVER_MS = 1 << 60
 
@@ -181,3 +183,20 @@ async def test_dead_letters_that_a_client_holds_unseen_are_recalled() -> None:
     assert harness.take(1) == [Recall(harness.number, DEAD_LETTER)]
     await harness.do(1, Recalled(DEAD_LETTER, held.tokens[1:]))
     assert (await lock(harness, numbers)).sequence_numbers == held.sequence_numbers[1:]
+
+
+# --- of a topic ---------------------------------------------------------------------------------------------
+
+
+async def test_dead_letters_of_a_subscription_that_was_just_deleted_are_not_redriven() -> None:
+    description = topic("a", "b")
+    harness = Harness(description=description)
+    await harness.send(b"m")
+    one(await harness.do(1, DeadLetter((await harness.receive(1, 1, A)).tokens)), Settled)
+    locked = await lock(harness, (await harness.peek(A + DEAD)).sequence_numbers, A + DEAD)
+    answers = await harness.do(
+        1, Update(description.without(1)), Redrive(locked.tokens, locked.messages, None)
+    )
+    # Symptom: the partition failed for good.
+    assert isinstance(answers[1], Failed) and answers[1].reason is Reason.ENTITY_NOT_FOUND
+    assert await bodies(harness, B) == [b"m"]
