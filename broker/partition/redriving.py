@@ -100,7 +100,9 @@ class Redriving:
             None if times_to_live_ms is None else [times_to_live_ms[place] for place in found],
             columns=columns,
         )
-        first = self._sending.send(space.cycle, space.description, send, freed, only=target)
+        # A topic publishes what comes back to itself, as it does with everything that is sent to it.
+        only = None if target == space.messages.main.number else target
+        first = self._sending.send(space.cycle, space.description, send, freed, only=only)
         for subqueue, references in space.locks.unlock(
             [redrive.tokens[place] for place in found], space.arrived_ms
         ):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from broker.base.errors import Reason
-from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
+from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER, TRANSFER_DEAD_LETTER, QueueSettings
 from broker.message.changes import encode_changes
 from broker.operations import (
+    DESTINATION,
     Complete,
     DeadLetter,
     Demand,
@@ -23,13 +24,16 @@ from broker.operations import (
     Release,
     Send,
     Settled,
+    Transact,
+    Transacted,
     Update,
 )
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
+from broker.transfer_operations import FailTransfer, LockNext
 from storage.errors import DiskFull
 from tests.support.partition_harness import Harness, one
-from tests.support.topics import DEAD, A, B, topic
+from tests.support.topics import BLUE, DEAD, ONLY_RED, RED, A, B, check_restart, topic, with_subscription
 
 NEVER_MS = 1 << 60
 
@@ -200,3 +204,19 @@ async def test_dead_letters_of_a_subscription_that_was_just_deleted_are_not_redr
     # Symptom: the partition failed for good.
     assert isinstance(answers[1], Failed) and answers[1].reason is Reason.ENTITY_NOT_FOUND
     assert await bodies(harness, B) == [b"m"]
+
+
+async def test_failed_transfers_of_a_topic_itself_go_to_its_subscriptions() -> None:
+    harness = Harness(description=with_subscription(topic("a"), "b", ONLY_RED))
+    failed = Send([RED, BLUE], None, columns={DESTINATION: [b"another"] * 2})
+    one(await harness.do(1, Transact(Send([], None), [], transfers=failed)), Transacted)
+    tokens = one(await harness.do(1, LockNext(TRANSFER, 2, 1 << 20, 60_000, None)), Locked).tokens
+    await harness.do(1, FailTransfer(tokens))
+    dead = await harness.peek(TRANSFER_DEAD_LETTER)
+    locked = await lock(harness, dead.sequence_numbers, TRANSFER_DEAD_LETTER)
+    one(await harness.do(1, Redrive(locked.tokens, locked.messages, None)), Redriven)
+    # Symptom: they became active in the topic itself, from where nobody can receive them.
+    assert await bodies(harness) == []
+    assert (await bodies(harness, A), await bodies(harness, B)) == ([RED, BLUE], [RED])
+    assert await bodies(harness, TRANSFER_DEAD_LETTER) == []
+    await check_restart(harness, A, B, TRANSFER_DEAD_LETTER)
