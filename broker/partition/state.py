@@ -219,6 +219,14 @@ class Partition:
         """Finish opening, in steps, before the first cycle: hold the messages whose delay has not ended."""
         return restore_delays(self._space, wall_ahead_ms)
 
+    def describe(self, description: EntityDescription) -> None:
+        """The entity has this description from now on."""
+        self._space.description = description
+        self.messages.subqueues.describe(description.subqueues)
+        self._abandoned.look()
+        if self._publishing is not None and isinstance(description, TopicDescription):
+            self._publishing.describe(description)
+
     # --- one cycle ------------------------------------------------------------------------------------------
 
     def begin(self, commit: Commit, now_ms: int, wall_ms: int, since_ms: int | None = None) -> None:
@@ -525,11 +533,7 @@ class Partition:
             case FailTransfer():
                 self._settling.fail_transfer(client, operation)
             case Update():
-                self._space.description = operation.description
-                self._space.messages.subqueues.describe(operation.description.subqueues)
-                self._abandoned.look()
-                if self._publishing is not None and isinstance(operation.description, TopicDescription):
-                    self._publishing.describe(operation.description)
+                self.describe(operation.description)
                 self._space.answer(client, Updated(operation.cookie))
             case Detach():
                 self._browsing.forget(client)

@@ -482,7 +482,10 @@ class PartitionTask:
     async def _load(self, first_nonce: int = 0) -> None:
         """Rebuild the state from the log."""
         self._discard()
-        partition, replay = await self._coming_back.load(self._description, first_nonce)
+        description = self._description
+        partition, replay = await self._coming_back.load(description, first_nonce)
+        if self._description is not description:  # it was changed meanwhile, and the `Update` may be refused
+            partition.describe(self._description)
         self._partition, self._totals = partition, None
         watched = PatientLog(self._log, self._patience)
         self._upkeep = Upkeep(

@@ -37,9 +37,10 @@ from broker.operations import (
 )
 from broker.partition import records
 from broker.partition.task import Health, TaskLimits
-from storage.errors import CommitFailed, CorruptRecord, Fenced, StorageError
-from storage.log import Commit
+from storage.errors import CommitFailed, CorruptRecord, DiskFull, Fenced, StorageError
+from storage.log import Checkpoint, Commit
 from tests.support.partition_harness import NUMBER, Harness, one, running
+from tests.support.topics import A, B, topic, with_subscription
 from tests.support.waiting import WAIT_S, until
 
 # --- commits ------------------------------------------------------------------------------------------------
@@ -219,6 +220,30 @@ async def test_a_partition_that_is_down_takes_note_of_new_settings_and_works_wit
     await harness.advance(10_000)
     assert harness.task.health is Health.HEALTHY
     assert (await harness.receive(1)).locked_until_ms == harness.clock.monotonic_ms() + 7_000
+
+
+@pytest.mark.parametrize("error", [CommitFailed("no"), DiskFull("no room")])
+async def test_new_settings_that_come_while_the_log_is_read_again_count(
+    error: StorageError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    description = topic("a")
+    harness = Harness(description=description)
+    await harness.send(b"a")
+    tokens = (await harness.receive(1, 1, A)).tokens
+    load = harness.log.load_checkpoint
+
+    async def change_and_load() -> Checkpoint | None:
+        harness.post(2, Update(with_subscription(description, "b")))
+        return await load()
+
+    monkeypatch.setattr(harness.log, "load_checkpoint", change_and_load)
+    harness.log.fail_append(error)
+    await harness.do(1, Complete(tokens))
+    assert isinstance(one(harness.take(2), Failed), Failed), "it is refused, as everything that waits"
+    assert harness.task.health is Health.HEALTHY
+    await harness.send(b"b")
+    # Symptom: the new subscription got nothing, and receivers from it were refused.
+    assert (await harness.peek(B)).messages == [b"b"]
 
 
 async def test_a_message_that_cannot_be_read_refuses_the_looker_and_not_the_durable_rest() -> None:
