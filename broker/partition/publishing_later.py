@@ -37,6 +37,7 @@ class PublishingLater:
         self._read: tuple[list[bytes], Sequence[Reference]] = [], ()
         """Bodies that the latest cycle has asked for, and their messages."""
         self._paused_until_ms = 0
+        """The end of the pause, in wall time; 0 if there is none."""
 
     @property
     def has_more(self) -> bool:
@@ -50,6 +51,11 @@ class PublishingLater:
         main.watch_again(main.references.get(each.sequence_number) for each in self._read[1])
         self._read = [], ()
 
+    def end_pause(self) -> None:
+        """End the pause if it is over. Call this at the beginning of each cycle."""
+        if self._space.cycle.wall_ms >= self._paused_until_ms:
+            self._paused_until_ms = 0
+
     def next_due_ms(self, due_ms: int) -> int:
         """When messages that come due at `due_ms` are published, in wall time."""
         return max(due_ms, self._paused_until_ms)
@@ -57,7 +63,7 @@ class PublishingLater:
     @property
     def is_paused(self) -> bool:
         """The disk was full a moment ago."""
-        return self._space.cycle.wall_ms < self._paused_until_ms
+        return self._paused_until_ms > 0
 
     def publish(self, due: Sequence[Reference]) -> None:
         """Publish messages that have come due, in this order, or ask for their bodies and publish them in the

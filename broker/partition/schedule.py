@@ -52,15 +52,19 @@ class Schedule:
     @property
     def has_more(self) -> bool:
         """Whether the next cycle has messages to enqueue."""
-        return bool(self._due) or (self._publishing is not None and self._publishing.has_more)
+        if self._publishing is None:
+            return bool(self._due)
+        return not self._publishing.is_paused and (bool(self._due) or self._publishing.has_more)
 
     def next_due_ms(self) -> int | None:
         """When the next message is enqueued, in wall time; None if none is scheduled."""
         wheel = self._space.messages.main.schedule
         due_ms = None if wheel is None else wheel.next_due_ms()
-        if due_ms is None or self._publishing is None:
+        if self._publishing is None:
             return due_ms
-        return self._publishing.next_due_ms(due_ms)
+        if self._due and self._publishing.is_paused:
+            due_ms = 0  # they wait for the end of the pause alone
+        return None if due_ms is None else self._publishing.next_due_ms(due_ms)
 
     def pause(self) -> None:
         """The disk is full, and what was sent in this cycle is being undone."""
@@ -72,7 +76,11 @@ class Schedule:
         operations: those sent in the cycle get higher numbers."""
         space = self._space
         main = space.messages.main
-        if main.schedule is None or (self._publishing is not None and self._publishing.is_paused):
+        if self._publishing is not None:
+            self._publishing.end_pause()
+            if self._publishing.is_paused:
+                return
+        if main.schedule is None:
             return
         at_once = space.bounds.activated_max
         if not self._due:

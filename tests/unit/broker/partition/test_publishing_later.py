@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from broker.operations import MessageState, Send, Sent
+from broker.operations import CancelScheduled, MessageState, Send, Sent, Settled
+from broker.partition.cycle_bounds import Bounds
+from broker.partition.publishing_later import PAUSE_MS
+from broker.partition.task import TaskLimits
 from tests.support.partition_harness import Harness, one
 from tests.support.topics import (
     BLUE,
@@ -53,4 +56,26 @@ async def test_on_a_full_disk_scheduled_messages_with_changed_copies_wait() -> N
     await harness.advance(1_100)
     assert await bodies(harness, A) == [BLUE, RED, BLUE]
     assert len(await bodies(harness, C)) == 1
+    await check_restart(harness, A, C)
+
+
+async def test_on_a_full_disk_a_partition_rests_until_it_tries_again() -> None:
+    harness = Harness(
+        description=with_subscription(topic("a"), "c", CHANGING),
+        limits=TaskLimits(bounds=Bounds(activated_max=2)),
+    )
+    due_ms = harness.clock.now_ms() + 900
+    send = Send([RED, RED, BLUE, BLUE], None, scheduled_ms=[due_ms, due_ms, due_ms + 100, due_ms + 100])
+    first = one(await harness.do(9, send), Sent).first
+    harness.log.fill_disk()
+    # Symptom: it began one cycle after the other until the pause was over.
+    await harness.advance(1_100)
+    one(await harness.do(9, CancelScheduled([first, first + 1])), Settled)
+    assert (await harness.peek("")).messages == [BLUE, BLUE]
+    partition = harness.task._partition
+    assert partition is not None
+    assert partition.next_due_ms() == harness.clock.monotonic_ms() + PAUSE_MS
+    harness.log.empty_disk()
+    await harness.advance(PAUSE_MS)
+    assert await bodies(harness, A) == [BLUE, BLUE]
     await check_restart(harness, A, C)
