@@ -31,6 +31,7 @@ from broker.partition.schedule import times_of
 from broker.send_lists import at, merged, part_of
 
 _IDENTITIES_OF = attrgetter("identities")
+_TIMES_OF = attrgetter("scheduled_ms")
 
 
 class Sending:
@@ -147,6 +148,8 @@ class Sending:
         at_once = self._work_max
         if self._publishing is not None:
             at_once = max(1, at_once // self._publishing.fan_out)
+            if scheduled_ms is not None and not all(scheduled_ms):
+                at_once = len(sizes)  # or changed copies would take numbers before those of scheduled ones
         if len(sizes) <= at_once:
             self._enqueue(cycle, enqueued_ms, sizes, expire, messages, send.columns, scheduled_ms, only)
         else:
@@ -216,9 +219,12 @@ class Sending:
         """Enqueue the messages of several sends in one go, which costs little more than one send.
 
         Returns the first sequence number of each; None if nothing was enqueued because they must be sent one
-        at a time: they say what makes a duplicate, or there is not enough room for all.
+        at a time: they say what makes a duplicate, or there is not enough room for all. In a topic, scheduled
+        messages are sent by themselves: changed copies of others could take the numbers that are returned.
         """
         if any(map(_IDENTITIES_OF, sends)):
+            return None
+        if self._publishing is not None and any(map(_TIMES_OF, sends)):
             return None
         try:
             number = self.send(cycle, description, merged(sends))

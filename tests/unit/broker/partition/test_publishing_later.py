@@ -79,3 +79,23 @@ async def test_on_a_full_disk_a_partition_rests_until_it_tries_again() -> None:
     await harness.advance(PAUSE_MS)
     assert await bodies(harness, A) == [BLUE, BLUE]
     await check_restart(harness, A, C)
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["after another send", "in one send"])
+async def test_the_numbers_in_an_answer_are_those_of_the_scheduled_messages(together: bool) -> None:
+    harness = Harness(
+        description=with_subscription(topic("a", "b", "d"), "c", CHANGING),
+        limits=TaskLimits(bounds=Bounds(work_max=6)),
+    )
+    await harness.send(BLUE)  # now a step takes two messages
+    due_ms = harness.clock.now_ms() + 1_000
+    if together:
+        sends = [Send([RED, RED, RED, BLUE], None, scheduled_ms=[None, None, None, due_ms])]
+    else:
+        sends = [Send([RED, RED, RED], None), Send([BLUE], None, scheduled_ms=[due_ms])]
+    answer = (await harness.do(9, *sends))[-1]
+    assert isinstance(answer, Sent)
+    number = answer.first + len(sends[-1].messages) - 1
+    # Symptom: it was the number of a changed copy.
+    assert (await harness.peek("")).sequence_numbers == [number]
+    assert one(await harness.do(9, CancelScheduled([number])), Settled).failures == {}
