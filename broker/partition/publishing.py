@@ -48,6 +48,8 @@ NO_SESSION = encode_changes({
 })  # fmt: skip
 FILTER_FAILED = "FilterException"
 """The reason of messages for which a rule has no result."""
+_DESCRIPTION_CHARACTERS_MAX = 4_096
+"""The text may quote values of the message; a property has at most 32 KiB."""
 
 
 class Destinations(NamedTuple):
@@ -248,5 +250,8 @@ def targets_of(found: Sequence[Destinations]) -> Targets:
 
 def _reason_of(rule: str, description: str) -> bytes | None:
     return encode_changes(
-        {DEAD_LETTER_REASON: FILTER_FAILED, DEAD_LETTER_DESCRIPTION: f"Rule '{rule}': {description}"}
+        {
+            DEAD_LETTER_REASON: FILTER_FAILED,
+            DEAD_LETTER_DESCRIPTION: f"Rule '{rule}': {description}"[:_DESCRIPTION_CHARACTERS_MAX],
+        }
     )

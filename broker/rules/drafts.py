@@ -28,6 +28,7 @@ from broker.rules.message_view import (
 from broker.rules.values import TICKS_PER_MS, Duration, EvaluationFailed, Instant, Value, from_amqp
 from protocol.codec import (
     Byte,
+    DecodeError,
     Described,
     EncodeError,
     Float,
@@ -101,6 +102,12 @@ class Draft(MessageView):
 
     def field(self, number: int) -> Any:
         return self._changed[number] if number in self._changed else super().field(number)
+
+    def decoded(self, place: int) -> Any:
+        try:
+            return decode(self.stored, place)[0]
+        except DecodeError as error:  # there is nothing that could be encoded again
+            raise _malformed(error) from error
 
     def annotation(self, key: bytes) -> Any:
         return self._annotations[key] if key in self._annotations else super().annotation(key)
@@ -184,8 +191,15 @@ class Draft(MessageView):
     def _map(self, section: int) -> dict[Any, Any]:
         if not self._sections.has(section):
             return {}
-        found: dict[Any, Any] = decode(self._payload, self._sections.values[section])[0]
+        try:
+            found: dict[Any, Any] = decode(self._payload, self._sections.values[section])[0]
+        except DecodeError as error:
+            raise _malformed(error) from error
         return found
+
+
+def _malformed(error: DecodeError) -> EvaluationFailed:
+    return EvaluationFailed(f"A property of the message is malformed: {error}.")
 
 
 def _section(number: int, value: Any) -> bytes:

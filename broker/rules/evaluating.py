@@ -38,7 +38,7 @@ from broker.rules.syntax import (
     Read,
     ReadNamed,
 )
-from broker.rules.values import EvaluationFailed, Value, comparable, equal
+from broker.rules.values import EvaluationFailed, Value, equal, ordered
 
 M = TypeVar("M")
 """What is looked at: a view of a message."""
@@ -61,11 +61,11 @@ class Dialect(Generic[M]):
 
 
 def _less(left: Value, right: Value) -> bool | None:
-    return left < right if comparable(left, right) else None  # type: ignore[operator]
+    return left < right if ordered(left, right) else None  # type: ignore[operator]
 
 
 def _not_more(left: Value, right: Value) -> bool | None:
-    return left <= right if comparable(left, right) else None  # type: ignore[operator]
+    return left <= right if ordered(left, right) else None  # type: ignore[operator]
 
 
 def _different(left: Value, right: Value) -> bool | None:
@@ -81,7 +81,7 @@ SQL_COMPARISONS: Mapping[str, Compare] = {
     ">": lambda left, right: _less(right, left),
     ">=": lambda left, right: _not_more(right, left),
 }
-"""Values of different kinds are different; whether one of them comes first is unknown."""
+"""Values of different kinds are different; whether one of them comes first is unknown, as with NaN."""
 
 
 class Compiler(Generic[M]):

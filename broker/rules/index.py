@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 from broker.rules.covers import Cover, Equal, Key, Prefix, Present, Property, Within
 from broker.rules.message_view import MessageView
-from broker.rules.values import Value, key_of
+from broker.rules.values import NUMBERS, Value, is_nan, key_of
 
 T = TypeVar("T")
 
@@ -86,7 +86,8 @@ class _Slot(Generic[T]):
         if self.lengths and isinstance(value, str):
             for length in self.lengths:
                 yield from self.prefixes.get(value[:length], ())
-        if self.ranges and isinstance(value, int | float | Decimal) and not isinstance(value, bool):
+        if self.ranges and type(value) in NUMBERS and not is_nan(value):
+            assert isinstance(value, int | float | Decimal)
             for _, high, item in self.ranges[: bisect_right(self.ranges, value, key=_LOW)]:
                 if value <= high:
                     yield item

@@ -11,7 +11,7 @@ nothing for the others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from broker.base.errors import Refused
@@ -117,22 +117,23 @@ class Matcher:
         plain: set[int] = set()
         copies: list[ChangedCopy] = []
         failures: list[Failure] = []
-        for entry in self._index.candidates(message):
+        for entry in self._candidates(message):
             if entry in seen:
                 continue
             seen.add(entry)
             try:
                 if not entry.compiled.matches(message):
                     continue
-            except EvaluationFailed as why:
-                failures += [Failure(*rule, str(why)) for rule in (*entry.plain, *entry.acting)]
+            except Exception as why:
+                text = _text_of(why)
+                failures += [Failure(*rule, text) for rule in (*entry.plain, *entry.acting)]
                 continue
             plain.update([subscription for subscription, _ in entry.plain])
             for (subscription, rule), action in entry.acting.items():
                 try:
                     copies.append(ChangedCopy(subscription, rule, action(message, rule)))
-                except EvaluationFailed as why:
-                    failures.append(Failure(subscription, rule, str(why)))
+                except Exception as why:
+                    failures.append(Failure(subscription, rule, _text_of(why)))
         if not (plain or copies or failures):
             return self._to_all
         subscriptions = tuple(sorted(plain.union(self._everything)))
@@ -140,6 +141,13 @@ class Matcher:
             served = {*subscriptions, *(copy.subscription for copy in copies)}
             failures = [failure for failure in failures if failure.subscription not in served]
         return Match(subscriptions, tuple(sorted(copies, key=_order)), tuple(sorted(failures, key=_order)))
+
+    def _candidates(self, message: MessageView) -> Iterable[_Entry]:
+        """The entries that may match; all of them if the message is one that the index cannot look at."""
+        try:
+            return list(self._index.candidates(message))
+        except Exception:  # see `_text_of`
+            return list(self._entries.values())
 
     def _add(self, subscription: int, rule: RuleDescription) -> None:
         entry = self._entries.get(rule.filter)
@@ -164,6 +172,16 @@ class Matcher:
 
 def _is_for_all(rule: RuleDescription) -> bool:
     return rule.action is None and _compiled(rule.filter).matches_all
+
+
+def _text_of(why: Exception) -> str:
+    """What to report of a rule that has no result.
+
+    Senders choose the values that rules look at, in more ways than this code has foreseen. Any exception is
+    the failure of one rule here. Elsewhere it would be a failure of the partition, and since senders hand
+    what a partition cannot take to the next one, a single message could put a whole topic out of service.
+    """
+    return str(why) if isinstance(why, EvaluationFailed) else f"It has no result ({type(why).__name__})."
 
 
 def _order(each: ChangedCopy | Failure) -> tuple[int, str]:

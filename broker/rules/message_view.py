@@ -4,6 +4,9 @@ somebody asks for it, and only once.
 Application properties are found by their names without regard to case (AMQP contract 11.2). If a message has
 several that differ in case alone, the first one counts. System properties are those of the service's message
 class (AMQP contract 11.4).
+
+Nobody has checked the values before, only their sizes. One that cannot be decoded is an opaque binary, which
+equals no text and no number.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from broker.message.stored import (
 )
 from broker.rules.covers import Property
 from broker.rules.values import TICKS_PER_MS, Duration, EvaluationFailed, Instant, Value, from_amqp
-from protocol.codec import decode
+from protocol.codec import DecodeError, decode
 from protocol.sections import (
     APPLICATION_PROPERTIES,
     FIELDS_MAX,
@@ -62,7 +65,7 @@ class MessageView:
             return self._values[name]
         except KeyError:
             place = self.places().get(name)
-            value = None if place is None else from_amqp(decode(self.stored, place)[0])
+            value = None if place is None else from_amqp(self.decoded(place))
             self._values[name] = value
             return value
 
@@ -81,7 +84,14 @@ class MessageView:
     def field(self, number: int) -> Any:
         """A decoded field of the properties section (§3.2.4); None if it is not set."""
         places = self._field_places()
-        return decode(self.stored, places[number])[0] if number < len(places) - 1 else None
+        return self.decoded(places[number]) if number < len(places) - 1 else None
+
+    def decoded(self, place: int) -> Any:
+        """The decoded value at a place of the stored message; an empty binary for one that is malformed."""
+        try:
+            return decode(self.stored, place)[0]
+        except DecodeError:
+            return b""
 
     def annotation(self, key: bytes) -> Any:
         """The decoded value of one of the sender's message annotations; None if it is not there."""
@@ -90,7 +100,7 @@ class MessageView:
             found = text_bytes(self.stored, offset) == key
             offset = skip(self.stored, offset)
             if found:
-                return decode(self.stored, offset)[0]
+                return self.decoded(offset)
             offset = skip(self.stored, offset)
         return None
 
@@ -146,7 +156,7 @@ _folded_short = lru_cache(4096)(_fold)
 def _text_field(number: int) -> Callable[[MessageView], Value]:
     def read(message: MessageView) -> Value:
         value = message.field(number)
-        return None if value is None else str(value)
+        return value if value is None or isinstance(value, bytes) else str(value)
 
     return read
 
@@ -169,14 +179,14 @@ def text_of_id(value: Any) -> str | None:
 def _annotation_text(key: bytes) -> Callable[[MessageView], Value]:
     def read(message: MessageView) -> Value:
         value = message.annotation(key)
-        return None if value is None else str(value)
+        return value if value is None or isinstance(value, bytes) else str(value)
 
     return read
 
 
 def _scheduled(message: MessageView) -> Value:
     value = message.annotation(b"x-opt-scheduled-enqueue-time")
-    return None if value is None else Instant(int(value) * TICKS_PER_MS)
+    return Instant(int(value) * TICKS_PER_MS) if isinstance(value, int) else None
 
 
 def _time_to_live(message: MessageView) -> Value:

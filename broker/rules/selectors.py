@@ -45,7 +45,7 @@ from broker.rules.syntax import (
     Positive,
     Read,
 )
-from broker.rules.values import EvaluationFailed, Value, comparable, equal, from_amqp
+from broker.rules.values import EvaluationFailed, Value, comparable, equal, from_amqp, ordered
 from protocol.codec import decode
 
 
@@ -83,6 +83,10 @@ class Selector:
         try:
             return bool(self._decide(SelectedView(stored, changed, delivery_count)))
         except EvaluationFailed:
+            return False
+        except Exception:
+            # Senders choose the values, in more ways than this code has foreseen. One such message would end
+            # every receiver with this selector, again and again.
             return False
 
 
@@ -181,7 +185,7 @@ def _field(number: int) -> Evaluate[SelectedView]:
 
 def _timestamp(message: SelectedView) -> Value:
     created = message.field(CREATION_TIME)
-    return None if created is None else int(created)
+    return int(created) if isinstance(created, int) else None
 
 
 _HEADERS: Mapping[str, Evaluate[SelectedView]] = {
@@ -211,7 +215,7 @@ def _if_comparable(compare: Callable[[Any, Any], bool]) -> Compare:
     def decide(left: Value, right: Value) -> bool | None:
         if left is None or right is None:
             return None
-        return comparable(left, right) and compare(left, right)
+        return ordered(left, right) and compare(left, right)
 
     return decide
 

@@ -82,6 +82,17 @@ def comparable(left: Value, right: Value) -> bool:
     return type(left) is type(right) and type(left) in _ORDERED
 
 
+def ordered(left: Value, right: Value) -> bool:
+    """Whether one of two values comes before the other, or they are equal. NaN has no place in any order, and
+    Python raises an exception if it is compared with a Decimal."""
+    return comparable(left, right) and not is_nan(left) and not is_nan(right)
+
+
+def is_nan(value: Value) -> bool:
+    """Whether the value is what stands for no number."""
+    return isinstance(value, float) and math.isnan(value)
+
+
 _Key: TypeAlias = bool | int | float | Decimal | str | uuid.UUID | Instant | Duration | bytes | tuple[bool]
 
 
@@ -127,7 +138,7 @@ def _described(value: Described) -> Value:
     read = _DESCRIBED.get(str(value.descriptor))
     try:
         return b"" if read is None else read(value.value)
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         return b""
 
 

@@ -27,6 +27,7 @@ from broker.operations import (
     Transact,
     Transacted,
 )
+from broker.partition import publishing
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
 from protocol.codec import decode
@@ -127,6 +128,13 @@ async def test_a_message_for_which_a_filter_fails_is_dead_lettered_if_the_subscr
         assert dead.changed[0] is not None
         assert decode(dead.changed[0])[0]["DeadLetterReason"] == "FilterException"
     await check_restart(harness, B + DEAD)
+
+
+def test_a_long_reason_is_cut() -> None:
+    """It may quote values of the message, and a property has a limit."""
+    changed = publishing._reason_of("r", "ä" * 40_000)
+    assert changed is not None
+    assert decode(changed)[0]["DeadLetterErrorDescription"].startswith("Rule 'r': ää")
 
 
 async def test_dead_letters_and_re_drives_stay_within_the_subscription() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -20,11 +21,15 @@ from broker.entities.rules import (
 )
 from broker.rules.matching import Failure, Match, Matcher, check_rule
 from broker.rules.message_view import MessageView
+from protocol.codec import Decimal64
 from tests.support.rule_messages import ENQUEUED_MS, stored_with
 
 
 def colour(value: str) -> CorrelationFilter:
     return CorrelationFilter(properties=(("colour", RuleValue(ValueType.STRING, value)),))
+
+
+TENTH = "@p", RuleValue(ValueType.DOUBLE, 0.1)
 
 
 def rules(*filters: Filter) -> list[RuleDescription]:
@@ -157,3 +162,59 @@ def test_an_action_that_fails_gives_no_copy_and_is_reported() -> None:
     assert len(match(matcher, {"b": 1}).copies) == 2
     matcher.set_rules(1, [RuleDescription("x", TrueFilter(), SqlAction("wrong"))])
     assert "position 1" in match(matcher, {"b": 0}).failures[0].description
+
+
+MALFORMED = {
+    "a text that is not UTF-8": b"\xa1\x01\xff",
+    "a boolean of 2": b"\x56\x02",
+    "a character beyond Unicode": b"\x73\x00\x11\x00\x00",
+    "a symbol that is not ASCII": b"\xa3\x01\xff",
+    "an infinite time span": b"\x00\xa3\x16com.microsoft:timespan\x82\x7f\xf0\x00\x00\x00\x00\x00\x00",
+}
+
+
+@pytest.mark.parametrize("encoded", MALFORMED.values(), ids=MALFORMED.keys())
+def test_a_malformed_value_equals_nothing_and_an_action_on_its_message_fails(encoded: bytes) -> None:
+    matcher = Matcher()
+    matcher.set_rules(1, rules(colour("red"), SqlFilter("colour LIKE 'r%' OR colour = 'red' OR colour > 1")))
+    matcher.set_rules(
+        2, [RuleDescription("acting", SqlFilter("EXISTS(colour)"), SqlAction("SET x = colour"))]
+    )
+    matcher.set_rules(3, rules(TrueFilter()))
+    placeholder = "z" * (len(encoded) - 2)
+    well_formed = b"\xa1\x06colour\xa1%c%s" % (len(placeholder), placeholder.encode())
+    stored = stored_with({"colour": placeholder})
+    assert stored.count(well_formed) == 1
+    found = matcher.match(stored.replace(well_formed, b"\xa1\x06colour" + encoded), ENQUEUED_MS)
+    assert found.subscriptions == (3,)
+    if encoded != MALFORMED["an infinite time span"]:  # which can be decoded
+        (failure,) = found.failures
+        assert failure.subscription == 2 and failure.description.startswith("A property of the message is")
+
+
+def test_nothing_comes_before_or_behind_nan() -> None:
+    matcher = Matcher()
+    matcher.set_rules(1, rules(SqlFilter("a < b OR a >= b OR b < a"), SqlFilter("NOT (a < b)")))
+    matcher.set_rules(2, rules(SqlFilter("b < 3"), SqlFilter("b > @p", parameters=(TENTH,))))
+    assert match(matcher, {"a": Decimal64(0x31C0000000000001.to_bytes(8, "big")), "b": math.nan}) == Match()
+
+
+def test_a_malformed_system_property_equals_nothing() -> None:
+    matcher = Matcher()
+    matcher.set_rules(1, rules(CorrelationFilter(to="there"), SqlFilter("sys.To LIKE 't%'")))
+    matcher.set_rules(2, rules(TrueFilter()))
+    stored = stored_with(to="there").replace(b"\xa1\x05there", b"\xa1\x05the\xffe")
+    assert matcher.match(stored, ENQUEUED_MS) == Match((2,))
+
+
+def test_whatever_a_rule_raises_is_the_failure_of_that_rule_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unforeseen(self: MessageView, name: str) -> None:
+        raise ZeroDivisionError
+
+    matcher = Matcher()
+    matcher.set_rules(1, rules(colour("red")))
+    matcher.set_rules(2, rules(CorrelationFilter(label="l")))
+    monkeypatch.setattr(MessageView, "application_property", unforeseen)
+    found = match(matcher, {"colour": "red"}, subject="l")
+    assert found.subscriptions == (2,)
+    assert found.failures == (Failure(1, "rule0", "It has no result (ZeroDivisionError)."),)

@@ -9,7 +9,7 @@ import pytest
 from broker.base.errors import Reason, Refused
 from broker.message.changes import encode_changes
 from broker.message.stored import store
-from broker.rules.selectors import compile_selector
+from broker.rules.selectors import SelectedView, compile_selector
 from protocol.codec import Timestamp, UByte, UInt
 from tests.support.amqp_messages import message
 from tests.support.rule_messages import stored_with
@@ -131,3 +131,11 @@ def test_selectors_are_bounded() -> None:
     for text in ("NOT " * 40 + "a", " OR ".join(["a = 1"] * 200)):
         with pytest.raises(Refused):
             compile_selector(text)
+
+
+def test_what_a_selector_cannot_decode_or_compute_does_not_match(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = stored_with({"colour": "red"}).replace(b"\xa1\x03red", b"\xa1\x03r\xffd")
+    assert not compile_selector("colour = 'red'").matches(stored, None, 0)
+    assert not compile_selector("JMSTimestamp > 5").matches(stored_with(creation_time="then"), None, 0)
+    monkeypatch.setattr(SelectedView, "application_property", lambda *_: 1 / 0)
+    assert not compile_selector("colour = 'red'").matches(stored, None, 0)
