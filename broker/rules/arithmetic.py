@@ -1,6 +1,6 @@
 """Arithmetic of expressions (AMQP contract 11.3), as C# does it: integers have 64 bits, their division
 truncates towards zero, and a remainder has the sign of the dividend. Dates and time spans can be added and
-subtracted, and texts joined with `+`. What has no result fails.
+subtracted, and texts joined with `+` if the result can be a property. What has no result fails.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from decimal import Decimal, DecimalException
 
+from broker.message.stored import PROPERTY_BYTES_MAX
 from broker.rules.values import NUMBERS, Duration, EvaluationFailed, Instant, Value
 
 _INTEGER_MIN, _INTEGER_MAX = -(2**63), 2**64 - 1
@@ -23,6 +24,11 @@ def calculate(operator: str, left: Value, right: Value) -> Value:
     if type(left) in NUMBERS and type(right) in NUMBERS:
         return _numbers(operator, left, right)  # type: ignore[arg-type]
     if operator == "+" and isinstance(left, str) and isinstance(right, str):
+        size = len(left) + len(right)
+        if size > PROPERTY_BYTES_MAX:  # before it is made: a chain of SET could double it again and again
+            raise EvaluationFailed(
+                f"The joined text would have {size} characters; the limit is {PROPERTY_BYTES_MAX}."
+            )
         return left + right
     if operator in "+-":
         result = _times(operator, left, right)

@@ -8,6 +8,7 @@ from decimal import Decimal
 
 import pytest
 
+from broker.message.stored import PROPERTY_BYTES_MAX
 from broker.rules.arithmetic import calculate, negated, unchanged
 from broker.rules.values import Duration, EvaluationFailed, Instant, Value
 
@@ -96,3 +97,10 @@ def test_signs() -> None:
         for operand in ("a", True, Instant(1)):
             with pytest.raises(EvaluationFailed, match="sign"):
                 change(operand)
+
+
+def test_a_joined_text_is_no_longer_than_a_property_can_be() -> None:
+    half = "a" * (PROPERTY_BYTES_MAX // 2)
+    assert calculate("+", half, half) == half * 2
+    with pytest.raises(EvaluationFailed, match="the limit is 32768"):
+        calculate("+", half, half + "b")
