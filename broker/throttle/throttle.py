@@ -147,7 +147,7 @@ class Throttle:
 class Gate:
     """Lets messages through to one receiver, as far as the credits go."""
 
-    __slots__ = ("_clock", "_has_ended", "_held_since_ms", "_refuse", "_resume", "_throttle")
+    __slots__ = ("_clock", "_has_asked", "_has_ended", "_held_since_ms", "_refuse", "_resume", "_throttle")
 
     def __init__(
         self,
@@ -158,10 +158,11 @@ class Gate:
     ) -> None:
         self._throttle, self._clock, self._resume, self._refuse = throttle, clock, resume, refuse
         self._held_since_ms: int | None = None
-        self._has_ended = False
+        self._has_asked = self._has_ended = False
 
     def room(self) -> int:
         """How many messages the receiver may be given now. If none, it is called when there may be some."""
+        self._has_asked = True
         left = self._throttle.left_for_receivers()
         if left > 0:
             self._held_since_ms = None
@@ -180,9 +181,13 @@ class Gate:
         self._throttle.charge(messages)
 
     def resume(self) -> None:
-        """Call the receiver: a period has begun."""
-        if not self._has_ended:
-            self._resume()
+        """Call the receiver: a period has begun. One that wants nothing any more waits no longer."""
+        if self._has_ended:
+            return
+        self._has_asked = False
+        self._resume()
+        if not self._has_asked:
+            self._held_since_ms = None
 
     def _give_up(self) -> None:
         if not self._has_ended:

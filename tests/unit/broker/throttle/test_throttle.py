@@ -127,3 +127,18 @@ async def test_the_timer_calls_when_the_period_begins() -> None:
     assert gate.room() == 0
     async with asyncio.timeout(5):
         await resumed.wait()
+
+
+async def test_a_receiver_that_wanted_nothing_for_a_while_is_not_refused_when_it_waits_again() -> None:
+    world = World(1)
+    ends: list[Refused] = []
+    gate = world.throttle.gate(lambda: None, ends.append)
+    world.throttle.charge(1)
+    assert gate.room() == 0
+    world.clock.advance(1_000)
+    world.throttle.look()
+    world.clock.advance(HELD_MS_MAX)
+    world.throttle.charge(1)
+    assert gate.room() == 0
+    await asyncio.sleep(0)
+    assert ends == []
