@@ -149,15 +149,23 @@ class Sending(Generic[R]):
         """Send messages that each have their own outcome. Messages without a key go round the partitions in
         runs; the others go to the partitions of their keys, as one operation each.
 
-        Raises Refused if the broker takes none of them for now.
+        Raises Refused if the broker takes none of them for now, and has refused none by itself.
         """
-        if self._queue.throttle is not None:
-            admitted = self._queue.throttle.admit_some(len(payloads))
-            if admitted < len(payloads):
-                self._refused(receipts[admitted:], throttled(), len(payloads) - admitted)
-                payloads, receipts = payloads[:admitted], receipts[:admitted]
-                if not payloads:
-                    return
+        throttle, count = self._queue.throttle, len(payloads)
+        admitted = count if throttle is None else throttle.admit_some(count)
+        if admitted == count:
+            self._send_admitted(payloads, receipts)
+            return
+        self._refused(receipts[admitted:], throttled(), count - admitted)
+        if not admitted:
+            return
+        try:
+            self._send_admitted(payloads[:admitted], receipts[:admitted])
+        except Refused as why:  # the caller would refuse all of them, so some twice
+            self._refused(receipts[:admitted], why, admitted)
+
+    def _send_admitted(self, payloads: Sequence[bytes], receipts: Sequence[R]) -> None:
+        """Send messages that the throttling has let through. Raises Refused if none of them is taken."""
         self._memory.admit(len(payloads))
         run = store_run(payloads, self._message_id)
         check(run, self._queue)

@@ -144,6 +144,15 @@ async def test_messages_beyond_the_credits_are_refused_and_the_others_sent() -> 
     assert caller.messages == 3
 
 
+async def test_what_the_credits_and_the_quota_refuse_together_is_refused_once() -> None:
+    stack = LinkStack(1, throttle_credits=2)
+    caller = Caller(stack)
+    stack.queue._quota = SizeQuota(1_000, lambda: 990)
+    caller.sending.send([message(body=[text]) for text in (b"a", b"b", b"c")], [1, 2, 3])
+    assert caller.heard == [([3], Reason.THROTTLED), ([1, 2], Reason.QUOTA_EXCEEDED)]
+    assert caller.messages == 0 and not any(part.has(Send) for part in stack.parts)
+
+
 async def test_a_batch_costs_as_much_as_its_messages_and_is_refused_as_a_whole() -> None:
     stack = LinkStack(1, throttle_credits=4)
     caller = Caller(stack)
