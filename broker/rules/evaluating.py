@@ -17,7 +17,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from broker.rules.arithmetic import calculate, kind_of, negated, unchanged
 from broker.rules.covers import Property
-from broker.rules.like import Matches, WrongPattern, compile_like
+from broker.rules.like import PATTERN_CHARACTERS_MAX, Matches, WrongPattern, compile_like
 from broker.rules.parsing import Invalid
 from broker.rules.syntax import (
     And,
@@ -179,6 +179,10 @@ class Compiler(Generic[M]):
             text, wanted, escape = operand(message), pattern(message), escape_of(message)
             if not (isinstance(text, str) and isinstance(wanted, str) and isinstance(escape, str)):
                 return None
+            if len(wanted) > PATTERN_CHARACTERS_MAX:
+                raise EvaluationFailed(
+                    f"A LIKE has a pattern of {len(wanted)} characters, more than {PATTERN_CHARACTERS_MAX}."
+                )
             try:
                 return compile_like(wanted, None if without_escape else escape)(text)
             except WrongPattern as wrong:

@@ -14,6 +14,8 @@ from functools import lru_cache
 from typing import TypeAlias
 
 ANY_CHARACTER = None
+PATTERN_CHARACTERS_MAX = 1_024
+"""Limit of a pattern that is computed for each message. One in an expression is bounded by its size."""
 
 Matches: TypeAlias = Callable[[str], bool]
 
@@ -59,6 +61,9 @@ class _Piece:
 
 
 def _piece(characters: list[str | None]) -> _Piece:
+    if ANY_CHARACTER not in characters:  # then no masks: each may be as long as the piece
+        text = "".join(character for character in characters if character is not None)
+        return _Piece(tuple(characters), text, {}, 0)
     masks: dict[str, int] = {}
     any_mask = 0
     for number, character in enumerate(characters):
@@ -66,8 +71,7 @@ def _piece(characters: list[str | None]) -> _Piece:
             any_mask |= 1 << number
         else:
             masks[character] = masks.get(character, 0) | 1 << number
-    text = None if any_mask else "".join(character for character in characters if character is not None)
-    return _Piece(tuple(characters), text, masks, any_mask)
+    return _Piece(tuple(characters), None, masks, any_mask)
 
 
 @lru_cache(256)

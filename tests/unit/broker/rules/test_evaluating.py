@@ -203,3 +203,9 @@ def test_parameters_stand_for_their_values() -> None:
 def test_a_parameter_that_is_not_given_is_refused() -> None:
     with pytest.raises(Refused, match="position 10: there is no parameter '@colour'"):
         compile_filter(SqlFilter("colour = @Colour"))
+
+
+def test_a_pattern_that_a_message_brings_has_a_limit() -> None:
+    assert result("a LIKE b", {"a": "x" * 1_024, "b": "_" * 1_024}) is True
+    with pytest.raises(EvaluationFailed, match="a pattern of 1025 characters, more than 1024"):
+        result("a LIKE b", {"a": "x" * 1_025, "b": "_" * 1_025})

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.rules.like import WrongPattern, compile_like, literal_prefix
+from broker.rules.like import WrongPattern, _piece, compile_like, literal_prefix
 
 
 @pytest.mark.parametrize(
@@ -70,3 +70,9 @@ def test_no_pattern_takes_more_time_than_the_text_is_long() -> None:
 )
 def test_what_every_text_that_matches_begins_with(pattern: str, escape: str | None, prefix: str) -> None:
     assert literal_prefix(pattern, escape) == prefix
+
+
+def test_a_long_piece_without_any_character_takes_no_masks() -> None:
+    """A mask for each of its characters would have as many bits as the piece has characters."""
+    characters: list[str | None] = [chr(0x4E00 + number) for number in range(8_192)]
+    assert _piece(characters).masks == {}
