@@ -105,6 +105,7 @@ class _Scan:
         "_client",
         "_demand",
         "_failed",
+        "_generation",
         "_handle",
         "_has_ended",
         "_is_at_end",
@@ -114,6 +115,7 @@ class _Scan:
         "_is_withdrawn",
         "_lock_cookies",
         "_locking",
+        "_looking",
         "_next",
         "_number",
         "_queue",
@@ -140,7 +142,7 @@ class _Scan:
         """The receiver's."""
         self._has_ended = self._is_reading = self._is_late = self._is_due = False
         self._timer: asyncio.TimerHandle | None = None
-        self._lock_cookies = 0
+        self._lock_cookies = self._generation = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -153,6 +155,10 @@ class _Scan:
         """The first sequence number that has not been looked at."""
         self._returned: set[int] = set()
         """Lower ones to look at again."""
+        self._looking: set[int] = set()
+        """Those of them that the page being read is for; none if it is for what follows."""
+        self._generation += 1
+        """A page that was asked for before this changed says nothing about the present place."""
         self._locking: dict[str, Sequence[int]] = {}
         """What is being locked, by the cookie of the request."""
 
@@ -232,10 +238,11 @@ class _Scan:
         try:
             while not self._has_ended and self._wants_more():
                 async with self._selection.pages:
+                    generation = self._generation
                     page = await self._page()
                 if page is None:
                     return
-                if not self._has_ended:
+                if not self._has_ended and generation == self._generation:
                     self._look_at(page)
         except Refused:  # the entity has ended, which the link is told as well
             self._is_at_end = True
@@ -266,11 +273,14 @@ class _Scan:
         self.go_on()
 
     def _next_peek(self) -> Peek:
-        """What to look at next: what came back, or what follows."""
+        """What to look at next: what came back, or what follows. What comes back while the page is read waits
+        for another one."""
         begin, count = self._next, PAGE_MESSAGES
-        if self._returned:
-            begin = min(self._returned)
-            count = sum(begin <= number < begin + PAGE_MESSAGES for number in self._returned)
+        self._looking |= self._returned  # there are some if the page before was late
+        self._returned.clear()
+        if self._looking:
+            begin = min(self._looking)
+            count = sum(begin <= number < begin + PAGE_MESSAGES for number in self._looking)
         return Peek(self._subqueue, begin, count, bytes_max=PAGE_BYTES_MAX)
 
     def _look_at(self, page: Peeked) -> None:
@@ -281,7 +291,7 @@ class _Scan:
         behind = numbers[-1] + 1 if numbers else None
         columns = zip(numbers, page.messages, page.changed, page.delivery_counts, page.states, strict=True)
         for number, message, changed, delivery_count, state in columns:
-            if self._returned and number >= self._next:
+            if self._looking and number >= self._next:
                 break  # the turn of those that follow comes later
             if state == MessageState.ACTIVE and self._selection.selector.matches(
                 message, changed, delivery_count
@@ -290,10 +300,11 @@ class _Scan:
                     behind = number
                     break
                 matching.append(number)
-        if self._returned:
-            self._returned = {number for number in self._returned if behind and number >= behind}
+        if self._looking:
+            self._returned.update(number for number in self._looking if behind and number >= behind)
+            self._looking.clear()
         elif behind is None:
-            self._is_at_end = True
+            self._is_at_end = not self._returned
         else:
             self._next = behind
         if matching:
@@ -355,9 +366,11 @@ class _Scan:
         if not behind:
             return
         self._returned.update(behind)
-        if len(self._returned) > RETURNED_MAX:
-            self._next = min(self._returned)
+        if len(self._returned) + len(self._looking) > RETURNED_MAX:
+            self._next = min(self._returned | self._looking)
             self._returned.clear()
+            self._looking.clear()
+            self._generation += 1
         self._is_at_end = False
         self.go_on()
 

@@ -11,6 +11,7 @@ import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.messaging import selecting
+from broker.messaging.peeking import peek_partition
 from broker.messaging.selecting import Scans, Selection
 from broker.namespace.entity import Entity
 from broker.operations import (
@@ -43,6 +44,7 @@ from tests.support.rule_messages import stored_with
 from tests.support.waiting import until
 
 CLIENT = ClientId(7)
+BLUE = stored_with({"colour": "blue"})
 
 
 @pytest.fixture(autouse=True)
@@ -267,11 +269,67 @@ async def test_of_many_that_come_back_few_are_remembered(monkeypatch: pytest.Mon
     assert numbers_of(await world.ask(Demand("", 6))) == numbers[1:]
 
 
-async def test_what_did_not_fit_an_answer_is_locked_next() -> None:
+@pytest.mark.parametrize("wanted", [7, 8])
+async def test_what_did_not_fit_an_answer_is_locked_next(wanted: int) -> None:
     world = World()
     numbers = world.parts[0].add(*["red"] * 7)
     world.parts[0].answer_max = 3
-    assert numbers_of(await world.ask(Demand("", 7))) == numbers
+    assert numbers_of(await world.ask(Demand("", wanted))) == numbers
+
+
+@pytest.mark.parametrize("following", [[], ["red"], ["blue"] * 60 + ["red"]], ids=len)
+async def test_what_comes_back_while_a_page_is_read_is_given(
+    monkeypatch: pytest.MonkeyPatch, following: list[str]
+) -> None:
+    """Of three pages: one of those that follow, one of those that came back, and one at the end."""
+    world = World()
+    held: list[asyncio.Event] = []
+
+    async def peek(*args: Any) -> Any:
+        page = await peek_partition(*args)
+        held.append(asyncio.Event())
+        await held[-1].wait()
+        return page
+
+    monkeypatch.setattr(selecting, "peek_partition", peek)
+    numbers = world.parts[0].add(*["red"] * selecting.PAGE_MESSAGES, *following)
+    early, late = numbers[9], numbers[20]
+    world.parts[0].locked = {early, late}  # by another client
+    world.scans.all[0].post(Demand("", 100), CLIENT, world._take)
+    await until(lambda: len(held) == 1)
+    held[0].set()
+    await until(lambda: len(held) == 2)
+    world.parts[0].give_back(late)
+    held[1].set()
+    await until(lambda: len(held) == 3)
+    world.parts[0].give_back(early)
+    monkeypatch.setattr(selecting, "peek_partition", peek_partition)
+    held[2].set()
+    found = numbers_of(await world.settled())
+    assert sorted(found) == [number for number in numbers if world.parts[0].messages[number] != BLUE]
+
+
+async def test_a_page_from_before_a_new_beginning_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selecting, "RETURNED_MAX", 3)
+    world = World()
+    release = asyncio.Event()
+    numbers = world.parts[0].add(*["red"] * selecting.PAGE_MESSAGES, "blue", "red")
+    world.parts[0].locked.update(numbers[:5])  # by another client
+
+    async def peek(*args: Any) -> Any:
+        page = await peek_partition(*args)
+        if world.parts[0].peeks == 2:
+            await release.wait()
+        return page
+
+    monkeypatch.setattr(selecting, "peek_partition", peek)
+    world.scans.all[0].post(Demand("", 100), CLIENT, world._take)
+    await until(lambda: world.parts[0].peeks == 2)
+    await until(lambda: len(numbers_of(world.answers)) == selecting.PAGE_MESSAGES - 5)
+    world.parts[0].give_back(*numbers[:5])
+    release.set()
+    found = numbers_of(await world.settled())
+    assert sorted(found) == [*numbers[: selecting.PAGE_MESSAGES], numbers[-1]]
 
 
 async def test_a_withdrawal_is_answered_once_all_that_was_there_has_been_looked_at() -> None:
