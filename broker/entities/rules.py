@@ -15,6 +15,9 @@ DEFAULT_RULE_NAME = "$Default"
 """The name of the rule that a new subscription gets if its creator gives none."""
 COMPATIBILITY_LEVEL = 20
 """The only version of the SQL language that there is."""
+DATE_TIME_TICKS_MIN, DATE_TIME_TICKS_MAX = -621_355_968_000_000_000, 2_534_023_007_999_999_999
+"""The years 1 to 9999, in ticks (100 ns) since the Unix epoch: what clients and XML have dates for."""
+DURATION_TICKS_MIN, DURATION_TICKS_MAX = -(2**63), 2**63 - 1
 
 
 class ValueType(enum.Enum):

@@ -15,7 +15,7 @@ from typing import Final
 
 from lxml import etree
 
-from broker.entities.rules import RuleValue, ValueType
+from broker.entities.rules import DATE_TIME_TICKS_MAX, DATE_TIME_TICKS_MIN, RuleValue, ValueType
 from broker.http.atom import INSTANCE, SERVICE_BUS, Element, printable
 
 SCHEMA = "http://www.w3.org/2001/XMLSchema"
@@ -119,7 +119,10 @@ def _time(text: str) -> int:
         raise ValueError(f"'{text:.40}' is not a time such as 2026-01-05T10:00:00Z")
     day, clock, fraction, zone = found.groups()
     since = datetime.datetime.fromisoformat(f"{day}T{clock}{(zone or 'Z').replace('Z', '+00:00')}") - _EPOCH
-    return since.days * _TICKS_PER_DAY + since.seconds * TICKS_PER_SECOND + _fraction(fraction)
+    ticks = since.days * _TICKS_PER_DAY + since.seconds * TICKS_PER_SECOND + _fraction(fraction)
+    if not DATE_TIME_TICKS_MIN <= ticks <= DATE_TIME_TICKS_MAX:  # because of its zone
+        raise ValueError(f"'{text:.40}' is not in the years 1 to 9999 of UTC")
+    return ticks
 
 
 def _time_text(ticks: int) -> str:

@@ -18,6 +18,10 @@ from typing import Any, Final
 
 from broker.base.errors import Reason, Refused
 from broker.entities.rules import (
+    DATE_TIME_TICKS_MAX,
+    DATE_TIME_TICKS_MIN,
+    DURATION_TICKS_MAX,
+    DURATION_TICKS_MIN,
     CorrelationFilter,
     FalseFilter,
     Filter,
@@ -144,6 +148,23 @@ _READERS: Final[Mapping[type, tuple[ValueType, Callable[[Any], str | bool | int 
 
 
 def _value_of(name: str, value: object) -> RuleValue:
+    read = _read(name, value)
+    limits = _TICKS.get(read.type)
+    if limits is not None and not limits[0] <= int(read.value) <= limits[1]:
+        raise _wrong(
+            f"the property '{name:.80}' of a correlation filter is beyond what a {read.type.value} can be"
+        )
+    return read
+
+
+_TICKS: Final = {
+    ValueType.DATE_TIME: (DATE_TIME_TICKS_MIN, DATE_TIME_TICKS_MAX),
+    ValueType.DURATION: (DURATION_TICKS_MIN, DURATION_TICKS_MAX),
+}
+"""What responses can show again, in XML too."""
+
+
+def _read(name: str, value: object) -> RuleValue:
     if isinstance(value, Described) and isinstance(value.value, int):
         if str(value.descriptor) == _TIME_SPAN:
             return RuleValue(ValueType.DURATION, int(value.value))

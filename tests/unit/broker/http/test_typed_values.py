@@ -7,7 +7,7 @@ import math
 import pytest
 from lxml import etree
 
-from broker.entities.rules import RuleValue, ValueType
+from broker.entities.rules import DATE_TIME_TICKS_MAX, DATE_TIME_TICKS_MIN, RuleValue, ValueType
 from broker.http.atom import INSTANCE, SERVICE_BUS
 from broker.http.typed_values import SCHEMA, TICKS_PER_SECOND, read_value, write_value
 
@@ -36,6 +36,8 @@ def element(declared: str, text: str, prefix: str = "l28") -> etree._Element:
         ("dateTime", "1970-01-02T00:00:00.0000001Z", DAY + 1),
         ("dateTime", "1970-01-01T01:00:00+01:00", 0),
         ("dateTime", "1969-12-31T23:59:59.5", -TICKS_PER_SECOND // 2),
+        ("dateTime", "9999-12-31T23:59:59.9999999Z", DATE_TIME_TICKS_MAX),
+        ("dateTime", "0001-01-01T00:00:00Z", DATE_TIME_TICKS_MIN),
         ("duration", "P1DT1M0.5S", DAY + 60 * TICKS_PER_SECOND + TICKS_PER_SECOND // 2),
         ("duration", "-PT2H", -7_200 * TICKS_PER_SECOND),
         ("guid", "{00112233-4455-6677-8899-AABBCCDDEEFF}", "00112233-4455-6677-8899-aabbccddeeff"),
@@ -70,6 +72,8 @@ def test_a_value_without_a_type_is_a_string() -> None:
         ("dateTime", "2026-01-05"),
         ("dateTime", "0000-01-05T00:00:00Z"),
         ("dateTime", "2026-13-05T00:00:00Z"),
+        ("dateTime", "0001-01-01T00:00:00+01:00"),
+        ("dateTime", "9999-12-31T23:59:59-01:00"),
         ("duration", "P"),
         ("duration", "PT"),
         ("duration", "1:00"),

@@ -35,6 +35,8 @@ PROPERTIES: dict[str, object] = {
     "id": GUID,
     "span": Described(Symbol("com.microsoft:timespan"), Long(70)),
 }
+OFFSET_BEFORE_THE_YEAR_1 = Described(Symbol("com.microsoft:datetime-offset"), Long(-1))
+SPAN_BEYOND_64_BITS = Described(Symbol("com.microsoft:timespan"), ULong(2**63))
 VALUES = (
     ("text", RuleValue(ValueType.STRING, "red")),
     ("flag", RuleValue(ValueType.BOOLEAN, True)),
@@ -83,6 +85,10 @@ def test_a_correlation_rule_keeps_the_types_of_its_properties() -> None:
         request(correlation_filter={"subject": "x"}),
         request(correlation_filter={"label": 7}),
         request(correlation_filter={"properties": {"list": [1]}}),
+        request(correlation_filter={"properties": {"when": Timestamp(-62_135_596_800_001)}}),
+        request(correlation_filter={"properties": {"when": Timestamp(253_402_300_800_000)}}),
+        request(correlation_filter={"properties": {"when": OFFSET_BEFORE_THE_YEAR_1}}),
+        request(correlation_filter={"properties": {"span": SPAN_BEYOND_64_BITS}}),
         request(sql_filter={"expression": "1=1"}, sql_rule_action={"expression": None}),
     ],
 )
