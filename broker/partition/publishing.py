@@ -35,7 +35,7 @@ from broker.partition.messages import Messages
 from broker.partition.published import apply_published
 from broker.partition.records import Enqueued, Mark
 from broker.partition.targets import Set, Target, Targets
-from broker.rules.matching import ChangedCopy, Match, Matcher
+from broker.rules.matching import COPIES_BYTES_MAX, ChangedCopy, Match, Matcher
 
 _STAYS: Set = (Target(MAIN_PLACE, has_sessions=1),)
 """The targets of a scheduled message: it stays in the topic's own subqueue until its time."""
@@ -50,6 +50,10 @@ FILTER_FAILED = "FilterException"
 """The reason of messages for which a rule has no result."""
 _DESCRIPTION_CHARACTERS_MAX = 4_096
 """The text may quote values of the message; a property has at most 32 KiB."""
+COMMIT_BYTES_MAX = 256 * 1024 * 1024
+"""In a commit of this size, each message gets one copy at most: a frame of the log has a limit."""
+COPIED_BYTES_OF_WORK = 4_096
+"""Writing so many bytes of copies counts as much as a message."""
 
 
 class Destinations(NamedTuple):
@@ -59,6 +63,11 @@ class Destinations(NamedTuple):
     dead: tuple[tuple[int, bytes | None], ...] = ()
     """Targets that are dead-letter subqueues, with the properties that give the reason."""
     copies: tuple[ChangedCopy, ...] = ()
+
+    @property
+    def copied(self) -> int:
+        """The bytes of all copies."""
+        return sum([len(copy.message.data) for copy in self.copies]) if self.copies else 0
 
 
 class Publishing:
@@ -91,9 +100,9 @@ class Publishing:
             if number not in before or before[number].rules != each.rules:
                 self._matcher.set_rules(number, each.rules)
 
-    def destinations(self, message: bytes, has_session: bool, enqueued_ms: int) -> Destinations:
-        """Where an active message goes."""
-        match = self._matcher.match(message, enqueued_ms)
+    def destinations(self, message: bytes, has_session: bool, enqueued_ms: int, room: int) -> Destinations:
+        """Where an active message goes. `room`: what its copies may take in the commit, in bytes."""
+        match = self._matcher.match(message, enqueued_ms, min(max(room, 0), COPIES_BYTES_MAX))
         if match.copies or match.failures:
             return self._found(match, has_session)
         key = match.subscriptions, has_session
@@ -122,6 +131,7 @@ class Publishing:
         """Write and apply new messages. `only`: their targets, if they are not to be matched."""
         sessions = columns.get(SESSION_ID)
         found: list[Destinations] = []
+        room = room_for_copies(cycle)
         for place, message in enumerate(messages):
             if only is not None:
                 found.append(Destinations(only))
@@ -129,7 +139,8 @@ class Publishing:
                 found.append(Destinations(_STAYS))
             else:
                 has_session = sessions is not None and sessions[place] is not None
-                found.append(self.destinations(message, has_session, enqueued_ms))
+                found.append(self.destinations(message, has_session, enqueued_ms, room))
+                room -= found[-1].copied
         self.write(cycle, enqueued_ms, sizes, expire, messages, columns, found, scheduled_ms)
 
     def write(
@@ -165,6 +176,7 @@ class Publishing:
     def _write_copies(self, cycle: Cycle, enqueued_ms: int, copies: Sequence[ChangedCopy]) -> None:
         default_ms = self._description.settings.default_time_to_live_ms
         stored = [copy.message for copy in copies]
+        cycle.work += sum(len(each.data) for each in stored) // COPIED_BYTES_OF_WORK
         found = [
             self._found(Match((copy.subscription,)), copy.message.session_id is not None) for copy in copies
         ]
@@ -239,6 +251,11 @@ class Publishing:
             0 if settings.default_time_to_live_ms is None else max(1, settings.default_time_to_live_ms),
             int(settings.requires_session),
         )
+
+
+def room_for_copies(cycle: Cycle) -> int:
+    """How many more bytes the copies of messages may take in the cycle's commit."""
+    return COMMIT_BYTES_MAX - cycle.commit.bytes
 
 
 def targets_of(found: Sequence[Destinations]) -> Targets:

@@ -18,7 +18,7 @@ from broker.operations import ColumnLists
 from broker.partition import records
 from broker.partition.columns import of_references
 from broker.partition.published import apply_distributed
-from broker.partition.publishing import Destinations, Publishing, targets_of
+from broker.partition.publishing import Destinations, Publishing, room_for_copies, targets_of
 from broker.partition.records import Activated, Mark
 from broker.partition.references import SCHEDULED, Reference
 from broker.partition.workspace import Workspace
@@ -91,10 +91,12 @@ class PublishingLater:
         space, cycle = self._space, self._space.cycle
         messages = space.messages
         enqueued_ms = space.times.stamp(messages.latest_enqueued_ms, cycle.now_ms, cycle.wall_ms)
-        found = [
-            self._publishing.destinations(body, reference.session_id is not None, enqueued_ms)
-            for reference, body in due
-        ]
+        found: list[Destinations] = []
+        room = room_for_copies(cycle)
+        for reference, body in due:
+            has_session = reference.session_id is not None
+            found.append(self._publishing.destinations(body, has_session, enqueued_ms, room))
+            room -= found[-1].copied
         references = [reference for reference, _ in due]
         first_copied = next((place for place, each in enumerate(found) if each.copies), len(found))
         if first_copied:

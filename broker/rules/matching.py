@@ -24,6 +24,10 @@ from broker.rules.index import FilterIndex
 from broker.rules.message_view import MessageView
 from broker.rules.values import EvaluationFailed
 
+COPIES_BYTES_MAX = 16 * 1024 * 1024
+"""What the copies of one message may take together, unless it is a single one. Any number of rules with
+actions may match, and a commit has a limit."""
+
 
 def check_rule(rule: RuleDescription) -> None:
     """Refuse a rule whose filter or action is wrong. Raises Refused(ARGUMENT)."""
@@ -106,8 +110,9 @@ class Matcher:
             else:
                 self._remove(subscription, rule)
 
-    def match(self, stored: bytes, enqueued_ms: int) -> Match:
-        """Find who gets a stored message, whose enqueued time this is in wall time."""
+    def match(self, stored: bytes, enqueued_ms: int, copies_bytes_max: int = COPIES_BYTES_MAX) -> Match:
+        """Find who gets a stored message, whose enqueued time this is in wall time. A rule whose copy would
+        exceed `copies_bytes_max` together with those before it fails; the first copy is always made."""
         if self._to_all is None:
             self._to_all = Match(tuple(sorted(self._everything)))
         if not self._entries:
@@ -116,6 +121,7 @@ class Matcher:
         seen: set[_Entry] = set()
         plain: set[int] = set()
         copies: list[ChangedCopy] = []
+        copied = 0
         failures: list[Failure] = []
         for entry in self._candidates(message):
             if entry in seen:
@@ -131,7 +137,10 @@ class Matcher:
             plain.update([subscription for subscription, _ in entry.plain])
             for (subscription, rule), action in entry.acting.items():
                 try:
+                    if copies and copied + len(stored) > copies_bytes_max:
+                        raise EvaluationFailed(f"The copies of the message exceed {copies_bytes_max} bytes.")
                     copies.append(ChangedCopy(subscription, rule, action(message, rule)))
+                    copied += len(copies[-1].message.data)
                 except Exception as why:
                     failures.append(Failure(subscription, rule, _text_of(why)))
         if not (plain or copies or failures):

@@ -32,6 +32,7 @@ from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
 from protocol.codec import decode
 from tests.support.partition_harness import Harness, one
+from tests.support.rule_messages import stored_with
 from tests.support.topics import (
     BLUE,
     CHANGING,
@@ -128,6 +129,27 @@ async def test_a_message_for_which_a_filter_fails_is_dead_lettered_if_the_subscr
         assert dead.changed[0] is not None
         assert decode(dead.changed[0])[0]["DeadLetterReason"] == "FilterException"
     await check_restart(harness, B + DEAD)
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+async def test_a_commit_does_not_grow_without_bound_by_copies(
+    monkeypatch: pytest.MonkeyPatch, scheduled: bool
+) -> None:
+    monkeypatch.setattr(publishing, "COMMIT_BYTES_MAX", 100_000)
+    description = topic()
+    for number in range(30):
+        description = with_subscription(
+            description, f"s{number:02}", CHANGING, dead_lettering_on_filter_errors=True
+        )
+    harness = Harness(description=description)
+    big = [stored_with(subject="red", body=b"x" * 10_000)] * 5
+    due_ms = harness.clock.now_ms() + 1_000
+    one(await harness.do(9, Send(big, None, scheduled_ms=[due_ms] * 5 if scheduled else None)), Sent)
+    await harness.advance(1_100)
+    assert harness.log.end - harness.log.start < 400_000
+    assert len(await bodies(harness, "subscriptions/s00")) == 5
+    assert len(await bodies(harness, "subscriptions/s29" + DEAD)) == 5
+    await check_restart(harness, "subscriptions/s00", "subscriptions/s29" + DEAD)
 
 
 def test_a_long_reason_is_cut() -> None:

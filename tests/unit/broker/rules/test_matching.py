@@ -218,3 +218,16 @@ def test_whatever_a_rule_raises_is_the_failure_of_that_rule_alone(monkeypatch: p
     found = match(matcher, {"colour": "red"}, subject="l")
     assert found.subscriptions == (2,)
     assert found.failures == (Failure(1, "rule0", "It has no result (ZeroDivisionError)."),)
+
+
+def test_the_copies_of_a_message_have_a_limit_and_a_single_one_has_none() -> None:
+    matcher = Matcher()
+    for number in range(1, 5):
+        matcher.set_rules(number, [RuleDescription("acting", TrueFilter(), SqlAction("SET a = 1"))])
+    stored = stored_with(body=b"x" * 10_000)
+    found = matcher.match(stored, ENQUEUED_MS, 30_000)
+    assert [copy.subscription for copy in found.copies] == [1, 2]
+    assert found.failures[0] == Failure(3, "acting", "The copies of the message exceed 30000 bytes.")
+    assert len(found.failures) == 2
+    assert len(matcher.match(stored, ENQUEUED_MS, 0).copies) == 1
+    assert len(matcher.match(stored, ENQUEUED_MS).copies) == 4
