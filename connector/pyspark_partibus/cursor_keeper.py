@@ -6,7 +6,7 @@ import logging
 
 from pyspark_partibus.client.operations import CURSOR_NOT_FOUND, CURSOR_OWNED, Node
 from pyspark_partibus.errors import OptionError, Refused, Unavailable
-from pyspark_partibus.offsets import Offset, Positions
+from pyspark_partibus.offsets import FIRST, Offset, Positions
 from pyspark_partibus.options import SourceOptions
 
 _log = logging.getLogger("pyspark_partibus")
@@ -18,7 +18,8 @@ class CursorKeeper:
 
     def __init__(self, node: Node, options: SourceOptions) -> None:
         self._node, self._options = node, options
-        self._settled: Positions | None = None
+        self._settled: tuple[str, Positions] | None = None
+        """The generation and the positions that were settled last."""
 
     def check_before_first_batch(self) -> None:
         """Refuse to begin a query whose cursor belongs to another one. Raises OptionError."""
@@ -30,17 +31,32 @@ class CursorKeeper:
 
     def settle(self, offset: Offset) -> None:
         """Note that everything before this offset is done with. Raises OptionError if the cursor is another
-        query's."""
-        if self._options.settle == "none" or offset.positions == self._settled:
+        query's.
+
+        Does nothing for the beginning of a query, and for positions of an entity that is gone or that ends
+        before them: at these numbers there are, or will be, messages that the query has not read."""
+        if self._options.settle == "none" or offset.initial:
+            return
+        if self._settled == (offset.generation, offset.positions):
             return
         try:
-            self._settle(offset)
+            if self._is_still_true(offset):
+                self._settle(offset)
+            else:
+                _log.warning("'%s' is not what the query has read; nothing is settled", self._options.address)
         except Unavailable as error:
             _log.warning("settling is put off: %s", error)
         except Refused as refused:
             raise (_owned(self._options) if refused.condition == CURSOR_OWNED else refused) from refused
         else:
-            self._settled = offset.positions
+            self._settled = offset.generation, offset.positions
+
+    def _is_still_true(self, offset: Offset) -> bool:
+        """Whether the entity is the one that was read, and has all that was read."""
+        heads = self._node.heads()
+        return offset.generation == heads.generation and all(
+            offset.positions.get(each, FIRST) <= head for each, head in heads.heads.items()
+        )
 
     def _settle(self, offset: Offset) -> None:
         options, node = self._options, self._node

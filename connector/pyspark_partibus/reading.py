@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 from pyspark_partibus.client.ranges import RangeReader
 from pyspark_partibus.errors import DataLoss
 from pyspark_partibus.messages.decoding import Decoder
-from pyspark_partibus.messages.envelope import Report
+from pyspark_partibus.messages.envelope import Envelope, Report
 from pyspark_partibus.offsets import Range
 from pyspark_partibus.options import SourceOptions
 from pyspark_partibus.sharing import tasks_of
@@ -60,11 +60,21 @@ def read_task(options: SourceOptions, schema: StructType, task: Any) -> Iterator
     )
     for whole in task.ranges:
         report = Report()
-        for envelope in reader.envelopes(whole):
+        for envelope in _envelopes(reader, whole, options):
             report += envelope.report
             if envelope.sequence_numbers:
                 yield decoder.decode(envelope)
         _look_at(report, whole, options)
+
+
+def _envelopes(reader: RangeReader, whole: Range, options: SourceOptions) -> Iterator[Envelope]:
+    """A range, or as much of it as there still is if the user is content with that."""
+    try:
+        yield from reader.envelopes(whole)
+    except DataLoss as loss:
+        if options.fail_on_data_loss:
+            raise
+        _log.warning("%s; going on with what is there", loss)
 
 
 def _look_at(report: Report, whole: Range, options: SourceOptions) -> None:

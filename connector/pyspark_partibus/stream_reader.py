@@ -82,10 +82,9 @@ class PartibusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The end of the next batch: `start` itself if there is nothing to read yet."""
         begin = Offset.from_json(start)
-        if not begin.initial:
-            self._cursor().settle(begin)
         heads = self._frozen or self._current_heads()
         begins = self._checked(begin, heads)
+        self._cursor().settle(begin)
         # Numbers before the oldest message have no message, so they do not count as backlog.
         firsts = {each: max(begins.get(each, FIRST), heads.starts[each]) for each in heads.heads}
         shares = {each: head - firsts[each] for each, head in heads.heads.items() if head > firsts[each]}

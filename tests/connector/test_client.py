@@ -12,10 +12,12 @@ from pyspark_partibus.client.links import Receiver, Sender
 from pyspark_partibus.client.operations import Node
 from pyspark_partibus.client.patience import Patience
 from pyspark_partibus.client.pool import checked_out, dropped
+from pyspark_partibus.client.ranges import RangeReader
 from pyspark_partibus.client.requests import Requester
 from pyspark_partibus.client.values import Described, ULong, encode
 from pyspark_partibus.endpoint import Endpoint, parse_endpoint
-from pyspark_partibus.errors import Refused, TimedOut, Unavailable
+from pyspark_partibus.errors import DataLoss, Refused, TimedOut, Unavailable
+from pyspark_partibus.offsets import Range
 from tests.support.broker_process import BrokerProcess
 from tests.support.sas import sas_token
 
@@ -127,6 +129,14 @@ def test_a_request_outlasts_a_restart_of_the_broker(broker: BrokerProcess) -> No
     assert sorted(before.heads) == list(range(16))
     broker.restart()
     assert node.heads() == before
+
+
+def test_a_range_beyond_what_is_there_is_data_loss(broker: BrokerProcess) -> None:
+    endpoint = endpoint_of(broker)
+    heads = Node(endpoint, "plain", PATIENCE).heads()
+    reader = RangeReader(endpoint, "plain", PATIENCE, generation=heads.generation, messages=10, size=1 << 16)
+    with pytest.raises(DataLoss, match="ends before"):
+        list(reader.envelopes(Range(0, heads.heads[0], heads.heads[0] + 1)))
 
 
 def test_a_sender_is_told_what_its_target_can_do(broker: BrokerProcess) -> None:

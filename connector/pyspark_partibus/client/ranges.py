@@ -11,11 +11,13 @@ from pyspark_partibus.client.patience import Attempts, Patience
 from pyspark_partibus.client.pool import checked_out, dropped
 from pyspark_partibus.client.values import Described, Symbol, UInt
 from pyspark_partibus.endpoint import Endpoint
-from pyspark_partibus.errors import DataLoss, PartibusError, Unavailable
+from pyspark_partibus.errors import DataLoss, PartibusError, Refused, Unavailable
 from pyspark_partibus.messages.envelope import Envelope, read_envelope
 from pyspark_partibus.offsets import Range
 
 FILTER = "partibus:range"
+BEYOND_HEAD = "com.microsoft:argument-error"
+"""Why the broker refuses a range that does not end at the partition's head or before."""
 AHEAD = 2
 """Envelopes that the broker may send before the first of them is decoded, so that decoding overlaps with the
 wire."""
@@ -53,6 +55,12 @@ class RangeReader:
                     attempts.progressed()
                     yield envelope
                 return
+            except Refused as refused:
+                if refused.condition != BEYOND_HEAD:
+                    raise
+                raise DataLoss(
+                    f"'{self._address}' ends before {whole.behind}, where it once ended"
+                ) from refused
             except Unavailable as error:
                 if connection is not None:
                     dropped(connection)

@@ -57,6 +57,20 @@ def test_missing_numbers_fail_the_query_if_the_user_wants_that() -> None:
         list(read_task(source_options({**OPTIONS, "onMissing": "fail"}), SCHEMA, task))
 
 
+def test_a_task_goes_on_after_a_data_loss_if_the_user_wants_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(_: object, whole: Range) -> Iterator[Envelope]:
+        if whole.partition == 0:
+            raise DataLoss("created again")
+        yield read_envelope(envelope([section(0x75, b"a")], first=whole.first))
+
+    monkeypatch.setattr(FakeRanges, "envelopes", lost)
+    task = Task("gen", (Range(0, 1, 5), Range(1, 1, 2)))
+    with pytest.raises(DataLoss, match="created again"):
+        list(read_task(source_options(OPTIONS), SCHEMA, task))
+    batches = list(read_task(source_options({**OPTIONS, "failOnDataLoss": "false"}), SCHEMA, task))
+    assert [each.column("partition").to_pylist() for each in batches] == [[1]]
+
+
 def test_the_garbage_collector_is_tuned_once_for_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     frozen: list[None] = []
     monkeypatch.setattr(reading, "_tuned", False)

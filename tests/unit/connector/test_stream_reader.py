@@ -168,6 +168,39 @@ def test_an_entity_that_was_created_again_is_data_loss_or_read_from_its_beginnin
     assert ranges(stream, start, end) == [Range(0, 1, 3)]
 
 
+def test_messages_of_an_entity_that_was_created_again_are_not_settled_unread() -> None:
+    node = FakeNode({0: 5})
+    stream = reader(node, settle="complete", startingOffsets="earliest")
+    end = stream.latestOffset(stream.initialOffset(), ALL)
+    node.answer = replace(FakeNode({0: 9}).answer, generation="new")
+    for again in (stream, reader(node, settle="complete")):
+        with pytest.raises(DataLoss, match="created again"):
+            again.latestOffset(end, ALL)
+        again.commit(end)
+    lenient = reader(node, settle="complete", failOnDataLoss="false")
+    new = lenient.latestOffset(end, ALL)
+    assert (node.completed, node.cursors) == ({}, {})
+    lenient.latestOffset(new, ALL)
+    assert node.completed == {0: 9}
+
+
+def test_positions_behind_which_an_entity_lost_messages_are_not_settled() -> None:
+    node = FakeNode({0: 5, 1: 5})
+    stream = reader(node, startingOffsets="earliest", failOnDataLoss="false")
+    end = stream.latestOffset(stream.initialOffset(), ALL)
+    node.move({0: 3, 1: 7})
+    stream.latestOffset(end, ALL)
+    stream.commit(end)
+    assert node.cursors == {}
+
+
+def test_the_beginning_of_a_query_is_not_settled() -> None:
+    node = FakeNode({0: 5})
+    stream = reader(node)
+    stream.commit(stream.initialOffset())
+    assert node.cursors == {}
+
+
 def test_a_partition_that_ends_before_the_query_is_data_loss_or_read_from_there() -> None:
     node = FakeNode({0: 5, 1: 5})
     start = reader(node).initialOffset()
