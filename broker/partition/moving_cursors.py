@@ -88,7 +88,10 @@ class MovingCursors:
         self._space.answer(client, CursorList(found, listing.cookie))
 
     def advance(self, client: ClientId, advance: AdvanceCursor) -> None:
-        """Move a cursor forward. Raises Refused: CURSOR_NOT_FOUND, CURSOR_OWNED, ARGUMENT."""
+        """Move a cursor forward. Raises Refused: CURSOR_NOT_FOUND, CURSOR_OWNED, ARGUMENT.
+
+        Messages are completed up to the given position, even if the cursor stands beyond it: what is between
+        the two was read by an earlier owner, and perhaps not by this one."""
         space = self._space
         subqueue = space.messages.find(advance.subqueue)
         key, wall_ms = (subqueue.number, advance.name), space.cycle.wall_ms
@@ -107,7 +110,7 @@ class MovingCursors:
             space.answer(client, CursorAdvanced(position, completed, locked, advance.cookie))
 
         if advance.completes:
-            self._settling.start(subqueue, position, done)
+            self._settling.start(subqueue, advance.position, done)
         else:
             done(0, 0)
 

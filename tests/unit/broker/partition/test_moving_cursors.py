@@ -104,6 +104,17 @@ async def test_an_advance_completes_what_is_before_it_if_asked_to() -> None:
     assert (await harness.peek()).messages == [b"a", b"c"] and (await state(harness)).position == FIRST + 2
 
 
+async def test_an_advance_of_a_new_owner_completes_only_what_is_before_its_own_position() -> None:
+    harness = Harness()
+    await harness.send(b"a", b"b", b"c")
+    await created(harness)
+    await advance(harness, FIRST + 3)
+    await created(harness, owner=YOU, takes_over=True)
+    answer = await advance(harness, FIRST + 1, YOU, completes=True)
+    assert answer == CursorAdvanced(FIRST + 3, 1, 0, "mine")
+    assert (await harness.peek()).messages == [b"b", b"c"]
+
+
 async def test_only_the_owner_moves_and_deletes_a_cursor() -> None:
     harness = Harness()
     await harness.send(b"a")
