@@ -29,8 +29,8 @@ class Identity:
     strategy: str
     scope: tuple[str | int, ...]
     """What ids by content depend on besides the content."""
-    entity: str
-    """For ids of rows that were read from an entity."""
+    writer: str
+    """What ids of rows that were read from an entity depend on besides their positions there."""
 
 
 def choose_strategy(options: SinkOptions, columns: Collection[str]) -> str:
@@ -73,16 +73,14 @@ def of_stream(
                 else "give the sink a name of its own"
             ),
         )
-    return Identity(
-        sink, int(batch), strategy, _scope(strategy, sink, int(batch), partition), options.address or ""
-    )
+    return Identity(sink, int(batch), strategy, _scope(strategy, sink, int(batch), partition), sink)
 
 
 def of_batch(options: SinkOptions, strategy: str, partition: int, job: str) -> Identity:
     """The identity of a task of a batch query. job: a name that all attempts of its tasks share."""
     sink = None if options.write_id is None else f"write:{options.write_id}"
     name = sink or job
-    return Identity(sink, 0, strategy, _scope(strategy, name, 0, partition), options.address or "")
+    return Identity(sink, 0, strategy, _scope(strategy, name, 0, partition), name)
 
 
 def _scope(strategy: str, name: str, batch: int, partition: int) -> tuple[str | int, ...]:

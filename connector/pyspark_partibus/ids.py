@@ -42,10 +42,11 @@ def random_id() -> str:
     return secrets.token_hex(ID_BYTES)
 
 
-def source_id(entity: str, partition: int, sequence_number: int) -> str:
-    """The id of a row that was read from an entity of the broker and is written as one message."""
-    address = blake2b(entity.lower().encode(), digest_size=8).hexdigest()
-    return f"{address}-{partition}-{sequence_number}"
+def source_id(writer: str, target: str, partition: int, sequence_number: int) -> str:
+    """The id of a row that was read from an entity of the broker and is written as one message. writer: the
+    query's name, because another one may copy another entity to the same target."""
+    scope = blake2b(f"{writer}\x00{target.lower()}".encode(), digest_size=ID_BYTES).hexdigest()
+    return f"{scope}-{partition}-{sequence_number}"
 
 
 def partition_of_key(key: str, partitions: int) -> int:

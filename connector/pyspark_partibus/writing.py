@@ -124,14 +124,14 @@ class TaskWriter:
         strategy = self._identity.strategy
         if strategy == "source":
             partitions, numbers = (batch.column(name).to_pylist() for name in SOURCE_ID_COLUMNS)
-            entity = self._identity.entity
+            writer, target = self._identity.writer, self._options.address or ""
 
             def of_source(row: int, content: Sequence[bytes]) -> str:
                 if partitions[row] is None or numbers[row] is None:
                     raise BadRow(
                         "idStrategy=source needs rows with 'partition' and 'sequence_number'; one is null"
                     )
-                return source_id(entity, partitions[row], numbers[row])
+                return source_id(writer, target, partitions[row], numbers[row])
 
             return of_source
         if strategy == "none":

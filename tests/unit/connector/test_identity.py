@@ -55,6 +55,7 @@ def test_a_stream_writes_in_the_name_of_its_query_or_of_an_option() -> None:
     named = of_stream(options(sinkId="mine"), "content-global", 3, TASK)
     assert (named.sink, named.scope) == ("mine", ("mine", 7))
     assert of_stream(options(sinkId="mine"), "content", 3, {BATCH_PROPERTY: "7"}).sink == "mine"
+    assert (identity.writer, named.writer) == ("query", "mine")
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,7 @@ def test_a_spark_that_does_not_name_the_query_or_batch_is_an_error(
 
 def test_a_batch_query_is_in_the_ledger_only_if_it_has_a_name() -> None:
     unnamed = of_batch(options(), "content", 3, "job")
-    assert (unnamed.sink, unnamed.scope) == (None, ("job", 0, 3))
+    assert (unnamed.sink, unnamed.scope, unnamed.writer) == (None, ("job", 0, 3), "job")
     named = of_batch(options(writeId="day-1"), "content", 3, "job")
     assert (named.sink, named.scope) == ("write:day-1", ("write:day-1", 0, 3))
+    assert named.writer == "write:day-1"

@@ -28,17 +28,19 @@ def test_ids_differ_between_batches_tasks_and_ways_to_cut_the_content() -> None:
         ContentIds("sink", 1, 2).of(b"a", b"bc"),
         random_id(),
         random_id(),
-        source_id("orders", 1, 2),
-        source_id("orders", 12, 2),
+        source_id("query", "orders", 1, 2),
+        source_id("query", "orders", 12, 2),
+        source_id("query", "others", 1, 2),
+        source_id("other", "orders", 1, 2),
     }
-    assert len(ids) == 8
-    assert source_id("Orders", 1, 2) == source_id("orders", 1, 2)
+    assert len(ids) == 10
+    assert source_id("query", "Orders", 1, 2) == source_id("query", "orders", 1, 2)
 
 
 def test_an_id_fits_into_the_128_characters_that_a_message_id_may_have() -> None:
     ids = ContentIds("s")
     assert all(len(ids.of(b"same")) <= 128 for _ in range(11))
-    assert len(source_id("o" * 260, 255, 2**63)) <= 128
+    assert len(source_id("q" * 100, "o" * 260, 255, 2**63)) <= 128
 
 
 @pytest.mark.parametrize(

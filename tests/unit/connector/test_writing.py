@@ -59,10 +59,11 @@ def write(
     *,
     batch: int = 5,
     task: int = 0,
+    sink: str = "sink",
     **given: str,
 ) -> Written:
     options = sink_options({"endpoint": "amqp://host", "entity": "orders", "tuneWorkerGc": "false", **given})
-    identity = Identity("sink", batch, strategy, ("sink", batch, task), "orders")
+    identity = Identity(sink, batch, strategy, (sink, batch, task), sink)
     writer = TaskWriter(options, identity, (), lambda address: cast(Node, target))
     return writer.write(iter([pa.RecordBatch.from_pydict(rows)]))
 
@@ -130,10 +131,20 @@ def test_ids_may_come_from_a_column_from_the_source_or_from_nowhere() -> None:
     assert len(target.bodies) == 5
 
 
+def test_queries_that_copy_two_entities_to_one_target_lose_no_row() -> None:
+    target = FakeTarget()
+    rows: dict[str, list[Any]] = {"body": ["a"], "partition": [1], "sequence_number": [7]}
+    assert [write(target, rows, "source", sink=each).duplicates for each in ("one", "two", "one")] == [
+        0,
+        0,
+        1,
+    ]
+
+
 def test_rows_may_name_their_targets() -> None:
     targets = {"a": FakeTarget(), "b": FakeTarget()}
     options = sink_options({"endpoint": "amqp://host", "tuneWorkerGc": "false"})
-    identity = Identity("sink", 1, "content", (), "")
+    identity = Identity("sink", 1, "content", (), "sink")
     writer = TaskWriter(options, identity, (), lambda address: cast(Node, targets[address]))
     rows = pa.RecordBatch.from_pydict({"body": ["1", "2", "3"], "entity": ["a", "/b", "a"]})
     assert writer.write(iter([rows])).targets == ("a", "b")
