@@ -16,7 +16,14 @@ from pyspark_partibus.batch_reader import PartibusBatchReader
 from pyspark_partibus.columns import check_sink_schema, check_source_schema, full_schema
 from pyspark_partibus.errors import OptionError, SchemaError
 from pyspark_partibus.identity import SOURCE_ID_COLUMNS, choose_strategy
-from pyspark_partibus.options import SinkOptions, SourceOptions, sink_options, source_options
+from pyspark_partibus.options import (
+    COMMITTED,
+    EARLIEST,
+    SinkOptions,
+    SourceOptions,
+    sink_options,
+    source_options,
+)
 from pyspark_partibus.stream_reader import PartibusStreamReader
 from pyspark_partibus.writers import PartibusBatchWriter, PartibusStreamWriter
 
@@ -46,6 +53,7 @@ class PartibusDataSource(DataSource):
         for option, value in (("endingOffsets", options.ending), ("endingTimestamp", options.ending_time_ms)):
             if value is not None:
                 raise OptionError(option, "is for batch queries only")
+        _check_completes_what_was_read(options)
         return PartibusStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
@@ -81,3 +89,15 @@ class PartibusDataSource(DataSource):
         options = source_options(self.options)
         check_source_schema(schema, properties_as_json=options.properties_as_json)
         return options
+
+
+def _check_completes_what_was_read(options: SourceOptions) -> None:
+    """Refuse to complete messages that a query steps over at its beginning: what is before its position is
+    completed, whoever has read it. Raises OptionError."""
+    problem = "with settle=complete would remove earlier messages unread; use 'earliest' or 'committed'"
+    if options.settle != "complete":
+        return
+    if options.starting not in (None, EARLIEST, COMMITTED):
+        raise OptionError("startingOffsets", problem)
+    if options.starting_time_ms is not None:
+        raise OptionError("startingTimestamp", problem)

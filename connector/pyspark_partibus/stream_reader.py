@@ -34,7 +34,7 @@ from pyspark_partibus.client.patience import patiently
 from pyspark_partibus.cursor_keeper import CursorKeeper
 from pyspark_partibus.errors import DataLoss
 from pyspark_partibus.offsets import FIRST, Offset, Positions, ranges_between
-from pyspark_partibus.options import LATEST, SourceOptions
+from pyspark_partibus.options import EARLIEST, LATEST, SourceOptions
 from pyspark_partibus.reading import Task, read_task, tasks
 from pyspark_partibus.sharing import share_out
 from pyspark_partibus.starting import heads_of_all, starting_positions
@@ -63,8 +63,9 @@ class PartibusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a new query begins. Spark asks twice, and messages that come in between must not be
         skipped."""
         if self._initial is None:
+            default = EARLIEST if self._options.settle == "complete" else LATEST
             heads, positions = patiently(
-                lambda: starting_positions(self._connected(), self._options, LATEST), self._options.patience
+                lambda: starting_positions(self._connected(), self._options, default), self._options.patience
             )
             self._cursor().check_before_first_batch()
             self._initial = Offset(heads.generation, secrets.token_hex(16), positions, initial=True)

@@ -70,6 +70,17 @@ def test_a_stream_needs_a_cursor_unless_it_settles_nothing_or_completes() -> Non
             )
 
 
+def test_a_stream_that_completes_messages_steps_over_none_at_its_beginning() -> None:
+    schema = source().schema()
+    for start in ("latest", '{"0": 5}', '{"0": -1}'):
+        with pytest.raises(OptionError, match="option 'startingOffsets': with settle=complete"):
+            source(settle="complete", startingOffsets=start).streamReader(schema)
+    with pytest.raises(OptionError, match="option 'startingTimestamp': with settle=complete"):
+        source(settle="complete", startingTimestamp="5").streamReader(schema)
+    for start in ("earliest", "committed"):
+        assert source(settle="complete", cursor="c", startingOffsets=start).streamReader(schema)
+
+
 def test_a_sink_is_checked_before_anything_is_sent() -> None:
     rows = StructType().add("body", StringType())
     assert source(writeId="w", requireExactlyOnce="true").writer(rows, False)

@@ -48,6 +48,13 @@ def test_a_new_stream_begins_at_the_end_and_reads_what_arrives() -> None:
     assert stream.latestOffset(end, ALL) == end
 
 
+def test_a_new_stream_that_completes_messages_begins_with_the_earliest() -> None:
+    node = FakeNode({0: 5}, {0: 2})
+    stream = reader(node, settle="complete")
+    start = stream.initialOffset()
+    assert ranges(stream, start, stream.latestOffset(start, ALL)) == [Range(0, 2, 5)]
+
+
 def test_spark_asks_twice_where_to_begin_and_nothing_that_comes_between_is_lost() -> None:
     node = FakeNode({0: 5})
     stream = reader(node)
