@@ -61,8 +61,8 @@ def of_stream(
 ) -> Identity:
     """The identity of a task of a stream. properties: the task's local properties."""
     batch, query = properties.get(BATCH_PROPERTY), properties.get(QUERY_PROPERTY)
-    sink = options.sink_id or query
-    if batch is None or sink is None:
+    name = options.sink_id or query
+    if batch is None or name is None:
         missing = BATCH_PROPERTY if batch is None else QUERY_PROPERTY
         raise OptionError(
             "sinkId",
@@ -73,7 +73,9 @@ def of_stream(
                 else "give the sink a name of its own"
             ),
         )
-    return Identity(sink, int(batch), strategy, _scope(strategy, sink, int(batch), partition), sink)
+    # Another checkpoint counts its batches anew, so a name alone does not say which batch is meant.
+    sink = f"{name}/{query}" if options.sink_id and query else name
+    return Identity(sink, int(batch), strategy, _scope(strategy, sink, int(batch), partition), name)
 
 
 def of_batch(options: SinkOptions, strategy: str, partition: int, job: str) -> Identity:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,8 @@ ENDPOINT_VARIABLE = "PARTIBUS_ENDPOINT"
 LATEST, EARLIEST, COMMITTED = "latest", "earliest", "committed"
 JSON_LATEST, JSON_EARLIEST = -1, -2
 """What these numbers mean in offsets given as JSON, as with Kafka."""
+SINK_ID_BYTES_MAX, WRITE_ID_BYTES_MAX = 90, 100
+"""The broker's names of sinks have at most 128 bytes; after a `sinkId` come 37 of the query's id."""
 OF_SPARK = frozenset(("path", "checkpointlocation", "queryname", "paths"))
 """Options that Spark itself adds."""
 
@@ -247,8 +250,8 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
         id_strategy=read.one_of(
             "idStrategy", ("column", "content", "content-global", "source", "none"), None
         ),
-        sink_id=read.parsed("sinkId", _short_name, None),
-        write_id=read.parsed("writeId", _short_name, None),
+        sink_id=read.parsed("sinkId", partial(_short_name, SINK_ID_BYTES_MAX), None),
+        write_id=read.parsed("writeId", partial(_short_name, WRITE_ID_BYTES_MAX), None),
         require_exactly_once=read.flag("requireExactlyOnce", False),
         unknown_columns=unknown,
         send_messages=read.number("sendMessages", 1000, 1, 4000),
@@ -257,9 +260,9 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
     )
 
 
-def _short_name(text: str) -> str:
-    if len(text.encode()) > 100:
-        raise ValueError("is longer than 100 bytes")
+def _short_name(bytes_max: int, text: str) -> str:
+    if len(text.encode()) > bytes_max:
+        raise ValueError(f"is longer than {bytes_max} bytes")
     return text
 
 

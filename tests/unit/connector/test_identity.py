@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 
 from pyspark_partibus.errors import OptionError
@@ -53,9 +55,16 @@ def test_a_stream_writes_in_the_name_of_its_query_or_of_an_option() -> None:
     identity = of_stream(options(), "content", 3, TASK)
     assert (identity.sink, identity.batch, identity.scope) == ("query", 7, ("query", 7, 3))
     named = of_stream(options(sinkId="mine"), "content-global", 3, TASK)
-    assert (named.sink, named.scope) == ("mine", ("mine", 7))
+    assert (named.sink, named.scope) == ("mine/query", ("mine/query", 7))
     assert of_stream(options(sinkId="mine"), "content", 3, {BATCH_PROPERTY: "7"}).sink == "mine"
     assert (identity.writer, named.writer) == ("query", "mine")
+
+
+def test_batches_of_another_checkpoint_are_other_batches() -> None:
+    names = {of_stream(options(sinkId="mine"), "content", 3, TASK | {QUERY_PROPERTY: q}).sink for q in "ab"}
+    assert names == {"mine/a", "mine/b"}
+    longest = of_stream(options(sinkId="x" * 90), "content", 3, TASK | {QUERY_PROPERTY: str(UUID(int=0))})
+    assert len(str(longest.sink).encode()) <= 128
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,8 @@ def test_an_error_of_the_source_names_its_option(given: dict[str, str], option: 
     [
         ({"cursor": "c"}, "cursor"),
         ({"idStrategy": "position"}, "idStrategy"),
-        ({"sinkId": "x" * 101}, "sinkId"),
+        ({"sinkId": "x" * 91}, "sinkId"),
+        ({"writeId": "x" * 101}, "writeId"),
         ({"sendMessages": "0"}, "sendMessages"),
         ({"unknownColumns": "drop"}, "unknownColumns"),
     ],
