@@ -25,9 +25,9 @@ class PartibusBatchReader(DataSourceReader):
     def partitions(self) -> list[Task]:
         """The tasks. The positions are looked up once, here, so that every attempt reads the same."""
         options = self._options
-        node = Node(options.endpoint, options.address, options.patience)
-        heads, starts = starting_positions(node, options, EARLIEST)
-        ends = ending_positions(node, heads, options)
+        with Node(options.endpoint, options.address, options.patience) as node:
+            heads, starts = starting_positions(node, options, EARLIEST)
+            ends = ending_positions(node, heads, options)
         # Numbers before the oldest message have no message; leaving them out gives tasks an even share.
         ranges = [
             Range(partition, max(starts[partition], heads.starts[partition]), end)

@@ -77,7 +77,8 @@ def commit_batch(options: SinkOptions, messages: Messages, batch: int) -> None:
         {(each.sink, target) for each in done if each.sink for target in each.targets}
     ):
         assert sink is not None
-        Node(options.endpoint, target, options.patience).commit_batch(sink, batch)
+        with Node(options.endpoint, target, options.patience) as node:
+            node.commit_batch(sink, batch)
     total = _sum(done)
     if total.duplicates or total.skipped:
         _log.warning("batch %d: %s", batch, _described(total))

@@ -12,6 +12,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -61,6 +62,8 @@ class TaskWriter:
         self._encoder = Encoder(as_properties, makes_ids=identity.strategy != "column")
         self._connect = connect or (lambda address: Node(options.endpoint, address, options.patience))
         self._targets: dict[str, Target] = {}
+        self._nodes = ExitStack()
+        """Closes the nodes of all targets."""
         self._content = ContentIds(*identity.scope)
         self._written = Written(identity.sink, ())
 
@@ -69,8 +72,9 @@ class TaskWriter:
         if self._options.tune_gc:
             tune_garbage_collector()
         began = time.monotonic()
-        for batch in batches:
-            self._write(batch)
+        with self._nodes:
+            for batch in batches:
+                self._write(batch)
         written = self._written
         written.targets = tuple(sorted(self._targets)) or (
             (self._options.address,) if self._options.address else ()
@@ -111,7 +115,7 @@ class TaskWriter:
         return target
 
     def _new_target(self, address: str) -> Target:
-        node = self._connect(address)
+        node = self._nodes.enter_context(self._connect(address))
         facts, identity = node.facts(), self._identity
         check_guarantee(self._options, address, facts)
         is_done = False

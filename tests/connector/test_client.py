@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
+from cproton_ffi import ffi, lib
 
+from pyspark_partibus.batch_reader import PartibusBatchReader
 from pyspark_partibus.client.connection import Connection
 from pyspark_partibus.client.links import Receiver, Sender
 from pyspark_partibus.client.operations import Node
@@ -15,9 +18,14 @@ from pyspark_partibus.client.pool import checked_out, dropped
 from pyspark_partibus.client.ranges import RangeReader
 from pyspark_partibus.client.requests import Requester
 from pyspark_partibus.client.values import Described, ULong, encode
+from pyspark_partibus.columns import full_schema
 from pyspark_partibus.endpoint import Endpoint, parse_endpoint
 from pyspark_partibus.errors import DataLoss, Refused, TimedOut, Unavailable
+from pyspark_partibus.identity import Identity
 from pyspark_partibus.offsets import Range
+from pyspark_partibus.options import sink_options, source_options
+from pyspark_partibus.writers import commit_batch
+from pyspark_partibus.writing import TaskWriter
 from tests.support.broker_process import BrokerProcess
 from tests.support.sas import sas_token
 
@@ -129,6 +137,23 @@ def test_a_request_outlasts_a_restart_of_the_broker(broker: BrokerProcess) -> No
     assert sorted(before.heads) == list(range(16))
     broker.restart()
     assert node.heads() == before
+
+
+def test_tasks_leave_no_links_on_the_connection_that_they_share(broker: BrokerProcess) -> None:
+    options = sink_options({"endpoint": broker.addresses.connection_string(), "entity": "unique"})
+    connection = checked_out(options.endpoint, WAIT_S, "unique")
+    rows = pa.RecordBatch.from_pydict({"body": ["a"]})
+    for task in range(50):
+        written = TaskWriter(options, Identity("s", task, "content", ("s", task), "s"), ()).write(
+            iter([rows])
+        )
+        commit_batch(options, [written], task)
+    schema = full_schema(properties_as_json=False, with_error=False)
+    source = source_options({"endpoint": broker.addresses.connection_string(), "entity": "unique"})
+    reader = PartibusBatchReader(source, schema)
+    assert sum(batch.num_rows for task in reader.partitions() for batch in reader.read(task)) == 50
+    assert checked_out(options.endpoint, WAIT_S, "unique") is connection
+    assert lib.pn_link_head(connection._pn, 0) == ffi.NULL
 
 
 def test_a_range_beyond_what_is_there_is_data_loss(broker: BrokerProcess) -> None:

@@ -22,6 +22,13 @@ class FakeNode:
         self.completed: Positions = {}
         self.asked: list[str] = []
         self.down = False
+        self.closed = 0
+
+    def __enter__(self) -> FakeNode:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.closed += 1
 
     def move(self, heads: Positions, **changed: Any) -> None:
         """Messages have arrived."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from pyspark_partibus.client.connection import Connection
 from pyspark_partibus.client.links import Sender
@@ -66,7 +66,8 @@ class Sent:
 
 
 class Node:
-    """The management node of one subqueue."""
+    """The management node of one subqueue. Use it in a `with` statement where the process goes on afterwards,
+    or its links stay open as long as the connection."""
 
     def __init__(self, endpoint: Endpoint, address: str, patience: Patience) -> None:
         self._endpoint, self._address, self._patience = endpoint, address, patience
@@ -86,6 +87,15 @@ class Node:
         except Unavailable:
             self.drop()
             raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Detach the links. The connection stays, for whoever comes next in this process."""
+        if self._requester is not None:
+            self._requester.close()
+        self._connection = self._requester = None
 
     def drop(self) -> None:
         """Give up the connection; the next request makes a new one."""

@@ -23,6 +23,12 @@ def ledger(monkeypatch: pytest.MonkeyPatch) -> Ledger:
         def __init__(self, _endpoint: object, address: str, _patience: object) -> None:
             self._address = address
 
+        def __enter__(self) -> FakeNode:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            """There is nothing to close."""
+
         def commit_batch(self, sink: str, batch: int) -> bool:
             entries[self._address, sink] = batch
             return True

@@ -26,6 +26,13 @@ class FakeTarget:
         self.window_ms, self.last = window_ms, last
         self.requests: list[Sequence[bytes]] = []
         self.bodies: dict[str, bytes] = {}
+        self.closed = 0
+
+    def __enter__(self) -> FakeTarget:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.closed += 1
 
     def facts(self) -> Facts:
         return Facts("gen", 4, self.window_ms)
@@ -159,6 +166,19 @@ def test_rows_may_name_their_targets() -> None:
                 ]
             )
         )
+
+
+def test_a_task_closes_the_links_to_its_targets_also_if_it_fails() -> None:
+    target = FakeTarget()
+    write(target, {"body": ["a"]})
+    assert target.closed == 1
+    with pytest.raises(BadRow):
+        write(target, {"body": ["a", None]})
+    assert target.closed == 2
+    unfit = FakeTarget(window_ms=None)
+    with pytest.raises(OptionError):
+        write(unfit, {"body": ["a"]}, requireExactlyOnce="true")
+    assert unfit.closed == 1
 
 
 def test_no_rows_are_written_to_the_option_s_target() -> None:
