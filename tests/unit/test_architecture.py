@@ -328,7 +328,7 @@ def test_c_code_has_lines_of_at_most_110_characters() -> None:
 
 CONNECTOR = sorted((ROOT / "connector" / "pyspark_partibus").rglob("*.py"))
 """A distribution of its own, installed where the broker is not."""
-CONNECTOR_TESTED_WITH_A_BROKER = {"connection", "links", "operations", "pool", "ranges", "requests"}
+CONNECTOR_TESTED_WITH_A_BROKER = {"connection", "links", "operations", "ranges", "requests"}
 """Modules of its client that need a peer: `tests/connector` tests them."""
 
 

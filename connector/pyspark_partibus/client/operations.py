@@ -169,7 +169,11 @@ class Node:
 
     def _facts_once(self) -> Facts:
         connection = checked_out(self._endpoint, self._patience.request_s, self._address)
-        sender = Sender(connection, self._address, {GENERATION: None})
+        try:
+            sender = Sender(connection, self._address, {GENERATION: None})
+        except Unavailable:
+            dropped(connection)
+            raise
         told = sender.remote_properties
         sender.close()
         return Facts(str(told[GENERATION]), int(told[PARTITIONS]), told.get(DUPLICATE_WINDOW))

@@ -12,6 +12,7 @@ import os
 from pyspark_partibus.client.connection import Connection
 from pyspark_partibus.client.requests import put_token
 from pyspark_partibus.endpoint import Endpoint
+from pyspark_partibus.errors import Unavailable
 
 _connections: dict[tuple[int, Endpoint], Connection] = {}
 _authorised: dict[tuple[int, Endpoint], set[str]] = {}
@@ -27,7 +28,11 @@ def checked_out(endpoint: Endpoint, timeout_s: float, address: str) -> Connectio
         _authorised[key] = set()
     connection.timeout_s = timeout_s
     if endpoint.token is not None and address not in _authorised[key]:
-        put_token(connection, f"sb://{endpoint.host}/{address}", endpoint.token)
+        try:
+            put_token(connection, f"sb://{endpoint.host}/{address}", endpoint.token)
+        except Unavailable:
+            dropped(connection)
+            raise
         _authorised[key].add(address)
     return connection
 
