@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import time
 
 from pyspark_partibus.client.operations import CURSOR_NOT_FOUND, CURSOR_OWNED, Node
 from pyspark_partibus.errors import OptionError, Refused, Unavailable
 from pyspark_partibus.offsets import FIRST, Offset, Positions
 from pyspark_partibus.options import SourceOptions
 
+PAUSE_S = 10.0
+"""For how long nothing is settled after a failure, so that planning does not wait for a partition that is
+down."""
 _log = logging.getLogger("pyspark_partibus")
 
 
@@ -20,6 +24,7 @@ class CursorKeeper:
         self._node, self._options = node, options
         self._settled: tuple[str, Positions] | None = None
         """The generation and the positions that were settled last."""
+        self._rests_until = 0.0
 
     def check_before_first_batch(self) -> None:
         """Refuse to begin a query whose cursor belongs to another one. Raises OptionError."""
@@ -37,15 +42,17 @@ class CursorKeeper:
         before them: at these numbers there are, or will be, messages that the query has not read."""
         if self._options.settle == "none" or offset.initial:
             return
-        if self._settled == (offset.generation, offset.positions):
+        if self._settled == (offset.generation, offset.positions) or time.monotonic() < self._rests_until:
             return
         try:
-            if self._is_still_true(offset):
-                self._settle(offset)
-            else:
-                _log.warning("'%s' is not what the query has read; nothing is settled", self._options.address)
+            with self._node.trying_once():
+                if self._is_still_true(offset):
+                    self._settle(offset)
+                else:
+                    _log.warning("'%s' is not what was read; nothing is settled", self._options.address)
         except Unavailable as error:
             _log.warning("settling is put off: %s", error)
+            self._rests_until = time.monotonic() + PAUSE_S
         except Refused as refused:
             raise (_owned(self._options) if refused.condition == CURSOR_OWNED else refused) from refused
         else:

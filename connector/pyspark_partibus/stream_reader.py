@@ -7,7 +7,7 @@ are kept for a while.
 Settlement happens twice. `commit(end)` comes only once there is a next batch. `latestOffset(start)` comes
 after the batch that ended at `start` was entered in Spark's commit log, also at the end of a run and while
 nothing arrives. So both settle; a position that was settled before costs nothing. Settling never fails a
-query for a moment's trouble: it is tried again at the next call.
+query for a moment's trouble: it is tried again at a later call.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -23,12 +25,19 @@ class FakeNode:
         self.asked: list[str] = []
         self.down = False
         self.closed = 0
+        self.tries_once = False
 
     def __enter__(self) -> FakeNode:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.closed += 1
+
+    @contextmanager
+    def trying_once(self) -> Iterator[None]:
+        self.tries_once = True
+        yield
+        self.tries_once = False
 
     def move(self, heads: Positions, **changed: Any) -> None:
         """Messages have arrived."""

@@ -6,8 +6,9 @@ Each of them can be repeated without harm, and is, while the broker is not avail
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from pyspark_partibus.client.connection import Connection
@@ -96,6 +97,15 @@ class Node:
         if self._requester is not None:
             self._requester.close()
         self._connection = self._requester = None
+
+    @contextmanager
+    def trying_once(self) -> Iterator[None]:
+        """Until the end of the `with` statement, requests that fail are not made again."""
+        patience, self._patience = self._patience, replace(self._patience, retry_s=0)
+        try:
+            yield
+        finally:
+            self._patience = patience
 
     def drop(self) -> None:
         """Give up the connection; the next request makes a new one."""

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from pyspark_partibus.client.operations import Cursor, Node
-from pyspark_partibus.cursor_keeper import CursorKeeper
+from pyspark_partibus.cursor_keeper import PAUSE_S, CursorKeeper
 from pyspark_partibus.errors import OptionError, Refused
 from pyspark_partibus.offsets import Offset
 from pyspark_partibus.options import source_options
@@ -61,14 +61,34 @@ def test_nothing_is_settled_if_nothing_is_to_be() -> None:
     assert node.asked == []
 
 
-def test_a_broker_that_is_down_is_asked_again_at_the_next_call() -> None:
+def test_a_broker_that_is_down_is_asked_once_and_again_after_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
     node = FakeNode({0: 10})
     keeps = keeper(node)
     node.down = True
-    keeps.settle(OFFSET)
+    for _ in range(3):
+        keeps.settle(OFFSET)
+    assert len(node.asked) == 1
     node.down = False
+    now += PAUSE_S - 0.1
+    keeps.settle(OFFSET)
+    assert node.cursors == {}
+    now += 0.1
     keeps.settle(OFFSET)
     assert node.cursors["c"].positions == {0: 5}
+
+
+def test_requests_that_settle_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = FakeNode({0: 10})
+    once: list[bool] = []
+    monkeypatch.setattr(node, "_note", lambda _: once.append(node.tries_once))
+    keeps = keeper(node)
+    keeps.check_before_first_batch()
+    keeps.settle(OFFSET)
+    assert once == [False, True, True, True, True]
 
 
 def test_the_cursor_of_another_query_is_left_alone() -> None:

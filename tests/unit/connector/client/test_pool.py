@@ -61,6 +61,23 @@ def test_a_connection_on_which_a_token_was_not_answered_is_dropped(
     assert made[0].closed
 
 
+def test_a_node_may_try_once(made: list[FakeConnection], monkeypatch: pytest.MonkeyPatch) -> None:
+    class FakeRequester:
+        def __init__(self, connection: FakeConnection, _node: str) -> None:
+            self._connection = connection
+
+        def ask(self, operation: str, body: object) -> dict[str, int]:
+            self._connection.answer()
+            return {"batch": 5}
+
+    monkeypatch.setattr(operations, "Requester", FakeRequester)
+    node = Node(ENDPOINT, "orders", PATIENCE)
+    with pytest.raises(TimedOut), node.trying_once():
+        node.last_batch("sink")
+    made.clear()
+    assert node.last_batch("sink") == 5
+
+
 def test_a_connection_on_which_a_sender_was_not_answered_is_dropped(
     made: list[FakeConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
