@@ -32,6 +32,7 @@ from broker.operations import (
     Answer,
     Demand,
     Detach,
+    Failed,
     Locked,
     Operation,
     Recall,
@@ -69,7 +70,7 @@ class Lane:
         self._woken = asyncio.Event()
         self._demands = self._stopping = self._is_down_for_good = False
         self._withdrawn = asyncio.Event()
-        """Set once the partition has answered a `Withdraw`, or has gone down."""
+        """Set once the partition has answered a `Withdraw`, or has gone down, or the subqueue was deleted."""
         self._pause = Retry()
         """Until its time, if one is set, nothing can be forwarded."""
         self._forget_timer: asyncio.TimerHandle | None = None
@@ -188,6 +189,9 @@ class Lane:
                 self._withdrawn.set()
                 self._demand()  # the partition answers once it is back
             case Withdrawn() if not self._withdrawn.is_set():
+                self._demands = False
+                self._withdrawn.set()
+            case Failed(reason=Reason.ENTITY_NOT_FOUND):  # the subqueue's subscription was deleted
                 self._demands = False
                 self._withdrawn.set()
             case _:

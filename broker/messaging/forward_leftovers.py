@@ -81,10 +81,15 @@ class Leftovers:
 
         def ended(found: SourcesFound | None) -> None:
             if self._visits.pop(key, None) is not None and found is not None:
-                self._found(entity, number, found)
+                # not within the partition's answer: an error here is none of the partition's
+                asyncio.get_running_loop().call_soon(self._tell, entity, number, found)
 
         visit = self._visits[key] = _Visit(entity, number, ended)
         asyncio.get_running_loop().call_soon(visit.ask)
+
+    def _tell(self, entity: Entity, number: int, found: SourcesFound) -> None:
+        if not self._is_stopped:
+            self._found(entity, number, found)
 
     def stop(self) -> None:
         """Ask no more."""

@@ -163,16 +163,20 @@ class Forwarding:
         source = self._entities.get(generation)
         if source is None or source.gone is not None:
             return self._namespace.may_exist(generation)
-        if source.description.subqueues[subqueue].role is PASSES_ON:
+        described = source.description.subqueues.get(subqueue)
+        if described is not None and described.role is PASSES_ON:
             self.transfers.mark(source, partition, target, number)
             return True
         key = generation, subqueue
-        forwarded = self._forwarded.get(key)
-        if forwarded is not None and key_of(forwarded.target_name) == key_of(target.name):
-            if (ending := self._ending.get(key)) is None:
-                forwarded.mark(partition, target, number)
-            else:  # a lane that ends may still hand over messages of this source
-                ending.add_done_callback(lambda _: self._leftovers.look(target, number))
+        forwarded, ending = self._forwarded.get(key), self._ending.get(key)
+        if described is None and forwarded is None and ending is None:
+            return False  # the subqueue of a subscription that was deleted
+        goes_here = forwarded is not None and key_of(forwarded.target_name) == key_of(target.name)
+        if ending is not None and (goes_here or described is None):
+            # a lane that ends may still hand over messages of this source
+            ending.add_done_callback(lambda _: self._leftovers.look(target, number))
+        elif forwarded is not None and goes_here:
+            forwarded.mark(partition, target, number)
         return True  # it may forward to this target again
 
     def _begin(self, key: _Key, entity: Entity, target: str) -> None:

@@ -114,7 +114,7 @@ class Clients:
 
     async def change(self) -> None:
         """Have "c" forward no more, or again."""
-        forwards = self.here.descriptions["c"].settings.forward_to is not None
+        forwards = self.here.descriptions["c"].forwarding_of(0) is not None
         await self.here.update("c", QueueSettings() if forwards else FORWARDING_C)
 
     async def carry_out(self, operation: Callable[[], Awaitable[None]]) -> None:

@@ -13,14 +13,14 @@ from typing import Any, cast
 from broker.base.clock import ManualClock
 from broker.base.errors import Reason, Refused
 from broker.base.metrics import Metrics
-from broker.entities.descriptions import MAIN, QueueDescription, QueueSettings, key_of
+from broker.entities.descriptions import MAIN, EntityDescription, QueueDescription, QueueSettings, key_of
 from broker.message.stored import MessageIds, store_run
 from broker.messaging.forward_lane import Lane
 from broker.messaging.forwarding import Forwarding
 from broker.namespace.entity import Entity, ask
+from broker.namespace.kinds import make_entity
 from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace
-from broker.namespace.queue import Queue
 from broker.namespace.resting import Resting
 from broker.operations import Locked, Peek, Peeked, Send, Sent, SubqueueCounts
 from broker.partition.payloads import PayloadBudget
@@ -75,7 +75,7 @@ class World:
         self.clock = ManualClock()
         self.disks: dict[tuple[str, int], Disk] = {}
         self.logs: dict[tuple[str, int], MemoryLog] = {}
-        self.descriptions = {
+        self.descriptions: dict[str, EntityDescription] = {
             name: QueueDescription(name, name.rjust(32, "0"), partitions, settings)
             for name, (partitions, settings) in queues.items()
         }
@@ -110,7 +110,7 @@ class World:
         self.life += 1
         metrics = Metrics()
         self.entities = {
-            name: Queue(
+            name: make_entity(
                 description, EntityMeter(metrics, name), self._start_partition, cast(Resting, self.resting)
             )
             for name, description in self.descriptions.items()
@@ -246,8 +246,12 @@ class World:
     async def update(self, name: str, settings: QueueSettings) -> None:
         """Change an entity's settings."""
         entity = self.entities[name]
-        description = entity.description.updated(settings, self.clock.now_ms(), None)
-        self.descriptions[name] = cast(QueueDescription, description)
+        await self.describe(name, entity.description.updated(settings, self.clock.now_ms(), None))
+
+    async def describe(self, name: str, description: EntityDescription) -> None:
+        """Change an entity's description."""
+        entity = self.entities[name]
+        self.descriptions[name] = description
         await entity.update(description)
         self.changed(entity)
 

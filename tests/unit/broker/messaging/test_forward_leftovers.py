@@ -10,13 +10,17 @@ import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import TRANSFER, EntityStatus, QueueSettings
+from broker.entities.rules import RuleDescription
+from broker.entities.topics import SubscriptionSettings, TopicDescription
 from broker.message.stored import store_run
 from broker.messaging import forward_lane, forward_retry
+from broker.messaging.forward_lane import Lane
 from broker.messaging.forward_leftovers import Leftovers, _Visit
 from broker.messaging.sends import transfer_of
 from broker.namespace.entity import Entity, ask
 from broker.operations import Answer, Failed, Send, Transact
 from broker.partition.origins import Origins
+from broker.partition.task import Health
 from broker.transfer_operations import SourcesFound, source_of
 from storage.errors import DiskFailed
 from tests.support.forwarding_world import World, held_now, message_of, world
@@ -38,6 +42,11 @@ def keeps(here: World) -> bool:
     """Whether the only partition of "b" keeps numbers."""
     partition = here.partitions["b", 0]._partition
     return partition is not None and bool(partition.messages.states.of(Origins).sources)
+
+
+def lane_of(here: World) -> Lane:
+    (forwarded,) = here.forwarding._forwarded.values()
+    return forwarded._lanes[0]
 
 
 async def crashed(here: World) -> None:
@@ -204,3 +213,68 @@ async def test_a_partition_that_is_back_before_it_is_asked_again_gives_out_no_me
         await until(lambda: found)
         assert [type(each) for each in heard] == [Failed, SourcesFound]
         assert here.partitions["via", 0].counts()[TRANSFER].locked == 0
+
+
+def topic_to_b() -> TopicDescription:
+    """A topic with a subscription that forwards to "b"."""
+    topic = TopicDescription("t", "t".rjust(32, "0"), 1)
+    return topic.with_new("s", SubscriptionSettings(forward_to="b"), [RuleDescription("$Default")], 1)
+
+
+async def test_a_target_goes_on_and_forgets_a_subscription_that_is_deleted_just_after_a_forward() -> None:
+    async with world(b=(1, PLAIN)) as here:
+        await here.crash()
+        topic = here.descriptions["t"] = topic_to_b()
+        here.start()
+        await here.send("t", "x")
+        await here.until_at("b", 1)
+        assert keeps(here)
+        await here.describe("t", topic.without(1))
+        await until(lambda: not (keeps(here) or here.forwarding._ending))
+        await here.send("b", "y")
+        assert await here.texts("b") == ["x", "y"]
+        assert here.partitions["b", 0].health is Health.HEALTHY
+
+
+async def test_after_a_crash_a_target_forgets_a_subscription_that_was_deleted() -> None:
+    async with world(b=(1, PLAIN)) as here:
+        await here.crash()
+        topic = here.descriptions["t"] = topic_to_b()
+        here.start()
+        await here.send("t", "x")
+        await here.until_at("b", 1)
+        assert keeps(here)
+        await here.crash()
+        here.descriptions["t"] = topic.without(1)
+        here.start()
+        await here.wake_all()
+        await until(lambda: "b" in here.entities and not keeps(here))
+        assert await here.texts("b") == ["x"]
+
+
+async def test_what_goes_wrong_with_what_was_found_is_not_the_partitions_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with world(b=(1, PLAIN)) as here:
+        strays: list[str] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: strays.append(what["message"]))
+        visits: list[_Visit] = []
+        monkeypatch.setattr(_Visit, "ask", lambda visit: visits.append(visit))
+        here.forwarding._leftovers.look(here.entities["b"], 0)
+        await until(lambda: visits)
+        visits[0]._heard(SourcesFound([b"no source"], passes_on=False))
+        await until(lambda: strays)
+        assert len(strays) == 1 and not here.forwarding._leftovers._visits
+
+
+async def test_a_lane_that_withdraws_does_not_wait_for_a_subqueue_that_was_deleted() -> None:
+    async with world(b=(1, PLAIN)) as here:
+        await here.crash()
+        topic = here.descriptions["t"] = topic_to_b()
+        here.start()
+        await here.entities["t"].wake(0)
+        await until(lambda: here.forwarding._forwarded and lane_of(here)._demands)
+        lane = lane_of(here)
+        await here.entities["t"].update(topic.without(1))
+        await asyncio.wait_for(lane._withdraw(), 5)
+        assert not lane._demands
