@@ -18,7 +18,7 @@ from broker.entities.rules import (
     SqlAction,
     SqlFilter,
 )
-from broker.entities.topics import SubscriptionSettings, TopicDescription
+from broker.entities.topics import SUBSCRIPTION_NUMBER_MAX, SubscriptionSettings, TopicDescription
 from broker.entities.validation import (
     AUTO_DELETE_ON_IDLE_MS_MIN,
     check_delivery,
@@ -135,6 +135,8 @@ def check_limits(before: TopicDescription, after: TopicDescription, limits: Topi
     when a limit was lowered. Raises Refused(QUOTA_EXCEEDED)."""
     if len(after.subscriptions) > max(limits.subscriptions, len(before.subscriptions)):
         _exceeded(after, f"{limits.subscriptions} subscriptions")
+    if after.last_subscription > max(SUBSCRIPTION_NUMBER_MAX, before.last_subscription):
+        _exceeded(after, f"{SUBSCRIPTION_NUMBER_MAX} subscriptions over time, with those that were deleted,")
     if _most_rules(after) > max(limits.rules, _most_rules(before)):
         _exceeded(after, f"{limits.rules} rules in one subscription")
     (sql_before, correlation_before), (sql, correlation) = filter_counts(before), filter_counts(after)

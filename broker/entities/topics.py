@@ -43,6 +43,8 @@ from broker.entities.rules import RuleDescription
 
 PLACES: Final = 4
 """Subqueue numbers of each subscription, and of the topic itself."""
+SUBSCRIPTION_NUMBER_MAX: Final = (1 << 16) // PLACES - 1
+"""The highest number that a subscription may have: partitions store the numbers of subqueues in 16 bits."""
 MAIN_PLACE, DEAD_LETTER_PLACE, TRANSFER_DEAD_LETTER_PLACE, TRANSFER_PLACE = range(PLACES)
 TOPIC_SUBQUEUES: Final[Mapping[int, SubqueueDescription]] = {
     MAIN_PLACE: SubqueueDescription(MAIN, DISTRIBUTES),
@@ -91,7 +93,7 @@ class SubscriptionDescription:
     name: str
     """As spelled at creation; compared without regard to case."""
     number: int
-    """From 1. The topic never gives it again."""
+    """From 1 to SUBSCRIPTION_NUMBER_MAX. The topic never gives it again."""
     settings: SubscriptionSettings = SubscriptionSettings()
     rules: tuple[RuleDescription, ...] = ()
     """In the order of their creation. A subscription without rules gets no messages."""

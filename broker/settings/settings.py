@@ -308,7 +308,12 @@ class Settings(BaseSettings):
         True, description="Whether an entity created without EnablePartitioning is partitioned."
     )
     entities_max: int = Field(10_000, ge=1, description="Largest number of entities in the namespace.")
-    subscriptions_max: int = Field(2_000, ge=1, description="Largest number of subscriptions of one topic.")
+    subscriptions_max: int = Field(
+        2_000,
+        ge=1,
+        description="Largest number of subscriptions of one topic. Over time, with those that were deleted, "
+        "a topic can have 16,383.",
+    )
     rules_max: int = Field(1_000, ge=1, description="Largest number of rules of one subscription.")
     partitioned_entities_max: int | None = Field(
         None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from broker.base.errors import Reason, Refused
@@ -16,8 +18,14 @@ from broker.entities.subscription_validation import (
     check_subscription_update,
     filter_counts,
 )
-from broker.entities.topics import SubscriptionSettings, TopicDescription, TopicSettings
+from broker.entities.topics import (
+    SUBSCRIPTION_NUMBER_MAX,
+    SubscriptionSettings,
+    TopicDescription,
+    TopicSettings,
+)
 from broker.entities.validation import WrongProperty
+from broker.partition.records import REMOVED, Mark, encode_mark, encode_runs
 
 DEFAULTS = SubscriptionSettings()
 TOPIC = TopicDescription("events", "a" * 32, 4, TopicSettings())
@@ -102,3 +110,18 @@ def test_the_default_rule_counts_as_a_sql_filter_and_numbers_are_limited() -> No
             check_limits(TOPIC, topic, limits)
         assert caught.value.reason is Reason.QUOTA_EXCEEDED
         check_limits(topic, topic, limits)  # what there was before may stay
+
+
+def test_a_topic_that_has_given_all_numbers_gets_no_more_subscriptions() -> None:
+    before = replace(TOPIC, last_subscription=SUBSCRIPTION_NUMBER_MAX - 1)
+    last = before.with_new("last", DEFAULTS, [], 1)
+    check_limits(before, last, TopicLimits())
+    number = last.subqueues.end - 1
+    assert encode_mark(Mark(REMOVED, number, [1], target=number)) and encode_runs(number, [1], [1])
+    deleted = last.without(SUBSCRIPTION_NUMBER_MAX)
+    check_limits(last, deleted, TopicLimits())
+    with pytest.raises(Refused, match="16383 subscriptions over time") as caught:
+        check_limits(deleted, deleted.with_new("next", DEFAULTS, [], 1), TopicLimits())
+    assert caught.value.reason is Reason.QUOTA_EXCEEDED
+    beyond = replace(last, last_subscription=SUBSCRIPTION_NUMBER_MAX + 1)
+    check_limits(beyond, beyond.without(SUBSCRIPTION_NUMBER_MAX), TopicLimits())

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from broker.base.clock import ManualClock
 from broker.base.errors import Reason, Refused
 from broker.base.metrics import Metrics
+from broker.entities import subscription_validation
 from broker.entities.descriptions import AuthorizationRule, QueueDescription, QueueSettings
 from broker.entities.documents import encode_description
 from broker.entities.rules import CorrelationFilter, RuleDescription, SqlFilter
@@ -320,3 +321,13 @@ async def test_a_rule_that_cannot_be_understood_is_a_mistake_of_the_file(tmp_pat
     wrong = RuleDescription("wrong", SqlFilter("color = "))
     with pytest.raises(WrongConfigFile, match=r"Topics\[0\].Subscriptions\[0\].Rules\[1\]: .*position"):
         await start(tmp_path, topic_spec(RuleDescription("$Default"), wrong))
+
+
+async def test_a_topic_that_has_given_all_numbers_gets_no_subscription_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscription_validation, "SUBSCRIPTION_NUMBER_MAX", 0)
+    namespace, warnings = await start(tmp_path, topic_spec(RuleDescription("$Default")))
+    topic = namespace.describe("events")
+    assert isinstance(topic, TopicDescription) and not topic.subscriptions
+    assert len(warnings) == 1 and "0 subscriptions over time" in warnings[0]

@@ -10,7 +10,12 @@ from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import EntityDescription, QueueDescription, key_of
 from broker.entities.rules import CorrelationFilter, RuleDescription, TrueFilter
 from broker.entities.subscription_validation import TopicLimits
-from broker.entities.topics import SubscriptionSettings, TopicDescription, TopicSettings
+from broker.entities.topics import (
+    SUBSCRIPTION_NUMBER_MAX,
+    SubscriptionSettings,
+    TopicDescription,
+    TopicSettings,
+)
 from broker.namespace.subscriptions import Subscriptions
 
 DEFAULT = RuleDescription("$Default", TrueFilter(), None, 7)
@@ -125,3 +130,14 @@ async def test_what_is_wrong_or_too_much_changes_nothing(
     await subscriptions.create("events", "two", SETTINGS, [])
     await refused(Reason.QUOTA_EXCEEDED, subscriptions.create("events", "three", SETTINGS, []))
     assert entities.changes == 3
+
+
+async def test_a_topic_that_has_given_all_numbers_gets_no_more_subscriptions(
+    entities: Entities, subscriptions: Subscriptions
+) -> None:
+    topic = TopicDescription(
+        "Events", "a" * 32, 4, TopicSettings(), last_subscription=SUBSCRIPTION_NUMBER_MAX
+    )
+    entities.all["events"] = topic
+    text = await refused(Reason.QUOTA_EXCEEDED, subscriptions.create("events", "one", SETTINGS, []))
+    assert "'Events'" in text and entities.all["events"] is topic
