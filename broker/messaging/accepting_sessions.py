@@ -115,6 +115,7 @@ class SessionFinder:
 
     def __init__(self, queue: Entity, subqueue: str) -> None:
         self._queue, self._subqueue = queue, subqueue
+        self._subqueue_number = queue.description.subqueues.number_of(subqueue)
         self._client = next_client()
         self._with_free: OrderedDict[int, None] = OrderedDict()
         """Partitions that have said they have a free session, in the order in which they are asked next. Each
@@ -231,7 +232,7 @@ class SessionFinder:
         if isinstance(answer, Arrived):
             self._with_free[number] = None
             self._match()
-        elif isinstance(answer, Unavailable) and not answer.for_good:
+        elif isinstance(answer, Failed) or (isinstance(answer, Unavailable) and not answer.for_good):
             self._with_free.pop(number, None)
             self._watch_later(number)
 
@@ -242,7 +243,8 @@ class SessionFinder:
 
     def _watch_again(self, number: int) -> None:
         self._to_watch.discard(number)
-        if self._queue.gone is None:
+        is_there = self._queue.description.subqueues.number_of(self._subqueue) == self._subqueue_number
+        if self._queue.gone is None and is_there:
             self._watch(number)
 
 
@@ -263,23 +265,26 @@ class SessionFinders:
     """The finders of all entities. One for the whole broker, so that all clients are served in order."""
 
     def __init__(self) -> None:
-        self._finders: dict[Entity, dict[str, _Kept]] = {}
-        """By entity and subqueue."""
+        self._finders: dict[Entity, dict[int, _Kept]] = {}
+        """By entity and number of the subqueue: another one may get its name."""
 
     async def accept_next(
         self, queue: Entity, subqueue: str, within_s: float, *, is_shared: bool = False
     ) -> HeldSession:
         """Lock the session that has been free for longest in some partition. Raises Refused(TIMEOUT) if none
-        becomes free in time, or as the entity says if it is gone."""
+        becomes free in time, or as the entity says if it is gone or does not allow receiving."""
         if queue.gone is not None:
             raise queue.gone
+        queue.check_can_receive(subqueue)
+        number = queue.description.subqueues.number_of(subqueue)
+        assert number is not None, "the entity has this subqueue"
         finders = self._finders.get(queue)
         if finders is None:
             finders = self._finders[queue] = {}
             queue.at_end.append(partial(self._end, queue))
-        kept = finders.get(subqueue)
+        kept = finders.get(number)
         if kept is None:
-            kept = finders[subqueue] = _Kept(SessionFinder(queue, subqueue))
+            kept = finders[number] = _Kept(SessionFinder(queue, subqueue))
         if kept.timer is not None:
             kept.timer.cancel()
             kept.timer = None
@@ -296,10 +301,10 @@ class SessionFinders:
             kept.users -= 1
             if not kept.users and queue.gone is None:
                 loop = asyncio.get_running_loop()
-                kept.timer = loop.call_later(KEEP_S, self._drop, queue, subqueue)
+                kept.timer = loop.call_later(KEEP_S, self._drop, queue, number)
 
-    def _drop(self, queue: Entity, subqueue: str) -> None:
-        self._finders[queue].pop(subqueue).finder.detach()
+    def _drop(self, queue: Entity, number: int) -> None:
+        self._finders[queue].pop(number).finder.detach()
 
     def _end(self, queue: Entity) -> None:
         assert queue.gone is not None, "this is called when the entity ends"

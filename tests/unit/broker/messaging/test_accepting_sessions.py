@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from typing import Any, cast
 from weakref import ref
 
 import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import QueueSettings
+from broker.entities.topics import SubscriptionSettings, TopicDescription
 from broker.messaging import accepting_sessions
 from broker.messaging.accepting_sessions import (
     ASKING_MAX,
@@ -18,11 +20,14 @@ from broker.messaging.accepting_sessions import (
     SessionFinders,
     accept_named,
 )
+from broker.namespace.meter import EntityMeter
+from broker.namespace.topic import Topic
 from broker.operations import Arrived, Detach, Failed, Unavailable
 from broker.session_operations import AcceptSession, SessionAccepted, SessionLost, WatchSessions
 from tests.support.link_stack import LinkStack, Part, turn, until
 
 WAIT_S = 20.0
+WITH_SESSIONS = SubscriptionSettings(requires_session=True)
 
 
 def stack_of(partitions: int = 4) -> LinkStack:
@@ -264,6 +269,57 @@ async def test_partitions_are_watched_while_a_client_waits(monkeypatch: pytest.M
     with pytest.raises(Refused, match="became free"):
         await finders.accept_next(stack.queue, "", 0.2)
     assert not stack.parts[0].has(Detach)
+
+
+def topic_of(stack: LinkStack) -> Topic:
+    """A topic on the same partitions, with a subscription "s" that requires sessions."""
+    description = TopicDescription("topic", "1" * 32, len(stack.parts)).with_new("s", WITH_SESSIONS, [], 1)
+    topic = Topic(
+        description,
+        EntityMeter(stack.metrics, "topic"),
+        lambda _, number: cast(Any, stack.parts[number]),
+        stack.resting,
+    )
+    for number in range(description.partitions):
+        topic.partition(number)
+    return topic
+
+
+async def test_a_subscription_that_is_deleted_and_created_again_is_watched_anew() -> None:
+    stack, finders = stack_of(1), SessionFinders()
+    topic, (part,) = topic_of(stack), stack.parts
+    with pytest.raises(Refused, match="became free"):
+        await finders.accept_next(topic, "subscriptions/s", 0.001)
+    part.take(WatchSessions)
+    topic.description = topic.description.without(1)
+    with pytest.raises(Refused) as refused:
+        await finders.accept_next(topic, "subscriptions/s", WAIT_S)
+    assert refused.value.reason is Reason.ENTITY_NOT_FOUND
+    topic.description = topic.description.with_new("s", WITH_SESSIONS, [], 2)
+    client = asyncio.ensure_future(finders.accept_next(topic, "subscriptions/s", WAIT_S))
+    await turn()
+    arrive(part)
+    give(part, "a")
+    assert (await client).session_id == "a"
+
+
+async def test_a_watch_that_fails_is_repeated_while_there_is_something_to_watch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(accepting_sessions, "WATCH_AGAIN_S", 0.01)
+    stack, finders = stack_of(1), SessionFinders()
+    topic, (part,) = topic_of(stack), stack.parts
+    client = asyncio.ensure_future(finders.accept_next(topic, "subscriptions/s", WAIT_S))
+    await turn()
+    part.answer(WatchSessions, lambda _: Failed(Reason.PARTITION_UNAVAILABLE, "down", None))
+    await until(lambda: part.has(WatchSessions))
+    (finder,) = (kept.finder for kept in finders._finders[topic].values())
+    topic.description = topic.description.without(1).with_new("s", WITH_SESSIONS, [], 2)
+    part.answer(WatchSessions, lambda _: Failed(Reason.ENTITY_NOT_FOUND, "gone", None))
+    await until(lambda: not finder._to_watch)
+    assert not part.has(WatchSessions)
+    client.cancel()
+    await asyncio.wait([client])
 
 
 async def test_nothing_of_a_deleted_queue_is_kept() -> None:
