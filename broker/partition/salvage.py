@@ -13,9 +13,10 @@ Other durable state of a partition needs no such care: its records do not depend
 
 Which messages are lost: sequence numbers rise without a gap, so the numbers between the last one before a gap
 in the log and the first one after it were in the gap. Those that a later record removes were settled, and
-those that a later record relocates still exist; all others are lost. A message that the checkpoint knows is
-lost if its bytes were in a gap. If nothing follows a gap, all numbers from its first one on are lost.
-Settlements in a gap are forgotten, so their messages are delivered again.
+those that a later record relocates still exist; all others are lost. As nobody knows which subscriptions of a
+topic a message in a gap was for, it counts as settled only if it was removed from all of them. A message that
+the checkpoint knows is lost if its bytes were in a gap. If nothing follows a gap, all numbers from its first
+one on are lost. Settlements in a gap are forgotten, so their messages are delivered again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from broker.entities.roles import SubqueueTable, is_of_same
+from broker.entities.roles import OWN_END, SubqueueTable, is_of_same
 from broker.partition import records
 from broker.partition.messages import Messages
 from broker.partition.payloads import PayloadBudget
@@ -77,13 +78,18 @@ class Salvage:
     """Whether `messages.next_number` is correct for this place in the log."""
     _in_gap: bool = False
     _missing: list[Range] = field(default_factory=list)
+    _subscriptions: set[int] = field(init=False)
+    """The numbers of the entity's subscriptions."""
     _settled: set[int] = field(default_factory=set)
-    """Unknown messages that a record removed."""
+    """Unknown messages that records removed everywhere."""
+    _removed_from: dict[int, set[int]] = field(default_factory=dict)
+    """The subscriptions that records removed unknown messages from, by sequence number."""
     _earlier: dict[int, int] = field(default_factory=dict)
     """The earlier numbers of unknown messages that became active, by their new ones."""
 
     def __post_init__(self) -> None:
         self.messages = Messages(self.number, self.subqueues, PayloadBudget(0, 0), tick_ms=20)
+        self._subscriptions = {number // OWN_END for number in self.subqueues if number >= OWN_END}
 
     def begin(self, checkpoints: Iterable[Checkpoint], start: Position, *, is_start_known: bool) -> None:
         """Load the first of these checkpoints that can be read.
@@ -164,12 +170,22 @@ class Salvage:
         subqueues = self.messages.subqueues
         known = [number for number in mark.sequence_numbers if self._bring(number, subqueues[mark.subqueue])]
         if mark.kind == records.REMOVED and len(known) < len(mark.sequence_numbers):
-            self._note_settled(set(mark.sequence_numbers) - set(known))
+            unknown = set(mark.sequence_numbers) - set(known)
+            self._note_settled(self._removed_everywhere(unknown, mark.subqueue // OWN_END))
         if known:
             self.messages.apply_mark(mark._replace(sequence_numbers=known))
 
+    def _removed_everywhere(self, numbers: Iterable[int], subscription: int) -> Iterable[int]:
+        """Those of these unknown messages that no subscription has any more after they were removed from this
+        one, or from the entity itself (0)."""
+        if not subscription:
+            return numbers
+        for number in numbers:
+            self._removed_from.setdefault(number, set()).add(subscription)
+        return [number for number in numbers if self._removed_from[number] >= self._subscriptions]
+
     def _note_settled(self, numbers: Iterable[int]) -> None:
-        """Unknown messages were removed, also under their earlier numbers."""
+        """Unknown messages were removed everywhere, also under their earlier numbers."""
         for number in numbers:
             self._settled.add(number)
             if number in self._earlier:

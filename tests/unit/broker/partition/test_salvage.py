@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from broker.entities.descriptions import DEAD_LETTER, QUEUE_SUBQUEUES
+from broker.entities.roles import SubqueueTable
+from broker.entities.topics import MAIN_PLACE, SubscriptionSettings, TopicDescription
 from broker.operations import PARTITION_SHIFT
 from broker.partition import records
 from broker.partition.records import Mark
@@ -40,8 +42,8 @@ def gap(position: int, end: int | None) -> Gap:
     return Gap(Path("log"), 0, Position(position), None if end is None else Position(end), "flipped")
 
 
-def salvaged(*parts: Frame | Gap) -> Salvage:
-    salvage = Salvage(NUMBER, QUEUE_SUBQUEUES)
+def salvaged(*parts: Frame | Gap, subqueues: SubqueueTable = QUEUE_SUBQUEUES) -> Salvage:
+    salvage = Salvage(NUMBER, subqueues)
     salvage.begin([], Position(0), is_start_known=True)
     for part in parts:
         if isinstance(part, Gap):
@@ -72,6 +74,22 @@ def test_a_number_that_a_later_record_removes_was_settled_and_is_not_lost() -> N
     settled = marked(950, Mark(records.REMOVED, 0, [FIRST + 2]))
     salvage = salvaged(enqueued(0, 1, 2), gap(500, 900), enqueued(900, 6, 1), settled)
     assert gone(salvage) == [(4, 5)]
+
+
+def test_a_message_of_a_topic_was_settled_only_if_all_subscriptions_removed_it() -> None:
+    topic = TopicDescription("t", "0" * 32, 1)
+    for name in ("one", "two"):
+        topic = topic.with_new(name, SubscriptionSettings(), [], 1)
+    one, two = (each.subqueue(MAIN_PLACE) for each in topic.subscriptions)
+    settled = marked(
+        950,
+        Mark(records.REMOVED, one, [FIRST + 2, FIRST + 3]),
+        Mark(records.REMOVED, two, [FIRST + 3, FIRST + 4]),
+        Mark(records.REMOVED, 0, [FIRST + 5]),
+    )
+    parts = (enqueued(0, 1, 2), gap(500, 900), enqueued(900, 7, 1), settled)
+    assert gone(salvaged(*parts, subqueues=topic.subqueues)) == [(3, 3), (5, 5)]
+    assert gone(salvaged(*parts, subqueues=topic.without(2).subqueues)) == [(5, 5)]
 
 
 def test_numbers_that_a_later_record_removes_in_runs_were_settled_and_are_not_lost() -> None:
