@@ -17,6 +17,7 @@ from typing import Any
 
 from tests.crash.clients import Client, Place
 from tests.support.broker_process import BrokerProcess
+from tests.support.scrapes import by_entity, metrics
 
 ROUNDS = int(os.environ.get("PARTIBUS_CRASH_ROUNDS", "10"))
 SEED = int(os.environ.get("PARTIBUS_CRASH_SEED") or secrets.randbelow(2**32))
@@ -73,6 +74,18 @@ def wait_for_traffic(place: Place, is_enough: Callable[[], bool]) -> None:
         check_clients(place)
         assert time.monotonic() < deadline, "no traffic"
         time.sleep(0.02)
+
+
+def wait_for_gauge(broker: BrokerProcess, gauge: str, counts: dict[str, int]) -> None:
+    """Wait until a gauge of these queues has these values."""
+    deadline = time.monotonic() + TRAFFIC_WITHIN_S
+    while True:
+        shown = by_entity(metrics(broker.addresses, TRAFFIC_WITHIN_S), gauge)
+        found = {name: shown.get(name) for name in counts}
+        if found == counts:
+            return
+        assert time.monotonic() < deadline, f"{gauge}: {found}, and not {counts}"
+        time.sleep(0.05)
 
 
 def kill_and_restart(broker: BrokerProcess, place: Place) -> None:

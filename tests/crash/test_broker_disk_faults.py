@@ -22,6 +22,7 @@ from storage.disk import LocalDisk
 from tests.crash.clients import Place, body_of, drain
 from tests.crash.ledger import QueueLedger, name_of
 from tests.support import raw_amqp as raw
+from tests.support import scrapes
 from tests.support.amqp_messages import message
 from tests.support.broker_process import Addresses, BrokerProcess, queue
 from tests.support.broker_thread import BrokerThread
@@ -91,9 +92,8 @@ def client_of(addresses: Addresses, **options: Any) -> Iterator[Client]:
 
 def health(addresses: Addresses) -> dict[str, Any]:
     """The queue's part of `/health`."""
-    with urllib.request.urlopen(f"{addresses.http_url}/health", timeout=5) as answer:
-        entity: dict[str, Any] = json.load(answer)["entities"]["orders"]
-        return entity
+    entity: dict[str, Any] = scrapes.health(addresses, within_s=5)["entities"]["orders"]
+    return entity
 
 
 def availability(addresses: Addresses) -> str:
@@ -106,13 +106,9 @@ def availability(addresses: Addresses) -> str:
 
 
 def commit_failures(addresses: Addresses) -> int:
-    with urllib.request.urlopen(f"{addresses.http_url}/metrics", timeout=5) as answer:
-        (line,) = [
-            line
-            for line in answer.read().decode().splitlines()
-            if line.startswith("partibus_commit_failures_total ")
-        ]
-        return int(float(line.split()[1]))
+    lines = scrapes.metrics(addresses, within_s=5).splitlines()
+    (line,) = [line for line in lines if line.startswith("partibus_commit_failures_total ")]
+    return int(float(line.split()[1]))
 
 
 def wait_until(holds: Callable[[], bool], what: str, within_s: float = BACK_WITHIN_S) -> None:

@@ -5,9 +5,7 @@ at the end exactly once, those of a key in order. So do dead letters at the queu
 
 from __future__ import annotations
 
-import re
 import time
-import urllib.request
 from pathlib import Path
 from random import Random
 
@@ -18,10 +16,10 @@ from tests.crash.ledger import QueueLedger
 from tests.crash.rounds import (
     ROUNDS,
     SEED,
-    TRAFFIC_WITHIN_S,
     at_work,
     kill_and_restart,
     round_with_broker,
+    wait_for_gauge,
     wait_for_traffic,
 )
 from tests.support.broker_process import BrokerProcess, queue
@@ -84,22 +82,6 @@ def wait_for_more(place: Place, ledger: QueueLedger) -> None:
 
 
 def wait_until_forwarded(broker: BrokerProcess) -> None:
-    """Wait until nothing is on its way, as scrapes say, which open nothing."""
-    deadline = time.monotonic() + TRAFFIC_WITHIN_S
-    while (left := on_the_way(broker)) != 0:
-        assert time.monotonic() < deadline, f"{left} messages are not forwarded"
-        time.sleep(0.05)
-
-
-def on_the_way(broker: BrokerProcess) -> int:
-    with urllib.request.urlopen(f"{broker.addresses.http_url}/metrics", timeout=TRAFFIC_WITHIN_S) as answer:
-        text = answer.read().decode()
-    first, middle = (value_of(text, "messages", name) for name in (FIRST, MIDDLE))
-    dead = value_of(text, "dead_letter_messages", LAST)
-    return -1 if None in (first, middle, dead) else int(first or 0) + int(middle or 0) + int(dead or 0)
-
-
-def value_of(text: str, gauge: str, name: str) -> str | None:
-    """A gauge of a queue; None if it is not known yet after a crash."""
-    found = re.search(rf'^partibus_{gauge}{{entity="{name}"}} (\d+)\.0$', text, re.M)
-    return None if found is None else found[1]
+    """Wait until nothing is on its way."""
+    wait_for_gauge(broker, "messages", {FIRST: 0, MIDDLE: 0})
+    wait_for_gauge(broker, "dead_letter_messages", {LAST: 0})

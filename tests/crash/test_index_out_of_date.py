@@ -4,10 +4,8 @@ it, and it is not trusted.
 
 from __future__ import annotations
 
-import re
 import shutil
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from tests.crash.test_hanging_disk import ANSWERED_WITHIN_S, BACK_WITHIN_S
 from tests.support.broker_process import queue
 from tests.support.broker_thread import BrokerThread
 from tests.support.faulty_disk import OPERATIONS, FaultyDisk
+from tests.support.scrapes import by_entity, metrics
 
 FOLDERS = ("first", "second")
 
@@ -47,9 +46,7 @@ def in_second(broker: BrokerThread, name: str) -> list[int]:
 
 def messages(broker: BrokerThread) -> dict[str, int]:
     """Messages per queue, from one scrape."""
-    with urllib.request.urlopen(f"{broker.addresses.http_url}/metrics", timeout=BACK_WITHIN_S) as answer:
-        found = re.findall(r'^partibus_messages{entity="(\w+)"} (\d+)\.0$', answer.read().decode(), re.M)
-    return {name: int(number) for name, number in found}
+    return by_entity(metrics(broker.addresses, BACK_WITHIN_S), "messages")
 
 
 def witness(folder: Path) -> Says:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gc
 import time
-import urllib.request
 import warnings
 from pathlib import Path
 from random import Random
@@ -25,8 +24,7 @@ from tests.crash import test_session_kill as of_sessions
 from tests.crash.clients import SCHEDULED, Client, Place, Receiver, Sender, drain
 from tests.crash.ledger import QueueLedger
 from tests.crash.relays import KEYS, PARTITIONS, Relay, message_of, text_of, wait_for_commits
-from tests.crash.rounds import ROUNDS, SEED, at_work, kill_and_restart, round_with_broker
-from tests.crash.test_forward_kill import value_of
+from tests.crash.rounds import ROUNDS, SEED, at_work, kill_and_restart, round_with_broker, wait_for_gauge
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import ANNOTATIONS, message, sections
 from tests.support.broker_process import BrokerProcess, queue
@@ -46,7 +44,6 @@ QUEUES = [
 ENTRY_SENDER = 3
 ECHO = "echo of "
 LATER_MS = 1_500
-ARRIVES_WITHIN_S = 60.0
 
 
 class Echoing(Relay):
@@ -171,18 +168,18 @@ def check(
 ) -> None:
     """Wait until everything that was scheduled or is on its way has arrived, and compare it with what the
     clients know."""
-    wait_for(broker, {LATER: 0}, "messages")
+    wait_for_gauge(broker, "messages", {LATER: 0})
     drain(place, LAST, ledger)
     assert ledger.errors == []
     lost = ledger.acknowledged - ledger.removals_asked
     assert not lost, f"acknowledged, and never came: {sorted(lost)}"
     assert drain(place, LAST, QueueLedger()) == 0
-    wait_for(broker, {relay.queue: 0 for relay in relays}, "scheduled_messages")
+    wait_for_gauge(broker, "scheduled_messages", {relay.queue: 0 for relay in relays})
     for relay in relays:
         print(f"{relay.name}: {relay.commits} committed, {relay.roll_backs} rolled back")
         relay.check(place.port)
     entries = sum(sum(relay.committed.values()) for relay in relays)
-    wait_for(broker, {ENTRIES: 0, ARCHIVE: entries}, "messages")
+    wait_for_gauge(broker, "messages", {ENTRIES: 0, ARCHIVE: entries})
     connection_string = broker.addresses.connection_string()
     with ServiceBusClient.from_connection_string(connection_string, retry_total=0) as client:
         load.check(client)
@@ -201,16 +198,3 @@ def archived(client: ServiceBusClient, session: str) -> list[int]:
         while page := receiver.peek_messages(250):
             found += [int(str(each)) for each in page]
     return found
-
-
-def wait_for(broker: BrokerProcess, counts: dict[str, int], gauge: str) -> None:
-    """Wait until a gauge of each queue has this value, as scrapes say, which open nothing."""
-    deadline = time.monotonic() + ARRIVES_WITHIN_S
-    while True:
-        with urllib.request.urlopen(f"{broker.addresses.http_url}/metrics", timeout=10) as answer:
-            text = answer.read().decode()
-        found = {name: value_of(text, gauge, name) for name in counts}
-        if all(found[name] == str(count) for name, count in counts.items()):
-            return
-        assert time.monotonic() < deadline, f"{gauge}: {found}, and not {counts}"
-        time.sleep(0.05)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import urllib.error
 import urllib.request
@@ -30,6 +29,7 @@ from tests.crash.test_broker_disk_faults import (
     wait_until,
 )
 from tests.crash.test_hanging_disk import BACK_WITHIN_S, connection_string
+from tests.support import scrapes
 from tests.support.broker_process import queue
 from tests.support.broker_thread import BrokerThread
 from tests.support.faulty_disk import OPERATIONS, FaultyDisk
@@ -65,10 +65,8 @@ def numbers_in(broker: BrokerThread, folder: int) -> set[int]:
 
 def folder_states(broker: BrokerThread) -> list[str]:
     """Folder states as `/health` shows them; the metrics must agree."""
-    with urllib.request.urlopen(f"{broker.addresses.http_url}/health", timeout=BACK_WITHIN_S) as answer:
-        shown: list[str] = json.load(answer)["data_folders"]
-    with urllib.request.urlopen(f"{broker.addresses.http_url}/metrics", timeout=BACK_WITHIN_S) as answer:
-        lines = answer.read().decode().splitlines()
+    shown: list[str] = scrapes.health(broker.addresses, BACK_WITHIN_S)["data_folders"]
+    lines = scrapes.metrics(broker.addresses, BACK_WITHIN_S).splitlines()
     for state in set(shown):
         assert f'partibus_data_folders{{state="{state}"}} {float(shown.count(state))}' in lines
     return shown
@@ -170,8 +168,7 @@ def shown_as_lost(broker: BrokerThread, state: str) -> set[int]:
     numbers = {number for number, each in enumerate(shown["partitions"]) if each == state}
     assert shown["availability"] == ("Limited" if numbers else "Available")
     assert set(shown.get("uncounted_partitions", ())) == numbers
-    with urllib.request.urlopen(f"{broker.addresses.http_url}/metrics", timeout=BACK_WITHIN_S) as answer:
-        lines = answer.read().decode().splitlines()
+    lines = scrapes.metrics(broker.addresses, BACK_WITHIN_S).splitlines()
     assert f'partibus_entity_available{{entity="orders"}} {0.0 if numbers else 1.0}' in lines
     assert (f'partibus_uncounted_partitions{{entity="orders"}} {float(len(numbers))}' in lines) == bool(
         numbers
@@ -186,9 +183,7 @@ def wait_for(broker: BrokerThread, state: str, availability: str) -> None:
     """Wait until the second folder, or the missing one, is in this state and the queue is as available."""
 
     def is_so() -> bool:
-        url = f"{broker.addresses.http_url}/health"
-        with urllib.request.urlopen(url, timeout=BACK_WITHIN_S) as answer:
-            shown = json.load(answer)
+        shown = scrapes.health(broker.addresses, BACK_WITHIN_S)
         return (
             shown["data_folders"] in (["ok", state], [state, "ok"])
             and shown["entities"]["orders"]["availability"] == availability

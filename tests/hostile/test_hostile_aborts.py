@@ -8,7 +8,6 @@ import socket
 import ssl
 import struct
 import time
-import urllib.request
 from collections.abc import Callable
 
 import pytest
@@ -19,6 +18,7 @@ from tests.support.amqp_messages import message
 from tests.support.broker_process import Addresses, BrokerProcess
 from tests.support.raw_amqp import RawConnection, opened
 from tests.support.raw_websocket import WebSocketConnection, handshake
+from tests.support.scrapes import metrics
 
 TIMES = 10
 """How often each client connects and vanishes."""
@@ -150,8 +150,7 @@ STAGES: list[Stage] = [
 
 
 def connections(addresses: Addresses) -> float:
-    with urllib.request.urlopen(f"{addresses.http_url}/metrics", timeout=WITHIN_S) as answer:
-        found = _CONNECTIONS.search(answer.read().decode())
+    found = _CONNECTIONS.search(metrics(addresses, WITHIN_S))
     assert found is not None
     return float(found[1])
 

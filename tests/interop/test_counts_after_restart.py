@@ -5,11 +5,8 @@ official client, unchanged.
 from __future__ import annotations
 
 import asyncio
-import json
-import re
 import shutil
 import time
-import urllib.request
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +18,7 @@ from storage.disk import LocalDisk
 from storage.partition_index import COPY_NAME, INDEX_NAME, PartitionIndex
 from tests.support.azure_client import aio_client
 from tests.support.broker_process import BrokerProcess, queue
+from tests.support.scrapes import by_entity, health, metrics
 
 MESSAGES = 20
 LIVES = timedelta(seconds=6)
@@ -45,29 +43,15 @@ async def send(broker: BrokerProcess, name: str, time_to_live: timedelta | None 
             await sender.send_messages(ServiceBusMessage(f"{number}", time_to_live=time_to_live))
 
 
-def ask(broker: BrokerProcess, path: str) -> str:
-    with urllib.request.urlopen(
-        f"http://127.0.0.1:{broker.addresses.http_port}{path}", timeout=WITHIN_S
-    ) as answer:
-        text: str = answer.read().decode()
-    return text
-
-
 def gauge(broker: BrokerProcess, gauge_name: str) -> dict[str, int]:
     """A gauge's value by queue, from one scrape."""
-    return {
-        name: int(value)
-        for name, value in re.findall(
-            rf'^{gauge_name}{{entity="(\w+)"}} (\d+)\.0$', ask(broker, "/metrics"), re.M
-        )
-    }
+    return by_entity(metrics(broker.addresses, WITHIN_S), gauge_name)
 
 
 def opened(broker: BrokerProcess, name: str) -> int:
     """Number of partitions that are not closed."""
-    return sum(
-        state != "closed" for state in json.loads(ask(broker, "/health"))["entities"][name]["partitions"]
-    )
+    partitions = health(broker.addresses, WITHIN_S)["entities"][name]["partitions"]
+    return sum(state != "closed" for state in partitions)
 
 
 def test_the_first_scrape_after_a_restart_is_right_and_messages_expire_although_nobody_asks(
@@ -75,34 +59,34 @@ def test_the_first_scrape_after_a_restart_is_right_and_messages_expire_although_
 ) -> None:
     asyncio.run(send(broker, "kept"))
     expected = {"kept": MESSAGES, "expiring": 0, "unused": 0}
-    sizes = gauge(broker, "partibus_size_bytes")
-    assert gauge(broker, "partibus_messages") == expected and sizes["kept"] > 0
+    sizes = gauge(broker, "size_bytes")
+    assert gauge(broker, "messages") == expected and sizes["kept"] > 0
 
     assert broker.terminate() == 0
     broker.start()
-    assert gauge(broker, "partibus_messages") == expected and gauge(broker, "partibus_size_bytes") == sizes
+    assert gauge(broker, "messages") == expected and gauge(broker, "size_bytes") == sizes
     assert opened(broker, "kept") == opened(broker, "unused") == 0, "no log is opened to be counted"
 
     asyncio.run(send(broker, "expiring", LIVES))
     expected["expiring"] = MESSAGES
     broker.kill()
     broker.start()
-    assert gauge(broker, "partibus_messages") == expected, "what was open is counted before it is shown"
+    assert gauge(broker, "messages") == expected, "what was open is counted before it is shown"
     assert opened(broker, "kept") == 0, "what was not open stays closed"
 
     assert broker.terminate() == 0
     broker.start()
     end = time.monotonic() + WITHIN_S
-    while gauge(broker, "partibus_dead_letter_messages")["expiring"] < MESSAGES:
+    while gauge(broker, "dead_letter_messages")["expiring"] < MESSAGES:
         assert time.monotonic() < end, "the messages have not expired"
         time.sleep(0.2)
-    assert gauge(broker, "partibus_active_messages") == {"kept": MESSAGES, "expiring": 0, "unused": 0}
+    assert gauge(broker, "active_messages") == {"kept": MESSAGES, "expiring": 0, "unused": 0}
 
     assert broker.terminate() == 0
     for name in (INDEX_NAME, COPY_NAME):
         (broker.data_dir / "catalogue" / name).unlink()
     broker.start()
-    assert gauge(broker, "partibus_messages") == expected and "index.made_anew" in broker.log
+    assert gauge(broker, "messages") == expected and "index.made_anew" in broker.log
 
 
 def open_in_the_index(broker: BrokerProcess, copy: Path) -> int:
@@ -124,11 +108,11 @@ def test_a_partition_that_was_quiet_for_a_while_is_known_after_a_kill_without_be
             while open_in_the_index(broker, tmp_path / "copy"):
                 assert time.monotonic() < end, "partitions do not come to rest"
                 time.sleep(0.2)
-            assert gauge(broker, "partibus_messages") == {"kept": sent}
+            assert gauge(broker, "messages") == {"kept": sent}
         broker.kill()
         broker.start()
-        assert gauge(broker, "partibus_messages") == {"kept": 2 * MESSAGES} and opened(broker, "kept") == 0
+        assert gauge(broker, "messages") == {"kept": 2 * MESSAGES} and opened(broker, "kept") == 0
         asyncio.run(send(broker, "kept"))
         broker.kill()
         broker.start()
-        assert gauge(broker, "partibus_messages") == {"kept": 3 * MESSAGES}
+        assert gauge(broker, "messages") == {"kept": 3 * MESSAGES}

@@ -3,8 +3,6 @@ metrics say of it."""
 
 from __future__ import annotations
 
-import re
-import urllib.request
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 
 from tests.support.azure_client import azure_client
 from tests.support.broker_process import KEY, KEY_NAME, BrokerProcess
+from tests.support.scrapes import by_entity, metrics
 
 WITHIN_S = 30.0
 MESSAGES = 30
@@ -30,9 +29,7 @@ def send_all(broker: BrokerProcess) -> None:
 
 
 def series(broker: BrokerProcess, name: str) -> int:
-    with urllib.request.urlopen(f"{broker.addresses.http_url}/metrics", timeout=WITHIN_S) as answer:
-        text = answer.read().decode()
-    return int(re.findall(rf'^partibus_{name}{{entity="orders"}} (\d+)\.0$', text, re.M)[0])
+    return by_entity(metrics(broker.addresses, WITHIN_S), name)["orders"]
 
 
 @pytest.mark.parametrize("splits", [False, True], ids=["one-process", "two-processes"])

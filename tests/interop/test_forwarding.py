@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +26,7 @@ from tests.support.broker_process import (
     configuration,
     queue,
 )
+from tests.support.scrapes import by_entity, metrics
 
 WITHIN_S = 30.0
 PARTITIONS = 4
@@ -171,10 +170,7 @@ def test_forwarding_begins_at_a_start_although_nobody_asks_and_the_backlog_follo
 
 def forwarded(broker: BrokerProcess) -> int:
     """How many messages were forwarded since the start, from a scrape, which opens nothing."""
-    with urllib.request.urlopen(f"{broker.addresses.http_url}/metrics", timeout=WITHIN_S) as answer:
-        text = answer.read().decode()
-    found = re.findall(r'^partibus_forwarded_messages_total{entity="orders"} (\d+)\.0$', text, re.M)
-    return int(found[0]) if found else 0
+    return by_entity(metrics(broker.addresses, WITHIN_S), "forwarded_messages_total").get("orders", 0)
 
 
 def test_dead_letters_and_expired_messages_are_forwarded(broker: BrokerProcess) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -23,6 +22,7 @@ from tests.interop.proton_blocking import Receiver, connected
 from tests.interop.scenarios import LOW_VOLUME
 from tests.support.broker_process import BrokerProcess
 from tests.support.processors import elsewhere_ms
+from tests.support.scrapes import metrics
 
 CONNECTIONS = 8
 REPETITIONS = 1_000
@@ -57,8 +57,7 @@ def report(waits_ms: list[float], capsys: pytest.CaptureFixture[str]) -> None:
 
 def metric(broker: BrokerProcess, name: str, queue: str) -> float:
     """A counter of the broker for one queue; 0 before the first count."""
-    with urllib.request.urlopen(f"{broker.addresses.http_url}/metrics", timeout=10) as answer:
-        text = answer.read().decode()
+    text = metrics(broker.addresses, within_s=10)
     lines = re.findall(rf"^partibus_{name}(?:_total)?{{([^}}]*)}} (\S+)$", text, re.MULTILINE)
     return sum(float(value) for labels, value in lines if f'"{queue}"' in labels)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
-import urllib.request
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from azure.servicebus import ServiceBusMessage
 
 from tests.support.azure_client import aio_client
 from tests.support.broker_process import BrokerProcess, queue
+from tests.support.scrapes import by_entity, metrics
 
 SOON_S = 3.0
 WITHIN_S = 30.0
@@ -52,13 +51,8 @@ async def receive(broker: BrokerProcess, count: int) -> set[str]:
 
 def gauges(broker: BrokerProcess) -> tuple[int, int]:
     """The queue's active and scheduled messages, from one scrape, which opens nothing."""
-    with urllib.request.urlopen(f"{broker.addresses.http_url}/metrics", timeout=WITHIN_S) as answer:
-        text = answer.read().decode()
-    active, scheduled = (
-        int(re.findall(rf'^partibus_{state}_messages{{entity="orders"}} (\d+)\.0$', text, re.M)[0])
-        for state in ("active", "scheduled")
-    )
-    return active, scheduled
+    text = metrics(broker.addresses, WITHIN_S)
+    return by_entity(text, "active_messages")["orders"], by_entity(text, "scheduled_messages")["orders"]
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["stopped", "killed"])

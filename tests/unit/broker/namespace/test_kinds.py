@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 import urllib.error
@@ -46,6 +45,7 @@ from tests.support.http_entries import queue_body
 from tests.support.link_stack import LinkStack
 from tests.support.receiving import give
 from tests.support.sas import sas_token
+from tests.support.scrapes import by_entity, health, metrics
 from tests.support.waiting import WAIT_S
 
 TOKENS_MS = 45_000
@@ -222,13 +222,6 @@ def ask(broker: BrokerThread, method: str, path: str, body: bytes | None = None)
         return error.code, error.read().decode()
 
 
-def seen(broker: BrokerThread, path: str) -> str:
-    """What the broker tells without a token."""
-    with urllib.request.urlopen(f"{broker.addresses.http_url}/{path}", timeout=WAIT_S) as answer:
-        text: str = answer.read().decode()
-    return text
-
-
 @contextmanager
 def serving(folder: Path) -> Iterator[tuple[BrokerThread, ServiceBusClient]]:
     """A broker with a queue, `orders`, and a client of it."""
@@ -241,9 +234,8 @@ def serving(folder: Path) -> Iterator[tuple[BrokerThread, ServiceBusClient]]:
 
 def held(broker: BrokerThread) -> dict[str, int]:
     """What the archive holds, as `/metrics` says."""
-    text = seen(broker, "metrics")
-    found = re.findall(r'partibus_(active|dead_letter)_messages\{entity="things"\} (\d+)', text)
-    return {name: int(number) for name, number in found}
+    text = metrics(broker.addresses, WAIT_S)
+    return {name: by_entity(text, f"{name}_messages")["things"] for name in ("active", "dead_letter")}
 
 
 def test_a_kind_of_its_own_is_served_like_a_queue_and_survives_a_restart(
@@ -266,8 +258,8 @@ def test_a_kind_of_its_own_is_served_like_a_queue_and_survives_a_restart(
         wait_until(lambda: held(broker) == {"active": 2, "dead_letter": 1}, "both settled", WAIT_S)
     with serving(tmp_path) as (broker, client):
         assert held(broker) == {"active": 2, "dead_letter": 1}, "as the notes of closed partitions say"
-        health = json.loads(seen(broker, "health"))["entities"]["things"]
-        assert health["availability"] == "Available"
+        shown = health(broker.addresses, WAIT_S)["entities"]["things"]
+        assert shown["availability"] == "Available"
         lists = {title: ask(broker, "GET", f"$Resources/{title}")[1] for title in ("queues", "archives")}
         assert "<DeliveriesMax>1<" in lists["archives"] and "things" not in lists["queues"]
         assert "orders" in lists["queues"] and "orders" not in lists["archives"]
