@@ -23,6 +23,7 @@ TOOLS = {
     "test_go.py": ("go",),
     "test_java.py": ("java", "mvn"),
     "test_jms.py": ("java", "mvn"),
+    "test_topics_js.py": ("node", "npm"),
     "test_forwarding.py": ("node", "npm"),
     "test_throttling.py": ("node", "npm"),
     "test_error_conditions.py": ("node", "npm", "go", "java", "mvn"),
@@ -56,6 +57,7 @@ PROGRAMS = {
     "test_go.py": (GO,),
     "test_java.py": (JAVA,),
     "test_jms.py": (JMS,),
+    "test_topics_js.py": (JS,),
 }
 """Programs in other languages that each test file runs."""
 

@@ -1,40 +1,9 @@
 // @azure/service-bus, unchanged, against the running broker.
 import assert from "node:assert/strict";
 import { ServiceBusClient } from "@azure/service-bus";
+import { assertEmpty, ids, numbered, receiveExactly, send, withClient } from "./azure.mjs";
 import { connectionString, connectionStringWrongKey, lockShortMs, rejection, run, sleep } from "./harness.mjs";
 
-// A scenario with a client of its own, closed afterwards.
-const withClient = (scenario, text = connectionString, options = undefined) => async (queue) => {
-  const client = new ServiceBusClient(text, options);
-  try {
-    await scenario(client, queue);
-  } finally {
-    await client.close();
-  }
-};
-
-async function send(client, queue, ...messages) {
-  const sender = client.createSender(queue);
-  for (const message of messages) await sender.sendMessages(message);
-}
-
-async function receiveExactly(receiver, count, withinMs = 10_000) {
-  const found = [];
-  const deadline = Date.now() + withinMs;
-  while (found.length < count && Date.now() < deadline) {
-    found.push(...(await receiver.receiveMessages(count - found.length, { maxWaitTimeInMs: 1000 })));
-  }
-  assert.equal(found.length, count, `received ${found.length} of ${count} messages`);
-  return found;
-}
-
-async function assertEmpty(receiver) {
-  const left = await receiver.receiveMessages(10, { maxWaitTimeInMs: 500 });
-  assert.deepEqual(left.map((message) => message.body), []);
-}
-
-const numbered = (count) => Array.from({ length: count }, (_, number) => ({ body: `message ${number}`, messageId: `id-${number}` }));
-const ids = (messages) => messages.map((message) => message.messageId).sort();
 const deadLetters = (client, queue) => client.createReceiver(queue, { subQueueType: "deadLetter" });
 
 // Settle a message with changed properties and give back what the next look at it shows.

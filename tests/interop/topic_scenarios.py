@@ -1,0 +1,117 @@
+"""Scenarios with topics for all official clients, and the topic of each client for each scenario.
+
+As in `scenarios.py`, each client has a topic of its own for each scenario, and programs in other languages
+use the same names. The entities are created with the administration client, which is what users do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from azure.servicebus.management import (
+    CorrelationRuleFilter,
+    FalseRuleFilter,
+    ServiceBusAdministrationClient,
+    SqlRuleAction,
+    SqlRuleFilter,
+    TrueRuleFilter,
+)
+
+Filter = CorrelationRuleFilter | SqlRuleFilter | TrueRuleFilter | FalseRuleFilter
+Rules = dict[str, tuple[Filter, str | None]]
+"""Filters and the text of actions, by name."""
+
+
+@dataclass(slots=True, frozen=True)
+class Subscription:
+    """A subscription: its properties, and the rules that it has in place of the one that matches all."""
+
+    name: str
+    properties: dict[str, Any] = field(default_factory=dict)
+    rules: Rules = field(default_factory=dict)
+
+
+ALL = Subscription("all")
+"""It gets every message."""
+
+FILTERED = [
+    Subscription("true", rules={"rule": (TrueRuleFilter(), None)}),
+    Subscription("false", rules={"rule": (FalseRuleFilter(), None)}),
+    Subscription(
+        "correlation",
+        rules={"rule": (CorrelationRuleFilter(label="red", properties={"size": 7}), None)},
+    ),
+    Subscription("sql", rules={"rule": (SqlRuleFilter("size > 5 AND sys.Label LIKE 're%'"), None)}),
+    Subscription(
+        "several",
+        rules={
+            "red": (CorrelationRuleFilter(label="red"), None),
+            "small": (SqlRuleFilter("size < 5"), None),
+            "copied": (CorrelationRuleFilter(label="blue"), "SET size = size * 2; SET sys.Label = 'changed'"),
+        },
+    ),
+    Subscription(
+        "failing",
+        {"dead_lettering_on_filter_evaluation_exceptions": True},
+        {"rule": (SqlRuleFilter("size / (size - 7) = 1"), None)},
+    ),
+]
+"""Filters of all kinds. Clients publish messages with the labels red, blue and green, and sizes."""
+
+TOPICS: dict[str, list[Subscription]] = {
+    "publish": [ALL, Subscription("other")],
+    "filters": FILTERED,
+    "settle": [ALL, Subscription("other")],
+    "renew-lock": [Subscription("all", {"lock_duration": "PT5S"})],
+    "peek-pages": [ALL],
+    "schedule-and-cancel": [ALL],
+    "sessions": [Subscription("sessions", {"requires_session": True}), Subscription("plain")],
+    "dead-letters": [
+        Subscription("all", {"max_delivery_count": 2, "dead_lettering_on_message_expiration": True})
+    ],
+    "forwarding": [
+        Subscription("to-queue", {"forward_to": "{topic}.queue"}),
+        Subscription(
+            "to-topic",
+            {"forward_to": "{topic}.topic"},
+            {"red": (CorrelationRuleFilter(label="red"), "SET way = 'changed'")},
+        ),
+        Subscription("dead-letters-to-queue", {"forward_dead_lettered_messages_to": "{topic}.queue"}),
+    ],
+    "rule-manager": [ALL],
+}
+"""Topics of the scenarios for every official client. `{topic}` stands for the topic's name."""
+
+
+def topic_name(client: str, scenario: str) -> str:
+    """The topic of this client for this scenario."""
+    return f"topics.{client}.{scenario}"
+
+
+def create_topics(admin: ServiceBusAdministrationClient, client: str, scenarios: Iterable[str]) -> None:
+    """Create the topics of these scenarios, and what they forward to."""
+    for scenario in scenarios:
+        name = topic_name(client, scenario)
+        admin.create_topic(name)
+        if scenario == "forwarding":
+            admin.create_queue(f"{name}.queue")
+            admin.create_topic(f"{name}.topic")
+            create_subscription(admin, f"{name}.topic", ALL)
+        for subscription in TOPICS[scenario]:
+            create_subscription(admin, name, subscription)
+
+
+def create_subscription(admin: ServiceBusAdministrationClient, topic: str, it: Subscription) -> None:
+    properties: dict[str, Any] = {
+        key: value.format(topic=topic) if isinstance(value, str) else value
+        for key, value in it.properties.items()
+    }
+    admin.create_subscription(topic, it.name, **properties)
+    for name, (filter_, action) in it.rules.items():
+        admin.create_rule(
+            topic, it.name, name, filter=filter_, action=SqlRuleAction(action) if action else None
+        )
+    if it.rules:
+        admin.delete_rule(topic, it.name, "$Default")
