@@ -1,10 +1,13 @@
 """Sequence numbers that are promised for the messages that transactions schedule, and these messages. Pure.
 
 A client that schedules messages in a transaction is told their sequence numbers before the commit (AMQP
-contract 8.2). Meanwhile other messages may get higher numbers, so the commit cannot enqueue the messages at
-the end. It writes them as RELOCATED messages in the state SCHEDULED, with a COUNTERS record that keeps their
-numbers from being given again. They are added to the queue only when the commit is durable, as the
-settlements of a transaction are applied (`transactions.py`), so a full disk has nothing to undo.
+contract 8.2). A COUNTERS record makes sure that no later process gives them again: the head of the partition
+passes them at once, and a reader that has gone past them never looks there again.
+
+Meanwhile other messages may get higher numbers, so the commit cannot enqueue the messages at the end. It
+writes them as RELOCATED messages in the state SCHEDULED, again with a COUNTERS record. They are added to the
+queue only when the commit is durable, as the settlements of a transaction are applied (`transactions.py`), so
+a full disk has nothing to undo.
 """
 
 from __future__ import annotations
@@ -39,8 +42,12 @@ class Promises:
         space, cycle = self._space, self._space.cycle
         if cycle.has_sent:
             return False
-        first = space.messages.next_number
-        space.messages.next_number = cycle.first_sent = first + promise.count
+        messages = space.messages
+        first = messages.next_number
+        counters = Counters(first + promise.count, messages.latest_enqueued_ms)
+        space.mark_applied(records.COUNTERS, records.encode_counters(counters))
+        messages.apply_counters(counters)
+        cycle.first_sent = messages.next_number
         self._counts[first] = promise.count
         space.answer(client, Promised(first, promise.cookie))
         return True

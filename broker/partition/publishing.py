@@ -143,6 +143,12 @@ class Publishing:
                 room -= found[-1].copied
         self.write(cycle, enqueued_ms, sizes, expire, messages, columns, found, scheduled_ms)
 
+    def use_up(self, cycle: Cycle, enqueued_ms: int, count: int) -> None:
+        """Give numbers to messages that match nothing, because a client is told them: a message that it could
+        mistake for one of these must not get them."""
+        sizes, targets = [0] * count, Targets([()], [0] * count)
+        self._write(cycle, enqueued_ms, sizes, None, [b""] * count, NO_COLUMNS, None, targets)
+
     def write(
         self,
         cycle: Cycle,

@@ -17,6 +17,7 @@ from broker.base.errors import Reason, Refused
 from broker.entities.roles import KEEPS_FAILED_TRANSFERS
 from broker.operations import ClientId
 from broker.partition.references import ACTIVE, DEFERRED, SCHEDULED, Reference
+from broker.partition.replaying import REPLAYED_AT_ONCE
 from broker.partition.subqueue import Subqueue
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.workspace import Workspace
@@ -47,6 +48,18 @@ class Reading:
         self._decided_to: dict[int, int] = {}
         """By subqueue number: below this position, all messages are scheduled or gone. It only rises, because
         scheduled messages become active under higher numbers."""
+
+    def restore(self) -> Iterator[int]:
+        """Finish opening, in steps: no head may be lower than it was before the partition was opened."""
+        for subqueue in self._space.messages.work.occupied.values():
+            if not subqueue.scheduled:
+                continue
+            for looked_at, reference in enumerate(subqueue.browse(0), 1):
+                self._decided_to[subqueue.number] = reference.sequence_number
+                if reference.state is not SCHEDULED:
+                    break
+                if looked_at % REPLAYED_AT_ONCE == 0:
+                    yield REPLAYED_AT_ONCE
 
     def find_positions(self, client: ClientId, find: FindPositions) -> None:
         """Say where the messages of a subqueue begin and end."""

@@ -148,10 +148,13 @@ class Sending:
         at_once = self._work_max
         if self._publishing is not None:
             at_once = max(1, at_once // self._publishing.fan_out)
-            if scheduled_ms is not None and not all(scheduled_ms):
+            if send.scheduled_ms is not None and (scheduled_ms is None or not all(scheduled_ms)):
                 at_once = len(sizes)  # or changed copies would take numbers before those of scheduled ones
         if len(sizes) <= at_once:
             self._enqueue(cycle, enqueued_ms, sizes, expire, messages, send.columns, scheduled_ms, only)
+            if send.scheduled_ms is not None and self._messages.next_number == first:
+                assert self._publishing is not None, "a queue keeps every message"
+                self._publishing.use_up(cycle, enqueued_ms, len(sizes))
         else:
             self._rest = self._enqueue_many(
                 cycle, enqueued_ms, sizes, expire, messages, send.columns, scheduled_ms, only, at_once

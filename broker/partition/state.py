@@ -216,8 +216,10 @@ class Partition:
         return self._space.locks.nonce
 
     def restore(self, wall_ahead_ms: int) -> Iterator[int]:
-        """Finish opening, in steps, before the first cycle: hold the messages whose delay has not ended."""
-        return restore_delays(self._space, wall_ahead_ms)
+        """Finish opening, in steps, before the first cycle: hold the messages whose delay has not ended, and
+        find the heads of the subqueues."""
+        yield from restore_delays(self._space, wall_ahead_ms)
+        yield from self._reading.restore()
 
     def describe(self, description: EntityDescription) -> None:
         """The entity has this description from now on."""

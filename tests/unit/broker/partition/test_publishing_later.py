@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker.operations import CancelScheduled, MessageState, Send, Sent, Settled
+from broker.base.errors import Reason
+from broker.operations import CancelScheduled, Failed, MessageState, Send, Sent, Settled
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.publishing_later import PAUSE_MS
 from broker.partition.task import TaskLimits
@@ -42,6 +43,23 @@ async def test_a_scheduled_message_is_matched_when_it_becomes_active(payload_byt
     assert len(changed) == 1 and changed != [RED]
     assert await bodies(harness, "") == []
     await check_restart(harness, A, B, C)
+
+
+async def test_no_other_message_gets_the_number_of_one_that_nobody_gets() -> None:
+    harness = Harness(description=with_subscription(topic(), "b", ONLY_RED))
+    past_ms, later_ms = harness.clock.now_ms() - 1_000, harness.clock.now_ms() + 1_000
+    lost = one(await harness.do(9, Send([BLUE] * 2, None, scheduled_ms=[past_ms] * 2)), Sent).first
+    kept = one(await harness.do(9, Send([RED], None, scheduled_ms=[later_ms])), Sent).first
+    # Symptom: both answers had the same number, and cancelling the first message cancelled the second.
+    assert kept == lost + 2
+    await harness.restart()
+    harness.log.fill_disk()
+    failed = one(await harness.do(9, Send([BLUE], None, scheduled_ms=[past_ms])), Failed)
+    harness.log.empty_disk()
+    assert failed.reason is Reason.DISK_FULL
+    assert (await harness.peek("")).sequence_numbers == [kept]
+    assert await harness.send(RED) == kept + 1
+    await check_restart(harness, "", B)
 
 
 async def test_on_a_full_disk_scheduled_messages_with_changed_copies_wait() -> None:

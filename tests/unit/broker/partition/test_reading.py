@@ -80,6 +80,21 @@ async def test_deferred_messages_hold_up_the_head_of_dead_letters_and_scheduled_
     assert (await positions(harness, DEAD_LETTER)).head == FIRST + 5
 
 
+async def test_the_head_of_dead_letters_is_not_lower_after_a_restart() -> None:
+    harness = Harness(limits=TaskLimits(bounds=Bounds(looks_max=2)))
+    later_ms = harness.clock.now_ms() + 3_600_000
+    await harness.do(1, Send([b"x"] * 9, None, scheduled_ms=[later_ms] * 9))
+    while (await positions(harness, DEAD_LETTER)).head < FIRST + 9:
+        pass
+    await harness.restart()
+    # Symptom: it began again with the oldest scheduled messages, so ranges that had been read were refused.
+    assert (await positions(harness, DEAD_LETTER)).head == FIRST + 9
+    await harness.send(b"a")
+    await harness.send(b"b")
+    await harness.restart()
+    assert (await positions(harness, DEAD_LETTER)).head == FIRST + 9
+
+
 async def test_a_position_is_found_by_time() -> None:
     harness = Harness()
     times = []
