@@ -6,7 +6,7 @@ stays: it keeps working, and an update may send it back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -21,10 +21,25 @@ TierName = Literal["basic", "standard", "premium", "unlimited"]
 STANDARD_PARTITIONS = 16
 STANDARD_PARTITIONED_ENTITIES = 100
 STANDARD_MESSAGE_KB = 256
+PAGE_KB = 256
+"""A page of a peek in the basic and standard tiers, at most."""
+CONNECTIONS = RECEIVERS = 5_000
+"""AMQP connections of a namespace, and receivers of an entity, in the tiers of the service (HTTP contract
+6.1)."""
 STANDARD_SIZES_MB = tuple(1_024 * size for size in (1, 2, 3, 4, 5))
 PREMIUM_SIZES_MB = tuple(1_024 * size for size in (1, 2, 3, 4, 5, 10, 20, 40, 80))
 PREMIUM_MESSAGE_KB_MIN = 1_024
 BASIC_TIME_TO_LIVE_MS = 14 * 24 * 3_600_000
+
+_OF_THE_SERVICE: Mapping[str, int] = {"connections_max": CONNECTIONS, "receivers_per_entity_max": RECEIVERS}
+_OF_STANDARD = {**_OF_THE_SERVICE, "message_kb_max": STANDARD_MESSAGE_KB, "peek_kb_max": PAGE_KB}
+DEFAULTS: Mapping[str, Mapping[str, int]] = {
+    "basic": _OF_STANDARD,
+    "standard": _OF_STANDARD,
+    "premium": _OF_THE_SERVICE,
+    "unlimited": {},
+}
+"""What settings are in a tier if they are not given (HTTP contract 6.1 and 6.2)."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -95,7 +110,8 @@ class Tier:
             return
         least, largest = self.message_kb
         if message_kb < least or (largest is not None and message_kb > largest):
-            allowed = f"{least}" if least == largest else f"at least {least}"
+            allowed = f"at least {least}" if largest is None else f"from {least} to {largest}"
+            allowed = f"{least}" if least == largest else allowed
             refuse(
                 "MaxMessageSizeInKilobytes",
                 f"The specified value {message_kb} is invalid. The property 'MaxMessageSizeInKilobytes' must "
@@ -124,13 +140,14 @@ def tier_of(
     message_kb: int = STANDARD_MESSAGE_KB,
     partitioned_entities: int | None = None,
 ) -> Tier:
-    """The tier of this name. `message_kb`: the largest message of the basic and standard tiers.
-    `partitioned_entities`: how many there may be; None for as many as the tier says. In the premium tier,
-    `partitioned` says whether the namespace's entities are partitioned, and `partitions` into how many."""
+    """The tier of this name. `message_kb`: the largest message of the basic and standard tiers, and of
+    partitioned entities in the premium tier. `partitioned_entities`: how many there may be; None for as many
+    as the tier says. In the premium tier, `partitioned` says whether the namespace's entities are
+    partitioned, and `partitions` into how many."""
     if name == "premium":
-        tier = Tier(
-            name, "Premium", partitions, partitioned, PREMIUM_SIZES_MB, (PREMIUM_MESSAGE_KB_MIN, None)
-        )
+        largest_kb = max(message_kb, PREMIUM_MESSAGE_KB_MIN) if partitioned else None
+        message_kbs = (PREMIUM_MESSAGE_KB_MIN, largest_kb)
+        tier = Tier(name, "Premium", partitions, partitioned, PREMIUM_SIZES_MB, message_kbs)
     elif name == "unlimited":
         tier = UNLIMITED
     else:

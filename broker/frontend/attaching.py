@@ -135,6 +135,8 @@ def attach_to_entity(connection: ConnectionView, link: Link, address: Address) -
     if queue is None or queue.description.subqueues.number_of(address.subqueue) is None:
         raise missing(namespace, queue, address)
     check_node(connection.engine, link, queue)
+    if not link.incoming:
+        queue.check_one_more_receiver(connection.services.settings.receivers_per_entity_max)
     later: Later | None = None
     if served_by is OutgoingLink and asks_for_session(connection.engine, link):
         later = SessionLink.ask(connection, link, queue, address)

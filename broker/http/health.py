@@ -74,6 +74,7 @@ def _entity(queue: Entity) -> dict[str, object]:
     about: dict[str, object] = {
         "availability": "Available" if queue.available else "Limited",
         "partitions": queue.health(),
+        "size_bytes_max": queue.size_bytes_max,
     }
     if uncounted := queue.uncounted():
         about["uncounted_partitions"] = uncounted

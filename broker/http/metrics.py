@@ -34,6 +34,7 @@ ENTITY_GAUGES = {
         "Message-ids remembered to detect duplicates, in open partitions. Each takes about 100 bytes of "
         "memory."
     ),
+    "partibus_size_bytes_max": "Bytes that all partitions of the entity together may hold.",
     "partibus_entity_available": "1 when every partition works, 0 when one is down or missing.",
 }
 """Gauges per entity, gathered at scrape time."""
@@ -142,10 +143,10 @@ class MetricsHandler:
         empty, so an empty queue takes a shortcut."""
         available = int(queue.available)
         if not queue.counts():
-            return 0, 0, 0, 0, 0, 0, available
+            return 0, 0, 0, 0, 0, 0, queue.size_bytes_max, available
         runtime = self._namespace.runtime_now(queue)
         message_ids = runtime.counts[MAIN].message_ids if MAIN in runtime.counts else 0
-        return *_first_values(runtime), message_ids, available
+        return *_first_values(runtime), message_ids, queue.size_bytes_max, available
 
 
 def _first_values(runtime: EntityRuntime) -> tuple[int, ...]:

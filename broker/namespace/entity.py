@@ -144,6 +144,8 @@ class Entity(ABC):
         self.accessed_at_ms: int | None = None
         """When a client last sent, received or peeked; set by the links (`note_access`)."""
         self.watchers: set[Watcher] = set()
+        self.receivers: set[Watcher] = set()
+        """Those of the watchers that serve a client who receives."""
         self.kept_ready: dict[str, int] = {}
         """By subqueue: messages that are locked for receivers and wait here until these want them."""
         self.at_end: list[Callable[[], object]] = []
@@ -156,6 +158,7 @@ class Entity(ABC):
         """Why the entity was deleted or is out of service; None while it is live. Once this is set, no
         partition starts, because its log would outlive the queue."""
         self._start_partition, self._resting = start_partition, resting
+        self._size_bytes_max = size_bytes_max
         self._quota = SizeQuota(size_bytes_max, self._size)
         self._partitions: dict[int, Partition] = {}
         self._at_rest: dict[str, SubqueueCounts] | None = None
@@ -179,6 +182,22 @@ class Entity(ABC):
         """Whether a link is attached to the entity itself, or to the subscription with this number."""
         assert subscription is None, "only topics have subscriptions"
         return bool(self.watchers)
+
+    def check_one_more_receiver(self, receivers_max: int) -> None:
+        """Raises Refused(SERVER_BUSY) if the entity has so many receivers."""
+        if len(self.receivers) >= receivers_max:
+            raise Refused(
+                Reason.SERVER_BUSY,
+                f"'{self.name}' has {len(self.receivers)} receivers; the maximum is {receivers_max}. Please "
+                "try again once some are closed.",
+            )
+
+    @property
+    def size_bytes_max(self) -> int:
+        """What all partitions together may hold: the quota of each times their number, or less if a setting
+        says so."""
+        whole = (self.description.partitions * self.description.settings.max_size_mb) << 20
+        return min(whole, self._size_bytes_max or whole)
 
     @abstractmethod
     def check_can_send(self, subqueue: str) -> None:

@@ -30,7 +30,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
 from broker.entities.descriptions import PARTITIONS_DEFAULT, AuthorizationRule
-from broker.entities.tiers import STANDARD_MESSAGE_KB, STANDARD_PARTITIONS, Tier, TierName, tier_of
+from broker.entities.tiers import DEFAULTS, STANDARD_PARTITIONS, Tier, TierName, tier_of
 from broker.entities.validation import AUTO_DELETE_ON_IDLE_MS_MIN
 
 ENVIRONMENT_PREFIX = "PARTIBUS_"
@@ -332,7 +332,15 @@ class Settings(BaseSettings):
         ge=1,
         le=102_400,
         description="Default for the largest message that an entity accepts, in KiB. In the `basic` and "
-        "`standard` tiers, it is 256 if unset, and applies to every entity.",
+        "`standard` tiers, it is 256 if unset, and applies to every entity. In a partitioned namespace of "
+        "the `premium` tier, no entity accepts larger ones.",
+    )
+    peek_kb_max: int = Field(
+        1024,
+        ge=1,
+        le=102_400,
+        description="Largest page of a peek, in KiB. A page has at least one message, whatever its size. If "
+        "unset: 256 in the `basic` and `standard` tiers.",
     )
 
     auto_delete_on_idle_ms_min: int = Field(
@@ -349,7 +357,16 @@ class Settings(BaseSettings):
     # --- AMQP connections -----------------------------------------------------------------------------------
 
     connections_max: int = Field(
-        10_000, ge=1, description="Largest number of AMQP connections at a time, over all ports."
+        10_000,
+        ge=1,
+        description="Largest number of AMQP connections at a time, over all ports. If unset: 5,000 in the "
+        "tiers of the service.",
+    )
+    receivers_per_entity_max: int = Field(
+        10_000,
+        ge=1,
+        description="Receivers of one entity, those of a topic's subscriptions together. If unset: 5,000 in "
+        "the tiers of the service.",
     )
     connection_open_timeout_ms: int = Field(
         60_000, ge=100, description="Time for a new connection to finish TLS, SASL and the AMQP open."
@@ -554,9 +571,9 @@ class Settings(BaseSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _messages_are_as_large_as_in_the_tier(cls, given: object) -> object:
-        if isinstance(given, dict) and given.get("tier") in ("basic", "standard"):
-            return {"message_kb_max": STANDARD_MESSAGE_KB, **given}
+    def _quotas_are_those_of_the_tier(cls, given: object) -> object:
+        if isinstance(given, dict):
+            return {**DEFAULTS.get(str(given.get("tier")), {}), **given}
         return given
 
     @model_validator(mode="after")

@@ -17,10 +17,12 @@ class ReceiveWatch:
         self._connection, self._link = connection, link
         self._queue, self.subqueue = queue, subqueue
         queue.watchers.add(self)
+        queue.receivers.add(self)
 
     def end(self) -> None:
         """Stop watching: the link is gone, or somebody else watches for it."""
         self._queue.watchers.discard(self)
+        self._queue.receivers.discard(self)
 
     def queue_changed(self) -> None:
         """Close the link if the queue's new settings do not allow receiving."""

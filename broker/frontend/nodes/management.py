@@ -237,7 +237,7 @@ class ManagementNode:
         if session_id is None:
             return await self._page(max(start, 0), count)
         async with self._connection.services.browse_pages:
-            size_max = self._connection.services.settings.message_kb_max * 1024
+            size_max = self._connection.services.settings.peek_kb_max * 1024
             messages = await peek_session(
                 self._queue, self._subqueue, session_id, max(start, 0), count, size_max
             )
@@ -245,7 +245,7 @@ class ManagementNode:
 
     async def _page(self, start: int, count: int) -> Response:
         services = self._connection.services
-        size_max = services.settings.message_kb_max * 1024
+        size_max = services.settings.peek_kb_max * 1024
         page = await self._peeks.page(
             self._queue, self._subqueue, start, count, size_max, services.browse_pages, services.late_pages
         )

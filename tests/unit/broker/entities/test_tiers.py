@@ -131,8 +131,17 @@ def test_the_size_of_messages_is_fixed_in_standard_and_has_a_least_value_in_prem
     element, text = refused(standard, other)
     assert element == "MaxMessageSizeInKilobytes" and "must be 300 in the 'Standard' Tier" in text
     assert standard.admit("shop", other, previous=other) is other
-    assert "at least 1024" in refused(tier("premium"), QueueSettings(max_message_size_kb=1_023))[1]
-    tier("premium").admit("shop", QueueSettings(max_message_size_kb=102_400))
+    premium = tier("premium", partitioned=False)
+    assert "at least 1024" in refused(premium, replace(PLAIN, max_message_size_kb=1_023))[1]
+    premium.admit("shop", replace(PLAIN, max_message_size_kb=102_400))
+
+
+@pytest.mark.parametrize(("message_kb", "largest"), [(256, 1_024), (1_024, 1_024), (2_048, 2_048)])
+def test_messages_of_a_partitioned_premium_namespace_are_bounded(message_kb: int, largest: int) -> None:
+    premium = tier_of("premium", partitioned=True, partitions=4, message_kb=message_kb)
+    premium.admit("shop", QueueSettings(max_message_size_kb=largest))
+    text = refused(premium, QueueSettings(max_message_size_kb=largest + 1))[1]
+    assert f"must be {'1024' if largest == 1_024 else f'from 1024 to {largest}'} in the 'Premium'" in text
 
 
 def test_the_number_of_partitioned_entities_is_limited_by_tier_and_setting() -> None:

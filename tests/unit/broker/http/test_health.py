@@ -38,6 +38,7 @@ async def test_health_names_each_entity_and_the_state_of_its_partitions(stack: H
             "orders": {
                 "availability": "Limited",
                 "partitions": ["recovering", "serving", "serving"],
+                "size_bytes_max": 3 << 30,
                 "uncounted_partitions": [0],
             }
         },

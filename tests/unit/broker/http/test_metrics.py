@@ -23,6 +23,7 @@ async def test_metrics_are_prometheus_text_with_gauges_gathered_at_the_scrape(st
         'partibus_active_messages{entity="orders"} 5.0',
         'partibus_dead_letter_messages{entity="orders"} 2.0',
         'partibus_size_bytes{entity="orders"} 750.0',
+        f'partibus_size_bytes_max{{entity="orders"}} {2 << 30}.0',
         'partibus_entity_available{entity="orders"} 1.0',
     ):
         assert line in text.splitlines()

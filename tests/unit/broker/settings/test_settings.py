@@ -175,3 +175,19 @@ def test_messages_are_as_large_as_in_the_tier_unless_a_number_is_given() -> None
     tiers = ("basic", "standard", "premium", "unlimited")
     assert [load_settings(tier=tier).message_kb_max for tier in tiers] == [256, 256, 1_024, 1_024]
     assert load_settings(tier="standard", message_kb_max=1_024).message_kb_max == 1_024
+
+
+@pytest.mark.parametrize(
+    ("tier", "page_kb", "clients"),
+    [
+        ("basic", 256, 5_000),
+        ("standard", 256, 5_000),
+        ("premium", 1_024, 5_000),
+        ("unlimited", 1_024, 10_000),
+    ],
+)
+def test_quotas_are_those_of_the_tier_unless_they_are_given(tier: str, page_kb: int, clients: int) -> None:
+    settings = load_settings(tier=tier)
+    assert settings.peek_kb_max == page_kb
+    assert (settings.connections_max, settings.receivers_per_entity_max) == (clients, clients)
+    assert load_settings(tier=tier, peek_kb_max=7).peek_kb_max == 7

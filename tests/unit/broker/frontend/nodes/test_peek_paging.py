@@ -91,8 +91,8 @@ async def test_a_page_has_at_most_250_messages() -> None:
     ]
 
 
-async def test_a_page_has_no_more_bytes_than_a_message_may_have_but_at_least_one_message() -> None:
-    work = await bench(message_kb_max=1)
+async def test_a_page_has_no_more_bytes_than_the_setting_says_but_at_least_one_message() -> None:
+    work = await bench(peek_kb_max=1)
     small, large = holding({0: 3, 1: 5}, bytes(300)), holding({1: 2}, bytes(5_000))
     assert [len(page) for page in await pages(work, 100, small)] == [2, 2, 2, 2]
     assert [len(page) for page in await pages(work, 100, large)] == [1, 1]
