@@ -24,6 +24,7 @@ TOOLS = {
     "test_java.py": ("java", "mvn"),
     "test_jms.py": ("java", "mvn"),
     "test_topics_js.py": ("node", "npm"),
+    "test_topics_java.py": ("java", "mvn"),
     "test_forwarding.py": ("node", "npm"),
     "test_throttling.py": ("node", "npm"),
     "test_error_conditions.py": ("node", "npm", "go", "java", "mvn"),
@@ -58,6 +59,7 @@ PROGRAMS = {
     "test_java.py": (JAVA,),
     "test_jms.py": (JMS,),
     "test_topics_js.py": (JS,),
+    "test_topics_java.py": (JAVA,),
 }
 """Programs in other languages that each test file runs."""
 

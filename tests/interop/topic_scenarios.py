@@ -84,6 +84,20 @@ TOPICS: dict[str, list[Subscription]] = {
 }
 """Topics of the scenarios for every official client. `{topic}` stands for the topic's name."""
 
+TRANSACTIONS: dict[str, list[Subscription]] = {
+    "transaction": [ALL, Subscription("other")],
+    "transaction-in-a-session": [
+        Subscription("sessions", {"requires_session": True}),
+        Subscription("plain"),
+    ],
+    "transaction-over-entities": [ALL],
+    "transaction-schedules": [ALL],
+}
+"""Topics of the scenarios for clients that have transactions."""
+
+LEADS_ELSEWHERE = ("forwarding", "transaction-over-entities")
+"""Scenarios with a queue and a second topic, to which messages go on."""
+
 
 def topic_name(client: str, scenario: str) -> str:
     """The topic of this client for this scenario."""
@@ -95,11 +109,11 @@ def create_topics(admin: ServiceBusAdministrationClient, client: str, scenarios:
     for scenario in scenarios:
         name = topic_name(client, scenario)
         admin.create_topic(name)
-        if scenario == "forwarding":
+        if scenario in LEADS_ELSEWHERE:
             admin.create_queue(f"{name}.queue")
             admin.create_topic(f"{name}.topic")
             create_subscription(admin, f"{name}.topic", ALL)
-        for subscription in TOPICS[scenario]:
+        for subscription in {**TOPICS, **TRANSACTIONS}[scenario]:
             create_subscription(admin, name, subscription)
 
 

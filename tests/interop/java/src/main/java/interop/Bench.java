@@ -18,7 +18,7 @@ import java.util.List;
 import java.util.Objects;
 import java.util.stream.IntStream;
 
-/** What a scenario works with: a client and a queue of its own. */
+/** What a scenario works with: a client, and a queue or topic of its own. */
 final class Bench implements AutoCloseable {
     private final ServiceBusClientBuilder builder;
     private final Deque<AutoCloseable> opened = new ArrayDeque<>();
@@ -55,6 +55,40 @@ final class Bench implements AutoCloseable {
         return opened(builder.receiver().queueName(name).maxAutoLockRenewDuration(Duration.ZERO).buildClient());
     }
 
+    /** Sends to the scenario's topic. */
+    ServiceBusSenderClient publisher() {
+        return opened(builder.sender().topicName(queue).buildClient());
+    }
+
+    void publish(ServiceBusMessage... messages) {
+        publisher().sendMessages(List.of(messages));
+    }
+
+    /** Receives from a subscription of the scenario's topic. */
+    ServiceBusReceiverClient subscription(String name) {
+        return subscription(queue, name);
+    }
+
+    ServiceBusReceiverClient subscription(String topic, String name) {
+        return opened(
+            builder.receiver().topicName(topic).subscriptionName(name).maxAutoLockRenewDuration(Duration.ZERO).buildClient());
+    }
+
+    ServiceBusReceiverClient deletingSubscription(String topic, String name) {
+        return opened(builder.receiver().topicName(topic).subscriptionName(name)
+            .receiveMode(ServiceBusReceiveMode.RECEIVE_AND_DELETE).buildClient());
+    }
+
+    ServiceBusReceiverClient deadLettersOf(String subscription) {
+        return opened(builder.receiver().topicName(queue).subscriptionName(subscription).subQueue(SubQueue.DEAD_LETTER_QUEUE)
+            .maxAutoLockRenewDuration(Duration.ZERO).buildClient());
+    }
+
+    ServiceBusSessionReceiverClient sessionsOf(String subscription) {
+        return opened(
+            builder.sessionReceiver().topicName(queue).subscriptionName(subscription).maxAutoLockRenewDuration(Duration.ZERO).buildClient());
+    }
+
     /** Manages the rules of a subscription. */
     ServiceBusRuleManagerClient rules(String topic, String subscription) {
         return opened(builder.ruleManager().topicName(topic).subscriptionName(subscription).buildClient());
@@ -77,6 +111,15 @@ final class Bench implements AutoCloseable {
 
         ServiceBusReceiverClient receiver(String name) {
             return opened(builder.receiver().queueName(name).maxAutoLockRenewDuration(Duration.ZERO).buildClient());
+        }
+
+        ServiceBusSenderClient publisher(String topic) {
+            return opened(builder.sender().topicName(topic).buildClient());
+        }
+
+        ServiceBusReceiverClient subscription(String topic, String name) {
+            return opened(
+                builder.receiver().topicName(topic).subscriptionName(name).maxAutoLockRenewDuration(Duration.ZERO).buildClient());
         }
     }
 

@@ -16,16 +16,9 @@ import com.azure.messaging.servicebus.ServiceBusMessage;
 import com.azure.messaging.servicebus.ServiceBusMessageBatch;
 import com.azure.messaging.servicebus.ServiceBusReceivedMessage;
 import com.azure.messaging.servicebus.ServiceBusReceiverClient;
-import com.azure.messaging.servicebus.ServiceBusRuleManagerClient;
 import com.azure.messaging.servicebus.ServiceBusSenderClient;
 import com.azure.messaging.servicebus.ServiceBusSessionReceiverClient;
 import com.azure.messaging.servicebus.ServiceBusTransactionContext;
-import com.azure.messaging.servicebus.administration.models.CorrelationRuleFilter;
-import com.azure.messaging.servicebus.administration.models.CreateRuleOptions;
-import com.azure.messaging.servicebus.administration.models.RuleProperties;
-import com.azure.messaging.servicebus.administration.models.SqlRuleAction;
-import com.azure.messaging.servicebus.administration.models.SqlRuleFilter;
-import com.azure.messaging.servicebus.administration.models.TrueRuleFilter;
 import com.azure.messaging.servicebus.models.AbandonOptions;
 import com.azure.messaging.servicebus.models.CompleteOptions;
 import com.azure.messaging.servicebus.models.DeadLetterOptions;
@@ -43,7 +36,6 @@ import java.util.function.BiFunction;
 /** The scenarios, by name. */
 final class Scenarios {
     static final Map<String, Scenario> ALL = Map.ofEntries(
-        Map.entry("rule-manager", Scenarios::ruleManager),
         Map.entry("send-one", Scenarios::sendOne),
         Map.entry("send-many", Scenarios::sendMany),
         Map.entry("send-batch", Scenarios::sendBatch),
@@ -457,25 +449,7 @@ final class Scenarios {
         equal(why.contains("'a'") && why.contains("'b'"), true, "both sessions are named in " + why);
     }
 
-    /** On the subscription "one" of a topic that the test has created. */
-    private static void ruleManager(Bench bench) {
-        ServiceBusRuleManagerClient rules = bench.rules(System.getenv("PARTIBUS_TOPIC"), "one");
-        rules.deleteRule("$Default");
-        CorrelationRuleFilter correlation = new CorrelationRuleFilter().setLabel("red");
-        correlation.getProperties().put("size", 7);
-        rules.createRule("correlation", new CreateRuleOptions(correlation));
-        rules.createRule("sql", new CreateRuleOptions(new SqlRuleFilter("color = 'red'")).setAction(new SqlRuleAction("SET size = 7")));
-        rules.createRule("true", new CreateRuleOptions(new TrueRuleFilter()));
-        List<RuleProperties> listed = rules.listRules().stream().toList();
-        equal(listed.stream().map(RuleProperties::getName).toList(), List.of("correlation", "sql", "true"), "rules");
-        equal(((CorrelationRuleFilter) listed.get(0).getFilter()).getLabel(), "red", "label");
-        equal(((SqlRuleFilter) listed.get(1).getFilter()).getSqlExpression(), "color = 'red'", "expression");
-        equal(((SqlRuleAction) listed.get(1).getAction()).getSqlExpression(), "SET size = 7", "action");
-        equal(failure(() -> rules.createRule("SQL", new CreateRuleOptions(correlation))).toString().contains("already exists"), true, "a second rule");
-        equal(failure(() -> rules.deleteRule("none")).toString().contains("could not be found"), true, "a missing rule");
-    }
-
-    private static Throwable failure(Runnable action) {
+    static Throwable failure(Runnable action) {
         try {
             action.run();
         } catch (RuntimeException failed) {
