@@ -394,13 +394,13 @@ class Messages:
 
     def bring_back(self, subqueue: Subqueue, references: Sequence[Reference]) -> None:
         """Undo `forget` and the removal of messages that this cycle has removed. Their frames must have been
-        kept from being dropped."""
+        kept from being dropped. Scheduled ones among them have come due."""
         self.blocks.touch(
             subqueue.number, [reference.sequence_number for reference in references], self.position
         )
         for reference in references:
             reference.frame.live += 1
-            subqueue.insert(reference)
+            subqueue.insert(reference, has_come_due=True)
         if subqueue.number >= OWN_END:
             self.bodies.found(references)
 

@@ -73,7 +73,7 @@ class Destinations(NamedTuple):
 class Publishing:
     """The subscriptions of a topic, as one of its partitions sees them. Owned by the state machine."""
 
-    __slots__ = ("_description", "_known", "_matcher", "_messages", "_subscriptions", "fan_out")
+    __slots__ = ("_description", "_known", "_matcher", "_messages", "_subscriptions", "effort", "fan_out")
 
     def __init__(self, messages: Messages, description: TopicDescription) -> None:
         self._messages = messages
@@ -84,6 +84,9 @@ class Publishing:
         message has a session."""
         self.fan_out = 1
         """How many references a message has got lately, at least 1."""
+        self.effort = 0
+        """What finding destinations has cost so far: messages, filters looked at, references, and copies. It
+        only rises; callers who must stop in time look at how far it has risen."""
         self.describe(description)
 
     def describe(self, description: TopicDescription) -> None:
@@ -102,16 +105,20 @@ class Publishing:
 
     def destinations(self, message: bytes, has_session: bool, enqueued_ms: int, room: int) -> Destinations:
         """Where an active message goes. `room`: what its copies may take in the commit, in bytes."""
+        before = self._matcher.looked_at
         match = self._matcher.match(message, enqueued_ms, min(max(room, 0), COPIES_BYTES_MAX))
+        self.effort += 1 + self._matcher.looked_at - before + len(match.subscriptions)
         if match.copies or match.failures:
-            return self._found(match, has_session)
+            found = self._found(match, has_session)
+            self.effort += found.copied // COPIED_BYTES_OF_WORK
+            return found
         key = match.subscriptions, has_session
-        found = self._known.get(key)
-        if found is None:
+        known = self._known.get(key)
+        if known is None:
             if len(self._known) >= _SETS_MAX:
                 self._known.clear()
-            found = self._known[key] = self._found(match, has_session)
-        return found
+            known = self._known[key] = self._found(match, has_session)
+        return known
 
     def only(self, subqueue: int) -> Set:
         """The targets of messages for the main subqueue of one subscription alone."""

@@ -2,7 +2,7 @@
 
 They are matched then, so rules that were changed meanwhile count. That needs their bytes, which may have to
 be read from the log: the cycle in which they come due asks for those that are not in memory, and the next one
-goes on with them.
+goes on with them. A cycle publishes only as many as its work allows.
 
 Most only get targets (ACTIVATED), and their bytes stay where they are. A message of which some rule makes a
 changed copy is enqueued as a new one together with its copies, and the old one is removed in the same commit.
@@ -30,26 +30,37 @@ PAUSE_MS = 1_000
 class PublishingLater:
     """Owned by the state machine."""
 
-    __slots__ = ("_paused_until_ms", "_publishing", "_read", "_space")
+    __slots__ = ("_paused_until_ms", "_publishing", "_read", "_space", "_waiting")
 
     def __init__(self, space: Workspace, publishing: Publishing) -> None:
         self._space, self._publishing = space, publishing
         self._read: tuple[list[bytes], Sequence[Reference]] = [], ()
         """Bodies that the latest cycle has asked for, and their messages."""
+        self._waiting: list[tuple[Reference, bytes]] = []
+        """Messages that the latest cycle has left, with their bodies."""
         self._paused_until_ms = 0
         """The end of the pause, in wall time; 0 if there is none."""
 
     @property
     def has_more(self) -> bool:
-        """Whether the next cycle has messages whose bodies were read."""
-        return bool(self._read[1])
+        """Whether the next cycle has messages whose bodies are there."""
+        return bool(self._read[1]) or self.is_behind
 
-    def pause(self) -> None:
-        """The disk is full."""
-        self._paused_until_ms = self._space.cycle.wall_ms + PAUSE_MS
-        main = self._space.messages.main
-        main.watch_again(main.references.get(each.sequence_number) for each in self._read[1])
-        self._read = [], ()
+    @property
+    def is_behind(self) -> bool:
+        """Whether the messages that have been taken so far are enough for the next cycle."""
+        return bool(self._waiting)
+
+    def pause(self) -> list[int]:
+        """The disk is full, and nothing was published in this cycle. Returns the sequence numbers of the
+        messages that are due again after the pause."""
+        cycle, main = self._space.cycle, self._space.messages.main.number
+        self._paused_until_ms = cycle.wall_ms + PAUSE_MS
+        again = [each for number, undone in cycle.redriven if number == main for each in undone]
+        again += [reference for reference, _ in self._waiting]
+        again += self._read[1]
+        self._read, self._waiting = ([], ()), []
+        return [reference.sequence_number for reference in again]
 
     def end_pause(self) -> None:
         """End the pause if it is over. Call this at the beginning of each cycle."""
@@ -70,11 +81,12 @@ class PublishingLater:
         next cycle. Those whose bodies were read come first."""
         cycle = self._space.cycle
         bodies, asked = self._read
+        waiting, self._waiting = self._waiting, []
         self._read = [], ()
         main = self._space.messages.main
         here = {
             reference.sequence_number: (reference, body)
-            for reference, body in zip(asked, bodies, strict=True)
+            for reference, body in (*waiting, *zip(asked, bodies, strict=True))
             if main.references.get(reference.sequence_number) is reference
             and reference.state is SCHEDULED
             and reference.enqueued_at_ms <= cycle.wall_ms
@@ -93,10 +105,14 @@ class PublishingLater:
         enqueued_ms = space.times.stamp(messages.latest_enqueued_ms, cycle.now_ms, cycle.wall_ms)
         found: list[Destinations] = []
         room = room_for_copies(cycle)
+        until = self._publishing.effort + space.bounds.work_max
         for reference, body in due:
             has_session = reference.session_id is not None
             found.append(self._publishing.destinations(body, has_session, enqueued_ms, room))
             room -= found[-1].copied
+            if self._publishing.effort >= until:
+                break
+        due, self._waiting = due[: len(found)], list(due[len(found) :])
         references = [reference for reference, _ in due]
         first_copied = next((place for place, each in enumerate(found) if each.copies), len(found))
         if first_copied:

@@ -69,7 +69,7 @@ class Schedule:
     def pause(self) -> None:
         """The disk is full, and what was sent in this cycle is being undone."""
         if self._publishing is not None:
-            self._publishing.pause()
+            self._due.put_back(self._publishing.pause())
 
     def enqueue_due(self) -> None:
         """Make messages active whose time has come, as many as one cycle may. Call this before the cycle's
@@ -87,6 +87,8 @@ class Schedule:
             self._due.add(main.schedule.expire(space.cycle.wall_ms, at_once))
         if not self.has_more:
             return
+        if self._publishing is not None and self._publishing.is_behind:
+            at_once = 0
         due: list[Reference] = []
         wall_ms = space.cycle.wall_ms
         for number in dict.fromkeys(self._due.take(at_once)):

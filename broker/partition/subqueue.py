@@ -185,12 +185,6 @@ class Subqueue:
                     self.schedule.cancel(before_ms)
                 self._watch_time(reference)
 
-    def watch_again(self, references: Iterable[Reference | None]) -> None:
-        """Have those that are still scheduled come due again."""
-        for reference in references:
-            if reference is not None and reference.state is SCHEDULED:
-                self._watch_time(reference)
-
     def _scheduled_at(self, number: int) -> int | None:
         """When a message will be enqueued; None if it is not scheduled (any more)."""
         reference = self.references.get(number)
@@ -201,8 +195,9 @@ class Subqueue:
             self.schedule = MovableTimers(_SCHEDULE_TICK_MS, self._scheduled_at)
         self.schedule.add(reference.enqueued_at_ms, reference.sequence_number)
 
-    def insert(self, reference: Reference) -> None:
-        """Add a message at its place in the order; it is not locked."""
+    def insert(self, reference: Reference, *, has_come_due: bool = False) -> None:
+        """Add a message at its place in the order; it is not locked. `has_come_due`: if it is scheduled, its
+        time has come and the caller deals with that, so it is not added to `schedule`."""
         number = reference.sequence_number
         assert number not in self.references and reference.lease is None
         self.references[number] = reference
@@ -224,7 +219,7 @@ class Subqueue:
             self.deferred += 1
         else:
             self.scheduled += 1
-            if self._order is not None:
+            if self._order is not None and not has_come_due:
                 self._watch_time(reference)
         if self.expiry is not None and reference.lives_until_ms is not None:
             self.expiry.add(reference.lives_until_ms, number)

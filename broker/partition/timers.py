@@ -194,6 +194,17 @@ class DueKeys:
             self._keys = self._keys or deque()
             self._keys.extend(more)
 
+    def put_back(self, keys: Iterable[int]) -> None:
+        """Have these keys taken out next, again."""
+        again = array("Q", keys)
+        if not again:
+            return
+        self._keys = self._keys or deque()
+        if self._place:
+            self._keys[0] = self._keys[0][self._place :]
+            self._place = 0
+        self._keys.appendleft(again)
+
     def take(self, count: int) -> list[int]:
         """Take out the next keys, at most `count`."""
         taken: list[int] = []

@@ -87,6 +87,8 @@ class Matcher:
         self._index: FilterIndex[_Entry] = FilterIndex()
         self._everything: dict[int, int] = {}
         """Subscriptions that get every message as it is, and by how many rules."""
+        self.looked_at = 0
+        """How many filters `match` has evaluated so far."""
         self._to_all: Match | None = None
         """What a message gets if no other rule matches it; None after a change of `_everything`."""
 
@@ -143,6 +145,7 @@ class Matcher:
                     copied += len(copies[-1].message.data)
                 except Exception as why:
                     failures.append(Failure(subscription, rule, _text_of(why)))
+        self.looked_at += len(seen)
         if not (plain or copies or failures):
             return self._to_all
         subscriptions = tuple(sorted(plain.union(self._everything)))

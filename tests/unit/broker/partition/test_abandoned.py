@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.operations import Complete, Demand, Failed, Settled
+from broker.operations import Complete, Demand, Failed, Settled, Update
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.durable_state import read_back
 from broker.partition.session_states import SessionStates, set_state
@@ -64,3 +64,20 @@ async def test_a_new_subscription_of_the_same_name_begins_empty() -> None:
     assert not states.of(SessionStates).entries
     await harness.describe(topic("a", "b").without(1).with_new("a", TOPIC.subscriptions[0].settings, (), 0))
     assert (await harness.peek("subscriptions/a")).messages == []
+
+
+async def test_states_of_a_deleted_subscription_go_in_slices() -> None:
+    harness = Harness(description=TOPIC, limits=TaskLimits(bounds=Bounds(deleted_max=2)))
+    await harness.peek("subscriptions/b")
+    partition = harness.task._partition
+    assert partition is not None
+    states = partition.messages.states
+    for number in range(7):
+        states.apply(read_back(set_state(A + 4 * (number % 2), b"%d" % number, b"x", 0)), harness.log.end)
+    harness.post(1002, Update(WITHOUT_A))
+    left: list[int] = []
+    while await harness.task.step() or len(left) < 4:
+        left.append(len(states.of(SessionStates).entries))
+    left.append(len(states.of(SessionStates).entries))
+    # Symptom: all of them in one step, however many there were.
+    assert sorted({*left}, reverse=True) == [7, 6, 5, 4, 3]

@@ -77,6 +77,45 @@ async def test_on_a_full_disk_scheduled_messages_with_changed_copies_wait() -> N
     await check_restart(harness, A, C)
 
 
+async def test_no_message_is_forgotten_that_waits_behind_those_undone_on_a_full_disk() -> None:
+    harness = Harness(
+        description=with_subscription(topic("a"), "c", CHANGING),
+        limits=TaskLimits(bounds=Bounds(activated_max=4)),
+    )
+    due_ms = harness.clock.now_ms() + 1_000
+    first = one(await harness.do(9, Send([RED] * 14, None, scheduled_ms=[due_ms] * 14)), Sent).first
+    harness.log.fill_disk()
+    await harness.advance(1_100)
+    await harness.advance(PAUSE_MS)
+    one(await harness.do(9, CancelScheduled([first, first + 13])), Settled)
+    harness.log.empty_disk()
+    # Symptom: the timer that those undone were added to again was told of the others, and failed or was lost.
+    await harness.advance(PAUSE_MS)
+    assert await bodies(harness, A) == [RED] * 12
+    assert await bodies(harness, "") == []
+    await check_restart(harness, A, C)
+
+
+@pytest.mark.parametrize("payload_bytes", [1 << 20, 0], ids=["in memory", "on the disk"])
+async def test_one_cycle_publishes_only_as_many_messages_as_its_work_allows(payload_bytes: int) -> None:
+    description = topic(*(f"s{number}" for number in range(10)))
+    bounds = Bounds(work_max=25)
+    harness = Harness(description=description, limits=TaskLimits(bounds=bounds), payload_bytes=payload_bytes)
+    due_ms = harness.clock.now_ms() + 1_000
+    messages = [b"%d" % number for number in range(12)]
+    first = one(await harness.do(9, Send(messages, None, scheduled_ms=[due_ms] * 12)), Sent).first
+    harness.clock.advance(1_100)
+    left = [12]
+    while await harness.task.step() or left[-1] > 0:
+        left.append(harness.task.counts()[""].scheduled)
+        if left[-1] == 6:
+            harness.post(9, CancelScheduled([first + 10]))
+    # Symptom: all of them at once, up to 1,024, however many subscriptions there were.
+    assert sorted({*left}) == [0, 2, 6, 9, 12]
+    assert await bodies(harness, "subscriptions/s9") == [*messages[:10], messages[11]]
+    await check_restart(harness, "subscriptions/s0", "subscriptions/s9")
+
+
 async def test_on_a_full_disk_a_partition_rests_until_it_tries_again() -> None:
     harness = Harness(
         description=with_subscription(topic("a"), "c", CHANGING),

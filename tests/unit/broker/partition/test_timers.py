@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from broker.partition.timers import MovableTimers, TimerWheel
+from array import array
+
+from broker.partition.timers import DueKeys, MovableTimers, TimerWheel
 
 TICK_MS = 20
 
@@ -127,3 +129,15 @@ def test_keys_that_are_moved_do_not_pile_up() -> None:
     assert sum(len(bucket.keys) for bucket in timers._buckets.values()) < 600
     found = [key for keys in timers.expire(2_000) for key in keys]
     assert set(found) == set(times)
+
+
+def test_keys_that_are_put_back_come_before_the_others() -> None:
+    due = DueKeys()
+    due.put_back([])
+    assert not due
+    due.add([array("Q", [1, 2, 3]), array("Q", [4])])
+    assert due.take(2) == [1, 2]
+    due.put_back([7, 1])
+    assert due.take(3) == [7, 1, 3] and due.take(9) == [4] and not due
+    due.put_back([5])
+    assert due and due.take(1) == [5]
