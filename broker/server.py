@@ -243,6 +243,7 @@ class Broker:
             self.memory,
             self.host.folder_states,
             lambda websocket, request, heard: serve_websocket(services, websocket, request, heard),
+            services.message_id,
         )
         forwarding = Forwarding(
             self.namespace,

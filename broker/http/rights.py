@@ -47,6 +47,13 @@ class Rights:
             raise HttpRefusal(401, 40100, f"Manage,{action} claims required for this operation.")
         raise HttpRefusal(401, 40100, f"Authorization failed for specified action: Manage,{action}.")
 
+    def require_right(self, claim: Claim, path: str, right: str) -> None:
+        """Require Send or Listen on the path of messages, before anything is looked up."""
+        if not claim.covers(path, right):
+            raise HttpRefusal(
+                401, 40100, f"Unauthorized access. '{right}' claim(s) are required to perform this operation."
+            )
+
     def check_forwarding(
         self, request: web.Request, claim: Claim, name: str, forwarding: tuple[str | None, str | None]
     ) -> None:

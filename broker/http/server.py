@@ -33,9 +33,12 @@ from broker.http.admin import Administration
 from broker.http.connection import HttpConnection, Limits
 from broker.http.crowd import Crowd, Guest
 from broker.http.health import HealthHandler
+from broker.http.message_paths import read_message_path
+from broker.http.messages import MessageRequests
 from broker.http.metrics import MetricsHandler
 from broker.http.portions import Portions
 from broker.http.refusals import HttpRefusal, refusal_of
+from broker.http.rights import Rights
 from broker.http.seams import TokenVerifier
 from broker.http.sites import Sites
 from broker.namespace.namespace import Namespace
@@ -81,7 +84,9 @@ class HttpServer:
         memory: Memory,
         folders: Callable[[], Sequence[str]],
         serve_websocket: ServeWebSocket,
+        message_id: Callable[[], str],
     ) -> None:
+        """`message_id` makes ids for messages that have none."""
         self._settings, self._namespace, self._metrics, self._clock = settings, namespace, metrics, clock
         self._tls, self._serve_websocket = tls, serve_websocket
         # A certificate from the settings may lack the name in PARTIBUS_HOST; the port answers under that name
@@ -89,6 +94,9 @@ class HttpServer:
         self._sites = Sites((*certificate_names, *settings.hostnames, settings.host), settings.origins)
         slices = Slices()
         self._administration = Administration(settings, namespace, tokens, clock, slices)
+        self._messages = MessageRequests(
+            namespace, Rights(namespace, tokens, clock, settings.sas_grace_ms), clock, memory, message_id
+        )
         self._runner = self._make_runner(
             HealthHandler(namespace, serving, slices, memory, folders),
             MetricsHandler(metrics, namespace, slices),
@@ -233,10 +241,17 @@ class HttpServer:
         application.router.add_get("/health", self._unless_signed(health.handle))
         application.router.add_get("/metrics", self._unless_signed(metrics.handle))
         application.router.add_get(WEBSOCKET_PATH, self._websocket)
-        application.router.add_route("*", "/{path:(?s:.*)}", self._administration.handle)
+        application.router.add_route("*", "/{path:(?s:.*)}", self._handle)
         return web.AppRunner(
             application, handle_signals=False, shutdown_timeout=self._settings.shutdown_timeout_ms / 1000
         )
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        """Serve a request about messages, or administration."""
+        path = read_message_path(request.method, request.rel_url.raw_path)
+        if path is not None:
+            return await self._messages.handle(request, path)
+        return await self._administration.handle(request)
 
     def _unless_signed(
         self, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -8,10 +8,11 @@ They are a hint for routing, never part of a message. Only its message-format ma
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from broker.base.errors import Reason, Refused
-from protocol.codec import DecodeError
+from protocol.codec import DecodeError, encode
 from protocol.sections import DATA, PROPERTIES, annotation, data_sections, field, find_sections
 
 BATCH_MESSAGE_FORMAT = 0x80013700
@@ -55,3 +56,8 @@ def split(payload: bytes) -> tuple[list[bytes], RoutingHint]:
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
+
+
+def envelope(messages: Sequence[bytes]) -> bytes:
+    """A batch of these messages, without a routing hint."""
+    return b"".join([b"\x00\x53\x75" + encode(message) for message in messages])

@@ -68,6 +68,14 @@ class BrokerThread:
         assert self._loop is not None, "the broker was started"
         return self._loop
 
+    def messages_of(self, name: str) -> int:
+        """How many messages an entity holds in all its subqueues."""
+
+        async def count() -> int:
+            return (await self.broker.namespace.runtime(name)).message_count
+
+        return asyncio.run_coroutine_threadsafe(count(), self.loop).result(READY_WITHIN_S)
+
     def __enter__(self) -> BrokerThread:
         self._thread.start()
         assert self._up.wait(READY_WITHIN_S), "the broker does not come up"

@@ -21,6 +21,7 @@ from broker.base.clock import Clock, SystemClock
 from broker.base.metrics import Metrics
 from broker.entities.descriptions import EntityDescription
 from broker.http.server import HttpServer
+from broker.message.stored import MessageIds
 from broker.namespace.entity import Entity
 from broker.namespace.kinds import make_entity
 from broker.namespace.meter import EntityMeter
@@ -186,6 +187,7 @@ async def http_stack(
         memory,
         lambda: ["ok"],
         _echo,
+        MessageIds(),
     )
     (listener,) = await server.start()
     port: int = listener.getsockname()[1]

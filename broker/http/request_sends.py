@@ -1,0 +1,159 @@
+"""Sends the messages of one HTTP request, with the code that links use, and waits for their outcome (HTTP
+contract 4.2)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from broker.base.errors import Reason, Refused
+from broker.http.broker_properties import set_properties
+from broker.http.header_values import checked_properties
+from broker.message.batch_envelope import envelope
+from broker.message.plain_message import PlainMessage, encoded
+from broker.messaging.sending import TAKEN_APART_AT_ONCE, Sending, too_large
+from broker.namespace.entity import Entity
+from broker.throttle.memory_mark import Memory
+
+_DECODER = json.JSONDecoder()
+_SPACES = " \t\r\n"
+
+
+class _Request:
+    """The sender of one request (`broker.messaging.sending.UnderWay`), and its outcome."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self.outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def took(self, size: int, messages: int) -> None:
+        self._memory.under_way += messages
+
+    def finished_with(self, size: int, messages: int) -> None:
+        self._memory.under_way -= messages
+
+    def fail(self) -> None:
+        error = sys.exception()
+        assert error is not None, "called where an exception is handled"
+        self._end(error)
+
+    def stored(self, receipts: Sequence[None], count: int) -> None:
+        self._end(None)
+
+    def refused(self, receipts: Sequence[None], why: Refused, count: int) -> None:
+        self._end(why)
+
+    def _end(self, why: BaseException | None) -> None:
+        if self.outcome.done():  # nobody waits any more
+            return
+        if why is None:
+            self.outcome.set_result(None)
+        else:
+            self.outcome.set_exception(why)
+
+
+class RequestSends:
+    """Sends for all requests of the HTTP port."""
+
+    def __init__(self, memory: Memory, message_id: Callable[[], str]) -> None:
+        """`message_id` makes ids for messages that have none."""
+        self._memory, self._message_id = memory, message_id
+
+    async def send(self, queue: Entity, message: PlainMessage) -> None:
+        """Send one message; returns once it is durable. Raises Refused."""
+        payload = encoded(message)
+        if len(payload) > queue.message_bytes_max:
+            raise too_large(queue, len(payload))
+        request, sending = self._begin(queue)
+        sending.send((payload,), (None,))
+        await request.outcome
+
+    async def send_batch(self, queue: Entity, body: bytes) -> None:
+        """Send the messages of a JSON array, all or none; returns once they are durable. Raises Refused."""
+        payloads: list[bytes] = []
+        for message in _batch(body):
+            payloads.append(encoded(message))
+            if not len(payloads) % TAKEN_APART_AT_ONCE:
+                await asyncio.sleep(0)
+        if not payloads:
+            raise Refused(Reason.ARGUMENT, "The batch holds no message.")
+        payload = envelope(payloads)
+        if len(payload) > queue.message_bytes_max:
+            raise too_large(queue, len(payload))
+        request, sending = self._begin(queue)
+        for _ in sending.send_batch(payload, (None,)):
+            await asyncio.sleep(0)
+        await request.outcome
+
+    def _begin(self, queue: Entity) -> tuple[_Request, Sending[None]]:
+        request = _Request(self._memory)
+        sending = Sending(
+            queue,
+            request,
+            stored=request.stored,
+            refused=request.refused,
+            memory=self._memory,
+            message_id=self._message_id,
+        )
+        return request, sending
+
+
+def _batch(body: bytes) -> Iterator[PlainMessage]:
+    """The messages of a batch, each decoded when it is asked for. Raises Refused."""
+    count = 0
+    try:
+        for item in _items(body.decode("utf-8-sig")):
+            yield _message(item)
+            count += 1
+    except Refused as why:
+        raise Refused(why.reason, f"Message {count} of the batch: {why.description}") from why
+    except (ValueError, RecursionError) as error:
+        raise Refused(
+            Reason.ARGUMENT, f"The body is not a JSON array of messages: {error}, behind message {count}."
+        ) from error
+
+
+def _items(text: str) -> Iterator[Any]:
+    """The elements of a JSON array, one after the other. Raises ValueError."""
+    at = _behind_spaces(text, 0)
+    if text[at : at + 1] != "[":
+        raise ValueError("it does not begin with '['")
+    at = _behind_spaces(text, at + 1)
+    separator = "" if text[at : at + 1] == "]" else ","
+    while separator == ",":
+        item, at = _DECODER.raw_decode(text, at)
+        yield item
+        at = _behind_spaces(text, at)
+        separator = text[at : at + 1]
+        if separator == ",":
+            at = _behind_spaces(text, at + 1)
+    if text[at : at + 1] != "]" or text[at + 1 :].strip(_SPACES):
+        raise ValueError(f"expected ',' or ']' at character {at}")
+
+
+def _behind_spaces(text: str, at: int) -> int:
+    while text[at : at + 1] in _SPACES and at < len(text):
+        at += 1
+    return at
+
+
+def _message(item: object) -> PlainMessage:
+    if not isinstance(item, dict):
+        raise Refused(Reason.ARGUMENT, "A message of a batch must be a JSON object.")
+    if unknown := item.keys() - {"Body", "BrokerProperties", "UserProperties"}:
+        raise Refused(
+            Reason.ARGUMENT,
+            f"'{min(unknown):.80}' is not known; a message of a batch has Body, BrokerProperties and "
+            "UserProperties.",
+        )
+    body, properties = item.get("Body") or "", item.get("UserProperties") or {}
+    if not isinstance(body, str) or not isinstance(properties, dict):
+        raise Refused(Reason.ARGUMENT, "Body must be text, and UserProperties an object.")
+    message = PlainMessage(body.encode(errors="replace"), properties=checked_properties(properties))
+    given = item.get("BrokerProperties")
+    if given is not None:
+        set_properties(given, message)
+    return message

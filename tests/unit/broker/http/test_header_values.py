@@ -1,0 +1,109 @@
+"""Application properties as headers, there and back (HTTP contract 4.2, 4.3)."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.base.errors import Reason, Refused
+from broker.http.header_values import is_property, read_headers, read_value, write_headers, write_value
+
+DATE = datetime.datetime(1994, 11, 6, 8, 49, 37, tzinfo=datetime.UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('"High"', "High"),
+        ('"12345,ABC"', "12345,ABC"),
+        (r'"a\"b"', 'a"b'),
+        (r'"C:\new\d"', r"C:\new\d"),
+        (r'"\u00fc\ud83d\ude00"', "ü😀"),
+        ('"Sun, 06 Nov 1994 08:49:37 GMT"', DATE),
+        ('"Sun, 99 Nov 1994 08:49:37 GMT"', "Sun, 99 Nov 1994 08:49:37 GMT"),
+        ("5", 5),
+        ("-7", -7),
+        ("1.5", 1.5),
+        ("1e3", 1000.0),
+        ("9223372036854775807", 2**63 - 1),
+        ("true", True),
+        ("false", False),
+        ("plain text", "plain text"),
+        ("nan", "nan"),
+        ("", ""),
+        ('"', '"'),
+    ],
+)
+def test_the_text_of_a_header_says_the_type_of_its_property(text: str, value: Any) -> None:
+    read = read_value(text)
+    assert (read, type(read)) == (value, type(value))
+
+
+@given(
+    st.text()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.booleans()
+    | st.floats(allow_nan=False, allow_infinity=False)
+)
+def test_every_value_comes_back_as_it_was(value: Any) -> None:
+    text = write_value(value)
+    assert text.isascii() and text.isprintable(), "it fits a header"
+    assert read_value(text) == value
+    assert type(read_value(text)) is type(value)
+
+
+def test_times_are_written_as_http_writes_them() -> None:
+    assert write_value(DATE) == '"Sun, 06 Nov 1994 08:49:37 GMT"'
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Authorization",
+        "BrokerProperties",
+        "content-type",
+        "Content-MD5",
+        "X-MS-RetryPolicy",
+        "Accept-Encoding",
+        "ServiceBusSupplementaryAuthorization",
+        "X-Forwarded-For",
+        "traceparent",
+        "HOST",
+        "Sec-Fetch-Mode",
+    ],
+)
+def test_headers_of_http_are_no_properties(name: str) -> None:
+    assert not is_property(name)
+
+
+def test_names_keep_their_spelling() -> None:
+    assert read_headers([(b"Priority", b'"High"'), (b"Host", b"a"), (b"customerId", b"5")]) == {
+        "Priority": "High",
+        "customerId": 5,
+    }
+
+
+def test_properties_that_cannot_be_headers_travel_together() -> None:
+    properties = {"a name": 1, "naïve": "é", "Host": True, "x": None, "list": [1, DATE], "ok": 1, "OK": 2}
+    written = dict(write_headers(properties))
+    assert written.keys() == {"ok", "Partibus-Properties"}
+    del properties["list"]
+    read = read_headers([(name.encode(), text.encode()) for name, text in write_headers(properties)])
+    assert read == properties
+
+
+@pytest.mark.parametrize(
+    "text", ["[1]", "{", '{"a":{}}', '{"a":[]}', '{"a":9223372036854775808}', "[" * 10_000]
+)
+def test_wrong_json_is_refused(text: str) -> None:
+    with pytest.raises(Refused) as refused:
+        read_headers([(b"partibus-properties", text.encode())])
+    assert refused.value.reason is Reason.ARGUMENT
+
+
+def test_bytes_that_are_no_utf_8_are_latin_1() -> None:
+    assert read_headers([(b"a", '"ü"'.encode()), (b"b", '"ü"'.encode("latin-1"))]) == {"a": "ü", "b": "ü"}

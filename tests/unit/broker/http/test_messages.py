@@ -1,0 +1,54 @@
+"""Requests about messages over HTTP: rights, headers and status codes (HTTP contract 4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support.broker_thread import BrokerThread
+from tests.support.http_entries import UPDATE, queue_body
+from tests.support.rest_client import RestClient
+from tests.support.sas import sas_token
+
+
+def test_refusals_have_the_statuses_of_the_contract(rest: RestClient) -> None:
+    def status_of(path: str, **given: Any) -> int:
+        return rest.ask("POST", f"{path}/messages", b"x", **given).status
+
+    assert status_of("/missing") == 410
+    assert status_of("/missing/subscriptions/s") == 410
+    assert status_of("/plain", token=None) == 401
+    assert status_of("/missing", token=None) == 401, "rights come before existence"
+    elsewhere = sas_token("http://127.0.0.1/other")
+    assert status_of("/plain", token=elsewhere) == 401
+    assert status_of("/plain", headers={"BrokerProperties": "x"}) == 400
+    assert status_of("/plain/$management") == 400
+    too_large = rest.ask("POST", "/plain/messages", bytes(1024 * 1024 + 1))
+    assert (too_large.status, b"SubCode=40300" in too_large.body) == (403, True)
+    chunked = rest.ask("POST", "/plain/messages", bytes(1024 * 1024))  # with its properties
+    assert chunked.status == 403
+    rest.create("/closed", "<Status>SendDisabled</Status>")
+    disabled = rest.ask("POST", "/closed/messages", b"x")
+    assert (disabled.status, b"SubCode=40301" in disabled.body) == (403, True)
+    assert rest.ask("PUT", "/closed", queue_body("<Status>Active</Status>"), UPDATE).status == 200
+    rest.send("/closed", b"x")
+
+
+def test_rights_of_an_entity_s_own_rule_are_respected(broker: BrokerThread, rest: RestClient) -> None:
+    rules = "".join(
+        '<AuthorizationRule xmlns:i="http://www.w3.org/2001/XMLSchema-instance" '
+        'i:type="SharedAccessAuthorizationRule">'
+        f"<ClaimType>SharedAccessKey</ClaimType><ClaimValue>None</ClaimValue><Rights><AccessRights>{right}"
+        f"</AccessRights></Rights><KeyName>{right}</KeyName><PrimaryKey>{right}-key</PrimaryKey>"
+        "</AuthorizationRule>"
+        for right in ("Send", "Listen")
+    )
+    rest.create("/own", f"<AuthorizationRules>{rules}</AuthorizationRules>")
+
+    def status_of(right: str, path: str) -> int:
+        resource = f"http://127.0.0.1:{broker.addresses.http_port}/own"
+        token = sas_token(resource, key_name=right, key=f"{right}-key")
+        return rest.ask("POST", path, b"", token=token).status
+
+    assert status_of("Send", "/own/messages") == 201
+    assert status_of("Listen", "/own/messages") == 401
+    assert status_of("Send", "/plain/messages") == 401
