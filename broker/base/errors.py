@@ -39,11 +39,18 @@ class Reason(enum.Enum):
     INTERNAL = "internal"
 
 
+DESCRIPTION_CHARACTERS_MAX = 2_000
+"""A refusal may quote what a client sent; neither answers nor logs repeat more of it than this."""
+
+
 class Refused(Exception):
     """An operation that is not carried out: a reason, and a sentence that names the limit and the actual
-    value."""
+    value. Too long a sentence loses its middle."""
 
     def __init__(self, reason: Reason, description: str) -> None:
+        if len(description) > DESCRIPTION_CHARACTERS_MAX:
+            half = DESCRIPTION_CHARACTERS_MAX // 2
+            description = f"{description[: half - 3]} … {description[-half:]}"
         super().__init__(description)
         self.reason = reason
         self.description = description

@@ -33,7 +33,9 @@ _TROUBLE = re.compile(r'"level": "(error|critical)"|Traceback|Fatal error')
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """One broker for all attacks, so that later attacks meet whatever earlier ones leave behind."""
     with BrokerProcess(
-        tmp_path_factory.mktemp("hostile"), [queue(name) for name in QUEUES], environment=SETTINGS
+        tmp_path_factory.mktemp("hostile"),
+        [*map(queue, QUEUES), queue("sessions", RequiresSession=True)],
+        environment=SETTINGS,
     ) as process:
         yield process
         process.check_alive()

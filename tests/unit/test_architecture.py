@@ -223,7 +223,6 @@ def test_no_modules_import_one_another_in_a_circle() -> None:
 
 WITHOUT_TESTS_OF_THEIR_OWN = {
     "broker.__main__": "two lines; the tests of the command run it",
-    "broker.base.errors": "an enumeration and an exception",
     "broker.frontend.connection_view": "an interface, which `Connection` implements",
     "broker.frontend.byte_stream": "an interface, which the listener and the tests implement",
     "broker.hosting.host": "an interface, which test_local and test_remote test",
