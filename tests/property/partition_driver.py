@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -22,11 +21,14 @@ from broker.entities.descriptions import MAIN, QueueSettings
 from broker.operations import (
     Answer,
     Arrived,
+    Detach,
     Locked,
     LockToken,
     Operation,
     Peek,
     Recall,
+    Recalled,
+    Release,
     Send,
     Withdrawn,
     partition_of,
@@ -46,9 +48,9 @@ from tests.property.partition_model import (
     Model,
     properties,
 )
+from tests.property.partition_outcomes import EXAMPLES, UNASKED, had_effect, ran
 from tests.support.partition_harness import NUMBER, Harness
 
-EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "120"))
 STEPS = int(os.environ.get("MODEL_STEPS", "80"))
 SEED = int(os.environ.get("MODEL_SEED", "1"))
 
@@ -59,9 +61,6 @@ LATE_MS = WINDOW_MS // SLOTS_PER_WINDOW
 TICK_MS = Bounds().tick_ms
 LOOKER, SESSION_WATCHER, FORWARDER = 8, 9, 10
 """Clients that ask for things which need no link, that wait for a free session, and that pass messages on."""
-
-ran: Counter[str] = Counter()
-"""How often each operation was carried out, and how often each fault happened."""
 
 
 @dataclass
@@ -188,12 +187,17 @@ class PartitionDriver(RuleBasedStateMachine):
         self.pass_time()
         for client, operation in operations:
             ran[type(operation).__name__] += 1
+            if isinstance(operation, Release | Recalled | Detach):  # these have no answer
+                tokens = operation.unseen if isinstance(operation, Detach) else operation.tokens
+                ran[f"{type(operation).__name__} done"] += bool(tokens)
             self.harness.post(client, operation)
         self.loop.run_until_complete(self.harness.until_quiet())
         left: dict[int, list[Answer]] = {}
         losers: list[int] = []
         for client in list(self.harness.received):
             for answer in self.harness.take(client):
+                if isinstance(answer, UNASKED):
+                    ran[type(answer).__name__] += 1
                 match answer:
                     case Locked() if not answer.deferred:
                         self.saw_locked(client, answer)
@@ -232,7 +236,9 @@ class PartitionDriver(RuleBasedStateMachine):
         assert answers.keys() <= CLIENT_SET | {LOOKER, FORWARDER} and len(answers.get(client, [])) >= 1, (
             answers
         )
-        return answers[client][0]
+        answer = answers[client][0]
+        ran[f"{type(operation).__name__} done"] += had_effect(operation, answer)
+        return answer
 
     def catch_up(self, client: int = LOOKER) -> None:
         """Have the log opened and overdue work done: each cycle enforces the time to live of a bounded number

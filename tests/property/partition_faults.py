@@ -12,8 +12,9 @@ from broker.operations import Complete, Failed, Operation, Peek, Peeked, Sent, S
 from broker.partition.clock_settings import TOLERANCE_MS
 from broker.partition.task import Health
 from storage.errors import CommitFailed
-from tests.property.partition_driver import PLANS, TICK_MS, PartitionDriver, Plan, ran
+from tests.property.partition_driver import PLANS, TICK_MS, PartitionDriver, Plan
 from tests.property.partition_model import ALL_SUBQUEUES, CLIENTS
+from tests.property.partition_outcomes import ran
 from tests.support.partition_harness import NUMBER
 
 

@@ -12,8 +12,9 @@ from broker.base.errors import Reason
 from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER, TRANSFER_DEAD_LETTER
 from broker.operations import Complete, Failed, Locked, Release, Settled
 from broker.transfer_operations import FailTransfer, HandedOver, HandOver, LockNext
-from tests.property.partition_driver import FORWARDER, PLANS, PartitionDriver, Plan, identity_of, ran
+from tests.property.partition_driver import FORWARDER, PLANS, PartitionDriver, Plan, identity_of
 from tests.property.partition_model import CHANGES, SESSIONS, Message, properties
+from tests.property.partition_outcomes import ran
 
 SOURCES = (b"there/0/0", b"there/1/0")
 NUMBERS = st.lists(st.integers(1, 12), min_size=5, max_size=5)

@@ -27,7 +27,7 @@ from broker.operations import (
     Settled,
 )
 from broker.schedule_operations import Reschedule
-from tests.property.partition_driver import LOOKER, PartitionDriver, ran
+from tests.property.partition_driver import LOOKER, PartitionDriver
 from tests.property.partition_model import (
     CLIENTS,
     SESSIONS,
@@ -36,6 +36,7 @@ from tests.property.partition_model import (
     Message,
     properties,
 )
+from tests.property.partition_outcomes import ran
 from tests.support.partition_harness import NUMBER
 
 REASON = "MaxDeliveryCountExceeded"
@@ -69,11 +70,14 @@ class PartitionOwnOperations(PartitionDriver):
     def receive_deferred(
         self, data: st.DataObject, client: int, subqueue: str, session: bytes | None
     ) -> None:
-        """In a queue with sessions, only the holder of their session receives deferred messages: its own
-        session, or one that it names falsely."""
+        """Some messages, of which some may not be deferred."""
         self.catch_up()
         deferred = [each.number for each in self.model.in_order(subqueue) if each.deferred]
-        numbers = self.some_numbers(data, deferred)
+        self.fetch(client, subqueue, self.some_numbers(data, deferred), session)
+
+    def fetch(self, client: int, subqueue: str, numbers: list[int], session: bytes | None) -> None:
+        """In a queue with sessions, only the holder of their session receives deferred messages: its own
+        session, or one that it names falsely."""
         of_session = self.model.requires_session and subqueue == MAIN
         held = self.model.held_by(client)
         session = held[0] if held is not None and session is None else session or SESSIONS[0]
@@ -94,7 +98,6 @@ class PartitionOwnOperations(PartitionDriver):
         if reason is not None:
             assert isinstance(answer, Failed) and (answer.reason, answer.cookie) == (reason, "fetch")
             return
-        ran["ReceiveDeferred found"] += 1
         assert isinstance(answer, Locked) and answer.deferred and answer.cookie == "fetch" and answer.tokens
         self.lock_named(client, answer, [found[each] for each in numbers], session if of_session else None)
 
@@ -107,7 +110,6 @@ class PartitionOwnOperations(PartitionDriver):
         numbers = self.some_numbers(data, [*(each.number for each in scheduled), *others])
         found = {each.number: each for each in scheduled}
         missing = {place for place, number in enumerate(numbers) if number not in found}
-        ran["CancelScheduled found"] += len(numbers) - len(missing)
         for number in numbers:
             if number in found:
                 self.model.messages.remove(found[number])
@@ -188,16 +190,16 @@ class PartitionOwnOperations(PartitionDriver):
         client=st.sampled_from(CLIENTS),
         count=st.integers(1, 5),
         reason=st.sampled_from([None, None, REASON]),
-        is_full=st.integers(0, 3),
+        is_full=st.booleans(),
         time_to_live_ms=st.sampled_from([None, 3_000]),
-        late_ms=st.sampled_from([0, 0, 6_000]),
+        late_ms=st.sampled_from([0, 0, 0, 6_000]),
     )
     def redrive(
         self,
         client: int,
         count: int,
         reason: str | None,
-        is_full: int,
+        is_full: bool,
         time_to_live_ms: int | None,
         late_ms: int,
     ) -> None:
@@ -222,7 +224,7 @@ class PartitionOwnOperations(PartitionDriver):
             self.run_cycle([])
         lives = None if time_to_live_ms is None else [time_to_live_ms] * len(locked.tokens)
         operation = Redrive(locked.tokens, locked.messages, lives, "again")
-        if not is_full:
+        if is_full:
             self.redrive_in_vain(client, operation)
             return
         numbers = []
@@ -237,8 +239,8 @@ class PartitionOwnOperations(PartitionDriver):
 
     def redrive_in_vain(self, client: int, operation: Redrive) -> None:
         """On a full disk, the dead letters stay where they are and are available again."""
-        ran["Redrive on a full disk"] += 1
         held = [each for each in map(self.model.find, operation.tokens) if each is not None]
+        ran["Redrive on a full disk"] += bool(held)
         self.give_back(operation.tokens)
         self.harness.log.fill_disk()
         answer = self.one(client, operation)

@@ -22,8 +22,9 @@ from broker.session_operations import (
     SetSessionState,
     WatchSessions,
 )
-from tests.property.partition_driver import LOOKER, SESSION_WATCHER, PartitionDriver, ran
+from tests.property.partition_driver import LOOKER, SESSION_WATCHER, PartitionDriver
 from tests.property.partition_model import CLIENTS, SESSIONS, Hold
+from tests.property.partition_outcomes import ran
 
 STATES_MAX = 2
 """How many sessions may have a state."""

@@ -23,7 +23,7 @@ from broker.stream_operations import (
     SettleThrough,
     SinkBatchSent,
 )
-from tests.property.partition_driver import LOOKER, PLANS, PartitionDriver, Plan, ran
+from tests.property.partition_driver import LOOKER, PLANS, PartitionDriver, Plan
 from tests.property.partition_model import CLIENTS, SUBQUEUES, Message
 from tests.support.partition_harness import NUMBER
 
@@ -75,7 +75,6 @@ class PartitionStreams(PartitionDriver):
             assert isinstance(answer, Failed) and answer.reason is Reason.ARGUMENT
             return
         completed, locked = self.complete_below(subqueue, position)
-        ran["SettleThrough completed"] += completed
         answer = self.one(client, SettleThrough(subqueue, position, "settle"))
         assert answer == SettledThrough(completed, locked, "settle")
 

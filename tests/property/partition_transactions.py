@@ -27,8 +27,9 @@ from broker.operations import (
     Transacted,
 )
 from broker.schedule_operations import BreakPromise, Promised, PromiseNumbers
-from tests.property.partition_driver import LOOKER, PLANS, PartitionDriver, Plan, identity_of, ran
+from tests.property.partition_driver import LOOKER, PLANS, PartitionDriver, Plan, identity_of
 from tests.property.partition_model import CHANGES, CLIENTS, SESSIONS, Message
+from tests.property.partition_outcomes import ran
 
 KINDS = (Complete, Abandon, Defer, DeadLetter)
 Settlement = Complete | Abandon | Defer | DeadLetter
@@ -82,7 +83,10 @@ class PartitionTransactions(PartitionDriver):
     @rule(data=st.data(), client=st.sampled_from(CLIENTS), plan=PLANS, sends=st.booleans())
     def transact(self, data: st.DataObject, client: int, plan: Plan, sends: bool) -> None:
         self.catch_up(client)
-        parts = self.parts(data, client, plan, sends)
+        self.carry_out(client, self.parts(data, client, plan, sends))
+
+    def carry_out(self, client: int, parts: Parts) -> None:
+        """Commit a transaction."""
         if (reason := self.expected_refusal(parts.operation)) is not None:
             ran["Transact refused"] += 1
             self.forget(parts)
@@ -137,7 +141,8 @@ class PartitionTransactions(PartitionDriver):
         if sends:
             operation.send, parts.made = self.new_messages(plan)
             self.note_ids()
-        operation.settlements = self.settlements(data, client)
+        if data.draw(st.integers(0, 5)):
+            operation.settlements = self.settlements(data, self.pick(data, client))
         if data.draw(st.integers(0, 2)) == 0:
             operation.cancelled = self.some_scheduled(data)
         if data.draw(st.integers(0, 2)) == 0:
@@ -145,6 +150,21 @@ class PartitionTransactions(PartitionDriver):
             self.add_transfers(parts, replace(plan, count=count))
         if bool(self.model.promises) and data.draw(st.integers(0, 3)):
             self.add_scheduled(data, parts, plan)
+        return parts
+
+    def everything(self, data: st.DataObject, client: int, plan: Plan) -> Parts:
+        """A transaction that does all that it can do, for a client that holds messages, when a message is
+        scheduled and numbers are promised."""
+        operation = Transact(Send([], None), [], "txn")
+        parts = Parts(operation, dict(self.sent_ids))
+        operation.send, parts.made = self.new_messages(plan)
+        self.note_ids()
+        operation.settlements = self.settlements(
+            data, [each.lock.token for each in self.held(client) if each.lock is not None]
+        )
+        operation.cancelled = [each.number for each in self.model.messages if each.scheduled_ms is not None]
+        self.add_transfers(parts, plan)
+        self.add_scheduled(data, parts, plan)
         return parts
 
     def note_ids(self) -> None:
@@ -226,9 +246,8 @@ class PartitionTransactions(PartitionDriver):
             send.identities = [identity_of("refused")]
         return send
 
-    def settlements(self, data: st.DataObject, client: int) -> list[Settlement]:
-        """Some settlements of different messages, now and then of the same one or with an invalid token."""
-        tokens = self.pick(data, client) if data.draw(st.integers(0, 5)) else []
+    def settlements(self, data: st.DataObject, tokens: Sequence[LockToken]) -> list[Settlement]:
+        """A settlement for each token."""
         made: list[Settlement] = []
         for token in tokens:
             kind = data.draw(st.sampled_from(KINDS))

@@ -30,7 +30,8 @@ from broker.partition.origins import Origins
 from broker.transfer_operations import LockNext
 from storage.errors import CommitFailed, DiskFull
 from storage.log import Commit
-from tests.property.partition_driver import EXAMPLES, SEED
+from tests.property.partition_driver import SEED
+from tests.property.partition_outcomes import EXAMPLES
 from tests.support.forwarding_world import World, held_now, message_of
 from tests.support.memory_log import MemoryLog
 from tests.support.waiting import until
