@@ -63,7 +63,6 @@ class HandingOver:
             left_out += [place for place in known if operation.numbers[place] in gone]  # named twice
             known = [place for place in known if operation.numbers[place] not in gone]
             _, duplicates = self._sending.send_new(space.cycle, space.description, part_of(send, at(fitting)))
-        self._sending.finish()
         if operation.keeps is not None:
             wanted = set(operation.keeps)
             before = [number for number in before if number in wanted]

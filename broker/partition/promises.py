@@ -20,7 +20,7 @@ from broker.partition import records
 from broker.partition.expiries import expiries
 from broker.partition.records import Counters, Relocated
 from broker.partition.references import SCHEDULED
-from broker.partition.schedule import LATEST_MS
+from broker.partition.scheduled_times import LATEST_MS
 from broker.partition.sending import Sending
 from broker.partition.workspace import Workspace
 from broker.schedule_operations import BreakPromise, Promised, PromiseNumbers

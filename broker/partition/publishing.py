@@ -14,9 +14,11 @@ A scheduled message waits in the topic's own subqueue and is matched when it bec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.entities.topics import (
     DEAD_LETTER_PLACE,
     MAIN_PLACE,
@@ -26,7 +28,8 @@ from broker.entities.topics import (
 )
 from broker.identifiers import encode_session_id
 from broker.message.changes import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, encode_changes
-from broker.operations import SESSION_ID
+from broker.operations import SESSION_ID, Operation, Send, SendSinkBatch, Transact
+from broker.partition import columns as column_parts
 from broker.partition import records
 from broker.partition.columns import NO_COLUMNS, Columns
 from broker.partition.cycle import Cycle
@@ -34,8 +37,10 @@ from broker.partition.expiries import expiries
 from broker.partition.messages import Messages
 from broker.partition.published import apply_published
 from broker.partition.records import Enqueued, Mark
+from broker.partition.scheduled_times import times_of
 from broker.partition.targets import Set, Target, Targets
 from broker.rules.matching import COPIES_BYTES_MAX, ChangedCopy, Match, Matcher
+from broker.transfer_operations import HandOver
 
 _STAYS: Set = (Target(MAIN_PLACE, has_sessions=1),)
 """The targets of a scheduled message: it stays in the topic's own subqueue until its time."""
@@ -52,6 +57,9 @@ _DESCRIPTION_CHARACTERS_MAX = 4_096
 """The text may quote values of the message; a property has at most 32 KiB."""
 COMMIT_BYTES_MAX = 256 * 1024 * 1024
 """In a commit of this size, each message gets one copy at most: a frame of the log has a limit."""
+COPIES_OF_SEND_BYTES_MAX = 2 * COMMIT_BYTES_MAX
+"""A send whose messages get more than one copy each is cut to COMMIT_BYTES_MAX. One that exceeds this by the
+first copies alone, because rules make large copies of tiny messages, is refused."""
 COPIED_BYTES_OF_WORK = 4_096
 """Writing so many bytes of copies counts as much as a message."""
 
@@ -69,11 +77,19 @@ class Destinations(NamedTuple):
         """The bytes of all copies."""
         return sum([len(copy.message.data) for copy in self.copies]) if self.copies else 0
 
+    def room(self, size: int) -> int:
+        """What a message of this size takes in the quota, with all its copies."""
+        references = len(self.targets) + len(self.copies)
+        return (size if self.targets else 0) + MESSAGE_OVERHEAD_BYTES * references + self.copied
+
+
+_STAY = Destinations(_STAYS)
+
 
 class Publishing:
     """The subscriptions of a topic, as one of its partitions sees them. Owned by the state machine."""
 
-    __slots__ = ("_description", "_known", "_matcher", "_messages", "_subscriptions", "effort", "fan_out")
+    __slots__ = ("_ahead", "_description", "_known", "_matcher", "_messages", "_subscriptions", "effort")
 
     def __init__(self, messages: Messages, description: TopicDescription) -> None:
         self._messages = messages
@@ -82,8 +98,8 @@ class Publishing:
         self._known: dict[tuple[tuple[int, ...], bool], Destinations] = {}
         """The destinations of messages that no rule changes or fails on, by the subscriptions and whether the
         message has a session."""
-        self.fan_out = 1
-        """How many references a message has got lately, at least 1."""
+        self._ahead: dict[int, tuple[bytes, Destinations]] = {}
+        """What `find_ahead` has found, by the identities of the messages, which it keeps."""
         self.effort = 0
         """What finding destinations has cost so far: messages, filters looked at, references, and copies. It
         only rises; callers who must stop in time look at how far it has risen."""
@@ -110,7 +126,7 @@ class Publishing:
         self.effort += 1 + self._matcher.looked_at - before + len(match.subscriptions)
         if match.copies or match.failures:
             found = self._found(match, has_session)
-            self.effort += found.copied // COPIED_BYTES_OF_WORK
+            self.effort += sum(map(_work_of, match.copies))
             return found
         key = match.subscriptions, has_session
         known = self._known.get(key)
@@ -120,11 +136,64 @@ class Publishing:
             known = self._known[key] = self._found(match, has_session)
         return known
 
-    def only(self, subqueue: int) -> Set:
-        """The targets of messages for the main subqueue of one subscription alone."""
-        return (self._target(self._subscriptions[subqueue // PLACES]),)
+    def only(self, subqueue: int) -> Destinations:
+        """The destination of messages for the main subqueue of one subscription alone."""
+        return Destinations((self._target(self._subscriptions[subqueue // PLACES]),))
 
-    def enqueue(
+    def find_ahead(
+        self, cycle: Cycle, enqueued_ms: int, sends: Iterable[Send | HandOver], effort_max: int
+    ) -> Iterator[None]:
+        """Find the destinations of messages before the operation that sends them is carried out, in steps of
+        about this effort. They are known until `forget_ahead`."""
+        room = room_for_copies(cycle)
+        until = self.effort + effort_max
+        for send in sends:
+            sessions = send.columns.get(SESSION_ID)
+            times = times_of(send.scheduled_ms, cycle.wall_ms)
+            for place, message in enumerate(send.messages):
+                if id(message) in self._ahead or (times is not None and times[place]):
+                    continue
+                has_session = sessions is not None and sessions[place] is not None
+                found = self.destinations(message, has_session, enqueued_ms, room)
+                self._ahead[id(message)] = message, found
+                room -= found.copied
+                if self.effort >= until:
+                    yield
+                    until = self.effort + effort_max
+
+    def forget_ahead(self) -> None:
+        """Forget what `find_ahead` has found."""
+        self._ahead.clear()
+
+    def find(
+        self, cycle: Cycle, enqueued_ms: int, send: Send, scheduled_ms: Sequence[int] | None
+    ) -> list[Destinations]:
+        """Where the messages of a send go, which are scheduled for these times."""
+        sessions = send.columns.get(SESSION_ID)
+        found: list[Destinations] = []
+        room = room_for_copies(cycle)
+        for place, message in enumerate(send.messages):
+            if scheduled_ms is not None and scheduled_ms[place]:
+                found.append(_STAY)
+                continue
+            ahead = self._ahead.get(id(message))
+            if ahead is not None:
+                found.append(ahead[1])
+            else:
+                has_session = sessions is not None and sessions[place] is not None
+                found.append(self.destinations(message, has_session, enqueued_ms, room))
+            room -= found[-1].copied
+        copied = sum([each.copied for each in found])
+        if copied > COPIES_OF_SEND_BYTES_MAX:
+            raise Refused(
+                Reason.MESSAGE_TOO_LARGE,
+                f"The copies that rules of the topic '{self._description.name}' make of these "
+                f"{len(found)} messages take {copied} bytes together; {COPIES_OF_SEND_BYTES_MAX} are the "
+                "maximum. Send fewer messages at once.",
+            )
+        return found
+
+    def write_steps(
         self,
         cycle: Cycle,
         enqueued_ms: int,
@@ -132,29 +201,36 @@ class Publishing:
         expire: Sequence[int] | None,
         messages: Sequence[bytes],
         columns: Columns,
-        scheduled_ms: Sequence[int] | None = None,
-        only: Set | None = None,
-    ) -> None:
-        """Write and apply new messages. `only`: their targets, if they are not to be matched."""
-        sessions = columns.get(SESSION_ID)
-        found: list[Destinations] = []
-        room = room_for_copies(cycle)
-        for place, message in enumerate(messages):
-            if only is not None:
-                found.append(Destinations(only))
-            elif scheduled_ms is not None and scheduled_ms[place]:
-                found.append(Destinations(_STAYS))
-            else:
-                has_session = sessions is not None and sessions[place] is not None
-                found.append(self.destinations(message, has_session, enqueued_ms, room))
-                room -= found[-1].copied
-        self.write(cycle, enqueued_ms, sizes, expire, messages, columns, found, scheduled_ms)
-
-    def use_up(self, cycle: Cycle, enqueued_ms: int, count: int) -> None:
-        """Give numbers to messages that match nothing, because a client is told them: a message that it could
-        mistake for one of these must not get them."""
-        sizes, targets = [0] * count, Targets([()], [0] * count)
-        self._write(cycle, enqueued_ms, sizes, None, [b""] * count, NO_COLUMNS, None, targets)
+        found: Sequence[Destinations],
+        scheduled_ms: Sequence[int] | None,
+        effort_max: int,
+        *,
+        keeps_numbers: bool,
+    ) -> Iterator[None]:
+        """Write and apply new messages with known destinations, in steps of about this effort. The copies
+        come last. `keeps_numbers`: messages get a number even if nobody gets them, because a client is told
+        it: a message that it could mistake for one of these must not get it."""
+        efforts = [1 + len(each.targets) for each in found]
+        for here in _steps(efforts, effort_max):
+            if here.start:
+                yield
+            self._write_some(
+                cycle,
+                enqueued_ms,
+                sizes[here],
+                None if expire is None else expire[here],
+                messages[here],
+                column_parts.part_of(columns, here),
+                found[here],
+                None if scheduled_ms is None else scheduled_ms[here],
+                keeps_numbers=keeps_numbers,
+            )
+        copies = [copy for each in found for copy in each.copies]
+        is_short = sum(efforts) < effort_max
+        for here in _steps([1 + _work_of(copy) for copy in copies], effort_max):
+            if here.start or not is_short:
+                yield
+            self._write_copies(cycle, enqueued_ms, copies[here])
 
     def write(
         self,
@@ -165,38 +241,53 @@ class Publishing:
         messages: Sequence[bytes],
         columns: Columns,
         found: Sequence[Destinations],
-        scheduled_ms: Sequence[int] | None = None,
     ) -> None:
         """Write and apply new messages with known destinations."""
-        targets = targets_of(found)
-        if any(targets.sets):
-            kept = [bool(each.targets) for each in found]
-            if not all(kept):
-                sizes = [size if keeps else 0 for size, keeps in zip(sizes, kept, strict=True)]
-                messages = [message if keeps else b"" for message, keeps in zip(messages, kept, strict=True)]
-            first = self._messages.next_number
-            self._write(cycle, enqueued_ms, sizes, expire, messages, columns, scheduled_ms, targets)
-            dead: dict[tuple[int, bytes | None], list[int]] = {}
-            for number, each in enumerate(found, first):
-                for destination in each.dead:
-                    dead.setdefault(destination, []).append(number)
-            for (subqueue, changed), numbers in dead.items():
-                self._give_reason(cycle, subqueue, changed, numbers)
+        self._write_some(cycle, enqueued_ms, sizes, expire, messages, columns, found)
         copies = [copy for each in found for copy in each.copies]
         if copies:
             self._write_copies(cycle, enqueued_ms, copies)
 
+    def _write_some(
+        self,
+        cycle: Cycle,
+        enqueued_ms: int,
+        sizes: Sequence[int],
+        expire: Sequence[int] | None,
+        messages: Sequence[bytes],
+        columns: Columns,
+        found: Sequence[Destinations],
+        scheduled_ms: Sequence[int] | None = None,
+        *,
+        keeps_numbers: bool = False,
+    ) -> None:
+        targets = targets_of(found)
+        if not (keeps_numbers or any(targets.sets)):
+            return
+        kept = [bool(each.targets) for each in found]
+        if not all(kept):
+            sizes = [size if keeps else 0 for size, keeps in zip(sizes, kept, strict=True)]
+            messages = [message if keeps else b"" for message, keeps in zip(messages, kept, strict=True)]
+        first = self._messages.next_number
+        self._write(cycle, enqueued_ms, sizes, expire, messages, columns, scheduled_ms, targets)
+        dead: dict[tuple[int, bytes | None], list[int]] = {}
+        for number, each in enumerate(found, first):
+            for destination in each.dead:
+                dead.setdefault(destination, []).append(number)
+        for (subqueue, changed), numbers in dead.items():
+            self._give_reason(cycle, subqueue, changed, numbers)
+
     def _write_copies(self, cycle: Cycle, enqueued_ms: int, copies: Sequence[ChangedCopy]) -> None:
         default_ms = self._description.settings.default_time_to_live_ms
         stored = [copy.message for copy in copies]
-        cycle.work += sum(len(each.data) for each in stored) // COPIED_BYTES_OF_WORK
+        cycle.work += sum(map(_work_of, copies))
         found = [
             self._found(Match((copy.subscription,)), copy.message.session_id is not None) for copy in copies
         ]
         session_ids = [
             None if each.session_id is None else encode_session_id(each.session_id) for each in stored
         ]
-        self.write(
+        self._write_some(
             cycle,
             enqueued_ms,
             [len(each.data) for each in stored],
@@ -223,11 +314,7 @@ class Publishing:
         )
         enqueued = Enqueued(first, enqueued_ms, sizes, expire, offset, columns, scheduled_ms, targets)
         cycle.passing += apply_published(self._messages, cycle.commit.start, enqueued, messages, cycle.now_ms)
-        references = 0
-        for index in targets.of_messages:
-            references += len(targets.sets[index])
-        self.fan_out = max(1, references // len(sizes))
-        cycle.work += references
+        cycle.work += sum([len(targets.sets[index]) for index in targets.of_messages])
         for each in targets.sets:
             cycle.arrived_in.update([target.subqueue for target in each])
 
@@ -264,6 +351,33 @@ class Publishing:
             0 if settings.default_time_to_live_ms is None else max(1, settings.default_time_to_live_ms),
             int(settings.requires_session),
         )
+
+
+def published_by(operation: Operation) -> Send | HandOver | None:
+    """The messages that an operation sends to the subscriptions of a topic, if it may send many."""
+    match operation:
+        case Send() | HandOver():
+            return operation
+        case Transact() | SendSinkBatch():
+            return operation.send
+        case _:
+            return None
+
+
+def _steps(efforts: Sequence[int], effort_max: int) -> Iterator[slice]:
+    """Divide things of these efforts into slices; only one that holds a single thing may exceed the limit."""
+    start = effort = 0
+    for place, each in enumerate(efforts):
+        if place > start and effort + each > effort_max:
+            yield slice(start, place)
+            start, effort = place, 0
+        effort += each
+    if start < len(efforts):
+        yield slice(start, len(efforts))
+
+
+def _work_of(copy: ChangedCopy) -> int:
+    return len(copy.message.data) // COPIED_BYTES_OF_WORK
 
 
 def room_for_copies(cycle: Cycle) -> int:

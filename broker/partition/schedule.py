@@ -20,23 +20,12 @@ from broker.partition import records
 from broker.partition.publishing_later import PublishingLater
 from broker.partition.records import Activated, Mark, Rescheduled
 from broker.partition.references import SCHEDULED, Reference
+from broker.partition.scheduled_times import LATEST_MS
 from broker.partition.timers import DueKeys
 from broker.partition.workspace import Workspace
 from broker.schedule_operations import Reschedule
 
-LATEST_MS = 253_402_300_799_999
-"""The end of the year 9999, which is as far as clients can show a time. Later schedules count as this."""
-
 _IN_ORDER = attrgetter("enqueued_at_ms", "sequence_number")
-
-
-def times_of(times_ms: Sequence[int | None] | None, wall_ms: int) -> list[int] | None:
-    """When each message of a send is to be enqueued, 0 for now; None if all are enqueued now. A time that has
-    passed means now."""
-    if times_ms is None:
-        return None
-    times = [min(each, LATEST_MS) if each is not None and each > wall_ms else 0 for each in times_ms]
-    return times if any(times) else None
 
 
 class Schedule:

@@ -8,7 +8,7 @@ after the last step.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 
 from broker.base.errors import Refused
@@ -27,11 +27,13 @@ from broker.partition.messages import Messages
 from broker.partition.publishing import Publishing
 from broker.partition.quotas import check_size, room_of
 from broker.partition.records import Enqueued
-from broker.partition.schedule import times_of
+from broker.partition.scheduled_times import times_of
 from broker.send_lists import at, merged, part_of
+from broker.transfer_operations import HandOver
 
 _IDENTITIES_OF = attrgetter("identities")
 _TIMES_OF = attrgetter("scheduled_ms")
+_ENDED = object()
 
 
 class Sending:
@@ -128,6 +130,8 @@ class Sending:
         messages, first = send.messages, self._messages.next_number
         if not messages:
             return first
+        if self._publishing is not None and only != self._messages.main.number:
+            return self._publish(self._publishing, cycle, description, send, freed, only)
         sizes = list(map(len, messages))
         self._check_size(
             description,
@@ -146,36 +150,90 @@ class Sending:
         cycle.arrived_in.add(self._messages.main.number)
         cycle.work += len(sizes)
         at_once = self._work_max
-        if self._publishing is not None:
-            at_once = max(1, at_once // self._publishing.fan_out)
-            if send.scheduled_ms is not None and (scheduled_ms is None or not all(scheduled_ms)):
-                at_once = len(sizes)  # or changed copies would take numbers before those of scheduled ones
         if len(sizes) <= at_once:
-            self._enqueue(cycle, enqueued_ms, sizes, expire, messages, send.columns, scheduled_ms, only)
-            if send.scheduled_ms is not None and self._messages.next_number == first:
-                assert self._publishing is not None, "a queue keeps every message"
-                self._publishing.use_up(cycle, enqueued_ms, len(sizes))
+            self._enqueue(cycle, enqueued_ms, sizes, expire, messages, send.columns, scheduled_ms)
         else:
-            self._rest = self._enqueue_many(
-                cycle, enqueued_ms, sizes, expire, messages, send.columns, scheduled_ms, only, at_once
+            steps = self._enqueue_many(
+                cycle, enqueued_ms, sizes, expire, messages, send.columns, scheduled_ms, at_once
             )
-            next(self._rest)
-            cycle.work = max(cycle.work, self._work_max)
+            self._start(cycle, steps)
         return first
 
-    def check(self, description: EntityDescription, *sends: Send | None) -> None:
+    def _start(self, cycle: Cycle, steps: Iterator[None]) -> None:
+        """Take the first of several steps, and keep the others for `go_on`."""
+        if next(steps, _ENDED) is not _ENDED:
+            self._rest = steps
+            cycle.work = max(cycle.work, self._work_max)
+
+    def find_ahead(self, cycle: Cycle, sends: Iterable[Send | HandOver]) -> Iterator[None]:
+        """In a topic, find out in steps who gets the messages of an operation, before it is carried out."""
+        if self._publishing is not None:
+            enqueued_ms = self._times.stamp(self._messages.latest_enqueued_ms, cycle.now_ms, cycle.wall_ms)
+            yield from self._publishing.find_ahead(cycle, enqueued_ms, sends, self._work_max)
+
+    def _publish(
+        self,
+        publishing: Publishing,
+        cycle: Cycle,
+        description: EntityDescription,
+        send: Send,
+        freed: int,
+        only: int | None,
+    ) -> int:
+        """As `send`, to subscriptions of a topic."""
+        first, messages = self._messages.next_number, send.messages
+        sizes = list(map(len, messages))
+        enqueued_ms = self._times.stamp(self._messages.latest_enqueued_ms, cycle.now_ms, cycle.wall_ms)
+        scheduled_ms = times_of(send.scheduled_ms, cycle.wall_ms)
+        if only is None:
+            found = publishing.find(cycle, enqueued_ms, send, scheduled_ms)
+        else:
+            found = [publishing.only(only)] * len(messages)
+        room = sum([each.room(size) for each, size in zip(found, sizes, strict=True)])
+        self._check_size(description, room + list_bytes(send.columns) - freed)
+        expire = expiries(
+            send.time_to_live_ms, description.settings.default_time_to_live_ms, len(sizes), enqueued_ms
+        )
+        if scheduled_ms is not None:
+            expire = later_expiries(expire, scheduled_ms, enqueued_ms)
+        cycle.has_sent = True
+        cycle.work += len(sizes)
+        steps = publishing.write_steps(
+            cycle,
+            enqueued_ms,
+            sizes,
+            expire,
+            messages,
+            send.columns,
+            found,
+            scheduled_ms,
+            self._work_max,
+            keeps_numbers=send.scheduled_ms is not None,
+        )
+        self._start(cycle, steps)
+        return first
+
+    def check(self, cycle: Cycle, description: EntityDescription, send: Send, *others: Send | None) -> None:
         """Raise Refused if all these messages together do not fit, or too many message-ids would be
-        remembered."""
+        remembered. In a topic, only those of `send` are published now."""
         size = ids = 0
-        for send in sends:
-            if send is not None:
-                size += sum(map(len, send.messages)) + MESSAGE_OVERHEAD_BYTES * len(send.messages)
-                size += list_bytes(send.columns) + MEMORY_BYTES * len(send.identities or ())
-                ids += len(send.identities or ())
+        for each in (send, *others):
+            if each is not None:
+                size += sum(self._rooms(cycle, each) if each is send else map(_room, each.messages))
+                size += list_bytes(each.columns) + MEMORY_BYTES * len(each.identities or ())
+                ids += len(each.identities or ())
         if size:
             self._check_size(description, size)
         if ids:
             check_count(description.name, self._number, self._duplicates.count, ids, self._ids_max)
+
+    def _rooms(self, cycle: Cycle, send: Send) -> list[int]:
+        """What each of these messages takes in the quota."""
+        if self._publishing is None:
+            return list(map(_room, send.messages))
+        enqueued_ms = self._times.stamp(self._messages.latest_enqueued_ms, cycle.now_ms, cycle.wall_ms)
+        found = self._publishing.find(cycle, enqueued_ms, send, times_of(send.scheduled_ms, cycle.wall_ms))
+        return [each.room(len(message)) for each, message in zip(found, send.messages, strict=True)]
 
     def fitting(
         self, cycle: Cycle, description: EntityDescription, send: Send, entity_room: int | None
@@ -190,9 +248,8 @@ class Sending:
         occupied, states = self._messages.work.occupied, self._messages.states
         room = room_of(description, occupied.values(), states.bytes)
         places: list[int] = []
-        for place, (message, identity) in enumerate(zip(send.messages, identities, strict=True)):
+        for place, (size, identity) in enumerate(zip(self._rooms(cycle, send), identities, strict=True)):
             if place not in known or identity in left_out:  # it is no duplicate, and takes room
-                size = len(message) + MESSAGE_OVERHEAD_BYTES
                 columns = {name: values[place : place + 1] for name, values in send.columns.items()}
                 whole = size + list_bytes(columns) + (MEMORY_BYTES if identity is not None else 0)
                 has_entity_room = entity_room is None or size <= entity_room
@@ -260,7 +317,6 @@ class Sending:
         messages: Sequence[bytes],
         columns: Columns,
         scheduled_ms: list[int] | None,
-        only: int | None,
         at_once: int,
     ) -> Iterator[None]:
         for start in range(0, len(sizes), at_once):
@@ -273,7 +329,6 @@ class Sending:
                 messages[here],
                 column_parts.part_of(columns, here),
                 None if scheduled_ms is None else scheduled_ms[here],
-                only,
             )
             yield
 
@@ -286,12 +341,7 @@ class Sending:
         messages: Sequence[bytes],
         columns: Columns,
         scheduled_ms: list[int] | None,
-        only: int | None,
     ) -> None:
-        if self._publishing is not None and only != self._messages.main.number:
-            to = None if only is None else self._publishing.only(only)
-            self._publishing.enqueue(cycle, enqueued_ms, sizes, expire, messages, columns, scheduled_ms, to)
-            return
         first = self._messages.next_number
         offset = records.add_enqueued(
             cycle.commit, first, enqueued_ms, sizes, expire, messages, columns, scheduled_ms
@@ -299,3 +349,7 @@ class Sending:
         enqueued = Enqueued(first, enqueued_ms, sizes, expire, offset, columns, scheduled_ms)
         if not self._messages.apply_enqueued(cycle.commit.start, enqueued, messages, cycle.now_ms):
             cycle.passing += map(self._messages.main.references.__getitem__, range(first, first + len(sizes)))
+
+
+def _room(message: bytes) -> int:
+    return len(message) + MESSAGE_OVERHEAD_BYTES

@@ -110,7 +110,7 @@ from broker.partition.long_operations import Divisible, Parts
 from broker.partition.messages import NO_NUMBER, Messages
 from broker.partition.moving_cursors import MovingCursors
 from broker.partition.promises import Promises
-from broker.partition.publishing import Publishing
+from broker.partition.publishing import Publishing, published_by
 from broker.partition.publishing_later import PublishingLater
 from broker.partition.reading import Reading
 from broker.partition.redriving import Redriving, let_go, restore
@@ -150,6 +150,7 @@ from broker.stream_operations import (
 from broker.transfer_operations import FailTransfer, FindSources, HandedOver, HandOver, LockNext
 from storage.log import Commit, Frame
 
+_ENDED = object()
 Totals = Mapping[int, tuple[int, int, int, int]]
 """Of each subqueue with work, by number: messages, how many of them are deferred and scheduled, and bytes."""
 
@@ -207,6 +208,8 @@ class Partition:
         self._redriving = Redriving(self._space, self._sending)
         self._wall_ahead_ms = 0
         """How far wall time was ahead of monotonic time when the latest cycle began."""
+        self._later: Iterator[None] | None = None
+        """The steps of operations that a topic takes long to carry out; they end the cycle."""
         self._parts: Parts | None = None
         """A long settlement or renewal in progress; the first operation of the next cycle continues it."""
 
@@ -276,22 +279,57 @@ class Partition:
             if room < 0 and count:
                 break
             count += 1
-        if count > 1:
-            together = [send for _, send in sends[:count]]
-            firsts = self._sending.send_together(space.cycle, space.description, together)
-            if firsts is not None:
-                for (client, send), first in zip(sends, firsts, strict=False):
-                    space.answer(client, Sent(first, send.cookie, []))
-                return count
+        if self._publishing is not None and self._is_long(sends[:count]):
+            return count
+        if self._send_together(sends[:count]):
+            return count
         for number, (client, send) in enumerate(sends[:count], 1):
             self.handle(client, send)
             if self.is_full:
                 return number
         return count
 
+    def _send_together(self, sends: Sequence[tuple[ClientId, Operation]]) -> bool:
+        """Carry out several sends in one go; False if that is not possible."""
+        space = self._space
+        together = [send for _, send in sends if isinstance(send, Send)]
+        if len(sends) == 1 or len(together) < len(sends):
+            return False
+        firsts = self._sending.send_together(space.cycle, space.description, together)
+        if firsts is None:
+            return False
+        for (client, _), send, first in zip(sends, together, firsts, strict=True):
+            space.answer(client, Sent(first, send.cookie, []))
+        return True
+
+    def _is_long(self, operations: Sequence[tuple[ClientId, Operation]]) -> bool:
+        """Whether it takes several steps to find out who gets what these operations send to a topic. Then
+        they are carried out in `go_on`."""
+        sends = [send for _, operation in operations if (send := published_by(operation)) is not None]
+        steps = self._sending.find_ahead(self._space.cycle, sends)
+        if next(steps, _ENDED) is _ENDED:
+            return False
+        self._later = self._carry_out_later(operations, steps, self._space.arrived_ms)
+        self._space.cycle.work = max(self._space.cycle.work, self._space.bounds.work_max)
+        return True
+
+    def _carry_out_later(
+        self, operations: Sequence[tuple[ClientId, Operation]], steps: Iterator[None], arrived_ms: int
+    ) -> Iterator[None]:
+        yield from steps
+        if self._send_together(operations):
+            yield from self._sending.go_on()
+            return
+        for client, operation in operations:
+            self.handle(client, operation, arrived_ms)
+            yield from self._sending.go_on()
+
     def go_on(self) -> Iterator[None]:
         """Carry out the rest of the cycle's last operation, in steps. `finish` completes any remaining
         steps."""
+        if self._later is not None:
+            yield from self._later
+            self._later = None
         yield from self._sending.go_on()
         yield from self._settling_through.go_on()
 
@@ -306,8 +344,10 @@ class Partition:
         `waiting_since_ms` is when the oldest operation that waits for the next cycle arrived.
         """
         cycle = self._space.cycle
-        self._sending.finish()
-        self._settling_through.finish()
+        for _ in self.go_on():
+            pass
+        if self._publishing is not None:
+            self._publishing.forget_ahead()
         self._end_locks(cycle.now_ms if waiting_since_ms is None else waiting_since_ms)
         self._transactions.has_more = False
         self._delivering.finish()
@@ -434,8 +474,10 @@ class Partition:
 
     def _carry_out(self, client: ClientId, operation: Operation) -> bool | None:
         """Carry out an operation; False if it is not done yet."""
-        if self._transactions.is_passing_on and not isinstance(operation, UNSEEING):
+        if self._must_wait(operation):
             return False
+        if self._publishing is not None and self._is_long([(client, operation)]):
+            return None
         match operation:
             case Send():
                 first, known = self._sending.send_new(self._space.cycle, self._space.description, operation)
@@ -463,10 +505,6 @@ class Partition:
             case RenewLocks():
                 self._settling.renew(client, operation)
             case Transact():
-                if self._transactions.has_handed_out_nothing(operation) and (
-                    self._delivering.has_more or self._sessions.is_hungry
-                ):
-                    return False  # first serve the clients that wait for messages
                 self._transactions.carry_out(client, operation)
             case PromiseNumbers():
                 return self._promises.make(client, operation)
@@ -543,6 +581,17 @@ class Partition:
             case _:
                 assert_never(operation)
         return None
+
+    def _must_wait(self, operation: Operation) -> bool:
+        """Whether an operation must be the first one of the next cycle."""
+        if self._transactions.is_passing_on and not isinstance(operation, UNSEEING):
+            return True
+        # First serve the clients that wait for messages.
+        return (
+            isinstance(operation, Transact)
+            and self._transactions.has_handed_out_nothing(operation)
+            and (self._delivering.has_more or self._sessions.is_hungry)
+        )
 
     def _carry_out_part(self, client: ClientId, operation: Divisible) -> bool:
         """Carry out as much of a long operation as one cycle allows. False until the last part is done."""

@@ -120,18 +120,16 @@ class Transactions:
         scheduled, transfers = operation.scheduled, operation.transfers
         sent = len(operation.send.messages) + len(operation.promised)
         if scheduled is not None or transfers is not None:
-            self._sending.check(space.description, operation.send, scheduled, transfers)
+            self._sending.check(space.cycle, space.description, operation.send, scheduled, transfers)
         self._sending.send_new(space.cycle, space.description, operation.send)
-        for _ in self._sending.go_on():
-            pass
         passed_on = range(0)
         if transfers is not None:
+            self._sending.finish()  # the others come after these
             sent += len(transfers.messages)
             first = self._sending.send(
                 space.cycle, space.description, transfers, only=space.messages.main.number
             )
-            for _ in self._sending.go_on():
-                pass
+            self._sending.finish()  # they are moved by records that follow
             passed_on = range(first, first + len(transfers.messages))
         if sent and (operation.settlements or cancelled or scheduled is not None or passed_on):
             self._write(operation.settlements, cancelled, scheduled, operation.promised, passed_on)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from broker.base.errors import Reason
 from broker.entities.roles import OWN_END
-from broker.entities.rules import FalseFilter, RuleDescription
+from broker.entities.rules import FalseFilter, RuleDescription, SqlFilter
 from broker.entities.topics import TopicDescription
 from broker.operations import (
     DESTINATION,
@@ -20,8 +22,10 @@ from broker.operations import (
     Found,
     Locked,
     LockExactly,
+    Operation,
     Redrive,
     Send,
+    SendSinkBatch,
     Sent,
     Settled,
     Transact,
@@ -30,9 +34,11 @@ from broker.operations import (
 from broker.partition import publishing
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
+from broker.transfer_operations import HandedOver, HandOver
 from protocol.codec import decode
 from tests.support.partition_harness import Harness, one
 from tests.support.rule_messages import stored_with
+from tests.support.ticker import Ticker
 from tests.support.topics import (
     BLUE,
     CHANGING,
@@ -142,7 +148,7 @@ async def test_a_commit_does_not_grow_without_bound_by_copies(
             description, f"s{number:02}", CHANGING, dead_lettering_on_filter_errors=True
         )
     harness = Harness(description=description)
-    big = [stored_with(subject="red", body=b"x" * 10_000)] * 5
+    big = [stored_with(subject="red", body=b"x" * 10_000) for _ in range(5)]
     due_ms = harness.clock.now_ms() + 1_000
     one(await harness.do(9, Send(big, None, scheduled_ms=[due_ms] * 5 if scheduled else None)), Sent)
     await harness.advance(1_100)
@@ -150,6 +156,38 @@ async def test_a_commit_does_not_grow_without_bound_by_copies(
     assert len(await bodies(harness, "subscriptions/s00")) == 5
     assert len(await bodies(harness, "subscriptions/s29" + DEAD)) == 5
     await check_restart(harness, "subscriptions/s00", "subscriptions/s29" + DEAD)
+
+
+@pytest.mark.parametrize("work_max", [4_096, 16], ids=["at once", "in steps"])
+async def test_the_quota_counts_what_actions_make_of_the_messages(work_max: int) -> None:
+    description = topic("a", max_size_mb=1)
+    for number in range(10):
+        description = with_subscription(description, f"s{number}", CHANGING)
+    harness = Harness(description=description, limits=TaskLimits(bounds=Bounds(work_max=work_max)))
+    small = await harness.send(RED)
+    big = [stored_with(subject="red", body=b"x" * 40_000) for _ in range(5)]
+    refused, sent = await harness.do(9, Send(big, None), Send([RED], None))
+    # Symptom: the topic of 1 MB took more than 2 MB.
+    assert isinstance(refused, Failed) and refused.reason is Reason.QUOTA_EXCEEDED
+    assert isinstance(sent, Sent) and sent.first == small + 11, "it and its copies have the next numbers"
+    assert await bodies(harness, A) == [RED, RED]
+    handed = one(await harness.do(9, HandOver(b"s", [1, 2, 3, 4, 5], big)), HandedOver)
+    assert handed.left_out == [2, 3, 4] and handed.full is not None
+    assert len(await bodies(harness, A)) == len(await bodies(harness, "subscriptions/s9")) == 4
+    await check_restart(harness, A, "subscriptions/s9")
+
+
+async def test_a_send_whose_copies_would_take_a_huge_commit_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(publishing, "COPIES_OF_SEND_BYTES_MAX", 50_000)
+    harness = Harness(description=with_subscription(topic("a"), "c", CHANGING))
+    tiny = [stored_with(subject="red", body=b"x" * 10_000) for _ in range(6)]
+    refused = one(await harness.do(9, Send(tiny, None)), Failed)
+    assert refused.reason is Reason.MESSAGE_TOO_LARGE and "60" in refused.description
+    assert await bodies(harness, A) == []
+    assert isinstance(one(await harness.do(9, Send(tiny[:4], None)), Sent), Sent)
+    await check_restart(harness, A, C)
 
 
 def test_a_long_reason_is_cut() -> None:
@@ -197,6 +235,51 @@ async def test_nothing_comes_between_the_steps_of_a_long_send() -> None:
     assert [type(each) for each in answers] == [Sent, Settled, Sent]
     assert await bodies(harness, "subscriptions/s0") == [*long.messages, *other.messages]
     await check_restart(harness, "subscriptions/s0", "subscriptions/s7")
+
+
+OPERATIONS: dict[str, Callable[[list[bytes]], Operation]] = {
+    "send": lambda messages: Send(messages, None),
+    "transaction": lambda messages: Transact(Send(messages, None), []),
+    "forwarded": lambda messages: HandOver(b"source", list(range(len(messages))), messages),
+    "sink batch": lambda messages: SendSinkBatch(Send(messages, None), b"sink", 1, 10),
+}
+
+
+@pytest.mark.parametrize("kind", OPERATIONS)
+async def test_others_use_the_event_loop_while_many_messages_are_matched_and_distributed(kind: str) -> None:
+    description = topic(*(f"s{number}" for number in range(20)))
+    for number in range(10):
+        rule = RuleDescription("r", SqlFilter(f"sys.Label LIKE '%{number}'"))
+        description = with_subscription(description, f"r{number}", rule)
+    none = RuleDescription("none", FalseFilter())
+    nobody = topic()
+    for number in range(20):
+        nobody = with_subscription(nobody, f"s{number}", none)
+    harness = Harness(description=nobody, limits=TaskLimits(bounds=Bounds(work_max=100)))
+    await harness.send(RED)
+    await harness.describe(description)
+    messages = [stored_with(subject=str(number)) for number in range(60)]
+    harness.post(9, OPERATIONS[kind](messages))
+    async with Ticker() as ticker:
+        await harness.until_quiet()
+    # A message is matched with 10 filters and gets 21 references, and a step ends at 100 of these: so a step
+    # takes 4 messages, both to match and to distribute.
+    # Symptom: the first step took as many messages as if each had the references that the last one had.
+    assert ticker.turns >= 25
+    assert not any(isinstance(each, Failed) for each in harness.take(9))
+    assert await bodies(harness, "subscriptions/s19") == messages
+    assert await bodies(harness, "subscriptions/r7") == messages[7::10]
+    await check_restart(harness, "subscriptions/s0", "subscriptions/r9")
+
+
+async def test_sends_that_take_several_steps_together_have_their_own_answers() -> None:
+    description = with_subscription(with_subscription(topic("a"), "b", ONLY_RED), "c", CHANGING)
+    harness = Harness(description=description, limits=TaskLimits(bounds=Bounds(work_max=12)))
+    operations = [Send([RED] * 3, None, number) for number in range(4)]
+    answers = await harness.do(1, *operations)
+    assert [(type(each), getattr(each, "cookie", None)) for each in answers] == [(Sent, n) for n in range(4)]
+    assert await bodies(harness, A) == [RED] * 12 and len(await bodies(harness, C)) == 12
+    await check_restart(harness, A, B, C)
 
 
 async def test_on_a_full_disk_nothing_of_a_send_is_left() -> None:

@@ -26,7 +26,7 @@ from broker.operations import (
 )
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.salvage import Salvage
-from broker.partition.schedule import LATEST_MS
+from broker.partition.scheduled_times import LATEST_MS
 from broker.partition.snapshot import Snapshot
 from broker.partition.summary import Wake, summary_of
 from broker.partition.task import Health, TaskLimits
