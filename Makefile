@@ -65,9 +65,9 @@ check: lint types test ## what CI runs
 crash: $(DEV) ## kill -9 under load, all 50 rounds (make test runs 10)
 	PARTIBUS_CRASH_ROUNDS=50 $(BIN)/python -m pytest tests/crash $(ARGS)
 
-simulate: $(DEV) ## the property tests from a new seed, with twenty times the examples (make test runs the same few each time); half an hour
+simulate: $(DEV) ## the property tests from a new seed, with twenty times the examples (make test runs the same few each time), and 50 rounds of Spark killed; an hour
 	HYPOTHESIS_PROFILE=random MODEL_SEED=$${MODEL_SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')} MODEL_EXAMPLES=$${MODEL_EXAMPLES:-5000} \
-		$(BIN)/python -m pytest tests/property $(ARGS)
+		PARTIBUS_SPARK_ROUNDS=50 PARTIBUS_SPARK_DRIVERS=10 $(BIN)/python -m pytest tests/property tests/connector/test_kills.py $(ARGS)
 
 split-test: $(DEV) ## the interop and crash suites with the partitions in a process of their own
 	PARTIBUS_PARTITION_PROCESS=true $(BIN)/python -m pytest tests/interop tests/crash $(ARGS)

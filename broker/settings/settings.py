@@ -397,7 +397,9 @@ class Settings(BaseSettings):
         100_000, ge=1, description="Message sessions of one partition that may have a state."
     )
     cursors_max: int = Field(
-        100, ge=1, description="Cursors of one queue or dead-letter queue (AMQP contract 7.6.4)."
+        100,
+        ge=1,
+        description="Cursors of one queue, subscription or dead-letter queue (AMQP contract 7.6.4).",
     )
     sinks_max: int = Field(
         1_000, ge=1, description="Sinks in the ledger of one partition (AMQP contract 7.6.7)."

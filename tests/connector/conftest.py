@@ -16,17 +16,23 @@ from pyspark_partibus.client import pool
 from tests.support.broker_process import BrokerProcess, queue
 from tests.support.spark_session import local_spark
 
+UNIQUE = {"RequiresDuplicateDetection": True, "DuplicateDetectionHistoryTimeWindow": "PT2H"}
 QUEUES = (
     queue("orders"),
     queue("other"),
+    queue("drivers"),
     queue("plain", EnablePartitioning=False),
-    queue("unique", RequiresDuplicateDetection=True, DuplicateDetectionHistoryTimeWindow="PT2H"),
+    queue("unique", **UNIQUE),
+    queue("again", **UNIQUE),
 )
 ON_SPARK = (
     "test_batch_read.py",
     "test_demo.py",
+    "test_kills.py",
     "test_settlement.py",
     "test_stream_read.py",
+    "test_subscriptions.py",
+    "test_wheel.py",
     "test_write.py",
 )
 collect_ignore = [] if shutil.which("java") else list(ON_SPARK)

@@ -1,0 +1,160 @@
+"""The broker, Spark's processes and whole drivers are killed while streams read and write. In the end each
+message is there once, and the cursor stands behind the last one.
+
+`make test` has 20 rounds of each test and 2 drivers; PARTIBUS_SPARK_ROUNDS and PARTIBUS_SPARK_DRIVERS set
+other numbers (`make simulate`), and MODEL_SEED another order of events.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pyspark_partibus.client.operations import Node
+from pyspark_partibus.client.patience import Patience
+from pyspark_partibus.endpoint import parse_endpoint
+from tests.connector.copying import copied, copy_to_the_end
+from tests.support.broker_process import REPOSITORY, BrokerProcess
+from tests.support.spark_faults import IMPATIENT, Restarted, faults, newest
+from tests.support.spark_queries import batch, bodies, options, send, stream, written
+
+SEED = int(os.environ.get("MODEL_SEED", "1"))
+ROUNDS = int(os.environ.get("PARTIBUS_SPARK_ROUNDS", "20"))
+DRIVERS = int(os.environ.get("PARTIBUS_SPARK_DRIVERS", "2"))
+KEYS, MESSAGES = 4, 10
+"""In each round: keys, and messages of each."""
+PER_BATCH = 30
+"""Messages in a batch, at most, so that a round has more than one."""
+LATEST_S = 0.6
+"""A fault comes this long after its batch was planned, at the latest. The batch takes about as long."""
+PLANS_WITHIN_S, LOOKS_EVERY_S = 120.0, 0.02
+
+
+def send_round(broker: BrokerProcess, queue: str, number: int) -> list[str]:
+    """Send the messages of one round; gives their texts."""
+    texts = {f"key-{key}": [f"{number}/{key}/{n}" for n in range(MESSAGES)] for key in range(KEYS)}
+    send(broker, queue, texts)
+    return [text for each in texts.values() for text in each]
+
+
+def run_through_faults(
+    broker: BrokerProcess, queue: str, query: Restarted, order: random.Random
+) -> list[str]:
+    """In each round, send messages and let something end while Spark works on them. Gives all texts."""
+    kinds = faults(broker, query, order)
+    sent: list[str] = []
+    try:
+        for number in range(ROUNDS):
+            planned = query.next_batch()
+            sent += send_round(broker, queue, number)
+            query.wait_for_plan(planned)
+            time.sleep(order.uniform(0, LATEST_S))  # any moment will do
+            kinds[number % len(kinds)]()
+            query.wait_for_commit(planned)
+        query.run_to_the_end()
+    finally:
+        query.stop()
+    return sorted(sent)
+
+
+def check_cursor(broker: BrokerProcess, queue: str, cursor: str) -> None:
+    """The cursor stands behind everything that the queue has."""
+    node = Node(parse_endpoint(broker.addresses.connection_string()), queue, Patience(10, 10))
+    found = node.cursor(cursor)
+    assert found is not None
+    assert found.positions == node.heads().heads
+
+
+def test_a_stream_reads_every_message_once_whatever_is_killed(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    frame = stream(
+        spark,
+        broker,
+        "other",
+        cursor="kills",
+        startingOffsets="earliest",
+        maxMessagesPerTrigger=PER_BATCH,
+        **IMPATIENT,
+    ).load()
+    checkpoint = tmp_path / "checkpoint"
+
+    def start() -> StreamingQuery:
+        writer = frame.writeStream.format("parquet").option("checkpointLocation", str(checkpoint))
+        return writer.start(str(tmp_path / "rows"))
+
+    query = Restarted(start, checkpoint)
+    sent = run_through_faults(broker, "other", query, random.Random(SEED))
+    assert Counter(bodies(written(spark, tmp_path))) == Counter(sent), f"seed {SEED}"
+    assert query.starts > ROUNDS // 3, "two of four faults end a query"
+
+
+def test_a_stream_writes_every_message_once_whatever_is_killed(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    source, target = options(broker, "orders", **IMPATIENT), options(broker, "unique", **IMPATIENT)
+
+    def start() -> StreamingQuery:
+        return copied(spark, source, target, checkpoint, PER_BATCH).start()
+
+    query = Restarted(start, checkpoint)
+    sent = run_through_faults(broker, "orders", query, random.Random(SEED))
+    assert Counter(bodies(batch(spark, broker, "unique").load())) == Counter(sent), f"seed {SEED}"
+    copy_to_the_end(spark, source, target, checkpoint, PER_BATCH)
+    check_cursor(broker, "orders", "copy")
+    assert query.starts > ROUNDS // 3, "two of four faults end a query"
+
+
+def test_killed_drivers_lose_nothing_and_repeat_nothing(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    order = random.Random(SEED)
+    sent = [text for number in range(5) for text in send_round(broker, "drivers", number)]
+    arguments = {
+        "source": options(broker, "drivers", **IMPATIENT),
+        "target": options(broker, "again", **IMPATIENT),
+        "checkpoint": str(tmp_path / "checkpoint"),
+        "scratch": str(tmp_path),
+        "limit": 20,
+    }
+    for _ in range(DRIVERS):
+        kill_a_driver(arguments, order)
+    checkpoint = tmp_path / "checkpoint"
+    copy_to_the_end(spark, options(broker, "drivers"), options(broker, "again"), checkpoint, limit=0)
+    assert Counter(bodies(batch(spark, broker, "again").load())) == Counter(sent), f"seed {SEED}"
+    check_cursor(broker, "drivers", "copy")
+
+
+def kill_a_driver(arguments: dict[str, object], order: random.Random) -> None:
+    """Start a copy in a process of its own, and kill all of it a moment after it has planned its next
+    batch."""
+    checkpoint = Path(str(arguments["checkpoint"]))
+    wanted = newest(checkpoint / "commits") + 1 + order.randint(0, 2)
+    program = subprocess.Popen(
+        [sys.executable, "-m", "tests.connector.copying", json.dumps(arguments)],
+        cwd=REPOSITORY,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'connector'}"},
+        start_new_session=True,
+    )
+    try:
+        gives_up = time.monotonic() + PLANS_WITHIN_S
+        while program.poll() is None and newest(checkpoint / "offsets") < wanted:
+            assert time.monotonic() < gives_up, f"no batch within {PLANS_WITHIN_S} s"
+            time.sleep(LOOKS_EVERY_S)
+        time.sleep(order.uniform(0, LATEST_S))  # anywhere between planning and Spark's commit
+    finally:
+        os.killpg(program.pid, signal.SIGKILL)
+        program.wait()
