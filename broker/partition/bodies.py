@@ -10,10 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from broker.partition._untracked import keep_untracked, untrack
 from broker.partition.references import Reference
 from broker.partition.subqueue import Subqueue
 
+BODY_BYTES = 256
+"""The memory that a shared message takes here besides its payload, about."""
 
+
+@keep_untracked
 class _Body:
     __slots__ = ("in_memory", "payload", "references", "size")
 
@@ -21,6 +26,7 @@ class _Body:
         self.size, self.references, self.payload = size, references, payload
         self.in_memory = references if payload else 0
         """How many of the references have the payload."""
+        untrack([self])
 
 
 class Bodies:
@@ -35,6 +41,11 @@ class Bodies:
 
     def __bool__(self) -> bool:
         return bool(self._by_number)
+
+    @property
+    def state_bytes(self) -> int:
+        """Memory used, without payloads."""
+        return BODY_BYTES * len(self._by_number)
 
     def add(self, number: int, size: int, references: int, payload: bytes = b"") -> None:
         """Add a message that has just got several references. `payload` is empty if memory does not keep

@@ -108,7 +108,7 @@ class Messages:
     @property
     def state_bytes(self) -> int:
         """Memory used by everything except the messages' bodies."""
-        total = self.states.bytes
+        total = self.states.bytes + self.bodies.state_bytes
         for subqueue in self.work.occupied.values():
             total += (
                 subqueue.changed_bytes

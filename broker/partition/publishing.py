@@ -44,8 +44,10 @@ from broker.transfer_operations import HandOver
 
 _STAYS: Set = (Target(MAIN_PLACE, has_sessions=1),)
 """The targets of a scheduled message: it stays in the topic's own subqueue until its time."""
-_SETS_MAX = 4_096
-"""Different sets of targets that are kept ready."""
+_KNOWN_BYTES_MAX = 1024 * 1024
+"""The memory of destinations that are kept ready, about."""
+_SET_BYTES, _TARGET_BYTES = 512, 16
+"""What a set of targets takes, and each target in it: a place in the key, and one in the set."""
 NO_SESSION = encode_changes({
     DEAD_LETTER_REASON: "Session id is null.",
     DEAD_LETTER_DESCRIPTION:
@@ -89,7 +91,17 @@ _STAY = Destinations(_STAYS)
 class Publishing:
     """The subscriptions of a topic, as one of its partitions sees them. Owned by the state machine."""
 
-    __slots__ = ("_ahead", "_description", "_known", "_matcher", "_messages", "_subscriptions", "effort")
+    __slots__ = (
+        "_ahead",
+        "_description",
+        "_known",
+        "_known_bytes",
+        "_matcher",
+        "_messages",
+        "_subscriptions",
+        "_targets",
+        "effort",
+    )
 
     def __init__(self, messages: Messages, description: TopicDescription) -> None:
         self._messages = messages
@@ -98,6 +110,9 @@ class Publishing:
         self._known: dict[tuple[tuple[int, ...], bool], Destinations] = {}
         """The destinations of messages that no rule changes or fails on, by the subscriptions and whether the
         message has a session."""
+        self._known_bytes = 0
+        self._targets: dict[int, Target] = {}
+        """The target of each subscription that has got a message lately, shared by all sets."""
         self._ahead: dict[int, tuple[bytes, Destinations]] = {}
         """What `find_ahead` has found, by the identities of the messages, which it keeps."""
         self.effort = 0
@@ -109,6 +124,8 @@ class Publishing:
         """The topic has these settings, subscriptions and rules from now on."""
         self._description = description
         self._known.clear()
+        self._known_bytes = 0
+        self._targets.clear()
         before, self._subscriptions = (
             self._subscriptions,
             {each.number: each for each in description.subscriptions},
@@ -131,10 +148,21 @@ class Publishing:
         key = match.subscriptions, has_session
         known = self._known.get(key)
         if known is None:
-            if len(self._known) >= _SETS_MAX:
+            size = _SET_BYTES + _TARGET_BYTES * len(match.subscriptions)
+            if self._known_bytes + size > _KNOWN_BYTES_MAX:
                 self._known.clear()
+                self._known_bytes = 0
+            self._known_bytes += size
             known = self._known[key] = self._found(match, has_session)
         return known
+
+    def take_faults(self) -> list[tuple[str, str, str]]:
+        """Subscription, rule and error of exceptions in rules since the last call."""
+        return [
+            (self._subscriptions[each.subscription].name if each.rule else "", each.rule, each.error)
+            for each in self._matcher.take_faults()
+            if not each.rule or each.subscription in self._subscriptions
+        ]
 
     def only(self, subqueue: int) -> Destinations:
         """The destination of messages for the main subqueue of one subscription alone."""
@@ -345,12 +373,15 @@ class Publishing:
         return Destinations(tuple(every), tuple(dead), match.copies)
 
     def _target(self, subscription: SubscriptionDescription) -> Target:
-        settings = subscription.settings
-        return Target(
-            subscription.subqueue(MAIN_PLACE),
-            0 if settings.default_time_to_live_ms is None else max(1, settings.default_time_to_live_ms),
-            int(settings.requires_session),
-        )
+        target = self._targets.get(subscription.number)
+        if target is None:
+            settings = subscription.settings
+            target = self._targets[subscription.number] = Target(
+                subscription.subqueue(MAIN_PLACE),
+                0 if settings.default_time_to_live_ms is None else max(1, settings.default_time_to_live_ms),
+                int(settings.requires_session),
+            )
+        return target
 
 
 def published_by(operation: Operation) -> Send | HandOver | None:

@@ -430,6 +430,10 @@ class Partition:
                     break
                 bodies.take(reference, frame.part(reference.offset, reference.size))
 
+    def take_rule_faults(self) -> list[tuple[str, str, str]]:
+        """Unforeseen exceptions in rules of a topic, to be logged: subscription, rule, error."""
+        return [] if self._publishing is None else self._publishing.take_faults()
+
     @property
     def has_more(self) -> bool:
         """Whether work is left for the next cycle, which should follow at once."""

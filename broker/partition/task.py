@@ -354,6 +354,8 @@ class PartitionTask:
                     await asyncio.sleep(0)
                 break
         cycle = partition.finish(self._mailbox.since_ms)
+        for subscription, rule, fault in partition.take_rule_faults():
+            self._output.error("rule.failed", subscription=subscription, rule=rule, error=fault)
         try:
             if cycle.commit:
                 await self._commit(partition, cycle)

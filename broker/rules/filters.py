@@ -39,10 +39,10 @@ class CompiledFilter:
 
 
 COMPILED_MAX = 8_192
-"""The most compiled filters that are remembered. A topic has at most 2,000 SQL filters."""
+"""The most compiled filters of each kind that are remembered. A topic has at most 2,000 SQL filters, which
+take long to compile, but any number of correlation filters, so each kind is remembered by itself."""
 
 
-@lru_cache(COMPILED_MAX)
 def compile_filter(filter: Filter) -> CompiledFilter:
     """Compile a filter. Raises Refused(ARGUMENT) if its expression is wrong."""
     match filter:
@@ -58,6 +58,7 @@ def compile_filter(filter: Filter) -> CompiledFilter:
             assert_never(filter)
 
 
+@lru_cache(COMPILED_MAX)
 def _correlation(filter: CorrelationFilter) -> CompiledFilter:
     """The message has every value that the filter gives. An empty text is one as well."""
     system = {
@@ -83,6 +84,7 @@ def _correlation(filter: CorrelationFilter) -> CompiledFilter:
     return CompiledFilter(matches, tuple(equal_cover(property, value) for property, value in wanted))
 
 
+@lru_cache(COMPILED_MAX)
 def _sql(filter: SqlFilter) -> CompiledFilter:
     tree = parse_filter(filter.expression)
     parameters = parameters_of(filter.parameters)
@@ -97,6 +99,12 @@ def _is_the_same_for_all(tree: Node) -> bool:
     if isinstance(tree, Read | ReadNamed | Exists | NewId) or can_fail(tree):
         return False
     return all(map(_is_the_same_for_all, children(tree)))
+
+
+def forget_compiled() -> None:
+    """Compile all filters anew from now on."""
+    _correlation.cache_clear()
+    _sql.cache_clear()
 
 
 _NO_MESSAGE = MessageView(bytes(HEAD.pack(VERSION, 0, 0, 0, 0, 0)), 0)

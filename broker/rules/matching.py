@@ -28,6 +28,12 @@ COPIES_BYTES_MAX = 16 * 1024 * 1024
 """What the copies of one message may take together, unless it is a single one. Any number of rules with
 actions may match, and a commit has a limit."""
 
+FAULTS_MAX = 256
+"""The most rules of which exceptions are reported."""
+_ERROR_CHARACTERS_MAX = 1_000
+_NO_RULE = (0, "")
+"""A message that the index cannot look at is nobody's rule."""
+
 
 def check_rule(rule: RuleDescription) -> None:
     """Refuse a rule whose filter or action is wrong. Raises Refused(ARGUMENT)."""
@@ -53,6 +59,15 @@ class Failure:
     subscription: int
     rule: str
     description: str
+
+
+@dataclass(slots=True, frozen=True)
+class Fault:
+    """An exception that the code has not foreseen."""
+
+    subscription: int
+    rule: str
+    error: str
 
 
 @dataclass(slots=True)
@@ -87,6 +102,9 @@ class Matcher:
         self._index: FilterIndex[_Entry] = FilterIndex()
         self._everything: dict[int, int] = {}
         """Subscriptions that get every message as it is, and by how many rules."""
+        self._faulty: set[tuple[int, str]] = set()
+        """Rules that have met an exception."""
+        self._faults: list[Fault] = []
         self.looked_at = 0
         """How many filters `match` has evaluated so far."""
         self._to_all: Match | None = None
@@ -105,6 +123,7 @@ class Matcher:
 
     def forget(self, subscription: int) -> None:
         """Remove the rules of a subscription that may have some."""
+        self._faulty = {each for each in self._faulty if each[0] != subscription}
         for rule in self._rules.pop(subscription, ()):
             if _is_for_all(rule):
                 self._everything.pop(subscription, None)
@@ -133,7 +152,7 @@ class Matcher:
                 if not entry.compiled.matches(message):
                     continue
             except Exception as why:
-                text = _text_of(why)
+                text = self._text_of(why, next(iter((*entry.plain, *entry.acting))))
                 failures += [Failure(*rule, text) for rule in (*entry.plain, *entry.acting)]
                 continue
             plain.update([subscription for subscription, _ in entry.plain])
@@ -144,7 +163,7 @@ class Matcher:
                     copies.append(ChangedCopy(subscription, rule, action(message, rule)))
                     copied += len(copies[-1].message.data)
                 except Exception as why:
-                    failures.append(Failure(subscription, rule, _text_of(why)))
+                    failures.append(Failure(subscription, rule, self._text_of(why, (subscription, rule))))
         self.looked_at += len(seen)
         if not (plain or copies or failures):
             return self._to_all
@@ -158,8 +177,29 @@ class Matcher:
         """The entries that may match; all of them if the message is one that the index cannot look at."""
         try:
             return list(self._index.candidates(message))
-        except Exception:  # see `_text_of`
+        except Exception as why:
+            self._text_of(why, _NO_RULE)
             return list(self._entries.values())
+
+    def _text_of(self, why: Exception, rule: tuple[int, str]) -> str:
+        """What to report of a rule that has no result.
+
+        Senders choose the values that rules look at, in more ways than this code has foreseen. Any exception
+        is the failure of one rule here. Elsewhere it would be a failure of the partition, and since senders
+        hand what a partition cannot take to the next one, a single message could put a whole topic out of
+        service.
+        """
+        if isinstance(why, EvaluationFailed):
+            return str(why)
+        if rule not in self._faulty and len(self._faulty) < FAULTS_MAX:
+            self._faulty.add(rule)
+            self._faults.append(Fault(*rule, repr(why)[:_ERROR_CHARACTERS_MAX]))
+        return f"It has no result ({type(why).__name__})."
+
+    def take_faults(self) -> list[Fault]:
+        """The exceptions that rules have met since the last call: one for each rule, until it is changed."""
+        faults, self._faults = self._faults, []
+        return faults
 
     def _add(self, subscription: int, rule: RuleDescription) -> None:
         entry = self._entries.get(rule.filter)
@@ -184,16 +224,6 @@ class Matcher:
 
 def _is_for_all(rule: RuleDescription) -> bool:
     return rule.action is None and _compiled(rule.filter).matches_all
-
-
-def _text_of(why: Exception) -> str:
-    """What to report of a rule that has no result.
-
-    Senders choose the values that rules look at, in more ways than this code has foreseen. Any exception is
-    the failure of one rule here. Elsewhere it would be a failure of the partition, and since senders hand
-    what a partition cannot take to the next one, a single message could put a whole topic out of service.
-    """
-    return str(why) if isinstance(why, EvaluationFailed) else f"It has no result ({type(why).__name__})."
 
 
 def _order(each: ChangedCopy | Failure) -> tuple[int, str]:

@@ -3,10 +3,13 @@ repairs."""
 
 from __future__ import annotations
 
+import gc
 import random
 from collections import deque
 
+from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.operations import Abandon, Complete, DeadLetter, Defer, Demand, Locked, Settled, Withdraw
+from broker.partition.bodies import BODY_BYTES
 from broker.partition.salvage import Salvage
 from broker.partition.task import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
@@ -28,6 +31,21 @@ def log_bytes(harness: Harness) -> int:
 
 async def shown(harness: Harness, *names: str) -> list[object]:
     return [await harness.peek(each + place) for each in names for place in ("", "/$deadletterqueue")]
+
+
+async def test_what_is_known_of_shared_messages_counts_as_memory() -> None:
+    harness = Harness(description=topic("a", "b"))
+    await harness.send(b"m", b"n")
+    before = harness.budget.state_bytes
+    tokens = (await harness.receive(1, 2, "subscriptions/a")).tokens
+    one(await harness.do(1, Complete(tokens[:1])), Settled)
+    assert before - harness.budget.state_bytes == MESSAGE_OVERHEAD_BYTES
+    tokens = (await harness.receive(1, 1, "subscriptions/b")).tokens
+    one(await harness.do(1, Complete(tokens)), Settled)
+    assert before - harness.budget.state_bytes == 2 * MESSAGE_OVERHEAD_BYTES + BODY_BYTES
+    partition = harness.task._partition
+    assert partition is not None
+    assert not any(gc.is_tracked(each) for each in partition.messages.bodies._by_number.values())
 
 
 async def test_large_bodies_for_many_subscriptions_are_on_the_disk_once_whatever_happens_to_the_log() -> None:

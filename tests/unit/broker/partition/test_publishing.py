@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker.base.errors import Reason
 from broker.entities.roles import OWN_END
-from broker.entities.rules import FalseFilter, RuleDescription, SqlFilter
+from broker.entities.rules import CorrelationFilter, FalseFilter, RuleDescription, SqlFilter
 from broker.entities.topics import TopicDescription
 from broker.operations import (
     DESTINATION,
@@ -34,6 +35,7 @@ from broker.operations import (
 from broker.partition import publishing
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
+from broker.rules.message_view import MessageView
 from broker.transfer_operations import HandedOver, HandOver
 from protocol.codec import decode
 from tests.support.partition_harness import Harness, one
@@ -188,6 +190,41 @@ async def test_a_send_whose_copies_would_take_a_huge_commit_is_refused(
     assert await bodies(harness, A) == []
     assert isinstance(one(await harness.do(9, Send(tiny[:4], None)), Sent), Sent)
     await check_restart(harness, A, C)
+
+
+async def test_destinations_that_are_kept_ready_are_bounded_by_their_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    description = topic(*(f"s{number}" for number in range(100)))
+    for number in range(20):
+        rule = RuleDescription("r", CorrelationFilter(label=str(number)))
+        description = with_subscription(description, f"r{number}", rule)
+    monkeypatch.setattr(publishing, "_KNOWN_BYTES_MAX", 10_000)
+    harness = Harness(description=description)
+    await harness.send(*(stored_with(subject=str(number)) for number in range(20)))
+    partition = harness.task._partition
+    assert partition is not None and partition._publishing is not None
+    known = partition._publishing._known
+    # Symptom: 4,096 of them, each with a target of its own for every subscription.
+    assert 0 < len(known) <= 10_000 // (101 * 16)
+    assert len({id(target) for each in known.values() for target in each.targets}) <= 100 + len(known)
+    await check_restart(harness, "subscriptions/s99", "subscriptions/r19")
+
+
+async def test_an_exception_in_a_rule_is_logged_once_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unforeseen(self: MessageView, name: str) -> None:
+        raise ZeroDivisionError("why")
+
+    rule = RuleDescription("odd", SqlFilter("sys.Label = 'red' AND colour <> 'blue'"))
+    harness = Harness(description=with_subscription(topic("a"), "b", rule))
+    monkeypatch.setattr(MessageView, "application_property", unforeseen)
+    with capture_logs() as lines:
+        await harness.send(RED)
+        await harness.send(RED)
+    (line,) = [each for each in lines if each["event"] == "rule.failed"]
+    assert (line["subscription"], line["rule"], line["entity"]) == ("b", "odd", "orders")
+    assert "why" in line["error"] and line["log_level"] == "error"
+    assert await bodies(harness, A) == [RED, RED]
 
 
 def test_a_long_reason_is_cut() -> None:

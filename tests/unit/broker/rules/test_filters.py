@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from broker.base.errors import Reason, Refused
-from broker.entities.rules import CorrelationFilter, FalseFilter, RuleValue, TrueFilter, ValueType
-from broker.rules.filters import compile_filter
+from broker.entities.rules import CorrelationFilter, FalseFilter, RuleValue, SqlFilter, TrueFilter, ValueType
+from broker.rules.filters import COMPILED_MAX, compile_filter
 from tests.support.rule_messages import view_of
 
 
@@ -83,3 +83,11 @@ def test_a_correlation_filter_without_a_value_is_refused() -> None:
 
 def test_filters_are_compiled_once() -> None:
     assert compile_filter(CorrelationFilter(label="a")) is compile_filter(CorrelationFilter(label="a"))
+
+
+def test_many_correlation_filters_do_not_displace_those_that_take_long_to_compile() -> None:
+    compiled = compile_filter(SqlFilter("colour = 'red' OR size > 7"))
+    for number in range(COMPILED_MAX + 1):
+        compile_filter(CorrelationFilter(label=str(number)))
+    # Symptom: a topic with so many rules compiled its SQL filters again whenever a partition was opened.
+    assert compile_filter(SqlFilter("colour = 'red' OR size > 7")) is compiled

@@ -19,7 +19,7 @@ from broker.entities.rules import (
     TrueFilter,
     ValueType,
 )
-from broker.rules.matching import Failure, Match, Matcher, check_rule
+from broker.rules.matching import FAULTS_MAX, Failure, Fault, Match, Matcher, check_rule
 from broker.rules.message_view import MessageView
 from protocol.codec import Decimal64
 from tests.support.rule_messages import ENQUEUED_MS, stored_with
@@ -218,6 +218,38 @@ def test_whatever_a_rule_raises_is_the_failure_of_that_rule_alone(monkeypatch: p
     found = match(matcher, {"colour": "red"}, subject="l")
     assert found.subscriptions == (2,)
     assert found.failures == (Failure(1, "rule0", "It has no result (ZeroDivisionError)."),)
+
+
+def test_an_unforeseen_exception_is_reported_once_for_each_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unforeseen(self: MessageView, name: str) -> None:
+        raise ZeroDivisionError("why")
+
+    matcher = Matcher()
+    matcher.set_rules(1, rules(CorrelationFilter(label="l")))
+    matcher.set_rules(2, rules(SqlFilter("a = 1 OR b = 2"), SqlFilter("100 / c = 1")))
+    match(matcher, {"c": 0}, subject="l")
+    assert matcher.take_faults() == [], "a rule that has no result is no fault"
+    monkeypatch.setattr(MessageView, "application_property", unforeseen)
+    for _ in range(3):
+        match(matcher, {"a": 1}, subject="l")
+    error = "ZeroDivisionError('why')"
+    assert Fault(2, "rule0", error) in (faults := matcher.take_faults())
+    assert Fault(0, "", error) in faults, "the index could not look at the message either"
+    assert len(faults) == len({*faults}) and matcher.take_faults() == []
+    matcher.set_rules(2, rules(SqlFilter("a = 1 OR b = 2")))
+    match(matcher, {"a": 1}, subject="l")
+    assert matcher.take_faults() == [Fault(2, "rule0", error)]
+
+
+def test_a_bounded_number_of_rules_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unforeseen(self: MessageView, name: str) -> None:
+        raise ZeroDivisionError
+
+    matcher = Matcher()
+    matcher.set_rules(1, rules(*(SqlFilter(f"a = {each} OR b = 2") for each in range(FAULTS_MAX + 9))))
+    monkeypatch.setattr(MessageView, "application_property", unforeseen)
+    match(matcher, {"a": 1})
+    assert len(matcher.take_faults()) == FAULTS_MAX
 
 
 def test_the_copies_of_a_message_have_a_limit_and_a_single_one_has_none() -> None:
