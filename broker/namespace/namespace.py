@@ -56,6 +56,7 @@ from broker.entities.validation import (
 from broker.namespace.damaged_entries import DamagedEntries
 from broker.namespace.entity import Entity, EntityRuntime
 from broker.namespace.idle_deletion import Candidate, IdleDeletion
+from broker.namespace.keys_in_order import KeysInOrder
 from broker.namespace.resting import Resting
 from broker.namespace.subscriptions import Subscriptions
 from broker.throttle.throttle import Throttle
@@ -124,9 +125,7 @@ class Namespace:
         self.tier, self.throttle = tier, throttle
         self._idle_ms_min = idle_ms_min
         self._queues: dict[str, Entity] = {}
-        self._keys: dict[type[EntityDescription], list[str]] | None = None
-        """The keys of all entities of each kind, sorted; None until they are needed after an entity was added
-        or removed."""
+        self._keys = KeysInOrder()
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._opening = asyncio.Semaphore(OPENING_MAX)
         self._folders = folders
@@ -171,6 +170,7 @@ class Namespace:
             self._queues[key] = self._make_entity(
                 found[0] if len(found) == 1 else await self._choose(found, with_logs)
             )
+        self._keys = KeysInOrder(queue.description for queue in self._queues.values())
         damaged += [(each, "none of its files is whole") for each in self._catalogue.damaged]
         for each, why in damaged:
             known |= {each.name} if each.name is not None else set()
@@ -287,18 +287,11 @@ class Namespace:
 
     def entities_between(self, kind: type[EntityDescription], start: int, stop: int) -> Sequence[Entity]:
         """A slice of all entities of a kind, sorted by name."""
-        return [self._queues[key] for key in self._keys_of(kind)[start:stop]]
+        return [self._queues[key] for key in self._keys.of(kind)[start:stop]]
 
     def entity_count(self, kind: type[EntityDescription]) -> int:
         """The number of entities of a kind."""
-        return len(self._keys_of(kind))
-
-    def _keys_of(self, kind: type[EntityDescription]) -> Sequence[str]:
-        if self._keys is None:
-            self._keys = {}
-            for key in sorted(self._queues):
-                self._keys.setdefault(type(self._queues[key].description), []).append(key)
-        return self._keys.get(kind, ())
+        return len(self._keys.of(kind))
 
     def live_entities(self) -> Iterable[Entity]:
         """All queues, in no particular order."""
@@ -416,7 +409,7 @@ class Namespace:
             )
             await self._keep(description)
             queue = self._queues[key_of(name)] = self._make_entity(description)
-            self._keys = None
+            self._keys.add(description)
             log.info("entity.created", entity=name, partitions=count)
             self.changed(queue)
             return description
@@ -507,7 +500,7 @@ class Namespace:
                 self.changed(queue)
             raise
         del self._queues[key]
-        self._keys = None
+        self._keys.remove(queue.description)
         if queue.description.settings.authorization_rules:
             self.rules_changed()
         await queue.end(
