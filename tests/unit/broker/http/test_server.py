@@ -140,6 +140,7 @@ async def test_damaged_and_closed_partitions_differ_from_healthy_ones_in_health_
     assert json.loads(text)["entities"]["orders"] == {
         "availability": "Limited",
         "partitions": ["damaged", *["closed"] * 3],
+        "size_bytes_max": 4 << 30,
         "uncounted_partitions": [0],
     }
     _, text, _ = await stack.ask("GET", "/metrics", token=None)
