@@ -20,6 +20,8 @@ reader after the same number of bytes."""
 SHORT_BYTES = 256 * 1024
 """An answer of up to this size is sent in one piece, with its length. A page of a hundred queues, which is
 what the official clients ask for, fits."""
+TURN_BYTES = 128 * 1024
+"""How much of a longer answer is sent in one turn of the event loop. It takes as long as a slice."""
 
 
 async def answer_in_slices(
@@ -67,7 +69,7 @@ async def answer_whole(
 
 async def send_portions(response: web.StreamResponse, pieces: Iterable[bytes]) -> None:
     """Send pieces of an answer, joining small ones. Waits for a client that reads slowly, and for a turn of
-    the loop after every SHORT_BYTES."""
+    the loop after every TURN_BYTES."""
     gathered: list[bytes] = []
     size = sent = 0
     for piece in pieces:
@@ -76,7 +78,7 @@ async def send_portions(response: web.StreamResponse, pieces: Iterable[bytes]) -
         if size >= PORTION_BYTES:
             await response.write(b"".join(gathered))
             sent += size
-            if sent >= SHORT_BYTES:  # if the client keeps up, writing has not waited
+            if sent >= TURN_BYTES:  # if the client keeps up, writing has not waited
                 await asyncio.sleep(0)
                 sent = 0
             gathered.clear()

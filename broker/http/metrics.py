@@ -10,7 +10,8 @@ unknown when the wait ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -113,17 +114,20 @@ class MetricsHandler:
         yield f"{damaged}partibus_damaged_entities {len(self._namespace.damaged)}.0\n"
 
     def _gauges(self) -> Iterator[str]:
-        texts: list[list[str]] = [[heading(name, text, "gauge")] for name, text in ENTITY_GAUGES.items()]
+        texts = [deque([heading(name, text, "gauge")]) for name, text in ENTITY_GAUGES.items()]
+        """The series of each gauge, those of some entities in one text: to free a text for each entity at the
+        end would hold the event loop for milliseconds."""
         lines: list[list[str]] = [[] for _ in texts]
-        for place, (label, values) in enumerate(self._rows()):
+        for label, values in self._rows():
             for name, value, of_name in zip(ENTITY_GAUGES, values, lines, strict=False):
                 of_name.append(f"{name}{{{label}}} {value}.0\n")
-            if place % _QUEUES_PER_STEP == _QUEUES_PER_STEP - 1:
+            if len(lines[0]) == _QUEUES_PER_STEP:
+                _join(lines, texts)
                 yield ""
-        for text, of_name in zip(texts, lines, strict=True):
-            yield from text
-            for start in range(0, len(of_name), _QUEUES_PER_STEP):
-                yield "".join(of_name[start : start + _QUEUES_PER_STEP])
+        _join(lines, texts)
+        for text in texts:
+            while text:
+                yield text.popleft()
 
     def _rows(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Each entity and each subscription: its label, and the values of its gauges, in the order of
@@ -147,6 +151,13 @@ class MetricsHandler:
         runtime = self._namespace.runtime_now(queue)
         message_ids = runtime.counts[MAIN].message_ids if MAIN in runtime.counts else 0
         return *_first_values(runtime), message_ids, queue.size_bytes_max, available
+
+
+def _join(lines: Sequence[list[str]], texts: Sequence[deque[str]]) -> None:
+    """Move the lines of each gauge to its texts, as one."""
+    for some, text in zip(lines, texts, strict=True):
+        text.append("".join(some))
+        some.clear()
 
 
 def _first_values(runtime: EntityRuntime) -> tuple[int, ...]:
