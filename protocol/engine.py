@@ -311,12 +311,19 @@ class Engine:
 
     # --- connection -----------------------------------------------------------------------------------------
 
-    def open(self, properties: dict[Any, Any] | None = None) -> None:
+    def open(
+        self, properties: dict[Any, Any] | None = None, offered_capabilities: Sequence[str] = ()
+    ) -> None:
         """Answer the peer's open (§2.7.1)."""
         if lib.pn_connection_state(self._connection) & LOCAL_OPEN_STATES:
             return  # something else in the same read has already closed it
         if properties:
             put(lib.pn_connection_properties(self._connection), codec.encode(properties))
+        if offered_capabilities:
+            symbols = codec.Array(
+                codec.TypeCode.SYMBOL, [codec.Symbol(each) for each in offered_capabilities]
+            )
+            put(lib.pn_connection_offered_capabilities(self._connection), codec.encode(symbols))
         lib.pn_connection_open(self._connection)
         if lib.pn_connection_state(self._connection) & lib.PN_REMOTE_CLOSED:
             lib.pn_connection_close(self._connection)  # open and close came in one read
@@ -598,6 +605,7 @@ class Engine:
                 text_of(lib.pn_connection_remote_container(connection)) or "",
                 text_of(lib.pn_connection_remote_hostname(connection)) or "",
                 fields_of(lib.pn_connection_remote_properties(connection)),
+                symbols_of(lib.pn_connection_remote_desired_capabilities(connection)),
             )
         )
 

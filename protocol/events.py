@@ -72,6 +72,7 @@ class ConnectionOpened:
     container_id: str
     hostname: str
     properties: dict[str, Any]
+    desired_capabilities: tuple[str, ...]
 
 
 @dataclass(slots=True)

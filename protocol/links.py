@@ -46,6 +46,8 @@ class Link:
     rcv_settle_mode: int
     copies: bool = False
     """Whether the source asks for distribution-mode copy: messages stay where they are (§3.5.7)."""
+    durable: bool = False
+    """Whether the source is to outlast the link (§3.5.5)."""
     max_message_bytes: int = 0
     """The size of the largest message accepted from the peer, in bytes; 0 for no maximum. Set by
     `Engine.accept_link` and `Engine.limit_messages`."""

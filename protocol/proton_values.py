@@ -57,6 +57,7 @@ def link_of(pn: Any, session: Session) -> Link:
         snd_settle_mode=int(lib.pn_link_remote_snd_settle_mode(pn)),
         rcv_settle_mode=int(lib.pn_link_remote_rcv_settle_mode(pn)),
         copies=lib.pn_terminus_get_distribution_mode(source) == lib.PN_DIST_MODE_COPY,
+        durable=lib.pn_terminus_get_durability(source) != lib.PN_NONDURABLE,
     )
 
 

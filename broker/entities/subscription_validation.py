@@ -31,8 +31,10 @@ SQL_FILTERS_MAX, CORRELATION_FILTERS_MAX = 2_000, 100_000
 """For each topic, over all its subscriptions (HTTP contract 6.1). A rule that matches everything counts as a
 SQL filter."""
 SUBSCRIPTIONS_MAX, RULES_MAX = 2_000, 1_000
+NAME_LENGTH_MAX = 50
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._~-]{0,48}[A-Za-z0-9])?")
+_OF_A_CLIENT = re.compile(r"\$[A-Za-z0-9._~-]*\$D\Z")
 _CORRELATED = (
     "correlation_id",
     "message_id",
@@ -56,8 +58,9 @@ class TopicLimits:
 
 
 def check_subscription_name(name: str) -> None:
-    """Check the name of a subscription: 1 to 50 characters, no slashes."""
-    if not _NAME.fullmatch(name):
+    """Check the name of a subscription: 1 to 50 characters, no slashes. That of a JMS client ends with
+    `$CLIENT_ID$D`, as the service names it (AMQP contract 5.1a)."""
+    if len(name) > NAME_LENGTH_MAX or not _NAME.fullmatch(_OF_A_CLIENT.sub("", name)):
         refuse("Name", f"'{name:.60}' is not the name of a subscription: {_NAME_RULE}.")
 
 

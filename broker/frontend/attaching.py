@@ -18,12 +18,14 @@ from broker.frontend.links.incoming import IncomingLink
 from broker.frontend.links.outgoing import OutgoingLink
 from broker.frontend.links.range_link import RangeLink
 from broker.frontend.links.session_link import SessionLink
+from broker.frontend.links.subscribers import subscribed
 from broker.frontend.links.termini import (
     asks_for_range,
     asks_for_session,
     check_dynamic,
     check_node,
     check_request_node,
+    is_durable_subscriber,
 )
 from broker.frontend.links.via_link import ViaLink
 from broker.frontend.nodes.cbs import CbsNode
@@ -74,6 +76,12 @@ class Attaching:
             return
         text = link.target_address if link.incoming else link.source_address
         check_dynamic(self._engine, link)  # a dynamic node has no address to parse
+        if text is None and not link.incoming:
+            raise Refused(
+                Reason.NOT_IMPLEMENTED,
+                "An attach without a source asks for a link that was detached earlier, and none is kept. JMS "
+                "clients unsubscribe in this way: delete the subscription with the administration instead.",
+            )
         try:
             address = parse_address(text or "")
         except BadAddress as error:
@@ -125,7 +133,7 @@ def attach_to_entity(connection: ConnectionView, link: Link, address: Address) -
     namespace = connection.services.namespace
     if link.incoming:
         served_by: EntityLink = IncomingLink
-    elif link.copies:
+    elif link.copies and not is_durable_subscriber(connection.engine, link):
         served_by = RangeLink if asks_for_range(connection.engine, link) else BrowseLink
     else:
         served_by = OutgoingLink
@@ -135,6 +143,7 @@ def attach_to_entity(connection: ConnectionView, link: Link, address: Address) -
     if queue is None or queue.description.subqueues.number_of(address.subqueue) is None:
         raise missing(namespace, queue, address)
     check_node(connection.engine, link, queue)
+    address = subscribed(connection, link, queue, address)
     if not link.incoming:
         queue.check_one_more_receiver(connection.services.settings.receivers_per_entity_max)
     later: Later | None = None

@@ -51,6 +51,8 @@ from protocol.sasl import SaslServer
 log = structlog.get_logger("connection")
 
 SERVER_PROPERTIES = {"product": "Partibus"}
+OFFERED_CAPABILITIES = ("SHARED-SUBS",)
+"""What is offered to clients that desire it. Without this, Qpid JMS shares no subscriptions."""
 CLOSE_TIMEOUT_S = 5.0
 """How long a client may take to read the broker's last bytes."""
 EVENTS_AT_ONCE, EVENTS_UNSEEN = 64, 8
@@ -465,7 +467,9 @@ class Connection:
         self.container_id = event.container_id
         self.engine.pads_frames = needs_padding(event.properties)
         self.tokens.watch_unclaimed()
-        self.engine.open(SERVER_PROPERTIES)
+        self.engine.open(
+            SERVER_PROPERTIES, [each for each in OFFERED_CAPABILITIES if each in event.desired_capabilities]
+        )
         settings = self.services.settings
         idle_timeout_ms = self.engine.remote_idle_timeout_ms
         if 0 < idle_timeout_ms < REMOTE_IDLE_TIMEOUT_MS_MIN:

@@ -128,6 +128,8 @@ class Entity(ABC):
     FOREIGN_CAPABILITIES: ClassVar[frozenset[str]] = frozenset()
     """Capabilities (§3.5.3) of nodes that behave differently from this kind. A link that asks for one is
     refused."""
+    FOREIGN_BECAUSE: ClassVar[str]
+    """How this kind is different, for that refusal."""
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ class Queue(Entity):
 
     FOREIGN_CAPABILITIES = frozenset({"topic", "temporary-topic", "shared", "temporary-queue"})
     """JMS clients ask for these."""
+    FOREIGN_BECAUSE = "the entity is a queue: each message goes to one receiver only."
 
     description: QueueDescription
 

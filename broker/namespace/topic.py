@@ -20,6 +20,10 @@ class Topic(Entity):
 
     FOREIGN_CAPABILITIES = frozenset({"temporary-queue", "temporary-topic", "shared"})
     """JMS clients ask for these. They may take a subscription for a queue."""
+    FOREIGN_BECAUSE = (
+        "the subscriptions of a topic do not come and go with their receivers: receive from one that exists, "
+        "by its address or with a durable subscriber."
+    )
 
     description: TopicDescription
 

@@ -95,6 +95,23 @@ TRANSACTIONS: dict[str, list[Subscription]] = {
 }
 """Topics of the scenarios for clients that have transactions."""
 
+JMS_SUBSCRIPTIONS = [
+    Subscription("plain"),
+    Subscription("plain-too"),
+    Subscription("mine$client-1$D"),
+    Subscription("mine$client-2$D"),
+    Subscription("ours$$D"),
+]
+JMS = (
+    "topic-subscription",
+    "topic-durable",
+    "topic-durable-of-a-client",
+    "topic-shared",
+    "topic-transacted",
+    "topic-refusals",
+)
+"""Scenarios for Qpid JMS, each with a topic that has these subscriptions."""
+
 LEADS_ELSEWHERE = ("forwarding", "transaction-over-entities")
 """Scenarios with a queue and a second topic, to which messages go on."""
 

@@ -37,6 +37,15 @@ FILTER_TYPES = {
 filters)."""
 
 
+SHARED = "shared"
+"""The capability of a subscription that several receivers share."""
+
+
+def is_durable_subscriber(engine: Engine, link: Link) -> bool:
+    """Whether a link is a JMS client's durable subscriber of a topic (AMQP contract 5.1a)."""
+    return not link.incoming and link.durable and "topic" in engine.node_capabilities(link)
+
+
 def check_node(engine: Engine, link: Link, entity: Entity) -> None:
     """Raise Refused if a link to an entity asks for something the broker does not support. Receivers check
     their session filter themselves."""
@@ -50,11 +59,12 @@ def check_node(engine: Engine, link: Link, entity: Entity) -> None:
             raise _not_applied(name, value)
     for capability in engine.node_capabilities(link):
         if capability in entity.FOREIGN_CAPABILITIES:
+            if capability == SHARED and is_durable_subscriber(engine, link):
+                continue
             raise Refused(
                 Reason.NOT_IMPLEMENTED,
-                f"The attach asks for a node with the capability '{capability}', but the entity is a "
-                "queue: each message goes to one "
-                "receiver only.",
+                f"The attach asks for a node with the capability '{capability}', but "
+                f"{entity.FOREIGN_BECAUSE}",
             )
 
 

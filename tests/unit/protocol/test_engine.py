@@ -3,7 +3,7 @@ AMQP contract 0.4."""
 
 from __future__ import annotations
 
-from protocol.codec import Described, Symbol, ULong
+from protocol.codec import Array, Described, Symbol, TypeCode, ULong
 from protocol.events import (
     ConnectionClosed,
     ConnectionOpened,
@@ -36,6 +36,17 @@ def test_our_open_names_container_frame_size_and_idle_timeout() -> None:
     (answer,) = peer.heard(raw.OPEN)
     assert answer.field(0) == "broker" and answer.field(2) == 262_144 and answer.field(4) == 60_000
     assert answer.field(9) == {"product": "Partibus"}
+
+
+def test_capabilities_are_reported_and_offered() -> None:
+    peer = EnginePeer()
+    desired = Array(TypeCode.SYMBOL, [Symbol("one"), Symbol("two")])
+    fields = [*raw.open_fields("client-7"), None, None, None, desired]
+    event = only(peer.say(raw.AMQP_HEADER, raw.frame(raw.OPEN, fields)), ConnectionOpened)
+    assert event.desired_capabilities == ("one", "two")
+    peer.engine.open({}, ["two"])
+    (answer,) = peer.heard(raw.OPEN)
+    assert list(answer.field(7).values) == ["two"]
 
 
 def test_opens_begins_and_attaches_that_come_in_one_write_are_all_served() -> None:

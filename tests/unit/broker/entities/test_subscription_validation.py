@@ -38,6 +38,21 @@ def test_a_name_of_the_service_is_taken(name: str) -> None:
     check_rule(RuleDescription(name))
 
 
+@pytest.mark.parametrize("name", ["mine$client.1$D", "ours$$D", "m$" + "c" * 46 + "$D"])
+def test_a_subscription_may_have_the_name_of_a_clients_one(name: str) -> None:
+    check_subscription_name(name)
+    with pytest.raises(Refused):
+        check_rule(RuleDescription(name))
+
+
+@pytest.mark.parametrize(
+    "name", ["$client$D", "mine$D", "mine$a$b$D", "mine$client$ND", "m$" + "c" * 47 + "$D"]
+)
+def test_another_name_with_a_client_is_refused(name: str) -> None:
+    with pytest.raises(Refused):
+        check_subscription_name(name)
+
+
 @pytest.mark.parametrize("name", ["", "a/b", "-a", "a.", "a b", "a" * 51, "$Defaults", "ä"])
 def test_another_name_is_refused(name: str) -> None:
     for check in (check_subscription_name, lambda name: check_rule(RuleDescription(name))):

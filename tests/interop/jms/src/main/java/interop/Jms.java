@@ -26,24 +26,34 @@ public final class Jms {
     private static final Map<String, Scenario> SCENARIOS = new LinkedHashMap<>();
 
     @FunctionalInterface
-    private interface Scenario {
+    interface Scenario {
+        void run(Session session, String name) throws Exception;
+    }
+
+    @FunctionalInterface
+    private interface QueueScenario {
         void run(Session session, Queue queue) throws Exception;
     }
 
+    private static void put(String name, QueueScenario scenario) {
+        SCENARIOS.put(name, (session, queue) -> scenario.run(session, session.createQueue(queue)));
+    }
+
     static {
-        SCENARIOS.put("send-and-receive", Jms::sendAndReceive);
-        SCENARIOS.put("client-acknowledge", Jms::clientAcknowledge);
-        SCENARIOS.put("browse", Jms::browse);
-        SCENARIOS.put("browse-pages", Jms::browsePages);
-        SCENARIOS.put("browse-dead-letters", Jms::browseDeadLetters);
-        SCENARIOS.put("browse-beside-a-consumer", Jms::browseBesideAConsumer);
-        SCENARIOS.put("selector", Jms::selector);
-        SCENARIOS.put("selector-receive", Jms::selectorReceive);
-        SCENARIOS.put("selector-refused", Jms::selectorRefused);
-        SCENARIOS.put("topic-refused", Jms::topicRefused);
-        SCENARIOS.put("anonymous-refused", Jms::anonymousRefused);
-        SCENARIOS.put("transacted-session", Jms::transactedSession);
-        SCENARIOS.put("transacted-group", Jms::transactedGroup);
+        put("send-and-receive", Jms::sendAndReceive);
+        put("client-acknowledge", Jms::clientAcknowledge);
+        put("browse", Jms::browse);
+        put("browse-pages", Jms::browsePages);
+        put("browse-dead-letters", Jms::browseDeadLetters);
+        put("browse-beside-a-consumer", Jms::browseBesideAConsumer);
+        put("selector", Jms::selector);
+        put("selector-receive", Jms::selectorReceive);
+        put("selector-refused", Jms::selectorRefused);
+        put("topic-refused", Jms::topicRefused);
+        put("anonymous-refused", Jms::anonymousRefused);
+        put("transacted-session", Jms::transactedSession);
+        put("transacted-group", Jms::transactedGroup);
+        SCENARIOS.putAll(JmsTopics.SCENARIOS);
     }
 
     public static void main(String[] arguments) {
@@ -51,7 +61,7 @@ public final class Jms {
             String detail = "";
             try (Connection connection = connected("")) {
                 Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
-                SCENARIOS.get(name).run(session, session.createQueue(System.getenv("PARTIBUS_QUEUE_PREFIX") + name));
+                SCENARIOS.get(name).run(session, System.getenv("PARTIBUS_QUEUE_PREFIX") + name);
             } catch (Exception | AssertionError failed) {
                 StackTraceElement[] trace = failed.getStackTrace();
                 detail = failed + " at " + List.of(trace).subList(0, Math.min(6, trace.length));
@@ -68,7 +78,7 @@ public final class Jms {
     }
 
     /** A connection with SASL PLAIN, started. */
-    private static Connection connected(String options) throws JMSException {
+    static Connection connected(String options) throws JMSException {
         Connection connection = factory(options).createConnection(System.getenv("PARTIBUS_KEY_NAME"), System.getenv("PARTIBUS_KEY"));
         connection.start();
         return connection;
@@ -272,11 +282,11 @@ public final class Jms {
     }
 
     @FunctionalInterface
-    private interface Refused {
+    interface Refused {
         void attempt() throws JMSException;
     }
 
-    private static String refusal(Refused refused) {
+    static String refusal(Refused refused) {
         try {
             refused.attempt();
         } catch (JMSException error) {
@@ -321,7 +331,7 @@ public final class Jms {
         return IntStream.range(0, count).mapToObj(number -> "id-" + number).sorted().toList();
     }
 
-    private static void equal(Object seen, Object expected, String what) {
+    static void equal(Object seen, Object expected, String what) {
         if (!Objects.equals(seen, expected)) {
             throw new AssertionError(what + ": " + seen + ", expected " + expected);
         }
