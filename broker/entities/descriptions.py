@@ -139,6 +139,9 @@ class QueueSettings(EntitySettings):
 class EntityDescription(ABC):
     """An entity's description, as the catalogue keeps it: what every kind has. Each kind is a subclass."""
 
+    KIND: ClassVar[str]
+    """What people call an entity of this kind."""
+
     name: str
     """As spelled at creation; compared without regard to case."""
     generation: str
@@ -166,6 +169,10 @@ class EntityDescription(ABC):
     def forwarding_of(self, number: int) -> str | None:
         """The name of the entity to which the messages of a subqueue are forwarded; None if they are not."""
         return target_of(self.subqueues[number].role, self.settings.forwarding)
+
+    def status_of(self, number: int) -> EntityStatus:
+        """The status that says whether the messages of a subqueue may be received."""
+        return self.settings.status
 
     @abstractmethod
     def delivery(self, subqueue: str) -> DeliveryRules:
@@ -207,6 +214,8 @@ QUEUE_SUBQUEUES: Final = SubqueueTable(
 @dataclass(slots=True, frozen=True)
 class QueueDescription(EntityDescription):
     """A queue's description."""
+
+    KIND = "Queue"
 
     settings: QueueSettings = field(default_factory=QueueSettings)
     file_settings: QueueSettings | None = None

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from broker.base.errors import Reason, Refused
-from broker.entities.descriptions import key_of
+from broker.entities.descriptions import EntityStatus, key_of
 from broker.entities.rules import (
     DEFAULT_RULE_NAME,
     CorrelationFilter,
@@ -85,6 +85,12 @@ def check_subscription(
     """Check each setting of a subscription, and how they combine. Returns them as they take effect."""
     check_subscription_name(name)
     check_lifetimes(settings, idle_ms_min)
+    if settings.status is EntityStatus.SEND_DISABLED:
+        refuse(
+            "Status",
+            "Nothing is sent to a subscription itself, so its status cannot be SendDisabled: set that of its "
+            "topic, or change its rules.",
+        )
     return check_delivery(f"{topic}/Subscriptions/{name}", settings)
 
 

@@ -158,6 +158,8 @@ _OF_THE_TOPIC: Final = SubscriptionSettings()
 class TopicDescription(EntityDescription):
     """A topic's description, with its subscriptions."""
 
+    KIND = "Topic"
+
     settings: TopicSettings = field(default_factory=TopicSettings)
     file_settings: TopicSettings | None = None
     subscriptions: tuple[SubscriptionDescription, ...] = ()
@@ -185,6 +187,11 @@ class TopicDescription(EntityDescription):
         subqueue = self._subqueues[number]
         subscription = self.subscription_of(subqueue.name)
         return None if subscription is None else target_of(subqueue.role, subscription.settings.forwarding)
+
+    def status_of(self, number: int) -> EntityStatus:
+        """The topic's own status is about sending, and about its own subqueues."""
+        subscription = self.subscription_of(self._subqueues[number].name)
+        return self.settings.status if subscription is None else subscription.settings.status
 
     def delivery(self, subqueue: str) -> SubscriptionSettings:
         subscription = self.subscription_of(subqueue)

@@ -15,7 +15,13 @@ from typing import Any, NoReturn, TypeVar
 
 from broker.base.durations import format_duration
 from broker.base.errors import Reason, Refused
-from broker.entities.descriptions import AuthorizationRule, EntitySettings, QueueSettings, key_of
+from broker.entities.descriptions import (
+    AuthorizationRule,
+    EntitySettings,
+    EntityStatus,
+    QueueSettings,
+    key_of,
+)
 from broker.entities.topics import SubscriptionSettings, TopicSettings
 
 NAME_LENGTH_MAX = 260
@@ -127,6 +133,12 @@ def check_topic(
     """Check each setting of a topic. `idle_ms_min` is the shortest AutoDeleteOnIdle."""
     check_entity_name(name)
     check_common(settings, idle_ms_min)
+    if settings.status is EntityStatus.RECEIVE_DISABLED:
+        refuse(
+            "Status",
+            "Nothing is received from a topic itself, so its status cannot be ReceiveDisabled: set that of "
+            "its subscriptions.",
+        )
     return settings
 
 

@@ -225,10 +225,14 @@ async def _forget(handle: PartitionHandle, source: bytes) -> None:
 
 
 def _targets_of(entity: Entity) -> dict[int, str]:
-    """By number of the subqueue: the entity that its messages go to. Empty while the source's status allows
-    no receiving."""
-    if entity.gone is not None or not entity.description.settings.status.can_receive:
+    """By number of the subqueue: the entity that its messages go to. Subqueues whose status allows no
+    receiving are left out."""
+    if entity.gone is not None:
         return {}
     description = entity.description
     wanted = ((number, description.forwarding_of(number)) for number in description.subqueues)
-    return {number: target for number, target in wanted if target is not None}
+    return {
+        number: target
+        for number, target in wanted
+        if target is not None and description.status_of(number).can_receive
+    }

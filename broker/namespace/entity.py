@@ -161,7 +161,7 @@ class Entity(ABC):
         partition starts, because its log would outlive the queue."""
         self._start_partition, self._resting = start_partition, resting
         self._size_bytes_max = size_bytes_max
-        self._quota = SizeQuota(size_bytes_max, self._size)
+        self._quota = SizeQuota(description.KIND, size_bytes_max, self._size)
         self._partitions: dict[int, Partition] = {}
         self._at_rest: dict[str, SubqueueCounts] | None = None
         """Totals for the partitions that have not started; None until they are added up."""

@@ -16,10 +16,12 @@ from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 class SizeQuota:
     """The quota of one entity. Owned by the event loop."""
 
-    __slots__ = ("_bound", "_limit", "_size")
+    __slots__ = ("_bound", "_kind", "_limit", "_size")
 
-    def __init__(self, limit: int, size: Callable[[], int]) -> None:
-        """`limit` is in bytes, 0 for none; `size` counts what the entity holds."""
+    def __init__(self, kind: str, limit: int, size: Callable[[], int]) -> None:
+        """`kind` is what people call it; `limit` is in bytes, 0 for none; `size` counts what the entity
+        holds."""
+        self._kind = kind
         self._limit, self._size = limit, size
         self._bound = limit
         """The entity holds at most this, unless other things than messages have grown."""
@@ -41,7 +43,7 @@ class SizeQuota:
             if self._bound + added > self._limit:
                 raise Refused(
                     Reason.QUOTA_EXCEEDED,
-                    f"The maximum entity size has been reached or exceeded for Queue: '{name}'. "
+                    f"The maximum entity size has been reached or exceeded for {self._kind}: '{name}'. "
                     f"Size of entity in bytes: {self._bound}, Max entity size in bytes: {self._limit}",
                 )
         return added

@@ -71,9 +71,9 @@ class Topic(Entity):
             )
 
     def check_can_receive(self, subqueue: str) -> None:
-        """Raises Refused: ENTITY_DISABLED if the status of the topic or the subscription does not allow
-        receiving; NOT_ALLOWED if these messages are forwarded, or for the topic itself; ENTITY_NOT_FOUND if
-        the subscription is gone."""
+        """Raises Refused: ENTITY_DISABLED if the status of the subscription does not allow receiving (that of
+        the topic is about sending); NOT_ALLOWED if these messages are forwarded, or for the topic itself;
+        ENTITY_NOT_FOUND if the subscription is gone."""
         subqueues = self.description.subqueues
         number = subqueues.number_of(subqueue)
         if number is None:
@@ -92,15 +92,12 @@ class Topic(Entity):
                 "Cannot create a message receiver on an entity with auto-forwarding enabled: the messages of "
                 f"'{path}' are forwarded to '{target}'.",
             )
-        for name, status in (
-            (self.name, self.description.settings.status),
-            (path, subscription.settings.status if subscription else None),
-        ):
-            if status is not None and not status.can_receive:
-                raise Refused(
-                    Reason.ENTITY_DISABLED,
-                    f"Entity '{name}' is disabled for receiving: its status is {status.value}.",
-                )
+        status = self.description.status_of(number)
+        if not status.can_receive:
+            raise Refused(
+                Reason.ENTITY_DISABLED,
+                f"Entity '{path}' is disabled for receiving: its status is {status.value}.",
+            )
 
     def requires_session(self, subqueue: str) -> bool:
         """Dead-letter queues have no sessions (AMQP contract 5.4), and what is sent to a topic need not

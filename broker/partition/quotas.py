@@ -47,8 +47,8 @@ def check_total(description: EntityDescription, number: int, used: int, added: i
     if used + added > limit:
         raise Refused(
             Reason.QUOTA_EXCEEDED,
-            f"The maximum entity size has been reached or exceeded for Queue: '{description.name}', "
-            f"partition {number}. "
+            f"The maximum entity size has been reached or exceeded for {description.KIND}: "
+            f"'{description.name}', partition {number}. "
             f"Size of partition in bytes: {used}, Max partition size in bytes: {limit}",
         )
 

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
+from azure.core.exceptions import HttpResponseError
 from azure.servicebus import (
     NEXT_AVAILABLE_SESSION,
     ServiceBusClient,
@@ -106,6 +107,57 @@ def test_a_status_takes_effect_on_sessions(
             client.get_queue_receiver(name, session_id=NEXT_AVAILABLE_SESSION, max_wait_time=SOON_S),
         ):
             pass
+
+
+def test_a_topic_is_disabled_for_senders_and_a_subscription_for_receivers(
+    admin: ServiceBusAdministrationClient, client: ServiceBusClient
+) -> None:
+    name, target = f"status-{uuid.uuid4().hex}", f"status-{uuid.uuid4().hex}"
+    admin.create_topic(name)
+    admin.create_queue(target)
+    admin.create_subscription(name, "one")
+    admin.create_subscription(name, "on", forward_to=target)
+
+    def set_topic(status: EntityStatus) -> None:
+        topic = admin.get_topic(name)
+        topic.status = status
+        admin.update_topic(topic)
+
+    def set_subscription(subscription: str, status: EntityStatus) -> None:
+        found = admin.get_subscription(name, subscription)
+        found.status = status
+        admin.update_subscription(name, found)
+        assert admin.get_subscription(name, subscription).status == status
+
+    with (
+        client.get_topic_sender(name) as sender,
+        client.get_subscription_receiver(name, "one") as receiver,
+        client.get_queue_receiver(target) as forwarded,
+    ):
+        sender.send_messages([ServiceBusMessage(str(number)) for number in range(3)])
+        for status in (EntityStatus.DISABLED, EntityStatus.SEND_DISABLED):
+            set_topic(status)
+            cannot_send(sender)
+            take(receiver)
+        set_topic(EntityStatus.ACTIVE)
+        for _ in range(3):
+            take(forwarded)
+        for subscription in ("one", "on"):
+            set_subscription(subscription, EntityStatus.RECEIVE_DISABLED)
+        cannot_receive(receiver)
+        sender.send_messages(ServiceBusMessage("sent while nobody may receive"))
+        set_subscription("one", EntityStatus.DISABLED)
+        cannot_receive(receiver)
+        assert forwarded.receive_messages(1, max_wait_time=SOON_S) == []
+        for subscription in ("one", "on"):
+            set_subscription(subscription, EntityStatus.ACTIVE)
+        for _ in range(2):
+            take(receiver)
+        take(forwarded)
+    with pytest.raises(HttpResponseError, match="ReceiveDisabled"):
+        set_topic(EntityStatus.RECEIVE_DISABLED)
+    with pytest.raises(HttpResponseError, match="SendDisabled"):
+        set_subscription("one", EntityStatus.SEND_DISABLED)
 
 
 def take(receiver: ServiceBusReceiver) -> None:

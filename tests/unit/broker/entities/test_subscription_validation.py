@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import EntityStatus
 from broker.entities.rules import CorrelationFilter, RuleDescription, SqlAction, SqlFilter, TrueFilter
 from broker.entities.subscription_validation import (
     TopicLimits,
@@ -77,6 +78,7 @@ def test_only_rules_may_be_called_default() -> None:
         ("UserMetadata", SubscriptionSettings(user_metadata="x" * 1_025)),
         ("ForwardTo", SubscriptionSettings(requires_session=True, forward_to="other")),
         ("ForwardTo", SubscriptionSettings(forward_to="events/subscriptions/ONE")),
+        ("Status", SubscriptionSettings(status=EntityStatus.SEND_DISABLED)),
     ],
 )
 def test_a_wrong_setting_is_refused_with_its_name(element: str, settings: SubscriptionSettings) -> None:

@@ -7,8 +7,15 @@ from dataclasses import replace
 import pytest
 
 from broker.base.errors import Reason
-from broker.entities.descriptions import AuthorizationRule, QueueSettings
-from broker.entities.validation import WrongProperty, check_entity_name, check_queue, check_update
+from broker.entities.descriptions import AuthorizationRule, EntityStatus, QueueSettings
+from broker.entities.topics import TopicSettings
+from broker.entities.validation import (
+    WrongProperty,
+    check_entity_name,
+    check_queue,
+    check_topic,
+    check_update,
+)
 
 ALL = frozenset({"Manage", "Send", "Listen"})
 
@@ -100,6 +107,12 @@ def test_the_limit_and_the_value_met_are_named() -> None:
         check_queue("q", QueueSettings(max_delivery_count=0))
     with pytest.raises(WrongProperty, match=r"The specified value PT1S is invalid.*at least PT5M"):
         check_queue("q", QueueSettings(auto_delete_on_idle_ms=1_000))
+
+
+def test_a_topic_cannot_be_disabled_for_receivers_alone() -> None:
+    with pytest.raises(WrongProperty, match="ReceiveDisabled"):
+        check_topic("t", TopicSettings(status=EntityStatus.RECEIVE_DISABLED))
+    check_topic("t", TopicSettings(status=EntityStatus.SEND_DISABLED))
 
 
 def test_a_queue_that_forwards_is_never_idle() -> None:

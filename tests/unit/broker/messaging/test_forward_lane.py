@@ -237,7 +237,7 @@ async def test_a_refusal_by_the_target_s_entity_is_passed_on() -> None:
 
 async def test_messages_for_an_entity_that_is_full_as_a_whole_are_dead_letters() -> None:
     async with world(a=(1, TO_B), b=(2, PLAIN)) as here:
-        here.entities["b"]._quota = SizeQuota(1_000, lambda: held_now(here.entities["b"]) * 500)
+        here.entities["b"]._quota = SizeQuota("Queue", 1_000, lambda: held_now(here.entities["b"]) * 500)
         for number in range(4):
             await here.send("a", f"{number}")
         assert len(await here.until_at("a", 2, DEAD_LETTER)) == 2

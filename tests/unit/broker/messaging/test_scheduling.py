@@ -236,7 +236,7 @@ async def test_a_queue_is_full_only_if_all_its_partitions_are() -> None:
 
 async def test_an_entity_that_is_full_as_a_whole_schedules_nothing() -> None:
     asked = Asked()
-    asked.stack.queue._quota = SizeQuota(1_000, lambda: 990)
+    asked.stack.queue._quota = SizeQuota("Queue", 1_000, lambda: 990)
     with pytest.raises(Refused) as why:
         await asked.schedule(scheduled("1"))
     assert why.value.reason is Reason.QUOTA_EXCEEDED and asked.operations == []

@@ -119,7 +119,7 @@ async def test_a_batch_has_the_same_key_in_a_transaction_as_outside(
 async def test_an_entity_that_is_full_as_a_whole_takes_nothing() -> None:
     stack = LinkStack(2)
     caller = Caller(stack)
-    stack.queue._quota = SizeQuota(1_000, lambda: 990)
+    stack.queue._quota = SizeQuota("Queue", 1_000, lambda: 990)
     one = message(body=[b"a"])
     for send in (
         lambda: caller.sending.send([one, b"no message"], [1, 2]),
@@ -147,7 +147,7 @@ async def test_messages_beyond_the_credits_are_refused_and_the_others_sent() -> 
 async def test_what_the_credits_and_the_quota_refuse_together_is_refused_once() -> None:
     stack = LinkStack(1, throttle_credits=2)
     caller = Caller(stack)
-    stack.queue._quota = SizeQuota(1_000, lambda: 990)
+    stack.queue._quota = SizeQuota("Queue", 1_000, lambda: 990)
     caller.sending.send([message(body=[text]) for text in (b"a", b"b", b"c")], [1, 2, 3])
     assert caller.heard == [([3], Reason.THROTTLED), ([1, 2], Reason.QUOTA_EXCEEDED)]
     assert caller.messages == 0 and not any(part.has(Send) for part in stack.parts)

@@ -162,7 +162,7 @@ async def test_nothing_is_posted_for_a_destination_that_is_full() -> None:
 async def test_nothing_is_posted_if_either_entity_is_full_as_a_whole(full: str) -> None:
     caller = Caller(1)
     entities = {"queue": caller.stack.queue, "other": caller.sending._destination}
-    entities[full]._quota = SizeQuota(1_000, lambda: 990)
+    entities[full]._quota = SizeQuota("Queue", 1_000, lambda: 990)
     for send in (partial(caller.send, "one"), caller.send_each):
         with pytest.raises(Refused) as why:
             send("k")
@@ -173,7 +173,10 @@ async def test_nothing_is_posted_if_either_entity_is_full_as_a_whole(full: str) 
 async def test_only_the_entity_that_keeps_the_messages_counts_them() -> None:
     caller = Caller(1)
     destination = caller.sending._destination
-    destination._quota, caller.stack.queue._quota = SizeQuota(1_000, lambda: 0), SizeQuota(1_000, lambda: 0)
+    destination._quota, caller.stack.queue._quota = (
+        SizeQuota("Queue", 1_000, lambda: 0),
+        SizeQuota("Queue", 1_000, lambda: 0),
+    )
     caller.send_each(None)
     assert destination._quota.take_rest() == 1_000 > caller.stack.queue._quota.take_rest()
 

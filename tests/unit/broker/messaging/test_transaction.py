@@ -239,7 +239,7 @@ async def test_a_send_that_its_entity_has_no_room_for_as_a_whole_fails_the_trans
     is_transfer: bool,
 ) -> None:
     bench = Bench(1)
-    bench.a._quota = SizeQuota(1_000, lambda: 990)
+    bench.a._quota = SizeQuota("Queue", 1_000, lambda: 990)
     with pytest.raises(Refused) as why:
         bench.send(bench.b if is_transfer else bench.a, "1", is_via=is_transfer)
     assert why.value.reason is Reason.QUOTA_EXCEEDED and "'a'" in refused(bench).description
@@ -247,7 +247,7 @@ async def test_a_send_that_its_entity_has_no_room_for_as_a_whole_fails_the_trans
 
 async def test_a_full_entity_refuses_what_is_sent_through_it_only_once_the_transaction_is_on_it() -> None:
     bench = Bench(1)
-    bench.a._quota = SizeQuota(1_000, lambda: 990)
+    bench.a._quota = SizeQuota("Queue", 1_000, lambda: 990)
     bench.send(bench.b, "1")  # it is stored in "b", if the transaction does nothing else
     with pytest.raises(Refused) as why:
         bench.settle(bench.a, 0)

@@ -26,20 +26,20 @@ class Counted:
 
 def test_without_a_limit_nothing_is_counted() -> None:
     held = Counted()
-    SizeQuota(0, held).admit("orders", [MESSAGE] * 1_000)
+    SizeQuota("Queue", 0, held).admit("orders", [MESSAGE] * 1_000)
     assert held.times == 0
 
 
 def test_messages_are_refused_once_they_would_exceed_the_limit() -> None:
     held = Counted()
-    quota = SizeQuota(10 * SIZE, held)
+    quota = SizeQuota("Topic", 10 * SIZE, held)
     for _ in range(5):
         quota.admit("orders", [MESSAGE] * 2)
         held.size += 2 * SIZE
     with pytest.raises(Refused) as why:
         quota.admit("orders", [MESSAGE])
     assert why.value.reason is Reason.QUOTA_EXCEEDED
-    assert f"'orders'. Size of entity in bytes: {10 * SIZE}," in why.value.description
+    assert f"for Topic: 'orders'. Size of entity in bytes: {10 * SIZE}," in why.value.description
     assert f"Max entity size in bytes: {10 * SIZE}" in why.value.description
     held.size -= SIZE
     quota.admit("orders", [MESSAGE])
@@ -49,12 +49,12 @@ def test_what_the_entity_holds_from_before_counts() -> None:
     held = Counted()
     held.size = 10 * SIZE
     with pytest.raises(Refused):
-        SizeQuota(10 * SIZE, held).admit("orders", [MESSAGE])
+        SizeQuota("Queue", 10 * SIZE, held).admit("orders", [MESSAGE])
 
 
 def test_the_entity_is_counted_only_near_the_limit() -> None:
     held = Counted()
-    quota = SizeQuota(100 * SIZE, held)
+    quota = SizeQuota("Queue", 100 * SIZE, held)
     for _ in range(1_000):  # received at once
         quota.admit("orders", [MESSAGE])
     assert held.times == 10

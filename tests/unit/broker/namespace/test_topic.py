@@ -67,6 +67,18 @@ async def test_clients_receive_from_subscriptions_that_permit_it(
     assert caught.value.reason is reason
 
 
+@pytest.mark.parametrize("status", [EntityStatus.DISABLED, EntityStatus.SEND_DISABLED])
+async def test_a_disabled_topic_takes_nothing_and_its_subscriptions_still_give(
+    stack: HttpStack, status: EntityStatus
+) -> None:
+    await stack.namespace.create_entity("events", TopicSettings(status=status))
+    topic = with_one(stack)
+    topic.check_can_receive("subscriptions/one")
+    with pytest.raises(Refused) as caught:
+        topic.check_can_send("")
+    assert caught.value.reason is Reason.ENTITY_DISABLED
+
+
 async def test_clients_send_to_the_topic_alone(stack: HttpStack) -> None:
     await stack.namespace.create_entity("events", TopicSettings())
     topic = with_one(stack)

@@ -5,10 +5,19 @@ from __future__ import annotations
 
 import pytest
 
-from broker.base.errors import Reason
-from broker.entities.descriptions import DEAD_LETTER, MAIN, MESSAGE_OVERHEAD_BYTES, QueueSettings
+from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import (
+    DEAD_LETTER,
+    MAIN,
+    MESSAGE_OVERHEAD_BYTES,
+    EntityDescription,
+    QueueDescription,
+    QueueSettings,
+)
+from broker.entities.topics import TopicDescription, TopicSettings
 from broker.message.changes import encode_changes
 from broker.operations import Abandon, Complete, DeadLetter, Defer, Failed, RenewLocks, Settled
+from broker.partition.quotas import check_total
 from tests.support.partition_harness import Harness, one
 
 MIB = 1 << 20
@@ -101,3 +110,15 @@ async def test_changed_properties_count_until_their_message_is_gone() -> None:
     )
     await harness.do(2, Complete(lease.tokens))
     assert harness.budget.state_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("description", "name"),
+    [
+        (QueueDescription("q", "0" * 32, 1, QueueSettings(max_size_mb=1)), "Queue: 'q'"),
+        (TopicDescription("t", "0" * 32, 1, TopicSettings(max_size_mb=1)), "Topic: 't'"),
+    ],
+)
+def test_the_refusal_names_the_entity(description: EntityDescription, name: str) -> None:
+    with pytest.raises(Refused, match=f"exceeded for {name}, partition 3"):
+        check_total(description, 3, MIB, 1)
