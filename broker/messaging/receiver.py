@@ -26,6 +26,7 @@ from broker.base.errors import Reason, Refused
 from broker.messaging.accepting_sessions import HeldSession
 from broker.messaging.asking import by_partition
 from broker.messaging.fan_out import DemandPlan, Plan, SessionPlan
+from broker.messaging.guarded_sink import guarded
 from broker.messaging.receive_and_delete import Removals, removed
 from broker.messaging.receive_cache import ReceiveCache, Shelf, split
 from broker.messaging.selecting import Scans, Selection
@@ -113,6 +114,7 @@ class Receiver(Generic[R]):
     """One client of a subqueue. Owned by the event loop."""
 
     __slots__ = (
+        "_answered",
         "_cache",
         "_client",
         "_clock",
@@ -154,6 +156,7 @@ class Receiver(Generic[R]):
         """`removes` selects receive-and-delete instead of peek-lock. `session` is the session to receive
         from. With a `selection`, only messages that its selector matches are received."""
         self._queue, self._subqueue, self._taker = queue, subqueue, taker
+        self._answered = guarded(self._take, taker.fail)
         self._cache, self._clock, self._removes = cache, clock, removes
         self._scans = Scans(queue, subqueue, selection, self._wanted) if selection is not None else None
         self._handles: Sequence[PartitionHandle] = self._scans.all if self._scans else queue.router.handles
@@ -287,13 +290,6 @@ class Receiver(Generic[R]):
             self._ask()
 
     # --- answers of the partitions --------------------------------------------------------------------------
-
-    def _answered(self, answer: Answer) -> None:
-        """Called by the partitions' tasks. An error here ends this client, not the partition."""
-        try:
-            self._take(answer)
-        except Exception:
-            self._taker.fail()
 
     def _take(self, answer: Answer) -> None:
         match answer:

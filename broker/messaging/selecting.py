@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.base.errors import Refused
+from broker.messaging.guarded_sink import guarded
 from broker.messaging.peeking import LATE_S, PAGE_WITHIN_S, note_late, peek_partition
 from broker.namespace.entity import Entity
 from broker.namespace.router import PartitionHandle
@@ -102,6 +103,7 @@ class _Scan:
     """See the module. It has the interface of the partition that it stands for."""
 
     __slots__ = (
+        "_answered",
         "_client",
         "_demand",
         "_failed",
@@ -137,6 +139,7 @@ class _Scan:
         self._queue, self._subqueue, self._number = queue, subqueue, number
         self._handle: PartitionHandle = queue.router.handles[number]
         self._selection, self._room = selection, room
+        self._answered = guarded(self._take, selection.fail)
         self._client = NO_CLIENT
         self._sink: Sink | None = None
         """The receiver's."""
@@ -320,13 +323,6 @@ class _Scan:
         )
 
     # --- answers of the partition ---------------------------------------------------------------------------
-
-    def _answered(self, answer: Answer) -> None:
-        """Called by the partition's task. An error here ends this client, not the partition."""
-        try:
-            self._take(answer)
-        except Exception:
-            self._selection.fail()
 
     def _take(self, answer: Answer) -> None:
         match answer:

@@ -23,6 +23,7 @@ from broker.message.batch_envelope import RoutingHint, split
 from broker.message.identity import key_text
 from broker.message.stored import StoredRun, store_run
 from broker.messaging.fail_over import fail_over, refusal_of
+from broker.messaging.guarded_sink import guarded
 from broker.messaging.sends import send_of
 from broker.namespace.entity import Entity, next_client
 from broker.namespace.router import PartitionHandle
@@ -107,6 +108,7 @@ class Sending(Generic[R]):
     """What one client sends to a queue."""
 
     __slots__ = (
+        "_answered",
         "_client",
         "_loop",
         "_memory",
@@ -135,6 +137,7 @@ class Sending(Generic[R]):
         `message_id` makes ids for messages that have none.
         """
         self._queue, self._under_way = queue, under_way
+        self._answered = guarded(self._take, under_way.fail)
         self._stored, self._refused = stored, refused
         self._memory, self._message_id = memory, message_id
         self._client = next_client()
@@ -370,13 +373,6 @@ class Sending(Generic[R]):
         partition.post(send, self._client, self._answered)
 
     # --- outcomes back --------------------------------------------------------------------------------------
-
-    def _answered(self, answer: Answer) -> None:
-        """Called by the partitions' tasks. An error here ends this client, not the partition."""
-        try:
-            self._take(answer)
-        except Exception:
-            self._under_way.fail()
 
     def _take(self, answer: Answer) -> None:
         if not isinstance(answer, _OUTCOMES):  # Unavailable: each send under way gets its own answer

@@ -16,6 +16,7 @@ from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.message.transfers import via_partition_key
 from broker.messaging.fail_over import fail_over, refusal_of
+from broker.messaging.guarded_sink import guarded
 from broker.messaging.sending import Collected, UnderWay
 from broker.messaging.sends import transfer_of
 from broker.namespace.entity import Entity, next_client
@@ -78,6 +79,7 @@ class SendingVia(Generic[R]):
     """What one client sends to one entity through another one."""
 
     __slots__ = (
+        "_answered",
         "_client",
         "_cookies",
         "_destination",
@@ -105,6 +107,7 @@ class SendingVia(Generic[R]):
         self._via, self._destination, self._under_way = via, destination, under_way
         self._stored, self._refused, self._passed_on = stored, refused, passed_on
         self._client, self._cookies = next_client(), 0
+        self._answered = guarded(self._take, under_way.fail)
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[int, _Underway[R]] = {}
 
@@ -175,13 +178,6 @@ class SendingVia(Generic[R]):
         self._waiting[sent.operation.cookie] = sent
         self._passed_on(self._via, number)
         self._via.router.handles[number].post(sent.operation, self._client, self._answered)
-
-    def _answered(self, answer: Answer) -> None:
-        """Called by the partitions' tasks. An error here ends this client, not the partition."""
-        try:
-            self._take(answer)
-        except Exception:
-            self._under_way.fail()
 
     def _take(self, answer: Answer) -> None:
         if not isinstance(answer, Transacted | Failed):

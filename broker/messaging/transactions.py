@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from broker.base.errors import Reason, Refused
 from broker.base.metrics import Metrics
+from broker.messaging.guarded_sink import guarded
 from broker.messaging.sending import UnderWay
 from broker.messaging.transaction import Limits, Transaction, rolled_back
 from broker.namespace.entity import Entity, next_client
@@ -70,10 +71,21 @@ class AllTransactions:
 class Transactions:
     """The transactions of one connection, by their ids. Owned by the connection."""
 
-    __slots__ = ("_all", "_client", "_committing", "_cookies", "_ids", "_open", "_under_way", "bytes")
+    __slots__ = (
+        "_all",
+        "_answered",
+        "_client",
+        "_committing",
+        "_cookies",
+        "_ids",
+        "_open",
+        "_under_way",
+        "bytes",
+    )
 
     def __init__(self, all_transactions: AllTransactions, under_way: UnderWay) -> None:
         self._all, self._under_way = all_transactions, under_way
+        self._answered = guarded(self._take, under_way.fail)
         self._client = next_client()
         self._ids = self._cookies = 0
         self._open: dict[bytes, Transaction] = {}
@@ -201,13 +213,6 @@ class Transactions:
         transaction.stop_timer()
         self._all.unclaimed.pop(transaction, None)
         self._all.count -= 1
-
-    def _answered(self, answer: Answer) -> None:
-        """Called by the partitions' tasks. An error here ends this client, not the partition."""
-        try:
-            self._take(answer)
-        except Exception:
-            self._under_way.fail()
 
     def _take(self, answer: Answer) -> None:
         if not isinstance(answer, Transacted | Failed):

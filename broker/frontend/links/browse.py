@@ -30,6 +30,7 @@ from broker.frontend.links.copies import CopyLink
 from broker.frontend.links.outgoing import accept_receiver
 from broker.frontend.links.termini import selector_of
 from broker.message.annotations import peeked_messages
+from broker.messaging.guarded_sink import guarded
 from broker.messaging.peeking import LATE_S, PAGE_WITHIN_S, note_late, peek_partition
 from broker.namespace.entity import ENDED, Entity, next_client
 from broker.operations import PARTITION_SHIFT, Answer, Arrived, Detach, Peek, Peeked, Unavailable, Watch
@@ -73,6 +74,7 @@ class BrowseLink(CopyLink):
         super().__init__(connection, link, queue, address)
         self._selector = selector
         self._client = next_client()
+        self._answered = guarded(self._take, connection.fail)
         self._handles = queue.router.handles
         self._next = [number << PARTITION_SHIFT for number in range(len(self._handles))]
         """The first sequence number that has not been shown, by partition."""
@@ -191,19 +193,15 @@ class BrowseLink(CopyLink):
 
     # --- following ------------------------------------------------------------------------------------------
 
-    def _answered(self, answer: Answer) -> None:
-        """Handle a partition's answer. Called by the partitions' tasks, so an error here must end this
-        connection but no partition."""
+    def _take(self, answer: Answer) -> None:
+        """Handle a partition's answer."""
         if self.link.gone:
             return
-        try:
-            if isinstance(answer, Arrived):
-                self._unread.add(answer.partition)
-                self.credit_granted()
-            elif isinstance(answer, Unavailable):
-                self._pass_over(answer.partition, LOOK_AGAIN_S)
-        except Exception:
-            self._connection.fail()
+        if isinstance(answer, Arrived):
+            self._unread.add(answer.partition)
+            self.credit_granted()
+        elif isinstance(answer, Unavailable):
+            self._pass_over(answer.partition, LOOK_AGAIN_S)
 
     def _pass_over(self, number: int, seconds: float) -> None:
         """Skip a partition that is down and has forgotten its watchers. The place in it is kept."""
