@@ -28,6 +28,7 @@ QUEUES = (
 ON_SPARK = (
     "test_batch_read.py",
     "test_demo.py",
+    "test_end_to_end.py",
     "test_kills.py",
     "test_settlement.py",
     "test_stream_read.py",
