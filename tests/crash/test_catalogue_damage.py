@@ -16,7 +16,8 @@ from broker.entities.descriptions import QueueSettings
 from broker.namespace.apply_file import apply_file
 from broker.settings.config_file import QueueSpec
 from storage.document_file import file_name_of
-from tests.crash.test_namespace_faults import NEW, OLD, ROOT, Life
+from tests.crash.lives import ROOT, Life
+from tests.crash.test_namespace_faults import NEW, OLD
 from tests.support.recording_disk import RecordingDisk
 
 MESSAGES = {b"message to 0", b"message to 1"}

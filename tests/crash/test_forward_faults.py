@@ -8,6 +8,7 @@ import errno
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -15,7 +16,9 @@ from pathlib import Path
 import pytest
 
 from broker.base.errors import Refused
-from broker.entities.descriptions import DEAD_LETTER, QueueSettings
+from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
+from broker.entities.rules import RuleDescription
+from broker.entities.topics import SubscriptionSettings, TopicDescription
 from broker.messaging import forward_retry
 from broker.namespace.entity import Entity
 from broker.partition.task import Health
@@ -44,6 +47,9 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 class FileWorld(World):
     """Two queues whose logs are files: "a" forwards to "b"."""
 
+    source = MAIN
+    """The subqueue of "a" from which messages are forwarded."""
+
     def __init__(self, disk: Disk, fsync: Fsync) -> None:
         super().__init__(a=(1, QueueSettings()), b=(1, QueueSettings()))
         self.store: FileLogStore = small_store(ROOT, disk, fsync=fsync)
@@ -60,6 +66,11 @@ class FileWorld(World):
     async def forward(self) -> None:
         """Begin to forward from "a" to "b"."""
         await self.update("a", QueueSettings(forward_to="b"))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is left to be forwarded."""
+        return held_now(self.entities["a"], self.source) == 0
 
     def is_troubled(self) -> bool:
         """Whether the lane has met a failure."""
@@ -80,21 +91,54 @@ class FileWorld(World):
             is_up = not any(
                 map(self.is_recovering, self.entities)
             )  # its counts may be those of a failed commit
-            return is_up and held_now(self.entities["b"]) >= len(SENT) and held_now(self.entities["a"]) == 0
+            return is_up and held_now(self.entities["b"]) >= len(SENT) and self.is_empty
 
         for _ in range(5):
             await until(arrived)
             with contextlib.suppress(Refused):  # the fault has come only now: the partition is down again
                 assert sorted(await self.texts("b")) == SENT
-                assert await self.texts("a") == await self.texts("a", DEAD_LETTER) == []
+                dead_letters = self.source + "/" * bool(self.source) + DEAD_LETTER
+                assert await self.texts("a", self.source) == await self.texts("a", dead_letters) == []
                 return
         raise AssertionError("a partition goes down again and again")
 
 
+class SubscriptionWorld(FileWorld):
+    """As FileWorld, but "a" is a topic: one of its subscriptions forwards, and another one keeps what it
+    gets."""
+
+    source = "subscriptions/s"
+
+    def __init__(self, disk: Disk, fsync: Fsync) -> None:
+        super().__init__(disk, fsync)
+        topic = TopicDescription("a", "a".rjust(32, "0"), 1)
+        for name in ("s", "kept"):
+            topic = topic.with_new(name, SubscriptionSettings(), [RuleDescription("all")], 0)
+        self.descriptions["a"] = topic
+
+    async def forward(self) -> None:
+        """Begin to forward from the subscription to "b"."""
+        topic = self.descriptions["a"]
+        assert isinstance(topic, TopicDescription)
+        subscription = topic.subscription("s")
+        assert subscription is not None
+        settings = SubscriptionSettings(forward_to="b")
+        await self.describe("a", topic.with_changed(replace(subscription, settings=settings)))
+
+    async def recover(self) -> None:
+        """As for a queue; the other subscription still has everything."""
+        await super().recover()
+        assert await self.texts("a", "subscriptions/kept") == SENT
+
+
+Kind = type[FileWorld]
+kinds = pytest.mark.parametrize("kind", [FileWorld, SubscriptionWorld], ids=["queue", "subscription"])
+
+
 @asynccontextmanager
-async def world_on(disk: Disk, fsync: Fsync = "always") -> AsyncIterator[FileWorld]:
+async def world_on(disk: Disk, fsync: Fsync = "always", kind: Kind = FileWorld) -> AsyncIterator[FileWorld]:
     """A world that ends as in a crash."""
-    here = FileWorld(disk, fsync)
+    here = kind(disk, fsync)
     here.start()
     try:
         await here.wake()
@@ -106,11 +150,11 @@ async def world_on(disk: Disk, fsync: Fsync = "always") -> AsyncIterator[FileWor
         await here.store.close()
 
 
-async def places() -> list[tuple[str, int]]:
+async def places(kind: Kind) -> list[tuple[str, int]]:
     """Where a record of a forward begins, ends or is torn: the queue whose log holds it, and the offset in
     its frame."""
     found: list[tuple[str, int]] = []
-    async with world_on(RecordingDisk()) as here:
+    async with world_on(RecordingDisk(), kind=kind) as here:
         await here.send("a", *SENT)
         starts = {name: log.end for name, log in here.files.items()}
         await here.forward()
@@ -129,12 +173,15 @@ def path_of(here: FileWorld, name: str) -> str:
     return here.descriptions[name].generation
 
 
+@kinds
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=["fails", "is full"])
-async def test_a_disk_that_fails_at_any_record_neither_loses_nor_doubles_a_message(error: int) -> None:
-    for name, place in await places():
+async def test_a_disk_that_fails_at_any_record_neither_loses_nor_doubles_a_message(
+    error: int, kind: Kind
+) -> None:
+    for name, place in await places(kind):
         inner = RecordingDisk()
         disk = FaultyDisk(inner)
-        async with world_on(disk) as here:
+        async with world_on(disk, kind=kind) as here:
             await here.send("a", *SENT)
             disk.shorten(place, path_part=path_of(here, name))
             times = 1 if error == errno.EIO else -1
@@ -143,33 +190,35 @@ async def test_a_disk_that_fails_at_any_record_neither_loses_nor_doubles_a_messa
             await until(here.is_troubled)
             disk.heal()
             await here.recover()
-        async with world_on(inner.after_power_cut()) as again:
+        async with world_on(inner.after_power_cut(), kind=kind) as again:
             await again.recover()
 
 
+@kinds
 @pytest.mark.parametrize("name", ["b", "a"], ids=["at the target", "at the source"])
-async def test_a_sync_that_fails_neither_loses_nor_doubles_a_message(name: str) -> None:
+async def test_a_sync_that_fails_neither_loses_nor_doubles_a_message(name: str, kind: Kind) -> None:
     for nth in count(1):
         inner = RecordingDisk()
         disk = FaultyDisk(inner)
-        async with world_on(disk) as here:
+        async with world_on(disk, kind=kind) as here:
             await here.send("a", *SENT)
             disk.fail("sync", nth=nth, path_part=path_of(here, name))
             await here.forward()
             await here.recover()
             has_failed = disk.has_failed
-        async with world_on(inner.after_power_cut()) as again:
+        async with world_on(inner.after_power_cut(), kind=kind) as again:
             await again.recover()
         if not has_failed:
             assert nth > 1
             break
 
 
-async def test_a_process_that_dies_at_any_record_neither_loses_nor_doubles_a_message() -> None:
-    for name, place in await places():
+@kinds
+async def test_a_process_that_dies_at_any_record_neither_loses_nor_doubles_a_message(kind: Kind) -> None:
+    for name, place in await places(kind):
         inner = RecordingDisk()
         disk = FaultyDisk(inner)
-        async with world_on(disk) as here:
+        async with world_on(disk, kind=kind) as here:
             await here.send("a", *SENT)
             disk.shorten(place, path_part=path_of(here, name))
             for operation in CHANGES_THE_DISK:
@@ -177,7 +226,7 @@ async def test_a_process_that_dies_at_any_record_neither_loses_nor_doubles_a_mes
             await here.forward()
             await until(partial(here.is_recovering, name))
         left = inner.after_power_cut(Everything())
-        async with world_on(left) as again:
+        async with world_on(left, kind=kind) as again:
             await again.forward()
             await again.recover()
 

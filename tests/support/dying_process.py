@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from broker.base.clock import ManualClock
-from broker.entities.descriptions import QueueDescription
+from broker.entities.descriptions import EntityDescription
 from broker.partition.payloads import PayloadBudget
 from broker.partition.task import PartitionTask
 from storage.disk import Disk
@@ -43,7 +43,7 @@ class Snapshots(RecordingDisk):
 @asynccontextmanager
 async def partition_on(
     disk: Disk,
-    description: QueueDescription,
+    description: EntityDescription,
     clock: ManualClock | None = None,
     segment_bytes_max: int | None = None,
 ) -> AsyncIterator[tuple[PartitionTask, Log]]:
