@@ -47,6 +47,11 @@ class Bodies:
         """Memory used, without payloads."""
         return BODY_BYTES * len(self._by_number)
 
+    def is_shared(self, reference: Reference) -> bool:
+        """Whether other references have the same message."""
+        body = self._by_number.get(reference.sequence_number)
+        return body is not None and body.references > 1
+
     def add(self, number: int, size: int, references: int, payload: bytes = b"") -> None:
         """Add a message that has just got several references. `payload` is empty if memory does not keep
         it."""

@@ -14,11 +14,14 @@ it frees memory or uses none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from broker.base.errors import Reason, Refused
-from broker.entities.descriptions import EntityDescription
+from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES, EntityDescription
+from broker.partition.bodies import Bodies
+from broker.partition.columns import value_bytes
 from broker.partition.payloads import PayloadShare
+from broker.partition.references import Reference
 from broker.partition.subqueue import Subqueue
 
 MIB = 1024 * 1024
@@ -41,10 +44,10 @@ def check_size(
 
 
 def check_total(description: EntityDescription, number: int, used: int, added: int) -> None:
-    """Check that there is room for `added` bytes in a partition that holds `used`. Raises
-    Refused(QUOTA_EXCEEDED)."""
+    """Check that there is room for `added` bytes in a partition that holds `used`. What does not grow fits,
+    also if the quota was lowered. Raises Refused(QUOTA_EXCEEDED)."""
     limit = description.settings.max_size_mb * MIB
-    if used + added > limit:
+    if added > 0 and used + added > limit:
         raise Refused(
             Reason.QUOTA_EXCEEDED,
             f"The maximum entity size has been reached or exceeded for {description.KIND}: "
@@ -57,6 +60,18 @@ def room_of(description: EntityDescription, subqueues: Iterable[Subqueue], state
     """How many more bytes of messages or state a partition may hold."""
     used = sum([subqueue.size_bytes for subqueue in subqueues]) + state_bytes
     return description.settings.max_size_mb * MIB - used
+
+
+def freed_by(references: Sequence[Reference], bodies: Bodies) -> int:
+    """How many bytes of a partition's quota messages give back at least when they are removed."""
+    if not references:
+        return 0
+    freed = value_bytes(references) + MESSAGE_OVERHEAD_BYTES * len(references)
+    for reference in references:
+        freed += len(reference.changed or b"")
+        if not bodies.is_shared(reference):
+            freed += reference.size
+    return freed
 
 
 def check_state(payloads: PayloadShare, size: int) -> None:

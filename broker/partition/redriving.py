@@ -9,7 +9,6 @@ in `state.py` cuts the new messages off, and `restore` puts the old ones back.
 from __future__ import annotations
 
 from broker.base.errors import Reason, Refused
-from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.message.changes import has_reason
 from broker.operations import (
     DESTINATION,
@@ -23,6 +22,7 @@ from broker.operations import (
 )
 from broker.partition import records
 from broker.partition.columns import of_references
+from broker.partition.quotas import freed_by
 from broker.partition.records import Mark
 from broker.partition.references import ACTIVE, Reference
 from broker.partition.sending import Sending
@@ -71,7 +71,7 @@ class Redriving:
         space = self._space
         found: list[int] = []
         dead: list[Reference] = []
-        freed = target = 0
+        target = 0
         for place, token in enumerate(redrive.tokens):
             subqueue = space.locks.subqueue_of(token, space.arrived_ms)
             if subqueue is None:
@@ -85,7 +85,6 @@ class Redriving:
                     f"Message {reference.sequence_number} was sent to another entity, and "
                     f"'{space.description.name}' requires sessions. Receive the message, and send it again.",
                 )
-            freed += reference.size + len(reference.changed or b"") + MESSAGE_OVERHEAD_BYTES
             found.append(place)
             dead.append(reference)
         if target not in space.description.subqueues:
@@ -102,6 +101,7 @@ class Redriving:
         )
         # A topic publishes what comes back to itself, as it does with everything that is sent to it.
         only = None if target == space.messages.main.number else target
+        freed = freed_by(dead, space.messages.bodies)
         first = self._sending.send(space.cycle, space.description, send, freed, only=only)
         for subqueue, references in space.locks.unlock(
             [redrive.tokens[place] for place in found], space.arrived_ms

@@ -49,6 +49,7 @@ class Sending:
         "_rest",
         "_times",
         "_work_max",
+        "freed_later",
     )
 
     def __init__(
@@ -68,6 +69,8 @@ class Sending:
         self._duplicates = messages.states.duplicates
         self._rest: Iterator[None] | None = None
         """The remaining steps of a long `Send`."""
+        self.freed_later = 0
+        """Bytes that the transactions of this cycle remove once it is durable. They make room already."""
 
     def send_new(
         self, cycle: Cycle, description: EntityDescription, send: Send, freed: int = 0
@@ -213,9 +216,12 @@ class Sending:
         self._start(cycle, steps)
         return first
 
-    def check(self, cycle: Cycle, description: EntityDescription, send: Send, *others: Send | None) -> None:
+    def check(
+        self, cycle: Cycle, description: EntityDescription, send: Send, *others: Send | None, freed: int = 0
+    ) -> None:
         """Raise Refused if all these messages together do not fit, or too many message-ids would be
-        remembered. In a topic, only those of `send` are published now."""
+        remembered. In a topic, only those of `send` are published now. `freed` is how many bytes the same
+        operation is going to remove."""
         size = ids = 0
         for each in (send, *others):
             if each is not None:
@@ -223,7 +229,7 @@ class Sending:
                 size += list_bytes(each.columns) + MEMORY_BYTES * len(each.identities or ())
                 ids += len(each.identities or ())
         if size:
-            self._check_size(description, size)
+            self._check_size(description, size - freed)
         if ids:
             check_count(description.name, self._number, self._duplicates.count, ids, self._ids_max)
 
@@ -269,7 +275,7 @@ class Sending:
             description,
             self._number,
             self._messages.work.occupied.values(),
-            self._messages.states.bytes - self._messages.bodies.shared_bytes,
+            self._messages.states.bytes - self._messages.bodies.shared_bytes - self.freed_later,
             added,
         )
 

@@ -16,6 +16,9 @@ the same commit. The move waits as settlements do, so undoing the sends undoes t
 of the cycle is handed out, and only operations that look at no messages may follow in it (`UNSEEING`). So
 many such transactions share a commit.
 
+*A full entity* can be drained by transactions: what one of them completes or cancels makes room for what it
+sends, although it is removed after that.
+
 *Receivers wait for one cycle at most.* A transaction with something that waits for the commit has nothing
 handed out in its cycle. If clients then wait for messages, the next cycle takes no such transaction, and
 serves them.
@@ -44,6 +47,7 @@ from broker.operations import (
 from broker.partition import records
 from broker.partition.locks import Held
 from broker.partition.promises import Promises
+from broker.partition.quotas import freed_by
 from broker.partition.records import Mark
 from broker.partition.references import Reference
 from broker.partition.schedule import Schedule
@@ -114,25 +118,30 @@ class Transactions:
         space = self._space
         for settlement in operation.settlements:
             space.cycle.work += len(settlement.tokens)
-        self._check(operation.settlements)
+        removed = self._check(operation.settlements)
         cancelled = self._schedule.find_all(operation.cancelled)
+        removed += map(space.messages.main.references.__getitem__, cancelled)
+        freed = freed_by(removed, space.messages.bodies)
         self._promises.check(operation.promised)
         scheduled, transfers = operation.scheduled, operation.transfers
         sent = len(operation.send.messages) + len(operation.promised)
         if scheduled is not None or transfers is not None:
-            self._sending.check(space.cycle, space.description, operation.send, scheduled, transfers)
-        self._sending.send_new(space.cycle, space.description, operation.send)
+            self._sending.check(
+                space.cycle, space.description, operation.send, scheduled, transfers, freed=freed
+            )
+        self._sending.send_new(space.cycle, space.description, operation.send, freed)
         passed_on = range(0)
         if transfers is not None:
             self._sending.finish()  # the others come after these
             sent += len(transfers.messages)
             first = self._sending.send(
-                space.cycle, space.description, transfers, only=space.messages.main.number
+                space.cycle, space.description, transfers, freed, only=space.messages.main.number
             )
             self._sending.finish()  # they are moved by records that follow
             passed_on = range(first, first + len(transfers.messages))
         if sent and (operation.settlements or cancelled or scheduled is not None or passed_on):
             self._write(operation.settlements, cancelled, scheduled, operation.promised, passed_on)
+            self._sending.freed_later += freed
         else:
             self._settle(operation.settlements)
             self._cancel(cancelled)
@@ -158,6 +167,7 @@ class Transactions:
         if not self._pending:
             return
         self._space.hands_out_later = self.is_passing_on = False
+        self._sending.freed_later = 0
         self.has_more = True
         for pending in self._pending:
             for held in pending.locks:
@@ -171,6 +181,7 @@ class Transactions:
         locks."""
         cycle = self._space.cycle
         self._space.hands_out_later = self.is_passing_on = False
+        self._sending.freed_later = 0
         self.has_more = bool(self._pending)
         for pending in self._pending:
             cycle.dead_lettered -= pending.dead_lettered
@@ -179,9 +190,11 @@ class Transactions:
                 self._space.locks.restore(held)
         self._pending.clear()
 
-    def _check(self, settlements: Sequence[Settlement]) -> None:
-        """Raise Refused if any of the settlements cannot be carried out."""
+    def _check(self, settlements: Sequence[Settlement]) -> list[Reference]:
+        """Raise Refused if any of the settlements cannot be carried out. Returns the messages that they
+        remove."""
         space = self._space
+        removed: list[Reference] = []
         seen: set[LockToken] = set()
         added = 0
         for settlement in settlements:
@@ -200,9 +213,12 @@ class Transactions:
                         "queue and cannot be dead-lettered again.",
                     )
                 seen.add(token)
+                if isinstance(settlement, Complete):
+                    removed.append(subqueue.references[sequence_of_token(token)])
             if not isinstance(settlement, Complete):
                 self._settling.check_changes(settlement, added)
                 added += len(settlement.changed or b"") * len(settlement.tokens)
+        return removed
 
     def _settle(self, settlements: Sequence[Settlement]) -> None:
         """Carry out settlements at once."""

@@ -92,7 +92,7 @@ class PartitionStreams(PartitionDriver):
         assert isinstance(found, CursorState) and found.position == self.cursors[subqueue]
         position = min(self.a_position(data, subqueue), self.head_of(subqueue))
         self.cursors[subqueue] = stands = max(position, found.position)
-        done = self.complete_below(subqueue, stands) if completes else (0, 0)
+        done = self.complete_below(subqueue, position) if completes else (0, 0)
         answer = self.one(LOOKER, AdvanceCursor(subqueue, CURSOR, OWNER, position, completes, "advance"))
         assert answer == CursorAdvanced(stands, *done, "advance")
 

@@ -17,8 +17,9 @@ from broker.entities.descriptions import (
 from broker.entities.topics import TopicDescription, TopicSettings
 from broker.message.changes import encode_changes
 from broker.operations import Abandon, Complete, DeadLetter, Defer, Failed, RenewLocks, Settled
-from broker.partition.quotas import check_total
+from broker.partition.quotas import check_total, freed_by
 from tests.support.partition_harness import Harness, one
+from tests.support.topics import topic
 
 MIB = 1 << 20
 
@@ -122,3 +123,16 @@ async def test_changed_properties_count_until_their_message_is_gone() -> None:
 def test_the_refusal_names_the_entity(description: EntityDescription, name: str) -> None:
     with pytest.raises(Refused, match=f"exceeded for {name}, partition 3"):
         check_total(description, 3, MIB, 1)
+
+
+async def test_a_shared_message_gives_its_bytes_back_with_the_last_copy() -> None:
+    harness = Harness(description=topic("a", "b"))
+    await harness.send(b"x" * 5_000)
+    partition = harness.task._partition
+    assert partition is not None
+    bodies = partition.messages.bodies
+    (other,) = partition.messages.find("subscriptions/b").references.values()
+    assert freed_by([other], bodies) == MESSAGE_OVERHEAD_BYTES
+    tokens = (await harness.receive(1, 1, "subscriptions/a")).tokens
+    assert one(await harness.do(1, Complete(tokens)), Settled).failures == {}
+    assert freed_by([other], bodies) == MESSAGE_OVERHEAD_BYTES + 5_000

@@ -3,6 +3,7 @@ crash."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from broker.base.errors import Reason
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
 from broker.message.changes import encode_changes
 from broker.operations import (
+    DESTINATION,
     Abandon,
     Complete,
     DeadLetter,
@@ -25,6 +27,8 @@ from broker.operations import (
     Settled,
     Transact,
     Transacted,
+    Update,
+    Updated,
     Watch,
     Withdraw,
     Withdrawn,
@@ -182,6 +186,79 @@ async def test_a_send_beyond_the_quota_leaves_the_settlements_undone() -> None:
     tokens = await locked(harness, 5)
     failed = one(await harness.do(1, Transact(Send([b"x" * MIB], None), [Complete(tokens)])), Failed)
     assert failed.reason is Reason.QUOTA_EXCEEDED and await contents(harness) == BEFORE
+
+
+LARGE = b"x" * (MIB // 4 - 1_000)
+
+
+async def full(count: int) -> tuple[Harness, list[bytes]]:
+    """A queue that has no room for another large message, and the tokens of some of its four."""
+    harness = Harness(QueueSettings(max_size_mb=1))
+    await harness.send(*[LARGE] * 4)
+    tokens = (await harness.receive(1, count)).tokens
+    assert one(await harness.do(1, Send([LARGE], None)), Failed).reason is Reason.QUOTA_EXCEEDED
+    return harness, tokens
+
+
+@pytest.mark.parametrize("is_transfer", [False, True], ids=["to itself", "to another entity"])
+async def test_transactions_drain_a_full_queue_although_they_send(is_transfer: bool) -> None:
+    """What each one completes makes room for what it sends, also if several share a commit."""
+    harness, tokens = await full(4)
+    frames = len(harness.log.disk.frames)
+    send = Send([LARGE], None)
+    there = replace(send, columns={DESTINATION: [b"other"]})
+    transactions = [
+        Transact(NOTHING, [Complete([token])], transfers=there)
+        if is_transfer
+        else Transact(send, [Complete([token])])
+        for token in tokens[:3]
+    ]
+    assert await harness.do(1, *transactions) == [Transacted(1, None)] * 3
+    assert len(harness.log.disk.frames) == frames + 1
+    transaction = Transact(Send([LARGE, LARGE], None), [Complete(tokens[3:])])
+    assert one(await harness.do(1, transaction), Failed).reason is Reason.QUOTA_EXCEEDED
+    assert one(await harness.do(1, Send([LARGE], None)), Failed).reason is Reason.QUOTA_EXCEEDED
+    assert one(await harness.do(1, Complete(tokens[3:])), Settled).failures == {}
+    assert one(await harness.do(1, Send([LARGE], None)), Sent)
+
+
+async def test_what_stays_in_the_queue_makes_no_room_for_what_its_transaction_sends() -> None:
+    harness, tokens = await full(3)
+    settlements: list[Abandon | Defer | DeadLetter] = [
+        Abandon(tokens[:1]),
+        Defer(tokens[1:2]),
+        DeadLetter(tokens[2:]),
+    ]
+    failed = one(await harness.do(1, Transact(Send([LARGE], None), settlements)), Failed)
+    assert failed.reason is Reason.QUOTA_EXCEEDED
+
+
+async def test_a_scheduled_message_that_is_cancelled_makes_room_for_another_one() -> None:
+    harness = Harness(QueueSettings(max_size_mb=1))
+    later_ms = harness.clock.now_ms() + 60_000
+    await harness.do(1, Send([LARGE] * 4, None, scheduled_ms=[later_ms] * 4))
+    numbers = (await harness.peek()).sequence_numbers
+    assert await harness.do(1, Transact(Send([LARGE], None), [], cancelled=numbers[:1])) == [
+        Transacted(1, None)
+    ]
+
+
+async def test_a_queue_above_a_lowered_quota_is_drained_by_transactions_too() -> None:
+    harness = Harness(QueueSettings(max_size_mb=2))
+    await harness.send(*[LARGE] * 6)
+    tokens = (await harness.receive(1, 6)).tokens
+    harness.change(max_size_mb=1)
+    one(await harness.do(1, Update(harness.description)), Updated)
+    assert await harness.do(1, Transact(Send([LARGE], None), [Complete(tokens[:1])])) == [Transacted(1, None)]
+
+
+async def test_room_that_a_refused_transaction_would_have_made_is_not_there() -> None:
+    harness, tokens = await full(1)
+    harness.log.fill_disk()
+    failed = one(await harness.do(1, Transact(Send([LARGE], None), [Complete(tokens)])), Failed)
+    assert failed.reason is Reason.DISK_FULL
+    harness.log.empty_disk()
+    assert one(await harness.do(1, Send([LARGE], None)), Failed).reason is Reason.QUOTA_EXCEEDED
 
 
 async def test_a_dead_letter_cannot_be_dead_lettered_in_a_transaction() -> None:
