@@ -21,7 +21,8 @@ from broker.frontend.pace import Pace
 from broker.frontend.slow_readers import LOOK_AGAIN_S, Output, OutputTotal
 from broker.frontend.turns import READ_BYTES_MAX, Turns
 from broker.messaging.accepting_sessions import SessionFinders
-from broker.messaging.peeking import PAGES_AT_ONCE
+from broker.messaging.housekeeping import REDRIVES_MAX
+from broker.messaging.page_places import PagePlaces
 from broker.messaging.transactions import AllTransactions
 from broker.namespace.namespace import Namespace
 from broker.settings.settings import Settings
@@ -87,11 +88,9 @@ class Services:
         )
         self.sparing = SparingLog(elapsed_s)
         """Limits log lines about single clients, which clients can cause as often as they like."""
-        self.browse_pages = asyncio.Semaphore(PAGES_AT_ONCE)
-        """Held while a page is read for a browsing link or a peek. `Connection.browse_page` allows each
-        connection one page at a time."""
-        self.late_pages = asyncio.Semaphore(PAGES_AT_ONCE)
-        """The same for a peek that has nothing to show but what late partitions may hold."""
+        self.pages = PagePlaces()
+        self.redrives = asyncio.Semaphore(REDRIVES_MAX)
+        """Held while dead letters are in memory, to be enqueued again."""
         self.session_finders = SessionFinders()
         self.queued_bytes = 0
         """Bytes of requests that wait for others, over all connections. Written by the connections."""

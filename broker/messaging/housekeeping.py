@@ -47,6 +47,8 @@ NAMED_AT_ONCE = 1_000
 REDRIVEN_AT_ONCE = 256
 """Dead letters that are locked and enqueued anew by one pair of operations. They are in memory meanwhile, up
 to what one answer of a partition may hold."""
+REDRIVES_MAX = 8
+"""Requests that hold dead letters in memory at a time, in the whole broker."""
 PREPARED_AT_ONCE = 32
 """Dead letters whose properties are changed in one turn of the event loop: about half a millisecond."""
 

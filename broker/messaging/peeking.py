@@ -17,9 +17,6 @@ from broker.operations import Answer, Peek, Peeked
 
 log = structlog.get_logger("peek")
 
-PAGES_AT_ONCE = 8
-"""Pages read at a time in the whole broker. Together they hold at most 2 MiB, plus the last message of
-each."""
 LATE_S = 0.25
 """A partition that has not answered a peek within this time is late."""
 PAGE_WITHIN_S = 10.0

@@ -23,6 +23,7 @@ from typing import Any
 
 from broker.base.errors import Refused
 from broker.messaging.guarded_sink import guarded
+from broker.messaging.page_places import PagePlaces
 from broker.messaging.peeking import LATE_S, PAGE_WITHIN_S, note_late, peek_partition
 from broker.namespace.entity import Entity
 from broker.namespace.router import PartitionHandle
@@ -68,8 +69,7 @@ class Selection:
     """What a receiver with a selector needs besides."""
 
     selector: Selector
-    pages: asyncio.Semaphore
-    """Held while a page is read, by all that read pages."""
+    pages: PagePlaces
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     """Runs a scan as a task of the receiver's connection."""
     fail: Callable[[], None]
@@ -240,9 +240,10 @@ class _Scan:
         """Read page after page while more is wanted."""
         try:
             while not self._has_ended and self._wants_more():
-                async with self._selection.pages:
+                is_late = self._is_late or self._number in self._queue.router.late
+                async with self._selection.pages.of(late=is_late):
                     generation = self._generation
-                    page = await self._page()
+                    page = await self._page(PAGE_WITHIN_S if is_late else LATE_S)
                 if page is None:
                     return
                 if not self._has_ended and generation == self._generation:
@@ -255,11 +256,11 @@ class _Scan:
             self._is_reading = False
         self.go_on()
 
-    async def _page(self) -> Peeked | None:
+    async def _page(self, within_s: float) -> Peeked | None:
         """The next page; None if the partition is down or late."""
         peek = self._next_peek()
         try:
-            async with asyncio.timeout(PAGE_WITHIN_S if self._is_late else LATE_S):
+            async with asyncio.timeout(within_s):
                 page = await peek_partition(self._queue, self._number, peek)
             self._is_late = False
         except TimeoutError:

@@ -9,7 +9,7 @@ A partition that is down is passed over, and read once it is back. One that is l
 Messages are read from one partition at a time, in pages of bounded size, and only when there is credit and
 room for them. Messages that find neither when their page arrives are dropped and read again later, so a link
 keeps only its place in each partition. Each connection reads one page at a time, and the broker only a few
-(`peeking.PAGES_AT_ONCE`). A link that has shown everything does not poll: the partitions tell it when
+(`PagePlaces`). A link that has shown everything does not poll: the partitions tell it when
 something has arrived (`Watch`).
 
 With a selector (`broker/rules/selectors.py`), a browse passes over the messages that the client does not
@@ -50,7 +50,8 @@ LOOK_AGAIN_S_MAX = 5.0
 """The longest wait before the next look for partitions that are back. It doubles with each look that finds
 none."""
 LOOK_AGAIN_LATE_S = 30.0
-"""The same for a partition that was late: waiting for it again takes up one of the broker's few pages."""
+"""The same for a partition that was late: waiting for it again takes up one of the few places for late
+partitions."""
 
 
 class BrowseLink(CopyLink):
@@ -86,8 +87,8 @@ class BrowseLink(CopyLink):
         self._place = 0
         """The partition being read."""
         self._slow: set[int] = set()
-        """Partitions whose last page was late. Their next page is given up only for partitions that are not
-        slow, because on a slow disk all pages may be late."""
+        """Partitions whose last page was late. They are read after those that are not slow, and then waited
+        for, because on a slow disk all pages may be late."""
         self._is_reading = False
         self._look_again_timer: asyncio.TimerHandle | None = None
         self._look_again_s = LOOK_AGAIN_S
@@ -111,8 +112,10 @@ class BrowseLink(CopyLink):
         connection = self._connection
         try:
             while not self.link.gone and self._unread and self._wanted() > 0:
-                async with connection.browse_page, connection.services.browse_pages:
-                    await self._read_page()
+                number = self._next_partition()
+                is_late = number in self.queue.router.late or number in self._slow
+                async with connection.browse_page, connection.services.pages.of(late=is_late):
+                    await self._read_page(number, is_late)
         except Refused as why:  # the queue has ended, or does not know the subqueue
             connection.close_link(self.link, why)
         except Exception:
@@ -122,19 +125,23 @@ class BrowseLink(CopyLink):
         if not self.link.gone:
             self._finish_drain()
 
-    async def _read_page(self) -> None:
-        wanted = 0 if self.link.gone else self._wanted()
-        if wanted <= 0:
-            return
-        # With a selector, a page may hold many messages of which none is shown.
-        count = min(wanted, PAGE_MESSAGES_MAX) if self._selector is None else SELECTED_FROM
+    def _next_partition(self) -> int:
+        """The partition being read if it has more to show, and otherwise the next one; those that are late
+        come last."""
         late, slow = self.queue.router.late, self._slow
         if self._place not in self._unread - late - slow:
             self._place = min(
                 self._unread, key=lambda each: (each in late, each in slow, each < self._place, each)
             )
-        number = self._place
-        has_others = bool(self._unread - late - slow - {number})
+        return self._place
+
+    async def _read_page(self, number: int, is_late: bool) -> None:
+        """Show a page of a partition. One that is late is waited for."""
+        wanted = 0 if self.link.gone else self._wanted()
+        if wanted <= 0 or number not in self._unread:
+            return
+        # With a selector, a page may hold many messages of which none is shown.
+        count = min(wanted, PAGE_MESSAGES_MAX) if self._selector is None else SELECTED_FROM
         size_max = min(PAGE_BYTES_MAX, self._connection.services.output.allowance)
         peek = Peek(self.subqueue, self._next[number], count, bytes_max=size_max)
         page: Peeked | None = None
@@ -142,14 +149,14 @@ class BrowseLink(CopyLink):
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            async with asyncio.timeout(LATE_S if has_others else PAGE_WITHIN_S):
+            async with asyncio.timeout(PAGE_WITHIN_S if is_late else LATE_S):
                 page = await peek_partition(self.queue, number, peek)
             if loop.time() - began < LATE_S:
-                slow.discard(number)
+                self._slow.discard(number)
         except TimeoutError:
             note_late(self.queue, number, peek)
-            slow.add(number)
-            if has_others:
+            self._slow.add(number)
+            if not is_late:
                 return
             log.warning("browse.partition_late", entity=self.queue.name, partition=number)
             look_again_s = LOOK_AGAIN_LATE_S

@@ -95,7 +95,7 @@ class OutgoingLink:
         connection, name = self._connection, f"scan of {self.queue.name}"
         return Selection(
             selector,
-            connection.services.browse_pages,
+            connection.services.pages,
             lambda scan: connection.spawn(scan, name=name, size=0),
             self.fail,
         )

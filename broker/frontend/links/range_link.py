@@ -4,7 +4,7 @@
 Each delivery is an envelope of many active messages of one partition, read by one operation. The link keeps
 nothing but its place in the range, so any number of readers can read the same range, and one that has lost
 its connection goes on where its last envelope ended. The broker reads only a few pages at a time
-(`peeking.PAGES_AT_ONCE`), and each connection one, so the memory for envelopes is bounded.
+(`PagePlaces`), and each connection one, so the memory for envelopes is bounded.
 """
 
 from __future__ import annotations
@@ -119,8 +119,10 @@ class RangeLink(CopyLink):
         connection = self._connection
         try:
             while not self.link.gone and not self._has_ended and self._wanted() > 0:
-                async with connection.browse_page, connection.services.browse_pages:
-                    await self._read_part()
+                async with connection.browse_page:
+                    await connection.services.pages.read(
+                        self.queue, self.subqueue, self._range.partition, self._read_part
+                    )
         except Refused as why:  # the partition is down, or the range is beyond its head
             connection.close_link(self.link, why)
         except Exception:

@@ -236,19 +236,18 @@ class ManagementNode:
         self._admit(1)
         if session_id is None:
             return await self._page(max(start, 0), count)
-        async with self._connection.services.browse_pages:
-            size_max = self._connection.services.settings.peek_kb_max * 1024
-            messages = await peek_session(
-                self._queue, self._subqueue, session_id, max(start, 0), count, size_max
+        services = self._connection.services
+        size_max = services.settings.peek_kb_max * 1024
+        return self._shown(
+            await peek_session(
+                self._queue, self._subqueue, session_id, max(start, 0), count, size_max, services.pages
             )
-            return self._shown(messages)
+        )
 
     async def _page(self, start: int, count: int) -> Response:
         services = self._connection.services
         size_max = services.settings.peek_kb_max * 1024
-        page = await self._peeks.page(
-            self._queue, self._subqueue, start, count, size_max, services.browse_pages, services.late_pages
-        )
+        page = await self._peeks.page(self._queue, self._subqueue, start, count, size_max, services.pages)
         if page.down and not page.messages:
             names = ", ".join(map(str, sorted(page.down)))
             raise Refused(
@@ -277,8 +276,7 @@ class ManagementNode:
         return ok(await get_session_state(self._connection, self._queue, self._subqueue, body))
 
     async def _list_sessions(self, body: dict[str, Any]) -> Response:
-        async with self._connection.services.browse_pages:
-            found = await list_sessions(self._queue, self._subqueue, body)
+        found = await list_sessions(self._queue, self._subqueue, body, self._connection.services.pages)
         return NO_CONTENT if found is None else ok(found)
 
     async def _renew_lock(self, body: dict[str, Any]) -> Response:

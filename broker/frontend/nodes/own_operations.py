@@ -138,7 +138,7 @@ class OwnOperations:
         if "sequence-numbers" in body:
             check_fields(body, frozenset(("sequence-numbers",)), "A request with 'sequence-numbers'")
             numbers = _numbers(body)
-            result = await redrive_exactly(queue, self._subqueue, numbers, lambda: services.browse_pages)
+            result = await redrive_exactly(queue, self._subqueue, numbers, lambda: services.redrives)
             return _redriven(result)
         reason = body.get("deadletter-reason")
         if reason is not None and not isinstance(reason, str):
@@ -150,7 +150,7 @@ class OwnOperations:
             _before_ms(body),
             _count(body),
             _start(body),
-            lambda: services.browse_pages,
+            lambda: services.redrives,
         )
         return _progress(progress)
 

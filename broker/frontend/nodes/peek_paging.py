@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from broker.message.annotations import peeked_messages
+from broker.messaging.page_places import PagePlaces
 from broker.messaging.peeking import LATE_S, PAGE_WITHIN_S, note_late, peek_partition
 from broker.namespace.entity import Entity
 from broker.operations import PARTITION_SHIFT, Peek, Peeked, partition_of
@@ -72,17 +73,16 @@ class PeekWalks:
         start: int,
         count: int,
         size_max: int,
-        prompt_places: asyncio.Semaphore,
-        late_places: asyncio.Semaphore,
+        places: PagePlaces,
     ) -> Page:
         """Return the next `count` messages from `start` on, with at most `size_max` bytes in total but at
-        least one message. A place is held while the page is built: one of `late_places` while late
-        partitions are all that is left. Raises Refused."""
+        least one message. A place is held while the page is built: one for late partitions while
+        these are all that is left. Raises Refused."""
         about = (queue, subqueue, start, count, size_max)
-        async with prompt_places:
+        async with places.prompt:
             page = await self._page(*about, waits_for_late=False)
         if page.is_for_late:
-            async with late_places:
+            async with places.late:
                 page = await self._page(*about, waits_for_late=True)
         return page
 

@@ -6,6 +6,7 @@ session. Without such a link, the lock counts as lost.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from broker.base.clock import wall_ahead_ms
@@ -17,6 +18,7 @@ from broker.frontend.nodes.bodies import integer
 from broker.identifiers import decode_session_id, encode_session_id
 from broker.message.annotations import peeked_messages
 from broker.messaging.asking import answer_of
+from broker.messaging.page_places import PagePlaces
 from broker.messaging.peeking import note_unseen, peek_partition
 from broker.namespace.entity import Entity, ask
 from broker.operations import ClientId, Peek, Updated, partition_of
@@ -164,7 +166,9 @@ async def get_session_state(
     return {"session-state": answer.state}
 
 
-async def list_sessions(queue: Entity, subqueue: str, body: dict[str, Any]) -> dict[str, Any] | None:
+async def list_sessions(
+    queue: Entity, subqueue: str, body: dict[str, Any], places: PagePlaces
+) -> dict[str, Any] | None:
     """One page of the sessions, over all partitions in order; None if there are none.
 
     Skips partitions that are down. Raises Refused, also if only these may have more to show.
@@ -184,7 +188,7 @@ async def list_sessions(queue: Entity, subqueue: str, body: dict[str, Any]) -> d
     down: list[int] = []
     for number, handle in enumerate(queue.router.handles):
         operation = ListSessions(subqueue, left, top - len(found), None if since_ms >= EVER_MS else since_ms)
-        answer = await answer_of(handle, operation)
+        answer = await places.read(queue, subqueue, number, partial(answer_of, handle, operation))
         if isinstance(answer, Refused):
             if answer.reason is not Reason.PARTITION_UNAVAILABLE:
                 raise answer
@@ -209,14 +213,20 @@ async def list_sessions(queue: Entity, subqueue: str, body: dict[str, Any]) -> d
 
 
 async def peek_session(
-    queue: Entity, subqueue: str, session_id: str, start: int, count: int, bytes_max: int
+    queue: Entity,
+    subqueue: str,
+    session_id: str,
+    start: int,
+    count: int,
+    bytes_max: int,
+    places: PagePlaces,
 ) -> list[bytes]:
     """One page of a session's messages, from a sequence number on. Raises Refused."""
     number = queue.router.number_of(session_id)
     if partition_of(start) > number:
         return []
     peek = Peek(subqueue, start, count, bytes_max=bytes_max, session_id=encode_session_id(session_id))
-    peeked = await peek_partition(queue, number, peek)
+    peeked = await places.read(queue, subqueue, number, partial(peek_partition, queue, number, peek))
     if peeked is None:
         raise Refused(
             Reason.PARTITION_UNAVAILABLE,

@@ -11,6 +11,7 @@ import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.messaging import selecting
+from broker.messaging.page_places import PAGES_AT_ONCE, PagePlaces
 from broker.messaging.peeking import peek_partition
 from broker.messaging.selecting import Scans, Selection
 from broker.namespace.entity import Entity
@@ -139,7 +140,7 @@ class SimulatedPartition:
 class World:
     """A receiver that wants red messages, and its partitions."""
 
-    def __init__(self, partitions: int = 1, *, wanted: int = 100) -> None:
+    def __init__(self, partitions: int = 1, *, wanted: int = 100, places: PagePlaces | None = None) -> None:
         self.parts = [SimulatedPartition(number) for number in range(partitions)]
         router = SimpleNamespace(handles=self.parts, late=set[int](), unseen=set[int]())
         queue = SimpleNamespace(router=router, name="queue", health=lambda: ["healthy"] * partitions)
@@ -147,7 +148,7 @@ class World:
         self.failures = 0
         self.tasks: set[asyncio.Task[None]] = set()
         selection = Selection(
-            compile_selector("colour = 'red'"), asyncio.Semaphore(8), self._spawn, self._failed
+            compile_selector("colour = 'red'"), places or PagePlaces(), self._spawn, self._failed
         )
         self.scans = Scans(cast(Entity, queue), "", selection, lambda: self.wanted)
         self.answers: list[Answer] = []
@@ -377,6 +378,31 @@ async def test_a_partition_that_is_down_is_begun_anew() -> None:
     world.parts[0].available = True
     world.parts[0].locked.clear()
     assert numbers_of(await world.ask(Demand("", 9))) == numbers
+
+
+async def test_scans_of_a_partition_that_hangs_keep_nobody_from_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(selecting, "LATE_S", 0.005)
+    monkeypatch.setattr(selecting, "LOOK_AGAIN_S", 0.001)
+    places = PagePlaces()
+    crowd = [World(places=places) for _ in range(PAGES_AT_ONCE + 1)]
+    for world in crowd:
+        (part,) = world.parts
+        part.add("red")
+        part.is_hanging = True
+        world.scans.all[0].post(Demand("", 1), CLIENT, world._take)
+    await until(lambda: places.late.locked() and not places.prompt.locked())
+    monkeypatch.setattr(selecting, "LATE_S", 60.0)
+    other = World(places=places)
+    numbers = other.parts[0].add("red")
+    assert numbers_of(await other.ask(Demand("", 1))) == numbers
+    for world in crowd:
+        world.scans.all[0].post(Detach(), CLIENT, world._take)
+    reading = [task for world in crowd for task in world.tasks]
+    for task in reading:
+        task.cancel()
+    await asyncio.gather(*reading, return_exceptions=True)
 
 
 async def test_a_late_partition_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:

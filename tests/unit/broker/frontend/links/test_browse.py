@@ -12,7 +12,7 @@ import pytest
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import QueueSettings
 from broker.frontend.links import browse as browse_link
-from broker.messaging.peeking import PAGES_AT_ONCE
+from broker.messaging.page_places import PAGES_AT_ONCE
 from broker.namespace.entity import ENDED
 from broker.operations import (
     PARTITION_SHIFT,
@@ -313,6 +313,36 @@ async def test_one_connection_reads_one_page_at_a_time_and_the_broker_few() -> N
     await Shelf(stack, [4]).serve()
     for client in clients:
         assert len(shown(await client.hear())) == 12, "everybody has its turn"
+
+
+async def test_browsers_of_a_partition_that_hangs_keep_nobody_from_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(browse_link, "LATE_S", 0.005)
+    stack = LinkStack(2)
+    crowd = [await stack.connect() for _ in range(PAGES_AT_ONCE + 1)]
+    for client in crowd:
+        await client.attach(browser_attach())
+        client.flow(0, 0, 10)
+    await turn()
+    shelf = Shelf(stack, [1, 2])
+    await until(lambda: stack.queue.router.late == {0})
+    hanging, stack.parts[0].has = stack.parts[0].has, lambda kind: False  # type: ignore[method-assign]
+    seen: dict[Client, list[int]] = {client: [] for client in crowd}
+    async with asyncio.timeout(20):
+        while not all(len(each) == 2 for each in seen.values()):
+            await shelf.serve()
+            for client in crowd:
+                seen[client] += shown(await client.hear())
+    await until(lambda: stack.services.pages.late.locked())
+    assert not stack.services.pages.prompt.locked(), "they wait for the first partition elsewhere"
+    stack.parts[0].has = hanging  # type: ignore[method-assign]
+    async with asyncio.timeout(20):
+        while not all(len(each) == 3 for each in seen.values()):
+            await shelf.serve()
+            for client in crowd:
+                seen[client] += shown(await client.hear())
+    assert all(sorted(each) == shelf.every() for each in seen.values())
 
 
 # --- settlement ---------------------------------------------------------------------------------------------

@@ -13,12 +13,12 @@ import pytest
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import EntityStatus, QueueSettings
 from broker.frontend.links.range_link import BYTES_MAX, MESSAGES, Range
-from broker.messaging.peeking import PAGES_AT_ONCE
+from broker.messaging.page_places import PAGES_AT_ONCE
 from broker.operations import PARTITION_SHIFT, Answer, Failed
 from broker.stream_operations import RangeRead, ReadRange
 from protocol.codec import Described, Long, Symbol, UInt, ULong
 from tests.support import raw_amqp as raw
-from tests.support.link_stack import Client, LinkStack, turn
+from tests.support.link_stack import Client, LinkStack, turn, until
 from tests.support.locked import stored
 from tests.support.range_envelopes import Envelope, envelope_of
 from tests.support.raw_amqp import Frame
@@ -228,6 +228,27 @@ async def test_the_broker_reads_few_envelopes_at_a_time() -> None:
         client.flow(0, 0, 1)
     await turn()
     assert len(stack.parts[1].posted) == PAGES_AT_ONCE
+
+
+async def test_readers_of_a_partition_that_hangs_keep_nobody_from_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("broker.messaging.page_places.LATE_S", 0.005)
+    stack = LinkStack(2)
+    for _ in range(PAGES_AT_ONCE + 1):
+        hanging = await stack.connect()
+        await hanging.attach(range_attach(asked()))
+        hanging.flow(0, 0, 1)
+    await until(lambda: stack.queue.router.late == {1} and not stack.services.pages.prompt.locked())
+    client = await stack.connect()
+    await client.attach(range_attach(asked(1)))
+    client.flow(0, 0, 1)
+    await until(lambda: stack.parts[0].has(ReadRange))
+    stack.parts[0].answer(ReadRange, lambda read: answered(read, 3))
+    assert [each.fields["next"] for each in envelopes(await client.hear())] == [3]
+    assert envelopes(await hanging.hear()) == []
+    await serve(hanging, FIRST + 2)
+    assert [each.fields["next"] for each in envelopes(await hanging.hear())] == [FIRST + 2]
 
 
 async def test_a_link_that_ends_while_its_envelope_is_read_leaves_nothing_behind() -> None:

@@ -12,8 +12,8 @@ from broker.entities.descriptions import QueueSettings
 from broker.frontend.nodes.request_node import Request
 from broker.frontend.nodes.session_requests import EVER_MS, SESSIONS_MAX, SKIPPED_MAX
 from broker.identifiers import NO_CLIENT, PARTITION_SHIFT, ClientId
-from broker.messaging.peeking import PAGES_AT_ONCE
-from broker.operations import Failed, Peek, Peeked, ReceiveDeferred, Updated
+from broker.messaging.page_places import PAGES_AT_ONCE
+from broker.operations import Answer, Failed, Operation, Peek, Peeked, ReceiveDeferred, Updated
 from broker.session_operations import (
     AcceptSession,
     ListSessions,
@@ -210,7 +210,7 @@ async def test_what_a_session_request_lacks_is_named_before_a_partition_hears_of
 async def test_few_pages_of_sessions_are_built_at_a_time() -> None:
     work = await bench()
     assert work.node.is_page(Request(None, None, {"operation": "com.microsoft:get-message-sessions"}, {}))
-    pages = work.stack.services.browse_pages
+    pages = work.stack.services.pages.prompt
     for _ in range(PAGES_AT_ONCE):
         await pages.acquire()
     body = {"last-updated-time": EVER_MS, "skip": SKIPPED_MAX, "top": SESSIONS_MAX}
@@ -223,6 +223,37 @@ async def test_few_pages_of_sessions_are_built_at_a_time() -> None:
     assert not any(part.posted for part in work.stack.parts)
     pages.release()
     assert status(await asking)[0] == 204
+
+
+@pytest.mark.parametrize(
+    ("operation", "kind", "body"),
+    [
+        ("peek-message", Peek, {"from-sequence-number": 1, "message-count": 5, "session-id": "a"}),
+        ("get-message-sessions", ListSessions, {"last-updated-time": EVER_MS, "skip": 0, "top": 5}),
+    ],
+)
+async def test_requests_to_a_partition_that_hangs_keep_nobody_from_another_one(
+    operation: str, kind: type[Operation], body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.messaging.page_places.LATE_S", 0.005)
+    work = await bench()
+    request = Request(None, None, {"operation": f"com.microsoft:{operation}"}, body)
+    crowd = [asyncio.ensure_future(work.node.respond(request)) for _ in range(2 * PAGES_AT_ONCE)]
+    places, (part,) = work.stack.services.pages, work.stack.parts
+    await until(lambda: places.late.locked() and not places.prompt.locked())
+    assert work.stack.queue.router.late == {0} and not any(each.done() for each in crowd)
+
+    def answer(asked: Peek | ListSessions) -> Answer:
+        if isinstance(asked, ListSessions):
+            return SessionList([], 0, asked.cookie)
+        return Peeked([], [], [], [], [], [], [], asked.cookie)
+
+    async with asyncio.timeout(20):
+        while not all(each.done() for each in crowd):
+            while part.has(kind):
+                part.answer(kind, answer)
+            await turn()
+    assert {status(each.result())[0] for each in crowd} == {204}
 
 
 async def test_a_page_of_sessions_goes_on_where_the_one_before_ended_over_all_partitions() -> None:
