@@ -25,7 +25,7 @@ from broker.entities.subscription_validation import check_limits
 from broker.entities.topics import TopicDescription
 from broker.namespace.file_subscriptions import fixed_differences, with_subscriptions
 from broker.namespace.namespace import Namespace
-from broker.namespace.subscriptions import check_expressions
+from broker.namespace.subscriptions import check_expressions, check_session_actions
 from broker.settings.config_file import ConfigFile, EntitySpec, TopicSpec, WrongConfigFile
 
 FORWARDING_FIELDS = ("ForwardTo", "ForwardDeadLetteredMessagesTo")
@@ -106,10 +106,12 @@ def check_rules(file: ConfigFile) -> None:
     expression."""
     wrong = []
     for index, topic in enumerate(file.topics):
+        is_partitioned = topic.settings.enable_partitioning and topic.partitions != 1
         for number, subscription in enumerate(topic.subscriptions):
             for place, rule in enumerate(subscription.rules):
                 try:
                     check_expressions([rule])
+                    check_session_actions([rule], subscription.settings, is_partitioned=is_partitioned)
                 except Refused as why:
                     where = f"Topics[{index}].Subscriptions[{number}].Rules[{place}]"
                     wrong.append(f"{file.path}: UserConfig.Namespaces[0].{where}: {why.description}")

@@ -23,7 +23,7 @@ from broker.entities.subscription_validation import (
 )
 from broker.entities.topics import SubscriptionDescription, SubscriptionSettings, TopicDescription
 from broker.entities.validation import AUTO_DELETE_ON_IDLE_MS_MIN
-from broker.rules.actions import compile_action
+from broker.rules.actions import compile_action, sets_session
 from broker.rules.filters import compile_filter
 
 
@@ -87,6 +87,7 @@ class Subscriptions:
                 raise Refused(
                     Reason.ENTITY_EXISTS, f"The messaging entity '{_path(topic, name)}' already exists."
                 )
+            check_session_actions(rules, settings, is_partitioned=topic.partitions > 1)
             return topic.with_new(name, settings, rules, now_ms)
 
         return _existing(await self._change(topic, change), name)
@@ -163,11 +164,13 @@ class Subscriptions:
         check_rules(changed)
         check_expressions(changed)
 
-        def of_subscription(subscription: SubscriptionDescription, now_ms: int) -> SubscriptionDescription:
+        def of_topic(description: TopicDescription, now_ms: int) -> TopicDescription:
+            subscription = _existing(description, name)
+            check_session_actions(changed, subscription.settings, is_partitioned=description.partitions > 1)
             rules = change(subscription.rules, f"{topic}/Subscriptions/{subscription.name}")
-            return subscription.with_rules(rules, now_ms)
+            return description.with_changed(subscription.with_rules(rules, now_ms))
 
-        return await self._change_one(topic, name, of_subscription)
+        return _existing(await self._change(topic, of_topic), name)
 
     async def _change_one(
         self,
@@ -222,3 +225,20 @@ def check_expressions(rules: Iterable[RuleDescription]) -> None:
         compile_filter(rule.filter)
         if rule.action is not None:
             compile_action(rule.action)
+
+
+def check_session_actions(
+    rules: Iterable[RuleDescription], settings: SubscriptionSettings, *, is_partitioned: bool
+) -> None:
+    """Check that no action puts copies into sessions of which they are not in the partition: the sessions of
+    a subscription are looked for in the partitions of their ids. Raises Refused(ARGUMENT)."""
+    if not (is_partitioned and settings.requires_session):
+        return
+    for rule in rules:
+        if rule.action is not None and sets_session(rule.action):
+            raise Refused(
+                Reason.ARGUMENT,
+                f"The action of the rule '{rule.name}' sets sys.SessionId, but the subscription requires "
+                "sessions and its topic is partitioned: the copy stays in the message's partition, where its "
+                "session is not looked for.",
+            )

@@ -51,6 +51,15 @@ def compile_action(action: SqlAction) -> Action:
     return change
 
 
+def sets_session(action: SqlAction) -> bool:
+    """Whether an action sets the session-id of its copy. Raises Refused(ARGUMENT) if its expression is
+    wrong."""
+    return any(
+        isinstance(each, SetProperty) and each.property.is_system and each.property.name == "sessionid"
+        for each in parse_action(action.expression)
+    )
+
+
 def _step(statement: Statement, compiler: Compiler[MessageView]) -> _Step:
     """A function that carries out a statement. Raises Invalid."""
     property = statement.property

@@ -16,7 +16,7 @@ from broker.base.metrics import Metrics
 from broker.entities import subscription_validation
 from broker.entities.descriptions import AuthorizationRule, QueueDescription, QueueSettings
 from broker.entities.documents import encode_description
-from broker.entities.rules import CorrelationFilter, RuleDescription, SqlFilter
+from broker.entities.rules import CorrelationFilter, RuleDescription, SqlAction, SqlFilter, TrueFilter
 from broker.entities.topics import (
     SubscriptionDescription,
     SubscriptionSettings,
@@ -315,6 +315,17 @@ async def test_a_subscription_forwards_only_to_what_there_is(tmp_path: Path) -> 
     await change(tmp_path, None)
     _, (warning,) = await start(tmp_path, topic_spec(default, forward_to="Orders"))
     assert warning.startswith("events/Subscriptions/one: ")
+
+
+async def test_an_action_that_sets_sessions_where_their_partition_matters_is_a_mistake_of_the_file(
+    tmp_path: Path,
+) -> None:
+    rule = RuleDescription("moves", TrueFilter(), SqlAction("SET sys.SessionId = 'a'"))
+    sessions = SubscriptionSpec("one", SubscriptionSettings(requires_session=True), (rule,))
+    spec = TopicSpec("events", TopicSettings(), 2, (sessions,))
+    with pytest.raises(WrongConfigFile, match=r"Topics\[0\].Subscriptions\[0\].Rules\[0\]: .*SessionId"):
+        await start(tmp_path, spec)
+    await start(tmp_path, replace(spec, partitions=1))
 
 
 async def test_a_rule_that_cannot_be_understood_is_a_mistake_of_the_file(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import EntityDescription, QueueDescription, key_of
-from broker.entities.rules import CorrelationFilter, RuleDescription, TrueFilter
+from broker.entities.rules import CorrelationFilter, RuleDescription, SqlAction, TrueFilter
 from broker.entities.subscription_validation import TopicLimits
 from broker.entities.topics import (
     SUBSCRIPTION_NUMBER_MAX,
@@ -130,6 +131,30 @@ async def test_what_is_wrong_or_too_much_changes_nothing(
     await subscriptions.create("events", "two", SETTINGS, [])
     await refused(Reason.QUOTA_EXCEEDED, subscriptions.create("events", "three", SETTINGS, []))
     assert entities.changes == 3
+
+
+@pytest.mark.parametrize(("partitions", "requires_session"), [(4, True), (4, False), (1, True)])
+async def test_no_action_puts_a_copy_into_a_session_of_another_partition(
+    entities: Entities, subscriptions: Subscriptions, partitions: int, requires_session: bool
+) -> None:
+    entities.all["events"] = TopicDescription("Events", "a" * 32, partitions, TopicSettings())
+    settings = SubscriptionSettings(requires_session=requires_session)
+    harmless = RuleDescription(
+        "harmless", TrueFilter(), SqlAction("SET SessionId = 'a'; REMOVE sys.SessionId")
+    )
+    await subscriptions.create("events", "one", settings, [harmless])
+    setting = RuleDescription("harmless", TrueFilter(), SqlAction("SET a = 1; SET sys.SESSIONID = 'a'"))
+    added = replace(setting, name="added")
+    changes: list[Callable[[], Awaitable[object]]] = [
+        lambda: subscriptions.create("events", "two", settings, [setting]),
+        lambda: subscriptions.replace_rule("events", "one", setting),
+        lambda: subscriptions.add_rule("events", "one", added),
+    ]
+    for change in changes:
+        if partitions > 1 and requires_session:
+            assert "SessionId" in await refused(Reason.ARGUMENT, change())
+        else:
+            await change()
 
 
 async def test_a_topic_that_has_given_all_numbers_gets_no_more_subscriptions(
