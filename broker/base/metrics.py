@@ -7,43 +7,49 @@ numbers (`counters.py`). Anything that can be counted on request, such as the me
 gauge gathered at scrape time. `http/metrics.py` puts all three together.
 
 On the hot path, call `committed` once per cycle: adding to a counter of Prometheus takes a lock and five
-calls. The added values are moved into the counters when the metrics are read.
+calls. The added values become metrics when these are read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
-    Histogram,
     Metric,
     PlatformCollector,
     ProcessCollector,
 )
 from prometheus_client.metrics import disable_created_metrics
+from prometheus_client.metrics_core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from broker.base.counters import SECONDS, EntityCounters
+from broker.base.counters import SECONDS, Durations, EntityCounters
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series with each one's creation time has no use
 
-_TIMES_MAX = 1024
-"""At most this many commit times are kept before they go into their histogram."""
 
-
-class _Flusher(Collector):
-    """Has no metrics of its own. It is collected first, and flushes the values that the others are about to
-    show."""
+class _Commits(Collector):
+    """The histogram of the commits' times. It is collected first, and flushes the values that the other
+    metrics are about to show."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
     def collect(self) -> Iterable[Metric]:
         self._metrics.flush()
-        return ()
+        times = self._metrics.commit_seconds
+        bounds = [*map(str, SECONDS), "+Inf"]
+        buckets = [*zip(bounds, accumulate(times.buckets), strict=True)]
+        yield HistogramMetricFamily(
+            "partibus_commit_seconds",
+            "Time from submitting a commit until it is durable.",
+            buckets,
+            times.seconds,
+        )
 
 
 class Metrics:
@@ -54,9 +60,10 @@ class Metrics:
         """The metrics of the whole process, independent of its entities."""
         self.entities: dict[str, EntityCounters] = {}
         """The counters of every entity, by name."""
-        self._commit_times: list[float] = []
-        self._commit_bytes = self._commit_records = 0
-        self.registry.register(_Flusher(self))
+        self.commit_seconds = Durations()
+        """How long each commit took."""
+        self._commits = self._commit_bytes = self._commit_records = 0
+        self.registry.register(_Commits(self))
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
 
@@ -116,13 +123,6 @@ class Metrics:
         self.commits = counter("commits", "Commits to the logs.")
         self.commit_bytes = counter("commit_bytes", "Bytes written by commits.")
         self.commit_records = counter("commit_records", "Records written by commits.")
-        self.commit_seconds = Histogram(
-            "commit_seconds",
-            "Time from submitting a commit until it is durable.",
-            namespace="partibus",
-            registry=self.registry,
-            buckets=SECONDS,
-        )
         self.commit_failures = counter(
             "commit_failures", "Commits whose write or sync failed; each takes its partition down."
         )
@@ -133,19 +133,16 @@ class Metrics:
 
     def committed(self, records: int, size: int, seconds: float) -> None:
         """Count a commit that is now durable: its records, its bytes, and how long it took."""
+        self._commits += 1
         self._commit_records += records
         self._commit_bytes += size
-        self._commit_times.append(seconds)
-        if len(self._commit_times) >= _TIMES_MAX:
-            self.flush()
+        self.commit_seconds.observe(seconds)
 
     def flush(self) -> None:
         """Move the added values into the counters."""
-        times, self._commit_times = self._commit_times, []
+        commits, self._commits = self._commits, 0
         size, self._commit_bytes = self._commit_bytes, 0
         records, self._commit_records = self._commit_records, 0
-        self.commits.inc(len(times))
+        self.commits.inc(commits)
         self.commit_bytes.inc(size)
         self.commit_records.inc(records)
-        for seconds in times:
-            self.commit_seconds.observe(seconds)

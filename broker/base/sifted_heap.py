@@ -53,6 +53,12 @@ class SiftedHeap(Generic[T]):
         """The lowest number. The heap must not be empty."""
         return self._least()[0]
 
+    def least(self) -> T | None:
+        """The lowest number; None if there is none. Cheaper than `first` behind a check."""
+        if self._old:
+            return self._least()[0]
+        return self._numbers[0] if self._numbers else None
+
     def push(self, number: T) -> None:
         """Add a number."""
         heapq.heappush(self._numbers, number)

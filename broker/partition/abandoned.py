@@ -71,8 +71,10 @@ class Abandoned:
         """For each state of a session and each cursor: the record that removes it, if its subqueue is gone.
         None if there is nothing to look at."""
         table, states = self._space.description.subqueues, self._space.messages.states
+        if len(table) >= table.end:
+            return None  # no subqueue was ever deleted
         sessions, cursors = states.of(SessionStates), states.of(Cursors)
-        if len(table) >= table.end or not (sessions.entries or cursors.entries):
+        if not (sessions.entries or cursors.entries):
             return None
         of_sessions = (
             set_state(*key, None, self._space.cycle.wall_ms)

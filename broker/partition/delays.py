@@ -18,7 +18,7 @@ import struct
 from collections.abc import Collection, Iterator, Sequence
 
 from broker.partition.blocks import InBlocks, block_of
-from broker.partition.durable_state import NewRecord
+from broker.partition.durable_state import Ending, NewRecord
 from broker.partition.tables import UnreadableRecord, read_table, table
 from storage.log import Position, Record
 
@@ -30,7 +30,7 @@ EXPIRED_AT_ONCE = 1_024
 _TIME, _PAIR = struct.Struct("<Q"), struct.Struct("<QQ")
 
 
-class Delays(InBlocks):
+class Delays(InBlocks, Ending):
     """When each delayed message of a partition is offered again."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Delays(InBlocks):
         self._by_block: dict[int, dict[int, int]] = {}
         """Times by sequence number, by block."""
         self._count = 0
-        self._ends: list[tuple[int, int]] = []
+        self.ends: list[tuple[int, int]] = []
         """A heap of times and sequence numbers, with entries that were replaced since."""
 
     @property
@@ -84,20 +84,16 @@ class Delays(InBlocks):
         block = self._by_block.setdefault(block_of(0, number), {})
         self._count += number not in block
         block[number] = until_ms
-        heapq.heappush(self._ends, (until_ms, number))
+        heapq.heappush(self.ends, (until_ms, number))
 
     # --- time -----------------------------------------------------------------------------------------------
-
-    def next_expiry_ms(self) -> int | None:
-        """When the next delay ends, in wall time."""
-        return self._ends[0][0] if self._ends else None
 
     def expire(self, wall_ms: int, position: Position) -> None:
         """Forget delays that have ended, some at a time."""
         for _ in range(EXPIRED_AT_ONCE):
-            if not self._ends or self._ends[0][0] > wall_ms:
+            if not self.ends or self.ends[0][0] > wall_ms:
                 return
-            until_ms, number = heapq.heappop(self._ends)
+            until_ms, number = heapq.heappop(self.ends)
             place = block_of(0, number)
             block = self._by_block.get(place)
             if block is not None and block.get(number) == until_ms:
@@ -130,13 +126,13 @@ class Delays(InBlocks):
         while self._by_block:
             self._by_block.popitem()
             yield
-        self._ends.clear()
+        self.ends.clear()
 
     def check(self) -> None:
         """Assert that the count, the blocks and the heap agree."""
         self._changed.check_blocks(self._by_block.keys())
         assert self._count == sum(map(len, self._by_block.values()))
-        ends = set(self._ends)
+        ends = set(self.ends)
         assert all(block for block in self._by_block.values())
         assert all((until_ms, number) in ends for number, until_ms in self.entries())
 

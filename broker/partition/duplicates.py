@@ -228,12 +228,6 @@ class Duplicates(InBlocks):
         identities = min(changed * SLOT_MAX, sum(len(slot.identities) for slot in self.slots.values()))
         return identities * IDENTITY_BYTES + changed * _BLOCK.size + 40 * len(self._changed)
 
-    def next_expiry_ms(self) -> int | None:
-        return None  # the window counts in monotonic time: see `forget_old`
-
-    def expire(self, wall_ms: int, position: Position) -> None:
-        pass
-
     def drop(self) -> Iterator[None]:
         """Free the memory, in steps."""
         self._latest = None

@@ -28,8 +28,9 @@ Record kinds below 16 belong to messages (`records.py`). Kinds and names are nev
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from storage.log import Position, Record
 
@@ -105,14 +106,21 @@ class DurableState(Section, Protocol):
     def state_bytes(self) -> int:
         """Memory used, in bytes. Read once per cycle and send, so keep a running total."""
 
-    def next_expiry_ms(self) -> int | None:
-        """When `expire` next has something to do, in wall time; None if never."""
-
-    def expire(self, wall_ms: int, position: Position) -> None:
-        """Forget what has ended. Marks the changed blocks with `position`, the end of the log."""
-
     def drop(self) -> Iterator[None]:
         """Free the memory in steps of at most a millisecond. The object is no longer in use."""
 
     def check(self) -> None:
         """Assert that all invariants hold."""
+
+
+class Ending(ABC):
+    """A kind of durable state whose entries end by themselves."""
+
+    ends: list[tuple[int, Any]]
+    """A heap of the times at which entries end, in wall time, each with what ends then. Some of that may have
+    been replaced since."""
+
+    @abstractmethod
+    def expire(self, wall_ms: int, position: Position) -> None:
+        """Forget what has ended, some at a time. Marks the changed blocks with `position`, the end of the
+        log."""

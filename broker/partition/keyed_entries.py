@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator
 from typing import Generic, TypeVar
 
 from broker.partition.blocks import LENGTH_BYTES, InBlocks, joined, split
-from broker.partition.durable_state import NewRecord
+from broker.partition.durable_state import Ending, NewRecord
 from broker.partition.tables import UnreadableRecord
 from storage.log import Position, Record
 
@@ -32,7 +32,7 @@ Key = tuple[int, bytes]
 E = TypeVar("E")
 
 
-class KeyedEntries(InBlocks, Generic[E]):
+class KeyedEntries(InBlocks, Ending, Generic[E]):
     """The entries of one kind, in one partition."""
 
     name: str
@@ -46,7 +46,7 @@ class KeyedEntries(InBlocks, Generic[E]):
         self.state_bytes = 0
         self._by_block: dict[int, dict[Key, int]] = {}
         """The keys of each block, with the sizes of their records."""
-        self._ends: list[tuple[int, Key]] = []
+        self.ends: list[tuple[int, Key]] = []
         """A heap of the times at which entries end, in wall time, with those of entries replaced since."""
 
     @abstractmethod
@@ -91,24 +91,20 @@ class KeyedEntries(InBlocks, Generic[E]):
             self.state_bytes += ENTRY_BYTES + size
             ends_at_ms = self._ends_at_ms(entry)
             if ends_at_ms is not None:
-                heapq.heappush(self._ends, (ends_at_ms, key))
-                if len(self._ends) > 2 * len(self.entries) + EXPIRED_AT_ONCE:
+                heapq.heappush(self.ends, (ends_at_ms, key))
+                if len(self.ends) > 2 * len(self.entries) + EXPIRED_AT_ONCE:
                     self._sift()
         if not keys:
             del self._by_block[block]
 
     # --- time -----------------------------------------------------------------------------------------------
 
-    def next_expiry_ms(self) -> int | None:
-        """When the next entry may end, in wall time."""
-        return self._ends[0][0] if self._ends else None
-
     def expire(self, wall_ms: int, position: Position) -> None:
         """Forget entries that have ended, some at a time."""
         for _ in range(EXPIRED_AT_ONCE):
-            if not self._ends or self._ends[0][0] > wall_ms:
+            if not self.ends or self.ends[0][0] > wall_ms:
                 return
-            ends_at_ms, key = heapq.heappop(self._ends)
+            ends_at_ms, key = heapq.heappop(self.ends)
             entry = self.entries.get(key)
             if entry is not None and self._ends_at_ms(entry) == ends_at_ms:
                 self._changed.touch_blocks((_block_of(key),), position)
@@ -117,8 +113,8 @@ class KeyedEntries(InBlocks, Generic[E]):
     def _sift(self) -> None:
         """Drop the ends of entries that were replaced."""
         ends = ((self._ends_at_ms(entry), key) for key, entry in self.entries.items())
-        self._ends = [(at_ms, key) for at_ms, key in ends if at_ms is not None]
-        heapq.heapify(self._ends)
+        self.ends = [(at_ms, key) for at_ms, key in ends if at_ms is not None]
+        heapq.heapify(self.ends)
 
     # --- checkpoints ----------------------------------------------------------------------------------------
 
@@ -146,7 +142,7 @@ class KeyedEntries(InBlocks, Generic[E]):
 
     def drop(self) -> Iterator[None]:
         """Free the memory, in steps."""
-        self._ends.clear()
+        self.ends.clear()
         while self._by_block:
             for _ in range(min(DROPPED_AT_ONCE, len(self._by_block))):
                 for key in self._by_block.popitem()[1]:
@@ -160,7 +156,7 @@ class KeyedEntries(InBlocks, Generic[E]):
         assert sizes == {key: size for keys in self._by_block.values() for key, size in keys.items()}
         assert all(_block_of(key) == block for block, keys in self._by_block.items() for key in keys)
         assert self.state_bytes == sum(ENTRY_BYTES + size for size in sizes.values())
-        ends = set(self._ends)
+        ends = set(self.ends)
         for key, entry in self.entries.items():
             ends_at_ms = self._ends_at_ms(entry)
             assert ends_at_ms is None or (ends_at_ms, key) in ends

@@ -96,13 +96,6 @@ class Origins(InBlocks):
 
     # --- time -----------------------------------------------------------------------------------------------
 
-    def next_expiry_ms(self) -> int | None:
-        """Numbers do not end by themselves."""
-        return None
-
-    def expire(self, wall_ms: int, position: Position) -> None:
-        """Numbers do not end by themselves."""
-
     # --- checkpoints ----------------------------------------------------------------------------------------
 
     def encode(self, block: int) -> bytes:

@@ -107,13 +107,6 @@ class SessionStates(InBlocks):
 
     # --- time -----------------------------------------------------------------------------------------------
 
-    def next_expiry_ms(self) -> int | None:
-        """States do not end by themselves."""
-        return None
-
-    def expire(self, wall_ms: int, position: Position) -> None:
-        """States do not end by themselves."""
-
     # --- checkpoints ----------------------------------------------------------------------------------------
 
     def encode(self, block: int) -> bytes:

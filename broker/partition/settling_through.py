@@ -51,7 +51,8 @@ class SettlingThrough:
 
     def finish(self) -> None:
         """Do the rest, all at once."""
-        deque(self.go_on(), maxlen=0)
+        if self._rest is not None:
+            deque(self.go_on(), maxlen=0)
 
     def _steps(self, subqueue: Subqueue, end: int, done: Done) -> Iterator[None]:
         space = self._space

@@ -12,7 +12,7 @@ from typing import TypeVar
 from broker.partition.cursors import Cursors
 from broker.partition.delays import Delays
 from broker.partition.duplicates import Duplicates
-from broker.partition.durable_state import FIRST_KIND, DurableState, NewRecord
+from broker.partition.durable_state import FIRST_KIND, DurableState, Ending, NewRecord
 from broker.partition.origins import Origins
 from broker.partition.session_states import SessionStates
 from broker.partition.sink_ledger import SinkLedger
@@ -35,10 +35,11 @@ T = TypeVar("T")
 class DurableStates:
     """All durable states of one partition. Owned by its state machine."""
 
-    __slots__ = ("_by_kind", "all")
+    __slots__ = ("_by_kind", "_ending", "all")
 
     def __init__(self) -> None:
         self.all: tuple[DurableState, ...] = tuple(make() for make in KINDS)
+        self._ending = [state for state in self.all if isinstance(state, Ending)]
         self._by_kind: dict[int, DurableState] = {}
         for state in self.all:
             assert not self._by_kind.keys() & set(state.record_kinds), "each record kind has one owner"
@@ -83,14 +84,17 @@ class DurableStates:
 
     def next_expiry_ms(self) -> int | None:
         """When `expire` next has something to do, in wall time; None if never."""
-        return min(
-            (due_ms for state in self.all if (due_ms := state.next_expiry_ms()) is not None), default=None
-        )
+        due_ms = None
+        for state in self._ending:
+            if state.ends and (due_ms is None or state.ends[0][0] < due_ms):
+                due_ms = state.ends[0][0]
+        return due_ms
 
     def expire(self, wall_ms: int, position: Position) -> None:
         """Forget what has ended, in all states."""
-        for state in self.all:
-            state.expire(wall_ms, position)
+        for state in self._ending:
+            if state.ends and state.ends[0][0] <= wall_ms:
+                state.expire(wall_ms, position)
 
     def drop(self) -> Iterator[None]:
         """Free the memory, in steps."""

@@ -660,13 +660,14 @@ class PartitionTask:
         if self._health is Health.RECOVERING:
             due_ms = self._coming_back.retry_at_ms
         elif self._partition is not None and self._upkeep is not None:
-            dues = (
-                self._partition.next_due_ms(),
+            due_ms = self._partition.next_due_ms()
+            for each in (
                 self._upkeep.due_ms,
                 self._rest.due_ms,
                 self._close_at_ms if self._rest.is_entered else None,
-            )
-            due_ms = min((each for each in dues if each is not None), default=None)
+            ):
+                if each is not None and (due_ms is None or each < due_ms):
+                    due_ms = each
         if due_ms is None or (self._timer is not None and self._timer_due_ms <= due_ms):
             return
         self._cancel_timer()

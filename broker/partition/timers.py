@@ -97,7 +97,7 @@ class TimerWheel:
         if not self._buckets:
             return due
         last = now_ms // self._tick_ms
-        while self._ticks and self._ticks.first <= last and ticks_max > 0:
+        while ticks_max > 0 and (tick := self._ticks.least()) is not None and tick <= last:
             ticks_max -= 1
             bucket = self._buckets.pop(self._ticks.pop(), None)
             if bucket is not None:
@@ -106,19 +106,22 @@ class TimerWheel:
 
     def is_due(self, now_ms: int) -> bool:
         """Whether `expire` would return keys, which may all have been cancelled."""
-        return bool(self._buckets and self._ticks) and self._ticks.first <= now_ms // self._tick_ms
+        tick = self._ticks.least() if self._buckets else None
+        return tick is not None and tick <= now_ms // self._tick_ms
 
     def next_due_ms(self) -> int | None:
         """When the next key comes due; None if no key waits. May be too early if a great many keys were
         cancelled."""
-        if not self._buckets:
+        buckets, ticks = self._buckets, self._ticks
+        if not buckets:
             return None
-        ticks = self._ticks
+        tick = ticks.least()
         for _ in range(PASSED_OVER_MAX):
-            if not ticks or ticks.first in self._buckets:
+            if tick is None or tick in buckets:
                 break
             ticks.pop()
-        return ticks.first * self._tick_ms if ticks else None
+            tick = ticks.least()
+        return None if tick is None else tick * self._tick_ms
 
     def drop(self) -> Iterator[int]:
         """Free everything, in steps, because messages sent one by one have a bucket each. The wheel is no

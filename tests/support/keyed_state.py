@@ -24,7 +24,7 @@ import pytest
 from broker.operations import ClientId, Updated
 from broker.partition import state_kinds
 from broker.partition.blocks import ChangedBlocks
-from broker.partition.durable_state import NewRecord
+from broker.partition.durable_state import Ending, NewRecord
 from broker.partition.state import Partition
 from broker.partition.tables import UnreadableRecord
 from storage.log import Position, Record
@@ -44,7 +44,7 @@ def put(key: bytes, value: bytes, ends_at_ms: int = 0) -> NewRecord:
     return NewRecord(PUT, _HEAD.pack(ends_at_ms, len(key)) + key + value)
 
 
-class KeyedState:
+class KeyedState(Ending):
     """Values by key."""
 
     name, version, record_kinds = "keyed", 1, (PUT, REMOVED)
@@ -53,7 +53,7 @@ class KeyedState:
         self.entries: dict[bytes, tuple[bytes, int]] = {}
         self.state_bytes = 0
         self.blocks = ChangedBlocks()
-        self._ends: list[tuple[int, bytes]] = []
+        self.ends: list[tuple[int, bytes]] = []
 
     # --- records ---
 
@@ -81,7 +81,7 @@ class KeyedState:
         self.entries[key] = value, ends_at_ms
         self.state_bytes += len(key) + len(value) + ENTRY_OVERHEAD_BYTES
         if ends_at_ms:
-            heapq.heappush(self._ends, (ends_at_ms, key))
+            heapq.heappush(self.ends, (ends_at_ms, key))
 
     def _remove(self, key: bytes, position: Position) -> None:
         if key in self.entries:
@@ -91,12 +91,9 @@ class KeyedState:
 
     # --- time ---
 
-    def next_expiry_ms(self) -> int | None:
-        return self._ends[0][0] if self._ends else None
-
     def expire(self, wall_ms: int, position: Position) -> None:
-        while self._ends and self._ends[0][0] <= wall_ms:
-            ends_at_ms, key = heapq.heappop(self._ends)
+        while self.ends and self.ends[0][0] <= wall_ms:
+            ends_at_ms, key = heapq.heappop(self.ends)
             if self.entries.get(key, (b"", 0))[1] == ends_at_ms:
                 self._remove(key, position)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from broker.base import metrics as module
+from broker.base.counters import SECONDS
 from broker.base.metrics import Metrics
 
 
@@ -24,12 +24,20 @@ def test_commits_are_added_up_and_shown_at_the_next_reading() -> None:
     assert value(metrics, "commits_total") == 2, "none is counted twice"
 
 
-def test_no_more_than_a_bounded_number_of_times_is_kept_between_two_readings() -> None:
-    metrics = Metrics()
-    for _ in range(module._TIMES_MAX):
-        metrics.committed(1, 1, 0.5)
-    assert metrics._commit_times == []
-    assert value(metrics, "commit_seconds_sum") == module._TIMES_MAX / 2
+def test_the_times_of_commits_are_counted_as_those_of_any_histogram() -> None:
+    metrics, registry = Metrics(), CollectorRegistry()
+    like = Histogram(
+        "commit_seconds",
+        "Time from submitting a commit until it is durable.",
+        namespace="partibus",
+        registry=registry,
+        buckets=SECONDS,
+    )
+    for seconds in (0.0001, 0.0005, 0.3, 0.3, 99.0):
+        metrics.committed(1, 1, seconds)
+        like.observe(seconds)
+    expected = generate_latest(registry).decode()
+    assert expected in generate_latest(metrics.registry).decode()
 
 
 def test_brokers_in_one_process_count_for_themselves() -> None:

@@ -42,7 +42,7 @@ def test_numbers_come_in_order_and_stale_ones_leave_a_few_at_a_time() -> None:
             live.add(number + 100_000)
             heap.push(number + 100_000)
     assert len(heap) < 3 * len(live)
-    assert heap.first <= min(live) and set(heap) >= live
+    assert heap.least() == heap.first <= min(live) and set(heap) >= live
     assert list(drained(heap, live)) == sorted(live)
 
 
@@ -72,3 +72,8 @@ def test_a_number_that_was_gone_and_is_back_comes_out() -> None:
         if len(heap) == before:
             break
     assert sorted(set(drained(heap, live))) == [5, 998]
+
+
+def test_an_empty_heap_has_no_least_number() -> None:
+    heap: SiftedHeap[int] = SiftedHeap()
+    assert heap.least() is None and not heap

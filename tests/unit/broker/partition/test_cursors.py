@@ -26,14 +26,14 @@ def test_a_cursor_expires_after_its_latest_use() -> None:
     state = Cursors()
     state.apply(read_back(state.record_of(KEY, SET._replace(expires_after_ms=100))), Position(1))
     state.apply(read_back(state.record_of((4, b"stays"), SET)), Position(1))
-    assert state.next_expiry_ms() == 130
+    assert state.ends[0][0] == 130
     state.apply(
         read_back(state.record_of(KEY, SET._replace(expires_after_ms=100, used_at_ms=50))), Position(2)
     )
     state.expire(130, Position(3))
-    assert KEY in state.entries and state.next_expiry_ms() == 150
+    assert KEY in state.entries and state.ends[0][0] == 150
     state.expire(150, Position(4))
-    assert list(state.entries) == [(4, b"stays")] and state.next_expiry_ms() is None
+    assert list(state.entries) == [(4, b"stays")] and not state.ends
     state.check()
 
 

@@ -49,13 +49,13 @@ def test_only_changed_blocks_are_written() -> None:
 
 def test_entries_are_forgotten_at_their_time_some_at_once() -> None:
     state = delays((5_000, list(range(1, EXPIRED_AT_ONCE + 11))), (7_000, [3]))
-    assert state.next_expiry_ms() == 5_000
+    assert state.ends[0][0] == 5_000
     state.expire(4_999, Position(300))
     assert state.state_bytes == (EXPIRED_AT_ONCE + 10) * ENTRY_BYTES
     state.expire(5_000, Position(300))
     state.expire(5_000, Position(301))
     state.check()
-    assert dict(state.entries()) == {3: 7_000} and state.next_expiry_ms() == 7_000
+    assert dict(state.entries()) == {3: 7_000} and state.ends[0][0] == 7_000
 
 
 @pytest.mark.parametrize(("version", "body"), [(2, bytes(16)), (1, bytes(12)), (1, b"")])
@@ -69,4 +69,4 @@ def test_a_record_that_does_not_fit_is_unreadable(version: int, body: bytes) -> 
 def test_dropping_frees_everything() -> None:
     state = delays((5_000, [1, 5_000]))
     deque(state.drop(), maxlen=0)
-    assert list(state.entries()) == [] and state.next_expiry_ms() is None
+    assert list(state.entries()) == [] and not state.ends

@@ -55,7 +55,7 @@ def test_a_checkpoint_and_the_records_hold_the_same() -> None:
     again = Ends()
     for record in state.as_records():
         again.apply(read_back(record), Position(1))
-    assert copy.entries == again.entries == wanted and copy.next_expiry_ms() == 30
+    assert copy.entries == again.entries == wanted and copy.ends[0][0] == 30
 
 
 def test_only_changed_blocks_are_written_and_emptied_ones_are_forgotten() -> None:
@@ -73,9 +73,9 @@ def test_entries_end_in_the_order_of_their_ends_a_bounded_number_at_a_time() -> 
     count = EXPIRED_AT_ONCE + 10
     state = made(*((b"%d" % number, 1 + number) for number in range(count)))
     state.expire(count, Position(9_000))
-    assert len(state.entries) == 10 and state.next_expiry_ms() == EXPIRED_AT_ONCE + 1
+    assert len(state.entries) == 10 and state.ends[0][0] == EXPIRED_AT_ONCE + 1
     state.expire(count, Position(9_001))
-    assert not state.entries and state.next_expiry_ms() is None
+    assert not state.entries and not state.ends
     state.check()
 
 
@@ -83,7 +83,7 @@ def test_an_entry_that_is_set_ever_anew_keeps_few_of_its_ends() -> None:
     state = Ends()
     for number in range(5 * EXPIRED_AT_ONCE):
         state.apply(read_back(state.record_of((0, b"a"), 1 + number)), Position(1))
-    assert len(state._ends) <= 2 * EXPIRED_AT_ONCE
+    assert len(state.ends) <= 2 * EXPIRED_AT_ONCE
     state.check()
 
 

@@ -28,7 +28,7 @@ def test_a_record_holds_the_highest_batch_and_undoing_it_brings_back_the_one_bef
 def test_a_sink_that_has_not_committed_for_long_is_forgotten() -> None:
     ledger = SinkLedger()
     ledger.apply(read_back(ledger.record_of(KEY, Committed(1, None, 10))), Position(1))
-    assert ledger.next_expiry_ms() == 10 + KEPT_MS
+    assert ledger.ends[0][0] == 10 + KEPT_MS
     ledger.expire(9 + KEPT_MS, Position(2))
     assert ledger.entries
     ledger.expire(10 + KEPT_MS, Position(2))
