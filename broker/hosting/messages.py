@@ -195,7 +195,8 @@ class Counted:
 
 @dataclass(slots=True)
 class MemoryUsed:
-    """What waiting messages take by the partitions' count, and the memory of their process, in bytes."""
+    """What waiting messages take by the partitions' count, and the memory of their process without the
+    program itself, in bytes."""
 
     waiting: int
     resident: int

@@ -31,7 +31,7 @@ from broker.operations import Answer, ClientId, Detach, Sink, Withdraw, Withdraw
 from broker.partition.summary import Summary, decode
 from broker.partition.task import PartitionTask
 from broker.settings.logs import configure_logging
-from broker.throttle.memory_mark import RETURN_S, resident_bytes, return_free_pages
+from broker.throttle.memory_mark import RETURN_S, file_backed_bytes, resident_bytes, return_free_pages
 from storage.disk import LocalDisk
 from storage.errors import StorageError
 
@@ -285,13 +285,14 @@ class PartitionProcess:
 
     async def _report_resources(self, host: LocalHost) -> None:
         told: messages.MemoryUsed | None = None
+        program = file_backed_bytes()  # counted by the broker already, which runs the same one
         loop = asyncio.get_running_loop()
         returned_at = -RETURN_S
         while not self._is_closed:
             if self._is_scarce and loop.time() - returned_at >= RETURN_S:
                 await asyncio.to_thread(return_free_pages)
                 returned_at = loop.time()
-            now = messages.MemoryUsed(host.waiting_bytes, resident_bytes())
+            now = messages.MemoryUsed(host.waiting_bytes, max(0, resident_bytes() - program))
             if now != told:
                 self.send(now)
                 told = now

@@ -115,7 +115,10 @@ class RemotePartition:
         self._host.send(messages.Post(self._partition, client, self._host.keep_cookie(operation, sink)))
 
     async def opened(self) -> None:
-        await self._host.ask(lambda request: messages.OpenPartition(request, self._partition))
+        if self._host.has_ended or self._health == "gone":  # the process may have forgotten the partition
+            return
+        with contextlib.suppress(StorageError):
+            await self._host.ask(lambda request: messages.OpenPartition(request, self._partition))
 
     async def stop(self, *, is_deleted: bool = False) -> None:
         if self._stopped is None or is_deleted:

@@ -235,6 +235,15 @@ def resident_bytes() -> int:
         return largest if sys.platform == "darwin" else largest * 1024
 
 
+def file_backed_bytes() -> int:
+    """The part of `resident_bytes` that the kernel has read from files and can give to several processes at
+    once: programs and libraries. 0 if the system does not tell."""
+    try:
+        return int(_STATM.read_bytes().split()[2]) * _PAGE_BYTES
+    except OSError:
+        return 0
+
+
 def return_free_pages() -> None:
     """Make the C library return the memory that it holds free between blocks in use. Call it in a thread: it
     may take a few milliseconds."""

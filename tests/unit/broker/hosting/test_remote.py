@@ -121,6 +121,15 @@ async def test_a_partition_that_has_stopped_refuses(tmp_path: Path) -> None:
         assert await ask(partition, Demand(MAIN, 1)) == Unavailable(3, for_good=True)
 
 
+async def test_a_partition_that_has_stopped_is_not_opened_again(tmp_path: Path) -> None:
+    async with stack(tmp_path) as made:
+        stopped = made.start()
+        await stopped.stop()
+        other = made.start()
+        await stopped.opened()
+        assert isinstance(await ask(other, Send([b"one"], None)), Sent), "the process serves the others"
+
+
 async def test_logs_are_listed_deleted_and_found_again(tmp_path: Path) -> None:
     async with stack(tmp_path) as made:
         partition = made.start()

@@ -19,6 +19,7 @@ from broker.throttle.memory_mark import (
     RETURN_S,
     UNSETTLED_ABOVE_MARK_MAX,
     Memory,
+    file_backed_bytes,
     memory_of_the_machine,
     resident_bytes,
     return_free_pages,
@@ -182,6 +183,7 @@ def test_an_admission_looks_only_near_the_mark() -> None:
 
 def test_the_resident_memory_of_this_process_is_known() -> None:
     assert 5 * MIB < resident_bytes() < memory_of_the_machine()
+    assert 1 * MIB < file_backed_bytes() < resident_bytes(), "the interpreter and its libraries"
 
 
 def files(root: Path, contents: Sequence[tuple[str, str]]) -> Path:
