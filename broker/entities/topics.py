@@ -34,6 +34,7 @@ from broker.entities.roles import (
     DISTRIBUTES,
     KEEPS_DEAD_LETTERS,
     KEEPS_FAILED_TRANSFERS,
+    OWN_END,
     PASSES_ON,
     SERVES_RECEIVERS,
     SubqueueDescription,
@@ -41,7 +42,7 @@ from broker.entities.roles import (
 )
 from broker.entities.rules import RuleDescription
 
-PLACES: Final = 4
+PLACES: Final = OWN_END
 """Subqueue numbers of each subscription, and of the topic itself."""
 SUBSCRIPTION_NUMBER_MAX: Final = (1 << 16) // PLACES - 1
 """The highest number that a subscription may have: partitions store the numbers of subqueues in 16 bits."""

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
-from broker.base.errors import Reason, Refused
+from broker.base.errors import Reason, Refused, not_found_text
 from broker.entities.descriptions import MAIN, EntityDescription
 from broker.entities.roles import CountedAs, SubqueueDescription
 from broker.namespace.meter import EntityMeter
@@ -119,7 +118,7 @@ class EntityRuntime:
     """By subqueue."""
 
 
-class Entity(ABC):
+class Entity:
     """A running entity. Owned by the event loop.
 
     Subclasses define each kind of entity. Links, nodes and the namespace treat all kinds alike.
@@ -130,6 +129,8 @@ class Entity(ABC):
     refused."""
     FOREIGN_BECAUSE: ClassVar[str]
     """How this kind is different, for that refusal."""
+    TAKES_NO_SENDS: ClassVar[str]
+    """What clients are told that send to a subqueue that takes no sends."""
 
     def __init__(
         self,
@@ -201,18 +202,43 @@ class Entity(ABC):
         whole = (self.description.partitions * self.description.settings.max_size_mb) << 20
         return min(whole, self._size_bytes_max or whole)
 
-    @abstractmethod
     def check_can_send(self, subqueue: str) -> None:
-        """Raises Refused if clients cannot send to this subqueue, ever or at the moment."""
+        """Raises Refused: NOT_ALLOWED if clients never send to this subqueue; ENTITY_DISABLED if they cannot
+        at the moment."""
+        if not self.description.subqueues.takes_sends(subqueue):
+            raise Refused(Reason.NOT_ALLOWED, self.TAKES_NO_SENDS)
+        status = self.description.settings.status
+        if not status.can_send:
+            raise Refused(
+                Reason.ENTITY_DISABLED,
+                f"Entity '{self.name}' is disabled for sending: its status is {status.value}.",
+            )
 
-    @abstractmethod
     def check_can_receive(self, subqueue: str) -> None:
-        """Raises Refused if clients cannot receive from this subqueue, ever or at the moment."""
+        """Raises Refused: ENTITY_NOT_FOUND if there is no such subqueue; NOT_ALLOWED if its messages are
+        forwarded, as in the service; ENTITY_DISABLED if clients cannot receive at the moment."""
+        number, path = self.description.subqueues.number_of(subqueue), self.path_of(subqueue)
+        if number is None:
+            raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(f"{self.name}/{subqueue}"))
+        if (target := self.description.forwarding_of(number)) is not None:
+            raise Refused(
+                Reason.NOT_ALLOWED,
+                "Cannot create a message receiver on an entity with auto-forwarding enabled: the messages of "
+                f"'{path}' are forwarded to '{target}'.",
+            )
+        status = self.description.status_of(number)
+        if not status.can_receive:
+            raise Refused(
+                Reason.ENTITY_DISABLED,
+                f"Entity '{path}' is disabled for receiving: its status is {status.value}.",
+            )
 
-    @abstractmethod
     def requires_session(self, subqueue: str) -> bool:
         """Whether messages here belong to message sessions: each must name its session and is received with
-        it."""
+        it. Dead-letter subqueues have no sessions (AMQP contract 5.4), and what is sent to a topic need not
+        belong to one."""
+        role = self.description.subqueues.role_of(subqueue)
+        return role is not None and role.has_sessions and self.description.delivery(subqueue).requires_session
 
     @property
     def keeps_sessions(self) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from broker.base.errors import Reason, Refused, not_found_text
-from broker.entities.descriptions import MAIN, EntityDescription
+from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import EntityDescription
 from broker.entities.roles import KEEPS_FAILED_TRANSFERS
 from broker.entities.topics import PLACES, TOPIC_SUBQUEUES, SubscriptionDescription, TopicDescription
 from broker.namespace.entity import Entity, EntityRuntime, Partition
@@ -24,6 +24,7 @@ class Topic(Entity):
         "the subscriptions of a topic do not come and go with their receivers: receive from one that exists, "
         "by its address or with a durable subscriber."
     )
+    TAKES_NO_SENDS = "Messages are sent to a topic, and not to its subscriptions."
 
     description: TopicDescription
 
@@ -59,55 +60,18 @@ class Topic(Entity):
                 return True
         return False
 
-    def check_can_send(self, subqueue: str) -> None:
-        """Raises Refused: NOT_ALLOWED, ENTITY_DISABLED."""
-        if subqueue != MAIN:
-            raise Refused(Reason.NOT_ALLOWED, "Messages are sent to a topic, and not to its subscriptions.")
-        status = self.description.settings.status
-        if not status.can_send:
-            raise Refused(
-                Reason.ENTITY_DISABLED,
-                f"Entity '{self.name}' is disabled for sending: its status is {status.value}.",
-            )
-
     def check_can_receive(self, subqueue: str) -> None:
-        """Raises Refused: ENTITY_DISABLED if the status of the subscription does not allow receiving (that of
-        the topic is about sending); NOT_ALLOWED if these messages are forwarded, or for the topic itself;
-        ENTITY_NOT_FOUND if the subscription is gone."""
-        subqueues = self.description.subqueues
-        number = subqueues.number_of(subqueue)
-        if number is None:
-            raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(f"{self.name}/{subqueue}"))
-        subscription = self.description.subscription_of(subqueue)
-        if subscription is None and subqueues[number].role is not KEEPS_FAILED_TRANSFERS:
+        """As for every entity; NOT_ALLOWED for the topic itself, too. The status of a topic is about sending,
+        that of a subscription about receiving."""
+        role = self.description.subqueues.role_of(subqueue)
+        is_own = self.description.subscription_of(subqueue) is None
+        if is_own and role is not None and role is not KEEPS_FAILED_TRANSFERS:
             raise Refused(
                 Reason.NOT_ALLOWED,
                 f"Messages cannot be received from the topic '{self.name}' itself: receive from one of its "
                 f"subscriptions, whose addresses are '{self.name}/Subscriptions/…'.",
             )
-        path = self.path_of(subqueue)
-        if (target := self.description.forwarding_of(number)) is not None:
-            raise Refused(
-                Reason.NOT_ALLOWED,
-                "Cannot create a message receiver on an entity with auto-forwarding enabled: the messages of "
-                f"'{path}' are forwarded to '{target}'.",
-            )
-        status = self.description.status_of(number)
-        if not status.can_receive:
-            raise Refused(
-                Reason.ENTITY_DISABLED,
-                f"Entity '{path}' is disabled for receiving: its status is {status.value}.",
-            )
-
-    def requires_session(self, subqueue: str) -> bool:
-        """Dead-letter queues have no sessions (AMQP contract 5.4), and what is sent to a topic need not
-        belong to one."""
-        subscription = self.description.subscription_of(subqueue)
-        return (
-            subscription is not None
-            and subqueue == subscription.subqueue_name
-            and subscription.settings.requires_session
-        )
+        super().check_can_receive(subqueue)
 
     @property
     def keeps_sessions(self) -> bool:

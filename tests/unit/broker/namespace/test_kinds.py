@@ -117,9 +117,6 @@ class Archive(Entity):
         if subqueue not in (MAIN, DEAD_LETTER):
             raise Refused(Reason.ENTITY_NOT_FOUND, "An archive keeps no failed transfers.")
 
-    def requires_session(self, subqueue: str) -> bool:
-        return False
-
 
 class ArchiveXml(EntityXml):
     """The ATOM documents of that kind."""
