@@ -11,12 +11,16 @@ import enum
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from broker.base.ticks import EPOCH_TICKS
+
 DEFAULT_RULE_NAME = "$Default"
 """The name of the rule that a new subscription gets if its creator gives none."""
 COMPATIBILITY_LEVEL = 20
 """The only version of the SQL language that there is."""
-DATE_TIME_TICKS_MIN, DATE_TIME_TICKS_MAX = -621_355_968_000_000_000, 2_534_023_007_999_999_999
-"""The years 1 to 9999, in ticks (100 ns) since the Unix epoch: what clients and XML have dates for."""
+DATE_TIME_TICKS_MIN, DATE_TIME_TICKS_MAX = -EPOCH_TICKS, 2_534_023_007_999_999_999
+"""The years 1 to 9999, in ticks since the Unix epoch: what clients and XML have dates for."""
+EXPRESSION_CHARACTERS_MAX = 1_024
+"""Limit of the text of a filter or an action (AMQP contract 11.6)."""
 DURATION_TICKS_MIN, DURATION_TICKS_MAX = -(2**63), 2**63 - 1
 
 
@@ -37,9 +41,9 @@ class ValueType(enum.Enum):
     FLOAT = "float"
     DOUBLE = "double"
     DATE_TIME = "dateTime"
-    """The value is a number of ticks (100 ns) since the Unix epoch."""
+    """The value is a number of ticks (`broker/base/ticks.py`) since the Unix epoch."""
     DURATION = "duration"
-    """The value is a number of ticks (100 ns)."""
+    """The value is a number of ticks."""
     GUID = "guid"
     """The value is its text: 32 hexadecimal digits with hyphens."""
 

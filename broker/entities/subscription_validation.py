@@ -13,12 +13,18 @@ from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import EntityStatus, key_of
 from broker.entities.rules import (
     DEFAULT_RULE_NAME,
+    EXPRESSION_CHARACTERS_MAX,
     CorrelationFilter,
     RuleDescription,
     SqlAction,
     SqlFilter,
 )
-from broker.entities.topics import SUBSCRIPTION_NUMBER_MAX, SubscriptionSettings, TopicDescription
+from broker.entities.topics import (
+    SUBSCRIPTION_NUMBER_MAX,
+    SubscriptionSettings,
+    TopicDescription,
+    subscription_path,
+)
 from broker.entities.validation import (
     AUTO_DELETE_ON_IDLE_MS_MIN,
     check_delivery,
@@ -26,7 +32,6 @@ from broker.entities.validation import (
     refuse,
 )
 
-EXPRESSION_LENGTH_MAX = 1_024
 SQL_FILTERS_MAX, CORRELATION_FILTERS_MAX = 2_000, 100_000
 """For each topic, over all its subscriptions (HTTP contract 6.1). A rule that matches everything counts as a
 SQL filter."""
@@ -35,16 +40,6 @@ NAME_LENGTH_MAX = 50
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._~-]{0,48}[A-Za-z0-9])?")
 _OF_A_CLIENT = re.compile(r"\$[A-Za-z0-9._~-]*\$D\Z")
-_CORRELATED = (
-    "correlation_id",
-    "message_id",
-    "to",
-    "reply_to",
-    "label",
-    "session_id",
-    "reply_to_session_id",
-    "content_type",
-)
 
 
 @dataclass(slots=True, frozen=True)
@@ -91,7 +86,7 @@ def check_subscription(
             "Nothing is sent to a subscription itself, so its status cannot be SendDisabled: set that of its "
             "topic, or change its rules.",
         )
-    return check_delivery(f"{topic}/Subscriptions/{name}", settings)
+    return check_delivery(subscription_path(topic, name), settings)
 
 
 def check_subscription_update(
@@ -113,19 +108,17 @@ def check_subscription_update(
 def check_rule(rule: RuleDescription) -> None:
     """Check a rule's name, that its filter says something, and the lengths of its expressions."""
     check_rule_name(rule.name)
-    if isinstance(rule.filter, CorrelationFilter):
-        given = any(getattr(rule.filter, each) is not None for each in _CORRELATED)
-        if not given and not rule.filter.properties:
-            refuse("CorrelationFilter", "A correlation filter needs at least one property.")
+    if rule.filter == CorrelationFilter():
+        refuse("CorrelationFilter", "A correlation filter needs at least one property.")
     for sql, element in ((rule.filter, "SqlFilter"), (rule.action, "SqlRuleAction")):
         if isinstance(sql, SqlFilter | SqlAction):
             if not sql.expression.strip():
                 refuse(element, f"The SqlExpression of the rule '{rule.name}' is empty.")
-            if len(sql.expression) > EXPRESSION_LENGTH_MAX:
+            if len(sql.expression) > EXPRESSION_CHARACTERS_MAX:
                 refuse(
                     element,
                     f"The SqlExpression of the rule '{rule.name}' has {len(sql.expression)} characters; the "
-                    f"limit is {EXPRESSION_LENGTH_MAX}.",
+                    f"limit is {EXPRESSION_CHARACTERS_MAX}.",
                 )
 
 

@@ -147,6 +147,11 @@ class SubscriptionDescription:
         return next((each for each in self.rules if key_of(each.name) == key), None)
 
 
+def subscription_path(topic: str, name: str) -> str:
+    """The path of a subscription, as addresses and refusals spell it."""
+    return f"{topic}/Subscriptions/{name}"
+
+
 def subqueue_name_of(subscription: str) -> str:
     """The name of a subscription's main subqueue in the partitions of its topic."""
     return f"subscriptions/{key_of(subscription)}"

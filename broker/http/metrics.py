@@ -20,6 +20,7 @@ from broker.base.counters import exposition, heading, label_of
 from broker.base.metrics import Metrics
 from broker.base.slices import Slices
 from broker.entities.descriptions import MAIN
+from broker.entities.topics import subscription_path
 from broker.http.answer_portions import send_portions
 from broker.namespace.entity import DOWN, MISSING, Entity, EntityRuntime
 from broker.namespace.namespace import Namespace
@@ -139,7 +140,7 @@ class MetricsHandler:
             if isinstance(entity, Topic):
                 counts = entity.counts()
                 for each in entity.description.subscriptions:
-                    label = label_of(f"{entity.name}/Subscriptions/{each.name}")
+                    label = label_of(subscription_path(entity.name, each.name))
                     yield label, _first_values(entity.subscription_runtime(each, counts))
 
     def _values(self, queue: Entity) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
     <Value i:type="d6p1:string" xmlns:d6p1="http://www.w3.org/2001/XMLSchema">red</Value>
 
 JavaScript takes the four characters before the type off, whatever they are, so the prefix is always `d6p1`.
-Times and durations are kept in ticks of 100 ns, the unit of .NET.
+Times and durations are kept in ticks (`broker/base/ticks.py`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Final
 
 from lxml import etree
 
+from broker.base.ticks import TICKS_PER_MS
 from broker.entities.rules import DATE_TIME_TICKS_MAX, DATE_TIME_TICKS_MIN, RuleValue, ValueType
 from broker.http.atom import INSTANCE, SERVICE_BUS, Element, printable
 
 SCHEMA = "http://www.w3.org/2001/XMLSchema"
-TICKS_PER_SECOND: Final = 10_000_000
+TICKS_PER_SECOND: Final = 1_000 * TICKS_PER_MS
 _TICKS_PER_DAY: Final = 86_400 * TICKS_PER_SECOND
 
 _BITS: Final = {

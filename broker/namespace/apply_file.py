@@ -22,10 +22,11 @@ import structlog
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import EntityDescription, EntitySettings, key_of
 from broker.entities.subscription_validation import check_limits
-from broker.entities.topics import TopicDescription
+from broker.entities.topics import TopicDescription, subscription_path
 from broker.namespace.file_subscriptions import fixed_differences, with_subscriptions
 from broker.namespace.namespace import Namespace
-from broker.namespace.subscriptions import check_expressions, check_session_actions
+from broker.namespace.subscriptions import check_session_actions
+from broker.rules.matching import check_expressions
 from broker.settings.config_file import ConfigFile, EntitySpec, TopicSpec, WrongConfigFile
 
 FORWARDING_FIELDS = ("ForwardTo", "ForwardDeadLetteredMessagesTo")
@@ -64,7 +65,7 @@ def _sources(file: ConfigFile, namespace: Namespace) -> Iterable[_Source]:
         for number, each in enumerate(topic.subscriptions):
             has = live.subscription(each.name) if isinstance(live, TopicDescription) else None
             yield _Source(
-                f"{topic.name}/Subscriptions/{each.name}",
+                subscription_path(topic.name, each.name),
                 f"Topics[{index}].Subscriptions[{number}]",
                 each.settings,
                 [has.settings, has.file_settings or has.settings] if has else [],
@@ -110,7 +111,7 @@ def check_rules(file: ConfigFile) -> None:
         for number, subscription in enumerate(topic.subscriptions):
             for place, rule in enumerate(subscription.rules):
                 try:
-                    check_expressions([rule])
+                    check_expressions(rule)
                     check_session_actions([rule], subscription.settings, is_partitioned=is_partitioned)
                 except Refused as why:
                     where = f"Topics[{index}].Subscriptions[{number}].Rules[{place}]"
@@ -165,7 +166,7 @@ async def _apply_subscriptions(spec: TopicSpec, namespace: Namespace) -> None:
     if not isinstance(topic, TopicDescription):
         return  # it was reported
     for name, reason in fixed_differences(topic, spec):
-        log.warning("config.not_applied", entity=f"{topic.name}/Subscriptions/{name}", reason=reason)
+        log.warning("config.not_applied", entity=subscription_path(topic.name, name), reason=reason)
     if with_subscriptions(topic, spec, 0) is topic:
         return
 

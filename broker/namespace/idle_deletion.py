@@ -23,7 +23,7 @@ import structlog
 from broker.base.clock import Clock
 from broker.base.errors import Refused
 from broker.entities.descriptions import EntityDescription
-from broker.entities.topics import SubscriptionDescription, TopicDescription
+from broker.entities.topics import SubscriptionDescription, TopicDescription, subscription_path
 from broker.namespace.entity import Entity
 
 log = structlog.get_logger("namespace")
@@ -74,9 +74,8 @@ class Candidate:
     @property
     def name(self) -> str:
         """Its path."""
-        found = self.description
-        below = f"/Subscriptions/{found.name}" if isinstance(found, SubscriptionDescription) else ""
-        return self.entity.name + below
+        found, entity = self.description, self.entity.name
+        return subscription_path(entity, found.name) if isinstance(found, SubscriptionDescription) else entity
 
 
 def candidates(entity: Entity) -> Iterator[Candidate]:

@@ -21,10 +21,15 @@ from broker.entities.subscription_validation import (
     check_subscription,
     check_subscription_update,
 )
-from broker.entities.topics import SubscriptionDescription, SubscriptionSettings, TopicDescription
+from broker.entities.topics import (
+    SubscriptionDescription,
+    SubscriptionSettings,
+    TopicDescription,
+    subscription_path,
+)
 from broker.entities.validation import AUTO_DELETE_ON_IDLE_MS_MIN
-from broker.rules.actions import compile_action, sets_session
-from broker.rules.filters import compile_filter
+from broker.rules.actions import sets_session
+from broker.rules.matching import check_expressions
 
 
 class ChangesEntities(Protocol):
@@ -79,13 +84,13 @@ class Subscriptions:
         """Create a subscription with its rules, durably. Raises Refused: ENTITY_NOT_FOUND, ENTITY_EXISTS,
         ARGUMENT, QUOTA_EXCEEDED, and as `Namespace.change_entity`."""
         settings = check_subscription(topic, name, settings, self._idle_ms_min)
-        check_rules(rules)
-        check_expressions(rules)
+        _check(rules)
 
         def change(topic: TopicDescription, now_ms: int) -> TopicDescription:
             if topic.subscription(name) is not None:
                 raise Refused(
-                    Reason.ENTITY_EXISTS, f"The messaging entity '{_path(topic, name)}' already exists."
+                    Reason.ENTITY_EXISTS,
+                    f"The messaging entity '{subscription_path(topic.name, name)}' already exists.",
                 )
             check_session_actions(rules, settings, is_partitioned=topic.partitions > 1)
             return topic.with_new(name, settings, rules, now_ms)
@@ -161,13 +166,12 @@ class Subscriptions:
     ) -> SubscriptionDescription:
         """Let `change` make new rules from the present ones and the subscription's path. `changed` are those
         that were not checked before."""
-        check_rules(changed)
-        check_expressions(changed)
+        _check(changed)
 
         def of_topic(description: TopicDescription, now_ms: int) -> TopicDescription:
             subscription = _existing(description, name)
             check_session_actions(changed, subscription.settings, is_partitioned=description.partitions > 1)
-            rules = change(subscription.rules, f"{topic}/Subscriptions/{subscription.name}")
+            rules = change(subscription.rules, subscription_path(topic, subscription.name))
             return description.with_changed(subscription.with_rules(rules, now_ms))
 
         return _existing(await self._change(topic, of_topic), name)
@@ -204,7 +208,7 @@ def _as_topic(description: EntityDescription) -> TopicDescription:
 def _existing(topic: TopicDescription, name: str) -> SubscriptionDescription:
     subscription = topic.subscription(name)
     if subscription is None:
-        raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(_path(topic, name)))
+        raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(subscription_path(topic.name, name)))
     return subscription
 
 
@@ -215,16 +219,10 @@ def _existing_rule(rules: Iterable[RuleDescription], name: str, path: str) -> Ru
     raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(f"{path}/Rules/{name}"))
 
 
-def _path(topic: TopicDescription, subscription: str) -> str:
-    return f"{topic.name}/Subscriptions/{subscription}"
-
-
-def check_expressions(rules: Iterable[RuleDescription]) -> None:
-    """Check that each filter and action can be carried out. Raises Refused(ARGUMENT) with the position."""
+def _check(rules: Sequence[RuleDescription]) -> None:
+    check_rules(rules)
     for rule in rules:
-        compile_filter(rule.filter)
-        if rule.action is not None:
-            compile_action(rule.action)
+        check_expressions(rule)
 
 
 def check_session_actions(

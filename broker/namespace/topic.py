@@ -8,7 +8,13 @@ from dataclasses import replace
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import EntityDescription
 from broker.entities.roles import KEEPS_FAILED_TRANSFERS
-from broker.entities.topics import PLACES, TOPIC_SUBQUEUES, SubscriptionDescription, TopicDescription
+from broker.entities.topics import (
+    PLACES,
+    TOPIC_SUBQUEUES,
+    SubscriptionDescription,
+    TopicDescription,
+    subscription_path,
+)
 from broker.namespace.entity import Entity, EntityRuntime, Partition
 from broker.namespace.meter import EntityMeter
 from broker.namespace.resting import Resting
@@ -81,7 +87,7 @@ class Topic(Entity):
     def path_of(self, subqueue: str) -> str:
         """The path of the topic, or of a subscription."""
         subscription = self.description.subscription_of(subqueue)
-        return self.name if subscription is None else f"{self.name}/Subscriptions/{subscription.name}"
+        return self.name if subscription is None else subscription_path(self.name, subscription.name)
 
     async def update(self, description: EntityDescription) -> None:
         """As for every entity. Partitions that hold messages of a subscription that is gone are opened, so

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
+from broker.base.ticks import TICKS_PER_MS
 from broker.message.forwarded import as_sent
 from broker.message.stored import HAS_PRIORITY
 from broker.rules.arithmetic import kind_of
@@ -25,7 +26,7 @@ from broker.rules.message_view import (
     TO,
     MessageView,
 )
-from broker.rules.values import TICKS_PER_MS, Duration, EvaluationFailed, Instant, Value, from_amqp
+from broker.rules.values import Duration, EvaluationFailed, Instant, Value, from_amqp
 from protocol.codec import (
     Byte,
     DecodeError,

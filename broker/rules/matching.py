@@ -35,8 +35,9 @@ _NO_RULE = (0, "")
 """A message that the index cannot look at is nobody's rule."""
 
 
-def check_rule(rule: RuleDescription) -> None:
-    """Refuse a rule whose filter or action is wrong. Raises Refused(ARGUMENT)."""
+def check_expressions(rule: RuleDescription) -> None:
+    """Check that a rule's filter and action can be carried out. Raises Refused(ARGUMENT), with the position
+    in the expression."""
     compile_filter(rule.filter)
     if rule.action is not None:
         compile_action(rule.action)

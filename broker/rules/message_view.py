@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
+from broker.base.ticks import TICKS_PER_MS
 from broker.message.forwarded import trail_of
 from broker.message.stored import (
     HAS_TIME_TO_LIVE,
@@ -23,7 +24,7 @@ from broker.message.stored import (
     section_end,
 )
 from broker.rules.covers import Property
-from broker.rules.values import TICKS_PER_MS, Duration, EvaluationFailed, Instant, Value, from_amqp
+from broker.rules.values import Duration, EvaluationFailed, Instant, Value, from_amqp
 from protocol.codec import DecodeError, decode
 from protocol.sections import (
     APPLICATION_PROPERTIES,

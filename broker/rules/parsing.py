@@ -16,11 +16,13 @@ from typing import Any
 from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedToken
 
 from broker.base.errors import Reason, Refused
+from broker.entities.rules import EXPRESSION_CHARACTERS_MAX
 from broker.rules.syntax import (
     And,
     Arithmetic,
     Comparison,
     Constant,
+    In,
     Like,
     Negative,
     Node,
@@ -30,8 +32,6 @@ from broker.rules.syntax import (
     children,
 )
 
-CHARACTERS_MAX = 1_024
-"""Limit of the text of a filter or an action (AMQP contract 11.6)."""
 DEPTH_MAX = 32
 """Limit of how deeply expressions are nested. A chain of AND or OR counts as one level."""
 NODES_MAX = 1_024
@@ -90,6 +90,16 @@ class ExpressionBuilder(Transformer[Token, Any]):
     def not_like(self, parts: list[Any]) -> Node:
         return Not(self.like(parts))
 
+    def choices(self, parts: list[Node]) -> tuple[Node, ...]:
+        return tuple(parts)
+
+    def is_in(self, parts: list[Any]) -> Node:
+        operand, choices = parts
+        return In(operand, choices)
+
+    def is_not_in(self, parts: list[Any]) -> Node:
+        return Not(self.is_in(parts))
+
     def integer(self, tokens: list[Token]) -> Node:
         value = int(tokens[0])
         if value > _INTEGER_MAX:
@@ -129,9 +139,10 @@ class Language:
     def parse(self, text: str, what: str, start: str) -> Any:
         """What the builder makes of a text that is a `start` of the grammar. `what` names the text in
         refusals. Raises Refused(ARGUMENT)."""
-        if len(text) > CHARACTERS_MAX:
+        if len(text) > EXPRESSION_CHARACTERS_MAX:
             raise Refused(
-                Reason.ARGUMENT, f"The {what} has {len(text)} characters; the limit is {CHARACTERS_MAX}."
+                Reason.ARGUMENT,
+                f"The {what} has {len(text)} characters; the limit is {EXPRESSION_CHARACTERS_MAX}.",
             )
         with refusals(what):
             try:

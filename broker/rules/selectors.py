@@ -37,7 +37,6 @@ from broker.rules.syntax import (
     Arithmetic,
     Comparison,
     Constant,
-    In,
     IsNull,
     Negative,
     Node,
@@ -140,16 +139,6 @@ class _SelectorBuilder(ExpressionBuilder):
 
     def not_between(self, parts: list[Node]) -> Node:
         return Not(self.between(parts))
-
-    def choices(self, parts: list[Node]) -> tuple[Node, ...]:
-        return tuple(parts)
-
-    def is_in(self, parts: list[Any]) -> Node:
-        operand, choices = parts
-        return In(operand, choices)
-
-    def is_not_in(self, parts: list[Any]) -> Node:
-        return Not(self.is_in(parts))
 
 
 def _condition(node: Node) -> Node:

@@ -16,7 +16,6 @@ from broker.rules.message_view import SYSTEM_PROPERTIES, MessageView
 from broker.rules.parsing import ExpressionBuilder, Invalid, Language, check_size, position_of
 from broker.rules.syntax import (
     Exists,
-    In,
     IsNull,
     NewId,
     Node,
@@ -113,16 +112,6 @@ class _SqlBuilder(ExpressionBuilder):
 
     def exists(self, parts: list[_Named]) -> Node:
         return Exists(parts[0].property)
-
-    def choices(self, parts: list[Node]) -> tuple[Node, ...]:
-        return tuple(parts)
-
-    def is_in(self, parts: list[Any]) -> Node:
-        operand, choices = parts
-        return In(operand, choices)
-
-    def is_not_in(self, parts: list[Any]) -> Node:
-        return Not(self.is_in(parts))
 
     def call(self, parts: list[Any]) -> Node:
         name: Token = parts[0]

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, TypeAlias
 
+from broker.base.ticks import EPOCH_TICKS, TICKS_PER_MS
 from broker.entities.rules import NamedValues, RuleValue, ValueType
 from protocol.codec import (
     Byte,
@@ -37,9 +38,6 @@ from protocol.codec import (
     ULong,
     UShort,
 )
-
-TICKS_PER_MS = 10_000
-"""A tick is 100 ns, the service's unit of dates and time spans."""
 
 
 @dataclass(slots=True, frozen=True, order=True)
@@ -127,11 +125,9 @@ def _decimal(data: bytes, bits: int, exponent_bits: int, bias: int) -> Decimal |
 _DESCRIBED: Mapping[str, Callable[[Any], Value]] = {
     # the official .NET client sends these types as described ones
     "com.microsoft:timespan": lambda value: Duration(int(value)),
-    "com.microsoft:datetime-offset": lambda value: Instant(int(value) - _EPOCH_TICKS),
+    "com.microsoft:datetime-offset": lambda value: Instant(int(value) - EPOCH_TICKS),
     "com.microsoft:uri": str,
 }
-_EPOCH_TICKS = 621_355_968_000_000_000
-"""The Unix epoch in .NET's ticks since the year 1."""
 
 
 def _described(value: Described) -> Value:

@@ -25,6 +25,7 @@ from pydantic.alias_generators import to_pascal
 from broker.base.durations import parse_duration
 from broker.base.errors import Refused
 from broker.entities.descriptions import AuthorizationRule, EntityStatus
+from broker.entities.rules import EXPRESSION_CHARACTERS_MAX
 from broker.entities.subscription_validation import check_rule_name, check_subscription_name
 from broker.entities.validation import check_entity_name
 from broker.settings.settings import PARTITIONS_MAX, Right
@@ -192,7 +193,7 @@ class CorrelationFilter(_Part):
 
 
 class SqlText(_Part):
-    sql_expression: str = Field(min_length=1, max_length=1024)
+    sql_expression: str = Field(min_length=1, max_length=EXPRESSION_CHARACTERS_MAX)
 
 
 class RuleProperties(_Part):

@@ -15,6 +15,7 @@ from typing import Any
 from broker.access.addresses import Address
 from broker.base.clock import wall_ahead_ms
 from broker.base.errors import Reason, Refused
+from broker.base.ticks import EPOCH_TICKS, TICKS_PER_MS
 from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links.delayed_attach import Later
 from broker.frontend.links.outgoing import OutgoingLink
@@ -32,8 +33,6 @@ TIMEOUT = "com.microsoft:timeout"
 NON_EXCLUSIVE = 0x0000_0013_7000_000E
 """The descriptor of the filter with which clients share a session."""
 NON_EXCLUSIVE_NAME = "com.microsoft:non-exclusive-session-filter:list"
-TICKS_AT_EPOCH, TICKS_PER_MS = 621_355_968_000_000_000, 10_000
-"""A .NET time counts 100 ns from the year 1."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -129,7 +128,7 @@ class SessionLink(OutgoingLink):
         connection.engine.accept_link(
             link,
             properties={
-                LOCKED_UNTIL: Long(TICKS_AT_EPOCH + TICKS_PER_MS * until_ms),
+                LOCKED_UNTIL: Long(EPOCH_TICKS + TICKS_PER_MS * until_ms),
                 **generation,
             },
             source_filter=asked.answer(held),

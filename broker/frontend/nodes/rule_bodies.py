@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from broker.base.errors import Reason, Refused
+from broker.base.ticks import EPOCH_TICKS, TICKS_PER_MS
 from broker.entities.rules import (
     DATE_TIME_TICKS_MAX,
     DATE_TIME_TICKS_MIN,
@@ -55,9 +56,6 @@ _SQL_FILTER, _TRUE_FILTER = ULong(0x13_7000_0006), ULong(0x13_7000_0007)
 _FALSE_FILTER, _CORRELATION_FILTER = ULong(0x13_7000_0008), ULong(0x13_7000_0009)
 _TIME_SPAN, _DATE_TIME_OFFSET = "com.microsoft:timespan", "com.microsoft:datetime-offset"
 """The .NET client's descriptors for types that AMQP does not have, both in ticks."""
-_TICKS_PER_MS = 10_000
-_EPOCH_TICKS = 621_355_968_000_000_000
-"""The Unix epoch in .NET's ticks since the year 1."""
 _CORRELATION_FIELDS: Final = {
     "correlation-id": "correlation_id",
     "message-id": "message_id",
@@ -142,7 +140,7 @@ _READERS: Final[Mapping[type, tuple[ValueType, Callable[[Any], str | bool | int 
     int: (ValueType.LONG, int),
     Float: (ValueType.FLOAT, float),
     float: (ValueType.DOUBLE, float),
-    Timestamp: (ValueType.DATE_TIME, lambda value: int(value) * _TICKS_PER_MS),
+    Timestamp: (ValueType.DATE_TIME, lambda value: int(value) * TICKS_PER_MS),
     uuid.UUID: (ValueType.GUID, str),
 }
 
@@ -169,7 +167,7 @@ def _read(name: str, value: object) -> RuleValue:
         if str(value.descriptor) == _TIME_SPAN:
             return RuleValue(ValueType.DURATION, int(value.value))
         if str(value.descriptor) == _DATE_TIME_OFFSET:
-            return RuleValue(ValueType.DATE_TIME, int(value.value) - _EPOCH_TICKS)
+            return RuleValue(ValueType.DATE_TIME, int(value.value) - EPOCH_TICKS)
     if type(value) not in _READERS:
         raise _wrong(f"the property '{name:.80}' of a correlation filter cannot be {value!r:.80}")
     declared, read = _READERS[type(value)]
@@ -203,7 +201,7 @@ _WRITERS: Final[Mapping[ValueType, Callable[[Any], object]]] = {
     ValueType.UNSIGNED_LONG: ULong,
     ValueType.FLOAT: Float,
     ValueType.DOUBLE: float,
-    ValueType.DATE_TIME: lambda ticks: Timestamp(ticks // _TICKS_PER_MS),
+    ValueType.DATE_TIME: lambda ticks: Timestamp(ticks // TICKS_PER_MS),
     ValueType.DURATION: lambda ticks: Described(Symbol(_TIME_SPAN), Long(ticks)),
     ValueType.GUID: uuid.UUID,
 }

@@ -19,7 +19,7 @@ from broker.entities.rules import (
     TrueFilter,
     ValueType,
 )
-from broker.rules.matching import FAULTS_MAX, Failure, Fault, Match, Matcher, check_rule
+from broker.rules.matching import FAULTS_MAX, Failure, Fault, Match, Matcher, check_expressions
 from broker.rules.message_view import MessageView
 from protocol.codec import Decimal64
 from tests.support.rule_messages import ENQUEUED_MS, stored_with
@@ -120,11 +120,11 @@ def test_a_filter_that_fails_does_not_match_and_is_reported() -> None:
 
 
 def test_rules_are_checked_before_they_are_made() -> None:
-    check_rule(RuleDescription("ok", SqlFilter("a = 1")))
+    check_expressions(RuleDescription("ok", SqlFilter("a = 1")))
     with pytest.raises(Refused, match="position 5"):
-        check_rule(RuleDescription("wrong", SqlFilter("a = ")))
+        check_expressions(RuleDescription("wrong", SqlFilter("a = ")))
     with pytest.raises(Refused, match="action is not valid at position 6"):
-        check_rule(RuleDescription("wrong", SqlFilter("a = 1"), SqlAction("SET a")))
+        check_expressions(RuleDescription("wrong", SqlFilter("a = 1"), SqlAction("SET a")))
 
 
 def test_each_rule_with_an_action_gives_a_copy_of_its_own() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from broker.base.errors import Reason, Refused
-from broker.rules.parsing import CHARACTERS_MAX, DEPTH_MAX, NODES_MAX
+from broker.entities.rules import EXPRESSION_CHARACTERS_MAX
+from broker.rules.parsing import DEPTH_MAX, NODES_MAX
 from broker.rules.sql import parse_action, parse_filter
 
 
@@ -57,9 +58,12 @@ def test_an_invalid_action_is_refused_with_position_and_reason(text: str, positi
 
 
 def test_the_length_of_a_text_is_bounded() -> None:
-    longest = "a = '" + "x" * (CHARACTERS_MAX - 6) + "'"
+    longest = "a = '" + "x" * (EXPRESSION_CHARACTERS_MAX - 6) + "'"
     parse_filter(longest)
-    with pytest.raises(Refused, match=f"has {CHARACTERS_MAX + 1} characters; the limit is {CHARACTERS_MAX}"):
+    with pytest.raises(
+        Refused,
+        match=f"has {EXPRESSION_CHARACTERS_MAX + 1} characters; the limit is {EXPRESSION_CHARACTERS_MAX}",
+    ):
         parse_filter(longest + " ")
 
 
@@ -77,7 +81,7 @@ def test_parentheses_and_chains_of_terms_do_not_make_an_expression_deep() -> Non
 
 def test_the_number_of_parts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """No text of the permitted length has more parts than the limit; the limit holds beyond that too."""
-    assert CHARACTERS_MAX <= NODES_MAX
+    assert EXPRESSION_CHARACTERS_MAX <= NODES_MAX
     monkeypatch.setattr("broker.rules.parsing.NODES_MAX", 10)
     parse_filter("a IN (1, 2, 3, 4, 5, 6, 7, 8)")
     with pytest.raises(Refused, match="more than 10 parts"):
