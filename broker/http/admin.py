@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-import structlog
 from aiohttp import web
 
 from broker.base.clock import Clock
@@ -24,6 +23,7 @@ from broker.http.answer_portions import answer_in_slices
 from broker.http.atom import (
     ENTRY_TYPE,
     FEED_TYPE,
+    INSTANCE,
     SERVICE_BUS,
     Child,
     Entry,
@@ -35,11 +35,11 @@ from broker.http.atom import (
     write_feed,
 )
 from broker.http.bodies import Bodies
-from broker.http.description_xml import EntityDefaults
+from broker.http.description_xml import EntityDefaults, note_ignored
 from broker.http.entry_text import Address as EntryAddress
 from broker.http.entry_text import EntryTexts
 from broker.http.kinds import KINDS, EntityXml, listed_at, xml_of
-from broker.http.refusals import HttpRefusal
+from broker.http.refusals import HttpRefusal, not_allowed
 from broker.http.rights import DELETE, MANAGE, READ, WRITE, Rights
 from broker.http.seams import Claim, TokenVerifier
 from broker.http.subscription_admin import SubscriptionAdministration
@@ -47,8 +47,6 @@ from broker.namespace.entity import Entity
 from broker.namespace.namespace import Namespace
 from broker.settings.settings import Settings
 from broker.throttle.throttle import MANAGEMENT_CREDITS
-
-log = structlog.get_logger("administration")
 
 
 class Administration:
@@ -87,9 +85,7 @@ class Administration:
                 return await self._put(request, claim, address.entity)
             case "DELETE":
                 return await self._delete(request, claim, address.entity)
-        raise HttpRefusal(
-            405, 0, f"The method {request.method} is not allowed here.", {"Allow": "GET, PUT, DELETE"}
-        )
+        raise not_allowed(request, "GET, PUT, DELETE")
 
     # --- operations -----------------------------------------------------------------------------------------
 
@@ -158,14 +154,7 @@ class Administration:
             queue = await self._namespace.update_entity(name, settings)
         else:
             queue = await self._namespace.create_entity(name, settings)
-        if unknown := kind.unknown_elements(description):
-            shown = [element[:60] for element in unknown[:10]]
-            log.warning(
-                "entity.elements_ignored",
-                entity=queue.name,
-                elements=shown,
-                advice="No setting of an entity of this kind has these names.",
-            )
+        note_ignored(description, kind.SETTINGS, queue.name)
         return await self._entry_response(request, queue, 200 if updating else 201)
 
     async def _delete(self, request: web.Request, claim: Claim, name: str) -> web.Response:
@@ -187,7 +176,7 @@ class Administration:
 
     def _namespace_info(self, request: web.Request, claim: Claim) -> web.Response:
         self._rights.require_namespace(request, claim, "$namespaceinfo")
-        info = top("NamespaceInfo", SERVICE_BUS, i="http://www.w3.org/2001/XMLSchema-instance")
+        info = top("NamespaceInfo", SERVICE_BUS, i=INSTANCE)
         started = timestamp(self._started_ms)
         for name, value in (
             ("CreatedTime", started),

@@ -16,6 +16,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any, Final
 
+import structlog
 from lxml import etree
 
 from broker.base.durations import parse_duration
@@ -33,6 +34,8 @@ from broker.http.atom import (
     timestamp,
 )
 from broker.namespace.entity import EntityRuntime
+
+log = structlog.get_logger("administration")
 
 ENTITY_ELEMENTS: Final = frozenset(
     [
@@ -90,16 +93,19 @@ class EntityDefaults:
 
 
 class Values:
-    """Reads the plain elements of a description by type. An empty element counts as missing."""
+    """Reads the plain elements of a description by type. An empty element counts as missing. Raises
+    WrongProperty for a value that its type cannot have."""
 
     def __init__(self, description: Description) -> None:
         self._values = description.values
         self.element = description.element
 
     def text(self, name: str) -> str | None:
+        """The text of an element; None if it is missing."""
         return self._values.get(name) or None
 
     def boolean(self, name: str, default: bool) -> bool:
+        """The value of an element; the default if it is missing."""
         text = (self.text(name) or "").strip().lower()
         if not text:
             return default
@@ -110,6 +116,7 @@ class Values:
         return text in ("true", "1")
 
     def integer(self, name: str, default: int) -> int:
+        """The value of an element; the default if it is missing."""
         text = (self.text(name) or "").strip()
         if not text:
             return default
@@ -120,6 +127,7 @@ class Values:
         return int(text)
 
     def duration(self, name: str) -> int | None:
+        """A duration in milliseconds; None if it is missing, or without limit."""
         text = self.text(name)
         if text is None:
             return None
@@ -129,6 +137,7 @@ class Values:
             raise WrongProperty(name, f"The property '{name}': {error}.") from error
 
     def limited(self, name: str, default: int) -> int:
+        """A duration in milliseconds, which has a limit; the default if it is missing."""
         if self.text(name) is None:
             return default
         value = self.duration(name)
@@ -137,6 +146,7 @@ class Values:
         return value
 
     def status(self) -> EntityStatus:
+        """The status; ACTIVE if it is missing."""
         text = self.text("Status")
         if text is None:
             return EntityStatus.ACTIVE
@@ -219,6 +229,18 @@ def unknown_elements(description: Description, known: Set[str]) -> list[str]:
     return sorted(description.values.keys() - known - READ_ONLY)
 
 
+def note_ignored(description: Description, known: Set[str], path: str) -> None:
+    """Warn of elements that have no effect on the entity or subscription with this path. `known` are those of
+    its kind."""
+    if unknown := unknown_elements(description, known):
+        log.warning(
+            "entity.elements_ignored",
+            entity=path,
+            elements=[element[:60] for element in unknown[:10]],
+            advice="No setting of this kind of entity has these names.",
+        )
+
+
 def put(parent: Element, name: str, value: str | int | bool) -> None:
     """Append an element with a plain value."""
     child(parent, name, str(value).lower() if isinstance(value, bool) else str(value))
@@ -264,6 +286,7 @@ def _read_authorization_rules(description: Element, now_ms: int) -> tuple[Author
 
 
 def write_authorization_rules(root: Element, rules: tuple[AuthorizationRule, ...]) -> None:
+    """Append the authorization rules of an entity, with their keys."""
     parent = child(root, "AuthorizationRules", "")
     for rule in rules:
         element = etree.SubElement(parent, f"{{{SERVICE_BUS}}}AuthorizationRule")
@@ -282,6 +305,7 @@ def write_authorization_rules(root: Element, rules: tuple[AuthorizationRule, ...
 
 
 def write_counts(root: Element, runtime: EntityRuntime) -> None:
+    """Append the numbers of messages in each state."""
     # The prefix is declared here as the only attribute, because JavaScript finds the counters no other way.
     counts = etree.SubElement(root, f"{{{SERVICE_BUS}}}CountDetails", nsmap={"d2p1": COUNTERS})
     for name, value in (

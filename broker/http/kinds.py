@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import ClassVar
 
 from broker.entities.descriptions import EntityDescription, EntitySettings, QueueDescription, QueueSettings
 from broker.entities.topics import TopicDescription, TopicSettings
 from broker.http import queue_xml, topic_xml
 from broker.http.atom import Description, Element
-from broker.http.description_xml import EntityDefaults, unknown_elements
+from broker.http.description_xml import EntityDefaults
 from broker.http.queue_xml import read_queue, write_queue
 from broker.http.topic_xml import read_topic, write_topic
 from broker.namespace.entity import EntityRuntime
@@ -22,6 +22,9 @@ class EntityXml(ABC):
     KIND: ClassVar[type[EntityDescription]]
     TITLE: ClassVar[str]
     """The title of the list of these entities. In lower case, it is also the last segment of its path."""
+    SETTINGS: ClassVar[Set[str]]
+    """The elements that a description of this kind may have in a request, besides the read-only ones of every
+    kind."""
 
     @abstractmethod
     def read(
@@ -35,10 +38,6 @@ class EntityXml(ABC):
         kind, when this is an update. Raises WrongProperty for an invalid value."""
 
     @abstractmethod
-    def unknown_elements(self, description: Description) -> list[str]:
-        """The names of elements that no description of this kind has, as the client spelled them."""
-
-    @abstractmethod
     def write(self, entity: EntityDescription, runtime: EntityRuntime, host: str) -> Element:
         """Write an entity's complete description. `host` is the host name in forwarding targets."""
 
@@ -48,6 +47,7 @@ class QueueXml(EntityXml):
 
     KIND = QueueDescription
     TITLE = "Queues"
+    SETTINGS = queue_xml.SETTINGS
 
     def read(
         self,
@@ -59,9 +59,6 @@ class QueueXml(EntityXml):
         assert previous is None or isinstance(previous, QueueSettings)
         return read_queue(description, defaults, previous, now_ms)
 
-    def unknown_elements(self, description: Description) -> list[str]:
-        return unknown_elements(description, queue_xml.SETTINGS)
-
     def write(self, entity: EntityDescription, runtime: EntityRuntime, host: str) -> Element:
         assert isinstance(entity, QueueDescription)
         return write_queue(entity, runtime, host)
@@ -72,6 +69,7 @@ class TopicXml(EntityXml):
 
     KIND = TopicDescription
     TITLE = "Topics"
+    SETTINGS = topic_xml.SETTINGS
 
     def read(
         self,
@@ -82,9 +80,6 @@ class TopicXml(EntityXml):
     ) -> TopicSettings:
         assert previous is None or isinstance(previous, TopicSettings)
         return read_topic(description, defaults, previous, now_ms)
-
-    def unknown_elements(self, description: Description) -> list[str]:
-        return unknown_elements(description, topic_xml.SETTINGS)
 
     def write(self, entity: EntityDescription, runtime: EntityRuntime, host: str) -> Element:
         assert isinstance(entity, TopicDescription)

@@ -42,6 +42,17 @@ class HttpRefusal(Exception):
         )
 
 
+def not_allowed(request: web.Request, allowed: str) -> HttpRefusal:
+    """The refusal of a method that a path does not have; `allowed` lists those that it has."""
+    return HttpRefusal(405, 0, f"The method {request.method} is not allowed here.", {"Allow": allowed})
+
+
+def only_reads(request: web.Request) -> None:
+    """Raises HttpRefusal (405) for a method that would change something."""
+    if request.method not in ("GET", "HEAD"):
+        raise not_allowed(request, "GET")
+
+
 def refusal_of(refused: Refused) -> HttpRefusal:
     """Turn a refusal from the broker's core into an HTTP one."""
     status, sub_code = http_status_of(refused.reason)

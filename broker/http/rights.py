@@ -7,7 +7,7 @@ from aiohttp import web
 
 from broker.base.clock import Clock
 from broker.entities.descriptions import key_of
-from broker.http.refusals import HttpRefusal
+from broker.http.refusals import HttpRefusal, only_reads
 from broker.http.seams import Claim, TokenVerifier
 from broker.namespace.namespace import Namespace
 
@@ -24,16 +24,17 @@ class Rights:
         self._namespace, self._tokens, self._clock, self._grace_ms = namespace, tokens, clock, grace_ms
 
     def authenticate(self, request: web.Request) -> Claim:
+        """What the token of a request permits. Raises HttpRefusal (401) if there is none, or it is not
+        valid."""
         header = request.headers.get("Authorization")
         if not header:
             raise HttpRefusal(401, 40102, "MissingToken: The authorization header was not found.")
-        return self._tokens.verify_token(header, self._clock.now_ms(), self._grace_ms)
+        return self._verified(header)
 
     def require_namespace(self, request: web.Request, claim: Claim, path: str) -> None:
         """Require a key of the namespace, and a method that only reads."""
         self.require(claim, path, READ, of_namespace=True)
-        if request.method not in ("GET", "HEAD"):
-            raise HttpRefusal(405, 0, f"The method {request.method} is not allowed here.", {"Allow": "GET"})
+        only_reads(request)
 
     def require(self, claim: Claim, path: str, action: str, *, of_namespace: bool = False) -> None:
         """Require Manage on the path, before anything is looked up, so that names cannot be probed.
@@ -65,20 +66,18 @@ class Rights:
         ):
             if target is None:
                 continue
-            if not claim.covers(target, MANAGE):
-                second = request.headers.get(header)
-                if not second or not self._tokens.verify_token(
-                    second, self._clock.now_ms(), self._grace_ms
-                ).covers(target, MANAGE):
-                    raise HttpRefusal(
-                        401,
-                        40100,
-                        (
-                            f"Manage on the forwarding destination '{target}' is required, in the header "
-                            f"{header}."
-                        ),
-                    )
-            if self._namespace.describe(target) is None and key_of(target) != key_of(
-                name
-            ):  # the namespace refuses forwarding to itself
+            if not claim.covers(target, MANAGE) and not self._covers(request.headers.get(header), target):
+                raise HttpRefusal(
+                    401,
+                    40100,
+                    f"Manage on the forwarding destination '{target}' is required, in the header {header}.",
+                )
+            is_itself = key_of(target) == key_of(name)  # which the namespace refuses
+            if self._namespace.describe(target) is None and not is_itself:
                 raise HttpRefusal(400, 40400, "The auto forwarding destination entity does not exist.")
+
+    def _covers(self, token: str | None, target: str) -> bool:
+        return self._verified(token).covers(target, MANAGE) if token else False
+
+    def _verified(self, token: str) -> Claim:
+        return self._tokens.verify_token(token, self._clock.now_ms(), self._grace_ms)

@@ -12,20 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-import structlog
 from aiohttp import web
 
 from broker.base.clock import Clock
 from broker.base.errors import Reason, Refused, not_found_text
 from broker.base.slices import Slices
 from broker.entities.rules import RuleDescription
-from broker.entities.topics import SubscriptionDescription, TopicDescription
+from broker.entities.topics import SubscriptionDescription, TopicDescription, subscription_path
 from broker.http.addressing import Address, next_url_of, page_of, url_of
 from broker.http.answer_portions import answer_in_slices
 from broker.http.atom import ENTRY_TYPE, FEED_TYPE, Description, Entry, write_entry, write_feed
 from broker.http.bodies import Bodies
-from broker.http.description_xml import unknown_elements
-from broker.http.refusals import HttpRefusal
+from broker.http.description_xml import note_ignored
+from broker.http.refusals import HttpRefusal, not_allowed, only_reads
 from broker.http.rights import DELETE, LISTEN, READ, WRITE, Rights
 from broker.http.rule_xml import read_rule, write_rule
 from broker.http.seams import Claim
@@ -39,9 +38,7 @@ from broker.namespace.namespace import Namespace
 from broker.namespace.topic import Topic
 from broker.operations import SubqueueCounts
 
-log = structlog.get_logger("administration")
-
-_ALLOWED = {"Allow": "GET, PUT, DELETE"}
+_ALLOWED = "GET, PUT, DELETE"
 
 
 class SubscriptionAdministration:
@@ -64,14 +61,14 @@ class SubscriptionAdministration:
         match address.below:
             case (_,):
                 self._rights.require(claim, path, READ)
-                _only_reads(request)
+                only_reads(request)
                 return await self._list(request, address.entity)
             case (_, name):
                 self._rights.require(claim, path, _action(request))
                 return await self._subscription(request, claim, address.entity, name)
             case (_, name, rules) if rules.casefold() == "rules":
                 self._require_reading_rules(claim, path)
-                _only_reads(request)
+                only_reads(request)
                 return await self._list_rules(request, address.entity, name)
             case (_, name, rules, rule) if rules.casefold() == "rules":
                 if _action(request) == READ:
@@ -95,27 +92,21 @@ class SubscriptionAdministration:
             case "DELETE":
                 await self._subscriptions.delete(topic, name)
                 return web.Response(status=200)
-        raise HttpRefusal(405, 0, f"The method {request.method} is not allowed here.", _ALLOWED)
+        raise not_allowed(request, _ALLOWED)
 
     async def _put(self, request: web.Request, claim: Claim, topic: str, name: str) -> web.Response:
         updating = "If-Match" in request.headers
         description = await self._read(request, "SubscriptionDescription")
         previous = self._subscriptions.find(topic, name).settings if updating else None
         settings = read_subscription(description, previous)
-        path = f"{topic}/Subscriptions/{name}"
+        path = subscription_path(topic, name)
         self._rights.check_forwarding(request, claim, path, settings.forwarding)
         if updating:
             subscription = await self._subscriptions.update(topic, name, settings)
         else:
             rule = read_first_rule(description)
             subscription = await self._subscriptions.create(topic, name, settings, [rule])
-        if unknown := unknown_elements(description, SETTINGS):
-            log.warning(
-                "entity.elements_ignored",
-                entity=path,
-                elements=[element[:60] for element in unknown[:10]],
-                advice="No setting of a subscription has these names.",
-            )
+        note_ignored(description, SETTINGS, path)
         return await self._answer(request, topic, subscription, 200 if updating else 201)
 
     async def _list(self, request: web.Request, topic: str) -> web.StreamResponse:
@@ -153,7 +144,7 @@ class SubscriptionAdministration:
     ) -> Entry:
         runtime = topic.subscription_runtime(subscription, counts)
         return Entry(
-            url_of(request, f"{topic.name}/Subscriptions/{subscription.name}"),
+            url_of(request, subscription_path(topic.name, subscription.name)),
             subscription.name,
             self._namespace.name,
             subscription.created_at_ms,
@@ -179,7 +170,7 @@ class SubscriptionAdministration:
             case "DELETE":
                 await self._subscriptions.remove_rule(topic, name, rule)
                 return web.Response(status=200)
-        raise HttpRefusal(405, 0, f"The method {request.method} is not allowed here.", _ALLOWED)
+        raise not_allowed(request, _ALLOWED)
 
     async def _list_rules(self, request: web.Request, topic: str, name: str) -> web.StreamResponse:
         skip, count = page_of(request)
@@ -204,7 +195,7 @@ class SubscriptionAdministration:
     def _path(self, topic: str, name: str) -> str:
         """The path of a subscription as it was spelled at creation: JavaScript takes names from URLs."""
         spelled = self._subscriptions.topic(topic).name
-        return f"{spelled}/Subscriptions/{self._subscriptions.find(topic, name).name}"
+        return subscription_path(spelled, self._subscriptions.find(topic, name).name)
 
     def _require_reading_rules(self, claim: Claim, path: str) -> None:
         """Who may listen may see rules (HTTP contract 1.7)."""
@@ -244,15 +235,10 @@ def _action(request: web.Request) -> str:
     return {"PUT": WRITE, "DELETE": DELETE}.get(request.method, READ)
 
 
-def _only_reads(request: web.Request) -> None:
-    if request.method not in ("GET", "HEAD"):
-        raise HttpRefusal(405, 0, f"The method {request.method} is not allowed here.", {"Allow": "GET"})
-
-
 def _existing(topic: str, subscription: SubscriptionDescription, name: str) -> RuleDescription:
     rule = subscription.rule(name)
     if rule is None:
-        path = f"{topic}/Subscriptions/{subscription.name}/Rules/{name}"
+        path = f"{subscription_path(topic, subscription.name)}/Rules/{name}"
         raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(path))
     return rule
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker.entities.descriptions import QueueDescription, QueueSettings
 from broker.http.atom import SERVICE_BUS, parse_entry
-from broker.http.description_xml import EntityDefaults
+from broker.http.description_xml import EntityDefaults, unknown_elements
 from broker.http.kinds import KINDS, listed_at, xml_of
 from broker.namespace.entity import EntityRuntime
 from tests.unit.broker.http.test_queue_xml import NOW_MS, body
@@ -25,7 +25,7 @@ def test_a_description_is_written_by_its_kind_and_read_by_its_element() -> None:
     kind = KINDS[description.kind]
     read = kind.read(description, EntityDefaults(True, 1024), None, NOW_MS)
     assert isinstance(read, QueueSettings) and read.max_delivery_count == 3
-    assert kind.unknown_elements(description) == ["Colour"]
+    assert unknown_elements(description, kind.SETTINGS) == ["Colour"]
 
 
 def test_each_kind_is_listed_at_a_path_of_its_own() -> None:

@@ -123,6 +123,7 @@ class ArchiveXml(EntityXml):
 
     KIND = ArchiveDescription
     TITLE = "Archives"
+    SETTINGS = frozenset({"DeliveriesMax"})
 
     def read(
         self,
@@ -132,9 +133,6 @@ class ArchiveXml(EntityXml):
         now_ms: int,
     ) -> ArchiveSettings:
         return ArchiveSettings(deliveries_max=int(description.values.get("DeliveriesMax", "1")))
-
-    def unknown_elements(self, description: Description) -> list[str]:
-        return sorted(description.values.keys() - {"DeliveriesMax"})
 
     def write(self, entity: EntityDescription, runtime: EntityRuntime, host: str) -> Element:
         assert isinstance(entity, ArchiveDescription)
