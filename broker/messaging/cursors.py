@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from broker.base.errors import Refused
 from broker.messaging.asking import answer_of
@@ -52,26 +52,11 @@ async def create_cursor(queue: Entity, create: CreateCursor, begins: Mapping[int
     """Create a cursor, or give one that exists to its owner again. `begins` has the partitions in which it
     begins somewhere else than `create` says. Raises Refused."""
 
-    def begin(number: int) -> int:
-        return begins.get(number, create.begin)
-
-    def part(number: int, born_ms: int | None, owned_since_ms: int) -> CreateCursor:
-        return CreateCursor(
-            create.subqueue,
-            create.name,
-            create.owner,
-            begin(number),
-            create.takes_over,
-            create.expires_after_ms,
-            create.cursors_max,
-            born_ms,
-            owned_since_ms,
-        )
-
-    first = await ask(queue.router.handles[0], part(0, None, 0))
+    first = await ask(queue.router.handles[0], replace(create, begin=begins.get(0, create.begin)))
     assert isinstance(first, CursorState), f"{first} is not an answer to CreateCursor"
+    followed = replace(create, born_ms=first.born_ms, owned_since_ms=first.owned_since_ms)
     others = {
-        number: part(number, first.born_ms, first.owned_since_ms)
+        number: replace(followed, begin=begins.get(number, create.begin))
         for number in range(1, queue.description.partitions)
     }
     return _parts(first, await ask_each(queue, others))

@@ -6,14 +6,14 @@ Every function that reads a field raises Refused(ARGUMENT) if the field is missi
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from broker.base.errors import Reason, Refused
 from broker.frontend.nodes.request_node import Response
 from broker.operations import LockToken
 from broker.refusal_wording import status_of
-from protocol.codec import Array, Int, Symbol, Timestamp, TypeCode
+from protocol.codec import Array, Int, Long, Symbol, Timestamp, TypeCode, UInt
 
 ELEMENTS_MAX = 4_000
 """Elements of one array: sequence numbers, lock tokens."""
@@ -41,8 +41,15 @@ def refusal(why: Refused) -> Response:
     )
 
 
-def with_known_fields(name: str, fields: frozenset[str], operation: Operation) -> Operation:
-    """The operation, refused if its request has another field than these."""
+def known_fields_only(operations: Operations, fields: Mapping[str, frozenset[str]]) -> Operations:
+    """The operations, each refused if its request has another field than those that belong to its name."""
+    return {
+        name: (right, _known_fields_only(name, fields[name], operation))
+        for name, (right, operation) in operations.items()
+    }
+
+
+def _known_fields_only(name: str, fields: frozenset[str], operation: Operation) -> Operation:
 
     async def checked(body: dict[str, Any]) -> Response:
         check_fields(body, fields, f"'{name}'")
@@ -57,6 +64,16 @@ def check_fields(body: dict[str, Any], fields: frozenset[str], request: str) -> 
     if unknown:
         allowed = f"its fields are {', '.join(sorted(fields))}" if fields else "it has no fields"
         raise Refused(Reason.ARGUMENT, f"{request} has no field {str(unknown)[1:-1]:.200}; {allowed}.")
+
+
+def longs(numbers: Iterable[int]) -> Array:
+    """An array of long."""
+    return Array(TypeCode.LONG, [Long(number) for number in numbers])
+
+
+def uints(numbers: Iterable[int]) -> Array:
+    """An array of uint."""
+    return Array(TypeCode.UINT, [UInt(number) for number in numbers])
 
 
 def expirations(until_ms: list[int], wall_ahead_ms: int) -> Response:

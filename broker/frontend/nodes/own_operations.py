@@ -21,9 +21,11 @@ from broker.frontend.nodes.bodies import (
     expirations,
     integer,
     integers,
+    known_fields_only,
     lock_tokens,
+    longs,
     ok,
-    with_known_fields,
+    uints,
 )
 from broker.frontend.nodes.request_node import Response
 from broker.frontend.nodes.session_requests import deleted_session_of, renew_session_lock
@@ -39,7 +41,7 @@ from broker.messaging.housekeeping import (
 from broker.messaging.scheduling import check_schedules, reschedule
 from broker.namespace.entity import Entity
 from broker.operations import MessageState, SubqueueCounts
-from protocol.codec import Array, Int, Long, TypeCode, UInt
+from protocol.codec import Int, Long
 
 MESSAGES_MAX = 4_000
 """Messages that one request deletes or re-drives at most."""
@@ -83,10 +85,7 @@ class OwnOperations:
             "partibus:reschedule-messages": ("Send", self._reschedule),
             "partibus:deliver-scheduled-messages": ("Send", self._deliver),
         }
-        self.operations: Operations = {
-            name: (right, with_known_fields(name, FIELDS[name], operation))
-            for name, (right, operation) in operations.items()
-        }
+        self.operations = known_fields_only(operations, FIELDS)
         """The right that each operation needs, and the function that carries it out."""
 
     async def _delete(self, body: dict[str, Any]) -> Response:
@@ -96,9 +95,9 @@ class OwnOperations:
         result = await delete_exactly(queue, self._subqueue, _numbers(body))
         return ok(
             {
-                "deleted": _longs(result.done),
-                "locked": _longs(result.locked),
-                "missing": _longs(result.missing),
+                "deleted": longs(result.done),
+                "locked": longs(result.locked),
+                "missing": longs(result.missing),
             }
         )
 
@@ -189,8 +188,8 @@ class OwnOperations:
         missing = frozenset(await reschedule(self._queue(), numbers, at_ms))
         return ok(
             {
-                done: _longs([each for each in numbers if each not in missing]),
-                "missing": _longs([each for each in numbers if each in missing]),
+                done: longs([each for each in numbers if each not in missing]),
+                "missing": longs([each for each in numbers if each in missing]),
             }
         )
 
@@ -215,9 +214,9 @@ def _redriven(result: Exactly) -> Response:
     return ok(
         {
             "message-count": Int(len(result.done)),
-            "redriven": _longs(result.done),
-            "sequence-numbers": _longs(result.new_numbers),
-            "missing": _longs(result.missing),
+            "redriven": longs(result.done),
+            "sequence-numbers": longs(result.new_numbers),
+            "missing": longs(result.missing),
         }
     )
 
@@ -230,7 +229,7 @@ def _progress(progress: Progress) -> Response:
     if progress.next_sequence_number is not None:
         body["next-sequence-number"] = Long(progress.next_sequence_number)
     if progress.refusals:
-        body["unavailable-partitions"] = Array(TypeCode.UINT, [UInt(each) for each in progress.refusals])
+        body["unavailable-partitions"] = uints(progress.refusals)
     return ok(body)
 
 
@@ -239,10 +238,6 @@ def _numbers(body: dict[str, Any]) -> list[int]:
     if not numbers:
         raise Refused(Reason.ARGUMENT, "sequence-numbers is empty.")
     return numbers
-
-
-def _longs(numbers: list[int]) -> Array:
-    return Array(TypeCode.LONG, [Long(number) for number in numbers])
 
 
 def _states(body: dict[str, Any]) -> list[int]:

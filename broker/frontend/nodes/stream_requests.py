@@ -5,20 +5,21 @@ Requests and responses have the form of the service's own operations. All names 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 from broker.access.addresses import Address
 from broker.base.errors import Reason, Refused
 from broker.frontend.connection_view import ConnectionView
 from broker.frontend.nodes.bodies import (
-    Operation,
     Operations,
     elements,
     integer,
     integers,
+    known_fields_only,
+    longs,
     ok,
-    with_known_fields,
+    uints,
 )
 from broker.frontend.nodes.request_node import Response
 from broker.messaging.cursors import (
@@ -48,7 +49,7 @@ from broker.stream_operations import (
     SettleThrough,
     SinkBatch,
 )
-from protocol.codec import Array, Long, TypeCode, UInt
+from protocol.codec import Long, UInt
 
 NAME_BYTES_MAX = 128
 """The longest name of a cursor, of its owner or of a sink."""
@@ -86,7 +87,7 @@ class StreamRequests:
     def __init__(self, connection: ConnectionView, address: Address, queue: Callable[[], Entity]) -> None:
         """`queue` gives the entity as it is found at the time of a request."""
         self._connection, self._queue, self._subqueue = connection, queue, address.subqueue
-        operations: dict[str, tuple[str, Operation]] = {
+        operations: Operations = {
             "partibus:get-positions": ("Listen", self._get_positions),
             "partibus:create-cursor": ("Listen", self._create_cursor),
             "partibus:get-cursor": ("Listen", self._get_cursor),
@@ -98,10 +99,7 @@ class StreamRequests:
             "partibus:commit-batch": ("Send", self._commit_batch),
             "partibus:get-batch": ("Send", self._get_batch),
         }
-        self.operations: Operations = {
-            name: (right, with_known_fields(name, FIELDS[name], operation))
-            for name, (right, operation) in operations.items()
-        }
+        self.operations = known_fields_only(operations, FIELDS)
         """The right that each operation needs, and the function that carries it out."""
 
     async def _get_positions(self, body: dict[str, Any]) -> Response:
@@ -327,13 +325,3 @@ def flag(body: dict[str, Any], key: str) -> bool:
     if not isinstance(value, bool):
         raise Refused(Reason.ARGUMENT, f"'{key}' must be a boolean, not {value!r:.80}.")
     return value
-
-
-def longs(numbers: Iterable[int]) -> Array:
-    """An array of long."""
-    return Array(TypeCode.LONG, [Long(number) for number in numbers])
-
-
-def uints(numbers: Iterable[int]) -> Array:
-    """An array of uint."""
-    return Array(TypeCode.UINT, [UInt(number) for number in numbers])
