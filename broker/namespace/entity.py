@@ -34,7 +34,7 @@ from broker.operations import (
     Update,
     refusal_of,
 )
-from broker.partition.quotas import check_total
+from broker.partition.quotas import check_size
 from broker.partition.summary import named
 from broker.schedule_operations import BreakPromise, Promised
 from broker.throttle.throttle import Throttle
@@ -422,7 +422,7 @@ class Entity:
     def check_room(self, number: int, size: int) -> None:
         """Check that a partition has room for messages, as far as is known. Raises
         Refused(QUOTA_EXCEEDED)."""
-        check_total(self.description, number, self.size_of(number), size)
+        check_size(self.description, number, self.size_of(number), size)
 
     def runtime(self) -> EntityRuntime:
         """What the entity holds now, and its health; exact as far as `counts` is."""

@@ -119,6 +119,12 @@ class Messages:
         return total
 
     @property
+    def size_bytes(self) -> int:
+        """What counts towards the quota: all messages, each once, and all durable state."""
+        size = sum([subqueue.size_bytes for subqueue in self.work.occupied.values()])
+        return size - self.bodies.shared_bytes + self.states.bytes
+
+    @property
     def relocatable_bytes(self) -> int:
         """Bytes needed to write every message again, with its changed properties and its row in the tables of
         a RELOCATED record.

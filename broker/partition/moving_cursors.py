@@ -13,7 +13,6 @@ from broker.base.errors import Reason, Refused
 from broker.operations import ClientId
 from broker.partition.cursors import Cursor, Cursors
 from broker.partition.keyed_entries import ENTRY_BYTES, Key
-from broker.partition.quotas import check_size
 from broker.partition.reading import Reading
 from broker.partition.settling_through import SettlingThrough
 from broker.partition.subqueue import Subqueue
@@ -151,13 +150,7 @@ class MovingCursors:
                 f"'{space.description.name}' has {others} cursors here; {create.cursors_max} are the maximum "
                 "(PARTIBUS_CURSORS_MAX). Delete those that are not used.",
             )
-        check_size(
-            space.description,
-            space.number,
-            space.messages.work.occupied.values(),
-            space.messages.states.bytes,
-            ENTRY_BYTES,
-        )
+        space.check_room(ENTRY_BYTES)
 
     def _state(
         self, subqueue: Subqueue, name: bytes, entry: Cursor, cookie: object, is_new: bool = False

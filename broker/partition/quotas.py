@@ -30,22 +30,9 @@ SCARCE_CHANGE_BYTES_MAX = 1024
 reason and a sentence. The state of a session may not grow beyond it either."""
 
 
-def check_size(
-    description: EntityDescription, number: int, subqueues: Iterable[Subqueue], state_bytes: int, added: int
-) -> None:
-    """Check that there is room for `added` bytes of messages or state. `state_bytes` is the size of the state
-    now.
-
-    Raises Refused(QUOTA_EXCEEDED).
-    """
-    check_total(
-        description, number, sum([subqueue.size_bytes for subqueue in subqueues]) + state_bytes, added
-    )
-
-
-def check_total(description: EntityDescription, number: int, used: int, added: int) -> None:
-    """Check that there is room for `added` bytes in a partition that holds `used`. What does not grow fits,
-    also if the quota was lowered. Raises Refused(QUOTA_EXCEEDED)."""
+def check_size(description: EntityDescription, number: int, used: int, added: int) -> None:
+    """Check that there is room for `added` bytes of messages or state in a partition that holds `used`. What
+    does not grow fits, also if the quota was lowered. Raises Refused(QUOTA_EXCEEDED)."""
     limit = description.settings.max_size_mb * MIB
     if added > 0 and used + added > limit:
         raise Refused(
@@ -56,9 +43,8 @@ def check_total(description: EntityDescription, number: int, used: int, added: i
         )
 
 
-def room_of(description: EntityDescription, subqueues: Iterable[Subqueue], state_bytes: int) -> int:
-    """How many more bytes of messages or state a partition may hold."""
-    used = sum([subqueue.size_bytes for subqueue in subqueues]) + state_bytes
+def room_of(description: EntityDescription, used: int) -> int:
+    """How many more bytes of messages or state a partition that holds `used` may hold."""
     return description.settings.max_size_mb * MIB - used
 
 

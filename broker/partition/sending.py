@@ -251,8 +251,7 @@ class Sending:
         known = frozenset(self._duplicates.known(send.identities or (), cycle.now_ms, window_ms))
         left_out: set[bytes | None] = set()
         ids = self._ids_max - self._duplicates.count
-        occupied, states = self._messages.work.occupied, self._messages.states
-        room = room_of(description, occupied.values(), states.bytes)
+        room = room_of(description, self._messages.size_bytes)
         places: list[int] = []
         for place, (size, identity) in enumerate(zip(self._rooms(cycle, send), identities, strict=True)):
             if place not in known or identity in left_out:  # it is no duplicate, and takes room
@@ -271,13 +270,8 @@ class Sending:
         return places
 
     def _check_size(self, description: EntityDescription, added: int) -> None:
-        check_size(
-            description,
-            self._number,
-            self._messages.work.occupied.values(),
-            self._messages.states.bytes - self._messages.bodies.shared_bytes - self.freed_later,
-            added,
-        )
+        used = self._messages.size_bytes - self.freed_later
+        check_size(description, self._number, used, added)
 
     def send_together(
         self, cycle: Cycle, description: EntityDescription, sends: Sequence[Send]

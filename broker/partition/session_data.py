@@ -11,7 +11,7 @@ from itertools import chain, islice
 
 from broker.base.errors import Reason, Refused
 from broker.operations import ClientId, Updated
-from broker.partition.quotas import check_size, check_state
+from broker.partition.quotas import check_state
 from broker.partition.session_locks import SessionLocks
 from broker.partition.session_states import ENTRY_BYTES, SessionStates, set_state
 from broker.partition.workspace import Workspace
@@ -71,13 +71,7 @@ class SessionData:
             added = len(state) - (len(before.value) if before is not None else -ENTRY_BYTES)
             if added > 0:
                 check_state(space.messages.payloads, len(state))
-                check_size(
-                    space.description,
-                    space.number,
-                    space.messages.work.occupied.values(),
-                    space.messages.states.bytes,
-                    added,
-                )
+                space.check_room(added)
         space.record(set_state(subqueue.number, session.id, state, space.cycle.wall_ms))
         space.answer(client, Updated(operation.cookie))
 

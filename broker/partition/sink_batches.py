@@ -5,7 +5,6 @@ from __future__ import annotations
 from broker.base.errors import Reason, Refused
 from broker.operations import ClientId, SendSinkBatch
 from broker.partition.keyed_entries import ENTRY_BYTES
-from broker.partition.quotas import check_size
 from broker.partition.sending import Sending
 from broker.partition.sink_ledger import Committed, SinkLedger, key_of
 from broker.partition.workspace import Workspace
@@ -56,10 +55,4 @@ class SinkBatches:
                 f"{count} sinks have written to partition {space.number} of '{space.description.name}'; "
                 f"{operation.sinks_max} are the maximum (PARTIBUS_SINKS_MAX).",
             )
-        check_size(
-            space.description,
-            space.number,
-            space.messages.work.occupied.values(),
-            space.messages.states.bytes,
-            ENTRY_BYTES,
-        )
+        space.check_room(ENTRY_BYTES)

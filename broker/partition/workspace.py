@@ -20,6 +20,7 @@ from broker.partition.durable_state import NewRecord, read_back
 from broker.partition.enqueued_times import EnqueuedTimes
 from broker.partition.locks import Locks
 from broker.partition.messages import Messages
+from broker.partition.quotas import check_size
 from broker.partition.records import Mark
 from broker.partition.references import Lease, Reference
 from broker.partition.subqueue import Subqueue
@@ -79,6 +80,10 @@ class Workspace:
     def locked_until_ms(self, subqueue: Subqueue) -> int:
         """When a lock that begins in this cycle ends."""
         return self.cycle.now_ms + self.description.delivery(subqueue.name).lock_duration_ms
+
+    def check_room(self, added: int) -> None:
+        """Check that there is room for `added` bytes of messages or state. Raises Refused(QUOTA_EXCEEDED)."""
+        check_size(self.description, self.number, self.messages.size_bytes, added)
 
     def answer(self, client: ClientId, answer: Answer) -> None:
         """Add an answer, to be released once the cycle's commit is durable."""

@@ -15,11 +15,26 @@ from broker.entities.descriptions import (
     QueueSettings,
 )
 from broker.entities.topics import TopicDescription, TopicSettings
+from broker.identifiers import ClientId
 from broker.message.changes import encode_changes
-from broker.operations import Abandon, Complete, DeadLetter, Defer, Failed, RenewLocks, Settled
-from broker.partition.quotas import check_total, freed_by
+from broker.operations import (
+    Abandon,
+    Complete,
+    DeadLetter,
+    Defer,
+    Failed,
+    RenewLocks,
+    Send,
+    SendSinkBatch,
+    Settled,
+    Updated,
+)
+from broker.partition.quotas import check_size, freed_by
+from broker.session_operations import AcceptSession, SessionAccepted, SetSessionState
+from broker.stream_operations import EARLIEST, CreateCursor, CursorState, SinkBatchSent
+from broker.transfer_operations import HandedOver, HandOver
 from tests.support.partition_harness import Harness, one
-from tests.support.topics import topic
+from tests.support.topics import A, topic, with_subscription
 
 MIB = 1 << 20
 
@@ -57,6 +72,27 @@ async def test_a_full_queue_still_dead_letters_with_a_reason() -> None:
         one(await harness.do(1, DeadLetter(token, change(4_000, "DeadLetterReason"))), Settled).failures == {}
     )
     assert (await harness.peek(DEAD_LETTER)).changed == [change(4_000, "DeadLetterReason")]
+
+
+async def test_what_subscriptions_share_takes_room_once_for_sends_and_for_all_else() -> None:
+    description = with_subscription(
+        topic(*(f"s{number}" for number in range(9)), max_size_mb=1), "a", requires_session=True
+    )
+    harness = Harness(description=description)
+    await harness.send(b"x" * (MIB // 4))
+    batch = SendSinkBatch(Send([], None), b"sink", 1, sinks_max=9)
+    one(await harness.do(1, batch), SinkBatchSent)
+    cursor = CreateCursor(
+        "subscriptions/s0", b"c", b"me", EARLIEST, takes_over=False, expires_after_ms=0, cursors_max=9
+    )
+    one(await harness.do(1, cursor), CursorState)
+    over = HandOver(b"source", [1], [b"y" * (MIB // 2)])
+    assert one(await harness.do(1, over), HandedOver).left_out == []
+    again = HandOver(b"source", [2, 3], [b"y", b"y" * (MIB // 4)])
+    assert one(await harness.do(1, again), HandedOver).left_out == [1], "it is full, but not for a small one"
+    one(await harness.do(1, AcceptSession(A, b"mine")), SessionAccepted)
+    state = SetSessionState(A, b"mine", ClientId(1), b"z" * 1_000, states_max=9)
+    one(await harness.do(1, state), Updated)
 
 
 async def test_abandoning_a_message_again_and_again_takes_no_more_than_one_message_may_have() -> None:
@@ -122,7 +158,7 @@ async def test_changed_properties_count_until_their_message_is_gone() -> None:
 )
 def test_the_refusal_names_the_entity(description: EntityDescription, name: str) -> None:
     with pytest.raises(Refused, match=f"exceeded for {name}, partition 3"):
-        check_total(description, 3, MIB, 1)
+        check_size(description, 3, MIB, 1)
 
 
 async def test_a_shared_message_gives_its_bytes_back_with_the_last_copy() -> None:
