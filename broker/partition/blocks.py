@@ -13,7 +13,9 @@ the others.
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any, TypeVar
 
 from broker.operations import PARTITION_SHIFT
 from broker.partition.gradual_sort import sort_gradually
@@ -32,6 +34,9 @@ _PLACE_MASK = (1 << SUBQUEUE_SHIFT) - 1
 _LENGTH = struct.Struct("<I")
 LENGTH_BYTES = _LENGTH.size
 """What each of several joined bodies takes besides its own bytes."""
+DROPPED_AT_ONCE = 64
+"""Blocks that one step of `drop_steps` frees: less than a millisecond."""
+K = TypeVar("K")
 
 
 def block_of(subqueue: int, sequence_number: int) -> int:
@@ -125,6 +130,20 @@ class InBlocks:
     def needed_from(self) -> Position | None:
         """See `Section`."""
         return None
+
+
+def block_by_name(name: bytes, blocks: int) -> int:
+    """The number of the block, of so many, that holds what has this name."""
+    return zlib.crc32(name) % blocks
+
+
+def drop_steps(by_block: dict[int, dict[K, Any]], entries: dict[K, Any]) -> Iterator[None]:
+    """Free what is kept by keys, in steps. `by_block` has all keys, by their blocks."""
+    while by_block:
+        for _ in range(min(DROPPED_AT_ONCE, len(by_block))):
+            for key in by_block.popitem()[1]:
+                del entries[key]
+        yield
 
 
 def joined(bodies: Iterable[bytes]) -> bytes:

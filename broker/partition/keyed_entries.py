@@ -9,12 +9,11 @@ certain time; it is then forgotten without a record.
 from __future__ import annotations
 
 import heapq
-import zlib
 from abc import abstractmethod
 from collections.abc import Collection, Iterator
 from typing import Generic, TypeVar
 
-from broker.partition.blocks import LENGTH_BYTES, InBlocks, joined, split
+from broker.partition.blocks import LENGTH_BYTES, InBlocks, block_by_name, drop_steps, joined, split
 from broker.partition.durable_state import Ending, NewRecord
 from broker.partition.tables import UnreadableRecord
 from storage.log import Position, Record
@@ -24,8 +23,6 @@ ENTRY_BYTES = 768
 """The memory that an entry takes besides the bytes of its record, about."""
 EXPIRED_AT_ONCE = 1_024
 """Entries that one call forgets: less than a millisecond. The others stay due."""
-DROPPED_AT_ONCE = 64
-"""Blocks that one step of `drop` frees: less than a millisecond."""
 
 Key = tuple[int, bytes]
 """The number of a subqueue, and a name."""
@@ -143,11 +140,7 @@ class KeyedEntries(InBlocks, Ending, Generic[E]):
     def drop(self) -> Iterator[None]:
         """Free the memory, in steps."""
         self.ends.clear()
-        while self._by_block:
-            for _ in range(min(DROPPED_AT_ONCE, len(self._by_block))):
-                for key in self._by_block.popitem()[1]:
-                    del self.entries[key]
-            yield
+        yield from drop_steps(self._by_block, self.entries)
 
     def check(self) -> None:
         """Assert that the blocks, the sums and the ends agree with the entries."""
@@ -163,4 +156,4 @@ class KeyedEntries(InBlocks, Ending, Generic[E]):
 
 
 def _block_of(key: Key) -> int:
-    return zlib.crc32(key[1]) % BLOCKS
+    return block_by_name(key[1], BLOCKS)

@@ -21,10 +21,9 @@ stay forgotten, because they are not needed whatever becomes of the commit.
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Collection, Iterator, Sequence
 
-from broker.partition.blocks import LENGTH_BYTES, InBlocks, joined, split
+from broker.partition.blocks import LENGTH_BYTES, InBlocks, block_by_name, drop_steps, joined, split
 from broker.partition.durable_state import NewRecord
 from broker.partition.tables import UnreadableRecord, read_table, table
 from storage.log import Position, Record
@@ -35,8 +34,6 @@ ENTRY_BYTES = 512
 """About the memory that a source takes, without its numbers."""
 NUMBER_BYTES = 40
 """The memory that a number takes."""
-DROPPED_AT_ONCE = 64
-"""Blocks that one step of `drop` frees: less than a millisecond."""
 _HEAD = struct.Struct("<HHI")
 
 
@@ -125,11 +122,7 @@ class Origins(InBlocks):
 
     def drop(self) -> Iterator[None]:
         """Free the memory, in steps."""
-        while self._by_block:
-            for _ in range(min(DROPPED_AT_ONCE, len(self._by_block))):
-                for source in self._by_block.popitem()[1]:
-                    del self._numbers[source]
-            yield
+        yield from drop_steps(self._by_block, self._numbers)
 
     def check(self) -> None:
         """Assert that the blocks and the sum agree with the numbers."""
@@ -162,4 +155,4 @@ def _read(body: bytes) -> tuple[bytes, tuple[int, ...], int]:
 
 
 def _block_of(source: bytes) -> int:
-    return zlib.crc32(source) % BLOCKS
+    return block_by_name(source, BLOCKS)

@@ -18,11 +18,10 @@ each, a 4-byte length and the body of its record. All numbers are little endian.
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from broker.partition.blocks import LENGTH_BYTES, InBlocks, joined, split
+from broker.partition.blocks import LENGTH_BYTES, InBlocks, block_by_name, drop_steps, joined, split
 from broker.partition.durable_state import NewRecord
 from broker.partition.tables import UnreadableRecord
 from storage.log import Position, Record
@@ -32,8 +31,6 @@ BLOCKS = 4_096
 """So many that a block holds few sessions, because a checkpoint writes changed blocks as a whole."""
 ENTRY_BYTES = 512
 """The memory that a session's state takes besides its bytes, about."""
-DROPPED_AT_ONCE = 64
-"""Blocks that one step of `drop` frees: less than a millisecond."""
 _HEAD = struct.Struct("<QHHI")
 _CLEARED = 0xFFFFFFFF
 
@@ -130,11 +127,7 @@ class SessionStates(InBlocks):
 
     def drop(self) -> Iterator[None]:
         """Free the memory, in steps."""
-        while self._by_block:
-            for _ in range(min(DROPPED_AT_ONCE, len(self._by_block))):
-                for key in self._by_block.popitem()[1]:
-                    del self.entries[key]
-            yield
+        yield from drop_steps(self._by_block, self.entries)
 
     def check(self) -> None:
         """Assert that the blocks and the sums agree with the entries."""
@@ -169,4 +162,4 @@ def _read(body: bytes) -> tuple[Key, Entry | None]:
 
 
 def _block_of(key: Key) -> int:
-    return zlib.crc32(key[1]) % BLOCKS
+    return block_by_name(key[1], BLOCKS)
