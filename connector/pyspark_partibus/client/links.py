@@ -87,7 +87,7 @@ class Receiver(Link):
         filters: Mapping[str, Described] | None = None,
     ) -> None:
         """copy: browse instead of consuming (distribution-mode, §3.5.7)."""
-        pn = lib.pn_receiver(connection.session, b"%s-%d" % (b"receiver", next(_numbers)))
+        pn = lib.pn_receiver(connection.session, b"receiver-%d" % next(_numbers))
         super().__init__(connection, pn, f"receiver of '{address}'")
         source = lib.pn_link_source(pn)
         lib.pn_terminus_set_type(source, lib.PN_SOURCE)
@@ -132,7 +132,7 @@ class Sender(Link):
     def __init__(
         self, connection: Connection, address: str, properties: Mapping[str, Any] | None = None
     ) -> None:
-        pn = lib.pn_sender(connection.session, b"%s-%d" % (b"sender", next(_numbers)))
+        pn = lib.pn_sender(connection.session, b"sender-%d" % next(_numbers))
         super().__init__(connection, pn, f"sender to '{address}'")
         target = lib.pn_link_target(pn)
         lib.pn_terminus_set_type(target, lib.PN_TARGET)

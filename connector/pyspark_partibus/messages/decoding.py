@@ -19,6 +19,7 @@ from pyspark_partibus.messages.sections import (
     DATA,
     HEADER,
     PROPERTIES,
+    PROPERTY_FIELDS,
     SEQUENCE,
     VALUE,
     sections,
@@ -26,17 +27,8 @@ from pyspark_partibus.messages.sections import (
 from pyspark_partibus.messages.text import json_value, text_of
 from pyspark_partibus.offsets import counter_of
 
-_FIELDS = {
-    "message_id": 0,
-    "to": 2,
-    "subject": 3,
-    "reply_to": 4,
-    "correlation_id": 5,
-    "content_type": 6,
-    "session_id": 10,
-    "reply_to_session_id": 12,
-}
-"""Where each column is in the properties (§3.2.4)."""
+_FIELDS = {name: place for place, name in enumerate(PROPERTY_FIELDS) if name}
+"""Where each column is in the properties."""
 _OF_ENVELOPE = frozenset(
     ("partition", "sequence_number", "enqueued_time", "delivery_count", "entity", "raw", "error")
 )
@@ -93,13 +85,14 @@ class Decoder:
         """The columns that are inside the messages, and the errors of messages that cannot be decoded."""
         wanted = {_SECTION_OF[name] for name in names if name in _SECTION_OF}
         has_body = "body" in names or "body_type" in names
-        read = [(name, self._readers()[name]) for name in names]
-        columns: dict[str, list[Any]] = {name: [] for name in names}
+        readers = self._readers()
+        read = [readers[name] for name in names]
+        columns: list[list[Any]] = [[] for _ in names]
         errors: list[str | None] = []
         for number, (start, end) in zip(envelope.sequence_numbers, envelope.bounds(), strict=True):
             try:
                 found = _sections_of(envelope.data, start, end, wanted, has_body)
-                row = [reader(found) for _, reader in read]
+                row = [reader(found) for reader in read]
             except BadMessage as error:
                 if not self.keep_bad:
                     raise BadMessage(
@@ -112,9 +105,9 @@ class Decoder:
                 errors.append(str(error))
             else:
                 errors.append(None)
-            for (name, _), value in zip(read, row, strict=True):
-                columns[name].append(value)
-        return columns, errors
+            for column, value in zip(columns, row, strict=True):
+                column.append(value)
+        return dict(zip(names, columns, strict=True)), errors
 
     def _readers(self) -> dict[str, Callable[[Row], Any]]:
         """How each column is read from the decoded sections of a message."""

@@ -11,31 +11,29 @@ import pyarrow as pa
 
 from pyspark_partibus.client.values import Symbol, Timestamp, UInt, encode, encode_compound
 from pyspark_partibus.errors import BadRow
+from pyspark_partibus.messages.sections import PROPERTY_FIELDS
 from pyspark_partibus.messages.text import properties_from_json
 
 NULL = b"\x40"
 TTL_MS_MAX = 0xFFFFFFFF
 KEY_CHARACTERS_MAX = 128
-_PROPERTY_FIELDS = (
-    "message_id",
-    None,
-    "to",
-    "subject",
-    "reply_to",
-    "correlation_id",
-    "content_type",
-    None,
-    None,
-    None,
-    "session_id",
-    None,
-    "reply_to_session_id",
+_COLUMNS = frozenset(
+    (
+        *(each for each in PROPERTY_FIELDS if each),
+        "body",
+        "entity",
+        "partition_key",
+        "properties",
+        "properties_json",
+        "time_to_live_ms",
+        "scheduled_enqueue_time",
+    )
 )
-"""The columns in the order of the properties section (§3.2.4)."""
+"""All columns that mean something to the sink."""
 _KEY = encode("x-opt-partition-key").replace(b"\xa1", b"\xa3", 1)
 _SCHEDULED = encode("x-opt-scheduled-enqueue-time").replace(b"\xa1", b"\xa3", 1)
 
-_CONTENT_TYPE = _PROPERTY_FIELDS.index("content_type")
+_CONTENT_TYPE = PROPERTY_FIELDS.index("content_type")
 
 MakeId = Callable[[int, Sequence[bytes]], str]
 """The message-id of a row, from its place in the batch and its content."""
@@ -58,7 +56,7 @@ class Encoder:
             return
         columns = {name: _values(batch.column(name)) for name in batch.schema.names if self._is_used(name)}
         bodies = columns["body"]
-        fields = [columns.get(name) if name else None for name in _PROPERTY_FIELDS]
+        fields = [columns.get(name) if name else None for name in PROPERTY_FIELDS]
         kinds = columns.get("content_type")
         sessions, keys = columns.get("session_id"), columns.get("partition_key")
         targets, ids = columns.get("entity"), None if self._makes_ids else columns.get("message_id")
@@ -93,22 +91,9 @@ class Encoder:
             )
 
     def _is_used(self, name: str) -> bool:
-        known = (
-            *(each for each in _PROPERTY_FIELDS if each),
-            "body",
-            "entity",
-            "partition_key",
-            "properties",
-        )
         if name == "message_id" and self._makes_ids:
             return False
-        return name in (
-            *known,
-            "properties_json",
-            "time_to_live_ms",
-            "scheduled_enqueue_time",
-            *self._as_properties,
-        )
+        return name in _COLUMNS or name in self._as_properties
 
     def _application_properties(self, columns: dict[str, list[Any]]) -> Callable[[int], bytes] | None:
         """The section with the application properties of a row."""

@@ -10,6 +10,22 @@ from pyspark_partibus.errors import BadMessage
 
 HEADER, DELIVERY_ANNOTATIONS, ANNOTATIONS, PROPERTIES = 0x70, 0x71, 0x72, 0x73
 APPLICATION_PROPERTIES, DATA, SEQUENCE, VALUE, FOOTER = 0x74, 0x75, 0x76, 0x77, 0x78
+PROPERTY_FIELDS = (
+    "message_id",
+    None,
+    "to",
+    "subject",
+    "reply_to",
+    "correlation_id",
+    "content_type",
+    None,
+    None,
+    None,
+    "session_id",
+    None,
+    "reply_to_session_id",
+)
+"""The columns that are fields of the properties section, in its order (§3.2.4)."""
 _WIDTHS = (0, 1, 2, 4, 8, 16)
 """Bytes of a value whose constructor begins with 0x4 to 0x9 (§1.2)."""
 _u32 = struct.Struct(">I").unpack_from
