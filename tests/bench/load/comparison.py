@@ -14,6 +14,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from tests.bench.load.figures import Verdict
+from tests.bench.load.report import markdown_table
 
 OURS = "partibus"
 
@@ -186,12 +187,7 @@ class Comparison:
     def markdown(self, run: Mapping[str, object], command: str) -> str:
         """The table in Markdown, with the command, the commit and the machine below it."""
         head, *rows = self.rows()
-        machine = run["machine"]
-        assert isinstance(machine, dict)
-        about = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in machine.items())
-        lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-        lines += ["| " + " | ".join(row) + " |" for row in rows]
-        return "\n".join([*lines, "", f"`{command}`, {run['at']}, commit {run['commit']}; {about}.", ""])
+        return markdown_table(head, rows, run, command)
 
     def write_chart(self, path: Path) -> None:
         """Bars of messages in and out for each shape, the brokers side by side. Each shape has a scale of its

@@ -7,7 +7,8 @@ markers.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rich.table import Table
@@ -15,6 +16,7 @@ from rich.table import Table
 from tests.bench.load.figures import FIGURES, Figure, Reference, Result
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "benchmarks.md"
+DOCUMENT_WIDTH = 140
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 COLUMNS = ("figure", "value", "held against", "ratio", "floor", "goal", "stands", "stolen")
@@ -30,12 +32,22 @@ def terminal_table(results: Sequence[Result]) -> Table:
 
 def markdown(results: Sequence[Result], run: Mapping[str, object], command: str) -> str:
     """The results as a Markdown table, with the command, the commit and the machine below it."""
+    return markdown_table(COLUMNS, map(_row, results), run, command)
+
+
+def markdown_table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], run: Mapping[str, object], command: str
+) -> str:
+    """A Markdown table, with the command, the commit and the machine below it."""
     machine = run["machine"]
     assert isinstance(machine, dict)
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
-    lines += ["| " + " | ".join(_row(result)) + " |" for result in results]
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
     about = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in machine.items())
-    return "\n".join([*lines, "", f"`{command}`, {run['at']}, commit {run['commit']}; {about}.", ""])
+    origin = textwrap.wrap(
+        f"`{command}`, {run['at']}, commit {run['commit']}; {about}.", DOCUMENT_WIDTH, break_on_hyphens=False
+    )
+    return "\n".join([*lines, "", *origin, ""])
 
 
 def write_between_markers(path: Path, text: str, begins: str = BEGIN, ends: str = END) -> None:
