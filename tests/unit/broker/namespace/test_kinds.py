@@ -75,6 +75,8 @@ class Loans:
 class ArchiveDescription(EntityDescription):
     """A kind of entity with five subqueues, of which the last one is for dead letters."""
 
+    KIND = "Archive"
+
     settings: ArchiveSettings = field(default_factory=ArchiveSettings)
     file_settings: ArchiveSettings | None = None
 
