@@ -31,6 +31,7 @@ from azure.servicebus.management import (
 )
 
 from tests.interop.test_admin_python import client_of
+from tests.interop.topic_scenarios import TYPED, create_topics, topic_name
 from tests.support.azure_client import azure_client
 from tests.support.broker_process import BrokerProcess, configuration
 from tests.support.waiting import WAIT_S
@@ -245,3 +246,21 @@ def test_a_topic_of_the_configuration_file_serves_and_keeps_its_messages_over_a_
             assert bodies(taken(client, "topic.1", "s.1", 20)) == sorted(map(str, range(20)))
             with client.get_subscription_receiver("topic.1", "s.2") as receiver:
                 assert receiver.peek_messages(10) == []
+
+
+def test_rules_see_each_type_of_property(
+    admin: ServiceBusAdministrationClient, client: ServiceBusClient
+) -> None:
+    create_topics(admin, "python", ["typed-filters"])
+    topic = topic_name("python", "typed-filters")
+    at = datetime.datetime(2020, 7, 1, tzinfo=datetime.UTC)
+    system = {"message_id": "typed", "correlation_id": "c", "to": "t", "reply_to": "r", "subject": "l"}
+    properties = {"whole": 7, "fraction": 1.5, "text": "a_b", "yes": True, "no": False, "at": at}
+    publish(
+        client,
+        topic,
+        ServiceBusMessage("x", **system, content_type="ct", application_properties=properties),  # type: ignore[arg-type]
+    )
+    for subscription in TYPED:
+        wanted = subscription.name not in ("unknown", "other-value")
+        assert len(taken(client, topic, subscription.name, int(wanted))) == wanted

@@ -6,6 +6,7 @@ use the same names. The entities are created with the administration client, whi
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,9 +61,55 @@ FILTERED = [
 ]
 """Filters of all kinds. Clients publish messages with the labels red, blue and green, and sizes."""
 
+YEAR_2020 = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+
+
+def sql(name: str, expression: str, **parameters: Any) -> Subscription:
+    """A subscription with one SQL filter."""
+    given = {f"@{each}": value for each, value in parameters.items()}
+    return Subscription(name, rules={"rule": (SqlRuleFilter(expression, parameters=given), None)})
+
+
+TYPED = [
+    sql(
+        "numbers", "whole + 1 = 8 AND fraction * 2 = 3.0 AND whole IN (1, 7) AND -whole < 0 AND whole <> '7'"
+    ),
+    sql("texts", "text LIKE 'a!_%' ESCAPE '!' AND text <> 'A_b' AND text > 'a' AND text NOT IN ('b', 'c')"),
+    sql("booleans", "yes = TRUE AND NOT (no = TRUE) AND yes <> 1"),
+    sql("dates", "at > @then AND at < @later", then=YEAR_2020, later=YEAR_2020.replace(year=2021)),
+    sql("absent", "missing IS NULL AND NOT EXISTS (missing) AND EXISTS (whole) AND whole IS NOT NULL"),
+    sql("unknown", "missing = 1 OR missing <> 1 OR NOT (missing = 1) OR missing LIKE '%' OR missing IN (1)"),
+    sql(
+        "system",
+        "sys.MessageId = 'typed' AND sys.CorrelationId = 'c' AND sys.To = 't' AND sys.ReplyTo = 'r' AND "
+        "sys.ContentType = 'ct' AND sys.Label = 'l' AND sys.SessionId IS NULL AND user.[text] = \"text\"",
+    ),
+    Subscription(
+        "correlation",
+        rules={
+            "rule": (
+                CorrelationRuleFilter(
+                    message_id="typed",
+                    correlation_id="c",
+                    to="t",
+                    reply_to="r",
+                    content_type="ct",
+                    label="l",
+                    properties={"whole": 7, "fraction": 1.5, "text": "a_b", "yes": True},
+                ),
+                None,
+            )
+        },
+    ),
+    Subscription("other-value", rules={"rule": (CorrelationRuleFilter(properties={"whole": 8}), None)}),
+]
+"""Clients publish one message with properties of each type: whole = 7, fraction = 1.5, text = 'a_b', yes, no,
+and at, the middle of 2020. Each subscription gets it but "unknown" and "other-value"."""
+
 TOPICS: dict[str, list[Subscription]] = {
     "publish": [ALL, Subscription("other")],
     "filters": FILTERED,
+    "typed-filters": TYPED,
     "settle": [ALL, Subscription("other")],
     "renew-lock": [Subscription("all", {"lock_duration": "PT5S"})],
     "peek-pages": [ALL],

@@ -56,6 +56,13 @@ const scenarios = {
     assert.deepEqual(bodies(dead), ["blue 7", "green 7", "red 7"]);
     assert.ok(dead.every(({ deadLetterReason }) => deadLetterReason === "FilterException"));
   },
+  "typed-filters": async (client, topic) => {
+    const applicationProperties = { whole: 7, fraction: 1.5, text: "a_b", yes: true, no: false, at: new Date("2020-07-01") };
+    const system = { messageId: "typed", correlationId: "c", to: "t", replyTo: "r", contentType: "ct", subject: "l" };
+    await send(client, topic, { body: "x", ...system, applicationProperties });
+    for (const each of ["numbers", "texts", "booleans", "dates", "absent", "system", "correlation"]) await assertGets(client, topic, each, "x");
+    for (const each of ["unknown", "other-value"]) await assertGets(client, topic, each);
+  },
   "settle": async (client, topic) => {
     const names = ["complete", "abandon", "defer", "dead-letter", "defer, then dead-letter"];
     await client.createSender(topic).sendMessages(names.map((body) => ({ body })));

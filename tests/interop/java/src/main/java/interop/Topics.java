@@ -29,9 +29,11 @@ import com.azure.messaging.servicebus.models.CompleteOptions;
 import com.azure.messaging.servicebus.models.DeadLetterOptions;
 import com.azure.messaging.servicebus.models.DeferOptions;
 import java.time.Duration;
+import java.time.Instant;
 import java.time.OffsetDateTime;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Date;
 import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
@@ -42,6 +44,7 @@ public final class Topics {
     private static final Map<String, Scenario> ALL = Map.ofEntries(
         Map.entry("publish", Topics::publish),
         Map.entry("filters", Topics::filters),
+        Map.entry("typed-filters", Topics::typedFilters),
         Map.entry("settle", Topics::settle),
         Map.entry("renew-lock", Topics::renewLock),
         Map.entry("peek-pages", Topics::peekPages),
@@ -136,6 +139,18 @@ public final class Topics {
         List<ServiceBusReceivedMessage> dead = exactly(bench.deadLettersOf("failing"), 3);
         equal(bodies(dead), List.of("blue 7", "green 7", "red 7"), "dead letters");
         dead.forEach(each -> equal(each.getDeadLetterReason(), "FilterException", "reason"));
+    }
+
+    private static void typedFilters(Bench bench) {
+        ServiceBusMessage message = message("x", "typed").setCorrelationId("c").setTo("t").setReplyTo("r").setContentType("ct").setSubject("l");
+        Date at = Date.from(Instant.parse("2020-07-01T00:00:00Z"));
+        message.getApplicationProperties().putAll(Map.of("whole", 7L, "fraction", 1.5f, "text", "a_b", "yes", true, "no", false, "at", at));
+        bench.publish(message);
+        for (String each : List.of("numbers", "texts", "booleans", "dates", "absent", "system", "correlation")) {
+            gets(bench, each, "x");
+        }
+        gets(bench, "unknown");
+        gets(bench, "other-value");
     }
 
     private static void settle(Bench bench) {
