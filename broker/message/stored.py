@@ -176,6 +176,16 @@ def message_id(stored: bytes) -> bytes:
     return stored[places[0] : places[1]]
 
 
+def priority_of(stored: bytes) -> int | None:
+    """The priority of a stored message (§3.2.1); None if the sender set none."""
+    return stored[2] if stored[1] & HAS_PRIORITY else None
+
+
+def time_to_live_of(stored: bytes) -> int | None:
+    """The time to live of a stored message in ms, as the sender set it; None if it set none."""
+    return int.from_bytes(stored[4:8], "big") if stored[1] & HAS_TIME_TO_LIVE else None
+
+
 def bare_message_offset(stored: bytes) -> int:
     """Where the bare message begins in a stored message."""
     return delivery_annotations(stored, HEAD.size + (stored[10] << 8 | stored[11]))[2]

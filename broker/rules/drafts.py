@@ -13,7 +13,7 @@ from typing import Any
 
 from broker.base.ticks import TICKS_PER_MS
 from broker.message.forwarded import as_sent
-from broker.message.stored import HAS_PRIORITY
+from broker.message.stored import priority_of
 from broker.rules.arithmetic import kind_of
 from broker.rules.message_view import (
     CONTENT_TYPE,
@@ -166,12 +166,12 @@ class Draft(MessageView):
             self._annotations[_PARTITION_KEY] = None
 
     def _header(self) -> bytes:
-        flags, priority = self.stored[1], self.stored[2]
+        priority = priority_of(self.stored)
         return _section(
             HEADER,
             [
                 None,
-                UByte(priority) if flags & HAS_PRIORITY else None,
+                None if priority is None else UByte(priority),
                 None if self._ttl_ms is None else UInt(self._ttl_ms),
             ],
         )

@@ -17,12 +17,7 @@ from typing import Any
 
 from broker.base.ticks import TICKS_PER_MS
 from broker.message.forwarded import trail_of
-from broker.message.stored import (
-    HAS_TIME_TO_LIVE,
-    HEAD,
-    bare_message_offset,
-    section_end,
-)
+from broker.message.stored import HEAD, bare_message_offset, section_end, time_to_live_of
 from broker.rules.covers import Property
 from broker.rules.values import Duration, EvaluationFailed, Instant, Value, from_amqp
 from protocol.codec import DecodeError, decode
@@ -107,7 +102,7 @@ class MessageView:
 
     def time_to_live_ms(self) -> int | None:
         """As the sender set it."""
-        return int.from_bytes(self.stored[4:8], "big") if self.stored[1] & HAS_TIME_TO_LIVE else None
+        return time_to_live_of(self.stored)
 
     def _field_places(self) -> list[int]:
         if self._fields is None:

@@ -16,7 +16,7 @@ from typing import Any
 from lark import Token
 
 from broker.message.changes import entries_of
-from broker.message.stored import HAS_PRIORITY
+from broker.message.stored import priority_of
 from broker.rules.covers import Property
 from broker.rules.evaluating import Compare, Compiler, Dialect, Evaluate
 from broker.rules.message_view import (
@@ -172,6 +172,11 @@ def _field(number: int) -> Evaluate[SelectedView]:
     return lambda message: from_amqp(message.field(number))
 
 
+def _priority(message: SelectedView) -> Value:
+    priority = priority_of(message.stored)
+    return 4 if priority is None else priority
+
+
 def _timestamp(message: SelectedView) -> Value:
     created = message.field(CREATION_TIME)
     return int(created) if isinstance(created, int) else None
@@ -181,7 +186,7 @@ _HEADERS: Mapping[str, Evaluate[SelectedView]] = {
     "JMSMessageID": _id_header(MESSAGE_ID, "ID:"),
     "JMSCorrelationID": _id_header(CORRELATION_ID),
     "JMSType": _field(SUBJECT),
-    "JMSPriority": lambda message: message.stored[2] if message.stored[1] & HAS_PRIORITY else 4,
+    "JMSPriority": _priority,
     "JMSDeliveryMode": lambda message: "PERSISTENT",
     "JMSTimestamp": _timestamp,
     "JMSXGroupID": _field(GROUP_ID),

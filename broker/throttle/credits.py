@@ -53,7 +53,7 @@ class Credits:
         """Pay for what has been done already, with a debt if it must be."""
         self._balance = self.balance(now_ms) - cost
 
-    def period_ms(self, now_ms: int) -> int:
+    def period_begun_ms(self, now_ms: int) -> int:
         """When the present period began."""
         self.balance(now_ms)
         return self._begun_ms

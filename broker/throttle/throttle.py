@@ -93,7 +93,7 @@ class Throttle:
     def left_for_receivers(self) -> int:
         """How many messages receivers may be given now; 0 or less if none."""
         now_ms = self._clock.monotonic_ms()
-        left, begun_ms = self._credits.balance(now_ms), self._period_ms(now_ms)
+        left, begun_ms = self._credits.balance(now_ms), self._period_begun_ms(now_ms)
         if self._refused_at_ms >= begun_ms - PERIOD_MS:
             return min(left, max(self._credits.per_period // 2, 1) - self._received)
         return left
@@ -102,11 +102,11 @@ class Throttle:
         """Pay for messages that are handed over or shown to a client."""
         now_ms = self._clock.monotonic_ms()
         self._credits.charge(messages, now_ms)
-        self._period_ms(now_ms)
+        self._period_begun_ms(now_ms)
         self._received += messages
 
-    def _period_ms(self, now_ms: int) -> int:
-        begun_ms = self._credits.period_ms(now_ms)
+    def _period_begun_ms(self, now_ms: int) -> int:
+        begun_ms = self._credits.period_begun_ms(now_ms)
         if begun_ms != self._received_in_ms:
             self._received_in_ms, self._received = begun_ms, 0
         return begun_ms
@@ -123,7 +123,7 @@ class Throttle:
 
     def _look_later(self) -> None:
         now_ms = self._clock.monotonic_ms()
-        delay_ms = self._credits.period_ms(now_ms) + PERIOD_MS - now_ms
+        delay_ms = self._credits.period_begun_ms(now_ms) + PERIOD_MS - now_ms
         self._timer = asyncio.get_running_loop().call_later(delay_ms / 1_000, self.look)
 
     def look(self) -> None:

@@ -18,7 +18,7 @@ def test_periods_begin_at_their_own_times_whenever_they_are_looked_at() -> None:
     credits = Credits(10, 300)
     credits.charge(10, 2_299)
     assert (credits.balance(2_299), credits.balance(2_300)) == (0, 10)
-    assert credits.period_ms(2_999) == 2_300
+    assert credits.period_begun_ms(2_999) == 2_300
 
 
 def test_an_operation_that_is_not_covered_costs_nothing() -> None:
