@@ -29,12 +29,13 @@ TRAFFIC_WITHIN_S = 60.0
 
 @contextmanager
 def round_with_broker(
-    path: Path, queues: list[dict[str, Any]], file: str, number: int
+    path: Path, queues: list[dict[str, Any]], file: str, number: int, topics: Sequence[dict[str, Any]] = ()
 ) -> Iterator[BrokerProcess]:
     """A broker for round `number` of a test file. If the round fails, its log is shown, and how to repeat
     the round."""
     print(f"repeat: PARTIBUS_CRASH_SEED={SEED} pytest {file} -k '[{number}]'")
-    broker = BrokerProcess(path, queues, environment=SMALL_LOGS if number % 2 else {}, keeps_ports=False)
+    environment = SMALL_LOGS if number % 2 else {}
+    broker = BrokerProcess(path, queues, topics=topics, environment=environment, keeps_ports=False)
     try:
         yield broker
     except BaseException:

@@ -4,7 +4,6 @@ receivers do, and messages that were dead-lettered stay in their own subscriptio
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from random import Random
@@ -14,7 +13,7 @@ import pytest
 from tests.crash.clients import Client, Place, Receiver, Sender, drain
 from tests.crash.ledger import QueueLedger
 from tests.crash.rounds import ROUNDS, SEED, at_work, kill_and_restart, round_with_broker, wait_for_traffic
-from tests.support.broker_process import BrokerProcess, configuration
+from tests.support.broker_process import topic
 
 TOPIC, NAMES = "events", ("one", "two", "three")
 
@@ -46,21 +45,11 @@ def path_of(subscription: str) -> str:
     return f"{TOPIC}/Subscriptions/{subscription}"
 
 
-def add_topic(broker: BrokerProcess) -> None:
-    """Put the topic into the configuration file of a broker that has not started."""
-    content = configuration([])
-    subscriptions = [{"Name": name, "Properties": {"MaxDeliveryCount": 2_000}} for name in NAMES]
-    content["UserConfig"]["Namespaces"][0]["Topics"] = [  # type: ignore[index]
-        {"Name": TOPIC, "Properties": {}, "Subscriptions": subscriptions}
-    ]
-    broker.config_path.write_text(json.dumps(content), encoding="utf-8")
-
-
 @pytest.mark.parametrize("number", range(min(ROUNDS, 2)))
 def test_a_kill_at_any_moment_costs_no_subscription_a_message(number: int, tmp_path: Path) -> None:
     seed = f"{SEED}/{number}"
-    with round_with_broker(tmp_path, [], "tests/crash/test_topic_kill.py", number) as broker:
-        add_topic(broker)
+    topics = [topic(TOPIC, NAMES, MaxDeliveryCount=2_000)]
+    with round_with_broker(tmp_path, [], "tests/crash/test_topic_kill.py", number, topics) as broker:
         place = Place(broker.start().amqp_port)
         this = Round(place, seed)
         with at_work(place, this.clients):

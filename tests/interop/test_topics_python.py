@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +32,8 @@ from azure.servicebus.management import (
 from tests.interop.test_admin_python import client_of
 from tests.interop.topic_scenarios import TYPED, create_topics, topic_name
 from tests.support.azure_client import azure_client
-from tests.support.broker_process import BrokerProcess, configuration
+from tests.support.broker_process import BrokerProcess
+from tests.support.broker_process import topic as topic_of_file
 from tests.support.waiting import WAIT_S
 
 DEAD = ServiceBusSubQueue.DEAD_LETTER
@@ -230,13 +230,9 @@ def test_a_subscription_that_is_deleted_ends_its_receivers_and_loses_its_message
 def test_a_topic_of_the_configuration_file_serves_and_keeps_its_messages_over_a_crash(
     tmp_path: Path, process: str
 ) -> None:
-    broker = BrokerProcess(tmp_path, [], environment={"PARTIBUS_PARTITION_PROCESS": process})
-    content = configuration([])
-    content["UserConfig"]["Namespaces"][0]["Topics"] = [  # type: ignore[index]
-        {"Name": "topic.1", "Properties": {}, "Subscriptions": [{"Name": "s.1"}, {"Name": "s.2"}]}
-    ]
-    broker.config_path.write_text(json.dumps(content), encoding="utf-8")
-    with broker:
+    topics = [topic_of_file("topic.1", ["s.1", "s.2"])]
+    environment = {"PARTIBUS_PARTITION_PROCESS": process}
+    with BrokerProcess(tmp_path, [], topics=topics, environment=environment) as broker:
         with azure_client(broker.addresses.connection_string(), retry_total=0) as client:
             publish(client, "topic.1", *(ServiceBusMessage(str(each)) for each in range(20)))
             assert len(taken(client, "topic.1", "s.2", 20)) == 20

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -71,9 +71,17 @@ def queue(name: str, **properties: object) -> dict[str, object]:
     return {"Name": name, "Properties": {"MaxDeliveryCount": 10, **properties}}
 
 
-def configuration(queues: Sequence[Mapping[str, object]]) -> dict[str, object]:
+def topic(name: str, subscriptions: Iterable[str], **properties: object) -> dict[str, object]:
+    """One entry of the configuration's `Topics`; `properties` are those of each subscription."""
+    described = [{"Name": each, "Properties": properties} for each in subscriptions]
+    return {"Name": name, "Properties": {}, "Subscriptions": described}
+
+
+def configuration(
+    queues: Sequence[Mapping[str, object]], topics: Sequence[Mapping[str, object]] = ()
+) -> dict[str, object]:
     """A complete configuration in the emulator's format (HTTP contract 5.4)."""
-    namespace = {"Name": "sbemulatorns", "Queues": list(queues), "Topics": []}
+    namespace = {"Name": "sbemulatorns", "Queues": list(queues), "Topics": list(topics)}
     return {"UserConfig": {"Namespaces": [namespace], "Logging": {"Type": "Console"}}}
 
 
@@ -91,6 +99,7 @@ class BrokerProcess:
         folder: Path,
         queues: Sequence[Mapping[str, object]],
         *,
+        topics: Sequence[Mapping[str, object]] = (),
         environment: Mapping[str, str] | None = None,
         keeps_ports: bool = True,
         files_max: int | None = None,
@@ -115,7 +124,7 @@ class BrokerProcess:
         self.data_dir = folder / "data"
         self.config_path = folder / "config.json"
         folder.mkdir(parents=True, exist_ok=True)
-        self.config_path.write_text(json.dumps(configuration(queues), indent=1), encoding="utf-8")
+        self.config_path.write_text(json.dumps(configuration(queues, topics), indent=1), encoding="utf-8")
 
     @property
     def addresses(self) -> Addresses:

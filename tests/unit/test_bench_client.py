@@ -10,8 +10,8 @@ from tests.bench.load import traffic
 from tests.bench.load.bare_peer import BarePeer
 from tests.bench.load.client import LoadConnection, Receiver, Sender, drive, encode_message
 from tests.bench.load.endpoint import LoadError
+from tests.bench.load.engine_socket import spell_out_unsettled
 from tests.bench.load.traffic import Target
-from tests.bench.load.wire import spell_out_unsettled
 from tests.support.bare_peers import endpoint_of, running_bare_peer
 
 WITHIN_S = 10.0

@@ -18,7 +18,7 @@ from typing import Any
 from cproton_ffi import ffi, lib
 
 from tests.bench.load.endpoint import LoadError, accept_sasl
-from tests.bench.load.wire import EngineSocket
+from tests.bench.load.engine_socket import EngineSocket
 
 CREDIT = 2_000
 

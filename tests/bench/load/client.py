@@ -25,7 +25,7 @@ from typing import Any
 from cproton_ffi import ffi, lib
 
 from tests.bench.load.endpoint import Endpoint, LoadError, authenticate
-from tests.bench.load.wire import EngineSocket, raise_condition
+from tests.bench.load.engine_socket import EngineSocket, raise_condition
 
 STEP_TIMEOUT_S = 30.0
 """Time limit for setting up or closing, after which the broker counts as stuck."""
