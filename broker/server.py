@@ -2,9 +2,9 @@
 order.
 
 Start: catalogue, namespace, entities of the configuration file, then the sockets; `server.ready` gives their
-addresses. Stop (SIGTERM, Ctrl-C): accept no new connections; tell and disconnect every client; have every
-partition finish its commit, write a checkpoint if much of the log follows the last one, and close its log;
-end the committer's threads last.
+addresses. Stop (SIGTERM, Ctrl-C): accept no new connections; answer what clients have sent, and tell them to
+connect again; have every partition finish its commit, write a checkpoint if much of the log follows the last
+one, and close its log; end the committer's threads last. A second signal ends the process at once.
 """
 
 from __future__ import annotations
@@ -66,8 +66,11 @@ from storage.partition_index import PartitionIndex
 log = structlog.get_logger("server")
 
 BACKLOG = 4096
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 CLOSE_TIMEOUT_S = 2.0
 """How long clients have to answer our close when the broker stops."""
+GOODBYE_LOOK_S = 0.02
+"""How often to look whether a client has all its answers when the broker stops."""
 CLOCK_LOOK_S = 1.0
 """How often to check the clock for steps and suspends."""
 GC_THRESHOLDS = (50_000, 20, 100)
@@ -185,6 +188,14 @@ class Broker:
         """Begin to stop."""
         self._stop.set()
 
+    def _stop_or_end(self) -> None:
+        """Begin to stop. The system ends the process at the next signal, whatever the event loop is doing:
+        nothing acknowledged is lost, as in a crash."""
+        for number in STOP_SIGNALS:
+            asyncio.get_running_loop().remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+        self.stop()
+
     def _part_failed(self, name: str, error: BaseException) -> None:
         """A background task of storage or namespace has died: stop in order, and let `run` raise
         PartFailed."""
@@ -195,9 +206,9 @@ class Broker:
     async def run(self) -> None:
         """Serve until `stop` or a signal. Raises PartFailed if a part of the broker has died."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOP_SIGNALS:
             with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread, as in a test
-                loop.add_signal_handler(number, self.stop)
+                loop.add_signal_handler(number, self._stop_or_end)
         loop.set_exception_handler(_log_stray)
         gc.set_threshold(*GC_THRESHOLDS)
         async with asyncio.TaskGroup() as self._tasks:
@@ -301,8 +312,7 @@ class Broker:
             for listener in listeners:
                 listener.close()
             handshakes.stop()
-            for connection in list(services.connections):
-                connection.shut_down()
+            await _say_goodbye(services, settings.shutdown_timeout_ms / 1000)
             await _until_gone(services, settings.shutdown_timeout_ms / 1000)
             await forwarding.stop()
             if http_task is not None:
@@ -447,6 +457,23 @@ async def _loudly(work: Coroutine[Any, Any, None], name: str) -> None:
         await work
     except Exception:
         log.exception("task.failed", task=name)
+
+
+async def _say_goodbye(services: Services, timeout_s: float) -> None:
+    """Tell each client to connect again, once everything that it has sent is answered or the time is up."""
+    leaving = set(services.connections)
+    for connection in leaving:
+        connection.leave()
+    loop = asyncio.get_running_loop()
+    ends_at = loop.time() + timeout_s
+    while leaving:
+        is_over = loop.time() >= ends_at
+        answered = {connection for connection in leaving if is_over or not connection.owes_answers}
+        for connection in answered:
+            connection.shut_down()
+        leaving -= answered
+        if leaving:
+            await asyncio.sleep(GOODBYE_LOOK_S)
 
 
 async def _until_gone(services: Services, timeout_s: float) -> None:

@@ -22,6 +22,7 @@ from broker.frontend.attaching import Attaching, Resolve, attach_to_entity
 from broker.frontend.byte_stream import ByteStream
 from broker.frontend.connection_view import Waiting
 from broker.frontend.links.delayed_attach import DelayedAttach
+from broker.frontend.links.outgoing import OutgoingLink
 from broker.frontend.nodes.request_node import QUEUED_BYTES_FREE
 from broker.frontend.pace import MESSAGE_COST
 from broker.frontend.services import Services
@@ -113,6 +114,9 @@ class Connection:
         """Messages whose settlement has no outcome yet, though the client waits for it. Written by the
         links."""
         self._closed = self._failed = False
+        self._is_leaving = False
+        """The broker stops: what the client sends is dropped as if it had never arrived."""
+        self._client_has_closed = False
         self._is_served = False
         self._undone: list[Event] = []
         """Events left for a later turn because the time slice was used up."""
@@ -295,7 +299,10 @@ class Connection:
             for link in waiting:
                 link.credit_granted()
         if self.engine.finished:
-            self._close_stream()
+            # The system discards what a client has not read yet if it sends to a closed socket. Clients that
+            # are busy when the broker stops would not learn what was stored.
+            if self._client_has_closed or not self._is_leaving:
+                self._close_stream()
         elif self._tick_timer is None:
             self._tick()
         if self.engine.has_leftovers:
@@ -342,6 +349,7 @@ class Connection:
         output = self.services.output
         if (
             self.writable
+            and not self._is_leaving
             and not (output.is_over and output.holds(self))
             and self.output_room > 0
             and self.engine.unsent_bytes(link.link) < self.allowance
@@ -530,6 +538,21 @@ class Connection:
         self.engine.close(error_of(why))
         self.flush_soon()
 
+    def leave(self) -> None:
+        """The broker is stopping: take and deliver nothing more, and answer what the client has sent."""
+        self._is_leaving = True
+
+    @property
+    def owes_answers(self) -> bool:
+        """Whether something that the client has sent is under way, or messages that were removed for it."""
+        return not self._closed and (
+            bool(self.cost_under_way or self.settling)
+            or any(
+                isinstance(link.context, OutgoingLink) and link.context.is_removing
+                for link in self.engine.links()
+            )
+        )
+
     def shut_down(self) -> None:
         """Close the connection and tell the client that the broker is stopping (§2.7.9)."""
         if not self._closed:
@@ -567,6 +590,8 @@ class Connection:
         if self._undone:  # keep the events in order
             self._undone += events
             return
+        if self._is_leaving:
+            events = [event for event in events if isinstance(event, LinkDetached | ConnectionClosed)]
         for number, event in enumerate(events):
             if number % EVENTS_UNSEEN == EVENTS_UNSEEN - 1 and self.is_late:
                 self._undone = events[number:]
@@ -600,6 +625,7 @@ class Connection:
                 case ConnectionOpened():
                     self._opened(event)
                 case ConnectionClosed(error=error):
+                    self._client_has_closed = True
                     if error is not None:
                         about = {"condition": error.condition, "description": error.description}
                         self.services.sparing.info(log, "connection.closed", peer=self.peer, **about)

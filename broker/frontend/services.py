@@ -42,6 +42,13 @@ class Client(Reading, Output, Protocol):
     def clock_was_set(self) -> None:
         """The wall clock has stepped."""
 
+    def leave(self) -> None:
+        """The broker is stopping: take and deliver nothing more, and answer what the client has sent."""
+
+    @property
+    def owes_answers(self) -> bool:
+        """Whether something that the client has sent is under way, or messages that were removed for it."""
+
     def shut_down(self) -> None:
         """The broker is stopping: close the connection with an error."""
 

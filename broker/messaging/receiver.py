@@ -206,6 +206,11 @@ class Receiver(Generic[R]):
         if self._scans is not None:
             self._scans.go_on()
 
+    @property
+    def is_removing(self) -> bool:
+        """Whether messages are being removed that the client gets afterwards."""
+        return self._removals.count > 0
+
     def _wanted(self) -> int:
         """How many messages may be handed over now."""
         wanted = self._taker.wanted()

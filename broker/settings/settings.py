@@ -532,7 +532,10 @@ class Settings(BaseSettings):
     )
     log_level: LogLevel = Field("info", description="Lowest severity of the log lines to write.")
     shutdown_timeout_ms: int = Field(
-        10_000, ge=0, description="Time that open requests have to finish when the broker stops."
+        10_000,
+        ge=0,
+        description="Time that open requests have to finish when the broker stops; what clients have sent "
+        "over AMQP has as long to be answered.",
     )
 
     @model_validator(mode="before")

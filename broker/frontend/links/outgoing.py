@@ -107,6 +107,11 @@ class OutgoingLink:
         """How many bytes may wait for the client."""
         return self._connection.allowance
 
+    @property
+    def is_removing(self) -> bool:
+        """Whether messages are being removed that the client gets afterwards."""
+        return self._receiver.is_removing
+
     def wanted(self) -> int:
         """How many messages the client may be given now."""
         credit = self._engine.credit(self.link)
