@@ -277,7 +277,7 @@ def test_the_broker_starts_says_where_it_listens_answers_and_stops_cleanly(tmp_p
         done = partibus("health", "--url", broker.addresses.http_url)
         assert done.returncode == 0
         assert json.loads(done.stdout)["entities"] == {
-            "orders": {"availability": "Available", "partitions": ["closed"]}
+            "orders": {"availability": "Available", "partitions": ["closed"], "size_bytes_max": 1 << 30}
         }
         assert broker.terminate() == 0
     events = [json.loads(line) for line in broker.log.splitlines()]
