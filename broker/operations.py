@@ -227,6 +227,10 @@ class Transact:
     """… which are these: whole promises, one after the other (`PromiseNumbers`)."""
     transfers: Send | None = None
     """Messages for other entities, with the column DESTINATION. They go to the transfer subqueue."""
+    full: str | None = None
+    """Why the whole entity has no room for the messages unless the transaction makes it; None if it has."""
+    room: int = 0
+    """The bytes that a full entity has left."""
 
 
 @dataclass(slots=True)

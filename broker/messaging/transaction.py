@@ -33,6 +33,7 @@ from broker.messaging.settlement import Settlement
 from broker.namespace.entity import Entity, ask, next_client
 from broker.operations import (
     Answer,
+    Complete,
     LockToken,
     Send,
     Transact,
@@ -211,8 +212,6 @@ class Transaction:
                 self._settle_on(queue)
                 self._place_send(queue, collected.keys)
             messages = collected.send.messages
-            # Where they are stored may still be open: `_settle_on` asks the entity that turns out to do it.
-            (self._queue or (via if is_via and via is not None else queue)).admit(messages)
             self._add(len(messages), sum(map(len, messages)) + MESSAGE_OVERHEAD_BYTES * len(messages))
         except Refused as why:
             self.fail(why)
@@ -369,7 +368,24 @@ class Transaction:
                 else None
             ),
         )
+        self._find_room(transact)
         return self._queue, self._number, transact
+
+    def _find_room(self, transact: Transact) -> None:
+        """Count the messages towards the quota of the whole entity. If it is full, a transaction that removes
+        messages may still fit: its partition knows their sizes. Raises Refused."""
+        assert self._queue is not None, "it was chosen"
+        sends = (transact.send, transact.scheduled, transact.transfers)
+        messages = [message for send in sends if send is not None for message in send.messages]
+        if not messages:
+            return
+        try:
+            self._queue.admit(messages)
+        except Refused as why:
+            if not (transact.cancelled or any(isinstance(each, Complete) for each in transact.settlements)):
+                self.fail(why)
+                self._check_failure()
+            transact.full, transact.room = why.description, self._queue.take_rest()
 
     def count(self) -> None:
         """Count what was carried out."""
@@ -408,8 +424,6 @@ class Transaction:
                 self._sends.append(transfer.collected.send)
             else:
                 self._place_transfer(queue, transfer.via_key)
-                if not transfer.is_via:
-                    queue.admit(transfer.collected.send.messages)
                 self._transfers.append(transfer)
 
     def _transfer(self, queue: Entity, collected: Collected, via: Entity, is_via: bool) -> _Transfer:

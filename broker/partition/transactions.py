@@ -30,6 +30,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.entities.roles import PASSES_ON
 from broker.operations import (
     Abandon,
@@ -125,6 +126,7 @@ class Transactions:
         self._promises.check(operation.promised)
         scheduled, transfers = operation.scheduled, operation.transfers
         sent = len(operation.send.messages) + len(operation.promised)
+        self._check_entity_room(operation, freed)
         if scheduled is not None or transfers is not None:
             self._sending.check(
                 space.cycle, space.description, operation.send, scheduled, transfers, freed=freed
@@ -146,6 +148,16 @@ class Transactions:
             self._settle(operation.settlements)
             self._cancel(cancelled)
         space.answer(client, Transacted(sent, operation.cookie))
+
+    def _check_entity_room(self, operation: Transact, freed: int) -> None:
+        """Raise Refused if the transaction needs more room than it makes, and the entity as a whole has not
+        that much left."""
+        if operation.full is None:
+            return
+        sends = (operation.send, operation.scheduled, operation.transfers)
+        sizes = [len(message) for send in sends if send is not None for message in send.messages]
+        if sum(sizes) + MESSAGE_OVERHEAD_BYTES * len(sizes) > operation.room + freed:
+            raise Refused(Reason.QUOTA_EXCEEDED, operation.full)
 
     def _cancel(self, numbers: list[int]) -> None:
         """Remove scheduled messages."""

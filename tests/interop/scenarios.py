@@ -174,6 +174,7 @@ JAVA_TRANSACTIONS: dict[str, dict[str, object]] = {
     "transaction-refusals": {},
     "transaction-in-a-session": {"RequiresSession": True},
     "transaction-over-entities": {},
+    "transaction-drains-a-full-queue": {"PartitionCount": 1, "MaxSizeInMegabytes": 1},
 }
 """Of the official clients, those for Java and .NET have transactions."""
 
@@ -217,6 +218,7 @@ DESTINATIONS: dict[str, dict[str, object]] = {
     "proton-transactions.named-via.to": {"PartitionCount": 1},
     "java.transaction-over-entities.to": {"PartitionCount": 4},
     "java.transaction-over-entities.too": {"PartitionCount": 1},
+    "java.transaction-drains-a-full-queue.to": {"PartitionCount": 4},
 }
 """Queues to which the scenarios whose names they begin with send through another one."""
 

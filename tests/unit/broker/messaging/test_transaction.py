@@ -13,7 +13,7 @@ from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MAIN
 from broker.message.stored import store_run
 from broker.messaging.sending import Collected
-from broker.messaging.settlement import COMPLETE
+from broker.messaging.settlement import COMPLETE, abandon
 from broker.messaging.transaction import Transaction
 from broker.messaging.transactions import Transactions
 from broker.namespace.entity import Entity
@@ -235,23 +235,43 @@ async def test_a_send_to_a_destination_that_is_full_fails_the_transaction(is_via
 
 
 @pytest.mark.parametrize("is_transfer", [False, True], ids=["its own", "for another entity"])
-async def test_a_send_that_its_entity_has_no_room_for_as_a_whole_fails_the_transaction(
-    is_transfer: bool,
+async def test_a_commit_that_its_entity_has_no_room_for_as_a_whole_is_refused(is_transfer: bool) -> None:
+    bench = Bench(1)
+    bench.a._quota = SizeQuota("Queue", 1_000, lambda: 990)
+    bench.send(bench.b if is_transfer else bench.a, "1", is_via=is_transfer)
+    bench.transaction.settle(bench.a, locked(0).tokens, abandon({}))  # which makes no room
+    description = refused(bench).description
+    assert "Max entity size in bytes: 1000" in description and "'a'" in description
+
+
+@pytest.mark.parametrize("settles_first", [False, True])
+@pytest.mark.parametrize("is_transfer", [False, True], ids=["its own", "for another entity"])
+async def test_the_partition_decides_whether_what_is_completed_makes_room_in_a_full_entity(
+    is_transfer: bool, settles_first: bool
 ) -> None:
     bench = Bench(1)
     bench.a._quota = SizeQuota("Queue", 1_000, lambda: 990)
-    with pytest.raises(Refused) as why:
-        bench.send(bench.b if is_transfer else bench.a, "1", is_via=is_transfer)
-    assert why.value.reason is Reason.QUOTA_EXCEEDED and "'a'" in refused(bench).description
+    if settles_first:
+        bench.settle(bench.a, 0)
+    bench.send(bench.b if is_transfer else bench.a, "1")
+    if not settles_first:
+        bench.settle(bench.a, 0)
+    _, _, transact = bench.commit()
+    assert transact.full is not None and "'a'" in transact.full and transact.room == 10
 
 
-async def test_a_full_entity_refuses_what_is_sent_through_it_only_once_the_transaction_is_on_it() -> None:
+async def test_a_transaction_that_sends_nothing_needs_no_room() -> None:
+    bench = Bench(1)
+    bench.a._quota = SizeQuota("Queue", 1_000, lambda: 2_000)
+    bench.transaction.settle(bench.a, locked(0).tokens, abandon({}))
+    assert bench.commit()[2].full is None
+
+
+async def test_a_full_entity_does_not_refuse_what_turns_out_to_be_stored_in_another() -> None:
     bench = Bench(1)
     bench.a._quota = SizeQuota("Queue", 1_000, lambda: 990)
-    bench.send(bench.b, "1")  # it is stored in "b", if the transaction does nothing else
-    with pytest.raises(Refused) as why:
-        bench.settle(bench.a, 0)
-    assert why.value.reason is Reason.QUOTA_EXCEEDED and "'a'" in refused(bench).description
+    bench.send(bench.b, "1")  # the transaction does nothing else, so it is on "b"
+    assert bench.commit()[0] == "b"
 
 
 async def test_a_via_entity_that_is_deleted_before_the_commit_fails_it() -> None:

@@ -222,6 +222,17 @@ async def test_transactions_drain_a_full_queue_although_they_send(is_transfer: b
     assert one(await harness.do(1, Send([LARGE], None)), Sent)
 
 
+async def test_a_full_entity_takes_what_the_transaction_makes_room_for() -> None:
+    harness = Harness()
+    await harness.send(b"x" * 1_000, b"x" * 1_000)
+    tokens = (await harness.receive(1, 2)).tokens
+    completed = [Complete(tokens[:1])]
+    refused = Transact(Send([b"y" * 1_011], None), completed, full="it is full", room=10)
+    assert await harness.do(1, refused) == [Failed(Reason.QUOTA_EXCEEDED, "it is full", None)]
+    fits = Transact(Send([b"y" * 1_010], None), completed, full="it is full", room=10)
+    assert await harness.do(1, fits) == [Transacted(1, None)]
+
+
 async def test_what_stays_in_the_queue_makes_no_room_for_what_its_transaction_sends() -> None:
     harness, tokens = await full(3)
     settlements: list[Abandon | Defer | DeadLetter] = [

@@ -60,6 +60,7 @@ final class Scenarios {
         Map.entry("transaction-commit", Scenarios::transactionCommit),
         Map.entry("transaction-roll-back", Scenarios::transactionRollBack),
         Map.entry("transaction-over-entities", Scenarios::transactionOverEntities),
+        Map.entry("transaction-drains-a-full-queue", Scenarios::transactionDrainsAFullQueue),
         Map.entry("transaction-schedules", Scenarios::transactionSchedules),
         Map.entry("transaction-refusals", Scenarios::transactionRefusals),
         Map.entry("transaction-in-a-session", Scenarios::transactionInASession));
@@ -396,6 +397,26 @@ final class Scenarios {
         equal(ids(exactly(bench.receiver(to), 3)), List.of("2", "3", "4"), "sent to the second queue");
         equal(ids(exactly(bench.receiver(too), 1)), List.of("5"), "sent to the third queue");
         equal(ids(bench.receiver().peekMessages(20).stream().toList()), ids(List.of(found.get(0))), "left in the first queue");
+    }
+
+    /** What a transaction completes in a full queue makes room for what it sends through the queue. */
+    private static void transactionDrainsAFullQueue(Bench bench) {
+        byte[] body = new byte[250_000];
+        for (int number = 0; number < 4; number++) {
+            bench.send(new ServiceBusMessage(body));
+        }
+        Bench.Crossing crossing = bench.crossing();
+        ServiceBusReceiverClient receiver = crossing.receiver(bench.queue);
+        List<ServiceBusReceivedMessage> found = exactly(receiver, 4);
+        ServiceBusSenderClient sender = crossing.sender(bench.queue + ".to");
+        for (ServiceBusReceivedMessage each : found) {
+            ServiceBusTransactionContext txn = sender.createTransaction();
+            sender.sendMessage(new ServiceBusMessage(each.getBody()), txn);
+            receiver.complete(each, new CompleteOptions().setTransactionContext(txn));
+            sender.commitTransaction(txn);
+        }
+        equal(bench.receiver().peekMessages(20).stream().count(), 0L, "left in the full queue");
+        equal((long) exactly(bench.receiver(bench.queue + ".to"), 4).size(), 4L, "sent to the other one");
     }
 
     private static void transactionSchedules(Bench bench) {
