@@ -11,9 +11,14 @@ import shutil
 from collections.abc import Generator, Iterator
 
 import pytest
+from azure.servicebus import ServiceBusClient
+from azure.servicebus.management import ServiceBusAdministrationClient
+from proton.utils import BlockingConnection
 
 from tests.interop.programs import GO, JAVA, JMS, JS, PREPARATION
+from tests.interop.proton_blocking import connected
 from tests.interop.scenarios import all_queues
+from tests.support.azure_client import admin_of, azure_client
 from tests.support.broker_process import BrokerProcess
 
 LOG_LINES_SHOWN = 40
@@ -79,6 +84,26 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         process.check_alive()
         errors = [line for line in process.log.splitlines() if '"level": "error"' in line]
         assert errors == [], "nothing that an ordinary client does is an error of the broker"
+
+
+@pytest.fixture
+def admin(broker: BrokerProcess) -> Iterator[ServiceBusAdministrationClient]:
+    with admin_of(broker) as client:
+        yield client
+
+
+@pytest.fixture
+def client(broker: BrokerProcess) -> Iterator[ServiceBusClient]:
+    """The official client, which tries nothing twice."""
+    with azure_client(broker.addresses.connection_string(), retry_total=0) as client:
+        yield client
+
+
+@pytest.fixture
+def connection(broker: BrokerProcess) -> Iterator[BlockingConnection]:
+    """A plain AMQP client."""
+    with connected(broker.addresses) as client:
+        yield client
 
 
 @pytest.hookimpl(wrapper=True)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import datetime
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +24,8 @@ from azure.servicebus.management import (
     ServiceBusAdministrationClient,
 )
 
-from tests.support.azure_client import azure_client
-from tests.support.broker_process import KEY, KEY_NAME, BrokerProcess
-
-
-def client_of(
-    broker: BrokerProcess, key: str = KEY, api_version: str | ApiVersion | None = None
-) -> ServiceBusAdministrationClient:
-    connection_string = f"Endpoint=sb://localhost:{broker.addresses.http_port};SharedAccessKeyName={KEY_NAME};SharedAccessKey={key}"
-    more = {"api_version": api_version} if api_version else {}
-    return ServiceBusAdministrationClient.from_connection_string(
-        connection_string, connection_verify=str(broker.data_dir / "tls" / "ca.pem"), retry_total=0, **more
-    )
-
-
-@pytest.fixture
-def admin(broker: BrokerProcess) -> Iterator[ServiceBusAdministrationClient]:
-    with client_of(broker) as client:
-        yield client
+from tests.support.azure_client import admin_of, azure_client
+from tests.support.broker_process import BrokerProcess
 
 
 @pytest.fixture
@@ -239,20 +222,20 @@ def test_runtime_properties_count_what_is_in_the_queue(
 
 
 def test_a_queue_created_at_run_time_is_still_there_after_a_kill(tmp_path: Path, name: str) -> None:
-    with BrokerProcess(tmp_path, []) as own, client_of(own) as client:
+    with BrokerProcess(tmp_path, []) as own, admin_of(own) as client:
         before = client.create_queue(name, user_metadata="durable")
         own.restart()
         assert dict(client.get_queue(name)) == dict(before)
 
 
 def test_a_wrong_key_is_refused(broker: BrokerProcess, name: str) -> None:
-    with client_of(broker, key="wrong") as client, pytest.raises(ClientAuthenticationError):
+    with admin_of(broker, key="wrong") as client, pytest.raises(ClientAuthenticationError):
         client.create_queue(name)
 
 
 @pytest.mark.parametrize("version", list(ApiVersion))
 def test_every_api_version_of_the_client_works(broker: BrokerProcess, name: str, version: ApiVersion) -> None:
-    with client_of(broker, api_version=version) as client:
+    with admin_of(broker, api_version=version) as client:
         client.create_queue(name)
         assert client.get_queue(name).name == name
         client.delete_queue(name)

@@ -20,8 +20,7 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 from tests.interop import error_python
 from tests.interop.error_table import CLIENTS, FORWARDED_TO, LOCK_S, REFUSALS, WITHOUT_QUEUE, cases_of
 from tests.interop.programs import JAVA, Report, run_go, run_java, run_node
-from tests.interop.test_admin_python import client_of
-from tests.support.azure_client import azure_client
+from tests.support.azure_client import admin_of, azure_client
 from tests.support.broker_process import BrokerProcess, queue
 from tests.support.logs import flip
 from tests.support.sas import sas_token
@@ -97,7 +96,7 @@ class Stage(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def stage_url(broker: BrokerProcess) -> Iterator[str]:
-    with client_of(broker) as admin, ThreadingHTTPServer(("127.0.0.1", 0), partial(Stage, admin)) as server:
+    with admin_of(broker) as admin, ThreadingHTTPServer(("127.0.0.1", 0), partial(Stage, admin)) as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"

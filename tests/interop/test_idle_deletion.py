@@ -13,8 +13,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import MessagingEntityNotFoundError
 from azure.servicebus.management import ServiceBusAdministrationClient
 
-from tests.interop.test_admin_python import client_of
-from tests.support.azure_client import azure_client
+from tests.support.azure_client import admin_of, azure_client
 from tests.support.broker_process import BrokerProcess, queue
 
 WITHIN_S = 30.0
@@ -32,7 +31,7 @@ def is_there(admin: ServiceBusAdministrationClient, name: str) -> bool:
 def test_an_idle_queue_is_deleted_and_one_with_a_receiver_is_not(tmp_path: Path) -> None:
     queues = [queue("from-file", AutoDeleteOnIdle="PT1S")]
     with BrokerProcess(tmp_path, queues, environment=MINIMUM) as broker:
-        admin = client_of(broker)
+        admin = admin_of(broker)
         admin.create_queue("used", auto_delete_on_idle=timedelta(seconds=2))
         with azure_client(broker.addresses.connection_string()) as client:
             with client.get_queue_receiver("used") as receiver:

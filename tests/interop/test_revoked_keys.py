@@ -13,8 +13,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusAuthenticationError, ServiceBusAuthorizationError
 from azure.servicebus.management import AccessRights, AuthorizationRule, ServiceBusAdministrationClient
 
-from tests.interop.test_admin_python import client_of
-from tests.support.azure_client import azure_client
+from tests.support.azure_client import admin_of, azure_client
 from tests.support.broker_process import BrokerProcess
 from tests.support.sas import sas_token
 
@@ -52,7 +51,7 @@ def test_a_live_client_can_neither_send_nor_attach_once_its_key_is_revoked(
     broker: BrokerProcess, revoke: Callable[[ServiceBusAdministrationClient, str], None]
 ) -> None:
     name = f"revoked-{uuid.uuid4().hex}"
-    with client_of(broker) as admin:
+    with admin_of(broker) as admin:
         admin.create_queue(name, authorization_rules=[rule(KEY)])
         connection_string = broker.addresses.connection_string(key_name="app", key=KEY)
         # The client notices the detach on its next send, and learns the reason when it attaches again.
@@ -78,7 +77,7 @@ def test_a_live_client_can_neither_send_nor_attach_once_its_key_is_revoked(
 
 def test_a_ready_made_token_that_lives_for_eight_thousand_years_works(broker: BrokerProcess) -> None:
     name = f"long-lived-{uuid.uuid4().hex}"
-    with client_of(broker) as admin:
+    with admin_of(broker) as admin:
         admin.create_queue(name)
         port = broker.addresses.amqp_port
         token = sas_token(f"sb://127.0.0.1:{port}/{name}", expires_at_s=253_402_200_000)

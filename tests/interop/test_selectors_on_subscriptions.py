@@ -10,8 +10,7 @@ from azure.servicebus import ServiceBusMessage
 from proton import Delivery
 
 from tests.interop.proton_blocking import connector, run
-from tests.interop.test_admin_python import client_of
-from tests.support.azure_client import azure_client
+from tests.support.azure_client import admin_of, azure_client
 from tests.support.broker_process import BrokerProcess
 
 
@@ -21,7 +20,7 @@ def numbers_of(found: list[Any]) -> list[int]:
 
 def test_a_receiver_of_a_subscription_gets_what_its_selector_matches(broker: BrokerProcess) -> None:
     topic = f"topic-{uuid.uuid4().hex}"
-    with client_of(broker) as admin:
+    with admin_of(broker) as admin:
         admin.create_topic(topic)
         for name in ("one", "two"):
             admin.create_subscription(topic, name)

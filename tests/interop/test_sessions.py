@@ -30,7 +30,7 @@ from azure.servicebus.exceptions import (
     SessionLockLostError,
 )
 
-from tests.support.azure_client import aio_client, azure_client
+from tests.support.azure_client import aio_client
 from tests.support.broker_process import BrokerProcess, queue
 
 WITHIN_S = 30.0
@@ -61,12 +61,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         yield process
         errors = [line for line in process.log.splitlines() if '"level": "error"' in line]
         assert errors == []
-
-
-@pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[ServiceBusClient]:
-    with azure_client(broker.addresses.connection_string(), retry_total=0) as connected:
-        yield connected
 
 
 def send(client: ServiceBusClient, name: str, session: str, *bodies: str) -> None:

@@ -5,7 +5,7 @@ effect at once on the links that are attached, and messages stay where they are.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from azure.core.exceptions import HttpResponseError
@@ -19,24 +19,9 @@ from azure.servicebus import (
 from azure.servicebus.exceptions import MessagingEntityDisabledError, OperationTimeoutError, ServiceBusError
 from azure.servicebus.management import EntityStatus, ServiceBusAdministrationClient
 
-from tests.interop.test_admin_python import client_of
-from tests.support.broker_process import BrokerProcess
 from tests.support.waiting import WAIT_S
 
 SOON_S = 0.3
-
-
-@pytest.fixture
-def admin(broker: BrokerProcess) -> Iterator[ServiceBusAdministrationClient]:
-    with client_of(broker) as client:
-        yield client
-
-
-@pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[ServiceBusClient]:
-    connection_string = broker.addresses.connection_string()
-    with ServiceBusClient.from_connection_string(connection_string, retry_total=0) as client:
-        yield client
 
 
 SetStatus = Callable[[EntityStatus], None]

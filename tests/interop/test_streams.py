@@ -12,9 +12,9 @@ from proton.reactor import LinkOption
 from proton.utils import BlockingConnection, LinkDetached
 
 from tests.interop.own_management import longs, management
-from tests.interop.proton_blocking import Receiver, connected
+from tests.interop.proton_blocking import Receiver
 from tests.interop.range_reading import InRange, read
-from tests.interop.test_admin_python import client_of
+from tests.support.azure_client import admin_of
 from tests.support.broker_process import BrokerProcess, queue
 
 PARTITIONS = 2
@@ -41,12 +41,6 @@ def broker(
     environment = {"PARTIBUS_PARTITION_PROCESS": request.param}
     with BrokerProcess(tmp_path_factory.mktemp("streams"), queues, environment=environment) as running:
         yield running
-
-
-@pytest.fixture
-def connection(broker: BrokerProcess) -> Iterator[BlockingConnection]:
-    with connected(broker.addresses) as connected_client:
-        yield connected_client
 
 
 def send(connection: BlockingConnection, name: str, *bodies: bytes, **given: Any) -> None:
@@ -267,7 +261,7 @@ def test_a_batch_that_is_written_again_is_stored_once(connection: BlockingConnec
 def test_subscriptions_are_read_and_completed_by_position_each_for_itself(
     broker: BrokerProcess, connection: BlockingConnection
 ) -> None:
-    with client_of(broker) as admin:
+    with admin_of(broker) as admin:
         admin.create_topic("topic")
         for name in ("one", "two"):
             admin.create_subscription("topic", name)

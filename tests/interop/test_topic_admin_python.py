@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,9 +18,6 @@ from azure.servicebus.management import (
     TrueRuleFilter,
 )
 
-from tests.interop.test_admin_python import client_of
-from tests.support.broker_process import BrokerProcess
-
 VALUES: dict[str, Any] = {
     "text": "red",
     "int": 7,
@@ -31,12 +27,6 @@ VALUES: dict[str, Any] = {
     "when": datetime.datetime(2026, 1, 5, 10, 0, 0, tzinfo=datetime.UTC),
     "span": datetime.timedelta(days=1, seconds=1.5),
 }
-
-
-@pytest.fixture
-def admin(broker: BrokerProcess) -> Iterator[ServiceBusAdministrationClient]:
-    with client_of(broker) as client:
-        yield client
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,32 +15,12 @@ from proton import Delivery, Message, timestamp
 from proton.utils import BlockingConnection
 
 from tests.interop.own_management import longs, management, uuids
-from tests.interop.proton_blocking import Destination, Receiver, connected
-from tests.support.azure_client import admin_of, azure_client
-from tests.support.broker_process import BrokerProcess
+from tests.interop.proton_blocking import Destination, Receiver
 from tests.support.waiting import WAIT_S
 
 KEYS = [f"key {number}" for number in range(8)]
 BODIES = set(map(str, range(len(KEYS))))
 DEAD = "/$deadletterqueue"
-
-
-@pytest.fixture
-def admin(broker: BrokerProcess) -> Iterator[ServiceBusAdministrationClient]:
-    with admin_of(broker) as client:
-        yield client
-
-
-@pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[ServiceBusClient]:
-    with azure_client(broker.addresses.connection_string(), retry_total=0) as client:
-        yield client
-
-
-@pytest.fixture
-def connection(broker: BrokerProcess) -> Iterator[BlockingConnection]:
-    with connected(broker.addresses) as connection:
-        yield connection
 
 
 @pytest.fixture

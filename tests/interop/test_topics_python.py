@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from azure.servicebus.management import (
     SqlRuleFilter,
 )
 
-from tests.interop.test_admin_python import client_of
 from tests.interop.topic_scenarios import TYPED, create_topics, topic_name
 from tests.support.azure_client import azure_client
 from tests.support.broker_process import BrokerProcess
@@ -37,18 +35,6 @@ from tests.support.broker_process import topic as topic_of_file
 from tests.support.waiting import WAIT_S
 
 DEAD = ServiceBusSubQueue.DEAD_LETTER
-
-
-@pytest.fixture
-def admin(broker: BrokerProcess) -> Iterator[ServiceBusAdministrationClient]:
-    with client_of(broker) as client:
-        yield client
-
-
-@pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[ServiceBusClient]:
-    with azure_client(broker.addresses.connection_string(), retry_total=0) as client:
-        yield client
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from azure.servicebus import ServiceBusClient
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 from azure.servicebus.aio._transport._pyamqp_transport_async import PyamqpTransportAsync
-from azure.servicebus.management import ServiceBusAdministrationClient
+from azure.servicebus.management import ApiVersion, ServiceBusAdministrationClient
 
 from tests.support.broker_process import KEY, KEY_NAME, BrokerProcess
 
@@ -67,11 +67,15 @@ def _not_kept_alive(config: Any) -> Any:
     return changed
 
 
-def admin_of(broker: BrokerProcess) -> ServiceBusAdministrationClient:
-    """The administration client, which tries nothing twice."""
-    endpoint = f"Endpoint=sb://localhost:{broker.addresses.http_port}"
+def admin_of(
+    broker: BrokerProcess, key: str = KEY, api_version: str | ApiVersion | None = None
+) -> ServiceBusAdministrationClient:
+    """The administration client, which tries nothing twice. `api_version` is the client's own if None."""
+    more = {"api_version": api_version} if api_version else {}
     return ServiceBusAdministrationClient.from_connection_string(
-        f"{endpoint};SharedAccessKeyName={KEY_NAME};SharedAccessKey={KEY}",
+        f"Endpoint=sb://localhost:{broker.addresses.http_port};SharedAccessKeyName={KEY_NAME};"
+        f"SharedAccessKey={key}",
         connection_verify=str(broker.data_dir / "tls" / "ca.pem"),
         retry_total=0,
+        **more,
     )
