@@ -57,6 +57,8 @@ class RuleValue:
 
     type: ValueType
     value: str | bool | int | float
+    has_zone: bool = True
+    """Whether a DATE_TIME was given with a zone. It is in UTC either way, and is shown as it was given."""
 
 
 NamedValues: TypeAlias = tuple[tuple[str, RuleValue], ...]

@@ -7,7 +7,7 @@ RULE      {"name": …, "filter": FILTER, "action": null or SQL, "created_at_ms"
 FILTER    {"type": "true"}, {"type": "false"}, {"type": "sql", …SQL},
           {"type": "correlation", "label": …, …, "properties": [VALUE, …]} with the fields that are given
 SQL       {"expression": …, "parameters": [VALUE, …], "compatibility_level": …}
-VALUE     [name, type, value]
+VALUE     [name, type, value], or [name, type, value, false] for a time that was given without a zone
 """
 
 from __future__ import annotations
@@ -146,8 +146,10 @@ def _decode_sql(fields: Fields) -> Fields:
 
 
 def _encode_values(values: NamedValues) -> list[list[str | bool | int | float]]:
-    return [[name, value.type.value, value.value] for name, value in values]
+    return [
+        [name, value.type.value, value.value, *(() if value.has_zone else (False,))] for name, value in values
+    ]
 
 
 def _decode_values(values: list[list[Any]]) -> NamedValues:
-    return tuple((name, RuleValue(ValueType(kind), value)) for name, kind, value in values)
+    return tuple((name, RuleValue(ValueType(kind), *value)) for name, kind, *value in values)

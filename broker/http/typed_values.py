@@ -56,7 +56,11 @@ def read_value(element: Element) -> RuleValue:
     except ValueError as error:
         raise ValueError(f"the type '{name:.60}' is not one that a rule can have") from error
     text = element.text or ""
-    return RuleValue(declared, text if declared is ValueType.STRING else _read(declared, text.strip()))
+    if declared is ValueType.STRING:
+        return RuleValue(declared, text)
+    text = text.strip()
+    has_zone = declared is not ValueType.DATE_TIME or _zone_of(text) is not None
+    return RuleValue(declared, _read(declared, text), has_zone)
 
 
 def write_value(parent: Element, value: RuleValue) -> None:
@@ -92,7 +96,7 @@ def _write(value: RuleValue) -> str:
             text = repr(float(value.value))
             return {"inf": "INF", "-inf": "-INF", "nan": "NaN"}.get(text, text)
         case ValueType.DATE_TIME:
-            return _time_text(int(value.value))
+            return _time_text(int(value.value), "Z" if value.has_zone else "")
         case ValueType.DURATION:
             return _duration_text(int(value.value))
         case _:
@@ -113,6 +117,11 @@ def _integer(declared: ValueType, text: str) -> int:
     return number
 
 
+def _zone_of(text: str) -> str | None:
+    found = _TIME.fullmatch(text)
+    return None if found is None else found[4]
+
+
 def _time(text: str) -> int:
     """Ticks since the Unix epoch. A time without a zone is in UTC: Python writes such times."""
     found = _TIME.fullmatch(text)
@@ -126,10 +135,10 @@ def _time(text: str) -> int:
     return ticks
 
 
-def _time_text(ticks: int) -> str:
+def _time_text(ticks: int, zone: str) -> str:
     seconds, rest = divmod(ticks, TICKS_PER_SECOND)
     time = (_EPOCH + datetime.timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S").rjust(19, "0")
-    return f"{time}{f'.{rest:07d}'.rstrip('0') if rest else ''}Z"
+    return f"{time}{f'.{rest:07d}'.rstrip('0') if rest else ''}{zone}"
 
 
 def _duration(text: str) -> int:

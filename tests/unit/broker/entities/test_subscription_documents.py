@@ -28,6 +28,8 @@ VALUES = (
     ("@number", RuleValue(ValueType.LONG, 2**62)),
     ("@float", RuleValue(ValueType.DOUBLE, 1.0)),
     ("@flag", RuleValue(ValueType.BOOLEAN, True)),
+    ("@time", RuleValue(ValueType.DATE_TIME, 5)),
+    ("@time without a zone", RuleValue(ValueType.DATE_TIME, 5, has_zone=False)),
 )
 
 
@@ -57,7 +59,7 @@ def test_a_topic_survives_its_document_with_its_subscriptions_and_rules(rule_fil
     declared = [
         value for rule in read.subscriptions[0].rules for value in getattr(rule.filter, "properties", ())
     ]
-    assert [type(value.value) for _, value in declared] in ([], [str, int, float, bool])
+    assert [type(value.value) for _, value in declared] in ([], [str, int, float, bool, int, int])
 
 
 def test_a_document_shows_rules_as_people_read_them() -> None:

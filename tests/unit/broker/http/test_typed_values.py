@@ -35,7 +35,7 @@ def element(declared: str, text: str, prefix: str = "l28") -> etree._Element:
         ("boolean", "0", False),
         ("dateTime", "1970-01-02T00:00:00.0000001Z", DAY + 1),
         ("dateTime", "1970-01-01T01:00:00+01:00", 0),
-        ("dateTime", "1969-12-31T23:59:59.5", -TICKS_PER_SECOND // 2),
+        ("dateTime", "1969-12-31T23:59:59.5Z", -TICKS_PER_SECOND // 2),
         ("dateTime", "9999-12-31T23:59:59.9999999Z", DATE_TIME_TICKS_MAX),
         ("dateTime", "0001-01-01T00:00:00Z", DATE_TIME_TICKS_MIN),
         ("duration", "P1DT1M0.5S", DAY + 60 * TICKS_PER_SECOND + TICKS_PER_SECOND // 2),
@@ -53,6 +53,15 @@ def test_a_value_keeps_its_type_and_survives_being_written(
     written = etree.tostring(parent).decode()
     assert f'xmlns:d6p1="{SCHEMA}" i:type="d6p1:{declared}"' in written
     assert read_value(etree.fromstring(written)[0]) == read
+
+
+def test_a_time_without_a_zone_is_in_utc_and_written_without_one() -> None:
+    read = read_value(element("dateTime", "2020-07-05T11:12:13.5"))
+    zoned = read_value(element("dateTime", "2020-07-05T11:12:13.5Z"))
+    assert (read.value, read.has_zone) == (zoned.value, False)
+    parent = etree.Element(f"{{{SERVICE_BUS}}}Item", nsmap={"i": INSTANCE})
+    write_value(parent, read)
+    assert parent[0].text == "2020-07-05T11:12:13.5"
 
 
 def test_a_value_without_a_type_is_a_string() -> None:
