@@ -110,6 +110,8 @@ from storage.log import FRAME_HEADER_BYTES, RECORD_HEADER_BYTES, Commit, Record
 
 ENQUEUED, REMOVED, RETURNED, DEFERRED, MOVED, COUNTERS, RELOCATED, CHANGED, ACTIVATED = range(1, 10)
 RESCHEDULED, REMOVED_RUNS = 10, 11
+MARKS = frozenset((REMOVED, REMOVED_RUNS, RETURNED, DEFERRED, MOVED, CHANGED))
+"""The kinds that `read_mark` reads."""
 VERSION, VERSION_FOR_TOPICS = 1, 2
 
 RELOCATED_MESSAGE_BYTES = 3 * 8 + 3 * 4 + 2 * 2
@@ -327,8 +329,7 @@ def encode_runs(subqueue: int, firsts: Sequence[int], counts: Sequence[int]) -> 
 
 
 def read_mark(record: Record) -> Mark:
-    """Decode a REMOVED, RETURNED, DEFERRED, MOVED or CHANGED record, or a REMOVED_RUNS record as a REMOVED
-    one."""
+    """Decode a record of one of the kinds in MARKS; a REMOVED_RUNS record as a REMOVED one."""
     if record.kind == REMOVED_RUNS:
         subqueue, _, count = _head(_RUNS, record)
         firsts, end = read_table("Q", record.body, _RUNS.size, count)

@@ -47,14 +47,7 @@ class LogReplay:
                         for part in parts_of(enqueued):
                             enqueue_again(messages, frame.position, part)
                             yield len(part.sizes)
-                    case (
-                        records.REMOVED
-                        | records.REMOVED_RUNS
-                        | records.RETURNED
-                        | records.DEFERRED
-                        | records.MOVED
-                        | records.CHANGED
-                    ):
+                    case kind if kind in records.MARKS:
                         mark = records.read_mark(record)
                         for start in range(0, len(mark.sequence_numbers), REPLAYED_AT_ONCE):
                             known = self._known(mark, mark.sequence_numbers[start : start + REPLAYED_AT_ONCE])

@@ -134,14 +134,7 @@ class Salvage:
                 if enqueued.first < self.messages.next_number:
                     raise UnreadableRecord(f"sequence number {enqueued.first} comes a second time")
                 enqueue_again(self.messages, position, enqueued)
-            case (
-                records.REMOVED
-                | records.REMOVED_RUNS
-                | records.RETURNED
-                | records.DEFERRED
-                | records.MOVED
-                | records.CHANGED
-            ):
+            case kind if kind in records.MARKS:
                 self._mark(records.read_mark(record))
             case records.COUNTERS:
                 counters = records.read_counters(record)

@@ -49,6 +49,7 @@ class Invalid(Exception):
 
 
 def position_of(token: Token) -> int:
+    """The number of the token's first character in the text, from 1."""
     return (token.start_pos or 0) + 1
 
 

@@ -16,6 +16,8 @@ from broker.rules.values import Value
 
 @dataclass(slots=True, frozen=True)
 class Constant:
+    """A value that the text gives: `'red'`, `5`, `NULL`."""
+
     value: Value
     position: int = field(default=1, compare=False)
 
@@ -51,16 +53,22 @@ class NewId:
 
 @dataclass(slots=True, frozen=True)
 class Negative:
+    """A number or time span with `-` before it."""
+
     operand: Node
 
 
 @dataclass(slots=True, frozen=True)
 class Positive:
+    """A number or time span with `+` before it."""
+
     operand: Node
 
 
 @dataclass(slots=True, frozen=True)
 class Arithmetic:
+    """What two values give together: `price * 2`."""
+
     operator: str
     """One of + - * / %."""
     left: Node
@@ -69,6 +77,8 @@ class Arithmetic:
 
 @dataclass(slots=True, frozen=True)
 class Comparison:
+    """Whether two values compare so: `price > 5`."""
+
     operator: str
     """One of = <> < <= > >=."""
     left: Node
@@ -77,17 +87,23 @@ class Comparison:
 
 @dataclass(slots=True, frozen=True)
 class IsNull:
+    """Whether a value is null, or the property is missing: `colour IS NULL`."""
+
     operand: Node
 
 
 @dataclass(slots=True, frozen=True)
 class In:
+    """Whether a value equals one of some others: `colour IN ('red', 'blue')`."""
+
     operand: Node
     choices: Sequence[Node]
 
 
 @dataclass(slots=True, frozen=True)
 class Like:
+    """Whether a text matches a pattern (`like.py`): `colour LIKE 'r%'`."""
+
     operand: Node
     pattern: Node
     escape: Node | None
@@ -96,21 +112,29 @@ class Like:
 
 @dataclass(slots=True, frozen=True)
 class Exists:
+    """Whether a message has a property, which may be null: `EXISTS (colour)`."""
+
     property: Property
 
 
 @dataclass(slots=True, frozen=True)
 class Not:
+    """The opposite of a condition; unknown if that is unknown."""
+
     operand: Node
 
 
 @dataclass(slots=True, frozen=True)
 class And:
+    """Whether all terms are true."""
+
     terms: Sequence[Node]
 
 
 @dataclass(slots=True, frozen=True)
 class Or:
+    """Whether one of the terms is true."""
+
     terms: Sequence[Node]
 
 

@@ -100,6 +100,7 @@ class SasPolicy(_Part):
     rights: Annotated[tuple[Right, ...], AfterValidator(_some)]
 
     def as_rule(self) -> AuthorizationRule:
+        """The same as entities keep it."""
         return AuthorizationRule(self.key_name, self.primary_key, self.secondary_key, frozenset(self.rights))
 
 
@@ -170,11 +171,15 @@ class QueueProperties(EntityProperties, DeliveryProperties):
 
 
 class Queue(_Part):
+    """An entry of `Queues`."""
+
     name: EntityName
     properties: QueueProperties = QueueProperties()
 
 
 class CorrelationFilter(_Part):
+    """`CorrelationFilter` of a rule: at least one field."""
+
     content_type: str | None = None
     correlation_id: str | None = None
     label: str | None = None
@@ -193,10 +198,14 @@ class CorrelationFilter(_Part):
 
 
 class SqlText(_Part):
+    """`SqlFilter` or `Action` of a rule."""
+
     sql_expression: str = Field(min_length=1, max_length=EXPRESSION_CHARACTERS_MAX)
 
 
 class RuleProperties(_Part):
+    """`Rules[].Properties`. The filter of `FilterType` must be there; another one is ignored."""
+
     filter_type: Literal["Correlation", "Sql"]
     correlation_filter: CorrelationFilter | None = None
     sql_filter: SqlText | None = None
@@ -212,6 +221,8 @@ class RuleProperties(_Part):
 
 
 class Rule(_Part):
+    """An entry of `Rules`."""
+
     name: RuleName
     properties: RuleProperties
 
@@ -223,18 +234,24 @@ class SubscriptionProperties(DeliveryProperties):
 
 
 class Subscription(_Part):
+    """An entry of `Subscriptions`. Without rules, it gets the default rule."""
+
     name: SubscriptionName
     properties: SubscriptionProperties = SubscriptionProperties()
     rules: tuple[Rule, ...] = ()
 
 
 class Topic(_Part):
+    """An entry of `Topics`."""
+
     name: EntityName
     properties: EntityProperties = EntityProperties()
     subscriptions: tuple[Subscription, ...] = ()
 
 
 class Namespace(_Part):
+    """The entry of `Namespaces`."""
+
     name: str = Field(min_length=1, max_length=50)
     queues: tuple[Queue, ...] = ()
     topics: tuple[Topic, ...] = ()
@@ -242,13 +259,19 @@ class Namespace(_Part):
 
 
 class Logging(_Part):
+    """`Logging`. The broker logs to stderr whatever it says."""
+
     type: Literal["File", "Console", "File,Console", "Console,File"] = "Console"
 
 
 class UserConfig(_Part):
+    """`UserConfig`: everything in the file."""
+
     namespaces: Annotated[tuple[Namespace, ...], AfterValidator(_one)]
     logging: Logging = Logging()
 
 
 class File(_Part):
+    """The file."""
+
     user_config: UserConfig

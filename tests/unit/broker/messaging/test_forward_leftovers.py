@@ -221,14 +221,20 @@ def topic_to_b() -> TopicDescription:
     return topic.with_new("s", SubscriptionSettings(forward_to="b"), [RuleDescription("$Default")], 1)
 
 
+async def forwarded_by_a_topic(here: World) -> TopicDescription:
+    """Have a topic whose subscription has forwarded a message to "b"."""
+    await here.crash()
+    topic = here.descriptions["t"] = topic_to_b()
+    here.start()
+    await here.send("t", "x")
+    await here.until_at("b", 1)
+    assert keeps(here)
+    return topic
+
+
 async def test_a_target_goes_on_and_forgets_a_subscription_that_is_deleted_just_after_a_forward() -> None:
     async with world(b=(1, PLAIN)) as here:
-        await here.crash()
-        topic = here.descriptions["t"] = topic_to_b()
-        here.start()
-        await here.send("t", "x")
-        await here.until_at("b", 1)
-        assert keeps(here)
+        topic = await forwarded_by_a_topic(here)
         await here.describe("t", topic.without(1))
         await until(lambda: not (keeps(here) or here.forwarding._ending))
         await here.send("b", "y")
@@ -238,12 +244,7 @@ async def test_a_target_goes_on_and_forgets_a_subscription_that_is_deleted_just_
 
 async def test_after_a_crash_a_target_forgets_a_subscription_that_was_deleted() -> None:
     async with world(b=(1, PLAIN)) as here:
-        await here.crash()
-        topic = here.descriptions["t"] = topic_to_b()
-        here.start()
-        await here.send("t", "x")
-        await here.until_at("b", 1)
-        assert keeps(here)
+        topic = await forwarded_by_a_topic(here)
         await here.crash()
         here.descriptions["t"] = topic.without(1)
         here.start()

@@ -94,9 +94,13 @@ async def test_partitions_that_are_down_are_named_and_none_at_all_is_an_error() 
     ],
 )
 async def test_a_malformed_request_asks_nothing_of_a_partition(body: dict[str, Any]) -> None:
+    await check_asks_nothing("get-positions", body)
+
+
+async def check_asks_nothing(operation: str, body: dict[str, Any]) -> None:
     work = await bench(2)
-    response = await work.ask("partibus:get-positions", body)
-    assert status(response) == (400, "com.microsoft:argument-error")
+    response = await work.ask(f"partibus:{operation}", body)
+    assert status(response) == (400, "com.microsoft:argument-error"), response
     assert not any(part.posted for part in work.stack.parts)
 
 
@@ -216,10 +220,7 @@ OWNED = {"cursor": "c", "owner": "me"}
 async def test_a_malformed_request_about_cursors_asks_nothing_of_a_partition(
     operation: str, body: dict[str, Any]
 ) -> None:
-    work = await bench(2)
-    response = await work.ask(f"partibus:{operation}", body)
-    assert status(response) == (400, "com.microsoft:argument-error"), response
-    assert not any(part.posted for part in work.stack.parts)
+    await check_asks_nothing(operation, body)
 
 
 @pytest.mark.parametrize("operation", ["settle-through", "advance-cursor"])
@@ -301,10 +302,7 @@ async def test_the_batch_of_a_sink_is_read_from_its_partition_or_another_one() -
 async def test_a_malformed_request_of_a_sink_asks_nothing_of_a_partition(
     operation: str, body: dict[str, Any]
 ) -> None:
-    work = await bench(2)
-    response = await work.ask(f"partibus:{operation}", body)
-    assert status(response) == (400, "com.microsoft:argument-error"), response
-    assert not any(part.posted for part in work.stack.parts)
+    await check_asks_nothing(operation, body)
 
 
 @pytest.mark.parametrize(
