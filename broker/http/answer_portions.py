@@ -7,7 +7,7 @@ one piece would hold the event loop for milliseconds and double the memory it ne
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from aiohttp import web
 
@@ -51,14 +51,19 @@ async def answer_in_slices(
 
 
 async def answer_whole(
-    request: web.Request, pieces: Sequence[bytes], content_type: str
+    request: web.Request,
+    pieces: Sequence[bytes],
+    content_type: str,
+    *,
+    status: int = 200,
+    others: Mapping[str, str] | None = None,
 ) -> web.StreamResponse:
-    """Send an answer that is ready, in portions, with its length."""
+    """Send an answer that is ready, in portions, with its length. `others` are more headers."""
     size = sum(map(len, pieces))
-    headers = {"Content-Type": content_type}
+    headers = {"Content-Type": content_type, **(others or {})}
     if size <= SHORT_BYTES:
-        return web.Response(body=b"".join(pieces), headers=headers)
-    response = web.StreamResponse(headers=headers)
+        return web.Response(status=status, body=b"".join(pieces), headers=headers)
+    response = web.StreamResponse(status=status, headers=headers)
     response.content_length = size
     await response.prepare(request)
     if request.method != "HEAD":

@@ -134,6 +134,20 @@ def written(message: PlainMessage, locked: Locked, *, wall_ahead_ms: int, peek_l
     return write_json({name: value for name, value in values.items() if value is not None})
 
 
+def body_of(message: PlainMessage) -> tuple[bytes, str]:
+    """The body of an answer with this message, and its Content-Type. A body that is neither bytes nor text is
+    shown as JSON (HTTP contract 4.6)."""
+    given = message.content_type or ""
+    match message.body:
+        case bytes():
+            body, usual = message.body, "application/octet-stream"
+        case str():
+            body, usual = message.body.encode(errors="replace"), "text/plain; charset=utf-8"
+        case _:
+            body, usual = write_json(message.body).encode(), "application/json; charset=utf-8"
+    return body, given if given.isascii() and given.isprintable() and given else usual
+
+
 def token_text(token: bytes) -> str:
     """A lock token as clients write it: a GUID (AMQP contract 5.3)."""
     return str(uuid.UUID(bytes_le=token))

@@ -73,6 +73,7 @@ class HttpConnection(web.RequestHandler):
         "_unread_bytes",
         "_websocket",
         "_write_timer",
+        "at_end",
     )
 
     def __init__(
@@ -100,6 +101,8 @@ class HttpConnection(web.RequestHandler):
         self._write_timer: asyncio.TimerHandle | None = None
         self._websocket = self._trusted = False
         self._unread_bytes = 0
+        self.at_end: list[Callable[[], object]] = []
+        """Called once when the connection is lost."""
         self._is_listed = self._is_held = False
         """Whether the connection waits in `portions`, and whether aiohttp has no room for more messages."""
 
@@ -129,6 +132,8 @@ class HttpConnection(web.RequestHandler):
         self._guest.leave()
         self._read_ahead, self._parsed = b"", 0
         super().connection_lost(exc)
+        while self.at_end:
+            self.at_end.pop()()
 
     def data_received(self, data: bytes) -> None:
         if not data:  # aiohttp calls this to continue with what it already has

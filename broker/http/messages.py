@@ -7,27 +7,39 @@ This file knows rights, headers and status codes. Sending, receiving and settlin
 from __future__ import annotations
 
 from collections.abc import Callable
+from urllib.parse import quote
 
 from aiohttp import web
 
 from broker.access.addresses import Address
-from broker.base.clock import Clock
+from broker.base.clock import Clock, wall_ahead_ms
 from broker.base.errors import Reason, Refused
 from broker.entities.validation import MAX_MESSAGE_SIZE_KB
+from broker.http.answer_portions import PORTION_BYTES, answer_whole
 from broker.http.bodies import Bodies, Body
-from broker.http.broker_properties import read_properties
-from broker.http.header_values import read_headers
+from broker.http.broker_properties import body_of, read_properties, token_text, written
+from broker.http.connection import HttpConnection
+from broker.http.header_values import read_headers, write_headers
 from broker.http.message_paths import Action, MessagePath
+from broker.http.receivers import ConnectionReceivers, Waiting
 from broker.http.refusals import HttpRefusal
 from broker.http.request_sends import RequestSends
 from broker.http.rights import Rights
-from broker.message.plain_message import PlainMessage
+from broker.http.seams import Claim
+from broker.message.annotations import deliverables, joined
+from broker.message.plain_message import PlainMessage, plain
+from broker.messaging.asking import renew_locks
 from broker.messaging.sending import too_large
+from broker.messaging.settlement import COMPLETE, abandon, settle
 from broker.namespace.entity import Entity
 from broker.namespace.namespace import Namespace
-from broker.throttle.memory_mark import Memory
+from broker.operations import Locked
+from broker.settings.settings import Settings
+from broker.throttle.memory_mark import Memory, traffic_bytes
 
 BATCH_TYPE = "application/vnd.microsoft.servicebus.json"
+TIMEOUT_DEFAULT_S, TIMEOUT_MAX_S = 60.0, 86_400.0
+"""How long a request waits for a message if it does not say, and at most."""
 
 
 class MessageRequests:
@@ -35,6 +47,7 @@ class MessageRequests:
 
     def __init__(
         self,
+        settings: Settings,
         namespace: Namespace,
         rights: Rights,
         clock: Clock,
@@ -44,6 +57,14 @@ class MessageRequests:
         """`message_id` makes ids for messages that have none."""
         self._namespace, self._rights, self._clock = namespace, rights, clock
         self._sends = RequestSends(memory, message_id)
+        self._waiting = Waiting(
+            settings.http_connections_max,
+            settings.receive_cache_messages,
+            settings.receive_cache_bytes,
+            traffic_bytes(settings.total_output_bytes_max, memory.mark),
+        )
+        self._receivers: dict[HttpConnection, ConnectionReceivers] = {}
+        """Of connections whose clients receive."""
         self._bodies = Bodies(MAX_MESSAGE_SIZE_KB[1] * 1024)
 
     async def handle(self, request: web.Request, path: MessagePath) -> web.StreamResponse:
@@ -54,7 +75,7 @@ class MessageRequests:
         )
         queue = self._find(path.address)
         try:
-            return await self._carry_out(request, path, queue)
+            return await self._carry_out(request, path, queue, claim)
         except Refused as why:
             queue.meter.refused(why.reason, 1)
             if why.reason is Reason.ENTITY_NOT_FOUND:
@@ -68,12 +89,25 @@ class MessageRequests:
             raise _gone(why) if why.reason is Reason.ENTITY_NOT_FOUND else why
         return queue
 
-    async def _carry_out(self, request: web.Request, path: MessagePath, queue: Entity) -> web.StreamResponse:
+    async def _carry_out(
+        self, request: web.Request, path: MessagePath, queue: Entity, claim: Claim
+    ) -> web.StreamResponse:
         match path.action:
             case Action.SEND:
                 return await self._send(request, path.address, queue)
-            case _:
-                raise Refused(Reason.NOT_IMPLEMENTED, "Messages cannot be received over HTTP yet.")
+            case Action.PEEK_LOCK:
+                return await self._receive(request, path.address, queue, claim, removes=False)
+            case Action.RECEIVE_AND_DELETE:
+                return await self._receive(request, path.address, queue, claim, removes=True)
+            case Action.RENEW:
+                await renew_locks(queue, [path.token])
+            case Action.COMPLETE | Action.UNLOCK:
+                settlement = COMPLETE if path.action is Action.COMPLETE else abandon({})
+                _, refusals = await settle(queue, [path.token], settlement)
+                if refusals:
+                    raise refusals[0]
+        queue.note_access(path.address.subqueue, self._clock.now_ms())
+        return web.Response()
 
     async def _send(self, request: web.Request, address: Address, queue: Entity) -> web.Response:
         queue.check_can_send(address.subqueue)
@@ -94,6 +128,96 @@ class MessageRequests:
             else:
                 await self._sends.send(queue, message)
         return web.Response(status=201)
+
+    # --- receiving ------------------------------------------------------------------------------------------
+
+    async def _receive(
+        self, request: web.Request, address: Address, queue: Entity, claim: Claim, *, removes: bool
+    ) -> web.StreamResponse:
+        wait_s = min(_timeout_s(request), self._rights.lasts_s(claim))
+        queue.check_can_receive(address.subqueue)
+        if queue.requires_session(address.subqueue):
+            raise Refused(
+                Reason.NOT_ALLOWED,
+                f"'{queue.path_of(address.subqueue)}' requires sessions, and messages of sessions cannot be "
+                "received over HTTP.",
+            )
+        if queue.throttle is not None:
+            queue.throttle.admit(0)
+        queue.note_access(address.subqueue, self._clock.now_ms())
+        receiver = self._receivers_of(request).of(queue, address.subqueue, removes=removes)
+        if wait_s > 0:
+            self._waiting.begin()
+        try:
+            locked = await receiver.receive(wait_s)
+        finally:
+            if wait_s > 0:
+                self._waiting.end()
+        if locked is None:
+            return web.Response(status=204)
+        if not removes and (request.transport is None or request.transport.is_closing()):
+            receiver.give_back(locked)
+            raise ConnectionResetError("the client is gone")
+        return await self._answer(request, address, queue, locked, removes=removes)
+
+    def _receivers_of(self, request: web.Request) -> ConnectionReceivers:
+        connection = request.protocol
+        assert isinstance(connection, HttpConnection)
+        if request.transport is None:
+            raise ConnectionResetError("the client is gone")
+        receivers = self._receivers.get(connection)
+        if receivers is None:
+            receivers = self._receivers[connection] = ConnectionReceivers(self._clock, self._waiting)
+            connection.at_end += receivers.end, lambda: self._receivers.pop(connection, None)
+        return receivers
+
+    async def _answer(
+        self, request: web.Request, address: Address, queue: Entity, locked: Locked, *, removes: bool
+    ) -> web.StreamResponse:
+        """Send a message that was received."""
+        ahead_ms = wall_ahead_ms(self._clock)
+        partitioned = len(queue.router.handles) > 1
+        parts = deliverables(locked, peek_lock=not removes, partitioned=partitioned, wall_ahead_ms=ahead_ms)
+        (payload,) = joined(parts)
+        message = plain(payload)
+        headers = dict(write_headers(message.properties))
+        headers["BrokerProperties"] = written(message, locked, wall_ahead_ms=ahead_ms, peek_lock=not removes)
+        if not removes:
+            headers["Location"] = _location(request, address, locked)
+        body, content_type = body_of(message)
+        queue.meter.outgoing_messages += 1
+        queue.meter.outgoing_bytes += len(payload)
+        pieces = [body[at : at + PORTION_BYTES] for at in range(0, len(body), PORTION_BYTES)]
+        self._waiting.answer_bytes += len(body)
+        try:
+            return await answer_whole(
+                request, pieces, content_type, status=200 if removes else 201, others=headers
+            )
+        finally:
+            self._waiting.sent(len(body))
+
+
+def _timeout_s(request: web.Request) -> float:
+    """How long a request to receive may wait."""
+    text = request.query.get("timeout", "")
+    if not text:
+        return TIMEOUT_DEFAULT_S
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1
+    if not 0 <= seconds <= TIMEOUT_MAX_S:
+        raise HttpRefusal(
+            400, 40000, f"timeout is '{text:.40}'; it must be from 0 to {TIMEOUT_MAX_S:.0f} seconds."
+        )
+    return seconds
+
+
+def _location(request: web.Request, address: Address, locked: Locked) -> str:
+    """Where a message can be settled."""
+    path = quote(address.path.lower(), safe="/$~")
+    token = token_text(locked.tokens[0])
+    return f"{request.scheme}://{request.host}/{path}/messages/{locked.sequence_numbers[0]}/{token}"
 
 
 async def _whole(request: web.Request, body: Body, queue: Entity) -> bytes:

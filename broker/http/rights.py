@@ -3,6 +3,8 @@ cannot be probed without them."""
 
 from __future__ import annotations
 
+import math
+
 from aiohttp import web
 
 from broker.base.clock import Clock
@@ -54,6 +56,12 @@ class Rights:
             raise HttpRefusal(
                 401, 40100, f"Unauthorized access. '{right}' claim(s) are required to perform this operation."
             )
+
+    def lasts_s(self, claim: Claim) -> float:
+        """How long the claim is accepted from now on."""
+        if claim.expires_at_ms is None:
+            return math.inf
+        return max(claim.expires_at_ms + self._grace_ms - self._clock.now_ms(), 0) / 1_000
 
     def check_forwarding(
         self, request: web.Request, claim: Claim, name: str, forwarding: tuple[str | None, str | None]

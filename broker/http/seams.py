@@ -12,6 +12,10 @@ class Claim(Protocol):
     def of_namespace(self) -> bool:
         """Whether the token was signed with a key of the namespace, not of an entity."""
 
+    @property
+    def expires_at_ms(self) -> int | None:
+        """When it ends, in wall time; None if it does not."""
+
     def covers(self, path: str, right: str) -> bool:
         """Whether the claim gives the right ("Manage", "Send", "Listen") on the entity path; "" is the
         namespace."""

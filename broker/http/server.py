@@ -95,7 +95,12 @@ class HttpServer:
         slices = Slices()
         self._administration = Administration(settings, namespace, tokens, clock, slices)
         self._messages = MessageRequests(
-            namespace, Rights(namespace, tokens, clock, settings.sas_grace_ms), clock, memory, message_id
+            settings,
+            namespace,
+            Rights(namespace, tokens, clock, settings.sas_grace_ms),
+            clock,
+            memory,
+            message_id,
         )
         self._runner = self._make_runner(
             HealthHandler(namespace, serving, slices, memory, folders),

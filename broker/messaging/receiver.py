@@ -187,6 +187,16 @@ class Receiver(Generic[R]):
         self._gate = None if queue.throttle is None else queue.throttle.gate(self._resumed, taker.refuse)
         """What the namespace's throttling lets through; None if it is not throttled."""
 
+    @property
+    def drains(self) -> bool:
+        """Whether a drain is under way, also one that the client has cancelled."""
+        return self._drain_asked
+
+    @property
+    def removes_now(self) -> bool:
+        """Whether messages for the client are being removed, so that it must be given them."""
+        return self._removals.count > 0
+
     # --- credit in, demand out ------------------------------------------------------------------------------
 
     def credit_granted(self) -> None:

@@ -15,6 +15,7 @@ from types import TracebackType
 import uvloop
 
 from broker.base.clock import Clock
+from broker.namespace.entity import Entity
 from broker.server import Broker
 from broker.settings.config_file import load_config_file
 from broker.settings.settings import load_settings
@@ -75,6 +76,12 @@ class BrokerThread:
             return (await self.broker.namespace.runtime(name)).message_count
 
         return asyncio.run_coroutine_threadsafe(count(), self.loop).result(READY_WITHIN_S)
+
+    def queue(self, name: str) -> Entity:
+        """An existing entity. It belongs to the broker's event loop."""
+        found = self.broker.namespace.find(name)
+        assert found is not None
+        return found
 
     def __enter__(self) -> BrokerThread:
         self._thread.start()

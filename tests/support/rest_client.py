@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -91,6 +92,11 @@ class RestClient:
     def receive(self, path: str, *, method: str = "POST", timeout: float = 0) -> RestAnswer:
         """Receive one message with a lock, or receive and delete it (DELETE)."""
         return self.ask(method, f"{path}/messages/head?timeout={timeout:g}")
+
+    def shut(self) -> None:
+        """End the connection although a request may wait for its answer in another thread."""
+        assert self._connection.sock is not None, "it is connected"
+        self._connection.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._connection.close()

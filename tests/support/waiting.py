@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 WAIT_S = 30
 """How long any wait may take, in seconds. Generous, because the machine may be busy."""
+
+
+def until_seen(condition: Callable[[], object]) -> None:
+    """Wait, in a thread of its own, until the condition holds. Raises TimeoutError after WAIT_S."""
+    ends = time.monotonic() + WAIT_S
+    while not condition():
+        if time.monotonic() > ends:
+            raise TimeoutError
+        time.sleep(0.001)
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from broker.base.clock import ManualClock
+from storage.disk import LocalDisk
+from tests.support.broker_process import queue
 from tests.support.broker_thread import BrokerThread
 from tests.support.http_entries import UPDATE, queue_body
 from tests.support.rest_client import RestClient
@@ -52,3 +56,26 @@ def test_rights_of_an_entity_s_own_rule_are_respected(broker: BrokerThread, rest
     assert status_of("Send", "/own/messages") == 201
     assert status_of("Listen", "/own/messages") == 401
     assert status_of("Send", "/plain/messages") == 401
+
+
+def test_messages_cost_credits_and_settlements_do_not(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with (
+        BrokerThread(
+            tmp_path, [queue("throttled")], LocalDisk(), clock=clock, tier="standard", throttle_credits=5
+        ) as broker,
+        RestClient(broker.addresses.http_port) as rest,
+    ):
+        for _ in range(5):
+            rest.send("/throttled")
+        refused = rest.ask("POST", "/throttled/messages")
+        assert (refused.status, refused.headers["retry-after"]) == (503, "2")
+        assert b"Error code: 50009" in refused.body
+        assert rest.receive("/throttled").status == 503
+        clock.advance(10_000)
+        locks = [rest.receive("/throttled").lock for _ in range(5)]
+        assert rest.receive("/throttled").status == 503
+        assert rest.receive("/throttled", method="DELETE").status == 503
+        assert rest.ask("POST", locks[0]).status == 200
+        assert [rest.ask("DELETE", lock).status for lock in locks] == [200] * 5
+        assert broker.messages_of("throttled") == 0

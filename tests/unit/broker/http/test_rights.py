@@ -15,6 +15,7 @@ class Claim:
 
     def __init__(self, path: str, *, of_namespace: bool) -> None:
         self._path, self.of_namespace = path, of_namespace
+        self.expires_at_ms = None
 
     def covers(self, path: str, right: str) -> bool:
         return path.startswith(self._path) and right == "Manage"

@@ -1,0 +1,206 @@
+"""Receives over HTTP: waiting, what a connection holds ready, and who gets a message (HTTP contract 4.3)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from broker.base.errors import Reason, Refused
+from broker.http.receivers import RECEIVERS_MAX, HttpReceiver, Waiting
+from tests.support.broker_thread import BrokerThread
+from tests.support.http_entries import UPDATE, queue_body
+from tests.support.rest_client import RestAnswer, RestClient
+from tests.support.waiting import until_seen
+
+CLIENTS = 8
+LONG_S = 30
+"""Longer than any test may take."""
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        yield pool
+
+
+def waiters(broker: BrokerThread, name: str) -> int:
+    """The requests that wait for messages of a queue."""
+    watchers = tuple(broker.queue(name).watchers)
+    return sum(1 for each in watchers if isinstance(each, HttpReceiver) and each.has_credit())
+
+
+def waiting_on(
+    broker: BrokerThread, threads: ThreadPoolExecutor, client: RestClient, name: str
+) -> Future[RestAnswer]:
+    """A request that waits for a message; returns once it does."""
+    before = waiters(broker, name)
+    future = threads.submit(client.receive, f"/{name}", timeout=LONG_S)
+    until_seen(lambda: waiters(broker, name) > before or future.done())
+    return future
+
+
+def test_a_request_without_time_is_answered_at_once(rest: RestClient) -> None:
+    began = time.monotonic()
+    assert rest.receive("/plain").status == 204
+    assert rest.receive("/plain", method="DELETE").status == 204
+    assert time.monotonic() - began < LONG_S / 2
+
+
+def test_a_request_is_told_when_its_time_is_up_that_nothing_came(rest: RestClient) -> None:
+    began = time.monotonic()
+    assert rest.receive("/plain", timeout=0.3).status == 204
+    assert time.monotonic() - began >= 0.3
+
+
+@pytest.mark.parametrize("timeout", ["-1", "x", "nan", "86401"])
+def test_a_wrong_timeout_is_refused(rest: RestClient, timeout: str) -> None:
+    assert rest.ask("POST", f"/plain/messages/head?timeout={timeout}").status == 400
+
+
+def test_a_waiting_request_gets_what_arrives(
+    broker: BrokerThread, rest: RestClient, threads: ThreadPoolExecutor
+) -> None:
+    with RestClient(broker.addresses.http_port) as waiter:
+        future = waiting_on(broker, threads, waiter, "plain")
+        rest.send("/plain", b"arrived")
+        answer = future.result(LONG_S)
+        assert (answer.status, answer.body) == (201, b"arrived")
+        assert waiter.ask("DELETE", answer.lock).status == 200
+    assert broker.messages_of("plain") == 0
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_whichever_of_eight_clients_asks_gets_the_one_message(broker: BrokerThread, keeps: bool) -> None:
+    """Each asks once for what is there now, gets it, and unlocks it for the next one."""
+    with ExitStack() as stack:
+        clients = [stack.enter_context(RestClient(broker.addresses.http_port)) for _ in range(CLIENTS)]
+        name = f"/one-{keeps}"
+        clients[0].create(
+            name, "<MaxDeliveryCount>100</MaxDeliveryCount><EnablePartitioning>true</EnablePartitioning>"
+        )
+        clients[0].send(name, b"the one")
+        for client in clients * 3:
+            answer = client.receive(name)
+            assert (answer.status, answer.body) == (201, b"the one")
+            assert client.ask("PUT", answer.lock).status == 200
+            if not keeps:
+                client.close()
+        assert clients[0].receive(name, method="DELETE").status == 200
+
+
+def test_one_message_is_given_to_one_of_eight_waiting_clients(
+    broker: BrokerThread, rest: RestClient, threads: ThreadPoolExecutor
+) -> None:
+    with ExitStack() as stack:
+        clients = [stack.enter_context(RestClient(broker.addresses.http_port)) for _ in range(CLIENTS)]
+        futures = [waiting_on(broker, threads, client, "keyed") for client in clients]
+        for number in range(CLIENTS):
+            rest.send("/keyed", str(number))
+        answers = [future.result(LONG_S) for future in futures]
+        assert sorted(int(answer.body) for answer in answers) == [*range(CLIENTS)]
+        for client, answer in zip(clients, answers, strict=True):
+            assert client.ask("DELETE", answer.lock).status == 200
+
+
+def test_what_a_connection_holds_ready_is_given_to_others_and_goes_back_at_its_end(
+    broker: BrokerThread, rest: RestClient
+) -> None:
+    for number in range(4):
+        rest.send("/keyed", str(number), BrokerProperties=f'{{"PartitionKey":"{number}"}}')
+    with RestClient(broker.addresses.http_port) as first:
+        one = first.receive("/keyed")
+        assert one.status == 201
+        found = {rest.receive("/keyed", method="DELETE").body for _ in range(3)}
+        assert len(found) == 3, "it holds the others ready, and gives them back"
+        assert first.ask("PUT", one.lock).status == 200
+        assert first.receive("/keyed").status == 201
+    assert rest.receive("/keyed").status == 204, "the only message is locked for a client"
+
+
+def test_a_client_that_has_left_gets_nothing(
+    broker: BrokerThread, rest: RestClient, threads: ThreadPoolExecutor
+) -> None:
+    rest.create("/left")
+    leaver = RestClient(broker.addresses.http_port)
+    future = waiting_on(broker, threads, leaver, "left")
+    leaver.shut()
+    assert future.exception(LONG_S) is not None
+    until_seen(lambda: waiters(broker, "left") == 0)
+    rest.send("/left", b"kept")
+    assert rest.receive("/left", timeout=LONG_S).broker_properties["DeliveryCount"] == 1
+
+
+def test_a_request_that_waits_ends_when_its_queue_is_disabled_or_deleted(
+    broker: BrokerThread, rest: RestClient, threads: ThreadPoolExecutor
+) -> None:
+    rest.create("/ending")
+    with RestClient(broker.addresses.http_port) as waiter:
+        future = waiting_on(broker, threads, waiter, "ending")
+        disabled = queue_body("<Status>ReceiveDisabled</Status>")
+        assert rest.ask("PUT", "/ending", disabled, UPDATE).status == 200
+        assert future.result(LONG_S).status == 403
+        assert rest.ask("PUT", "/ending", queue_body("<Status>Active</Status>"), UPDATE).status == 200
+        future = waiting_on(broker, threads, waiter, "ending")
+        assert rest.ask("DELETE", "/ending").status == 200
+        assert future.result(LONG_S).status == 410
+        rest.create("/ending")
+        rest.send("/ending", b"new")
+        assert waiter.receive("/ending").body == b"new"
+
+
+def test_many_queues_on_one_connection_hold_few_receivers(broker: BrokerThread, rest: RestClient) -> None:
+    for number in range(20):
+        rest.create(f"/many-{number}")
+        rest.send(f"/many-{number}", b"x")
+    for _ in range(2):
+        for number in range(20):
+            answer = rest.receive(f"/many-{number}")
+            assert answer.status == 201
+            assert rest.ask("PUT", answer.lock).status == 200
+    assert sum(len(broker.queue(f"many-{number}").watchers) for number in range(20)) == RECEIVERS_MAX
+
+
+def test_requests_that_wait_leave_connections_to_others() -> None:
+    waiting = Waiting(connections_max=8, cache_messages=1, cache_bytes=1, bytes_max=1)
+    for _ in range(6):
+        waiting.begin()
+    with pytest.raises(Refused, match="6 requests wait") as refused:
+        waiting.begin()
+    assert refused.value.reason is Reason.SERVER_BUSY
+    waiting.end()
+    waiting.begin()
+
+
+def test_all_connections_together_hold_a_limited_number_of_bytes_ready() -> None:
+    waiting = Waiting(connections_max=8, cache_messages=1, cache_bytes=100, bytes_max=150)
+    first, second = waiting.cache(), waiting.cache()
+    assert waiting.cache_bytes(first) == 100
+    first.bytes = 100
+    assert (waiting.cache_bytes(first), waiting.cache_bytes(second)) == (100, 50)
+    waiting.forget(first)
+    assert waiting.cache_bytes(second) == 100
+
+
+def test_messages_wait_while_too_much_is_on_its_way_to_slow_readers(
+    broker: BrokerThread, rest: RestClient, threads: ThreadPoolExecutor
+) -> None:
+    rest.create("/slow")
+    assert rest.receive("/slow").status == 204
+    (receiver,) = broker.queue("slow").watchers
+    assert isinstance(receiver, HttpReceiver)
+
+    def change(size: int) -> None:
+        receiver.waiting.sent(-size)
+
+    broker.loop.call_soon_threadsafe(change, 1 << 40)
+    assert rest.receive("/slow").status == 503
+    future = waiting_on(broker, threads, rest, "slow")
+    with RestClient(broker.addresses.http_port) as sender:
+        sender.send("/slow", b"x")
+    assert not future.done()
+    broker.loop.call_soon_threadsafe(change, -(1 << 40))
+    assert future.result(LONG_S).status == 201
