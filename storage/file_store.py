@@ -28,7 +28,7 @@ import structlog
 from storage.committer import Committer
 from storage.disk import Disk, LocalDisk, close_quietly, disk_error, make_directories, make_root
 from storage.end_record import INTERVAL_MS, EndRecord
-from storage.errors import DiskFailed, DiskHangs, StorageError
+from storage.errors import DiskFailed, DiskHangs, StorageError, UnknownFormat
 from storage.extent import EXTENT_SUFFIX
 from storage.file_log import FileLog, Fsync, Shared
 from storage.folders import LOCK_NAME, check_identity
@@ -39,6 +39,7 @@ from storage.open_segments import OpenSegments
 from storage.pools import Pools
 from storage.segment import ENTITY_BYTES_MAX, SALT_BYTES
 from storage.sizing import RESERVE_BYTES_MAX, reserve_bytes_of
+from storage.storage_version import STORAGE_VERSION, check_version, note_version
 from storage.threads import OwnerFailed, UnderWay, report_to_loop, run_to_end, start_background, within
 
 T = TypeVar("T")
@@ -426,11 +427,16 @@ class FileLogStore:
             make_directories(disk, self.root, [LOGS_DIRECTORY])
             make_directories(disk, self.root, EXTENTS_DIRECTORIES)
             fd = disk.lock(self.root / LOCK_NAME)
+            if check_version(disk, self.root) != STORAGE_VERSION:
+                self._note_version()
             for name in disk.names(self._shared.root):
                 if name.endswith(DELETED_SUFFIX):
                     self._finish_deletion(name)
         except BlockingIOError as error:
             raise FolderInUse(f"{self.root}: another process uses this folder") from error
+        except UnknownFormat:
+            close_quietly(disk, fd)
+            raise
         except OSError as error:
             close_quietly(disk, fd)
             raise disk_error(error, self.root) from error
@@ -439,6 +445,14 @@ class FileLogStore:
                 self._shared.reserve.resize(reserve_bytes_of(disk.space(self.root).total))
         self._shared.reserve.hold()
         self._lock_fd = fd
+
+    def _note_version(self) -> None:
+        """Have the folder state the version of the storage format. A disk that is full or fails does not
+        keep what it holds from being received; then a later start does it."""
+        try:
+            note_version(self._disk, self.root)
+        except StorageError as error:
+            _log.warning("folder.version_not_noted", path=str(self.root), error=str(error))
 
     # --- in the background ---
 

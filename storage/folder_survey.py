@@ -19,6 +19,7 @@ from storage.folders import (
     read_identity,
     write_identity_file,
 )
+from storage.storage_version import check_version
 
 
 @dataclass(slots=True)
@@ -50,10 +51,12 @@ class FolderSurvey:
 
 
 def survey_folders(disk: Disk, paths: Sequence[Path]) -> FolderSurvey:
-    """Look at the named folders. Raises WrongFolders if they do not belong to one broker, OSError."""
+    """Look at the named folders. Raises WrongFolders if they do not belong to one broker, UnknownFormat,
+    OSError."""
     found = FolderSurvey()
     identities: dict[Path, Identity] = {}
     for path in paths:
+        check_version(disk, path)
         try:
             identity = read_identity(disk, path)
         except DamagedIdentity:

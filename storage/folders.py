@@ -37,6 +37,7 @@ from storage.disk import Disk, close_quietly, disk_error, make_root, publish, re
 from storage.errors import DiskFailed, DiskHangs, StorageError
 from storage.partition_index import COPY_NAME, INDEX_NAME
 from storage.record import crc32c
+from storage.storage_version import check_version
 
 CATALOGUE_DIRECTORY = "catalogue"
 FILE_NAME = "folder"
@@ -89,7 +90,7 @@ def arrange(disk: Disk, paths: Sequence[Path], timeout_ms: int = TIMEOUT_MS) -> 
     written to their files.
 
     A folder whose identity is damaged or unreadable, or is not read within `timeout_ms`, counts as missing if
-    the other folders list it. Raises WrongFolders, DiskFailed, DiskHangs.
+    the other folders list it. Raises WrongFolders, UnknownFormat, DiskFailed, DiskHangs.
     """
     found: dict[Path, Identity | None] = {}
     unreadable: dict[Path, StorageError] = {}
@@ -126,6 +127,7 @@ def _identities(
 
     def ask(path: Path, answer: Future[Identity | None]) -> None:
         try:
+            check_version(disk, path)
             answer.set_result(read_identity(disk, path))
         except BaseException as error:  # the caller raises it, or turns it into a missing folder
             answer.set_exception(error)

@@ -112,3 +112,15 @@ async def test_a_second_signal_ends_the_broker_at_once(tmp_path: Path) -> None:
         with pytest.raises(BrokerDied, match=f"status -{signal.SIGTERM.value}"):
             await until(broker.check_alive)
         broker.restart()
+
+
+def test_a_data_folder_that_a_newer_version_has_written_is_refused(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path, [queue(NAME)]) as broker:
+        version = broker.data_dir / "version"
+        assert version.read_text() == "3\n"
+        broker.terminate()
+        version.write_text("4\n")
+        with pytest.raises(BrokerDied, match=r"status 1 (?s:.*) was written by a newer version of Partibus"):
+            broker.start()
+        version.write_text("3\n")
+        broker.restart()

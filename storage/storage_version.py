@@ -1,0 +1,45 @@
+"""The storage version of a data folder: the file `version`, one line with a number.
+
+Each file of the folder states the version of its own format, but a log is read only when its partition is
+used. So the folder says which version of the storage format its latest broker wrote, and a broker that does
+not know it refuses the folder at its start. Folders of builds that wrote no such file are older than all that
+do.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from storage.disk import Disk, close_quietly, publish, read_file
+from storage.errors import UnknownFormat
+
+FILE_NAME = "version"
+STORAGE_VERSION = 3
+"""The version of docs/storage-format.md. It rises when an older broker could misread what a newer one has
+written."""
+
+
+def check_version(disk: Disk, path: Path) -> int | None:
+    """Check that this release knows what the data folder holds; returns the version that it states, None if
+    it states none. Raises UnknownFormat, OSError."""
+    version = _version_of(disk, path)
+    if version is not None and version > STORAGE_VERSION:
+        raise UnknownFormat(
+            f"{path} was written by a newer version of Partibus: its storage version is {version}, and this "
+            f"one knows versions up to {STORAGE_VERSION}. Nothing was changed. Start the newer version, or "
+            "restore a backup made by this one"
+        )
+    return version
+
+
+def note_version(disk: Disk, path: Path) -> None:
+    """Make the folder state the version of this release, durably. Raises StorageError."""
+    close_quietly(disk, publish(disk, path / FILE_NAME, [b"%d\n" % STORAGE_VERSION]))
+
+
+def _version_of(disk: Disk, path: Path) -> int | None:
+    """None also if the file is damaged: then each file of the folder still states its own version."""
+    if FILE_NAME not in disk.names(path):
+        return None
+    text = read_file(disk, path / FILE_NAME).strip()
+    return int(text) if text.isdigit() and len(text) <= 9 else None

@@ -1,0 +1,44 @@
+"""The storage version that a data folder states."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from storage.disk import LocalDisk
+from storage.errors import UnknownFormat
+from storage.folders import arrange
+from storage.storage_version import FILE_NAME, STORAGE_VERSION, check_version, note_version
+
+DISK = LocalDisk()
+
+
+def test_a_folder_states_the_version_of_the_broker_that_used_it_last(tmp_path: Path) -> None:
+    check_version(DISK, tmp_path / "not-there")
+    check_version(DISK, tmp_path)
+    for before in (None, b"2\n", b"", b"no number"):
+        if before is not None:
+            (tmp_path / FILE_NAME).write_bytes(before)
+        check_version(DISK, tmp_path)
+        note_version(DISK, tmp_path)
+        assert (tmp_path / FILE_NAME).read_bytes() == b"%d\n" % STORAGE_VERSION
+    assert [each.name for each in tmp_path.iterdir()] == [FILE_NAME]
+
+
+def test_a_folder_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(b"%d\n" % (STORAGE_VERSION + 1))
+    for check in (lambda: check_version(DISK, tmp_path), lambda: arrange(DISK, [tmp_path])):
+        with pytest.raises(UnknownFormat, match=f"version is {STORAGE_VERSION + 1}, and this one knows"):
+            check()
+    assert [each.name for each in tmp_path.iterdir()] == [FILE_NAME]
+
+
+def test_one_newer_folder_among_several_is_enough(tmp_path: Path) -> None:
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        folder.mkdir()
+    (folders[1] / FILE_NAME).write_bytes(b"999\n")
+    with pytest.raises(UnknownFormat, match="second was written by a newer version"):
+        arrange(DISK, folders)
+    assert not list(folders[0].iterdir())
