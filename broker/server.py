@@ -46,6 +46,7 @@ from broker.namespace.namespace import Namespace
 from broker.namespace.resting import Resting
 from broker.settings.certificates import TlsFiles, certificate_names, server_context, tls_files
 from broker.settings.config_file import ConfigFile
+from broker.settings.key_files import Rules, has_key_files, namespace_rules, watch_keys
 from broker.settings.settings import MIB, Settings
 from broker.throttle.memory_mark import (
     LOOK_S,
@@ -168,8 +169,9 @@ class Broker:
             failed=self._part_failed,
             topic_limits=TopicLimits(settings.subscriptions_max, settings.rules_max),
         )
-        rules = settings.authorization_rules() + (file.authorization_rules if file else ())
-        self.authorizer = Authorizer(rules, self.namespace.rules_of)
+        self._rules = namespace_rules(settings)
+        self._rules_of_file = file.authorization_rules if file else ()
+        self.authorizer = Authorizer(self._rules + self._rules_of_file, self.namespace.rules_of)
         self._tasks: asyncio.TaskGroup | None = None
 
     def _make_host(self, settings: HostSettings, disk: Disk) -> PartitionHost:
@@ -292,6 +294,9 @@ class Broker:
                 self._tasks.create_task(self._watch_clock(services), name="clock"),
                 self._tasks.create_task(self._watch_memory(), name="memory"),
             ]
+            if has_key_files(settings):
+                keys = watch_keys(settings, self._rules, self._keys_changed)
+                watches.append(self._tasks.create_task(keys, name="keys"))
             forwarding.start()
             for listener in listeners:
                 await listener.start_serving()
@@ -334,6 +339,11 @@ class Broker:
                 self.host.wake()  # after a suspend, timers are late; schedules are in wall time
                 for connection in list(services.connections):
                     connection.clock_was_set()
+
+    def _keys_changed(self, rules: Rules) -> None:
+        """Put other keys of the namespace in force, for the clients that are connected, too."""
+        self.authorizer.namespace_rules = rules + self._rules_of_file
+        self.namespace.rules_changed()
 
     def _look_at_folders(self) -> None:
         states = self.host.folder_states()

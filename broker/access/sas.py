@@ -83,7 +83,8 @@ class Authorizer:
     ) -> None:
         """`entity_rules` gives the rules for an entity path, in any case; none if the entity does not
         exist."""
-        self._namespace_rules = namespace_rules
+        self.namespace_rules = namespace_rules
+        """Those in force now. Whoever replaces them tells the connections."""
         self._entity_rules = entity_rules
 
     def verify_token(self, text: str, now_ms: int, grace_ms: int = 0) -> Claim:
@@ -122,7 +123,7 @@ class Authorizer:
         Rules of entities are not considered: the login comes before any address, and rules of several
         entities may share a name. An entity's keys sign tokens, which name the entity.
         """
-        for rule in self._namespace_rules:
+        for rule in self.namespace_rules:
             if rule.key_name == key_name and any(
                 hmac.compare_digest(one.encode(), key.encode()) for one in _keys(rule)
             ):
@@ -137,7 +138,7 @@ class Authorizer:
         entity was created again without the key. Rights that the rule has gained do not count until the
         client puts a new token.
         """
-        rules = self._entity_rules(claim.owner) if claim.owner else self._namespace_rules
+        rules = self._entity_rules(claim.owner) if claim.owner else self.namespace_rules
         for rule in rules:
             if (
                 rule.key_name == claim.key_name
@@ -152,7 +153,7 @@ class Authorizer:
         while path:
             yield from ((path, rule) for rule in self._entity_rules(path) if rule.key_name == key_name)
             path = path.rpartition("/")[0]
-        yield from (("", rule) for rule in self._namespace_rules if rule.key_name == key_name)
+        yield from (("", rule) for rule in self.namespace_rules if rule.key_name == key_name)
 
 
 def key_name_of(token: object) -> str | None:

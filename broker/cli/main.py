@@ -31,6 +31,7 @@ from broker.cli.repair import REPAIR_EPILOG, repair
 from broker.cli.welcome import welcome
 from broker.settings.certificates import TlsFiles, WrongCertificate
 from broker.settings.config_file import ConfigFile, WrongConfigFile, load_config_file
+from broker.settings.key_files import WrongKeyFile
 from broker.settings.logs import configure_logging, warn_development_key
 from broker.settings.settings import (
     ENVIRONMENT_PREFIX,
@@ -197,7 +198,14 @@ def serve(
     is_shown = sys.stdout.isatty() if show_connections is None else show_connections
     try:
         server.run(settings, file, announce if is_shown else None)
-    except (OSError, WrongCertificate, WrongConfigFile, StorageError, ExceptionGroup) as error:
+    except (
+        OSError,
+        WrongCertificate,
+        WrongConfigFile,
+        WrongKeyFile,
+        StorageError,
+        ExceptionGroup,
+    ) as error:
         cause = _cause(error)
         if cause is None:
             raise
@@ -206,7 +214,7 @@ def serve(
             if isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE
             else cause
         )
-        _fail(reason, 2 if isinstance(cause, WrongCertificate | WrongConfigFile) else 1)
+        _fail(reason, 2 if isinstance(cause, WrongCertificate | WrongConfigFile | WrongKeyFile) else 1)
 
 
 @app.command()
@@ -295,7 +303,7 @@ def _cause(error: Exception) -> Exception | None:
     is ours."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
-    known = OSError | WrongCertificate | WrongConfigFile | StorageError | Refused
+    known = OSError | WrongCertificate | WrongConfigFile | WrongKeyFile | StorageError | Refused
     return error if isinstance(error, known) else None
 
 

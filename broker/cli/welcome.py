@@ -18,7 +18,9 @@ def welcome(settings: Settings, addresses: Mapping[str, str], authority: Path | 
     """The lines to print. `addresses` holds the address of each service (amqp, amqps, http); `authority` is
     the file of the generated certificate authority, None if the settings name a certificate.
     """
-    key = settings.sas_key if settings.sas_key == DEVELOPMENT_KEY else f"<{variable_of('sas_key')}>"
+    setting = "sas_key_file" if settings.sas_key_file else "sas_key"
+    is_public = settings.sas_key == DEVELOPMENT_KEY and not settings.sas_key_file
+    key = settings.sas_key if is_public else f"<{variable_of(setting)}>"
     keys = f"SharedAccessKeyName={settings.sas_key_name};SharedAccessKey={key}"
     http = _reachable(addresses["http"])
     lines = [

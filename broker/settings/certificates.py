@@ -15,6 +15,7 @@ import os
 import socket
 import ssl
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def tls_files(settings: Settings, now_ms: int) -> TlsFiles:
         return TlsFiles(settings.tls_certificate, settings.tls_key, None)
     return _generated(
         settings.data_dir / "tls",
-        server_names(settings.host),
+        server_names(settings.host, settings.certificate_names),
         datetime.datetime.fromtimestamp(now_ms / 1000, datetime.UTC),
     )
 
@@ -83,9 +84,9 @@ def certificate_names(files: TlsFiles) -> tuple[str, ...]:
     return tuple(names)
 
 
-def server_names(host: str) -> list[str]:
+def server_names(host: str, more: Iterable[str] = ()) -> list[str]:
     """The names and addresses under which clients may reach this machine."""
-    return list(dict.fromkeys(["localhost", "127.0.0.1", "::1", socket.gethostname(), host]))
+    return list(dict.fromkeys(["localhost", "127.0.0.1", "::1", socket.gethostname(), host, *more]))
 
 
 def _generated(folder: Path, names: list[str], now: datetime.datetime) -> TlsFiles:

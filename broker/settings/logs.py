@@ -56,7 +56,7 @@ def configure_logging(log_format: LogFormat | None, level: LogLevel) -> None:
 def warn_development_key(settings: Settings) -> bool:
     """Warn when other machines can reach the broker with the public development key. Returns whether it
     warned."""
-    if settings.sas_key != DEVELOPMENT_KEY or is_loopback(settings.host):
+    if settings.sas_key_file or settings.sas_key != DEVELOPMENT_KEY or is_loopback(settings.host):
         return False
     structlog.get_logger("broker").warning(
         "development_key.exposed",

@@ -147,6 +147,11 @@ class Settings(BaseSettings):
         description="Certificate chain (PEM). If unset, the broker makes a certificate in the data folder.",
     )
     tls_key: Path | None = Field(None, description="Private key (PEM) of the certificate.")
+    certificate_names: HostNames = Field(
+        (),
+        description="Additional names in the generated certificate, separated by commas: those of a compose "
+        "service, for example. The HTTP port answers to them, too.",
+    )
     hostnames: HostNames = Field(
         ("host.docker.internal", "host.containers.internal"),
         description=(
@@ -188,6 +193,17 @@ class Settings(BaseSettings):
         repr=False,
         description="The root key. The default is public: change it before others can connect.",
     )
+    sas_key_file: Path | None = Field(
+        None,
+        description="File with the root key instead, for container secrets. It is read again when it "
+        "changes.",
+    )
+    sas_secondary_key: str = Field(
+        "", repr=False, description="A second key of the same name, so that keys can be rotated."
+    )
+    sas_secondary_key_file: Path | None = Field(
+        None, description="File with the second key instead. It is read again when it changes."
+    )
     sas_rules: tuple[SasRule, ...] = Field(
         (),
         max_length=11,
@@ -196,6 +212,9 @@ class Settings(BaseSettings):
             "Additional keys of the namespace: a JSON list of objects with key_name, primary_key, "
             "secondary_key and rights."
         ),
+    )
+    sas_rules_file: Path | None = Field(
+        None, description="File with these additional keys instead. It is read again when it changes."
     )
     sas_grace_ms: int = Field(
         60_000,
@@ -566,6 +585,13 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _a_key_is_given_once(self) -> Self:
+        for key in ("sas_key", "sas_secondary_key", "sas_rules"):
+            if key in self.model_fields_set and getattr(self, f"{key}_file") is not None:
+                raise ValueError(f"give {variable_of(key)} or {variable_of(f'{key}_file')}, not both of them")
+        return self
+
+    @model_validator(mode="after")
     def _interval_has_an_effect(self) -> Self:
         if "fsync_interval_ms" in self.model_fields_set and self.fsync != "interval":
             raise ValueError(
@@ -619,11 +645,6 @@ class Settings(BaseSettings):
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls_certificate and tls_key are given together, or neither of them")
         return self
-
-    def authorization_rules(self) -> tuple[AuthorizationRule, ...]:
-        """The SAS policies of the namespace, the root key first."""
-        root = AuthorizationRule(self.sas_key_name, self.sas_key, "", frozenset({"Manage", "Send", "Listen"}))
-        return (root, *(rule.as_rule() for rule in self.sas_rules))
 
 
 def variable_of(setting: str) -> str:

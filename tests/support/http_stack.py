@@ -29,6 +29,7 @@ from broker.namespace.namespace import Namespace
 from broker.namespace.resting import Resting
 from broker.operations import ClientId, Detach, Operation, Sink, SubqueueCounts, Update, Updated
 from broker.settings.certificates import TlsFiles, certificate_names, server_context, tls_files
+from broker.settings.key_files import namespace_rules
 from broker.settings.settings import Settings, load_settings
 from broker.throttle.memory_mark import Memory
 from broker.throttle.throttle import throttle_of
@@ -174,7 +175,7 @@ async def http_stack(
     )
     await namespace.load()
     files = tls_files(settings, SystemClock().now_ms())
-    authorizer = Authorizer(settings.authorization_rules(), namespace.rules_of)
+    authorizer = Authorizer(namespace_rules(settings), namespace.rules_of)
     server = HttpServer(
         settings,
         namespace,

@@ -29,6 +29,7 @@ from broker.namespace.namespace import Namespace
 from broker.namespace.queue import Queue
 from broker.namespace.resting import Resting
 from broker.operations import Answer, ClientId, Operation, Sink, SubqueueCounts
+from broker.settings.key_files import namespace_rules
 from broker.settings.settings import Settings, load_settings
 from broker.throttle.memory_mark import Memory
 from broker.throttle.throttle import throttle_of
@@ -175,7 +176,7 @@ class LinkStack:
         self.services = Services(
             settings=self.settings,
             namespace=cast(Namespace, self.namespace),
-            authorizer=Authorizer(self.settings.authorization_rules(), self.namespace.rules_of),
+            authorizer=Authorizer(namespace_rules(self.settings), self.namespace.rules_of),
             clock=self.clock,
             metrics=self.metrics,
             memory=self.memory,

@@ -56,6 +56,18 @@ def test_a_client_that_trusts_the_authority_connects_by_every_local_name(tmp_pat
     handshake(server_context(files), files.authority, name)
 
 
+def test_names_of_the_settings_are_in_the_certificate_which_is_made_again_for_new_ones(
+    tmp_path: Path,
+) -> None:
+    for name in ("partibus", "bus.test"):
+        files = tls_files(settings_in(tmp_path, certificate_names=name), now_ms())
+        assert files.authority is not None
+        handshake(server_context(files), files.authority, name)
+    assert files.authority is not None
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(server_context(files), files.authority, "partibus")
+
+
 def test_a_client_that_does_not_trust_it_does_not_connect(tmp_path: Path) -> None:
     files = tls_files(settings_in(tmp_path / "one"), now_ms())
     other = tls_files(settings_in(tmp_path / "two"), now_ms())

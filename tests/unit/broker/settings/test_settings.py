@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from broker.frontend.nodes.management import ManagementNode
+from broker.settings.key_files import namespace_rules
 from broker.settings.settings import WrongSettings, load_settings, unknown_variables, variable_of
 
 
@@ -58,7 +59,7 @@ def test_more_keys_come_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(
         "PARTIBUS_SAS_RULES", '[{"key_name": "reader", "primary_key": "k", "rights": ["Listen"]}]'
     )
-    root, reader = load_settings().authorization_rules()
+    root, reader = namespace_rules(load_settings())
     assert (root.key_name, root.primary_key, root.rights) == (
         "RootManageSharedAccessKey",
         "SAS_KEY_VALUE",

@@ -1,0 +1,97 @@
+"""The keys of the namespace, some of which may be in files: secrets that a container's platform mounts.
+
+The files are read at the start, and looked at again every LOOK_S seconds. So keys are rotated without a
+restart: put the new key beside the old one, as primary and secondary key, let clients change over, and
+replace the old one. A file that cannot be used at the start keeps the broker from starting; later, the keys
+that were read last stay in force.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+from pydantic import TypeAdapter, ValidationError
+
+from broker.entities.descriptions import AuthorizationRule
+from broker.settings.settings import SasRule, Settings
+
+LOOK_S = 2.0
+_RULES = TypeAdapter(tuple[SasRule, ...])
+_ALL_RIGHTS = frozenset({"Manage", "Send", "Listen"})
+
+log = structlog.get_logger("keys")
+
+Rules = tuple[AuthorizationRule, ...]
+
+
+class WrongKeyFile(ValueError):
+    """A file with keys cannot be used. The text never repeats what is in it."""
+
+
+def namespace_rules(settings: Settings) -> Rules:
+    """The SAS policies of the namespace, the root key first. Reads the files that the settings name. Raises
+    WrongKeyFile."""
+    primary = _key(settings.sas_key_file) if settings.sas_key_file else settings.sas_key
+    secondary = (
+        _key(settings.sas_secondary_key_file)
+        if settings.sas_secondary_key_file
+        else settings.sas_secondary_key
+    )
+    rules = _rules(settings.sas_rules_file) if settings.sas_rules_file else settings.sas_rules
+    root = AuthorizationRule(settings.sas_key_name, primary, secondary, _ALL_RIGHTS)
+    return (root, *(rule.as_rule() for rule in rules))
+
+
+def has_key_files(settings: Settings) -> bool:
+    """Whether keys may change while the broker runs."""
+    return bool(settings.sas_key_file or settings.sas_secondary_key_file or settings.sas_rules_file)
+
+
+async def watch_keys(settings: Settings, rules: Rules, changed: Callable[[Rules], None]) -> None:
+    """Call `changed` with the policies whenever the files hold other ones than `rules`, and others than the
+    last time."""
+    wrong = ""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        try:
+            found = await asyncio.to_thread(namespace_rules, settings)
+        except WrongKeyFile as why:
+            if str(why) != wrong:
+                wrong = str(why)
+                log.error(
+                    "keys.unreadable", reason=wrong, advice="The keys that were read last are in force."
+                )
+            continue
+        wrong = ""
+        if found != rules:
+            rules = found
+            log.info("keys.changed", names=[rule.key_name for rule in rules])
+            changed(rules)
+
+
+def _key(path: Path) -> str:
+    key = _text(path).strip()
+    if not key:
+        raise WrongKeyFile(f"{path}: the file is empty; it must hold a key")
+    return key
+
+
+def _rules(path: Path) -> tuple[SasRule, ...]:
+    try:
+        return _RULES.validate_json(_text(path))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise WrongKeyFile(f"{path}: {where + ': ' if where else ''}{first['msg']}") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise WrongKeyFile(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise WrongKeyFile(f"{path}: cannot be read: it is not UTF-8") from error

@@ -1,0 +1,86 @@
+"""Keys of the namespace in files: read at the start, and again when they change."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from broker.settings import key_files
+from broker.settings.key_files import Rules, WrongKeyFile, has_key_files, namespace_rules, watch_keys
+from broker.settings.settings import Settings, WrongSettings, load_settings
+from tests.support.waiting import until
+
+RULES = '[{"key_name": "reader", "primary_key": "hidden-key", "rights": ["Listen"]}]'
+
+
+def settings_with(folder: Path, **texts: str) -> Settings:
+    """Settings with files of these contents."""
+    files = {name: folder / name for name in texts}
+    for name, text in texts.items():
+        files[name].write_text(text)
+    return load_settings(**files)
+
+
+def test_keys_come_from_files_or_from_the_settings(tmp_path: Path) -> None:
+    (root,) = namespace_rules(load_settings(sas_key="one", sas_secondary_key="two"))
+    assert (root.primary_key, root.secondary_key) == ("one", "two")
+    settings = settings_with(
+        tmp_path, sas_key_file="three\n", sas_secondary_key_file=" four", sas_rules_file=RULES
+    )
+    root, reader = namespace_rules(settings)
+    assert (root.primary_key, root.secondary_key) == ("three", "four")
+    assert (reader.key_name, reader.primary_key, reader.rights) == (
+        "reader",
+        "hidden-key",
+        frozenset({"Listen"}),
+    )
+    assert has_key_files(settings) and not has_key_files(load_settings())
+
+
+@pytest.mark.parametrize("key", ["sas_key", "sas_secondary_key", "sas_rules"])
+def test_a_key_is_given_once(tmp_path: Path, key: str) -> None:
+    value = () if key == "sas_rules" else "key"
+    with pytest.raises(
+        WrongSettings, match=f"PARTIBUS_{key.upper()} or PARTIBUS_{key.upper()}_FILE, not both"
+    ):
+        load_settings(**{key: value, f"{key}_file": tmp_path})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("sas_key_file", "\n", "the file is empty"),
+        ("sas_key_file", None, "cannot be read: No such file"),
+        ("sas_rules_file", "hidden-key", "Invalid JSON"),
+        ("sas_rules_file", RULES.replace("Listen", "Manage"), "0: Value error, the right Manage requires"),
+    ],
+)
+def test_a_wrong_file_is_refused_and_its_content_never_shown(
+    tmp_path: Path, name: str, text: str | None, why: str
+) -> None:
+    settings = settings_with(tmp_path, **{name: text or ""})
+    if text is None:
+        (tmp_path / name).unlink()
+    with pytest.raises(WrongKeyFile, match=why) as wrong:
+        namespace_rules(settings)
+    assert str(tmp_path / name) in str(wrong.value) and "hidden-key" not in str(wrong.value)
+
+
+async def test_a_change_of_a_file_is_noticed_and_a_wrong_file_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_files, "LOOK_S", 0.001)
+    settings = settings_with(tmp_path, sas_key_file="first")
+    changes: list[Rules] = []
+    with capture_logs() as lines:
+        watch = asyncio.create_task(watch_keys(settings, namespace_rules(settings), changes.append))
+        (tmp_path / "sas_key_file").write_text("")
+        await until(lambda: any(line["event"] == "keys.unreadable" for line in lines))
+        (tmp_path / "sas_key_file").write_text("second")
+        await until(lambda: changes)
+        watch.cancel()
+    assert [root.primary_key for (root,) in changes] == ["second"]
+    assert [line["event"] for line in lines] == ["keys.unreadable", "keys.changed"]
