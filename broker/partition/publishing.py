@@ -29,14 +29,14 @@ from broker.entities.topics import (
 from broker.identifiers import encode_session_id
 from broker.message.changes import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, encode_changes
 from broker.operations import SESSION_ID, Operation, Send, SendSinkBatch, Transact
-from broker.partition import columns as column_parts
 from broker.partition import records
-from broker.partition.columns import NO_COLUMNS, Columns
+from broker.partition.columns import NO_COLUMNS
 from broker.partition.cycle import Cycle
 from broker.partition.expiries import expiries
 from broker.partition.messages import Messages
+from broker.partition.new_messages import NewMessages
 from broker.partition.published import apply_published
-from broker.partition.records import Enqueued, Mark
+from broker.partition.records import Mark
 from broker.partition.scheduled_times import times_of
 from broker.partition.targets import Set, Target, Targets
 from broker.rules.matching import COPIES_BYTES_MAX, ChangedCopy, Match, Matcher
@@ -224,13 +224,8 @@ class Publishing:
     def write_steps(
         self,
         cycle: Cycle,
-        enqueued_ms: int,
-        sizes: Sequence[int],
-        expire: Sequence[int] | None,
-        messages: Sequence[bytes],
-        columns: Columns,
+        new: NewMessages,
         found: Sequence[Destinations],
-        scheduled_ms: Sequence[int] | None,
         effort_max: int,
         *,
         keeps_numbers: bool,
@@ -242,50 +237,26 @@ class Publishing:
         for here in _steps(efforts, effort_max):
             if here.start:
                 yield
-            self._write_some(
-                cycle,
-                enqueued_ms,
-                sizes[here],
-                None if expire is None else expire[here],
-                messages[here],
-                column_parts.part_of(columns, here),
-                found[here],
-                None if scheduled_ms is None else scheduled_ms[here],
-                keeps_numbers=keeps_numbers,
-            )
+            self._write_some(cycle, new.part(here), found[here], keeps_numbers=keeps_numbers)
         copies = [copy for each in found for copy in each.copies]
         is_short = sum(efforts) < effort_max
         for here in _steps([1 + _work_of(copy) for copy in copies], effort_max):
             if here.start or not is_short:
                 yield
-            self._write_copies(cycle, enqueued_ms, copies[here])
+            self._write_copies(cycle, new.enqueued_at_ms, copies[here])
 
-    def write(
-        self,
-        cycle: Cycle,
-        enqueued_ms: int,
-        sizes: Sequence[int],
-        expire: Sequence[int] | None,
-        messages: Sequence[bytes],
-        columns: Columns,
-        found: Sequence[Destinations],
-    ) -> None:
+    def write(self, cycle: Cycle, new: NewMessages, found: Sequence[Destinations]) -> None:
         """Write and apply new messages with known destinations."""
-        self._write_some(cycle, enqueued_ms, sizes, expire, messages, columns, found)
+        self._write_some(cycle, new, found)
         copies = [copy for each in found for copy in each.copies]
         if copies:
-            self._write_copies(cycle, enqueued_ms, copies)
+            self._write_copies(cycle, new.enqueued_at_ms, copies)
 
     def _write_some(
         self,
         cycle: Cycle,
-        enqueued_ms: int,
-        sizes: Sequence[int],
-        expire: Sequence[int] | None,
-        messages: Sequence[bytes],
-        columns: Columns,
+        new: NewMessages,
         found: Sequence[Destinations],
-        scheduled_ms: Sequence[int] | None = None,
         *,
         keeps_numbers: bool = False,
     ) -> None:
@@ -294,10 +265,12 @@ class Publishing:
             return
         kept = [bool(each.targets) for each in found]
         if not all(kept):
-            sizes = [size if keeps else 0 for size, keeps in zip(sizes, kept, strict=True)]
-            messages = [message if keeps else b"" for message, keeps in zip(messages, kept, strict=True)]
+            new = new._replace(
+                sizes=[size if keeps else 0 for size, keeps in zip(new.sizes, kept, strict=True)],
+                messages=[each if keeps else b"" for each, keeps in zip(new.messages, kept, strict=True)],
+            )
         first = self._messages.next_number
-        self._write(cycle, enqueued_ms, sizes, expire, messages, columns, scheduled_ms, targets)
+        self._write(cycle, new, targets)
         dead: dict[tuple[int, bytes | None], list[int]] = {}
         for number, each in enumerate(found, first):
             for destination in each.dead:
@@ -315,33 +288,19 @@ class Publishing:
         session_ids = [
             None if each.session_id is None else encode_session_id(each.session_id) for each in stored
         ]
-        self._write_some(
-            cycle,
+        new = NewMessages(
             enqueued_ms,
             [len(each.data) for each in stored],
             expiries([each.time_to_live_ms for each in stored], default_ms, len(stored), enqueued_ms),
             [each.data for each in stored],
             {SESSION_ID: session_ids} if any(each is not None for each in session_ids) else NO_COLUMNS,
-            found,
         )
+        self._write_some(cycle, new, found)
 
-    def _write(
-        self,
-        cycle: Cycle,
-        enqueued_ms: int,
-        sizes: Sequence[int],
-        expire: Sequence[int] | None,
-        messages: Sequence[bytes],
-        columns: Columns,
-        scheduled_ms: Sequence[int] | None,
-        targets: Targets,
-    ) -> None:
-        first = self._messages.next_number
-        offset = records.add_enqueued(
-            cycle.commit, first, enqueued_ms, sizes, expire, messages, columns, scheduled_ms, targets
-        )
-        enqueued = Enqueued(first, enqueued_ms, sizes, expire, offset, columns, scheduled_ms, targets)
-        cycle.passing += apply_published(self._messages, cycle.commit.start, enqueued, messages, cycle.now_ms)
+    def _write(self, cycle: Cycle, new: NewMessages, targets: Targets) -> None:
+        messages, start = self._messages, cycle.commit.start
+        enqueued = new.add_to(cycle.commit, messages.next_number, targets)
+        cycle.passing += apply_published(messages, start, enqueued, new.messages, cycle.now_ms)
         cycle.work += sum([len(targets.sets[index]) for index in targets.of_messages])
         for each in targets.sets:
             cycle.arrived_in.update([target.subqueue for target in each])

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from broker.operations import ColumnLists
 from broker.partition import records
 from broker.partition.columns import of_references
+from broker.partition.new_messages import NewMessages
 from broker.partition.published import apply_distributed
 from broker.partition.publishing import Destinations, Publishing, room_for_copies, targets_of
 from broker.partition.records import Activated, Mark
@@ -156,15 +157,14 @@ class PublishingLater:
             0 if each.expires_at_ms is None else each.expires_at_ms + enqueued_ms - each.enqueued_at_ms
             for each in references
         ]
-        self._publishing.write(
-            cycle,
+        new = NewMessages(
             enqueued_ms,
             [len(body) for _, body in due],
             expire if any(expire) else None,
             [body for _, body in due],
             columns,
-            found,
         )
+        self._publishing.write(cycle, new, found)
         mark = Mark(records.REMOVED, space.messages.main.number, [r.sequence_number for r in references])
         # Not `Workspace.mark`: on a full disk, this record must not outlive the new messages.
         cycle.commit.add(mark.kind, [records.encode_mark(mark)], records.VERSION)

@@ -14,9 +14,7 @@ from operator import attrgetter
 from broker.base.errors import Refused
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES, EntityDescription
 from broker.operations import Send
-from broker.partition import columns as column_parts
-from broker.partition import records
-from broker.partition.columns import Columns, list_bytes
+from broker.partition.columns import list_bytes
 from broker.partition.cycle import Cycle
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.duplicates import MEMORY_BYTES, check_count
@@ -24,9 +22,9 @@ from broker.partition.durable_state import NewRecord
 from broker.partition.enqueued_times import EnqueuedTimes
 from broker.partition.expiries import expiries, later_expiries
 from broker.partition.messages import Messages
+from broker.partition.new_messages import NewMessages
 from broker.partition.publishing import Publishing
 from broker.partition.quotas import check_size, room_of
-from broker.partition.records import Enqueued
 from broker.partition.scheduled_times import times_of
 from broker.send_lists import at, merged, part_of
 from broker.transfer_operations import HandOver
@@ -142,6 +140,20 @@ class Sending:
         )
         if min(sizes) == max(sizes):
             sizes = [sizes[0]] * len(sizes)  # one number object for all
+        new = self._new(cycle, description, send, sizes)
+        cycle.has_sent = True
+        cycle.arrived_in.add(self._messages.main.number)
+        cycle.work += len(sizes)
+        if len(sizes) <= self._work_max:
+            self._enqueue(cycle, new)
+        else:
+            self._start(cycle, self._enqueue_many(cycle, new))
+        return first
+
+    def _new(
+        self, cycle: Cycle, description: EntityDescription, send: Send, sizes: Sequence[int]
+    ) -> NewMessages:
+        """The messages of a send, with their times."""
         enqueued_ms = self._times.stamp(self._messages.latest_enqueued_ms, cycle.now_ms, cycle.wall_ms)
         expire = expiries(
             send.time_to_live_ms, description.settings.default_time_to_live_ms, len(sizes), enqueued_ms
@@ -149,18 +161,7 @@ class Sending:
         scheduled_ms = times_of(send.scheduled_ms, cycle.wall_ms)
         if scheduled_ms is not None:
             expire = later_expiries(expire, scheduled_ms, enqueued_ms)
-        cycle.has_sent = True
-        cycle.arrived_in.add(self._messages.main.number)
-        cycle.work += len(sizes)
-        at_once = self._work_max
-        if len(sizes) <= at_once:
-            self._enqueue(cycle, enqueued_ms, sizes, expire, messages, send.columns, scheduled_ms)
-        else:
-            steps = self._enqueue_many(
-                cycle, enqueued_ms, sizes, expire, messages, send.columns, scheduled_ms, at_once
-            )
-            self._start(cycle, steps)
-        return first
+        return NewMessages(enqueued_ms, sizes, expire, send.messages, send.columns, scheduled_ms)
 
     def _start(self, cycle: Cycle, steps: Iterator[None]) -> None:
         """Take the first of several steps, and keep the others for `go_on`."""
@@ -184,34 +185,18 @@ class Sending:
         only: int | None,
     ) -> int:
         """As `send`, to subscriptions of a topic."""
-        first, messages = self._messages.next_number, send.messages
-        sizes = list(map(len, messages))
-        enqueued_ms = self._times.stamp(self._messages.latest_enqueued_ms, cycle.now_ms, cycle.wall_ms)
-        scheduled_ms = times_of(send.scheduled_ms, cycle.wall_ms)
+        first, sizes = self._messages.next_number, list(map(len, send.messages))
+        new = self._new(cycle, description, send, sizes)
         if only is None:
-            found = publishing.find(cycle, enqueued_ms, send, scheduled_ms)
+            found = publishing.find(cycle, new.enqueued_at_ms, send, new.scheduled_ms)
         else:
-            found = [publishing.only(only)] * len(messages)
+            found = [publishing.only(only)] * len(sizes)
         room = sum([each.room(size) for each, size in zip(found, sizes, strict=True)])
         self._check_size(description, room + list_bytes(send.columns) - freed)
-        expire = expiries(
-            send.time_to_live_ms, description.settings.default_time_to_live_ms, len(sizes), enqueued_ms
-        )
-        if scheduled_ms is not None:
-            expire = later_expiries(expire, scheduled_ms, enqueued_ms)
         cycle.has_sent = True
         cycle.work += len(sizes)
         steps = publishing.write_steps(
-            cycle,
-            enqueued_ms,
-            sizes,
-            expire,
-            messages,
-            send.columns,
-            found,
-            scheduled_ms,
-            self._work_max,
-            keeps_numbers=send.scheduled_ms is not None,
+            cycle, new, found, self._work_max, keeps_numbers=send.scheduled_ms is not None
         )
         self._start(cycle, steps)
         return first
@@ -308,47 +293,18 @@ class Sending:
         if self._rest is not None:
             deque(self.go_on(), maxlen=0)
 
-    def _enqueue_many(
-        self,
-        cycle: Cycle,
-        enqueued_ms: int,
-        sizes: list[int],
-        expire: list[int] | None,
-        messages: Sequence[bytes],
-        columns: Columns,
-        scheduled_ms: list[int] | None,
-        at_once: int,
-    ) -> Iterator[None]:
-        for start in range(0, len(sizes), at_once):
-            here = slice(start, start + at_once)
-            self._enqueue(
-                cycle,
-                enqueued_ms,
-                sizes[here],
-                None if expire is None else expire[here],
-                messages[here],
-                column_parts.part_of(columns, here),
-                None if scheduled_ms is None else scheduled_ms[here],
-            )
+    def _enqueue_many(self, cycle: Cycle, new: NewMessages) -> Iterator[None]:
+        at_once = self._work_max
+        for start in range(0, len(new.sizes), at_once):
+            self._enqueue(cycle, new.part(slice(start, start + at_once)))
             yield
 
-    def _enqueue(
-        self,
-        cycle: Cycle,
-        enqueued_ms: int,
-        sizes: list[int],
-        expire: list[int] | None,
-        messages: Sequence[bytes],
-        columns: Columns,
-        scheduled_ms: list[int] | None,
-    ) -> None:
+    def _enqueue(self, cycle: Cycle, new: NewMessages) -> None:
         first = self._messages.next_number
-        offset = records.add_enqueued(
-            cycle.commit, first, enqueued_ms, sizes, expire, messages, columns, scheduled_ms
-        )
-        enqueued = Enqueued(first, enqueued_ms, sizes, expire, offset, columns, scheduled_ms)
-        if not self._messages.apply_enqueued(cycle.commit.start, enqueued, messages, cycle.now_ms):
-            cycle.passing += map(self._messages.main.references.__getitem__, range(first, first + len(sizes)))
+        enqueued = new.add_to(cycle.commit, first)
+        if not self._messages.apply_enqueued(cycle.commit.start, enqueued, new.messages, cycle.now_ms):
+            numbers = range(first, first + len(new.sizes))
+            cycle.passing += map(self._messages.main.references.__getitem__, numbers)
 
 
 def _room(message: bytes) -> int:
