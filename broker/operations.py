@@ -27,6 +27,7 @@ from broker.identifiers import LockToken as LockToken
 from broker.identifiers import partition_of as partition_of
 from broker.identifiers import partition_of_token as partition_of_token
 from broker.identifiers import sequence_of_token as sequence_of_token
+from broker.rule_operations import RuleChangesFound, RuleOperation
 from broker.schedule_operations import BreakPromise, Promised, PromiseNumbers, Reschedule
 from broker.selection_operations import CameBack, WatchReturned
 from broker.session_operations import SessionAnswer, SessionOperation, WatchSessions
@@ -210,9 +211,7 @@ class DeadLetter:
 @dataclass(slots=True)
 class Transact:
     """Carry out a send and settlements together, in one commit: all of them, or none (AMQP contract 8.2).
-
-    Answered with `Transacted`, or with `Failed` if any of them cannot be carried out.
-    """
+    Answered with `Transacted`, or with `Failed` if any of them cannot be carried out."""
 
     send: Send
     """May have no messages. Its cookie is not used, and neither are those of the settlements."""
@@ -228,9 +227,12 @@ class Transact:
     transfers: Send | None = None
     """Messages for other entities, with the column DESTINATION. They go to the transfer subqueue."""
     full: str | None = None
-    """Why the whole entity has no room for the messages unless the transaction makes it; None if it has."""
     room: int = 0
-    """The bytes that a full entity has left."""
+    """Why the whole entity has no room for the messages unless the transaction makes it, and the bytes that
+    it has left; None if it has room."""
+    change_id: bytes = b""
+    rule_changes: bytes = b""
+    """Changes of a topic's rules, and their id: noted until the topic has them. Empty for none."""
 
 
 @dataclass(slots=True)
@@ -446,7 +448,7 @@ Operation = (
     | Release | GiveBack | Recalled | RenewLocks | Peek
     | Watch | ReceiveDeferred | CancelScheduled | Delete | Update | Detach | DeleteExactly
     | FindDeadLetters | LockExactly | Redrive | Reschedule | PromiseNumbers | BreakPromise
-    | HandOver | LockNext | FailTransfer | FindSources
+    | HandOver | LockNext | FailTransfer | FindSources | RuleOperation
     | SessionOperation | StreamOperation | SendSinkBatch | WatchReturned
 )  # fmt: skip
 
@@ -633,10 +635,8 @@ class Redriven:
 
 @dataclass(slots=True)
 class Recall:
-    """The partition asks the client to return the messages of this subqueue that it holds unseen.
-
-    The client answers with `Recalled`, even if it holds none.
-    """
+    """The partition asks the client to return the messages of this subqueue that it holds unseen. The client
+    answers with `Recalled`, even if it holds none."""
 
     partition: int
     subqueue: str
@@ -662,7 +662,7 @@ class Unavailable:
 Answer = (
     Sent | Failed | Locked | Unmet | Withdrawn | Settled | Transacted | Renewed | Peeked | Arrived | Deleted
     | Recall | Updated | Unavailable | DeletedExactly
-    | Found | Redriven | Promised | HandedOver | SourcesFound
+    | Found | Redriven | Promised | HandedOver | SourcesFound | RuleChangesFound
     | SessionAnswer | StreamAnswer | CameBack
 )  # fmt: skip
 

@@ -38,6 +38,7 @@ from broker.hosting.remote import RemoteHost
 from broker.http.server import HttpServer
 from broker.message.stored import MessageIds
 from broker.messaging.forwarding import Forwarding
+from broker.messaging.rule_transactions import RuleTransactions
 from broker.namespace.apply_file import apply_file, check_rules, check_targets
 from broker.namespace.entity import Entity
 from broker.namespace.kinds import make_entity
@@ -266,6 +267,9 @@ class Broker:
             spawn=self._spawn,
         )
         services.transactions.passed_on = forwarding.transfers.passed_on
+        rule_transactions = RuleTransactions(self.namespace.subscriptions, self._spawn)
+        services.transactions.commit_rules = rule_transactions.commit
+        forwarding.rules_left = rule_transactions.finish
         loop = asyncio.get_running_loop()
         listeners: list[asyncio.Server] = []
         secure: list[socket.socket] = []

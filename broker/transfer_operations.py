@@ -134,3 +134,5 @@ class SourcesFound:
     passes_on: bool
     """Whether it holds messages that are on their way to other entities."""
     cookie: object = None
+    changes_rules: bool = False
+    """Whether transactions have changed rules, and the topic may not have the changes yet."""

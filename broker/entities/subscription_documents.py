@@ -52,11 +52,11 @@ def encode_subscription(subscription: SubscriptionDescription) -> Fields:
         "name": subscription.name,
         "number": subscription.number,
         "settings": _encode_settings(subscription.settings),
-        "rules": list(map(_encode_rule, subscription.rules)),
+        "rules": list(map(encode_rule, subscription.rules)),
         "created_at_ms": subscription.created_at_ms,
         "updated_at_ms": subscription.updated_at_ms,
         "file_settings": None if of_file is None else _encode_settings(of_file),
-        "file_rules": None if file_rules is None else list(map(_encode_rule, file_rules)),
+        "file_rules": None if file_rules is None else list(map(encode_rule, file_rules)),
         "idle_ms": subscription.idle_ms,
     }
 
@@ -66,9 +66,9 @@ def decode_subscription(fields: Fields) -> SubscriptionDescription:
     of_file, file_rules = fields.pop("file_settings"), fields.pop("file_rules")
     return SubscriptionDescription(
         settings=_decode_settings(fields.pop("settings")),
-        rules=tuple(map(_decode_rule, fields.pop("rules"))),
+        rules=tuple(map(decode_rule, fields.pop("rules"))),
         file_settings=None if of_file is None else _decode_settings(of_file),
-        file_rules=None if file_rules is None else tuple(map(_decode_rule, file_rules)),
+        file_rules=None if file_rules is None else tuple(map(decode_rule, file_rules)),
         **fields,
     )
 
@@ -81,7 +81,7 @@ def _decode_settings(fields: Fields) -> SubscriptionSettings:
     return SubscriptionSettings(**(fields | {"status": EntityStatus(fields["status"])}))
 
 
-def _encode_rule(rule: RuleDescription) -> Fields:
+def encode_rule(rule: RuleDescription) -> Fields:
     return {
         "name": rule.name,
         "filter": _encode_filter(rule.filter),
@@ -90,7 +90,7 @@ def _encode_rule(rule: RuleDescription) -> Fields:
     }
 
 
-def _decode_rule(fields: Fields) -> RuleDescription:
+def decode_rule(fields: Fields) -> RuleDescription:
     action = fields["action"]
     return RuleDescription(
         fields["name"],

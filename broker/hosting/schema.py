@@ -23,6 +23,7 @@ import msgspec
 
 from broker import (
     operations,
+    rule_operations,
     schedule_operations,
     selection_operations,
     session_operations,
@@ -72,6 +73,8 @@ KINDS: Final[Mapping[int, type]] = {
     146: stream_operations.AdvanceCursor, 147: stream_operations.ListCursors,
     148: stream_operations.DeleteCursor, 149: stream_operations.SettleThrough,
     150: stream_operations.GetSinkBatch,
+    160: rule_operations.FindRuleChanges, 161: rule_operations.ForgetRuleChanges,
+    162: rule_operations.RuleChangesFound,
     136: stream_operations.Positions, 137: stream_operations.RangeRead,
     152: stream_operations.CursorList, 153: stream_operations.CursorAdvanced,
     154: stream_operations.CursorDeleted, 155: stream_operations.CursorState,

@@ -88,6 +88,8 @@ class Forwarding:
         self._shared = Shared(namespace, memory, clock, message_id, spawn, look, turns)
         self._namespace = namespace
         self.transfers = Transfers(self._shared)
+        self.rules_left: Callable[[Entity], None] = lambda topic: None
+        """Told of topics whose partition has noted changes of rules. Set by the server."""
         self._entities: dict[str, Entity] = {}
         """Those in service, by generation."""
         self._forwarded: dict[_Key, ForwardedSubqueue] = {}
@@ -147,6 +149,8 @@ class Forwarding:
 
     def _found(self, entity: Entity, number: int, found: SourcesFound) -> None:
         """A partition says what is left in it."""
+        if found.changes_rules:
+            self.rules_left(entity)
         if found.passes_on:
             self.transfers.passed_on(entity, number)
         if not found.sources:

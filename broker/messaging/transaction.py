@@ -18,12 +18,15 @@ nothing, so messages that were to be settled stay locked until their locks end. 
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
+from broker.entities.rule_changes import RuleChange, changed, encode_changes
+from broker.entities.topics import TopicDescription
 from broker.message.transfers import via_partition_key
 from broker.messaging.asking import lock_lost
 from broker.messaging.sending import Collected
@@ -132,6 +135,7 @@ class Transaction:
         "_of_connection",
         "_promised",
         "_queue",
+        "_rule_changes",
         "_scheduled",
         "_sends",
         "_settlements",
@@ -166,6 +170,7 @@ class Transaction:
         self._scheduled: list[Send] = []
         self._promised: list[list[int]] = []
         """The sequence numbers that the partition has promised for each of `_scheduled`."""
+        self._rule_changes: list[RuleChange] = []
         self._transfers: list[_Transfer] = []
         """Messages for other entities than `_queue`, or for any while that is None."""
         self._via: Entity | None = None
@@ -264,6 +269,28 @@ class Transaction:
             raise
         self._cancelled += dict.fromkeys(number for number in numbers if number not in self._cancelled)
 
+    def change_rules(self, topic: Entity, change: RuleChange) -> None:
+        """Add or remove a rule of a plain topic with the transaction. Raises Refused, and then the
+        transaction has failed."""
+        try:
+            self._check_failure()
+            description = topic.description
+            if not isinstance(description, TopicDescription) or description.partitions > 1:
+                raise Refused(
+                    Reason.NOT_ALLOWED,
+                    f"Rules of the partitioned entity '{topic.name}' cannot be changed in a transaction: "
+                    "they hold on all partitions, and a transaction is in one.",
+                )
+            self._check_entity(topic)
+            self._settle_on(topic)
+            changed(description, [*self._rule_changes, change], 0)
+            self._place(topic, 0, "")
+            self._add(1, len(encode_changes([change])))
+        except Refused as why:
+            self.fail(why)
+            raise
+        self._rule_changes.append(change)
+
     async def schedule(self, queue: Entity, collected: Collected) -> list[int]:
         """Schedule messages with the transaction; returns the sequence numbers that they are going to have.
         Raises Refused, and then the transaction has failed.
@@ -318,6 +345,7 @@ class Transaction:
         self._promised.clear()
         self._scheduled.clear()
         self._cancelled.clear()
+        self._rule_changes.clear()
         self._transfers.clear()
         self._sends.clear()
         self._settlements.clear()
@@ -369,6 +397,9 @@ class Transaction:
             ),
         )
         self._find_room(transact)
+        if self._rule_changes:
+            transact.change_id = uuid.uuid4().bytes
+            transact.rule_changes = encode_changes(self._rule_changes)
         return self._queue, self._number, transact
 
     def _find_room(self, transact: Transact) -> None:

@@ -20,7 +20,7 @@ from broker.messaging.guarded_sink import guarded
 from broker.messaging.sending import UnderWay
 from broker.messaging.transaction import Limits, Transaction, rolled_back
 from broker.namespace.entity import Entity, next_client
-from broker.operations import Answer, Failed, Transacted
+from broker.operations import Answer, Failed, Sink, Transact, Transacted
 
 UNCLAIMED_SHARE = 10
 """Clients without a token have this part of all transactions, a tenth, until they use them."""
@@ -44,6 +44,8 @@ class AllTransactions:
     """Those that have open transactions."""
     passed_on: Callable[[Entity, int], None] = lambda via, number: None
     """Told of partitions that are about to get messages for other entities. Set by the server."""
+    commit_rules: Callable[[Entity, Transact, Sink], None] | None = None
+    """Carries out a transaction that changes rules. Set by the server."""
 
     def make_place(self, newcomer: Transactions) -> None:
         """If all are taken, end a transaction of the connection that has the most. So no connection has two
@@ -160,6 +162,10 @@ class Transactions:
         self._under_way.took(transaction.bytes, transaction.messages)
         if operation.transfers is not None:
             self._all.passed_on(queue, number)
+        if operation.rule_changes:
+            assert self._all.commit_rules is not None, "the server has set it"
+            self._all.commit_rules(queue, operation, self._answered)
+            return
         queue.router.handles[number].post(operation, self._client, self._answered)
 
     def roll_back(self, txn_id: bytes) -> None:

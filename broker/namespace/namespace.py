@@ -435,19 +435,24 @@ class Namespace:
         return await self.change_entity(name, change)
 
     async def change_entity(
-        self, name: str, change: Callable[[EntityDescription, int], EntityDescription]
+        self,
+        name: str,
+        change: Callable[[EntityDescription, int], EntityDescription],
+        first: Callable[[], Awaitable[None]] | None = None,
     ) -> EntityDescription:
         """Replace an entity's description, durably, on all partitions.
 
         `change` makes the new description from the present one and the time in ms, or returns the present
-        one; no other change of the entity is under way then. Raises Refused: ENTITY_NOT_FOUND, what `change`
-        raises, and as `_on_disk`.
+        one; no other change of the entity is under way then. `first` is awaited before the new description is
+        kept. Raises Refused: ENTITY_NOT_FOUND, what `change` or `first` raises, and as `_on_disk`.
         """
         async with self._change(name):
             await self._confirm(key_of(name))
             queue = self._existing(name)
             before = queue.description
             description = change(before, self._clock.now_ms())
+            if first is not None:
+                await first()
             if description is before:
                 return before
             await self._keep(description)

@@ -7,12 +7,13 @@ it; those in a subscription stay where they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from broker.base.errors import Reason, Refused, not_found_text
-from broker.entities.descriptions import EntityDescription, key_of
+from broker.entities.descriptions import EntityDescription
+from broker.entities.rule_changes import RuleChange, changed, existing_rule, with_rule, without_rule
 from broker.entities.rules import RuleDescription
 from broker.entities.subscription_validation import (
     TopicLimits,
@@ -42,7 +43,10 @@ class ChangesEntities(Protocol):
         """Why no entity of this name is live."""
 
     async def change_entity(
-        self, name: str, change: Callable[[EntityDescription, int], EntityDescription]
+        self,
+        name: str,
+        change: Callable[[EntityDescription, int], EntityDescription],
+        first: Callable[[], Awaitable[None]] | None = None,
     ) -> EntityDescription:
         """Replace an entity's description, durably, on all partitions."""
 
@@ -84,7 +88,7 @@ class Subscriptions:
         """Create a subscription with its rules, durably. Raises Refused: ENTITY_NOT_FOUND, ENTITY_EXISTS,
         ARGUMENT, QUOTA_EXCEEDED, and as `Namespace.change_entity`."""
         settings = check_subscription(topic, name, settings, self._idle_ms_min)
-        _check(rules)
+        check_new_rules(rules)
 
         def change(topic: TopicDescription, now_ms: int) -> TopicDescription:
             if topic.subscription(name) is not None:
@@ -130,11 +134,7 @@ class Subscriptions:
         name."""
 
         def change(rules: tuple[RuleDescription, ...], path: str) -> Iterable[RuleDescription]:
-            if any(key_of(each.name) == key_of(rule.name) for each in rules):
-                raise Refused(
-                    Reason.ENTITY_EXISTS, f"The messaging entity '{path}/Rules/{rule.name}' already exists."
-                )
-            return (*rules, rule)
+            return with_rule(rules, rule, path)
 
         return await self._change_rules(topic, name, change, [rule])
 
@@ -142,7 +142,7 @@ class Subscriptions:
         """Replace the rule of this name, durably. Raises as `create`."""
 
         def change(rules: tuple[RuleDescription, ...], path: str) -> Iterable[RuleDescription]:
-            old = _existing_rule(rules, rule.name, path)
+            old = existing_rule(rules, rule.name, path)
             new = replace(rule, name=old.name, created_at_ms=old.created_at_ms)
             return (new if each is old else each for each in rules)
 
@@ -152,10 +152,26 @@ class Subscriptions:
         """Remove a rule from a subscription, durably. Raises as `create`."""
 
         def change(rules: tuple[RuleDescription, ...], path: str) -> Iterable[RuleDescription]:
-            old = _existing_rule(rules, rule, path)
-            return (each for each in rules if each is not old)
+            return without_rule(rules, rule, path)
 
         return await self._change_rules(topic, name, change)
+
+    async def make_changes(
+        self,
+        topic: TopicDescription,
+        changes: Sequence[RuleChange],
+        first: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Change rules of several subscriptions, durably and together. `first` is awaited once it is certain
+        that all changes can be made; if it raises Refused, none is. Without it, those that cannot be made, or
+        are made already, are left out. Raises as `create`."""
+
+        def change(present: TopicDescription, now_ms: int) -> TopicDescription:
+            if present.generation != topic.generation:
+                raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(topic.name))
+            return changed(present, changes, now_ms, may_be_made=first is None)
+
+        await self._change(topic.name, change, first)
 
     async def _change_rules(
         self,
@@ -166,7 +182,7 @@ class Subscriptions:
     ) -> SubscriptionDescription:
         """Let `change` make new rules from the present ones and the subscription's path. `changed` are those
         that were not checked before."""
-        _check(changed)
+        check_new_rules(changed)
 
         def of_topic(description: TopicDescription, now_ms: int) -> TopicDescription:
             subscription = _existing(description, name)
@@ -188,7 +204,10 @@ class Subscriptions:
         return _existing(await self._change(topic, of_topic), name)
 
     async def _change(
-        self, topic: str, change: Callable[[TopicDescription, int], TopicDescription]
+        self,
+        topic: str,
+        change: Callable[[TopicDescription, int], TopicDescription],
+        first: Callable[[], Awaitable[None]] | None = None,
     ) -> TopicDescription:
         def of_entity(description: EntityDescription, now_ms: int) -> EntityDescription:
             before = _as_topic(description)
@@ -196,7 +215,7 @@ class Subscriptions:
             check_limits(before, after, self._limits)
             return after
 
-        return _as_topic(await self._namespace.change_entity(topic, of_entity))
+        return _as_topic(await self._namespace.change_entity(topic, of_entity, first))
 
 
 def _as_topic(description: EntityDescription) -> TopicDescription:
@@ -212,14 +231,8 @@ def _existing(topic: TopicDescription, name: str) -> SubscriptionDescription:
     return subscription
 
 
-def _existing_rule(rules: Iterable[RuleDescription], name: str, path: str) -> RuleDescription:
-    for rule in rules:
-        if key_of(rule.name) == key_of(name):
-            return rule
-    raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(f"{path}/Rules/{name}"))
-
-
-def _check(rules: Sequence[RuleDescription]) -> None:
+def check_new_rules(rules: Sequence[RuleDescription]) -> None:
+    """Check rules by themselves: names, filters and actions. Raises Refused(ARGUMENT)."""
     check_rules(rules)
     for rule in rules:
         check_expressions(rule)

@@ -10,6 +10,7 @@ from broker.base.errors import Reason, Refused
 from broker.entities.roles import PASSES_ON
 from broker.operations import ClientId, Send
 from broker.partition.origins import Origins, handed_over
+from broker.partition.rule_changes import RuleChanges
 from broker.partition.sending import Sending
 from broker.partition.workspace import Workspace
 from broker.send_lists import at, part_of
@@ -86,4 +87,5 @@ class HandingOver:
         messages = self._space.messages
         passes_on = any(each.role is PASSES_ON for each in messages.work.occupied.values())
         sources = messages.states.of(Origins).sources
-        self._space.answer(client, SourcesFound(sources, passes_on, find.cookie))
+        changes_rules = bool(messages.states.of(RuleChanges).entries)
+        self._space.answer(client, SourcesFound(sources, passes_on, find.cookie, changes_rules))

@@ -54,7 +54,7 @@ before its lock ended, however long it had to wait for the disk: a lock that end
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import assert_never
 
@@ -122,8 +122,10 @@ from broker.partition.settling import Settling
 from broker.partition.settling_through import SettlingThrough
 from broker.partition.sink_batches import SinkBatches
 from broker.partition.time_to_live import TimeToLive
+from broker.partition.totals import Totals, totals_of
 from broker.partition.transactions import UNSEEING, Transactions
 from broker.partition.workspace import NO_CYCLE, Workspace
+from broker.rule_operations import FindRuleChanges, ForgetRuleChanges
 from broker.schedule_operations import BreakPromise, PromiseNumbers, Reschedule
 from broker.selection_operations import WatchReturned
 from broker.session_operations import (
@@ -151,8 +153,6 @@ from broker.transfer_operations import FailTransfer, FindSources, HandedOver, Ha
 from storage.log import Commit, Frame
 
 _ENDED = object()
-Totals = Mapping[int, tuple[int, int, int, int]]
-"""Of each subqueue with work, by number: messages, how many of them are deferred and scheduled, and bytes."""
 
 
 class Partition:
@@ -572,6 +572,10 @@ class Partition:
                 self._handing_over.take(client, operation)
             case FindSources():
                 self._handing_over.find(client, operation)
+            case FindRuleChanges():
+                self._transactions.find_rule_changes(client, operation)
+            case ForgetRuleChanges():
+                self._transactions.forget_rule_changes(client, operation)
             case LockNext():
                 return self._delivering.lock_next(client, operation)
             case FailTransfer():
@@ -637,28 +641,8 @@ class Partition:
             self._sessions.run_out(until_ms)
 
     def totals(self) -> Totals:
-        """What `counts` needs to know of each subqueue, apart from locks. Cheap enough for every cycle."""
-        work = self.messages.work
-        totals = {
-            number: (len(subqueue.references), subqueue.deferred, subqueue.scheduled, subqueue.size_bytes)
-            for held in (work.occupied, work.indexed)
-            for number, subqueue in held.items()
-        }
-        return self._shared_once(totals) if self.messages.bodies else totals
-
-    def _shared_once(self, totals: dict[int, tuple[int, int, int, int]]) -> Totals:
-        """The same, but stored messages count once, as the topic's own."""
-        held = self.messages.work.occupied
-        for number, (messages, deferred, scheduled, size) in totals.items():
-            totals[number] = (
-                messages,
-                deferred,
-                scheduled,
-                size - held[number].bytes if number in held else size,
-            )
-        messages, deferred, scheduled, size = totals.get(0, (0, 0, 0, 0))
-        totals[0] = messages, deferred, scheduled, size + self.messages.live_bytes
-        return totals
+        """What `counts` needs to know of each subqueue, apart from locks."""
+        return totals_of(self.messages)
 
     def counts(self, totals: Totals | None = None) -> dict[str, SubqueueCounts]:
         """The message counts and size of each subqueue: now, or as of `totals`, without locks."""

@@ -14,6 +14,7 @@ from broker.partition.delays import Delays
 from broker.partition.duplicates import Duplicates
 from broker.partition.durable_state import FIRST_KIND, DurableState, Ending, NewRecord
 from broker.partition.origins import Origins
+from broker.partition.rule_changes import RuleChanges
 from broker.partition.session_states import SessionStates
 from broker.partition.sink_ledger import SinkLedger
 from broker.partition.tables import UnreadableRecord
@@ -26,6 +27,7 @@ KINDS: tuple[Callable[[], DurableState], ...] = (
     Origins,
     Cursors,
     SinkLedger,
+    RuleChanges,
 )
 """All kinds of durable state. Each `Messages` starts with an empty instance of each."""
 

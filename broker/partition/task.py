@@ -64,9 +64,10 @@ from broker.partition.mailbox import Mailbox, sends_from
 from broker.partition.payloads import PayloadBudget
 from broker.partition.rest import Register, Rest
 from broker.partition.signals import Once, Signal
-from broker.partition.state import Partition, Totals
+from broker.partition.state import Partition
 from broker.partition.summary import named, summary_of
 from broker.partition.tables import UnreadableRecord
+from broker.partition.totals import Totals
 from broker.partition.upkeep import Upkeep, UpkeepLimits
 from storage.errors import CommitFailed, CorruptRecord, DiskFull, Fenced, StorageError
 from storage.log import Commit, Log

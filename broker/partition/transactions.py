@@ -19,6 +19,8 @@ many such transactions share a commit.
 *A full entity* can be drained by transactions: what one of them completes or cancels makes room for what it
 sends, although it is removed after that.
 
+*Changes of rules* are noted with the other records (`rule_changes.py`).
+
 *Receivers wait for one cycle at most.* A transaction with something that waits for the commit has nothing
 handed out in its cycle. If clients then wait for messages, the next cycle takes no such transaction, and
 serves them.
@@ -41,6 +43,7 @@ from broker.operations import (
     Demand,
     LockToken,
     Send,
+    Settled,
     Transact,
     Transacted,
     sequence_of_token,
@@ -51,11 +54,13 @@ from broker.partition.promises import Promises
 from broker.partition.quotas import freed_by
 from broker.partition.records import Mark
 from broker.partition.references import Reference
+from broker.partition.rule_changes import RuleChanges
 from broker.partition.schedule import Schedule
 from broker.partition.sending import Sending
 from broker.partition.settling import Settling
 from broker.partition.subqueue import Subqueue
 from broker.partition.workspace import Workspace
+from broker.rule_operations import FindRuleChanges, ForgetRuleChanges, RuleChangesFound
 
 Settlement = Complete | Abandon | Defer | DeadLetter
 
@@ -141,6 +146,9 @@ class Transactions:
             )
             self._sending.finish()  # they are moved by records that follow
             passed_on = range(first, first + len(transfers.messages))
+        if operation.rule_changes:
+            noted = space.messages.states.of(RuleChanges).noted(operation.change_id, operation.rule_changes)
+            space.record(noted, with_send=bool(sent))
         if sent and (operation.settlements or cancelled or scheduled is not None or passed_on):
             self._write(operation.settlements, cancelled, scheduled, operation.promised, passed_on)
             self._sending.freed_later += freed
@@ -158,6 +166,20 @@ class Transactions:
         sizes = [len(message) for send in sends if send is not None for message in send.messages]
         if sum(sizes) + MESSAGE_OVERHEAD_BYTES * len(sizes) > operation.room + freed:
             raise Refused(Reason.QUOTA_EXCEEDED, operation.full)
+
+    def find_rule_changes(self, client: ClientId, find: FindRuleChanges) -> None:
+        """Say which changes of rules are noted."""
+        found = self._space.messages.states.of(RuleChanges).in_order()
+        ids, changes = [each for each, _ in found], [each for _, each in found]
+        self._space.answer(client, RuleChangesFound(ids, changes, find.cookie))
+
+    def forget_rule_changes(self, client: ClientId, forget: ForgetRuleChanges) -> None:
+        """Forget changes of rules that the topic has now."""
+        noted = self._space.messages.states.of(RuleChanges)
+        for key in [(0, each) for each in forget.ids]:
+            if key in noted.entries:
+                self._space.record(noted.record_of(key, None))
+        self._space.answer(client, Settled(forget.cookie))
 
     def _cancel(self, numbers: list[int]) -> None:
         """Remove scheduled messages."""

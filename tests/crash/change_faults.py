@@ -17,6 +17,7 @@ from broker.base.clock import ManualClock
 from broker.entities.descriptions import MAIN, EntityDescription
 from broker.operations import Failed, Operation, Peek
 from broker.partition.delays import Delays
+from broker.partition.rule_changes import RuleChanges
 from broker.partition.session_states import SessionStates
 from broker.partition.task import PartitionTask
 from storage.disk import Disk
@@ -60,6 +61,7 @@ def state_now(task: PartitionTask) -> State:
         },
         dict(states.of(SessionStates).entries),
         dict(states.of(Delays).entries()),
+        dict(states.of(RuleChanges).entries),
         {each for slot in states.duplicates.slots.values() for each in slot.identities},
         messages.next_number,
     )

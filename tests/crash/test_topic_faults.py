@@ -138,6 +138,12 @@ async def transacts(task: PartitionTask, clock: ManualClock) -> Operation:
     return Transact(Send([RED, BLUE], None), settlements)
 
 
+async def changes_rules(task: PartitionTask, clock: ManualClock) -> Operation:
+    tokens = await locked(task, clock)
+    send = Send([RED], None)
+    return Transact(send, [Complete(tokens[:1])], change_id=b"id" * 8, rule_changes=b"changes" * 9)
+
+
 async def is_handed_over(task: PartitionTask, clock: ManualClock) -> Operation:
     await published(task, clock)
     return HandOver(b"source", [7, 9], [RED, BLUE])
@@ -145,7 +151,7 @@ async def is_handed_over(task: PartitionTask, clock: ManualClock) -> Operation:
 
 CHANGES: list[Prepare] = [
     *(publishes, schedules, lets_time_pass, completes, settles_through, abandons, defers, dead_letters),
-    *(redrives, transacts, is_handed_over),
+    *(redrives, transacts, changes_rules, is_handed_over),
 ]
 OF_TOPIC = Changes(TOPIC, 16_000, lets_time_pass)
 changes = pytest.mark.parametrize("prepare", CHANGES, ids=lambda each: each.__name__)

@@ -136,7 +136,8 @@ class ManagementNode:
         }
         self._operations |= OwnOperations(connection, address, lambda: self._queue).operations
         self._operations |= StreamRequests(connection, address, lambda: self._queue).operations
-        self._operations |= RuleRequests(connection, address, lambda: self._queue).operations
+        self._rules = RuleRequests(connection, address, lambda: self._queue)
+        self._operations |= self._rules.operations
 
     def is_page(self, request: Request) -> bool:
         """Return whether the request's operation is one of `PAGES`, `OWN_PAGES` or `STREAM_PAGES`."""
@@ -204,9 +205,12 @@ class ManagementNode:
                 )
                 return _numbers(await transaction.schedule(self._queue, collected))
             case _:
-                raise Refused(
-                    Reason.NOT_IMPLEMENTED, f"The operation '{name:.80}' is not supported in a transaction."
-                )
+                change = self._rules.in_transaction(name, body)
+                if change is None:
+                    text = f"The operation '{name:.80}' is not supported in a transaction."
+                    raise Refused(Reason.NOT_IMPLEMENTED, text)
+                transaction.change_rules(self._queue, change)
+                return ok({})
 
     def _admit(self, cost: int) -> None:
         """Pay for a request. Raises Refused(THROTTLED)."""

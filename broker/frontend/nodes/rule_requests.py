@@ -11,12 +11,14 @@ from typing import Any
 
 from broker.access.addresses import Address
 from broker.base.errors import Reason, Refused
+from broker.entities.rule_changes import RuleChange
 from broker.entities.topics import SubscriptionDescription, TopicDescription
 from broker.frontend.connection_view import ConnectionView
 from broker.frontend.nodes.bodies import NO_CONTENT, Operations, integer, ok
 from broker.frontend.nodes.request_node import Response
 from broker.frontend.nodes.rule_bodies import described_rule, rule_name_of, rule_of
 from broker.namespace.entity import Entity
+from broker.namespace.subscriptions import check_new_rules
 
 PAGE_MAX = 1_000
 """Rules that one response shows."""
@@ -36,6 +38,20 @@ class RuleRequests:
             "com.microsoft:enumerate-rules": ("Listen", self._enumerate),
         }
         """The right that each operation needs, and the function that carries it out."""
+
+    def in_transaction(self, name: str, body: dict[str, Any]) -> RuleChange | None:
+        """The change of rules that a request asks for; None if it asks for something else. Raises Refused."""
+        match name:
+            case "com.microsoft:add-rule":
+                _, subscription = self._subscription()
+                rule = rule_of(body)
+                check_new_rules([rule])
+                return RuleChange(subscription.number, rule)
+            case "com.microsoft:remove-rule":
+                _, subscription = self._subscription()
+                return RuleChange(subscription.number, removed=rule_name_of(body))
+            case _:
+                return None
 
     async def _add(self, body: dict[str, Any]) -> Response:
         topic, subscription = self._subscription()

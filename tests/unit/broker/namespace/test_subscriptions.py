@@ -41,12 +41,18 @@ class Entities:
         return Refused(Reason.ENTITY_NOT_FOUND, name)
 
     async def change_entity(
-        self, name: str, change: Callable[[EntityDescription, int], EntityDescription]
+        self,
+        name: str,
+        change: Callable[[EntityDescription, int], EntityDescription],
+        first: Callable[[], Awaitable[None]] | None = None,
     ) -> EntityDescription:
         before = self.describe(name)
         if before is None:
             raise self.missing(name)
-        after = self.all[key_of(name)] = change(before, 7)
+        after = change(before, 7)
+        if first is not None:
+            await first()
+        self.all[key_of(name)] = after
         self.changes += 1
         return after
 

@@ -1,0 +1,169 @@
+"""Transactions that change rules: the partition notes the changes, the topic's description follows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+
+from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import EntityDescription, QueueSettings
+from broker.entities.rule_changes import RuleChange, encode_changes
+from broker.entities.rules import CorrelationFilter, RuleDescription
+from broker.entities.subscription_validation import TopicLimits
+from broker.entities.topics import SubscriptionSettings, TopicDescription
+from broker.messaging import rule_transactions
+from broker.messaging.rule_transactions import RuleTransactions
+from broker.namespace.entity import ask
+from broker.namespace.subscriptions import Subscriptions
+from broker.operations import Answer, Complete, Failed, Send, Transact, Transacted
+from broker.rule_operations import FindRuleChanges, RuleChangesFound
+from tests.support.forwarding_world import World
+from tests.support.topics import RED
+from tests.support.waiting import until
+
+A = "subscriptions/a"
+ADDED = RuleChange(1, RuleDescription("red", CorrelationFilter(label="red")))
+REMOVED = RuleChange(1, removed="$Default")
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rule_transactions, "RETRY_S", 0.001)
+    monkeypatch.setattr(rule_transactions, "RETRY_S_MAX", 0.01)
+
+
+class Namespace:
+    """Keeps descriptions in a world, unless that fails."""
+
+    def __init__(self, world: Topics) -> None:
+        self._world = world
+        self.missing = world.missing
+
+    def describe(self, name: str) -> EntityDescription | None:
+        return self._world.descriptions.get(name)
+
+    async def change_entity(
+        self,
+        name: str,
+        change: Callable[[EntityDescription, int], EntityDescription],
+        first: Callable[[], Awaitable[None]] | None = None,
+    ) -> EntityDescription:
+        world = self._world
+        after = change(world.descriptions[name], 7)
+        if first is not None:
+            await first()
+        if world.fails:
+            world.fails -= 1
+            raise Refused(Reason.PARTITION_UNAVAILABLE, "the catalogue's disk fails")
+        await world.describe(name, after)
+        return after
+
+
+class Topics(World):
+    """A plain topic with a subscription, whose description can be kept or not."""
+
+    def __init__(self) -> None:
+        super().__init__(other=(1, QueueSettings()))
+        topic = TopicDescription("t", "t".rjust(32, "0"), 1)
+        self.descriptions["t"] = topic.with_new("a", SubscriptionSettings(), [RuleDescription("$Default")], 1)
+        self.fails = 0
+        """How many changes cannot be kept."""
+
+    def start(self) -> None:
+        super().start()
+        subscriptions = Subscriptions(Namespace(self), TopicLimits(subscriptions=5, rules=5))
+        self.rules = RuleTransactions(subscriptions, partial(self.spawn, life=self.life))
+        self.forwarding.rules_left = self.rules.finish
+        self.partition_started = self.forwarding._leftovers.look
+
+    async def commit(
+        self, *changes: RuleChange, sends: int = 1, settles: list[bytes] | None = None
+    ) -> Answer:
+        """Commit a transaction that sends a message and changes rules."""
+        settlements = [Complete(settles)] if settles else []
+        operation = Transact(
+            Send([RED], None), settlements, "c", change_id=b"id", rule_changes=encode_changes(changes)
+        )
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.rules.commit(self.entities["t"], operation, answer.set_result)
+        return await asyncio.wait_for(answer, 10)
+
+    @property
+    def names(self) -> list[str]:
+        topic = self.descriptions["t"]
+        assert isinstance(topic, TopicDescription)
+        return [rule.name for rule in topic.subscriptions[0].rules]
+
+    async def noted(self) -> list[bytes]:
+        found = await ask(self.entities["t"].router.handles[0], FindRuleChanges())
+        assert isinstance(found, RuleChangesFound)
+        return found.ids
+
+    async def count(self) -> int:
+        return sum(len(page.messages) for page in await self.held("t", A))
+
+
+@asynccontextmanager
+async def topics() -> AsyncIterator[Topics]:
+    here = Topics()
+    here.start()
+    try:
+        yield here
+    finally:
+        await here.crash()
+
+
+async def test_messages_and_rules_change_together_and_nothing_is_left() -> None:
+    async with topics() as here:
+        assert await here.commit(ADDED, REMOVED) == Transacted(1, "c")
+        assert here.names == ["red"] and await here.count() == 1, "what it sends meets the rules of before"
+        assert await here.noted() == []
+
+
+async def test_a_transaction_whose_rules_cannot_be_changed_does_nothing() -> None:
+    async with topics() as here:
+        refused = await here.commit(ADDED, RuleChange(1, removed="none"))
+        assert isinstance(refused, Failed)
+        assert (refused.reason, refused.cookie) == (Reason.ENTITY_NOT_FOUND, "c")
+        assert (here.names, await here.count(), await here.noted()) == (["$Default"], 0, [])
+
+
+async def test_a_transaction_that_the_partition_refuses_changes_no_rule() -> None:
+    async with topics() as here:
+        refused = await here.commit(ADDED, settles=[bytes(16)])
+        assert isinstance(refused, Failed) and refused.reason is Reason.LOCK_LOST
+        assert (here.names, await here.count(), await here.noted()) == (["$Default"], 0, [])
+
+
+async def test_rules_that_cannot_be_kept_now_follow_as_soon_as_they_can() -> None:
+    async with topics() as here:
+        here.fails = 3
+        assert await here.commit(ADDED, REMOVED) == Transacted(1, "c"), "it is durable"
+        await until(lambda: here.names == ["red"])
+        await until(lambda: not here.rules._finishing)
+        assert here.fails == 0 and await here.noted() == [] and await here.count() == 1
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+async def test_what_a_crash_has_left_is_done_once_the_partition_is_open_again(is_deleted: bool) -> None:
+    async with topics() as here:
+        here.fails = 1_000_000
+        assert await here.commit(ADDED, REMOVED) == Transacted(1, "c")
+        await here.crash()
+        assert here.names == ["$Default"]
+        here.fails = 0
+        topic = here.descriptions["t"]
+        if is_deleted:
+            assert isinstance(topic, TopicDescription)
+            topic = topic.without(1).with_new("b", SubscriptionSettings(), [RuleDescription("all")], 1)
+            here.descriptions["t"] = topic
+        here.start()
+        await here.wake_all()
+        async with asyncio.timeout(10):
+            while await here.noted():
+                pass
+        assert here.names == (["all"] if is_deleted else ["red"])
