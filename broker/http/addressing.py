@@ -1,4 +1,4 @@
-"""Addresses of the administration API (HTTP contract 2.1, 2.10): what a request's path names, which page of a
+"""Paths of the administration API (HTTP contract 2.1, 2.10): what a request's path names, which page of a
 list it wants, and the URLs in answers."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PAGE_DEFAULT, PAGE_MAX = 100, 1_000
 
 
 @dataclass(slots=True, frozen=True)
-class Address:
+class ManagedPath:
     """The entity that a path names, and what it addresses below that entity."""
 
     entity: str
@@ -23,15 +23,15 @@ class Address:
     """The segments from `subscriptions` on; empty if the path ends at the entity."""
 
 
-def read_address(raw_path: str) -> Address:
+def read_path(raw_path: str) -> ManagedPath:
     """Split the raw path, then decode its segments: Python and Java escape the slashes in a name, other
     clients do not."""
     segments = [urllib.parse.unquote(segment) for segment in raw_path.split("/")]
     path = "/".join(segments).strip("/").split("/")
     for place, segment in enumerate(path[1:], start=1):
         if segment.casefold() == "subscriptions":
-            return Address("/".join(path[:place]), tuple(path[place:]))
-    return Address("/".join(path))
+            return ManagedPath("/".join(path[:place]), tuple(path[place:]))
+    return ManagedPath("/".join(path))
 
 
 def url_of(request: web.Request, path: str) -> str:

@@ -18,7 +18,7 @@ from broker.base.clock import Clock
 from broker.base.errors import Reason, Refused
 from broker.base.slices import Slices
 from broker.entities.descriptions import EntityDescription, EntitySettings, key_of
-from broker.http.addressing import next_url_of, page_of, read_address, url_of, url_parts
+from broker.http.addressing import next_url_of, page_of, read_path, url_of, url_parts
 from broker.http.answer_portions import answer_in_slices
 from broker.http.atom import (
     ENTRY_TYPE,
@@ -36,8 +36,7 @@ from broker.http.atom import (
 )
 from broker.http.bodies import Bodies
 from broker.http.description_xml import EntityDefaults, note_ignored
-from broker.http.entry_text import Address as EntryAddress
-from broker.http.entry_text import EntryTexts
+from broker.http.entry_text import EntryAddress, EntryTexts
 from broker.http.kinds import KINDS, EntityXml, listed_at, xml_of
 from broker.http.refusals import HttpRefusal, not_allowed
 from broker.http.rights import DELETE, MANAGE, READ, WRITE, Rights
@@ -70,21 +69,21 @@ class Administration:
         throttle = self._namespace.throttle
         if throttle is not None:
             throttle.admit(MANAGEMENT_CREDITS)
-        address = read_address(request.rel_url.raw_path)
-        if address.below:
-            return await self._subscriptions.handle(request, claim, address)
-        match address.entity.casefold():
+        where = read_path(request.rel_url.raw_path)
+        if where.below:
+            return await self._subscriptions.handle(request, claim, where)
+        match where.entity.casefold():
             case "$namespaceinfo":
                 return self._namespace_info(request, claim)
             case path if (kind := listed_at(path)) is not None:
                 return await self._list_kind(request, claim, kind)
         match request.method:
             case "GET" | "HEAD":
-                return await self._get(request, claim, address.entity)
+                return await self._get(request, claim, where.entity)
             case "PUT":
-                return await self._put(request, claim, address.entity)
+                return await self._put(request, claim, where.entity)
             case "DELETE":
-                return await self._delete(request, claim, address.entity)
+                return await self._delete(request, claim, where.entity)
         raise not_allowed(request, "GET, PUT, DELETE")
 
     # --- operations -----------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ class _Template(NamedTuple):
     unused_in_order: Callable[[_Values], _Values]
 
 
-class Address(NamedTuple):
+class EntryAddress(NamedTuple):
     """How a client addresses the broker: the host, and the parts of an entity's URL around the name."""
 
     host: str
@@ -81,9 +81,9 @@ class EntryTexts:
     def __init__(self, author: str, runtime_of: Callable[[Entity], EntityRuntime]) -> None:
         """`author`: the namespace's name. `runtime_of` gives what a queue holds now."""
         self._author, self._runtime_of = author, runtime_of
-        self._by_address: dict[Address, Entries] = {}
+        self._by_address: dict[EntryAddress, Entries] = {}
 
-    def at(self, address: Address) -> Entries:
+    def at(self, address: EntryAddress) -> Entries:
         """The writer for clients that use this address."""
         entries = self._by_address.get(address)
         if entries is None:
@@ -96,7 +96,9 @@ class EntryTexts:
 class Entries:
     """Writes entries for clients that address the broker in one way."""
 
-    def __init__(self, author: str, runtime_of: Callable[[Entity], EntityRuntime], address: Address) -> None:
+    def __init__(
+        self, author: str, runtime_of: Callable[[Entity], EntityRuntime], address: EntryAddress
+    ) -> None:
         self._author, self._runtime_of, self._address = author, runtime_of, address
         self._templates: dict[int, _Template | None] = {}
         """By the `id` of the settings, which most queues share (`descriptions.shared`): a hash of the

@@ -19,7 +19,7 @@ from broker.base.errors import Reason, Refused, not_found_text
 from broker.base.slices import Slices
 from broker.entities.rules import RuleDescription
 from broker.entities.topics import SubscriptionDescription, TopicDescription, subscription_path
-from broker.http.addressing import Address, next_url_of, page_of, url_of
+from broker.http.addressing import ManagedPath, next_url_of, page_of, url_of
 from broker.http.answer_portions import answer_in_slices
 from broker.http.atom import ENTRY_TYPE, FEED_TYPE, Description, Entry, write_entry, write_feed
 from broker.http.bodies import Bodies
@@ -55,27 +55,27 @@ class SubscriptionAdministration:
         self._namespace, self._subscriptions, self._rights = namespace, namespace.subscriptions, rights
         self._bodies, self._clock, self._slices = bodies, clock, slices
 
-    async def handle(self, request: web.Request, claim: Claim, address: Address) -> web.StreamResponse:
+    async def handle(self, request: web.Request, claim: Claim, where: ManagedPath) -> web.StreamResponse:
         """Serve a path below a topic. Raises HttpRefusal and Refused."""
-        path = "/".join((address.entity, *address.below))  # JavaScript's tokens are for this path alone
-        match address.below:
+        path = "/".join((where.entity, *where.below))  # JavaScript's tokens are for this path alone
+        match where.below:
             case (_,):
                 self._rights.require(claim, path, READ)
                 only_reads(request)
-                return await self._list(request, address.entity)
+                return await self._list(request, where.entity)
             case (_, name):
                 self._rights.require(claim, path, _action(request))
-                return await self._subscription(request, claim, address.entity, name)
+                return await self._subscription(request, claim, where.entity, name)
             case (_, name, rules) if rules.casefold() == "rules":
                 self._require_reading_rules(claim, path)
                 only_reads(request)
-                return await self._list_rules(request, address.entity, name)
+                return await self._list_rules(request, where.entity, name)
             case (_, name, rules, rule) if rules.casefold() == "rules":
                 if _action(request) == READ:
                     self._require_reading_rules(claim, path)
                 else:
                     self._rights.require(claim, path, _action(request))
-                return await self._rule(request, address.entity, name, rule)
+                return await self._rule(request, where.entity, name, rule)
         self._rights.require(claim, path, READ)
         raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(path))
 

@@ -5,29 +5,29 @@ from __future__ import annotations
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from broker.http.addressing import Address, next_url_of, page_of, read_address, url_of
+from broker.http.addressing import ManagedPath, next_url_of, page_of, read_path, url_of
 from broker.http.refusals import HttpRefusal
 
 
 @pytest.mark.parametrize(
-    ("path", "address"),
+    ("path", "expected"),
     [
-        ("/orders", Address("orders")),
-        ("/dir/q%202", Address("dir/q 2")),
-        ("/dir%2Fq%202", Address("dir/q 2")),
-        ("/orders/", Address("orders")),
-        ("/", Address("")),
-        ("/t/Subscriptions/", Address("t", ("Subscriptions",))),
+        ("/orders", ManagedPath("orders")),
+        ("/dir/q%202", ManagedPath("dir/q 2")),
+        ("/dir%2Fq%202", ManagedPath("dir/q 2")),
+        ("/orders/", ManagedPath("orders")),
+        ("/", ManagedPath("")),
+        ("/t/Subscriptions/", ManagedPath("t", ("Subscriptions",))),
         (
             "/dir%2Ft/subscriptions/s/rules/%24Default",
-            Address("dir/t", ("subscriptions", "s", "rules", "$Default")),
+            ManagedPath("dir/t", ("subscriptions", "s", "rules", "$Default")),
         ),
-        ("/subscriptions", Address("subscriptions")),
-        ("/%24Resources/Queues", Address("$Resources/Queues")),
+        ("/subscriptions", ManagedPath("subscriptions")),
+        ("/%24Resources/Queues", ManagedPath("$Resources/Queues")),
     ],
 )
-def test_a_path_is_split_before_it_is_decoded(path: str, address: Address) -> None:
-    assert read_address(path) == address
+def test_a_path_is_split_before_it_is_decoded(path: str, expected: ManagedPath) -> None:
+    assert read_path(path) == expected
 
 
 @pytest.mark.parametrize(

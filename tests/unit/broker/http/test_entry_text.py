@@ -8,7 +8,7 @@ from pathlib import Path
 from lxml import etree
 
 from broker.entities.descriptions import QueueSettings
-from broker.http.entry_text import ADDRESSES_MAX, TEMPLATES_MAX, Address, EntryTexts
+from broker.http.entry_text import ADDRESSES_MAX, TEMPLATES_MAX, EntryAddress, EntryTexts
 from broker.operations import SubqueueCounts
 from tests.support.http_stack import http_stack
 
@@ -70,7 +70,7 @@ async def test_equal_settings_share_a_template_and_nothing_grows_with_queues_add
         for number in range(20):
             await stack.namespace.create_entity(f"alike-{number}", QueueSettings(max_delivery_count=7))
         for number in range(ADDRESSES_MAX + 3):
-            entries = texts.at(Address(f"host-{number}", f"http://host-{number}/", ""))
+            entries = texts.at(EntryAddress(f"host-{number}", f"http://host-{number}/", ""))
             written = {entries.entry(queue) for queue in stack.namespace.live_entities()}
             assert len(written) == 20 and all(b"http://host-%d/alike-" % number in text for text in written)
         assert len(texts._by_address) <= ADDRESSES_MAX
@@ -88,7 +88,7 @@ async def test_equal_settings_share_a_template_and_nothing_grows_with_queues_add
 
 async def test_a_deleted_queue_has_no_entry(tmp_path: Path) -> None:
     async with http_stack(tmp_path) as stack:
-        entries = EntryTexts("ns", stack.namespace.runtime_now).at(Address("h", "http://h/", ""))
+        entries = EntryTexts("ns", stack.namespace.runtime_now).at(EntryAddress("h", "http://h/", ""))
         await stack.namespace.create_entity("orders", QueueSettings())
         queue = stack.queue("orders")
         assert entries.entry(queue)
