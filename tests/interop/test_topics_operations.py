@@ -209,3 +209,27 @@ def test_a_chain_of_subscriptions_ends_after_four_hops(
         assert str(message) == "0"
     for each in chain[1:]:
         assert len(peeked(client, each, "stays")) == (1 if each == first else 2), "each topic has its copy"
+
+
+def test_a_session_of_a_subscription_is_purged_and_its_lock_renewed_for_long(
+    admin: ServiceBusAdministrationClient, client: ServiceBusClient, connection: BlockingConnection
+) -> None:
+    topic = topic_with(admin, "sessions", requires_session=True)
+    admin.create_subscription(topic, "plain")
+    with client.get_topic_sender(topic) as sender:
+        for session_id in "ab":
+            sender.send_messages([ServiceBusMessage(str(each), session_id=session_id) for each in range(3)])
+    with (
+        client.get_subscription_receiver(topic, "sessions", session_id="a") as receiver,
+        management(connection, f"{topic}/Subscriptions/sessions") as node,
+    ):
+        [message] = received(receiver, 1)
+        before_ms = time.time() * 1000
+        ask: Any = receiver._mgmt_request_response_with_retry  # the lock belongs to this connection
+        asked = {"session-id": "a", "duration": 600_000}
+        answer = ask(b"partibus:renew-lock", asked, lambda status, answer, *_, **__: answer.value)
+        assert answer[b"expiration"] >= before_ms + 599_000
+        assert node.ask("partibus:purge-messages", session_id="a") == (200, {"message-count": 2})
+        receiver.complete_message(message)
+        assert node.ask("partibus:count-messages")[1]["active"] == 3, "those of the other session"
+    assert len(peeked(client, topic, "plain")) == 6
