@@ -8,6 +8,7 @@ total. Used in the event loop.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 
 from aiohttp import web
@@ -32,23 +33,31 @@ class Bodies:
 
     async def description(self, request: web.Request) -> Description:
         """Read the description that a request's body holds. Raises HttpRefusal: 400, 413, 503."""
-        body = bytearray()
         with self.read() as counted:
-            async for chunk in request.content.iter_any():
-                if len(body) + len(chunk) > self._body_bytes_max:
-                    raise HttpRefusal(
-                        413, 0, f"The body is larger than the limit of {self._body_bytes_max} bytes."
-                    )
-                counted.grows(len(chunk))
-                body += chunk
+            body = await gather(request, counted, self._body_bytes_max)
             try:
-                return parse_entry(bytes(body))
+                return parse_entry(body)
             except WrongXml as wrong:
                 raise HttpRefusal(400, 40000, str(wrong)) from wrong
 
     def read(self) -> Body:
         """Begin a body. Use it in a `with` statement, which releases its bytes however it ends."""
         return Body(self)
+
+
+async def gather(
+    request: web.Request, counted: Body, bytes_max: int, too_large: Callable[[int], Exception] | None = None
+) -> bytes:
+    """A whole body. Raises HttpRefusal: 413, or what `too_large` makes of a size above the limit, and 503."""
+    body = bytearray()
+    async for chunk in request.content.iter_any():
+        if (size := len(body) + len(chunk)) > bytes_max:
+            if too_large is not None:
+                raise too_large(size)
+            raise HttpRefusal(413, 0, f"The body is larger than the limit of {bytes_max} bytes.")
+        counted.grows(len(chunk))
+        body += chunk
+    return bytes(body)
 
 
 class Body:

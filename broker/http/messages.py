@@ -16,13 +16,13 @@ from broker.base.clock import Clock, wall_ahead_ms
 from broker.base.errors import Reason, Refused
 from broker.entities.validation import MAX_MESSAGE_SIZE_KB
 from broker.http.answer_portions import PORTION_BYTES, answer_whole
-from broker.http.bodies import Bodies, Body
+from broker.http.bodies import Bodies, gather
 from broker.http.broker_properties import body_of, read_properties, token_text, written
 from broker.http.connection import HttpConnection
 from broker.http.header_values import read_headers, write_headers
 from broker.http.message_paths import Action, MessagePath
 from broker.http.receivers import ConnectionReceivers, Waiting
-from broker.http.refusals import HttpRefusal
+from broker.http.refusals import HttpRefusal, found, gone
 from broker.http.request_sends import RequestSends
 from broker.http.rights import Rights
 from broker.http.seams import Claim
@@ -73,21 +73,14 @@ class MessageRequests:
         self._rights.require_right(
             claim, path.address.path, "Send" if path.action is Action.SEND else "Listen"
         )
-        queue = self._find(path.address)
+        queue = found(self._namespace, path.address.entity)
         try:
             return await self._carry_out(request, path, queue, claim)
         except Refused as why:
             queue.meter.refused(why.reason, 1)
             if why.reason is Reason.ENTITY_NOT_FOUND:
-                raise _gone(why) from why
+                raise gone(why) from why
             raise
-
-    def _find(self, address: Address) -> Entity:
-        queue = self._namespace.find(address.entity)
-        if queue is None:
-            why = self._namespace.missing(address.entity)
-            raise _gone(why) if why.reason is Reason.ENTITY_NOT_FOUND else why
-        return queue
 
     async def _carry_out(
         self, request: web.Request, path: MessagePath, queue: Entity, claim: Claim
@@ -122,7 +115,10 @@ class MessageRequests:
                 read_properties(properties, message)
             message.properties = read_headers(request.raw_headers)
         with self._bodies.read() as body:
-            message.body = await _whole(request, body, queue)
+            limit = queue.message_bytes_max
+            if (length := request.content_length) is not None and length > limit:
+                raise too_large(queue, length)
+            message.body = await gather(request, body, limit, lambda size: too_large(queue, size))
             if is_batch:
                 await self._sends.send_batch(queue, message.body)
             else:
@@ -218,22 +214,3 @@ def _location(request: web.Request, address: Address, locked: Locked) -> str:
     path = quote(address.path.lower(), safe="/$~")
     token = token_text(locked.tokens[0])
     return f"{request.scheme}://{request.host}/{path}/messages/{locked.sequence_numbers[0]}/{token}"
-
-
-async def _whole(request: web.Request, body: Body, queue: Entity) -> bytes:
-    """A request's body, which is no larger than the largest message of the entity. Raises HttpRefusal,
-    Refused."""
-    if (length := request.content_length) is not None and length > queue.message_bytes_max:
-        raise too_large(queue, length)
-    content = bytearray()
-    async for chunk in request.content.iter_any():
-        if len(content) + len(chunk) > queue.message_bytes_max:
-            raise too_large(queue, len(content) + len(chunk))
-        body.grows(len(chunk))
-        content += chunk
-    return bytes(content)
-
-
-def _gone(why: Refused) -> HttpRefusal:
-    """The answer for a missing entity: 410, unlike that of administration (HTTP contract 4.1)."""
-    return HttpRefusal(410, 0, why.description)

@@ -12,8 +12,10 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from broker.base.errors import Refused
+from broker.base.errors import Reason, Refused
 from broker.http.atom import ERROR_TYPE, write_error
+from broker.namespace.entity import Entity
+from broker.namespace.namespace import Namespace
 from broker.refusal_wording import http_status_of
 
 
@@ -59,3 +61,17 @@ def refusal_of(refused: Refused) -> HttpRefusal:
     return HttpRefusal(
         status, sub_code, refused.description, {"Retry-After": "2"} if status in (429, 503) else None
     )
+
+
+def found(namespace: Namespace, name: str) -> Entity:
+    """The entity that a request about messages is for. Raises HttpRefusal (410) if there is none, Refused."""
+    queue = namespace.find(name)
+    if queue is None:
+        why = namespace.missing(name)
+        raise gone(why) if why.reason is Reason.ENTITY_NOT_FOUND else why
+    return queue
+
+
+def gone(why: Refused) -> HttpRefusal:
+    """The answer for a missing entity: 410, unlike that of administration (HTTP contract 4.1)."""
+    return HttpRefusal(410, 0, why.description)

@@ -36,6 +36,7 @@ from broker.http.health import HealthHandler
 from broker.http.message_paths import read_message_path
 from broker.http.messages import MessageRequests
 from broker.http.metrics import MetricsHandler
+from broker.http.own_operations import OwnRequests, is_own
 from broker.http.portions import Portions
 from broker.http.refusals import HttpRefusal, refusal_of
 from broker.http.rights import Rights
@@ -94,14 +95,9 @@ class HttpServer:
         self._sites = Sites((*certificate_names, *settings.hostnames, settings.host), settings.origins)
         slices = Slices()
         self._administration = Administration(settings, namespace, tokens, clock, slices)
-        self._messages = MessageRequests(
-            settings,
-            namespace,
-            Rights(namespace, tokens, clock, settings.sas_grace_ms),
-            clock,
-            memory,
-            message_id,
-        )
+        rights = Rights(namespace, tokens, clock, settings.sas_grace_ms)
+        self._messages = MessageRequests(settings, namespace, rights, clock, memory, message_id)
+        self._own = OwnRequests(namespace, rights, memory)
         self._runner = self._make_runner(
             HealthHandler(namespace, serving, slices, memory, folders),
             MetricsHandler(metrics, namespace, slices),
@@ -252,8 +248,11 @@ class HttpServer:
         )
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        """Serve a request about messages, or administration."""
-        path = read_message_path(request.method, request.rel_url.raw_path)
+        """Serve a request for an operation of our own, about messages, or administration."""
+        raw_path = request.rel_url.raw_path
+        if is_own(raw_path):
+            return await self._own.handle(request)
+        path = read_message_path(request.method, raw_path)
         if path is not None:
             return await self._messages.handle(request, path)
         return await self._administration.handle(request)

@@ -15,7 +15,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
-from broker.base.errors import Refused
+from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import MAIN
 from broker.identifiers import encode_session_id
 from broker.message.changes import without_reasons
 from broker.message.forwarded import without_hops
@@ -135,6 +136,18 @@ async def purge(
 
 Hold = Callable[[], AbstractAsyncContextManager[object]]
 """Waits until some messages may be held in memory."""
+
+
+def check_redrive(queue: Entity, subqueue: str) -> None:
+    """Check that messages of this subqueue can be re-driven. Raises Refused."""
+    role = queue.description.subqueues.role_of(subqueue)
+    if role is None or not role.keeps_dead_letters:
+        raise Refused(
+            Reason.NOT_ALLOWED,
+            f"'{queue.path_of(subqueue)}' is no dead-letter queue. Ask its dead-letter queue.",
+        )
+    queue.check_can_receive(subqueue)
+    queue.check_can_send(MAIN)
 
 
 async def redrive(

@@ -12,7 +12,6 @@ from typing import Any, Final
 from broker.access.addresses import Address
 from broker.base.clock import wall_ahead_ms
 from broker.base.errors import Reason, Refused
-from broker.entities.descriptions import MAIN
 from broker.frontend.connection_view import ConnectionView
 from broker.frontend.nodes.bodies import (
     Operations,
@@ -33,6 +32,7 @@ from broker.messaging.asking import renew_locks
 from broker.messaging.housekeeping import (
     Exactly,
     Progress,
+    check_redrive,
     delete_exactly,
     purge,
     redrive,
@@ -124,15 +124,7 @@ class OwnOperations:
         # On the node's own path: the token of an official client covers the dead-letter queue alone, and
         # its key has the right or has it not.
         self._connection.authorize(self._path, "Send")
-        role = queue.description.subqueues.role_of(self._subqueue)
-        if role is None or not role.keeps_dead_letters:
-            raise Refused(
-                Reason.NOT_ALLOWED,
-                f"'{self._entity}' is no dead-letter queue. Send the request to the management node of the "
-                "dead-letter queue.",
-            )
-        queue.check_can_receive(self._subqueue)
-        queue.check_can_send(MAIN)
+        check_redrive(queue, self._subqueue)
         services.memory.admit(1)
         if "sequence-numbers" in body:
             check_fields(body, frozenset(("sequence-numbers",)), "A request with 'sequence-numbers'")

@@ -1,0 +1,118 @@
+"""The JSON that requests and answers of our own operations have (HTTP contract 4.7)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from broker.frontend.nodes.own_operations import MESSAGES_MAX
+from broker.messaging.settlement import DELAY_MS_MAX
+
+SequenceNumber = Annotated[int, Field(ge=0, lt=2**63, json_schema_extra={"format": "int64"})]
+SequenceNumbers = Annotated[list[SequenceNumber], Field(min_length=1, max_length=MESSAGES_MAX)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
+
+
+class Named(_Model):
+    """Messages by their sequence numbers."""
+
+    sequence_numbers: SequenceNumbers
+
+
+class DeleteAnswer(_Model):
+    """What became of the messages that were to be deleted."""
+
+    deleted: list[SequenceNumber]
+    locked: list[SequenceNumber]
+    missing: list[SequenceNumber]
+
+
+class _Selection(_Model):
+    enqueued_before: AwareDatetime | None = None
+    message_count: int = Field(MESSAGES_MAX, ge=1, le=MESSAGES_MAX)
+    from_sequence_number: SequenceNumber = 0
+
+
+class Purge(_Selection):
+    """Which messages to delete; without any condition, all that are not locked."""
+
+    states: list[Literal["active", "deferred", "scheduled"]] | None = Field(None, min_length=1)
+    session_id: str | None = None
+
+
+class Redrive(_Selection):
+    """Which dead letters to send again: these, or those that match."""
+
+    sequence_numbers: SequenceNumbers | None = None
+    dead_letter_reason: str | None = None
+
+
+class ProgressAnswer(_Model):
+    """How far the broker has come. If there is a next sequence number, ask again from there."""
+
+    message_count: int
+    next_sequence_number: SequenceNumber | None = None
+    unavailable_partitions: list[int] | None = None
+
+
+class RedriveAnswer(ProgressAnswer):
+    """The same for dead letters; if they were named, also which were sent again, under which numbers."""
+
+    redriven: list[SequenceNumber] | None = None
+    sequence_numbers: list[SequenceNumber] | None = None
+    missing: list[SequenceNumber] | None = None
+
+
+class Abandon(_Model):
+    """Locked messages to give back, and when to offer them again."""
+
+    lock_tokens: list[UUID] = Field(min_length=1, max_length=MESSAGES_MAX)
+    delay_milliseconds: int = Field(0, ge=0, le=DELAY_MS_MAX)
+    properties: dict[str, Any] = Field(default_factory=dict)
+
+
+class AbandonAnswer(_Model):
+    """Which of the locks were still there."""
+
+    abandoned: list[UUID]
+    lost: list[UUID]
+
+
+class Reschedule(Named):
+    """Scheduled messages, and their new time."""
+
+    scheduled_enqueue_time: AwareDatetime
+
+
+class RescheduleAnswer(_Model):
+    """Which scheduled messages have the new time."""
+
+    rescheduled: list[SequenceNumber]
+    missing: list[SequenceNumber]
+
+
+class DeliverAnswer(_Model):
+    """Which scheduled messages were enqueued."""
+
+    delivered: list[SequenceNumber]
+    missing: list[SequenceNumber]
+
+
+class Nothing(_Model):
+    """A request that has nothing to say."""
+
+
+class CountAnswer(_Model):
+    """The messages by state, over all partitions. Locked ones are active, too."""
+
+    active: int
+    locked: int
+    deferred: int
+    scheduled: int
+    size_in_bytes: int

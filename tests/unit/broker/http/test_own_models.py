@@ -1,0 +1,19 @@
+"""The JSON of our own operations."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from broker.http.own_models import Named, Purge, RedriveAnswer
+
+
+def test_names_are_in_camel_case_and_what_is_not_known_is_left_out() -> None:
+    assert Named.model_validate_json('{"sequenceNumbers":[1,"2"]}').sequence_numbers == [1, 2]
+    text = RedriveAnswer(message_count=1, missing=[5]).model_dump_json(by_alias=True, exclude_none=True)
+    assert text == '{"messageCount":1,"missing":[5]}'
+
+
+def test_a_misspelt_name_never_widens_a_selection() -> None:
+    with pytest.raises(ValidationError):
+        Purge.model_validate_json('{"enqueued-before":"1999-01-01T00:00:00Z"}')
