@@ -17,7 +17,7 @@ import pytest
 from proton import ConnectionException, Message, ProtonException, symbol
 from proton.utils import BlockingConnection
 
-from tests.crash.rounds import ROUNDS, SEED, SMALL_LOGS
+from tests.crash.rounds import ROUNDS, SEED, round_with_broker
 from tests.interop.own_management import Management, longs
 from tests.interop.proton_blocking import connected
 from tests.interop.range_reading import read
@@ -151,14 +151,13 @@ def asked(node: Management, operation: str, **body: Any) -> dict[str, Any]:
     return answer
 
 
-@pytest.mark.parametrize("number", range(max(ROUNDS // 10, 1)))
+@pytest.mark.parametrize("number", range(1, max(ROUNDS // 10, 1) + 1))
 def test_batches_cursors_and_what_was_completed_survive_kill_9(tmp_path: Path, number: int) -> None:
-    print(f"repeat: PARTIBUS_CRASH_SEED={SEED} pytest tests/crash/test_stream_kill.py -k '[{number}]'")
     random = Random(f"{SEED}/streams/{number}")
     queues = [queue(QUEUE, PartitionCount=2, EnablePartitioning=True)]
-    environment = SMALL_LOGS if number % 2 == 0 else {}
     load = Load()
-    with BrokerProcess(tmp_path, queues, environment=environment) as broker:
+    with round_with_broker(tmp_path, queues, "tests/crash/test_stream_kill.py", number) as broker:
+        broker.start()
         for _ in range(KILLS):
             killed = threading.Event()
             thread = load.run(broker, killed)
