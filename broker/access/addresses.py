@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER
+from broker.entities.topics import subqueue_name_of
 
 NODE_CBS, NODE_MANAGEMENT = "$cbs", "$management"
 
@@ -66,7 +67,7 @@ def parse_address(text: str) -> Address:
     topic, _, middle = topic.rpartition("/")
     if topic and middle.casefold() == _SUBSCRIPTIONS:
         entity = topic
-        subqueue = "/".join(filter(None, (_SUBSCRIPTIONS, subscription.casefold(), subqueue)))
+        subqueue = "/".join(filter(None, (subqueue_name_of(subscription), subqueue)))
     return Address(entity, subqueue, node)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from broker.access.addresses import Address
 from broker.base.errors import Reason, Refused, not_found_text
 from broker.entities.descriptions import MAIN
+from broker.entities.topics import subqueue_name_of, subscription_path
 from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links.termini import SHARED, is_durable_subscriber
 from broker.namespace.entity import Entity
@@ -38,10 +39,10 @@ def subscribed(connection: ConnectionView, link: Link, topic: Entity, address: A
     client_id = "" if GLOBAL in capabilities else connection.container_id
     of_client = f"{name}${client_id}$D"
     for each in (of_client, name):
-        subqueue = f"subscriptions/{each.casefold()}"
+        subqueue = subqueue_name_of(each)
         if topic.description.subqueues.number_of(subqueue) is not None:
             return Address(address.entity, subqueue)
-    missing = not_found_text(f"{address.entity}/Subscriptions/{name:.100}")
+    missing = not_found_text(subscription_path(address.entity, f"{name:.100}"))
     raise Refused(
         Reason.ENTITY_NOT_FOUND,
         f"{missing} Subscribers do not create subscriptions: create '{name:.100}' or '{of_client:.200}' with "
