@@ -57,7 +57,10 @@ from broker.throttle.memory_mark import (
     resident_bytes,
     return_free_pages,
 )
-from broker.throttle.throttle import throttle_of
+from broker.throttle.process_meter import ProcessMeter
+from broker.throttle.resources import LOOK_S as RESOURCES_LOOK_S
+from broker.throttle.resources import ResourceMeter, ResourceThrottle, Thresholds
+from broker.throttle.throttle import Throttling, throttle_of
 from storage.catalogue import Catalogue
 from storage.disk import Disk, LocalDisk
 from storage.file_store import LOST, FolderState
@@ -106,7 +109,9 @@ class Broker:
         disk: Disk | None = None,
         clock: Clock | None = None,
         announce: Announce | None = None,
+        meter: ResourceMeter | None = None,
     ) -> None:
+        """`meter` measures what a namespace of the premium tier uses."""
         shares = Shares.of(settings)
         settings = settings.model_copy(
             update={"connections_max": shares.amqp, "http_connections_max": shares.http}
@@ -146,9 +151,12 @@ class Broker:
             ],
             failed=self._part_failed,
         )
-        self._throttle = throttle_of(
+        self._throttle: Throttling | None = throttle_of(
             settings.namespace, settings.credits_per_second, self.clock, self.metrics.credits_refused.inc
         )
+        self._resources: ResourceThrottle | None = None
+        if settings.tier == "premium" and self._throttle is None:
+            self._resources = self._throttle = self._throttle_by_resources(meter)
         self._resting = Resting(index, self.clock, failed=self._part_failed)
         self._resting.lost_folders = frozenset(
             number for number, folder in enumerate(folders) if folder.is_missing
@@ -174,6 +182,26 @@ class Broker:
         self._rules_of_file = file.authorization_rules if file else ()
         self.authorizer = Authorizer(self._rules + self._rules_of_file, self.namespace.rules_of)
         self._tasks: asyncio.TaskGroup | None = None
+
+    def _throttle_by_resources(self, meter: ResourceMeter | None) -> ResourceThrottle:
+        settings, metrics = self.settings, self.metrics
+        thresholds = Thresholds(
+            settings.throttle_cpu_percent, settings.throttle_memory_percent, settings.throttle_pending_max
+        )
+        throttle = ResourceThrottle(
+            settings.namespace,
+            thresholds,
+            settings.messaging_units,
+            meter or ProcessMeter(self.clock, self.memory),
+            metrics.credits_refused.inc,
+        )
+        metrics.messaging_units.set_function(lambda: throttle.units)
+        metrics.namespace_cpu_usage.set_function(lambda: throttle.cpu_percent)
+        metrics.namespace_memory_usage.set_function(lambda: throttle.usage.memory_percent)
+        metrics.pending_checkpoint_operation_count.set_function(lambda: throttle.usage.pending)
+        for name in ("cpu", "memory", "disk"):
+            metrics.throttled_by.labels(name).set_function(partial(_is_over, throttle, name))
+        return throttle
 
     def _make_host(self, settings: HostSettings, disk: Disk) -> PartitionHost:
         if (
@@ -298,6 +326,8 @@ class Broker:
                 self._tasks.create_task(self._watch_clock(services), name="clock"),
                 self._tasks.create_task(self._watch_memory(), name="memory"),
             ]
+            if self._resources is not None:
+                watches.append(self._tasks.create_task(_watch_resources(self._resources), name="resources"))
             if has_key_files(settings):
                 keys = watch_keys(settings, self._rules, self._keys_changed)
                 watches.append(self._tasks.create_task(keys, name="keys"))
@@ -463,6 +493,16 @@ def _catalogue(folders: Sequence[Folder], disk: Disk, timeout_ms: int, executor:
 def _log_stray(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Log an exception that escaped from a callback or timer of the loop. None is expected."""
     log.error("loop.failed", message=context.get("message"), exc_info=context.get("exception"))
+
+
+async def _watch_resources(throttle: ResourceThrottle) -> None:
+    while True:
+        throttle.look()
+        await asyncio.sleep(RESOURCES_LOOK_S)
+
+
+def _is_over(throttle: ResourceThrottle, resource: str) -> float:
+    return float(resource in throttle.over)
 
 
 async def _loudly(work: Coroutine[Any, Any, None], name: str) -> None:

@@ -111,6 +111,20 @@ class Metrics:
             "credits_refused",
             "Credits that refused operations would have cost.",
         )
+        self.messaging_units = gauge("messaging_units", "Messaging units; 0 except in the premium tier.")
+        self.namespace_cpu_usage = gauge(
+            "namespace_cpu_usage", "CPU in use, in percent of what the messaging units stand for (premium)."
+        )
+        self.namespace_memory_usage = gauge(
+            "namespace_memory_usage", "Memory in use, in percent of the memory mark (premium)."
+        )
+        self.pending_checkpoint_operation_count = gauge(
+            "pending_checkpoint_operation_count",
+            "Messages and requests that wait for their outcome, and so mostly for the disk (premium).",
+        )
+        self.throttled_by = gauge(
+            "throttled_by", "1 while a resource is above its threshold, 0 otherwise (premium).", ("resource",)
+        )
         self.data_folders = gauge("data_folders", "Data folders by their state.", ("state",))
         self.http_requests = counter(
             "http_requests", "HTTP requests answered, by status.", ("method", "status")

@@ -29,6 +29,8 @@ CONNECTIONS = RECEIVERS = 5_000
 STANDARD_SIZES_MB = tuple(1_024 * size for size in (1, 2, 3, 4, 5))
 PREMIUM_SIZES_MB = tuple(1_024 * size for size in (1, 2, 3, 4, 5, 10, 20, 40, 80))
 PREMIUM_MESSAGE_KB_MIN = 1_024
+MESSAGING_UNITS = (1, 2, 4, 8, 16)
+"""How many messaging units a namespace of the premium tier may have."""
 BASIC_TIME_TO_LIVE_MS = 14 * 24 * 3_600_000
 
 _OF_THE_SERVICE: Mapping[str, int] = {"connections_max": CONNECTIONS, "receivers_per_entity_max": RECEIVERS}

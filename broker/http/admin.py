@@ -18,6 +18,7 @@ from broker.base.clock import Clock
 from broker.base.errors import Reason, Refused
 from broker.base.slices import Slices
 from broker.entities.descriptions import EntityDescription, EntitySettings, key_of
+from broker.entities.tiers import MESSAGING_UNITS
 from broker.http.addressing import next_url_of, page_of, read_path, url_of, url_parts
 from broker.http.answer_portions import answer_in_slices
 from broker.http.atom import (
@@ -45,7 +46,10 @@ from broker.http.subscription_admin import SubscriptionAdministration
 from broker.namespace.entity import Entity
 from broker.namespace.namespace import Namespace
 from broker.settings.settings import Settings
+from broker.throttle.resources import ResourceThrottle
 from broker.throttle.throttle import MANAGEMENT_CREDITS
+
+NAMESPACE_INFO = "$namespaceinfo"
 
 
 class Administration:
@@ -66,15 +70,18 @@ class Administration:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Serve every path that no other route matches. Raises HttpRefusal and Refused."""
         claim = self._rights.authenticate(request)
+        where = read_path(request.rel_url.raw_path)
+        if not where.below and (request.method, where.entity.casefold()) == ("PUT", NAMESPACE_INFO):
+            return await self._change_units(request, claim)  # which may end the throttling
         throttle = self._namespace.throttle
         if throttle is not None:
             throttle.admit(MANAGEMENT_CREDITS)
-        where = read_path(request.rel_url.raw_path)
         if where.below:
             return await self._subscriptions.handle(request, claim, where)
         match where.entity.casefold():
             case "$namespaceinfo":
-                return self._namespace_info(request, claim)
+                self._rights.require_namespace(request, claim, NAMESPACE_INFO)
+                return self._namespace_info(request)
             case path if (kind := listed_at(path)) is not None:
                 return await self._list_kind(request, claim, kind)
         match request.method:
@@ -173,14 +180,31 @@ class Administration:
         next_url = next_url_of(request, path, skip, count, self._namespace.entity_count(kind.KIND))
         return await self._list(request, kind.TITLE, map(entry, queues), next_url)
 
-    def _namespace_info(self, request: web.Request, claim: Claim) -> web.Response:
-        self._rights.require_namespace(request, claim, "$namespaceinfo")
+    async def _change_units(self, request: web.Request, claim: Claim) -> web.Response:
+        """Change the messaging units, which may be changed until the broker ends. Other elements are
+        ignored."""
+        self._rights.require(claim, NAMESPACE_INFO, WRITE, of_namespace=True)
+        description = await self._bodies.description(request)
+        throttle = self._namespace.throttle
+        if not isinstance(throttle, ResourceThrottle):
+            raise HttpRefusal(400, 40000, "Messaging units can be changed in the premium tier only.")
+        given = description.values.get("MessagingUnits", "").strip()
+        if given not in map(str, MESSAGING_UNITS):
+            raise HttpRefusal(
+                400, 40000, f"The specified value '{given:.20}' is invalid. MessagingUnits: 1, 2, 4, 8 or 16."
+            )
+        throttle.change_units(int(given))
+        return self._namespace_info(request)
+
+    def _namespace_info(self, request: web.Request) -> web.Response:
+        throttle = self._namespace.throttle
+        units = throttle.units if isinstance(throttle, ResourceThrottle) else 1
         info = top("NamespaceInfo", SERVICE_BUS, i=INSTANCE)
         started = timestamp(self._started_ms)
         for name, value in (
             ("CreatedTime", started),
             ("MessagingSKU", self._namespace.tier.sku),
-            *([("MessagingUnits", "1")] if self._namespace.tier.sku == "Premium" else []),
+            *([("MessagingUnits", str(units))] if self._namespace.tier.sku == "Premium" else []),
             ("ModifiedTime", started),
             ("Name", self._namespace.name),
             ("NamespaceType", "Messaging"),

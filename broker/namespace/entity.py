@@ -37,7 +37,7 @@ from broker.operations import (
 from broker.partition.quotas import check_size
 from broker.partition.summary import named
 from broker.schedule_operations import BreakPromise, Promised
-from broker.throttle.throttle import Throttle
+from broker.throttle.throttle import Throttling
 from storage.spread_store import place as folder_of
 
 CLOSED, MISSING = "closed", "missing"
@@ -155,7 +155,7 @@ class Entity:
         """Called once when the entity ends, so that nothing else keeps it."""
         self.at_start: list[Callable[[int], object]] = []
         """Called with the number of each partition that starts."""
-        self.throttle: Throttle | None = None
+        self.throttle: Throttling | None = None
         """The throttling of the namespace; None if it is not throttled. Set by whoever made the entity."""
         self.gone: Refused | None = None
         """Why the entity was deleted or is out of service; None while it is live. Once this is set, no

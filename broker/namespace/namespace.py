@@ -59,7 +59,7 @@ from broker.namespace.idle_deletion import Candidate, IdleDeletion
 from broker.namespace.keys_in_order import KeysInOrder
 from broker.namespace.resting import Resting
 from broker.namespace.subscriptions import Subscriptions
-from broker.throttle.throttle import Throttle
+from broker.throttle.throttle import Throttling
 from storage.catalogue import Catalogue
 from storage.catalogue_recovery import Damaged
 from storage.errors import DiskFailed, DiskFull, DiskHangs, StorageError
@@ -96,7 +96,7 @@ class Namespace:
         partitions_default: int,
         entities_max: int,
         tier: Tier = UNLIMITED,
-        throttle: Throttle | None = None,
+        throttle: Throttling | None = None,
         idle_ms_min: int = AUTO_DELETE_ON_IDLE_MS_MIN,
         folders: int = 1,
         topic_limits: TopicLimits = TopicLimits(),  # noqa: B008 - immutable

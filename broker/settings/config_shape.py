@@ -28,7 +28,8 @@ from broker.entities.descriptions import AuthorizationRule, EntityStatus
 from broker.entities.rules import EXPRESSION_CHARACTERS_MAX
 from broker.entities.subscription_validation import check_rule_name, check_subscription_name
 from broker.entities.validation import check_entity_name
-from broker.settings.settings import PARTITIONS_MAX, Right
+from broker.settings.setting_types import Right
+from broker.settings.settings import PARTITIONS_MAX
 
 
 def _duration(value: object) -> int | None:

@@ -16,7 +16,8 @@ import structlog
 from pydantic import TypeAdapter, ValidationError
 
 from broker.entities.descriptions import AuthorizationRule
-from broker.settings.settings import SasRule, Settings
+from broker.settings.setting_types import SasRule
+from broker.settings.settings import Settings
 
 LOOK_S = 2.0
 _RULES = TypeAdapter(tuple[SasRule, ...])

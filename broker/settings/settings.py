@@ -10,28 +10,24 @@ Nothing here reads a file or opens a socket.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     model_validator,
 )
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
-from broker.entities.descriptions import PARTITIONS_DEFAULT, AuthorizationRule
-from broker.entities.tiers import DEFAULTS, STANDARD_PARTITIONS, Tier, TierName, tier_of
+from broker.entities.descriptions import PARTITIONS_DEFAULT
+from broker.entities.tiers import DEFAULTS, MESSAGING_UNITS, STANDARD_PARTITIONS, Tier, TierName, tier_of
 from broker.entities.validation import AUTO_DELETE_ON_IDLE_MS_MIN
+from broker.settings.setting_types import HostNames, Origins, SasRule
 
 ENVIRONMENT_PREFIX = "PARTIBUS_"
 DEVELOPMENT_KEY_NAME = "RootManageSharedAccessKey"
@@ -45,70 +41,9 @@ PARTITIONS_MAX = 256
 """A sequence number has room for 65,536 partitions, but each one is a log with its own files, so far fewer
 make sense."""
 
-Right = Literal["Manage", "Send", "Listen"]
 FsyncPolicy = Literal["always", "interval", "never"]
 LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-
-
-def _split(given: object) -> object:
-    """Read a list from its variable, separated by commas or in JSON. None, which the variable spells `none`,
-    is the empty list."""
-    if isinstance(given, str) and given.lstrip().startswith("["):
-        try:
-            return json.loads(given)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"not a JSON list: {error}") from error
-    if isinstance(given, str):
-        return tuple(part.strip() for part in given.split(",") if part.strip())
-    return () if given is None else given
-
-
-_HOST_NAME = re.compile(r"\*|(\*\.)?[0-9A-Za-z_-][0-9A-Za-z._-]{0,250}")
-_ORIGIN = re.compile(r"(?i:https?)://(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]+)(:(?P<port>[0-9]{1,5}))?")
-
-
-def _check_host_name(text: str) -> str:
-    if not _HOST_NAME.fullmatch(text):
-        raise ValueError("give a name without scheme, port or path, such as bus.example.com or *.example.com")
-    return text
-
-
-def _check_origin(text: str) -> str:
-    match = _ORIGIN.fullmatch(text)
-    if not match or len(text) > 300 or not 0 < int(match["port"] or 1) < 1 << 16:
-        raise ValueError(
-            "give an origin as http or https, a host and, if it is not the default, a port, "
-            "such as https://app.example.com; it has no path"
-        )
-    return text
-
-
-HostName = Annotated[str, AfterValidator(_check_host_name)]
-Origin = Annotated[str, AfterValidator(_check_origin)]
-HostNames = Annotated[tuple[HostName, ...], NoDecode, BeforeValidator(_split)]
-Origins = Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(_split)]
-
-
-class SasRule(BaseModel):
-    """An additional SAS policy of the namespace: its name, its keys, and the rights they give."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    key_name: str = Field(min_length=1, max_length=256)
-    primary_key: str = Field(min_length=1)
-    secondary_key: str = ""
-    rights: tuple[Right, ...] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _manage_includes_the_others(self) -> Self:
-        if "Manage" in self.rights and set(self.rights) != {"Manage", "Send", "Listen"}:
-            raise ValueError("the right Manage requires the rights Send and Listen")
-        return self
-
-    def as_rule(self) -> AuthorizationRule:
-        """Convert to plain data."""
-        return AuthorizationRule(self.key_name, self.primary_key, self.secondary_key, frozenset(self.rights))
 
 
 class Settings(BaseSettings):
@@ -180,6 +115,30 @@ class Settings(BaseSettings):
         le=10_000_000,
         description="Credits that the namespace is given per second: a message costs 1, a management request "
         "10. 0: it is not throttled. If unset: 1,000 in the `basic` and `standard` tiers, 0 in the others.",
+    )
+    messaging_units: int = Field(
+        1,
+        description="Messaging units of the `premium` tier: 1, 2, 4, 8 or 16. They can be changed while the "
+        "broker runs.",
+    )
+    throttle_cpu_percent: int = Field(
+        90,
+        ge=0,
+        le=100,
+        description="CPU above which a namespace of the `premium` tier is throttled, in percent of one core "
+        "for each messaging unit; 0 for no threshold.",
+    )
+    throttle_memory_percent: int = Field(
+        90,
+        ge=0,
+        le=100,
+        description="The same for memory, in percent of the memory mark, whatever the messaging units.",
+    )
+    throttle_pending_max: int = Field(
+        500_000,
+        ge=0,
+        description="The same for the disk: messages and requests that wait for their outcome, times one "
+        "more than there are messaging units.",
     )
     sas_key_name: str = Field(
         DEVELOPMENT_KEY_NAME,
@@ -582,6 +541,14 @@ class Settings(BaseSettings):
                     f"a data folder lies inside another one: {inside} in {path}. Each needs a place of "
                     "its own, such as /disk1/partibus and /disk2/partibus"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _units_are_those_of_the_service(self) -> Self:
+        if self.messaging_units not in MESSAGING_UNITS:
+            raise ValueError(f"{variable_of('messaging_units')} must be 1, 2, 4, 8 or 16")
+        if self.tier != "premium" and "messaging_units" in self.model_fields_set:
+            raise ValueError(f"{variable_of('messaging_units')} needs the `premium` tier")
         return self
 
     @model_validator(mode="after")

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 import structlog
 
@@ -36,8 +37,27 @@ RESUMED_AT_ONCE = 64
 """Receivers to call before others get their turn on the event loop."""
 
 
+class Throttling(Protocol):
+    """What every throttled namespace has: `Throttle` below, and `ResourceThrottle` in `resources.py`."""
+
+    def admit(self, cost: int) -> None:
+        """Admit an operation. Raises Refused(THROTTLED)."""
+
+    def admit_some(self, count: int) -> int:
+        """Admit messages; returns how many of them. The caller refuses the others as `throttled`."""
+
+    def gate(self, resume: Callable[[], None], refuse: Callable[[Refused], None]) -> Gate | None:
+        """A gate for one receiver; None if receivers are not throttled."""
+
+    def left_for_receivers(self) -> int:
+        """How many messages receivers may be given now; 0 or less if none."""
+
+    def charge(self, messages: int) -> None:
+        """Count messages that are handed over or shown to a client."""
+
+
 class Throttle:
-    """The throttling of one namespace."""
+    """The throttling of one namespace by credits."""
 
     def __init__(self, namespace: str, credits: int, clock: Clock, counted: Callable[[int], None]) -> None:
         """`credits` are given per period. `counted` gets the number of operations that were refused."""

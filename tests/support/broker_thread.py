@@ -19,6 +19,7 @@ from broker.namespace.entity import Entity
 from broker.server import Broker
 from broker.settings.config_file import load_config_file
 from broker.settings.settings import load_settings
+from broker.throttle.resources import ResourceMeter
 from storage.disk import Disk
 from tests.support.broker_process import Addresses, configuration, port_of
 
@@ -35,6 +36,7 @@ class BrokerThread:
         disk: Disk,
         *,
         clock: Clock | None = None,
+        meter: ResourceMeter | None = None,
         **settings: object,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,7 +52,7 @@ class BrokerThread:
         given = load_settings(**({"data_dir": folder / "data"} | usual | settings))
         given.data_dir.mkdir(exist_ok=True)
         self.data_dir = given.data_dir
-        self.broker = Broker(given, load_config_file(config, given), disk=disk, clock=clock)
+        self.broker = Broker(given, load_config_file(config, given), disk=disk, clock=clock, meter=meter)
         self.failure: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._up = threading.Event()

@@ -1,0 +1,77 @@
+"""Types of settings that are more than a number or a text: lists of host names and origins, SAS policies.
+
+Lists are given in one variable, separated by commas or in JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_settings import NoDecode
+
+from broker.entities.descriptions import AuthorizationRule
+
+Right = Literal["Manage", "Send", "Listen"]
+
+
+def _split(given: object) -> object:
+    """Read a list from its variable, separated by commas or in JSON. None, which the variable spells `none`,
+    is the empty list."""
+    if isinstance(given, str) and given.lstrip().startswith("["):
+        try:
+            return json.loads(given)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"not a JSON list: {error}") from error
+    if isinstance(given, str):
+        return tuple(part.strip() for part in given.split(",") if part.strip())
+    return () if given is None else given
+
+
+_HOST_NAME = re.compile(r"\*|(\*\.)?[0-9A-Za-z_-][0-9A-Za-z._-]{0,250}")
+_ORIGIN = re.compile(r"(?i:https?)://(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]+)(:(?P<port>[0-9]{1,5}))?")
+
+
+def _check_host_name(text: str) -> str:
+    if not _HOST_NAME.fullmatch(text):
+        raise ValueError("give a name without scheme, port or path, such as bus.example.com or *.example.com")
+    return text
+
+
+def _check_origin(text: str) -> str:
+    match = _ORIGIN.fullmatch(text)
+    if not match or len(text) > 300 or not 0 < int(match["port"] or 1) < 1 << 16:
+        raise ValueError(
+            "give an origin as http or https, a host and, if it is not the default, a port, "
+            "such as https://app.example.com; it has no path"
+        )
+    return text
+
+
+HostName = Annotated[str, AfterValidator(_check_host_name)]
+Origin = Annotated[str, AfterValidator(_check_origin)]
+HostNames = Annotated[tuple[HostName, ...], NoDecode, BeforeValidator(_split)]
+Origins = Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(_split)]
+
+
+class SasRule(BaseModel):
+    """An additional SAS policy of the namespace: its name, its keys, and the rights they give."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    key_name: str = Field(min_length=1, max_length=256)
+    primary_key: str = Field(min_length=1)
+    secondary_key: str = ""
+    rights: tuple[Right, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _manage_includes_the_others(self) -> Self:
+        if "Manage" in self.rights and set(self.rights) != {"Manage", "Send", "Listen"}:
+            raise ValueError("the right Manage requires the rights Send and Listen")
+        return self
+
+    def as_rule(self) -> AuthorizationRule:
+        """Convert to plain data."""
+        return AuthorizationRule(self.key_name, self.primary_key, self.secondary_key, frozenset(self.rights))

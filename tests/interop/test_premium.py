@@ -1,0 +1,139 @@
+"""The premium tier: throttling as official clients see it, messaging units, and what comes from standard."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from azure.core.exceptions import HttpResponseError
+from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage, ServiceBusReceiveMode
+from azure.servicebus.exceptions import ServiceBusServerBusyError
+from azure.servicebus.management import ServiceBusAdministrationClient
+
+from broker.throttle.resources import Usage
+from storage.disk import LocalDisk
+from tests.support.azure_client import admin_of, azure_client
+from tests.support.broker_process import BrokerProcess, queue
+from tests.support.broker_thread import BrokerThread
+from tests.support.sas import sas_token
+from tests.support.waiting import until
+
+NAMESPACE_INFO = """<entry xmlns="http://www.w3.org/2005/Atom"><content type="application/xml">
+<NamespaceInfo xmlns="http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
+><MessagingUnits>{}</MessagingUnits></NamespaceInfo></content></entry>"""
+
+
+class Meter:
+    """A meter that shows what a test sets."""
+
+    def __init__(self) -> None:
+        self.shown = Usage(0, 0, 0)
+
+    def usage(self) -> Usage:
+        return self.shown
+
+
+def info(url: str, units: str | None = None) -> tuple[int, str]:
+    """Read the information about the namespace, or change its messaging units; returns status and text."""
+    request = urllib.request.Request(
+        f"{url}/$namespaceinfo",
+        data=None if units is None else NAMESPACE_INFO.format(units).encode(),
+        headers={"Authorization": sas_token(url)},
+        method="GET" if units is None else "PUT",
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as refused:
+        return refused.code, refused.read().decode()
+
+
+def metrics_of(url: str) -> list[str]:
+    """The lines of the metrics."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+        text: str = answer.read().decode()
+        return text.splitlines()
+
+
+async def test_senders_are_refused_while_a_resource_is_short_and_more_messaging_units_help(
+    tmp_path: Path,
+) -> None:
+    meter = Meter()
+    with BrokerThread(tmp_path, [queue("orders")], LocalDisk(), meter=meter, tier="premium") as broker:
+        url, throttle = broker.addresses.http_url, broker.broker._resources
+        assert throttle is not None
+
+        async def shows(usage: Usage, *over: str) -> None:
+            meter.shown = usage
+            await until(lambda: throttle.usage == usage and throttle.over == over)
+
+        with (
+            azure_client(broker.addresses.connection_string(), retry_total=0) as client,
+            client.get_queue_sender("orders") as sender,
+            client.get_queue_receiver(
+                "orders", receive_mode=ServiceBusReceiveMode.RECEIVE_AND_DELETE
+            ) as receiver,
+        ):
+            sender.send_messages(ServiceBusMessage("first"))
+            for usage, name in (
+                (Usage(91, 0, 0), "cpu"),
+                (Usage(0, 91, 0), "memory"),
+                (Usage(0, 0, 1_000_001), "disk"),
+            ):
+                await shows(usage, name)
+                with pytest.raises(ServiceBusServerBusyError, match="Error code: 50009"):
+                    sender.send_messages(ServiceBusMessage("refused"))
+            assert [str(each) for each in receiver.receive_messages(5, max_wait_time=10)] == ["first"]
+            await shows(Usage(170, 0, 0), "cpu")
+            assert info(url)[0] == 503
+            assert info(url, "3")[0] == 400
+            status, text = info(url, "2")
+            assert status == 200 and "<MessagingUnits>2</MessagingUnits>" in text
+            sender.send_messages(ServiceBusMessage("second"))
+            assert [str(each) for each in receiver.receive_messages(5, max_wait_time=10)] == ["second"]
+        metrics = metrics_of(url)
+        for line in (
+            "partibus_messaging_units 2.0",
+            "partibus_namespace_cpu_usage 85.0",
+            'partibus_throttled_by{resource="cpu"} 0.0',
+        ):
+            assert line in metrics
+
+
+def create_plain(admin: ServiceBusAdministrationClient, name: str) -> None:
+    admin.create_queue(name, enable_partitioning=False)
+
+
+def test_entities_from_standard_keep_working_in_premium(tmp_path: Path) -> None:
+    environment = {"PARTIBUS_TIER": "standard"}
+    with BrokerProcess(tmp_path, [queue("partitioned")], environment=environment) as broker:
+        with (
+            admin_of(broker) as admin,
+            azure_client(broker.addresses.connection_string()) as client,
+        ):
+            create_plain(admin, "plain")
+            for name in ("partitioned", "plain"):
+                with client.get_queue_sender(name) as sender:
+                    sender.send_messages(ServiceBusMessage("from standard"))
+        broker.terminate()
+        environment = {"PARTIBUS_TIER": "premium", "PARTIBUS_PARTITIONS_DEFAULT": "4"}
+        with BrokerProcess(tmp_path, [queue("partitioned")], environment=environment) as premium:
+            assert info(premium.addresses.http_url, "4")[0] == 200
+            with (
+                admin_of(premium) as admin,
+                azure_client(premium.addresses.connection_string()) as client,
+            ):
+                with pytest.raises(HttpResponseError, match="Non-partitioned entities are not allowed"):
+                    create_plain(admin, "another")
+                properties = admin.get_queue("plain")
+                properties.max_delivery_count = 3
+                admin.update_queue(properties)
+                for name in ("partitioned", "plain"):
+                    with client.get_queue_sender(name) as sender, client.get_queue_receiver(name) as receiver:
+                        sender.send_messages(ServiceBusMessage("in premium"))
+                        found: list[ServiceBusReceivedMessage] = []
+                        while len(found) < 2:
+                            found += receiver.receive_messages(2, max_wait_time=10)
+                        assert {str(each) for each in found} == {"from standard", "in premium"}

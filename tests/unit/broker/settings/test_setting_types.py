@@ -1,0 +1,51 @@
+"""Lists and policies among the settings."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from broker.settings.setting_types import HostNames, Origins, SasRule
+
+HOSTS, SITES = TypeAdapter[tuple[str, ...]](HostNames), TypeAdapter[tuple[str, ...]](Origins)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("bus.test, *.example.com,", ("bus.test", "*.example.com")),
+        ('["bus.test"]', ("bus.test",)),
+        (None, ()),
+        ("*", ("*",)),
+    ],
+)
+def test_a_list_is_separated_by_commas_or_json(given: str | None, found: tuple[str, ...]) -> None:
+    assert HOSTS.validate_python(given) == found
+
+
+@pytest.mark.parametrize("wrong", ["http://bus.test", "bus.test:5300", "a/b", "[1", "x" * 300])
+def test_a_host_name_has_no_scheme_port_or_path(wrong: str) -> None:
+    with pytest.raises(ValidationError):
+        HOSTS.validate_python(wrong)
+
+
+def test_an_origin_has_a_scheme_a_host_and_at_most_a_port() -> None:
+    assert SITES.validate_python("https://app.test, http://[::1]:8080") == (
+        "https://app.test",
+        "http://[::1]:8080",
+    )
+    for wrong in ("app.test", "https://app.test/path", "https://app.test:70000"):
+        with pytest.raises(ValidationError, match="give an origin"):
+            SITES.validate_python(wrong)
+
+
+def test_a_policy_with_manage_has_all_rights() -> None:
+    rule = SasRule(key_name="app", primary_key="one", rights=("Send",)).as_rule()
+    assert (rule.key_name, rule.primary_key, rule.secondary_key, rule.rights) == (
+        "app",
+        "one",
+        "",
+        frozenset({"Send"}),
+    )
+    with pytest.raises(ValidationError, match="Manage requires the rights Send and Listen"):
+        SasRule(key_name="app", primary_key="one", rights=("Manage",))
