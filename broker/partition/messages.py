@@ -100,29 +100,27 @@ class Messages:
     @property
     def live_bytes(self) -> int:
         """The size of all messages as they were sent."""
-        total = -self.bodies.shared_bytes
-        for subqueue in self.work.occupied.values():
-            total += subqueue.bytes
-        return total
+        return self.work.bytes - self.bodies.shared_bytes
 
     @property
     def state_bytes(self) -> int:
         """Memory used by everything except the messages' bodies."""
-        total = self.states.bytes + self.bodies.state_bytes
-        for subqueue in self.work.occupied.values():
-            total += (
-                subqueue.changed_bytes
-                + subqueue.column_bytes
-                + subqueue.session_bytes
-                + MESSAGE_OVERHEAD_BYTES * len(subqueue.references)
-            )
-        return total
+        return self.states.bytes + self.bodies.state_bytes + self._described_bytes
 
     @property
     def size_bytes(self) -> int:
         """What counts towards the quota: all messages, each once, and all durable state."""
-        size = sum([subqueue.size_bytes for subqueue in self.work.occupied.values()])
-        return size - self.bodies.shared_bytes + self.states.bytes
+        return self.live_bytes + self.states.bytes + self._described_bytes
+
+    @property
+    def _described_bytes(self) -> int:
+        """What the subqueues know of their messages."""
+        work = self.work
+        sessions = 0
+        for number, subqueue in work.indexed.items():
+            if number in work.occupied:
+                sessions += subqueue.session_bytes
+        return sessions + work.changed_bytes + work.column_bytes + MESSAGE_OVERHEAD_BYTES * work.messages
 
     @property
     def relocatable_bytes(self) -> int:
@@ -138,14 +136,8 @@ class Messages:
         if self._has_columns:
             row_bytes += columns.MESSAGE_BYTES
             total += columns.PART_BYTES
-        for subqueue in self.work.occupied.values():
-            total += (
-                subqueue.bytes
-                + subqueue.changed_bytes
-                + subqueue.column_bytes
-                + row_bytes * len(subqueue.references)
-            )
-        return total
+        work = self.work
+        return total + work.bytes + work.changed_bytes + work.column_bytes + row_bytes * work.messages
 
     @property
     def _has_columns(self) -> bool:
@@ -155,10 +147,7 @@ class Messages:
     @property
     def count(self) -> int:
         """How many messages there are."""
-        total = 0
-        for subqueue in self.work.occupied.values():
-            total += len(subqueue.references)
-        return total
+        return self.work.messages
 
     def first_live(self) -> Position | None:
         """The oldest frame that holds a live message; None if there is none. Nothing below it will be read
@@ -478,6 +467,7 @@ class Messages:
                 count = min(len(references), DROPPED_AT_ONCE)
                 for _ in range(count):
                     references.popitem()[1].lease = None
+                self.work.messages -= count
                 yield count
             if subqueue.expiry is not None:
                 yield from subqueue.expiry.drop()
@@ -593,6 +583,13 @@ class Messages:
                 if reference.payload:
                     in_memory[reference.sequence_number] = len(reference.payload)
         assert sum(in_memory.values()) == self.payloads.used
+        work = self.work
+        assert (work.messages, work.bytes, work.changed_bytes, work.column_bytes) == (
+            sum(len(each.references) for each in self.subqueues),
+            sum(each.bytes for each in self.subqueues),
+            sum(each.changed_bytes for each in self.subqueues),
+            sum(each.column_bytes for each in self.subqueues),
+        )
         self.bodies.check(each for subqueue in self.subqueues for each in subqueue.references.values())
         assert {id(frame): frame.live for frame in self._frames if frame.live} == live
         positions = [frame.position for frame in self._frames]

@@ -354,8 +354,7 @@ class _MessagesSection:
         rows = min(changed * BLOCK_MESSAGES, self._messages.count) * _ROW_BYTES_MAX + heads
         properties = 0
         if changed:
-            occupied = self._messages.work.occupied.values()
-            properties = sum(each.changed_bytes + each.column_bytes for each in occupied)
+            properties = self._messages.work.changed_bytes + self._messages.work.column_bytes
         return rows + properties + blocks * _TABLE_ROW_BYTES
 
     def needed_from(self) -> Position | None:

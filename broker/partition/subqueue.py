@@ -47,14 +47,17 @@ UPCOMING_MAX = 4096
 
 
 class Work:
-    """Lists which subqueues of one partition have work, so that no code has to look at the others.
+    """Lists which subqueues of one partition have work, so that no code has to look at the others, and sums
+    up what all of them hold, so that no code has to look at each.
 
     A topic has hundreds of subqueues.
     """
 
-    __slots__ = ("indexed", "occupied", "timed")
+    __slots__ = ("bytes", "changed_bytes", "column_bytes", "indexed", "messages", "occupied", "timed")
 
     def __init__(self) -> None:
+        self.messages = self.bytes = self.changed_bytes = self.column_bytes = 0
+        """Of all subqueues together. Each of these adds what it adds to its own sums."""
         self.occupied: dict[int, Subqueue] = {}
         """Subqueues that hold messages, by number."""
         self.indexed: dict[int, Subqueue] = {}
@@ -157,10 +160,11 @@ class Subqueue:
         """Add new messages at the end. `size` is their total size in bytes. They are not in `expiry` yet."""
         self.references.update(zip(sequence_numbers, references, strict=True))
         self._work.occupied[self.number] = self
+        self._work.messages += len(references)
         if self._order is not None:
             self._order.extend(sequence_numbers)
         self.available += len(references)
-        self.bytes += size
+        self._add(size)
         if self.has_columns or type(references[0]) is not Reference:
             self._add_columns(references)
 
@@ -202,11 +206,10 @@ class Subqueue:
         assert number not in self.references and reference.lease is None
         self.references[number] = reference
         self._work.occupied[self.number] = self
-        self.bytes += reference.size
+        self._work.messages += 1
+        self._add(reference.size, 0 if reference.changed is None else len(reference.changed))
         if type(reference) is not Reference:
             self._add_columns((reference,))
-        if reference.changed is not None:
-            self.changed_bytes += len(reference.changed)
         if self._order is not None:
             self._order.insert(number)
             if number < self._next:
@@ -225,9 +228,21 @@ class Subqueue:
             self.expiry.add(reference.lives_until_ms, number)
             self._work.timed[self.number] = self
 
+    def _add(self, size: int, changed: int = 0, columns: int = 0) -> None:
+        """Count bytes that have come, or negative ones that have gone."""
+        work = self._work
+        self.bytes += size
+        work.bytes += size
+        if changed:
+            self.changed_bytes += changed
+            work.changed_bytes += changed
+        if columns:
+            self.column_bytes += columns
+            work.column_bytes += columns
+
     def _add_columns(self, references: Sequence[Reference]) -> None:
         """Count the columns of messages that were added, and enter the messages in their sessions."""
-        self.column_bytes += value_bytes(references)
+        self._add(0, 0, value_bytes(references))
         self.has_columns = True
         if self._order is not None and self.role.has_sessions:
             self._add_to_sessions(references)
@@ -249,8 +264,10 @@ class Subqueue:
         """Add messages read from a log or checkpoint; `rebuild` puts them in order."""
         if references and type(references[0]) is not Reference:
             self.has_columns = True
+        before = len(self.references)
         self.references.update((reference.sequence_number, reference) for reference in references)
         self._work.occupied[self.number] = self
+        self._work.messages += len(self.references) - before
 
     def watch_lives(
         self, first: int, lives: dict[int, int | None], life_column: Sequence[int | None]
@@ -302,15 +319,15 @@ class Subqueue:
                 lives_until_ms, cancelled = reference.lives_until_ms, 0
             cancelled += 1
         self._cancel_expiry(lives_until_ms, cancelled)
-        self.bytes -= size
+        changed = columns = 0
         if self.column_bytes:
-            self.column_bytes -= value_bytes(removed)
+            columns = value_bytes(removed)
         if self.sessions is not None:
             self.sessions.remove(removed)
         if self.changed_bytes:
-            self.changed_bytes -= sum(
-                len(reference.changed) for reference in removed if reference.changed is not None
-            )
+            changed = sum(len(reference.changed) for reference in removed if reference.changed is not None)
+        self._work.messages -= len(removed)
+        self._add(-size, -changed, -columns)
         self.deferred -= deferred
         self.scheduled -= scheduled
         self.available -= len(removed) - deferred - scheduled
@@ -524,7 +541,7 @@ class Subqueue:
         for reference in references:
             before = reference.changed
             reference.changed = merged = merge_changes(before, changed)
-            self.changed_bytes += (len(merged) if merged else 0) - (len(before) if before else 0)
+            self._add(0, (len(merged) if merged else 0) - (len(before) if before else 0))
 
     def _lock(self, references: Sequence[Reference], lease: Lease) -> None:
         lease.references.extend(references)
@@ -575,7 +592,7 @@ class Subqueue:
         references = self.references
         order = Order(references)
         self.locked = self.deferred = self.scheduled = 0
-        self.bytes = self.changed_bytes = self.column_bytes = 0
+        self._add(-self.bytes, -self.changed_bytes, -self.column_bytes)
         has_sessions = self.has_columns and self.role.has_sessions
         strays: list[int] = []
         latest = -1
@@ -583,20 +600,21 @@ class Subqueue:
         while part := list(islice(remaining, REBUILT_AT_ONCE)):
             untrack([reference for _, reference in part])  # those from a checkpoint
             if self.has_columns:
-                self.column_bytes += value_bytes(reference for _, reference in part)
+                self._add(0, 0, value_bytes(reference for _, reference in part))
             if has_sessions:
                 self._add_to_sessions(reference for _, reference in part)
             ascending: list[int] = []
             expiring: list[int] = []
+            size = changed = 0
             for number, reference in part:
                 if number > latest:
                     ascending.append(number)
                     latest = number
                 else:
                     strays.append(number)
-                self.bytes += reference.size
+                size += reference.size
                 if reference.changed is not None:
-                    self.changed_bytes += len(reference.changed)
+                    changed += len(reference.changed)
                 if reference.state is SCHEDULED:
                     self.scheduled += 1
                     self._watch_time(reference)
@@ -605,6 +623,7 @@ class Subqueue:
                     self.deferred += 1
                 if reference.expires_at_ms is not None:
                     expiring.append(number)
+            self._add(size, changed)
             if ascending:
                 order.extend(ascending)
             if expiring:
