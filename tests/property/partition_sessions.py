@@ -127,8 +127,10 @@ class PartitionSessions(PartitionDriver):
                 states[session] = state, self.harness.clock.now_ms()
 
     @precondition(has_sessions)
-    @rule(client=st.sampled_from(CLIENTS))
-    def get_session_state(self, client: int) -> None:
+    @rule(client=st.sampled_from(CLIENTS), sets=st.booleans())
+    def get_session_state(self, client: int, sets: bool) -> None:
+        if sets:
+            self.set_session_state(client, b"z")
         client = self.some_holder(client)
         held = self.model.held_by(client)
         session = held[0] if held is not None else SESSIONS[0]
