@@ -20,6 +20,7 @@ from tests.interop.proton_blocking import connected
 from tests.interop.scenarios import all_queues
 from tests.support.azure_client import admin_of, azure_client
 from tests.support.broker_process import BrokerProcess
+from tests.support.rest_client import RestClient
 
 LOG_LINES_SHOWN = 40
 TOOLS = {
@@ -96,6 +97,20 @@ def admin(broker: BrokerProcess) -> Iterator[ServiceBusAdministrationClient]:
 def client(broker: BrokerProcess) -> Iterator[ServiceBusClient]:
     """The official client, which tries nothing twice."""
     with azure_client(broker.addresses.connection_string(), retry_total=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def azure(broker: BrokerProcess) -> Iterator[ServiceBusClient]:
+    """The official client as it comes, one for all tests of a file."""
+    with azure_client(broker.addresses.connection_string()) as client:
+        yield client
+
+
+@pytest.fixture
+def rest(broker: BrokerProcess) -> Iterator[RestClient]:
+    """A client that sends and receives with plain HTTP."""
+    with RestClient(broker.addresses.http_port) as client:
         yield client
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusReceivedMessage, ServiceBusReceiveMode
 
-from tests.support.azure_client import azure_client
 from tests.support.broker_process import BrokerProcess, queue
 from tests.support.rest_client import RestClient
 
@@ -25,18 +24,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     environment = {"PARTIBUS_PARTITION_PROCESS": "true"}
     with BrokerProcess(tmp_path_factory.mktemp("rest"), queues, environment=environment) as running:
         yield running
-
-
-@pytest.fixture
-def rest(broker: BrokerProcess) -> Iterator[RestClient]:
-    with RestClient(broker.addresses.http_port) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def azure(broker: BrokerProcess) -> Iterator[ServiceBusClient]:
-    with azure_client(broker.addresses.connection_string()) as client:
-        yield client
 
 
 def received(
