@@ -3,11 +3,13 @@
 Each body has its own limit, but every connection may be sending one, and the part of a body that a stalled
 client has sent stays in memory until the client's time is up. The first FREE_BYTES of a body do not count, so
 that a queue's description, which is rarely larger, gets through even when other bodies have used up the
-total. Used in the event loop.
+total. When they have, clients that have been sending for long make room, so a few that stall keep nobody
+from sending. Used in the event loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from types import TracebackType
 
@@ -18,6 +20,8 @@ from broker.http.refusals import HttpRefusal
 
 TOTAL_BYTES_MAX = 64 * 1024 * 1024
 FREE_BYTES = 16 * 1024
+SLOW_S = 2.0
+"""A client that has not sent its body in this time loses its connection when others need the room."""
 
 
 class Bodies:
@@ -29,6 +33,8 @@ class Bodies:
         self._body_bytes_max = body_bytes_max
         self.bytes = 0
         """Bytes counted now: what the bodies have beyond their first FREE_BYTES."""
+        self.arriving: dict[Body, None] = {}
+        """Bodies that have not arrived as a whole, the earliest first."""
         self.bytes_max = max(TOTAL_BYTES_MAX, body_bytes_max)
 
     async def description(self, request: web.Request) -> Description:
@@ -40,6 +46,20 @@ class Bodies:
             except WrongXml as wrong:
                 raise HttpRefusal(400, 40000, str(wrong)) from wrong
 
+    def make_room(self, size: int, own: Body) -> bool:
+        """Whether there is room for more bytes of a body. If need be, clients that have been sending for
+        SLOW_S are disconnected, the slowest first."""
+        if self.bytes + size > self.bytes_max and self.arriving:
+            slow_since_s = asyncio.get_running_loop().time() - SLOW_S
+            for body in list(self.arriving):
+                if body.began_s > slow_since_s or self.bytes + size <= self.bytes_max:
+                    break
+                if body is not own and body.counts and body.end is not None:
+                    body.is_whole()
+                    body.release()
+                    body.end()
+        return self.bytes + size <= self.bytes_max
+
     def read(self) -> Body:
         """Begin a body. Use it in a `with` statement, which releases its bytes however it ends."""
         return Body(self)
@@ -50,6 +70,10 @@ async def gather(
 ) -> bytes:
     """A whole body. Raises HttpRefusal: 413, or what `too_large` makes of a size above the limit, and 503."""
     body = bytearray()
+    transport = request.transport
+    if transport is None:
+        raise ConnectionResetError("the client is gone")
+    counted.begins(transport.abort)
     async for chunk in request.content.iter_any():
         if (size := len(body) + len(chunk)) > bytes_max:
             if too_large is not None:
@@ -57,26 +81,49 @@ async def gather(
             raise HttpRefusal(413, 0, f"The body is larger than the limit of {bytes_max} bytes.")
         counted.grows(len(chunk))
         body += chunk
+    counted.is_whole()
     return bytes(body)
 
 
 class Body:
     """One body being read."""
 
-    __slots__ = ("_bodies", "_counted", "_free")
+    __slots__ = ("_bodies", "_counted", "_free", "began_s", "end")
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies, self._counted, self._free = bodies, 0, FREE_BYTES
+        self.began_s = 0.0
+        self.end: Callable[[], object] | None = None
+        """Ends the client's connection, while the body is being read."""
+
+    def begins(self, end: Callable[[], object]) -> None:
+        """The client has begun to send it."""
+        self.end, self.began_s = end, asyncio.get_running_loop().time()
+        self._bodies.arriving[self] = None
+
+    def is_whole(self) -> None:
+        """It has arrived, so that its client is not to blame for what it takes."""
+        self._bodies.arriving.pop(self, None)
 
     def grows(self, size: int) -> None:
         """Count the body's next bytes. Raises HttpRefusal (503) if there is no room for them."""
         free = min(size, self._free)
         counted = size - free
-        if self._bodies.bytes + counted > self._bodies.bytes_max:
+        if not self._bodies.make_room(counted, self):
             raise HttpRefusal(503, 0, "Too many bodies are being read at this time.", {"Retry-After": "2"})
         self._free -= free
         self._counted += counted
         self._bodies.bytes += counted
+
+    def release(self) -> None:
+        """Stop counting it."""
+        self._bodies.bytes -= self._counted
+        self._counted = 0
+
+    @property
+    def counts(self) -> bool:
+        """Whether it takes more than is free."""
+        return self._counted > 0
 
     def __enter__(self) -> Body:
         return self
@@ -84,5 +131,5 @@ class Body:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bodies.bytes -= self._counted
-        self._counted = 0
+        self.is_whole()
+        self.release()

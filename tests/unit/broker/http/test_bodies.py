@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ async def test_bodies_that_nobody_finishes_are_bounded_in_total(
 ) -> None:
     """A body gives its room back however it ends, and small bodies are always read."""
     monkeypatch.setattr("broker.http.bodies.TOTAL_BYTES_MAX", 0)  # the total is then the largest body's size
+    monkeypatch.setattr("broker.http.bodies.SLOW_S", 3_600.0)
     bodies = Bodies(512 * 1024)
     monkeypatch.setattr("broker.http.admin.Bodies", lambda _: bodies)
     async with http_stack(tmp_path, http_transfer_timeout_ms=60_000, http_body_bytes_max=512 * 1024) as stack:
@@ -68,3 +70,35 @@ def test_a_body_that_does_not_fit_is_refused_for_a_retry_and_counts_no_further()
             second.grows(1)
         assert (refused.value.status, refused.value.headers) == (503, {"Retry-After": "2"})
         assert bodies.bytes == bodies.bytes_max
+
+
+async def test_a_client_that_stalls_makes_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is slow keeps its connection until its room is needed."""
+    monkeypatch.setattr("broker.http.bodies.TOTAL_BYTES_MAX", 0)
+    monkeypatch.setattr("broker.http.bodies.SLOW_S", 0.0)
+    bodies = Bodies(512 * 1024)
+    monkeypatch.setattr("broker.http.admin.Bodies", lambda _: bodies)
+    async with http_stack(tmp_path, http_transfer_timeout_ms=60_000) as stack:
+        token = sas_token(f"https://127.0.0.1:{stack.port}")
+        head = (
+            f"PUT /orders HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\nContent-Length: "
+            "500000\r\n\r\n"
+        ).encode()
+        async with client(stack, head + bytes(450_000)) as (reader, _):
+            await until(lambda: bodies.bytes == 450_000 - FREE_BYTES)
+            assert (await stack.ask("PUT", "/orders", bytes(FREE_BYTES)))[0] == 400
+            assert bodies.bytes == 450_000 - FREE_BYTES
+            assert (await stack.ask("PUT", "/orders", bytes(500_000)))[0] == 400, "it was read"
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b"", "the client that stalled is disconnected"
+        await until(lambda: bodies.bytes == 0)
+        assert not bodies.arriving
+
+
+def test_a_body_that_has_arrived_is_not_taken_for_a_slow_one() -> None:
+    bodies = Bodies(1 << 20)
+    with bodies.read() as waiting_for_the_disk, bodies.read() as other:
+        waiting_for_the_disk.grows(FREE_BYTES + bodies.bytes_max)
+        assert not bodies.make_room(1, other)
