@@ -26,8 +26,8 @@ class PromiseNumbers:
     """Promise sequence numbers for messages that a transaction schedules, because its client is told them
     before the commit. Answered with `Promised`.
 
-    A promise is not durable: if the partition goes down, the transaction can no longer be committed, and the
-    numbers are used again. It lasts until a `Transact` uses it, or `BreakPromise`.
+    A promise is not durable: if the partition goes down, the transaction can no longer be committed. Nothing
+    else ever gets the numbers. It lasts until a `Transact` uses it, or `BreakPromise`.
     """
 
     count: int
