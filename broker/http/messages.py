@@ -82,6 +82,12 @@ class MessageRequests:
                 raise gone(why) from why
             raise
 
+    def stop(self) -> None:
+        """The broker stops: requests that wait for messages are answered now."""
+        self._waiting.is_stopping = True
+        for receivers in self._receivers.values():
+            receivers.stop()
+
     async def _carry_out(
         self, request: web.Request, path: MessagePath, queue: Entity, claim: Claim
     ) -> web.StreamResponse:

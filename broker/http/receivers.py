@@ -38,6 +38,7 @@ class Waiting:
         self._waiting_max = max(1, connections_max - connections_max // WAITING_SHARE)
         self.cache_messages, self._cache_bytes, self._bytes_max = cache_messages, cache_bytes, bytes_max
         self._waiting = 0
+        self.is_stopping = False
         self._caches: set[ReceiveCache] = set()
         self.answer_bytes = 0
         """Bytes of the answers being sent."""
@@ -45,7 +46,9 @@ class Waiting:
         """Receivers that get nothing until other clients have taken their answers."""
 
     def begin(self) -> None:
-        """A request begins to wait. Raises Refused(SERVER_BUSY) if too many do."""
+        """A request begins to wait. Raises Refused(SERVER_BUSY) if too many do, or the broker stops."""
+        if self.is_stopping:
+            raise stopping()
         if self._waiting >= self._waiting_max:
             raise Refused(
                 Reason.SERVER_BUSY,
@@ -162,6 +165,11 @@ class HttpReceiver:
         """There is room for answers again."""
         self.waiting.release(self)
         self._receiver.credit_granted()
+
+    def stop(self) -> None:
+        """The broker stops: end a request that waits, unless its message is being removed."""
+        if not self._receiver.removes_now:
+            self._fail(stopping())
 
     def give_back(self, locked: Locked) -> None:
         """Release a message whose client is gone."""
@@ -286,9 +294,19 @@ class ConnectionReceivers:
         self._receivers[queue, subqueue, removes] = receiver
         return receiver
 
+    def stop(self) -> None:
+        """The broker stops: end a request that waits."""
+        for receiver in self._receivers.values():
+            receiver.stop()
+
     def end(self) -> None:
         """The connection has ended: messages that no request has taken go back."""
         for receiver in self._receivers.values():
             receiver.end(ConnectionResetError("the connection has ended"))
         self._receivers.clear()
         self._waiting.forget(self._cache)
+
+
+def stopping() -> Refused:
+    """The answer to requests that wait while the broker stops."""
+    return Refused(Reason.SERVER_BUSY, "The broker is stopping. Please try again.")

@@ -140,6 +140,7 @@ class HttpServer:
                     for each in self._listeners
                 ]
                 await self._stopping.wait()
+                self._messages.stop()
                 for task in (*acceptors, *self._greeting):
                     task.cancel()
         finally:

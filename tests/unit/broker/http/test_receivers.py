@@ -6,11 +6,14 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.http.receivers import RECEIVERS_MAX, HttpReceiver, Waiting
+from storage.disk import LocalDisk
+from tests.support.broker_process import queue
 from tests.support.broker_thread import BrokerThread
 from tests.support.http_entries import UPDATE, queue_body
 from tests.support.rest_client import RestAnswer, RestClient
@@ -204,3 +207,15 @@ def test_messages_wait_while_too_much_is_on_its_way_to_slow_readers(
     assert not future.done()
     broker.loop.call_soon_threadsafe(change, -(1 << 40))
     assert future.result(LONG_S).status == 201
+
+
+def test_requests_that_wait_do_not_hold_up_the_end_of_the_broker(
+    tmp_path: Path, threads: ThreadPoolExecutor
+) -> None:
+    with BrokerThread(tmp_path, [queue("last")], LocalDisk(), shutdown_timeout_ms=15_000) as broker:
+        client = RestClient(broker.addresses.http_port)
+        future = waiting_on(broker, threads, client, "last")
+        began = time.monotonic()
+    assert time.monotonic() - began < 15
+    assert future.result(LONG_S).status == 503
+    client.close()
