@@ -281,7 +281,7 @@ class Partition:
             count += 1
         if self._publishing is not None and self._is_long(sends[:count]):
             return count
-        if self._send_together(sends[:count]):
+        if count > 1 and self._send_together(sends[:count]):
             return count
         for number, (client, send) in enumerate(sends[:count], 1):
             self.handle(client, send)

@@ -57,14 +57,16 @@ class TimeToLive:
         space = self._space
         if self._has_passed_over and space.locks.next_due_ms() is None:
             self._has_passed_over = False
-        timed = space.messages.work.timed
+        timed, now_ms = space.messages.work.timed, space.cycle.now_ms
         for number in [*timed]:
             expiry = timed[number].expiry
             assert expiry is not None, "the messages were replayed"
-            if number not in self._overdue and (due := expiry.expire(space.cycle.now_ms, self._at_once)):
+            due_ms = expiry.next_due_ms()
+            if due_ms is not None and due_ms <= now_ms and number not in self._overdue:
                 self._overdue[number] = DueKeys()
-                self._overdue[number].add(due)
-            if expiry.next_due_ms() is None:
+                self._overdue[number].add(expiry.expire(now_ms, self._at_once))
+                due_ms = expiry.next_due_ms()
+            if due_ms is None:
                 del timed[number]
         for number in [*self._overdue]:
             self._expire_some(space.subqueues[number], self._overdue[number])
