@@ -27,8 +27,7 @@ spark = (
 # %% [markdown]
 # ## Write
 # One message for each row. The key decides the partition, so a customer's orders stay in their order. With a
-# `writeId`, a
-# repetition of this cell is skipped.
+# `writeId`, a repetition of this cell is skipped.
 
 # %%
 orders = spark.range(1000).select(
@@ -56,12 +55,13 @@ waiting.groupBy("partition").count().orderBy("partition").show(16)
 # %% [markdown]
 # ## Stream
 # The cursor `sums` remembers in the broker how far Spark has committed. `settle=complete` would remove the
-# messages, too.
+# messages, too. Without a checkpoint each run is a new query, so it takes the cursor over from the last one.
 
 # %%
 stream = (
     spark.readStream.format("partibus")
-    .options(endpoint=ENDPOINT, entity="queue.1", cursor="sums", startingOffsets="earliest")
+    .options(endpoint=ENDPOINT, entity="queue.1", cursor="sums", cursorTakeover="true")
+    .option("startingOffsets", "earliest")
     .schema("body binary, partition_key string")
     .load()
 )

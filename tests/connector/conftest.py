@@ -21,9 +21,11 @@ QUEUES = (
     queue("orders"),
     queue("other"),
     queue("drivers"),
+    queue("executors"),
     queue("plain", EnablePartitioning=False),
     queue("unique", **UNIQUE),
     queue("again", **UNIQUE),
+    queue("executed", **UNIQUE),
 )
 ON_SPARK = (
     "test_batch_read.py",

@@ -42,7 +42,7 @@ def copy_to_the_end(
 def main() -> None:
     """Copy with a Spark of its own. The argument is a JSON object."""
     arguments: dict[str, Any] = json.loads(sys.argv[1])
-    with local_spark(Path(arguments["scratch"])) as spark:
+    with local_spark(Path(arguments["scratch"]), arguments["master"]) as spark:
         copy_to_the_end(
             spark, arguments["source"], arguments["target"], Path(arguments["checkpoint"]), arguments["limit"]
         )

@@ -1,5 +1,5 @@
-"""The broker, Spark's processes and whole drivers are killed while streams read and write. In the end each
-message is there once, and the cursor stands behind the last one.
+"""The broker, Spark's processes, executors and whole drivers are killed while streams read and write. In the
+end each message is there once, and the cursor stands behind the last one.
 
 `make test` has 20 rounds of each test and 2 drivers; PARTIBUS_SPARK_ROUNDS and PARTIBUS_SPARK_DRIVERS set
 other numbers (`make simulate`), and MODEL_SEED another order of events.
@@ -15,6 +15,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -25,8 +27,9 @@ from pyspark_partibus.client.patience import Patience
 from pyspark_partibus.endpoint import parse_endpoint
 from tests.connector.copying import copied, copy_to_the_end
 from tests.support.broker_process import REPOSITORY, BrokerProcess
-from tests.support.spark_faults import IMPATIENT, Restarted, faults, newest
-from tests.support.spark_queries import batch, bodies, options, send, stream, written
+from tests.support.spark_faults import EXECUTOR, IMPATIENT, Restarted, faults, newest, processes_of_group
+from tests.support.spark_queries import ENDS_WITHIN_S, batch, bodies, options, send, stream, written
+from tests.support.spark_session import CLUSTER, LOCAL
 
 SEED = int(os.environ.get("MODEL_SEED", "1"))
 ROUNDS = int(os.environ.get("PARTIBUS_SPARK_ROUNDS", "20"))
@@ -116,31 +119,24 @@ def test_a_stream_writes_every_message_once_whatever_is_killed(
     assert query.starts > ROUNDS // 3, "two of four faults end a query"
 
 
-def test_killed_drivers_lose_nothing_and_repeat_nothing(
-    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
-) -> None:
-    order = random.Random(SEED)
-    sent = [text for number in range(5) for text in send_round(broker, "drivers", number)]
-    arguments = {
-        "source": options(broker, "drivers", **IMPATIENT),
-        "target": options(broker, "again", **IMPATIENT),
-        "checkpoint": str(tmp_path / "checkpoint"),
-        "scratch": str(tmp_path),
+def copying(broker: BrokerProcess, source: str, target: str, folder: Path, master: str) -> dict[str, object]:
+    """What the program that copies is told."""
+    return {
+        "source": options(broker, source, **IMPATIENT),
+        "target": options(broker, target, **IMPATIENT),
+        "checkpoint": str(folder / "checkpoint"),
+        "scratch": str(folder),
         "limit": 20,
+        "master": master,
     }
-    for _ in range(DRIVERS):
-        kill_a_driver(arguments, order)
-    checkpoint = tmp_path / "checkpoint"
-    copy_to_the_end(spark, options(broker, "drivers"), options(broker, "again"), checkpoint, limit=0)
-    assert Counter(bodies(batch(spark, broker, "again").load())) == Counter(sent), f"seed {SEED}"
-    check_cursor(broker, "drivers", "copy")
 
 
-def kill_a_driver(arguments: dict[str, object], order: random.Random) -> None:
-    """Start a copy in a process of its own, and kill all of it a moment after it has planned its next
-    batch."""
+@contextmanager
+def a_driver(arguments: dict[str, object], batches: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A copy in a process of its own, which has planned so many batches more than were committed before, or
+    has ended. It is killed in the end."""
     checkpoint = Path(str(arguments["checkpoint"]))
-    wanted = newest(checkpoint / "commits") + 1 + order.randint(0, 2)
+    wanted = newest(checkpoint / "commits") + batches
     program = subprocess.Popen(
         [sys.executable, "-m", "tests.connector.copying", json.dumps(arguments)],
         cwd=REPOSITORY,
@@ -154,7 +150,36 @@ def kill_a_driver(arguments: dict[str, object], order: random.Random) -> None:
         while program.poll() is None and newest(checkpoint / "offsets") < wanted:
             assert time.monotonic() < gives_up, f"no batch within {PLANS_WITHIN_S} s"
             time.sleep(LOOKS_EVERY_S)
-        time.sleep(order.uniform(0, LATEST_S))  # anywhere between planning and Spark's commit
+        yield program
     finally:
-        os.killpg(program.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
         program.wait()
+
+
+def test_killed_drivers_lose_nothing_and_repeat_nothing(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    order = random.Random(SEED)
+    sent = [text for number in range(5) for text in send_round(broker, "drivers", number)]
+    arguments = copying(broker, "drivers", "again", tmp_path, LOCAL)
+    for _ in range(DRIVERS):
+        with a_driver(arguments, order.randint(1, 3)):
+            time.sleep(order.uniform(0, LATEST_S))  # anywhere between planning and Spark's commit
+    checkpoint = tmp_path / "checkpoint"
+    copy_to_the_end(spark, options(broker, "drivers"), options(broker, "again"), checkpoint, limit=0)
+    assert Counter(bodies(batch(spark, broker, "again").load())) == Counter(sent), f"seed {SEED}"
+    check_cursor(broker, "drivers", "copy")
+
+
+def test_a_killed_executor_of_a_cluster_loses_nothing_and_repeats_nothing(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    sent = [text for number in range(5) for text in send_round(broker, "executors", number)]
+    with a_driver(copying(broker, "executors", "executed", tmp_path, CLUSTER), 1) as driver:
+        executors = processes_of_group(driver.pid, EXECUTOR)
+        assert len(executors) == 2
+        os.kill(executors[0], signal.SIGKILL)
+        assert driver.wait(ENDS_WITHIN_S) == 0
+    assert Counter(bodies(batch(spark, broker, "executed").load())) == Counter(sent)
+    check_cursor(broker, "executors", "copy")

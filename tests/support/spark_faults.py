@@ -22,6 +22,8 @@ from tests.support.broker_process import BrokerProcess
 
 WORKER, PLANNER = "pyspark.worker", "python_streaming_source_runner"
 """What is in the command lines of the processes that run tasks, and of the one that plans a stream."""
+EXECUTOR = "CoarseGrainedExecutorBackend"
+"""The same for the executors of a cluster."""
 DONE_WITHIN_S = 120.0
 LOOKS_EVERY_S = 0.01
 IMPATIENT = {"requestTimeout": "5s", "retryTimeout": "20s"}
@@ -108,6 +110,16 @@ def spark_processes(which: str) -> list[int]:
     starters, java = set(parents.values()), gateway.proc.pid
     ours = (pid for pid, parent in parents.items() if java in (parent, parents.get(parent)))
     return [pid for pid in ours if pid not in starters]
+
+
+def processes_of_group(group: int, which: str) -> list[int]:
+    """The processes of a process group with `which` in their command line."""
+    found = []
+    for pid, _, command in _processes():
+        with suppress(ProcessLookupError):
+            if which in command and os.getpgid(pid) == group:
+                found.append(pid)
+    return found
 
 
 def _processes() -> Iterator[tuple[int, int, str]]:

@@ -28,12 +28,18 @@ SETTINGS = {
 }
 
 
+LOCAL = f"local[2,{ATTEMPTS}]"
+CLUSTER = "local-cluster[2,1,1024]"
+"""Two executors of one slot each, which are processes of their own."""
+
+
 @contextmanager
-def local_spark(folder: Path, master: str = f"local[2,{ATTEMPTS}]") -> Iterator[SparkSession]:
+def local_spark(folder: Path, master: str = LOCAL) -> Iterator[SparkSession]:
     """A session whose files are in `folder`. The process has one session at a time."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["PYTHONPATH"] = os.pathsep.join((str(CONNECTOR), str(CONNECTOR.parent)))
+    os.environ["SPARK_WORKER_DIR"] = str(folder / "work")  # of a cluster; Spark has it in its own folder
     builder = SparkSession.builder.master(master).appName("partibus-tests")
     for name, value in SETTINGS.items():
         builder = builder.config(name, value)
