@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from broker.base.errors import Reason, Refused
 from broker.http.header_values import read_date, read_object, write_date, write_json
-from broker.message.plain_message import PlainMessage
+from broker.message.plain_message import PlainMessage, moment_of
 from broker.operations import Locked
 
 _TEXTS: Final = {
@@ -162,4 +162,4 @@ def read_token(text: str) -> bytes | None:
 
 
 def _date_of(wall_ms: int) -> str:
-    return write_date(datetime.datetime.fromtimestamp(wall_ms / 1_000, datetime.UTC))
+    return write_date(moment_of(wall_ms))

@@ -37,7 +37,7 @@ _HTTP_HEADERS: Final = frozenset((
 _HTTP_PREFIXES: Final = ("accept", "content-", "proxy-", "sec-", "x-forwarded-", "x-ms-")
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _WHOLE: Final = re.compile(r"[-+]?[0-9]{1,19}")
-_FRACTION: Final = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_FRACTION: Final = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _DATE: Final = re.compile(r"[A-Z][a-z]{2}, [0-9]{2} [A-Z][a-z]{2} [0-9]{4} [0-9]{2}:[0-9]{2}:[0-9]{2} GMT")
 _ESCAPE: Final = re.compile(r'\\(?:"|u([0-9A-Fa-f]{4}))')
 _TO_ESCAPE: Final = re.compile(r'"|\\(?=["u]|$)|[^ -~]')
@@ -118,12 +118,12 @@ def _read_quoted(inner: str) -> Any:
 
 
 def read_date(text: str) -> datetime.datetime | None:
-    """The time in a date as HTTP writes it; None if it is no such date."""
+    """The time in a date as HTTP writes it; None if it is no such date, or not in the years 1 to 9999."""
     try:
         moment = parsedate_to_datetime(text)
-    except ValueError:
+        return moment.replace(tzinfo=moment.tzinfo or datetime.UTC).astimezone(datetime.UTC)
+    except (ValueError, OverflowError):
         return None
-    return moment.replace(tzinfo=moment.tzinfo or datetime.UTC).astimezone(datetime.UTC)
 
 
 def write_date(moment: datetime.datetime) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from broker.base.errors import Reason, Refused
 from broker.http.broker_properties import set_properties
 from broker.http.header_values import checked_properties
-from broker.message.batch_envelope import envelope
+from broker.message.batch_envelope import enveloped
 from broker.message.plain_message import PlainMessage, encoded
 from broker.messaging.sending import TAKEN_APART_AT_ONCE, Sending, too_large
 from broker.namespace.entity import Entity
@@ -73,18 +73,17 @@ class RequestSends:
 
     async def send_batch(self, queue: Entity, body: bytes) -> None:
         """Send the messages of a JSON array, all or none; returns once they are durable. Raises Refused."""
-        payloads: list[bytes] = []
-        for message in _batch(body):
-            payloads.append(encoded(message))
-            if not len(payloads) % TAKEN_APART_AT_ONCE:
+        batch = bytearray()
+        for count, message in enumerate(_batch(body), start=1):
+            batch += enveloped(encoded(message))
+            if len(batch) > queue.message_bytes_max:  # now: encoded, small messages are many times as large
+                raise too_large(queue, len(batch))
+            if not count % TAKEN_APART_AT_ONCE:
                 await asyncio.sleep(0)
-        if not payloads:
+        if not batch:
             raise Refused(Reason.ARGUMENT, "The batch holds no message.")
-        payload = envelope(payloads)
-        if len(payload) > queue.message_bytes_max:
-            raise too_large(queue, len(payload))
         request, sending = self._begin(queue)
-        for _ in sending.send_batch(payload, (None,)):
+        for _ in sending.send_batch(bytes(batch), (None,)):
             await asyncio.sleep(0)
         await request.outcome
 

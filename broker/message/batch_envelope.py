@@ -8,7 +8,6 @@ They are a hint for routing, never part of a message. Only its message-format ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from broker.base.errors import Reason, Refused
@@ -58,6 +57,7 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def envelope(messages: Sequence[bytes]) -> bytes:
-    """A batch of these messages, without a routing hint."""
-    return b"".join([b"\x00\x53\x75" + encode(message) for message in messages])
+def enveloped(message: bytes) -> bytes:
+    """The data section of one message. Such sections, one after the other, are a batch without a routing
+    hint."""
+    return b"\x00\x53\x75" + encode(message)

@@ -203,7 +203,7 @@ def shown(value: Any, *, binary: Any = lambda value: base64.b64encode(value).dec
         case datetime.datetime() | None | bool():
             return value
         case Timestamp():
-            return _EPOCH + datetime.timedelta(milliseconds=min(max(value, _LEAST_MS), _MOST_MS))
+            return moment_of(value)
         case int():
             return int(value)
         case float():
@@ -228,3 +228,8 @@ def shown(value: Any, *, binary: Any = lambda value: base64.b64encode(value).dec
 _LEAST_MS: Final = -62_135_596_800_000
 """The beginning of the year 1, the earliest time that can be shown."""
 _MOST_MS: Final = 253_402_300_799_999
+
+
+def moment_of(wall_ms: int) -> datetime.datetime:
+    """A time in ms since the epoch, or the nearest one that can be shown: a client may name any."""
+    return _EPOCH + datetime.timedelta(milliseconds=min(max(wall_ms, _LEAST_MS), _MOST_MS))

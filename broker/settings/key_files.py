@@ -16,11 +16,11 @@ import structlog
 from pydantic import TypeAdapter, ValidationError
 
 from broker.entities.descriptions import AuthorizationRule
-from broker.settings.setting_types import SasRule
+from broker.settings.setting_types import SasRule, SasRules
 from broker.settings.settings import Settings
 
 LOOK_S = 2.0
-_RULES = TypeAdapter(tuple[SasRule, ...])
+_RULES: TypeAdapter[tuple[SasRule, ...]] = TypeAdapter(SasRules)
 _ALL_RIGHTS = frozenset({"Manage", "Send", "Listen"})
 
 log = structlog.get_logger("keys")
@@ -77,6 +77,8 @@ def _key(path: Path) -> str:
     key = _text(path).strip()
     if not key:
         raise WrongKeyFile(f"{path}: the file is empty; it must hold a key")
+    if " " in key or not key.isprintable():
+        raise WrongKeyFile(f"{path}: the file must hold one key, without spaces, line breaks and the like")
     return key
 
 
@@ -91,7 +93,7 @@ def _rules(path: Path) -> tuple[SasRule, ...]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # some editors begin a file with a byte-order mark
     except OSError as error:
         raise WrongKeyFile(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

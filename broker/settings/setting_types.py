@@ -75,3 +75,12 @@ class SasRule(BaseModel):
     def as_rule(self) -> AuthorizationRule:
         """Convert to plain data."""
         return AuthorizationRule(self.key_name, self.primary_key, self.secondary_key, frozenset(self.rights))
+
+
+def _check_names(rules: tuple[SasRule, ...]) -> tuple[SasRule, ...]:
+    if len({rule.key_name.casefold() for rule in rules}) < len(rules):
+        raise ValueError("two rules have the same name")
+    return rules
+
+
+SasRules = Annotated[tuple[SasRule, ...], Field(max_length=11), AfterValidator(_check_names)]

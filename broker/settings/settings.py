@@ -27,7 +27,7 @@ from pydantic_settings.exceptions import SettingsError
 from broker.entities.descriptions import PARTITIONS_DEFAULT
 from broker.entities.tiers import DEFAULTS, MESSAGING_UNITS, STANDARD_PARTITIONS, Tier, TierName, tier_of
 from broker.entities.validation import AUTO_DELETE_ON_IDLE_MS_MIN
-from broker.settings.setting_types import HostNames, Origins, SasRule
+from broker.settings.setting_types import HostNames, Origins, SasRules
 
 ENVIRONMENT_PREFIX = "PARTIBUS_"
 DEVELOPMENT_KEY_NAME = "RootManageSharedAccessKey"
@@ -163,9 +163,8 @@ class Settings(BaseSettings):
     sas_secondary_key_file: Path | None = Field(
         None, description="File with the second key instead. It is read again when it changes."
     )
-    sas_rules: tuple[SasRule, ...] = Field(
+    sas_rules: SasRules = Field(
         (),
-        max_length=11,
         repr=False,
         description=(
             "Additional keys of the namespace: a JSON list of objects with key_name, primary_key, "

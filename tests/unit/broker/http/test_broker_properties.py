@@ -14,6 +14,10 @@ from broker.operations import Locked
 from tests.support.locked import locked
 
 MOMENT_MS = 784_111_777_000
+DATES_OUT_OF_RANGE = (
+    "Fri, 31 Dec 9999 23:59:59 -0500",
+    "Sun, 06 Nov 19941994199419941994 08:49:37 GMT",
+)
 
 
 def read(**given: object) -> PlainMessage:
@@ -93,6 +97,7 @@ def test_numbers_are_accepted_where_text_is_wanted_and_times_in_the_iso_form() -
     + [f'{{"TimeToLive":{each}}}' for each in ("0", "-1", '"x"', "true", "[]", '"nan"')]
     + [f'{{"TimeToLiveTimeSpan":{each}}}' for each in ("5", '"5"', '"1:2"', '"00:00:00"')]
     + [f'{{"ScheduledEnqueueTimeUtc":{each}}}' for each in ("5", '"soon"', "[]")]
+    + [f'{{"ScheduledEnqueueTimeUtc":"{each}"}}' for each in DATES_OUT_OF_RANGE]
     + [f'{{"MessageId":{each}}}' for each in ("[]", "{}", "true")],
 )
 def test_what_is_wrong_is_refused(text: str) -> None:
@@ -119,6 +124,21 @@ def test_a_delivered_message_shows_its_properties_in_alphabetical_order_without_
 def test_a_message_that_never_expires_shows_the_longest_time_to_live() -> None:
     shown = written(PlainMessage(), one_message(bytes(16), None), wall_ahead_ms=0, peek_lock=False)
     assert '"TimeToLive":922337203685.4775' in shown
+
+
+@pytest.mark.parametrize(
+    ("scheduled_ms", "shown"),
+    [
+        (-62_135_647_200_000, "Mon, 01 Jan 0001 00:00:00 GMT"),
+        (-(2**63), "Mon, 01 Jan 0001 00:00:00 GMT"),
+        (253_402_318_799_000, "Fri, 31 Dec 9999 23:59:59 GMT"),
+        (2**63 - 1, "Fri, 31 Dec 9999 23:59:59 GMT"),
+    ],
+)
+def test_a_time_that_no_date_can_hold_is_shown_as_the_nearest_one(scheduled_ms: int, shown: str) -> None:
+    message = PlainMessage(scheduled_ms=scheduled_ms)
+    text = written(message, one_message(bytes(16), None), wall_ahead_ms=0, peek_lock=False)
+    assert json.loads(text)["ScheduledEnqueueTimeUtc"] == shown
 
 
 @pytest.mark.parametrize("text", ["", "head", "123", "zz020100-0504-0706-0809-0a0b0c0d0e0f"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import time
 from typing import Any
 
 import pytest
@@ -54,6 +55,13 @@ def test_every_value_comes_back_as_it_was(value: Any) -> None:
     assert text.isascii() and text.isprintable(), "it fits a header"
     assert read_value(text) == value
     assert type(read_value(text)) is type(value)
+
+
+@pytest.mark.parametrize("text", ["1" * 100_000 + "x", "1" * 50_000 + "." + "1" * 50_000 + "x"])
+def test_a_long_text_that_begins_as_a_number_is_read_in_linear_time(text: str) -> None:
+    begun_s = time.process_time()
+    assert read_value(text) == text
+    assert time.process_time() - begun_s < 1, "in quadratic time, it takes more than a minute"
 
 
 def test_times_are_written_as_http_writes_them() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from broker.base.clock import ManualClock
 from storage.disk import LocalDisk
@@ -56,6 +59,15 @@ def test_rights_of_an_entity_s_own_rule_are_respected(broker: BrokerThread, rest
     assert status_of("Send", "/own/messages") == 201
     assert status_of("Listen", "/own/messages") == 401
     assert status_of("Send", "/plain/messages") == 401
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+def test_a_message_with_a_time_before_the_first_year_is_received(rest: RestClient, method: str) -> None:
+    time = {"ScheduledEnqueueTimeUtc": "0001-01-01T00:00:00+14:00"}
+    rest.send("/plain", b"early", BrokerProperties=json.dumps(time))
+    received = rest.receive("/plain", method=method, timeout=10)
+    assert (received.status, received.body) == (201 if method == "POST" else 200, b"early")
+    assert received.broker_properties["ScheduledEnqueueTimeUtc"] == "Mon, 01 Jan 0001 00:00:00 GMT"
 
 
 def test_messages_cost_credits_and_settlements_do_not(tmp_path: Path) -> None:

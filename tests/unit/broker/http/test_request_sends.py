@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+from broker.http import request_sends
+from broker.message.plain_message import PlainMessage, encoded
 from tests.support.broker_thread import BrokerThread
 from tests.support.rest_client import RestClient
 
@@ -41,4 +45,21 @@ def test_a_batch_is_no_larger_than_a_message_may_be(broker: BrokerThread, rest: 
     batch = json.dumps([{"Body": "x" * 1_020}] * 1_000)
     answer = rest.ask("POST", "/keyed/messages", batch, BATCH)
     assert (answer.status, b"SubCode=40300" in answer.body) == (403, True)
+    assert broker.messages_of("keyed") == 0
+
+
+def test_a_batch_is_refused_as_soon_as_its_messages_are_too_large(
+    broker: BrokerThread, rest: RestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def noting(message: PlainMessage) -> bytes:
+        payload = encoded(message)
+        sizes.append(len(payload))
+        return payload
+
+    monkeypatch.setattr(request_sends, "encoded", noting)
+    count = 340_000
+    assert rest.ask("POST", "/keyed/messages", f"[{'{},' * (count - 1)}{{}}]", BATCH).status == 403
+    assert sum(sizes[:-1]) <= 1024 * 1024, "no more is gathered than a message may have"
     assert broker.messages_of("keyed") == 0

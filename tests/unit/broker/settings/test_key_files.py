@@ -16,6 +16,11 @@ from tests.support.waiting import until
 RULES = '[{"key_name": "reader", "primary_key": "hidden-key", "rights": ["Listen"]}]'
 
 
+def rules_of(*names: str) -> str:
+    """Rules with these names."""
+    return "[" + ",".join(RULES[1:-1].replace("reader", name) for name in names) + "]"
+
+
 def settings_with(folder: Path, **texts: str) -> Settings:
     """Settings with files of these contents."""
     files = {name: folder / name for name in texts}
@@ -40,6 +45,17 @@ def test_keys_come_from_files_or_from_the_settings(tmp_path: Path) -> None:
     assert has_key_files(settings) and not has_key_files(load_settings())
 
 
+@pytest.mark.parametrize("bytes_of_file", [b"\xef\xbb\xbfkey\r\n", b"\xef\xbb\xbf key\n\n", b"key"])
+def test_a_byte_order_mark_and_the_end_of_the_line_are_no_part_of_a_key(
+    tmp_path: Path, bytes_of_file: bytes
+) -> None:
+    settings = settings_with(tmp_path, sas_key_file="", sas_rules_file="")
+    (tmp_path / "sas_key_file").write_bytes(bytes_of_file)
+    (tmp_path / "sas_rules_file").write_bytes(b"\xef\xbb\xbf" + RULES.encode())
+    root, reader = namespace_rules(settings)
+    assert (root.primary_key, reader.key_name) == ("key", "reader")
+
+
 @pytest.mark.parametrize("key", ["sas_key", "sas_secondary_key", "sas_rules"])
 def test_a_key_is_given_once(tmp_path: Path, key: str) -> None:
     value = () if key == "sas_rules" else "key"
@@ -54,7 +70,12 @@ def test_a_key_is_given_once(tmp_path: Path, key: str) -> None:
     [
         ("sas_key_file", "\n", "the file is empty"),
         ("sas_key_file", None, "cannot be read: No such file"),
+        ("sas_key_file", "hidden-key\nhidden-key", "must hold one key, without spaces"),
+        ("sas_secondary_key_file", "hidden-key 2", "must hold one key, without spaces"),
+        ("sas_key_file", "hidden-key\0", "must hold one key, without spaces"),
         ("sas_rules_file", "hidden-key", "Invalid JSON"),
+        ("sas_rules_file", rules_of(*map(str, range(12))), "at most 11 items"),
+        ("sas_rules_file", rules_of("reader", "reader"), "two rules have the same name"),
         ("sas_rules_file", RULES.replace("Listen", "Manage"), "0: Value error, the right Manage requires"),
     ],
 )
