@@ -62,8 +62,10 @@ COMMIT_BYTES_MAX = 256 * 1024 * 1024
 COPIES_OF_SEND_BYTES_MAX = 2 * COMMIT_BYTES_MAX
 """A send whose messages get more than one copy each is cut to COMMIT_BYTES_MAX. One that exceeds this by the
 first copies alone, because rules make large copies of tiny messages, is refused."""
+COPY_WORK = 16
+"""Making or writing a copy counts as much as so many messages, however small it is."""
 COPIED_BYTES_OF_WORK = 4_096
-"""Writing so many bytes of copies counts as much as a message."""
+"""So many bytes of a copy count as much as one message more."""
 
 
 class Destinations(NamedTuple):
@@ -138,13 +140,14 @@ class Publishing:
 
     def destinations(self, message: bytes, has_session: bool, enqueued_ms: int, room: int) -> Destinations:
         """Where an active message goes. `room`: what its copies may take in the commit, in bytes."""
-        before = self._matcher.looked_at
-        match = self._matcher.match(message, enqueued_ms, min(max(room, 0), COPIES_BYTES_MAX))
-        self.effort += 1 + self._matcher.looked_at - before + len(match.subscriptions)
+        matcher = self._matcher
+        looked_at, acted = matcher.looked_at, matcher.acted
+        match = matcher.match(message, enqueued_ms, min(max(room, 0), COPIES_BYTES_MAX))
+        self.effort += 1 + matcher.looked_at - looked_at + len(match.subscriptions)
+        if matcher.acted > acted:
+            self.effort += COPY_WORK * (matcher.acted - acted) + sum(map(_work_of_bytes, match.copies))
         if match.copies or match.failures:
-            found = self._found(match, has_session)
-            self.effort += sum(map(_work_of, match.copies))
-            return found
+            return self._found(match, has_session)
         key = match.subscriptions, has_session
         known = self._known.get(key)
         if known is None:
@@ -240,7 +243,7 @@ class Publishing:
             self._write_some(cycle, new.part(here), found[here], keeps_numbers=keeps_numbers)
         copies = [copy for each in found for copy in each.copies]
         is_short = sum(efforts) < effort_max
-        for here in _steps([1 + _work_of(copy) for copy in copies], effort_max):
+        for here in _steps(list(map(_work_of, copies)), effort_max):
             if here.start or not is_short:
                 yield
             self._write_copies(cycle, new.enqueued_at_ms, copies[here])
@@ -367,6 +370,10 @@ def _steps(efforts: Sequence[int], effort_max: int) -> Iterator[slice]:
 
 
 def _work_of(copy: ChangedCopy) -> int:
+    return COPY_WORK + _work_of_bytes(copy)
+
+
+def _work_of_bytes(copy: ChangedCopy) -> int:
     return len(copy.message.data) // COPIED_BYTES_OF_WORK
 
 

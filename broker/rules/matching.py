@@ -108,6 +108,8 @@ class Matcher:
         self._faults: list[Fault] = []
         self.looked_at = 0
         """How many filters `match` has evaluated so far."""
+        self.acted = 0
+        """How many actions it has carried out so far, including those that failed."""
         self._to_all: Match | None = None
         """What a message gets if no other rule matches it; None after a change of `_everything`."""
 
@@ -157,6 +159,7 @@ class Matcher:
                 failures += [Failure(*rule, text) for rule in (*entry.plain, *entry.acting)]
                 continue
             plain.update([subscription for subscription, _ in entry.plain])
+            self.acted += len(entry.acting)
             for (subscription, rule), action in entry.acting.items():
                 try:
                     if copies and copied + len(stored) > copies_bytes_max:

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from broker.base.errors import Reason
 from broker.entities.roles import OWN_END
-from broker.entities.rules import CorrelationFilter, FalseFilter, RuleDescription, SqlFilter
+from broker.entities.rules import CorrelationFilter, FalseFilter, RuleDescription, SqlAction, SqlFilter
 from broker.entities.topics import TopicDescription
 from broker.operations import (
     DESTINATION,
@@ -307,6 +307,43 @@ async def test_others_use_the_event_loop_while_many_messages_are_matched_and_dis
     assert await bodies(harness, "subscriptions/s19") == messages
     assert await bodies(harness, "subscriptions/r7") == messages[7::10]
     await check_restart(harness, "subscriptions/s0", "subscriptions/r9")
+
+
+@pytest.mark.parametrize("kind", OPERATIONS)
+async def test_others_use_the_event_loop_while_small_copies_are_made_and_written(kind: str) -> None:
+    # Many rules share a filter here, so few filters are looked at; and the copies have few bytes.
+    description = topic()
+    for number in range(20):
+        description = with_subscription(description, f"s{number}", CHANGING)
+    failing = RuleDescription("failing", CHANGING.filter, SqlAction("SET sys.Label = 1 / 0"))
+    description = with_subscription(description, "f", failing)
+    harness = Harness(description=description, limits=TaskLimits(bounds=Bounds(work_max=1_000)))
+    await harness.send(BLUE)
+    harness.post(9, OPERATIONS[kind]([stored_with(subject="red") for _ in range(60)]))
+    async with Ticker() as ticker:
+        await harness.until_quiet()
+    # A copy counts as 16 messages, so a step makes those of 3 messages, or writes 62.
+    # Symptom: no turn at all. With the default bound, one step made 120,000 copies, which took seconds.
+    assert ticker.turns >= 35
+    assert not any(isinstance(each, Failed) for each in harness.take(9))
+    assert len(await bodies(harness, "subscriptions/s19")) == 60
+    await check_restart(harness, "subscriptions/s0")
+
+
+async def test_many_small_transactions_with_copies_do_not_share_one_cycle() -> None:
+    description = topic()
+    for number in range(20):
+        description = with_subscription(description, f"s{number}", CHANGING)
+    harness = Harness(description=description, limits=TaskLimits(bounds=Bounds(work_max=1_000)))
+    await harness.send(BLUE)
+    for _ in range(30):
+        harness.post(9, Transact(Send([stored_with(subject="red")], None), []))
+    cycles = 0
+    while await harness.task.step():
+        cycles += 1
+    # A cycle ends with its third transaction. Symptom: one cycle, in which nobody else used the event loop.
+    assert cycles >= 7
+    assert [type(each) for each in harness.take(9)] == [Transacted] * 30
 
 
 async def test_sends_that_take_several_steps_together_have_their_own_answers() -> None:
