@@ -6,13 +6,16 @@ settlements. Then the description is changed, and the partition forgets them. No
 comes in between, and the client is told after all this. If the description cannot be changed now, or the
 broker ends before, it is changed as soon as possible, or once the partition is open again.
 
+Once the description has the changes, only the forgetting is tried again: somebody may have changed the same
+rules since.
+
 Only plain topics take part: rules hold on all partitions, and a transaction is in one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
@@ -27,7 +30,7 @@ from broker.rule_operations import FindRuleChanges, ForgetRuleChanges, RuleChang
 log = structlog.get_logger("rules")
 
 RETRY_S, RETRY_S_MAX = 1.0, 60.0
-"""The first pause before the description is changed again, which doubles, and the longest one."""
+"""The first pause before something is tried again, which doubles, and the longest one."""
 
 
 class RuleTransactions:
@@ -38,6 +41,9 @@ class RuleTransactions:
         self._subscriptions, self._spawn = subscriptions, spawn
         self._finishing: set[str] = set()
         """Generations of topics that are being looked at."""
+        self._own: set[bytes] = set()
+        """Ids of changes that are being made, or are made and not forgotten yet, so no note is needed to make
+        them."""
 
     def commit(self, topic: Entity, operation: Transact, sink: Sink) -> None:
         """Carry out a transaction that changes rules of a plain topic. `sink` gets the answer."""
@@ -59,9 +65,11 @@ class RuleTransactions:
         description = topic.description
         assert isinstance(description, TopicDescription) and description.partitions == 1
         changes = decode_changes(operation.rule_changes)
+        self._own.add(operation.change_id)
         try:
             await self._subscriptions.make_changes(description, changes, carry_out)
         except Refused as why:
+            self._own.discard(operation.change_id)
             if answer is None:
                 sink(Failed(why.reason, why.description, operation.cookie))
                 return
@@ -73,30 +81,54 @@ class RuleTransactions:
         sink(answer)
 
     async def _finish(self, topic: Entity) -> None:
-        pause_s = RETRY_S
         try:
-            while topic.gone is None:
-                try:
-                    await self._make_noted_changes(topic)
-                    return
-                except Refused:
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, RETRY_S_MAX)
+            while await _retried(topic, lambda: self._make_noted_changes(topic)):
+                pass  # others may have been noted meanwhile
         finally:
             self._finishing.discard(topic.description.generation)
 
-    async def _make_noted_changes(self, topic: Entity) -> None:
-        """Raises Refused."""
-        noted = await ask(topic.router.handles[0], FindRuleChanges())
-        assert isinstance(noted, RuleChangesFound), f"{noted} is not an answer to FindRuleChanges"
+    async def _make_noted_changes(self, topic: Entity) -> bool:
+        """Make the changes that are noted, and have them forgotten. Returns whether there were any. Raises
+        Refused."""
+        found = await ask(topic.router.handles[0], FindRuleChanges())
+        assert isinstance(found, RuleChangesFound), f"{found} is not an answer to FindRuleChanges"
+        noted = dict(zip(found.ids, found.changes, strict=True))
+        ids = [each for each in noted if each not in self._own]
+        if not ids:
+            return False
         description = topic.description
         assert isinstance(description, TopicDescription), "only topics have rules"
-        changes = [change for each in noted.changes for change in decode_changes(each)]
+        changes = [change for each in ids for change in decode_changes(noted[each])]
         await self._subscriptions.make_changes(description, changes)
-        await self._forget(topic, noted.ids)
+        self._own.update(ids)
+        await self._forget(topic, ids)
+        return True
 
     async def _forget(self, topic: Entity, ids: Sequence[bytes]) -> None:
+        """Have the partition forget changes that the description has, later if it cannot do so now."""
         try:
-            await ask(topic.router.handles[0], ForgetRuleChanges(ids))
+            await self._forget_now(topic, ids)
         except Refused:
-            self.finish(topic)  # the changes are made again, which changes nothing
+            self._spawn(self._forget_later(topic, ids), name=f"changed rules of {topic.name} are forgotten")
+
+    async def _forget_now(self, topic: Entity, ids: Sequence[bytes]) -> bool:
+        """Raises Refused."""
+        await ask(topic.router.handles[0], ForgetRuleChanges(ids))
+        self._own.difference_update(ids)
+        return True
+
+    async def _forget_later(self, topic: Entity, ids: Sequence[bytes]) -> None:
+        if not await _retried(topic, lambda: self._forget_now(topic, ids)):
+            self._own.difference_update(ids)
+
+
+async def _retried(topic: Entity, do: Callable[[], Awaitable[bool]]) -> bool:
+    """What `do` returns once it is not refused; False if the topic ends before."""
+    pause_s = RETRY_S
+    while topic.gone is None:
+        try:
+            return await do()
+        except Refused:
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RETRY_S_MAX)
+    return False

@@ -18,9 +18,10 @@ from broker.entities.topics import SubscriptionSettings, TopicDescription
 from broker.messaging import rule_transactions
 from broker.messaging.rule_transactions import RuleTransactions
 from broker.namespace.entity import ask
+from broker.namespace.router import PartitionHandle
 from broker.namespace.subscriptions import Subscriptions
-from broker.operations import Answer, Complete, Failed, Send, Transact, Transacted
-from broker.rule_operations import FindRuleChanges, RuleChangesFound
+from broker.operations import Answer, Complete, Failed, Operation, Send, Transact, Transacted
+from broker.rule_operations import FindRuleChanges, ForgetRuleChanges, RuleChangesFound
 from tests.support.forwarding_world import World
 from tests.support.topics import RED
 from tests.support.waiting import until
@@ -42,6 +43,7 @@ class Namespace:
     def __init__(self, world: Topics) -> None:
         self._world = world
         self.missing = world.missing
+        self._changing = asyncio.Lock()
 
     def describe(self, name: str) -> EntityDescription | None:
         return self._world.descriptions.get(name)
@@ -53,14 +55,16 @@ class Namespace:
         first: Callable[[], Awaitable[None]] | None = None,
     ) -> EntityDescription:
         world = self._world
-        after = change(world.descriptions[name], 7)
-        if first is not None:
-            await first()
-        if world.fails:
-            world.fails -= 1
-            raise Refused(Reason.PARTITION_UNAVAILABLE, "the catalogue's disk fails")
-        await world.describe(name, after)
-        return after
+        async with self._changing:
+            after = change(world.descriptions[name], 7)
+            if first is not None:
+                await first()
+            await world.may_keep.wait()
+            if world.fails:
+                world.fails -= 1
+                raise Refused(Reason.PARTITION_UNAVAILABLE, "the catalogue's disk fails")
+            await world.describe(name, after)
+            return after
 
 
 class Topics(World):
@@ -72,11 +76,14 @@ class Topics(World):
         self.descriptions["t"] = topic.with_new("a", SubscriptionSettings(), [RuleDescription("$Default")], 1)
         self.fails = 0
         """How many changes cannot be kept."""
+        self.may_keep = asyncio.Event()
+        """Until this is set, no change ends."""
+        self.may_keep.set()
 
     def start(self) -> None:
         super().start()
-        subscriptions = Subscriptions(Namespace(self), TopicLimits(subscriptions=5, rules=5))
-        self.rules = RuleTransactions(subscriptions, partial(self.spawn, life=self.life))
+        self.subscriptions = Subscriptions(Namespace(self), TopicLimits(subscriptions=5, rules=5))
+        self.rules = RuleTransactions(self.subscriptions, partial(self.spawn, life=self.life))
         self.forwarding.rules_left = self.rules.finish
         self.partition_started = self.forwarding._leftovers.look
 
@@ -167,3 +174,54 @@ async def test_what_a_crash_has_left_is_done_once_the_partition_is_open_again(is
             while await here.noted():
                 pass
         assert here.names == (["all"] if is_deleted else ["red"])
+
+
+@pytest.mark.parametrize("refusals", [1, 2, 5])
+async def test_a_rule_that_was_removed_stays_removed_although_its_partition_could_not_forget_its_addition(
+    monkeypatch: pytest.MonkeyPatch, refusals: int
+) -> None:
+    async with topics() as here:
+        assert await here.noted() == []
+        await until(lambda: not here.rules._finishing)
+        left = refusals
+
+        async def refusing(handle: PartitionHandle, operation: Operation) -> Answer:
+            nonlocal left
+            if isinstance(operation, ForgetRuleChanges) and left:
+                left -= 1
+                if not left:
+                    await here.subscriptions.remove_rule("t", "a", "red")
+                raise Refused(Reason.DISK_FULL, "The disk is full.")
+            return await ask(handle, operation)
+
+        monkeypatch.setattr(rule_transactions, "ask", refusing)
+        assert await here.commit(ADDED) == Transacted(1, "c")
+        async with asyncio.timeout(10):
+            while await here.noted():
+                pass
+        # Symptom: the rule was added again, at once or after a restart.
+        assert here.names == ["$Default"] and not left
+        await here.crash()
+        here.start()
+        await here.wake_all()
+        assert await here.noted() == []
+        await until(lambda: not here.rules._finishing)
+        assert here.names == ["$Default"]
+
+
+async def test_changes_that_a_transaction_is_making_are_not_made_again_from_its_note() -> None:
+    async with topics() as here:
+        here.may_keep.clear()
+        committed = asyncio.ensure_future(here.commit(ADDED))
+        async with asyncio.timeout(10):
+            while not await here.noted():
+                pass
+        removed = asyncio.ensure_future(here.subscriptions.remove_rule("t", "a", "red"))
+        here.rules.finish(here.entities["t"])
+        assert await here.noted() == [b"id"], "this was answered after the other question"
+        here.may_keep.set()
+        assert await committed == Transacted(1, "c")
+        await removed
+        await until(lambda: not here.rules._finishing)
+        # Symptom: the rule was back.
+        assert here.names == ["$Default"] and await here.noted() == []
