@@ -31,7 +31,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(
         REPOSITORY / "connector", sources, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
     )
-    run([*PIP, "wheel", "--no-deps", "--wheel-dir", str(folder), str(sources)])
+    run([*PIP, "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(folder), str(sources)])
     (wheel,) = folder.glob("*.whl")
     venv.create(folder / "env", symlinks=True)
     interpreter = folder / "env" / "bin" / "python"
