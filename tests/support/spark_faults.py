@@ -51,8 +51,7 @@ class Restarted:
         while not done():
             assert time.monotonic() < gives_up, f"not within {DONE_WITHIN_S} s: {what}"
             if not self._query.isActive:
-                self._query = self._start()
-                self.starts += 1
+                self._start_again()
             time.sleep(LOOKS_EVERY_S)
 
     def next_batch(self) -> int:
@@ -63,14 +62,19 @@ class Restarted:
         """Wait until everything that is available has been processed, and stop."""
         gives_up = time.monotonic() + DONE_WITHIN_S
         while True:
-            try:
+            # A query that was stopped has nothing to process, and says so without an error.
+            if not self._query.isActive:
+                self._start_again()
+            with suppress(StreamingQueryException):
                 self._query.processAllAvailable()
-            except StreamingQueryException:
-                assert time.monotonic() < gives_up, "the query fails again and again"
-                self._query = self._start()
-            else:
-                break
+                if self._query.isActive:
+                    break
+            assert time.monotonic() < gives_up, "the query ends again and again"
         self.stop()
+
+    def _start_again(self) -> None:
+        self._query = self._start()
+        self.starts += 1
 
     def stop(self) -> None:
         """Interrupt the query, whatever it does."""
