@@ -57,11 +57,20 @@ class PublishingLater:
         messages that are due again after the pause."""
         cycle, main = self._space.cycle, self._space.messages.main.number
         self._paused_until_ms = cycle.wall_ms + PAUSE_MS
-        again = [each for number, undone in cycle.redriven if number == main for each in undone]
-        again += [reference for reference, _ in self._waiting]
-        again += self._read[1]
+        undone = [each for number, moved in cycle.redriven if number == main for each in moved]
+        return [reference.sequence_number for reference in undone] + self._give_up()
+
+    def start_again(self) -> list[int]:
+        """The clock was set back: end the pause. Returns the sequence numbers of the messages that have been
+        taken, which may have to wait for their times again."""
+        self._paused_until_ms = 0
+        return self._give_up()
+
+    def _give_up(self) -> list[int]:
+        """Forget the messages that have been taken and not published; returns their sequence numbers."""
+        taken = [*(reference for reference, _ in self._waiting), *self._read[1]]
         self._read, self._waiting = ([], ()), []
-        return [reference.sequence_number for reference in again]
+        return [reference.sequence_number for reference in taken]
 
     def end_pause(self) -> None:
         """End the pause if it is over. Call this at the beginning of each cycle."""

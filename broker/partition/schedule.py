@@ -6,7 +6,8 @@ active at the end of the queue, with the next sequence number and a new enqueued
 live counts (ACTIVATED). Only its reference changes; its bytes stay where they are in the log.
 
 Schedules are in wall time, because the client gave a date. The wheel is `Subqueue.schedule`; messages that
-have come due become active in the order of their times, a bounded number per cycle.
+have come due become active in the order of their times, a bounded number per cycle. If the clock is set back
+meanwhile, the others wait for their times again.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ _IN_ORDER = attrgetter("enqueued_at_ms", "sequence_number")
 class Schedule:
     """Enqueues the scheduled messages of one partition at their time. Owned by the state machine."""
 
-    __slots__ = ("_due", "_publishing", "_space")
+    __slots__ = ("_due", "_publishing", "_space", "_wall_ms")
 
     def __init__(self, space: Workspace, publishing: PublishingLater | None) -> None:
         self._space, self._publishing = space, publishing
         self._due = DueKeys()
         """Sequence numbers that have come due but have not been dealt with."""
+        self._wall_ms = 0
+        """The wall time of the latest cycle."""
 
     @property
     def has_more(self) -> bool:
@@ -65,6 +68,10 @@ class Schedule:
         operations: those sent in the cycle get higher numbers."""
         space = self._space
         main = space.messages.main
+        wall_ms = space.cycle.wall_ms
+        if wall_ms < self._wall_ms:
+            self._start_again()
+        self._wall_ms = wall_ms
         if self._publishing is not None:
             self._publishing.end_pause()
             if self._publishing.is_paused:
@@ -73,13 +80,12 @@ class Schedule:
             return
         at_once = space.bounds.activated_max
         if not self._due:
-            self._due.add(main.schedule.expire(space.cycle.wall_ms, at_once))
+            self._due.add(main.schedule.expire(wall_ms, at_once))
         if not self.has_more:
             return
         if self._publishing is not None and self._publishing.is_behind:
             at_once = 0
         due: list[Reference] = []
-        wall_ms = space.cycle.wall_ms
         for number in dict.fromkeys(self._due.take(at_once)):
             reference = main.references.get(number)
             # Otherwise it was cancelled, or has another time now.
@@ -90,6 +96,16 @@ class Schedule:
             self._publishing.publish(due)
         elif due:
             self.enqueue(due)
+
+    def _start_again(self) -> None:
+        """The clock was set back, so messages that have come due may have to wait again. All are put back at
+        once, which takes a second for a million, because clocks are rarely set back."""
+        numbers = self._due.take()
+        if self._publishing is not None:
+            numbers += self._publishing.start_again()
+        schedule = self._space.messages.main.schedule
+        if schedule is not None:
+            schedule.put_back(numbers)
 
     def enqueue(self, references: Sequence[Reference]) -> None:
         """Make scheduled messages active, in this order, before any message is sent in this cycle."""

@@ -169,6 +169,20 @@ class MovableTimers(TimerWheel):
         super().__init__(tick_ms, lambda key: due_ms(key) is not None)
         self._due_ms = due_ms
 
+    def put_back(self, keys: Iterable[int]) -> None:
+        """Take back keys that have come out, because the clock was set back. Cancelled ones and those that
+        were moved, which are still here, may be among them."""
+        ticks: set[int] = set()
+        for key in keys:
+            at_ms = self._due_ms(key)
+            if at_ms is not None:
+                self._bucket(at_ms).keys.append(key)
+                ticks.add(-(-at_ms // self._tick_ms))
+        for tick in ticks:
+            bucket = self._buckets[tick]
+            bucket.keys = self._live(tick, bucket.keys)
+            bucket.live = len(bucket.keys)
+
     def _live(self, tick: int, keys: array[int]) -> array[int]:
         tick_ms, due_ms = self._tick_ms, self._due_ms
         times = ((key, due_ms(key)) for key in dict.fromkeys(keys))
@@ -208,7 +222,7 @@ class DueKeys:
             self._place = 0
         self._keys.appendleft(again)
 
-    def take(self, count: int) -> list[int]:
+    def take(self, count: int = 1 << 62) -> list[int]:
         """Take out the next keys, at most `count`."""
         taken: list[int] = []
         while self._keys and len(taken) < count:

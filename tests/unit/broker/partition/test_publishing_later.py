@@ -156,3 +156,40 @@ async def test_the_numbers_in_an_answer_are_those_of_the_scheduled_messages(toge
     # Symptom: it was the number of a changed copy.
     assert (await harness.peek("")).sequence_numbers == [number]
     assert one(await harness.do(9, CancelScheduled([number])), Settled).failures == {}
+
+
+@pytest.mark.parametrize("payload_bytes", [1 << 20, 0], ids=["in memory", "on the disk"])
+async def test_messages_left_for_the_next_cycle_wait_again_if_the_clock_is_set_back(
+    payload_bytes: int,
+) -> None:
+    limits = TaskLimits(bounds=Bounds(work_max=6))
+    harness = Harness(description=topic("a", "b", "d"), payload_bytes=payload_bytes, limits=limits)
+    messages = [b"%d" % number for number in range(8)]
+    due_ms = harness.clock.now_ms() + 1_000
+    one(await harness.do(9, Send(messages, None, scheduled_ms=[due_ms] * 8)), Sent)
+    harness.clock.advance(1_100)
+    assert await harness.task.step()
+    harness.clock.step(-5_000)
+    await harness.until_quiet()
+    # Symptom: they were published when the partition was opened again, if ever.
+    assert len(await bodies(harness, A)) < 8
+    await harness.advance(5_000)
+    assert await bodies(harness, A) == messages
+    await check_restart(harness, A, B)
+
+
+async def test_a_pause_ends_when_the_clock_is_set_back() -> None:
+    harness = Harness(description=with_subscription(topic("a"), "c", CHANGING))
+    due_ms = harness.clock.now_ms() + 10_000
+    send = Send([RED] * 4, None, scheduled_ms=[due_ms - 9_000, due_ms, due_ms, due_ms])
+    one(await harness.do(9, send), Sent)
+    harness.log.fill_disk()
+    await harness.advance(10_100)
+    assert await bodies(harness, A) == []
+    harness.log.empty_disk()
+    harness.clock.step(-5_000)
+    await harness.advance(PAUSE_MS)
+    assert await bodies(harness, A) == [RED]
+    await harness.advance(5_000)
+    assert await bodies(harness, A) == [RED] * 4
+    await check_restart(harness, A, C)

@@ -165,6 +165,28 @@ async def test_schedules_follow_the_wall_clock() -> None:
     assert counts(harness).scheduled == 0
 
 
+async def test_messages_that_come_due_wait_again_if_the_clock_is_set_back_before_their_cycle() -> None:
+    harness = Harness(limits=TaskLimits(bounds=Bounds(activated_max=4)))
+    due = await schedule(harness, *[1_000] * 10, 500, HOUR_MS)
+    harness.clock.advance(1_020)
+    assert await harness.task.step() and counts(harness).scheduled == 8, "others are left for the next cycle"
+    harness.clock.step(-120)
+    await schedule(harness, 100)
+    assert counts(harness).scheduled == 9
+    assert one(await harness.do(1, CancelScheduled([due[9]])), Settled).failures == {}
+    moved = Reschedule([due[8]], harness.clock.now_ms() + HOUR_MS)
+    assert one(await harness.do(1, moved), Settled).failures == {}
+    # Symptom: they were enqueued when the partition was opened again, if ever.
+    await harness.advance(120)
+    assert counts(harness).scheduled == 2
+    seen = await harness.peek()
+    assert seen.messages[-6:] == [b"0003", b"0004", b"0005", b"0006", b"0007", b"0000"]
+    await harness.advance(HOUR_MS)
+    assert counts(harness).scheduled == 0
+    await open_again(harness)
+    assert counts(harness).active == 12
+
+
 async def test_cancelled_messages_are_gone_for_good_and_others_are_reported() -> None:
     harness = Harness()
     first, second, active = await schedule(harness, 1_000, 1_000, None)

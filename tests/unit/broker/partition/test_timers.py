@@ -141,3 +141,19 @@ def test_keys_that_are_put_back_come_before_the_others() -> None:
     assert due.take(3) == [7, 1, 3] and due.take(9) == [4] and not due
     due.put_back([5])
     assert due and due.take(1) == [5]
+
+
+def test_keys_that_came_out_before_the_clock_was_set_back_come_out_again_once() -> None:
+    due_ms = {1: 100, 2: 100, 3: 140, 4: 100, 5: 100}
+    timers = MovableTimers(TICK_MS, due_ms.get)
+    for key, at_ms in due_ms.items():
+        timers.add(at_ms, key)
+    came_out = [key for keys in timers.expire(200) for key in keys]
+    del due_ms[4]  # cancelled
+    due_ms[5] = 300  # moved
+    timers.add(300, 5)
+    due_ms[6] = 100  # new
+    timers.add(100, 6)
+    timers.put_back(came_out)
+    timers.check(due_ms.values())
+    assert [list(keys) for keys in timers.expire(300)] == [[6, 1, 2], [3], [5]]
