@@ -225,3 +225,33 @@ async def test_changes_that_a_transaction_is_making_are_not_made_again_from_its_
         await until(lambda: not here.rules._finishing)
         # Symptom: the rule was back.
         assert here.names == ["$Default"] and await here.noted() == []
+
+
+@pytest.mark.parametrize("is_removal", [False, True])
+async def test_changes_that_a_crash_has_left_are_made_once_although_they_cannot_be_forgotten_at_once(
+    is_removal: bool,
+) -> None:
+    async with topics() as here:
+        here.fails = 1_000_000
+        assert await here.commit(REMOVED if is_removal else ADDED) == Transacted(1, "c")
+        await here.crash()
+        here.fails = 0
+        described = here.describe
+
+        async def describe_and_fill(name: str, description: EntityDescription) -> None:
+            await described(name, description)
+            here.logs["t", 0].fill_disk(reserve=False)
+
+        here.describe = describe_and_fill  # type: ignore[method-assign]
+        here.start()
+        await here.wake_all()
+        await until(lambda: here.rules._own == {b"id"})
+        here.describe = described  # type: ignore[method-assign]
+        if is_removal:
+            await here.subscriptions.add_rule("t", "a", RuleDescription("$Default"))
+        else:
+            await here.subscriptions.remove_rule("t", "a", "red")
+        here.logs["t", 0].empty_disk()
+        await until(lambda: not (here.rules._own or here.rules._finishing))
+        # Symptom: the rule that was removed came back, or the one that was added vanished.
+        assert here.names == ["$Default"] and await here.noted() == []
