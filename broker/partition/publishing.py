@@ -14,7 +14,7 @@ A scheduled message waits in the topic's own subqueue and is matched when it bec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import NamedTuple
 
 from broker.base.errors import Reason, Refused
@@ -58,7 +58,10 @@ FILTER_FAILED = "FilterException"
 _DESCRIPTION_CHARACTERS_MAX = 4_096
 """The text may quote values of the message; a property has at most 32 KiB."""
 COMMIT_BYTES_MAX = 256 * 1024 * 1024
-"""In a commit of this size, each message gets one copy at most: a frame of the log has a limit."""
+"""What the copies of all messages of a send take, apart from the first copy of each: they are in one commit,
+and a frame of the log has a limit."""
+SHARED_BYTES_MAX = 16 * 1024 * 1024
+"""Several sends share a commit as long as their copies take at most this together."""
 COPIES_OF_SEND_BYTES_MAX = 2 * COMMIT_BYTES_MAX
 """A send whose messages get more than one copy each is cut to COMMIT_BYTES_MAX. One that exceeds this by the
 first copies alone, because rules make large copies of tiny messages, is refused."""
@@ -138,8 +141,10 @@ class Publishing:
             if number not in before or before[number].rules != each.rules:
                 self._matcher.set_rules(number, each.rules)
 
-    def destinations(self, message: bytes, has_session: bool, enqueued_ms: int, room: int) -> Destinations:
-        """Where an active message goes. `room`: what its copies may take in the commit, in bytes."""
+    def destinations(
+        self, message: bytes, has_session: bool, enqueued_ms: int, room: int = COPIES_BYTES_MAX
+    ) -> Destinations:
+        """Where an active message goes. `room`: what its copies may take together, in bytes."""
         matcher = self._matcher
         looked_at, acted = matcher.looked_at, matcher.acted
         match = matcher.match(message, enqueued_ms, min(max(room, 0), COPIES_BYTES_MAX))
@@ -172,25 +177,39 @@ class Publishing:
         return Destinations((self._target(self._subscriptions[subqueue // PLACES]),))
 
     def find_ahead(
-        self, cycle: Cycle, enqueued_ms: int, sends: Iterable[Send | HandOver], effort_max: int
-    ) -> Iterator[None]:
-        """Find the destinations of messages before the operation that sends them is carried out, in steps of
-        about this effort. They are known until `forget_ahead`."""
-        room = room_for_copies(cycle)
+        self, cycle: Cycle, enqueued_ms: int, sends: Sequence[Send | HandOver], effort_max: int
+    ) -> Generator[None, None, int]:
+        """Find the destinations of messages before the operations that send them are carried out, in steps of
+        about this effort. They are known until `forget_ahead`.
+
+        Returns how many of the operations may share a commit: the first one, and those after it as long as
+        there is room for all their copies. So no message loses copies because of what others send. If not all
+        of them may, this takes more than one step."""
+        shared = 0
         until = self.effort + effort_max
-        for send in sends:
+        for count, send in enumerate(sends):
             sessions = send.columns.get(SESSION_ID)
             times = times_of(send.scheduled_ms, cycle.wall_ms)
+            copied = 0
             for place, message in enumerate(send.messages):
-                if id(message) in self._ahead or (times is not None and times[place]):
+                if times is not None and times[place]:
                     continue
-                has_session = sessions is not None and sessions[place] is not None
-                found = self.destinations(message, has_session, enqueued_ms, room)
-                self._ahead[id(message)] = message, found
-                room -= found.copied
+                if id(message) in self._ahead:
+                    _, found = self._ahead[id(message)]
+                else:
+                    has_session = sessions is not None and sessions[place] is not None
+                    most = COPIES_BYTES_MAX if count else COMMIT_BYTES_MAX - copied
+                    found = self.destinations(message, has_session, enqueued_ms, most)
+                    self._ahead[id(message)] = message, found
+                copied += found.copied
+                if count and copied and shared + copied > SHARED_BYTES_MAX:
+                    yield
+                    return count
                 if self.effort >= until:
                     yield
                     until = self.effort + effort_max
+            shared += copied
+        return len(sends)
 
     def forget_ahead(self) -> None:
         """Forget what `find_ahead` has found."""
@@ -202,7 +221,7 @@ class Publishing:
         """Where the messages of a send go, which are scheduled for these times."""
         sessions = send.columns.get(SESSION_ID)
         found: list[Destinations] = []
-        room = room_for_copies(cycle)
+        room = COMMIT_BYTES_MAX
         for place, message in enumerate(send.messages):
             if scheduled_ms is not None and scheduled_ms[place]:
                 found.append(_STAY)
@@ -375,11 +394,6 @@ def _work_of(copy: ChangedCopy) -> int:
 
 def _work_of_bytes(copy: ChangedCopy) -> int:
     return len(copy.message.data) // COPIED_BYTES_OF_WORK
-
-
-def room_for_copies(cycle: Cycle) -> int:
-    """How many more bytes the copies of messages may take in the cycle's commit."""
-    return COMMIT_BYTES_MAX - cycle.commit.bytes
 
 
 def targets_of(found: Sequence[Destinations]) -> Targets:

@@ -19,7 +19,7 @@ from broker.partition import records
 from broker.partition.columns import of_references
 from broker.partition.new_messages import NewMessages
 from broker.partition.published import apply_distributed
-from broker.partition.publishing import Destinations, Publishing, room_for_copies, targets_of
+from broker.partition.publishing import Destinations, Publishing, targets_of
 from broker.partition.records import Activated, Mark
 from broker.partition.references import SCHEDULED, Reference
 from broker.partition.workspace import Workspace
@@ -114,13 +114,11 @@ class PublishingLater:
         messages = space.messages
         enqueued_ms = space.times.stamp(messages.latest_enqueued_ms, cycle.now_ms, cycle.wall_ms)
         found: list[Destinations] = []
-        room = room_for_copies(cycle)
         until = self._publishing.effort + space.bounds.work_max
         for reference, body in due:
             has_session = reference.session_id is not None
-            found.append(self._publishing.destinations(body, has_session, enqueued_ms, room))
-            room -= found[-1].copied
-            if self._publishing.effort >= until:
+            found.append(self._publishing.destinations(body, has_session, enqueued_ms))
+            if self._publishing.effort >= until:  # this also bounds what their copies take
                 break
         due, self._waiting = due[: len(found)], list(due[len(found) :])
         references = [reference for reference, _ in due]

@@ -8,7 +8,7 @@ after the last step.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from operator import attrgetter
 
 from broker.base.errors import Refused
@@ -169,11 +169,12 @@ class Sending:
             self._rest = steps
             cycle.work = max(cycle.work, self._work_max)
 
-    def find_ahead(self, cycle: Cycle, sends: Iterable[Send | HandOver]) -> Iterator[None]:
-        """In a topic, find out in steps who gets the messages of an operation, before it is carried out."""
-        if self._publishing is not None:
-            enqueued_ms = self._times.stamp(self._messages.latest_enqueued_ms, cycle.now_ms, cycle.wall_ms)
-            yield from self._publishing.find_ahead(cycle, enqueued_ms, sends, self._work_max)
+    def find_ahead(self, cycle: Cycle, sends: Sequence[Send | HandOver]) -> Generator[None, None, int]:
+        """In a topic, find out in steps who gets the messages of operations, before they are carried out.
+        Returns how many of them may share a commit."""
+        assert self._publishing is not None, "only topics publish"
+        enqueued_ms = self._times.stamp(self._messages.latest_enqueued_ms, cycle.now_ms, cycle.wall_ms)
+        return (yield from self._publishing.find_ahead(cycle, enqueued_ms, sends, self._work_max))
 
     def _publish(
         self,

@@ -54,7 +54,7 @@ before its lock ended, however long it had to wait for the disk: a lock that end
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 from typing import assert_never
 
@@ -210,6 +210,9 @@ class Partition:
         """How far wall time was ahead of monotonic time when the latest cycle began."""
         self._later: Iterator[None] | None = None
         """The steps of operations that a topic takes long to carry out; they end the cycle."""
+        self.left_over = 0
+        """How many of the sends that `handle_sends` has taken last must wait for the next cycle after all,
+        because one commit has no room for the copies of all. Known after `go_on`."""
         self._parts: Parts | None = None
         """A long settlement or renewal in progress; the first operation of the next cycle continues it."""
 
@@ -241,6 +244,7 @@ class Partition:
         ended after the operations.
         """
         self._space.cycle = Cycle(commit, now_ms, wall_ms, self.messages.next_number)
+        self.left_over = 0
         self.messages.position = commit.start
         self._wall_ahead_ms = wall_ms - now_ms
         self.messages.states.expire(wall_ms, commit.start)
@@ -271,7 +275,8 @@ class Partition:
 
     def handle_sends(self, sends: Sequence[tuple[ClientId, Send]]) -> int:
         """Carry out the first of these sends, together if possible: as many as the cycle has room for.
-        Returns how many. Each of them is stored or refused as a whole, and has its own answer."""
+        Returns how many; it may turn out later that the last ones of them are `left_over`. Each of them is
+        stored or refused as a whole, and has its own answer."""
         space = self._space
         count, room = 0, space.bounds.work_max - space.cycle.work
         for _, send in sends:
@@ -303,8 +308,8 @@ class Partition:
         return True
 
     def _is_long(self, operations: Sequence[tuple[ClientId, Operation]]) -> bool:
-        """Whether it takes several steps to find out who gets what these operations send to a topic. Then
-        they are carried out in `go_on`."""
+        """Whether it takes several steps to find out who gets what these operations send to a topic, or one
+        commit has no room for all copies. Then they are carried out in `go_on`."""
         sends = [send for _, operation in operations if (send := published_by(operation)) is not None]
         steps = self._sending.find_ahead(self._space.cycle, sends)
         if next(steps, _ENDED) is _ENDED:
@@ -314,9 +319,14 @@ class Partition:
         return True
 
     def _carry_out_later(
-        self, operations: Sequence[tuple[ClientId, Operation]], steps: Iterator[None], arrived_ms: int
+        self,
+        operations: Sequence[tuple[ClientId, Operation]],
+        steps: Generator[None, None, int],
+        arrived_ms: int,
     ) -> Iterator[None]:
-        yield from steps
+        fitting = yield from steps
+        self.left_over = len(operations) - fitting
+        operations = operations[:fitting]
         if self._send_together(operations):
             yield from self._sending.go_on()
             return

@@ -350,9 +350,9 @@ class PartitionTask:
                 is_done = partition.handle(client, operation, arrived_ms)
                 place += is_done
             if not is_done or partition.is_full:  # others get the rest of the loop's turn
-                self._mailbox.put_back(waiting, place)
                 for _ in partition.go_on():
                     await asyncio.sleep(0)
+                self._mailbox.put_back(waiting, place - partition.left_over)
                 break
         cycle = partition.finish(self._mailbox.since_ms)
         for subscription, rule, fault in partition.take_rule_faults():

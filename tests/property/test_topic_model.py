@@ -11,6 +11,7 @@ import os
 import random
 from collections import Counter
 from dataclasses import dataclass, field
+from unittest.mock import patch
 from zlib import crc32
 
 import pytest
@@ -35,6 +36,7 @@ from broker.operations import (
     Settled,
     Withdraw,
 )
+from broker.partition import publishing
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
@@ -54,14 +56,17 @@ RULES: dict[str, tuple[RuleDescription, ...]] = {
     "all": (RuleDescription("$Default"),),
     "red": (RuleDescription("r", CorrelationFilter(label="red")),),
     "not green": (RuleDescription("r", SqlFilter("sys.Label = 'red' OR sys.Label = 'blue'")),),
-    "red twice": (
+    "red thrice": (
         RuleDescription("r", CorrelationFilter(label="red")),
         RuleDescription("copy", CorrelationFilter(label="red"), SqlAction("SET copied = TRUE")),
+        RuleDescription("again", CorrelationFilter(label="red"), SqlAction("SET copied = TRUE")),
     ),
     "fails on red": (RuleDescription("r", SqlFilter("sys.Label = 'red' AND sys.Label / 0 = 1")),),
     "none": (),
 }
 """By the name that subscriptions begin with."""
+COPY_BYTES_MAX = 400
+"""The largest changed copy of a message."""
 
 
 @dataclass
@@ -78,8 +83,8 @@ class Held:
             self.main[id, False] += 1
         elif self.kind.startswith("red") and colour == "red":
             self.main[id, False] += 1
-            if self.kind == "red twice":
-                self.main[id, True] += 1
+            if self.kind == "red thrice":
+                self.main[id, True] += 2
         elif self.kind == "fails on red" and colour == "red":
             self.dead[id, False] += 1
 
@@ -139,6 +144,18 @@ class World:
         ids = self.new_ids(self.chance.randrange(1, 12))
         one(await self.harness.do(9, Send(list(map(body_of, ids)), None)), Sent)
         self.publish(ids)
+
+    async def send_together(self) -> None:
+        """Several clients send at once. One commit has room for the copies of one of them only."""
+        sends = {10 + client: self.new_ids(self.chance.randrange(1, 3)) for client in range(8)}
+        room = 2 * COPY_BYTES_MAX * sum(2 for each in self.held.values() if each.kind == "red thrice")
+        with patch.multiple(publishing, COMMIT_BYTES_MAX=room, SHARED_BYTES_MAX=room):
+            for client, ids in sends.items():
+                self.harness.post(client, Send(list(map(body_of, ids)), None))
+            await self.harness.until_quiet()
+        for client, ids in sends.items():
+            one(self.harness.take(client), Sent)
+            self.publish(ids)
 
     async def send_in_vain(self) -> None:
         """The disk is full, or the commit fails: nothing is stored."""
@@ -265,7 +282,8 @@ async def test_each_subscription_has_what_it_should_whatever_happens(seed: int) 
     for _ in range(3):
         await world.subscribe()
     steps = (
-        [world.send] * 6
+        [world.send] * 5
+        + [world.send_together] * 2
         + [world.settle] * 8
         + [world.schedule, world.pass_time, world.pass_time, world.cancel, world.complete_deferred] * 2
         + [

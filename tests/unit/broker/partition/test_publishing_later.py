@@ -10,6 +10,7 @@ from broker.partition.cycle_bounds import Bounds
 from broker.partition.publishing_later import PAUSE_MS
 from broker.partition.task import TaskLimits
 from tests.support.partition_harness import Harness, one
+from tests.support.rule_messages import stored_with
 from tests.support.topics import (
     BLUE,
     CHANGING,
@@ -114,6 +115,20 @@ async def test_one_cycle_publishes_only_as_many_messages_as_its_work_allows(payl
     assert sorted({*left}) == [0, 2, 6, 9, 12]
     assert await bodies(harness, "subscriptions/s9") == [*messages[:10], messages[11]]
     await check_restart(harness, "subscriptions/s0", "subscriptions/s9")
+
+
+async def test_what_becomes_active_gets_all_copies_in_as_many_commits_as_these_take() -> None:
+    description = topic()
+    for number in range(30):
+        description = with_subscription(description, f"s{number}", CHANGING)
+    harness = Harness(description=description, limits=TaskLimits(bounds=Bounds(work_max=100)))
+    due_ms = harness.clock.now_ms() + 1_000
+    big = [stored_with(subject="red", body=b"x" * 10_000) for _ in range(5)]
+    one(await harness.do(9, Send(big, None, scheduled_ms=[due_ms] * 5)), Sent)
+    await harness.advance(1_100)
+    assert [len(await bodies(harness, f"subscriptions/s{number}")) for number in range(30)] == [5] * 30
+    assert max(map(len, harness.log.disk.frames.values())) < 400_000, "the copies of one message"
+    await check_restart(harness, "subscriptions/s0", "subscriptions/s29")
 
 
 async def test_on_a_full_disk_a_partition_rests_until_it_tries_again() -> None:
