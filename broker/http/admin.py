@@ -75,7 +75,7 @@ class Administration:
             return await self._change_units(request, claim)  # which may end the throttling
         throttle = self._namespace.throttle
         if throttle is not None:
-            throttle.admit(MANAGEMENT_CREDITS)
+            throttle.admit(MANAGEMENT_CREDITS, frees_memory=request.method == "DELETE")
         if where.below:
             return await self._subscriptions.handle(request, claim, where)
         match where.entity.casefold():

@@ -29,6 +29,8 @@ class OwnOperation:
     rights: tuple[str, ...]
     cost: int = MANAGEMENT_CREDITS
     """In credits, in a throttled namespace."""
+    frees_memory: bool = False
+    """Whether it is admitted while the broker lacks memory."""
 
 
 _REFUSALS: Final = {

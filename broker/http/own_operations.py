@@ -67,10 +67,18 @@ JSON_TYPE: Final = "application/json; charset=utf-8"
 
 OWN_OPERATIONS: Final = {
     "delete-messages": OwnOperation(
-        "Delete exactly these messages, in any state but locked.", Named, DeleteAnswer, ("Listen",)
+        "Delete exactly these messages, in any state but locked.",
+        Named,
+        DeleteAnswer,
+        ("Listen",),
+        frees_memory=True,
     ),
     "purge-messages": OwnOperation(
-        "Delete messages by their state, age and session.", Purge, ProgressAnswer, ("Listen",)
+        "Delete messages by their state, age and session.",
+        Purge,
+        ProgressAnswer,
+        ("Listen",),
+        frees_memory=True,
     ),
     "redrive-messages": OwnOperation(
         "Send dead letters to their queue again.", Redrive, RedriveAnswer, ("Listen", "Send")
@@ -138,7 +146,7 @@ class OwnRequests:
         queue = found(self._namespace, address.entity)
         try:
             if queue.throttle is not None and operation.cost:
-                queue.throttle.admit(operation.cost)
+                queue.throttle.admit(operation.cost, frees_memory=operation.frees_memory)
             answer = await self._handlers[name](queue, address, body)
         except Refused as why:
             queue.meter.refused(why.reason, 1)

@@ -1,8 +1,8 @@
 """Throttling in the premium tier: by CPU, memory and disk, and not by credits (HTTP contract 6.3).
 
 A meter is read every LOOK_S seconds. While one of the resources is above its threshold, sends and management
-requests are refused, in the words of the service. Receivers and their settlements go on: they free memory,
-and the backlog would only grow without them.
+requests are refused, in the words of the service. Receivers and their settlements go on, and while memory is
+short, deletions too: a backlog that nobody may receive or delete would keep the namespace throttled.
 
 A messaging unit stands for the CPU time of one core. The thresholds of CPU and disk follow the number of
 units, which may change while the broker runs. Owned by the event loop; pure, apart from its log lines.
@@ -117,10 +117,10 @@ class ResourceThrottle:
 
     # --- Throttling -----------------------------------------------------------------------------------------
 
-    def admit(self, cost: int) -> None:
+    def admit(self, cost: int, *, frees_memory: bool = False) -> None:
         """Raises Refused(THROTTLED) while a resource is above its threshold, unless the operation costs
-        nothing: such are receives."""
-        if self.over and cost:
+        nothing, as receives do, or memory is short and the operation frees some."""
+        if self.over and cost and not (frees_memory and "memory" in self.over):
             self._counted(cost)
             raise throttled()
 

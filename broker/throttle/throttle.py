@@ -40,8 +40,9 @@ RESUMED_AT_ONCE = 64
 class Throttling(Protocol):
     """What every throttled namespace has: `Throttle` below, and `ResourceThrottle` in `resources.py`."""
 
-    def admit(self, cost: int) -> None:
-        """Admit an operation. Raises Refused(THROTTLED)."""
+    def admit(self, cost: int, *, frees_memory: bool = False) -> None:
+        """Admit an operation; `frees_memory` says that it removes messages or an entity. Raises
+        Refused(THROTTLED)."""
 
     def admit_some(self, count: int) -> int:
         """Admit messages; returns how many of them. The caller refuses the others as `throttled`."""
@@ -75,8 +76,8 @@ class Throttle:
 
     # --- operations that are refused ------------------------------------------------------------------------
 
-    def admit(self, cost: int) -> None:
-        """Pay for an operation. Raises Refused(THROTTLED)."""
+    def admit(self, cost: int, *, frees_memory: bool = False) -> None:
+        """Pay for an operation, whether it frees memory or not. Raises Refused(THROTTLED)."""
         if not self._credits.admit(cost, self._clock.monotonic_ms()):
             self._note_refused(max(cost, 1))
             raise throttled()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import urllib.error
 import urllib.request
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -11,15 +13,21 @@ from azure.core.exceptions import HttpResponseError
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage, ServiceBusReceiveMode
 from azure.servicebus.exceptions import ServiceBusServerBusyError
 from azure.servicebus.management import ServiceBusAdministrationClient
+from proton import timestamp
 
 from broker.throttle.resources import Usage
 from storage.disk import LocalDisk
+from tests.interop.own_management import longs, management
+from tests.interop.proton_blocking import connected
 from tests.support.azure_client import admin_of, azure_client
 from tests.support.broker_process import BrokerProcess, queue
 from tests.support.broker_thread import BrokerThread
+from tests.support.http_entries import queue_body
+from tests.support.rest_client import RestClient
 from tests.support.sas import sas_token
 from tests.support.waiting import until
 
+DAY = timedelta(days=1)
 NAMESPACE_INFO = """<entry xmlns="http://www.w3.org/2005/Atom"><content type="application/xml">
 <NamespaceInfo xmlns="http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
 ><MessagingUnits>{}</MessagingUnits></NamespaceInfo></content></entry>"""
@@ -100,6 +108,46 @@ async def test_senders_are_refused_while_a_resource_is_short_and_more_messaging_
             'partibus_throttled_by{resource="cpu"} 0.0',
         ):
             assert line in metrics
+
+
+async def test_what_frees_memory_is_admitted_while_memory_is_short(tmp_path: Path) -> None:
+    meter = Meter()
+    with BrokerThread(tmp_path, [queue("orders")], LocalDisk(), meter=meter, tier="premium") as broker:
+        throttle = broker.broker._resources
+        assert throttle is not None
+        with (
+            azure_client(broker.addresses.connection_string(), retry_total=0) as client,
+            client.get_queue_sender("orders") as sender,
+            client.get_queue_receiver("orders") as receiver,
+            connected(broker.addresses) as connection,
+            management(connection, "orders") as node,
+            RestClient(broker.addresses.http_port) as rest,
+        ):
+            sender.send_messages(ServiceBusMessage("deferred"))
+            (deferred,) = receiver.receive_messages(1, max_wait_time=10)
+            receiver.defer_message(deferred)
+            (scheduled,) = sender.schedule_messages(ServiceBusMessage("later"), datetime.now(UTC) + DAY)
+            sender.send_messages([ServiceBusMessage(str(number)) for number in range(9)])
+            meter.shown = Usage(0, 95, 0)
+            await until(lambda: throttle.over == ("memory",))
+            assert node.ask("partibus:count-messages")[0] == 503, "this frees nothing"
+            assert deferred.sequence_number is not None
+            (found,) = receiver.receive_deferred_messages(deferred.sequence_number)
+            receiver.complete_message(found)
+            sender.cancel_scheduled_messages(scheduled)
+            soon = timestamp(int((time.time() + 3600) * 1000))
+            some = {"message_count": 3, "enqueued_time_utc": soon}
+            assert node.ask("com.microsoft:batch-delete-messages", **some) == (200, {"message-count": 3})
+            assert node.ask("partibus:purge-messages", message_count=2)[1]["message-count"] == 2
+            assert node.ask("partibus:delete-messages", sequence_numbers=longs([1]))[0] == 200
+            purged = rest.ask("POST", "/$partibus/purge-messages/orders", '{"messageCount": 2}')
+            assert (purged.status, purged.json["messageCount"]) == (200, 2)
+            named = rest.ask("POST", "/$partibus/delete-messages/orders", '{"sequenceNumbers": [1]}')
+            assert named.status == 200
+            assert broker.messages_of("orders") == 2
+            assert rest.ask("PUT", "/more", queue_body()).status == 503
+            assert rest.ask("DELETE", "/orders").status == 200
+            assert broker.broker.namespace.find("orders") is None
 
 
 def create_plain(admin: ServiceBusAdministrationClient, name: str) -> None:

@@ -24,6 +24,17 @@ BY_MESSAGE = frozenset(
     )
 )
 """Operations that send, receive or show messages, and are charged for each of these where that is done."""
+FREES_MEMORY = frozenset(
+    (
+        "com.microsoft:batch-delete-messages",
+        "com.microsoft:cancel-scheduled-message",
+        "partibus:delete-messages",
+        "partibus:purge-messages",
+        "partibus:advance-cursor",
+        "partibus:delete-cursor",
+    )
+)
+"""Operations that remove messages, or what keeps them, and so are admitted while the broker lacks memory."""
 
 
 def cost_of(operation: str) -> int:

@@ -32,7 +32,7 @@ from broker.frontend.nodes.bodies import (
     ok,
     refusal,
 )
-from broker.frontend.nodes.costs import cost_of
+from broker.frontend.nodes.costs import FREES_MEMORY, cost_of
 from broker.frontend.nodes.own_operations import OWN_AT_ONCE, OWN_PAGES, OWN_WITHOUT_BODY, OwnOperations
 from broker.frontend.nodes.peek_paging import PeekWalks
 from broker.frontend.nodes.request_node import Request, Response
@@ -166,7 +166,7 @@ class ManagementNode:
                 link_name = request.properties.get("associated-link-name")
                 body["session-id"] = session_of_link(self._connection, self._queue, link_name)
             if cost := cost_of(str(name)):
-                self._admit(cost)
+                self._admit(cost, frees_memory=str(name) in FREES_MEMORY)
             if txn_id is not None:
                 return await self._respond_in_transaction(txn_id, str(name), body)
             return await operation(body)
@@ -212,10 +212,10 @@ class ManagementNode:
                 transaction.change_rules(self._queue, change)
                 return ok({})
 
-    def _admit(self, cost: int) -> None:
+    def _admit(self, cost: int, *, frees_memory: bool = False) -> None:
         """Pay for a request. Raises Refused(THROTTLED)."""
         if self._queue.throttle is not None:
-            self._queue.throttle.admit(cost)
+            self._queue.throttle.admit(cost, frees_memory=frees_memory)
 
     def _find_queue(self) -> None:
         """Look up the queue again: it may have been deleted since the links were attached, and created
@@ -302,7 +302,7 @@ class ManagementNode:
             raise Refused(
                 Reason.ARGUMENT, f"receiver-settle-mode is {mode}; it is 0 to receive and delete, 1 to lock."
             )
-        self._admit(len(numbers))
+        self._admit(len(numbers), frees_memory=True)
         if session_id is None:
             held = await receive_deferred(self._queue, self._subqueue, numbers)
         else:

@@ -50,6 +50,12 @@ def test_operations_are_refused_while_a_resource_is_above_its_threshold(
         with pytest.raises(Refused, match="Error code: 50009") as why:
             busy.admit(10)
         assert why.value.reason is Reason.THROTTLED
+        if "memory" in over:
+            busy.admit(10, frees_memory=True)
+        else:
+            with pytest.raises(Refused):
+                busy.admit(10, frees_memory=True)
+            refused.pop()
         assert busy.admit_some(7) == 0 and refused == [10, 7]
         meter.shown = CALM
         busy.look()
