@@ -3,7 +3,8 @@
 The files are read at the start, and looked at again every LOOK_S seconds. So keys are rotated without a
 restart: put the new key beside the old one, as primary and secondary key, let clients change over, and
 replace the old one. A file that cannot be used at the start keeps the broker from starting; later, the keys
-that were read last stay in force.
+that were read last stay in force. A mount that hangs holds up a thread of its own, and never the end of the
+broker.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from pydantic import TypeAdapter, ValidationError
 from broker.entities.descriptions import AuthorizationRule
 from broker.settings.setting_types import SasRule, SasRules
 from broker.settings.settings import Settings
+from storage.workers import Workers
 
 LOOK_S = 2.0
+FILE_BYTES_MAX = 64 * 1024
 _RULES: TypeAdapter[tuple[SasRule, ...]] = TypeAdapter(SasRules)
 _ALL_RIGHTS = frozenset({"Manage", "Send", "Listen"})
 
@@ -55,22 +58,26 @@ async def watch_keys(settings: Settings, rules: Rules, changed: Callable[[Rules]
     """Call `changed` with the policies whenever the files hold other ones than `rules`, and others than the
     last time."""
     wrong = ""
-    while True:
-        await asyncio.sleep(LOOK_S)
-        try:
-            found = await asyncio.to_thread(namespace_rules, settings)
-        except WrongKeyFile as why:
-            if str(why) != wrong:
-                wrong = str(why)
-                log.error(
-                    "keys.unreadable", reason=wrong, advice="The keys that were read last are in force."
-                )
-            continue
-        wrong = ""
-        if found != rules:
-            rules = found
-            log.info("keys.changed", names=[rule.key_name for rule in rules])
-            changed(rules)
+    loop, reader = asyncio.get_running_loop(), Workers(1, "keys")
+    try:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                found = await loop.run_in_executor(reader, namespace_rules, settings)
+            except WrongKeyFile as why:
+                if str(why) != wrong:
+                    wrong = str(why)
+                    log.error(
+                        "keys.unreadable", reason=wrong, advice="The keys that were read last are in force."
+                    )
+                continue
+            wrong = ""
+            if found != rules:
+                rules = found
+                log.info("keys.changed", names=[rule.key_name for rule in rules])
+                changed(rules)
+    finally:
+        reader.shutdown(wait=False)
 
 
 def _key(path: Path) -> str:
@@ -93,7 +100,13 @@ def _rules(path: Path) -> tuple[SasRule, ...]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")  # some editors begin a file with a byte-order mark
+        if not path.is_file() and path.exists():  # to open a pipe would wait for somebody who writes to it
+            raise WrongKeyFile(f"{path}: cannot be read: it is not a regular file")
+        with path.open("rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+        if len(content) > FILE_BYTES_MAX:
+            raise WrongKeyFile(f"{path}: the file is larger than {FILE_BYTES_MAX} bytes")
+        return content.decode("utf-8-sig")  # some editors begin a file with a byte-order mark
     except OSError as error:
         raise WrongKeyFile(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,7 @@ def test_a_key_is_given_once(tmp_path: Path, key: str) -> None:
         ("sas_key_file", "hidden-key\nhidden-key", "must hold one key, without spaces"),
         ("sas_secondary_key_file", "hidden-key 2", "must hold one key, without spaces"),
         ("sas_key_file", "hidden-key\0", "must hold one key, without spaces"),
+        ("sas_key_file", "hidden-key" * 6_554, "the file is larger than 65536 bytes"),
         ("sas_rules_file", "hidden-key", "Invalid JSON"),
         ("sas_rules_file", rules_of(*map(str, range(12))), "at most 11 items"),
         ("sas_rules_file", rules_of("reader", "reader"), "two rules have the same name"),
@@ -105,3 +108,36 @@ async def test_a_change_of_a_file_is_noticed_and_a_wrong_file_changes_nothing(
         watch.cancel()
     assert [root.primary_key for (root,) in changes] == ["second"]
     assert [line["event"] for line in lines] == ["keys.unreadable", "keys.changed"]
+
+
+def test_only_a_regular_file_is_read_and_none_is_waited_for(tmp_path: Path) -> None:
+    settings = settings_with(tmp_path, sas_key_file="")
+    file = tmp_path / "sas_key_file"
+    for make in (os.mkfifo, Path.mkdir):
+        file.unlink()
+        make(file)
+        with pytest.raises(WrongKeyFile, match="cannot be read: it is not a regular file"):
+            namespace_rules(settings)
+
+
+async def test_a_file_that_hangs_does_not_keep_the_process_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers: list[threading.Thread] = []
+    disk_answers = threading.Event()
+
+    def hangs(settings: Settings) -> Rules:
+        readers.append(threading.current_thread())
+        disk_answers.wait()
+        return ()
+
+    monkeypatch.setattr(key_files, "LOOK_S", 0.001)
+    monkeypatch.setattr(key_files, "namespace_rules", hangs)
+    watch = asyncio.create_task(watch_keys(load_settings(), (), lambda rules: None))
+    await until(lambda: readers)
+    watch.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await watch
+    assert readers[0].is_alive() and readers[0].daemon, "the end of the process does not wait for daemons"
+    disk_answers.set()
+    await until(lambda: not readers[0].is_alive())
