@@ -63,8 +63,8 @@ and a frame of the log has a limit."""
 SHARED_BYTES_MAX = 16 * 1024 * 1024
 """Several sends share a commit as long as their copies take at most this together."""
 COPIES_OF_SEND_BYTES_MAX = 2 * COMMIT_BYTES_MAX
-"""A send whose messages get more than one copy each is cut to COMMIT_BYTES_MAX. One that exceeds this by the
-first copies alone, because rules make large copies of tiny messages, is refused."""
+"""A send whose messages get more than one copy each is cut to COMMIT_BYTES_MAX. One that exceeds this all the
+same is refused: rules make large copies of its tiny messages, or fail for very many of them."""
 COPY_WORK = 16
 """Making or writing a copy counts as much as so many messages, however small it is."""
 COPIED_BYTES_OF_WORK = 4_096
@@ -78,16 +78,13 @@ class Destinations(NamedTuple):
     dead: tuple[tuple[int, bytes | None], ...] = ()
     """Targets that are dead-letter subqueues, with the properties that give the reason."""
     copies: tuple[ChangedCopy, ...] = ()
-
-    @property
-    def copied(self) -> int:
-        """The bytes of all copies."""
-        return sum([len(copy.message.data) for copy in self.copies]) if self.copies else 0
+    made: int = 0
+    """What the copies and dead letters take, in bytes, if this belongs to a single message."""
 
     def room(self, size: int) -> int:
         """What a message of this size takes in the quota, with all its copies."""
         references = len(self.targets) + len(self.copies)
-        return (size if self.targets else 0) + MESSAGE_OVERHEAD_BYTES * references + self.copied
+        return (size if self.targets else 0) + MESSAGE_OVERHEAD_BYTES * references + _bytes_of(self.copies)
 
 
 _STAY = Destinations(_STAYS)
@@ -184,13 +181,14 @@ class Publishing:
 
         Returns how many of the operations may share a commit: the first one, and those after it as long as
         there is room for all their copies. So no message loses copies because of what others send. If not all
-        of them may, this takes more than one step."""
+        of them may, this takes more than one step. It stops in a send whose copies take too much: `find` will
+        refuse that."""
         shared = 0
         until = self.effort + effort_max
         for count, send in enumerate(sends):
             sessions = send.columns.get(SESSION_ID)
             times = times_of(send.scheduled_ms, cycle.wall_ms)
-            copied = 0
+            made = 0
             for place, message in enumerate(send.messages):
                 if times is not None and times[place]:
                     continue
@@ -198,17 +196,19 @@ class Publishing:
                     _, found = self._ahead[id(message)]
                 else:
                     has_session = sessions is not None and sessions[place] is not None
-                    most = COPIES_BYTES_MAX if count else COMMIT_BYTES_MAX - copied
+                    most = COPIES_BYTES_MAX if count else COMMIT_BYTES_MAX - made
                     found = self.destinations(message, has_session, enqueued_ms, most)
                     self._ahead[id(message)] = message, found
-                copied += found.copied
-                if count and copied and shared + copied > SHARED_BYTES_MAX:
+                made += found.made
+                if count and made and shared + made > SHARED_BYTES_MAX:
                     yield
                     return count
+                if made > COPIES_OF_SEND_BYTES_MAX:
+                    break
                 if self.effort >= until:
                     yield
                     until = self.effort + effort_max
-            shared += copied
+            shared += made
         return len(sends)
 
     def forget_ahead(self) -> None:
@@ -218,10 +218,11 @@ class Publishing:
     def find(
         self, cycle: Cycle, enqueued_ms: int, send: Send, scheduled_ms: Sequence[int] | None
     ) -> list[Destinations]:
-        """Where the messages of a send go, which are scheduled for these times."""
+        """Where the messages of a send go, which are scheduled for these times. Raises Refused if their
+        copies take too much."""
         sessions = send.columns.get(SESSION_ID)
         found: list[Destinations] = []
-        room = COMMIT_BYTES_MAX
+        made = 0
         for place, message in enumerate(send.messages):
             if scheduled_ms is not None and scheduled_ms[place]:
                 found.append(_STAY)
@@ -231,16 +232,15 @@ class Publishing:
                 found.append(ahead[1])
             else:
                 has_session = sessions is not None and sessions[place] is not None
-                found.append(self.destinations(message, has_session, enqueued_ms, room))
-            room -= found[-1].copied
-        copied = sum([each.copied for each in found])
-        if copied > COPIES_OF_SEND_BYTES_MAX:
-            raise Refused(
-                Reason.MESSAGE_TOO_LARGE,
-                f"The copies that rules of the topic '{self._description.name}' make of these "
-                f"{len(found)} messages take {copied} bytes together; {COPIES_OF_SEND_BYTES_MAX} are the "
-                "maximum. Send fewer messages at once.",
-            )
+                found.append(self.destinations(message, has_session, enqueued_ms, COMMIT_BYTES_MAX - made))
+            made += found[-1].made
+            if made > COPIES_OF_SEND_BYTES_MAX:
+                raise Refused(
+                    Reason.MESSAGE_TOO_LARGE,
+                    f"What rules of the topic '{self._description.name}' make of the first {len(found)} of "
+                    f"these {len(send.messages)} messages takes {made} bytes together; "
+                    f"{COPIES_OF_SEND_BYTES_MAX} are the maximum. Send fewer messages at once.",
+                )
         return found
 
     def write_steps(
@@ -351,7 +351,10 @@ class Publishing:
                 if all(subqueue != place for subqueue, _ in dead):
                     dead.append((place, _reason_of(failure.rule, failure.description)))
         every = sorted([*targets, *(Target(subqueue) for subqueue, _ in dead)])
-        return Destinations(tuple(every), tuple(dead), match.copies)
+        made = 0
+        if match.copies or match.failures:
+            made = MESSAGE_OVERHEAD_BYTES * (len(dead) + len(match.copies)) + _bytes_of(match.copies)
+        return Destinations(tuple(every), tuple(dead), match.copies, made)
 
     def _target(self, subscription: SubscriptionDescription) -> Target:
         target = self._targets.get(subscription.number)
@@ -394,6 +397,10 @@ def _work_of(copy: ChangedCopy) -> int:
 
 def _work_of_bytes(copy: ChangedCopy) -> int:
     return len(copy.message.data) // COPIED_BYTES_OF_WORK
+
+
+def _bytes_of(copies: Sequence[ChangedCopy]) -> int:
+    return sum([len(copy.message.data) for copy in copies])
 
 
 def targets_of(found: Sequence[Destinations]) -> Targets:

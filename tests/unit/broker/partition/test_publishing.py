@@ -35,6 +35,7 @@ from broker.operations import (
 from broker.partition import publishing
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
+from broker.rules.matching import Matcher
 from broker.rules.message_view import MessageView
 from broker.transfer_operations import HandedOver, HandOver
 from protocol.codec import decode
@@ -180,10 +181,57 @@ async def test_a_send_whose_copies_would_take_a_huge_commit_is_refused(
     harness = Harness(description=with_subscription(topic("a"), "c", CHANGING))
     tiny = [stored_with(subject="red", body=b"x" * 10_000) for _ in range(6)]
     refused = one(await harness.do(9, Send(tiny, None)), Failed)
-    assert refused.reason is Reason.MESSAGE_TOO_LARGE and "60" in refused.description
+    assert refused.reason is Reason.MESSAGE_TOO_LARGE and "the first 5 of these 6" in refused.description
     assert await bodies(harness, A) == []
     assert isinstance(one(await harness.do(9, Send(tiny[:4], None)), Sent), Sent)
     await check_restart(harness, A, C)
+
+
+@pytest.mark.parametrize("work_max", [4_096, 64], ids=["at once", "in steps"])
+@pytest.mark.parametrize("kind", ["send", "transaction", "sink batch"])
+async def test_no_more_copies_are_made_of_a_send_than_may_be_stored(
+    monkeypatch: pytest.MonkeyPatch, kind: str, work_max: int
+) -> None:
+    monkeypatch.setattr(publishing, "COPIES_OF_SEND_BYTES_MAX", 50_000)
+    description = with_subscription(topic("a"), "c", CHANGING)
+    harness = Harness(description=description, limits=TaskLimits(bounds=Bounds(work_max=work_max)))
+    await harness.send(BLUE)
+    tiny = [stored_with(subject="red", body=b"%d" % number + b"x" * 10_000) for number in range(40)]
+    for client, operation in enumerate((Send([RED], None), OPERATIONS[kind](tiny), Send([BLUE], None))):
+        harness.post(client, operation)
+        harness.post(client, Send([RED], None))
+    harness.post(3, OPERATIONS[kind](tiny))
+    await harness.until_quiet()
+    # Symptom: the copies of all 40 messages, before the send was refused. With the actual limits: gigabytes.
+    assert matcher_of(harness).acted <= 2 * 5 + 10
+    assert one(harness.take(3), Failed).reason is Reason.MESSAGE_TOO_LARGE
+    answers = [harness.take(client) for client in range(3)]
+    assert [[type(each) for each in two] for two in answers] == [[Sent, Sent], [Failed, Sent], [Sent, Sent]]
+    assert await bodies(harness, A) == [BLUE, RED, RED, RED, BLUE, RED]
+    assert len(await bodies(harness, C)) == 4
+    await check_restart(harness, A, C)
+
+
+async def test_messages_that_rules_dead_letter_count_as_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "COPIES_OF_SEND_BYTES_MAX", 256 * 60)
+    description = topic("a")
+    for number in range(10):
+        description = with_subscription(
+            description, f"s{number}", FAILING, dead_lettering_on_filter_errors=True
+        )
+    harness = Harness(description=description)
+    refused = one(await harness.do(9, Send([RED] * 7, None)), Failed)
+    # Symptom: they were matched however many they were, and each has a list of its own for all subscriptions.
+    assert refused.reason is Reason.MESSAGE_TOO_LARGE
+    await harness.send(*[RED] * 6)
+    assert len(await bodies(harness, "subscriptions/s9" + DEAD)) == len(await bodies(harness, A)) == 6
+    await check_restart(harness, A, "subscriptions/s9" + DEAD)
+
+
+def matcher_of(harness: Harness) -> Matcher:
+    partition = harness.task._partition
+    assert partition is not None and partition._publishing is not None
+    return partition._publishing._matcher
 
 
 @pytest.mark.parametrize("work_max", [4_096, 100], ids=["at once", "in steps"])
