@@ -162,6 +162,7 @@ REFUSED_RECEIVERS = (
     "receive-disabled",
     "receiver-without-session",
     "receiver-beside-forwarding",
+    "receive-from-topic",
 )
 SCENARIOS |= dict.fromkeys(REFUSED_SENDS, send_one) | dict.fromkeys(REFUSED_RECEIVERS, receive_one)
 

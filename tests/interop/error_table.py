@@ -46,6 +46,8 @@ class Refusal:
     says: str
     """A part of the broker's description (a regular expression), which reaches the caller."""
     queue: Mapping[str, object] = field(default_factory=dict)
+    is_of_topic: bool = False
+    """Whether it takes a topic in place of a queue."""
     but: Mapping[str, Seen | None] = field(default_factory=dict)
     """What some clients show instead; None for a client that cannot meet the refusal this way."""
     unsaid: tuple[str, ...] = ()
@@ -155,6 +157,13 @@ BUSY = Condition(
     java=Seen("com.microsoft:server-busy", True),
     go=Seen("com.microsoft:server-busy", True),
 )
+EXISTS = Condition(
+    "com.microsoft:entity-already-exists",
+    python=Seen("", None),
+    javascript=Seen("MessagingEntityAlreadyExists", False),
+    java=Seen("MESSAGING_ENTITY_ALREADY_EXISTS", False),
+    go=Seen("", None),
+)
 ROLLED_BACK = Condition(
     "amqp:transaction:rollback",
     python=Seen("", None),
@@ -168,6 +177,8 @@ FORWARDED_TO = "forwarded-to"
 """The queue to which others forward."""
 SHORT = {"LockDuration": f"PT{LOCK_S}S"}
 PLAIN = {"PartitionCount": 1}
+RULE_MANAGERS: dict[str, Seen | None] = {"python": None, "go": None}
+"""For rules, which the other clients change over HTTP."""
 ONLY_JAVA: dict[str, Seen | None] = {"python": None, "javascript": None, "go": None}
 """For transactions, which the other clients do not have (AMQP contract 8.1)."""
 
@@ -265,6 +276,10 @@ REFUSALS: dict[str, Refusal] = {
     "unknown-operation": Refusal(
         NOT_IMPLEMENTED, "not supported", but={"javascript": None, "java": None, "go": None}
     ),
+    "receive-from-topic": Refusal(NOT_ALLOWED, "subscriptions", is_of_topic=True),
+    "rule-exists": Refusal(EXISTS, "already exists", but=RULE_MANAGERS, is_of_topic=True),
+    "rule-missing": Refusal(NOT_FOUND, "could not be found", but=RULE_MANAGERS, is_of_topic=True),
+    "rule-invalid": Refusal(ARGUMENT, "at position 5", but=RULE_MANAGERS, is_of_topic=True),
     "partition-unavailable": Refusal(BUSY, "not available", {"PartitionCount": 2}),
     "transaction-with-two-keys": Refusal(ROLLED_BACK, "'one' and 'two'", but=ONLY_JAVA),
     "transaction-without-key": Refusal(ROLLED_BACK, "without a key", but=ONLY_JAVA),
@@ -279,5 +294,5 @@ def cases_of(client: str) -> list[str]:
     return [name for name, refusal in REFUSALS.items() if refusal.seen(client) is not None]
 
 
-WITHOUT_QUEUE = ("send-to-no-entity", "receive-from-no-entity")
+WITHOUT_ENTITY = ("send-to-no-entity", "receive-from-no-entity")
 """Refusals of clients that use a queue which does not exist."""

@@ -14,6 +14,7 @@ from protocol.codec import Array, Described, Int, Long, Symbol, Timestamp, TypeC
 from tests.support import raw_amqp as raw
 from tests.support.broker_process import BrokerProcess, queue
 from tests.support.dotnet_client import (
+    Delivered,
     DotNetClient,
     Link,
     batch,
@@ -25,7 +26,10 @@ from tests.support.dotnet_client import (
 ACCEPTED = raw.outcome(raw.ACCEPTED)
 TICKS_AT_EPOCH, TICKS_PER_MS = 621_355_968_000_000_000, 10_000
 NON_EXCLUSIVE = 0x0000_0013_7000_000E
-QUEUES = ("folder/sub", "settled", "kinds", "managed", "scheduled", "first", "second", "scope")
+QUEUES = (
+    *("folder/sub", "settled", "spoilt", "kinds", "managed", "scheduled", "bulk"),
+    *("first", "second", "scope", "moved-from", "moved-to"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +102,37 @@ def test_abandoning_deferring_and_dead_lettering_are_told_apart(client: DotNetCl
     assert dead.body == b"y" and dead.application_properties == {}
 
 
+def test_reasons_of_dead_letters_come_with_the_error_or_in_a_request(client: DotNetClient) -> None:
+    """In a request for messages that were deferred."""
+    sender, receiver = open_pair(client, "spoilt")
+    for number in ("1", "2"):
+        client.send(sender, message(b"x", number, partition_key="k"))
+    first, second = client.receive(receiver, 2)
+    reasons = {"DeadLetterReason": "broken", "DeadLetterErrorDescription": "why"}
+    info = {Symbol(name): value for name, value in {**reasons, "seen": Int(1)}.items()}
+    error = described(raw.ERROR, [Symbol("com.microsoft:dead-letter"), None, info])
+    assert client.settle(first, raw.outcome(raw.REJECTED, [error])).descriptor == raw.REJECTED
+    assert client.settle(second, raw.outcome(raw.MODIFIED, [None, True])).descriptor == raw.MODIFIED
+    place = Long(second.annotations["x-opt-sequence-number"])
+    body = {"sequence-numbers": Array(TypeCode.LONG, [place]), "receiver-settle-mode": UInt(1)}
+    status, found, _ = client.ask("spoilt", "com.microsoft:receive-by-sequence-number", body, receiver)
+    assert status == 200
+    disposition = {
+        "disposition-status": "suspended",
+        "lock-tokens": Array(TypeCode.UUID, [found["messages"][0]["lock-token"]]),
+        "deadletter-reason": "broken",
+        "deadletter-description": "why",
+        "properties-to-modify": {"seen": Int(2)},
+    }
+    assert client.ask("spoilt", "com.microsoft:update-disposition", disposition, receiver)[0] == 200
+    client.authorize("spoilt/$DeadLetterQueue")
+    dead = client.receive(client.receiver("spoilt/$DeadLetterQueue"), 2)
+    assert [each.application_properties for each in dead] == [
+        {**reasons, "seen": Int(1)},
+        {**reasons, "seen": Int(2)},
+    ]
+
+
 def test_values_of_types_that_only_this_client_has_are_kept(client: DotNetClient) -> None:
     sender, receiver = open_pair(client, "kinds")
     values = {
@@ -142,6 +177,19 @@ def test_messages_are_scheduled_and_cancelled(client: DotNetClient) -> None:
     assert found.body == b"soon"
     client.settle(found, ACCEPTED)
     assert client.ask("scheduled", "com.microsoft:peek-message", peek_body())[0] == 204
+
+
+def test_messages_are_deleted_in_bulk_until_none_is_left(client: DotNetClient) -> None:
+    client.authorize("bulk")
+    sender = client.sender("bulk")
+    for number in range(8):
+        client.send(sender, message(b"x", str(number)))
+    asked = {"message-count": Int(5), "enqueued-time-utc": Timestamp(int((time.time() + 60) * 1000))}
+    operation = "com.microsoft:batch-delete-messages"
+    for deleted in (5, 3):
+        status, answer, _ = client.ask("bulk", operation, asked)
+        assert (status, answer) == (200, {"message-count": deleted})
+    assert client.ask("bulk", operation, asked)[0] == 204
 
 
 def test_a_session_is_accepted_by_name_or_as_the_next_one(client: DotNetClient) -> None:
@@ -207,6 +255,38 @@ def test_a_transaction_sends_and_settles_over_links_of_one_session(
         status, answer, _ = client.ask(entity, "com.microsoft:peek-message", peek_body(), receiver)
         bodies = [sections_of(each["message"])[0x75] for each in answer["messages"]]
         assert (status, bodies) == (200, [b"before"] if fails else [b"after"])
+
+
+def test_a_transaction_takes_from_one_entity_and_sends_to_another(broker: BrokerProcess) -> None:
+    """The messages go through the entity of the first link; the key in it is an annotation."""
+    with DotNetClient(broker.addresses.amqp_port, shares_session=True) as client:
+        source, receiver = open_pair(client, "moved-from")
+        target, there = open_pair(client, "moved-to")
+        client.send(source, message(b"before", "1", partition_key="k"))
+        coordinator = client.coordinator()
+
+        def move(*, fails: bool) -> Delivered:
+            (found,) = client.receive(receiver, 1)
+            txn = client.declare(coordinator)
+            in_transaction = described(raw.TRANSACTIONAL, [txn, ACCEPTED])
+            assert client.settle(found, ACCEPTED, txn=txn) == in_transaction
+            for payload in (
+                message(b"moved 0", "1", via_partition_key="k"),
+                message(b"moved 1", "2", partition_key="other"),
+            ):
+                assert client.send(target, payload, txn=txn) == in_transaction
+            assert client.discharge(coordinator, txn, fail=fails) == ACCEPTED
+            return found
+
+        tokens = Array(TypeCode.UUID, [move(fails=True).lock_token])
+        assert client.ask("moved-to", "com.microsoft:peek-message", peek_body(), there)[0] == 204
+        # The link has settled the delivery, so this client names the lock.
+        abandoned = {"disposition-status": "abandoned", "lock-tokens": tokens}
+        disposes = "com.microsoft:update-disposition"
+        assert client.ask("moved-from", disposes, abandoned, receiver)[0] == 200
+        move(fails=False)
+        assert sorted(each.body for each in client.receive(there, 2)) == [b"moved 0", b"moved 1"]
+        assert client.ask("moved-from", "com.microsoft:peek-message", peek_body(), receiver)[0] == 204
 
 
 def test_requests_that_read_or_lock_do_not_disturb_the_transaction_they_are_made_in(

@@ -18,10 +18,10 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from tests.interop import error_python
-from tests.interop.error_table import CLIENTS, FORWARDED_TO, LOCK_S, REFUSALS, WITHOUT_QUEUE, cases_of
+from tests.interop.error_table import CLIENTS, FORWARDED_TO, LOCK_S, REFUSALS, WITHOUT_ENTITY, cases_of
 from tests.interop.programs import JAVA, Report, run_go, run_java, run_node
 from tests.support.azure_client import admin_of, azure_client
-from tests.support.broker_process import BrokerProcess, queue
+from tests.support.broker_process import BrokerProcess, queue, topic
 from tests.support.logs import flip
 from tests.support.sas import sas_token
 
@@ -41,19 +41,23 @@ BODY_OFFSET = 200
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker with the queues of all refusals: full ones are full, unavailable ones have damaged logs."""
-    queues = [
-        queue(f"{client}.{name}", **{"PartitionCount": 4, **REFUSALS[name].queue})
-        for client in CLIENTS
-        for name in cases_of(client)
-        if name not in WITHOUT_QUEUE
-    ] + [queue(FORWARDED_TO)]
-    with BrokerProcess(tmp_path_factory.mktemp("refusing"), queues, environment=ENVIRONMENT) as process:
-        with azure_client(process.addresses.connection_string()) as client:
+    """A broker with the entities of all refusals: full queues are full, unavailable ones have damaged
+    logs."""
+    queues, topics = [queue(FORWARDED_TO)], []
+    for client in CLIENTS:
+        for name in set(cases_of(client)).difference(WITHOUT_ENTITY):
+            refusal, entity = REFUSALS[name], f"{client}.{name}"
+            if refusal.is_of_topic:
+                topics.append(topic(entity, ["all"]))
+            else:
+                queues.append(queue(entity, **{"PartitionCount": 4, **refusal.queue}))
+    folder = tmp_path_factory.mktemp("refusing")
+    with BrokerProcess(folder, queues, topics=topics, environment=ENVIRONMENT) as process:
+        with azure_client(process.addresses.connection_string()) as filler:
             for each in CLIENTS:
-                send(client, f"{each}.quota-exceeded", ServiceBusMessage(b"x" * 700_000))
+                send(filler, f"{each}.quota-exceeded", ServiceBusMessage(b"x" * 700_000))
                 damaged = [ServiceBusMessage(DAMAGED, partition_key="k") for _ in range(3)]
-                send(client, f"{each}.partition-unavailable", *damaged)
+                send(filler, f"{each}.partition-unavailable", *damaged)
         process.kill()
         damaged_logs = 0
         for segment in process.data_dir.glob("logs/*/*/*.segment"):

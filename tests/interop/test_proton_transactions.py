@@ -23,6 +23,7 @@ TRANSACTIONAL = 0x34
 LATER = timestamp(4_102_444_800_000)
 """The year 2100."""
 ACCEPTED, REJECTED, MODIFIED = 0x24, 0x25, 0x27
+KEYS_OF_TWO_PARTITIONS = ("k", "other")
 
 
 class Txn(TransactionHandler):
@@ -124,6 +125,27 @@ class Bench:
         return [each.message.body for each in found]
 
 
+class Node:
+    """The `$management` node of the client's queue."""
+
+    def __init__(self, requests: Any, responses: Any) -> None:
+        self._requests, self._responses = requests, responses
+
+    @classmethod
+    async def of(cls, bench: Bench) -> Node:
+        address = f"{bench.queue}/$management"
+        return cls(await bench.client.sender(address), await bench.client.receiver(address))
+
+    async def ask(self, txn: Txn | None, operation: str, body: dict[str, Any]) -> Any:
+        """Make a request, alone or as a part of a transaction; gives the body of the response."""
+        request = Message(id="1", properties={"operation": operation}, body=body)
+        await (self._requests.send(request) if txn is None else txn.send(self._requests, request))
+        (response,) = await self._responses.receive(1)
+        await self._responses.propose(response, ACCEPTED)
+        assert response.message.properties["statusCode"] == 200, response.message.properties
+        return response.message.body
+
+
 def keyed(body: str, key: str = "k") -> Message:
     return Message(body=body, annotations={"x-opt-partition-key": key})
 
@@ -182,6 +204,25 @@ async def refusals(bench: Bench) -> None:
         with pytest.raises(Refused, match=r"commit failed.*amqp:transaction:rollback"):
             await txn.commit()
     assert await bench.bodies() == []
+    await settlements_of_two_partitions(bench)
+
+
+async def settlements_of_two_partitions(bench: Bench) -> None:
+    """Both partitions are named, and both messages stay, with their locks."""
+    for key in KEYS_OF_TWO_PARTITIONS:
+        await bench.send(key, key=key)
+    found = await bench.receiver.receive(2)
+    places = {int(received.message.annotations["x-opt-sequence-number"]) >> 48 for received in found}
+    assert len(places) == 2
+    txn = await bench.declare()
+    await txn.settle(bench.receiver, found[0])
+    with pytest.raises(Refused, match="amqp:not-allowed") as why:
+        await txn.settle(bench.receiver, found[1])
+    assert all(f"(partition {place})" in str(why.value) for place in places), why.value
+    with pytest.raises(Refused, match=r"commit failed.*amqp:transaction:rollback"):
+        await txn.commit()
+    counts = await (await Node.of(bench)).ask(None, "partibus:count-messages", {})
+    assert (counts["active"], counts["locked"]) == (2, 2)
 
 
 async def several_entities(bench: Bench) -> None:
@@ -264,26 +305,17 @@ async def too_many(bench: Bench) -> None:
 
 async def schedules(bench: Bench) -> None:
     """Requests to `$management` that are part of a transaction."""
-    node: Any = await bench.client.sender(f"{bench.queue}/$management")
-    responses: Any = await bench.client.receiver(f"{bench.queue}/$management")
-
-    async def ask(txn: Txn | None, operation: str, body: dict[str, Any]) -> Any:
-        request = Message(id="1", properties={"operation": operation}, body=body)
-        await (node.send(request) if txn is None else txn.send(node, request))
-        (response,) = await responses.receive(1)
-        await responses.propose(response, ACCEPTED)
-        assert response.message.properties["statusCode"] == 200, response.message.properties
-        return response.message.body
+    node = await Node.of(bench)
 
     async def scheduled() -> int:
-        counts = await ask(None, "partibus:count-messages", {})
+        counts = await node.ask(None, "partibus:count-messages", {})
         return int(counts["scheduled"])
 
     async def schedule(txn: Txn, *bodies: str) -> Any:
         notes: Any = {"x-opt-partition-key": "k", symbol("x-opt-scheduled-enqueue-time"): LATER}
         messages = [Message(body=body, annotations=notes) for body in bodies]
         encoded = [{"message": each.encode()} for each in messages]
-        answer = await ask(txn, "com.microsoft:schedule-message", {"messages": encoded})
+        answer = await node.ask(txn, "com.microsoft:schedule-message", {"messages": encoded})
         return answer["sequence-numbers"]
 
     txn = await bench.declare()
@@ -299,16 +331,16 @@ async def schedules(bench: Bench) -> None:
     for end, left in (("abort", 2), ("commit", 1)):
         txn = await bench.declare()
         await txn.send(bench.sender, keyed("sent"))
-        await ask(txn, "com.microsoft:cancel-scheduled-message", {"sequence-numbers": first})
+        await node.ask(txn, "com.microsoft:cancel-scheduled-message", {"sequence-numbers": first})
         await getattr(txn, end)()
         assert await scheduled() == left
     assert await bench.bodies() == ["sent"]
     late = await bench.declare()
     await late.send(bench.sender, keyed("kept back"))
-    await ask(late, "com.microsoft:cancel-scheduled-message", {"sequence-numbers": first})
+    await node.ask(late, "com.microsoft:cancel-scheduled-message", {"sequence-numbers": first})
     with pytest.raises(Refused, match=r"commit failed.*amqp:transaction:rollback"):
         await late.commit()
-    answer = await ask(None, "partibus:deliver-scheduled-messages", {"sequence-numbers": numbers})
+    answer = await node.ask(None, "partibus:deliver-scheduled-messages", {"sequence-numbers": numbers})
     assert list(answer["delivered"].elements) == [numbers.elements[1]]
     (found,) = await bench.receiver.receive(1)
     assert found.message.body == "b"

@@ -130,6 +130,49 @@ def test_scheduled_messages_reach_the_subscriptions_in_time_or_are_cancelled(
     assert str(message) == "soon"
 
 
+def test_a_topic_drops_duplicates_for_all_its_subscriptions(
+    admin: ServiceBusAdministrationClient, client: ServiceBusClient
+) -> None:
+    """Also of messages that no subscription got, or that are only scheduled."""
+    name = f"topic-{uuid.uuid4().hex}"
+    admin.create_topic(name, requires_duplicate_detection=True)
+    for subscription in ("all", "red"):
+        admin.create_subscription(name, subscription)
+    admin.create_rule(name, "red", "red", filter=CorrelationRuleFilter(label="red"))
+    admin.delete_rule(name, "red", "$Default")
+
+    def messages(text: str, *ids: str, subject: str = "blue") -> list[ServiceBusMessage]:
+        return [ServiceBusMessage(f"{text} {each}", message_id=each, subject=subject) for each in ids]
+
+    publish(client, name, *messages("first", *"abc", subject="red"))
+    publish(client, name, *messages("again", *"abcd", subject="red"))  # over several partitions
+    publish(client, name, *messages("blue", "e"))
+    publish(client, name, *messages("again", "e", subject="red"))
+    with client.get_topic_sender(name) as sender:
+        tomorrow = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)
+        sender.schedule_messages(messages("later", "f"), tomorrow)
+    publish(client, name, *messages("again", "f"))
+    red = ["again d", "first a", "first b", "first c"]
+    assert bodies(taken(client, name, "red", len(red))) == red
+    assert bodies(taken(client, name, "all", len(red) + 1)) == sorted([*red, "blue e"])
+
+
+def test_the_shorter_time_to_live_of_message_topic_and_subscription_counts(
+    admin: ServiceBusAdministrationClient, client: ServiceBusClient
+) -> None:
+    name, soon = f"topic-{uuid.uuid4().hex}", datetime.timedelta(seconds=1)
+    admin.create_topic(name, default_message_time_to_live=60 * soon)
+    admin.create_subscription(name, "lasting", dead_lettering_on_message_expiration=True)
+    admin.create_subscription(
+        name, "brief", dead_lettering_on_message_expiration=True, default_message_time_to_live=soon
+    )
+    publish(client, name, ServiceBusMessage("default"), ServiceBusMessage("brief", time_to_live=soon))
+    assert bodies(taken(client, name, "brief", 2, sub_queue=DEAD)) == ["brief", "default"]
+    assert bodies(taken(client, name, "lasting", 1, sub_queue=DEAD)) == ["brief"]
+    [left] = taken(client, name, "lasting", 1)
+    assert str(left) == "default" and left.expires_at_utc - left.enqueued_time_utc == 60 * soon
+
+
 def test_a_subscription_with_sessions_and_one_without_get_the_same_messages(
     admin: ServiceBusAdministrationClient, client: ServiceBusClient, topic: str
 ) -> None:

@@ -63,8 +63,8 @@ class PartitionFaults(PartitionDriver):
         self.all_volatile_is_gone()
         delays = self.read_delays_back()
         is_scheduled = any(each.scheduled_ms is not None for each in self.model.messages)
-        if opens or delays or is_scheduled or self.model.durable_number < self.model.next_number:
-            self.numbers_may_go_back()
+        if opens or delays or is_scheduled:
+            self.no_number_is_given_again()
             self.open()
 
     def can_lose_checkpoints(self) -> bool:
@@ -76,15 +76,13 @@ class PartitionFaults(PartitionDriver):
         keeps_more = keeps_more or any(each.delay_ends_ms is not None for each in self.model.messages)
         return not (is_trimmed and keeps_more)
 
-    def numbers_may_go_back(self) -> None:
-        """Numbers that were promised and never used may be given again."""
+    def no_number_is_given_again(self) -> None:
+        """Neither those of messages that are gone nor those that were promised and never used."""
         self.harness.task._open_wanted = True
         self.loop.run_until_complete(self.harness.until_quiet())
         wall_ms = self.harness.clock.now_ms()
         due = [each for each in self.model.messages if 0 < (each.scheduled_ms or 0) <= wall_ms]
-        next_number = self.partition.messages.next_number - len(due)
-        assert self.model.durable_number <= next_number <= self.model.next_number
-        self.model.next_number = next_number
+        assert self.partition.messages.next_number - len(due) == self.model.next_number
 
     def the_wall_clock_decides(self) -> None:
         """In a new process, the wall clock says how much of a time to live is left."""
@@ -178,7 +176,7 @@ class PartitionFaults(PartitionDriver):
             assert Unavailable(NUMBER) in answers[each]
         self.deadlines_stayed()
         self.all_volatile_is_gone()
-        self.numbers_may_go_back()
+        self.no_number_is_given_again()
         self.read_delays_back()
         self.run_cycle([])
 

@@ -118,8 +118,6 @@ class Model:
     """How many sequence numbers each promise has, by its first one."""
     used_promises: list[list[int]] = field(default_factory=list)
     """The numbers that transactions have used."""
-    durable_number: int = NUMBER << 48 | 1
-    """A restart gives no number below this one again. It may give those that were only promised."""
     origins: dict[bytes, list[int]] = field(default_factory=dict)
     """The numbers that are kept of each source that has handed messages over."""
 
@@ -132,7 +130,6 @@ class Model:
     def use_number(self) -> int:
         """Give the next number, for ever."""
         self.next_number += 1
-        self.durable_number = self.next_number
         return self.next_number - 1
 
     def in_order(self, subqueue: str) -> list[Message]:

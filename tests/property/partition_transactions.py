@@ -302,7 +302,6 @@ class PartitionTransactions(PartitionDriver):
         if parts.scheduled:
             self.use_promises(parts)
             self.model.messages += parts.scheduled
-            self.model.durable_number = self.model.next_number
 
     def apply_one(self, settlement: Settlement, message: Message) -> None:
         match settlement:

@@ -36,7 +36,11 @@ def described(code: int, value: Any) -> Described:
 
 
 def message(
-    body: bytes, message_id: str | None = None, session_id: str | None = None, **annotations: Any
+    body: bytes,
+    message_id: str | None = None,
+    session_id: str | None = None,
+    application_properties: Mapping[str, Any] | None = None,
+    **annotations: Any,
 ) -> bytes:
     """A message as this client encodes it. Annotations are named without `x-opt-`, with underscores."""
     sections = [described(HEADER, [])]
@@ -44,7 +48,8 @@ def message(
         keys = {Symbol(f"x-opt-{name.replace('_', '-')}"): value for name, value in annotations.items()}
         sections.append(described(ANNOTATIONS, keys))
     properties = [message_id, *[None] * 9, session_id] if session_id is not None else [message_id]
-    sections += [described(PROPERTIES, properties), described(APPLICATION, {}), described(DATA, body)]
+    application = described(APPLICATION, dict(application_properties or {}))
+    sections += [described(PROPERTIES, properties), application, described(DATA, body)]
     return b"".join(map(encode, sections))
 
 

@@ -28,6 +28,7 @@ var refusals = map[string]func(*bench) error{
 	"receive-from-disabled":      receiveX,
 	"send-disabled":              sendX,
 	"receive-disabled":           receiveX,
+	"receive-from-topic":         receiveX,
 	"disabled-beside-sender":     func(b *bench) error { return sendAround(b, "SendDisabled") },
 	"disabled-beside-receiver":   func(b *bench) error { return receiveAround(b, "ReceiveDisabled") },
 	"deleted-beside-sender":      func(b *bench) error { return sendAround(b, "delete") },

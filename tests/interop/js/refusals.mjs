@@ -101,6 +101,10 @@ const refusals = {
     const letters = client.createReceiver(queue, { subQueueType: "deadLetter" });
     await letters.deadLetterMessage(await one(letters));
   },
+  "receive-from-topic": receive,
+  "rule-exists": (client, topic) => client.createRuleManager(topic, "all").createRule("$Default", { subject: "x" }),
+  "rule-missing": (client, topic) => client.createRuleManager(topic, "all").deleteRule("none"),
+  "rule-invalid": (client, topic) => client.createRuleManager(topic, "all").createRule("wrong", { sqlExpression: "a = )" }),
   "partition-unavailable": (client, queue) => send(client, queue, { ...x, partitionKey: "k" }),
 };
 

@@ -14,6 +14,8 @@ import com.azure.messaging.servicebus.ServiceBusReceivedMessage;
 import com.azure.messaging.servicebus.ServiceBusReceiverClient;
 import com.azure.messaging.servicebus.ServiceBusSenderClient;
 import com.azure.messaging.servicebus.ServiceBusTransactionContext;
+import com.azure.messaging.servicebus.administration.models.CreateRuleOptions;
+import com.azure.messaging.servicebus.administration.models.SqlRuleFilter;
 import com.azure.messaging.servicebus.models.CompleteOptions;
 import java.io.IOException;
 import java.net.URI;
@@ -63,6 +65,10 @@ final class Refusals {
         Map.entry("session-of-none", bench -> bench.sessions().acceptSession("s")),
         Map.entry("session-id-too-long", bench -> bench.sessions().acceptSession("s".repeat(129))),
         Map.entry("send-to-dead-letters", bench -> bench.sender(bench.queue + "/$deadletterqueue").sendMessage(message("x", "x"))),
+        Map.entry("receive-from-topic", Refusals::receive),
+        Map.entry("rule-exists", bench -> addRule(bench, "$Default", "1 = 1")),
+        Map.entry("rule-missing", bench -> bench.rules(bench.queue, "all").deleteRule("none")),
+        Map.entry("rule-invalid", bench -> addRule(bench, "wrong", "a = )")),
         Map.entry("partition-unavailable", bench -> bench.send(keyed("k"))),
         Map.entry("transaction-with-two-keys", bench -> commit(bench, keyed("one"), keyed("two"))),
         Map.entry("transaction-without-key", bench -> commit(bench, keyed("one"), message("x", "x"))),
@@ -163,6 +169,10 @@ final class Refusals {
         batch.tryAddMessage(keyed("one"));
         batch.tryAddMessage(keyed("two"));
         sender.sendMessages(batch);
+    }
+
+    private static void addRule(Bench bench, String name, String expression) {
+        bench.rules(bench.queue, "all").createRule(name, new CreateRuleOptions(new SqlRuleFilter(expression)));
     }
 
     private static void commit(Bench bench, ServiceBusMessage... messages) {
