@@ -59,6 +59,7 @@ class MessageRequests:
         self._sends = RequestSends(memory, message_id)
         self._waiting = Waiting(
             settings.http_connections_max,
+            settings.receivers_per_entity_max,
             settings.receive_cache_messages,
             settings.receive_cache_bytes,
             traffic_bytes(settings.total_output_bytes_max, memory.mark),

@@ -33,9 +33,13 @@ WAITING_SHARE = 4
 class Waiting:
     """All requests that wait for messages, and the answers that are being sent. One per HTTP port."""
 
-    def __init__(self, connections_max: int, cache_messages: int, cache_bytes: int, bytes_max: int) -> None:
-        """`bytes_max` limits what all connections hold ready together, and the answers being sent."""
+    def __init__(
+        self, connections_max: int, receivers_max: int, cache_messages: int, cache_bytes: int, bytes_max: int
+    ) -> None:
+        """`receivers_max` is the limit of one entity. `bytes_max` limits what all connections hold ready
+        together, and the answers being sent."""
         self._waiting_max = max(1, connections_max - connections_max // WAITING_SHARE)
+        self.receivers_max = receivers_max
         self.cache_messages, self._cache_bytes, self._bytes_max = cache_messages, cache_bytes, bytes_max
         self._waiting = 0
         self.is_stopping = False
@@ -129,8 +133,10 @@ class HttpReceiver:
         await self._drained.wait()
         if self.has_ended:
             raise ConnectionResetError("the connection has ended")
+        self.queue.check_one_more_receiver(self.waiting.receivers_max)
         found: asyncio.Future[Locked | None] = asyncio.get_running_loop().create_future()
         self._found = found
+        self.queue.receivers.add(self)
         try:
             if wait_s > 0:
                 self._receiver.credit_granted()
@@ -140,6 +146,7 @@ class HttpReceiver:
             return await found
         finally:
             self._found = None
+            self.queue.receivers.discard(self)
             self.waiting.release(self)
             self._is_draining = self._receiver.drains
             if self._is_draining:
@@ -241,7 +248,10 @@ class HttpReceiver:
         raise AssertionError("messages are settled by their lock tokens")
 
     def refuse(self, why: Refused) -> None:
-        self._fail(why)
+        """The client has waited for credits for too long. They may have come at the last moment: a message
+        that is being removed must reach it."""
+        if not self._receiver.removes_now:
+            self._fail(why)
 
     def session_lost(self) -> None:
         raise AssertionError("this receiver receives from no session")

@@ -342,8 +342,8 @@ class Settings(BaseSettings):
     receivers_per_entity_max: int = Field(
         10_000,
         ge=1,
-        description="Receivers of one entity, those of a topic's subscriptions together. If unset: 5,000 in "
-        "the tiers of the service.",
+        description="Receivers of one entity, those of a topic's subscriptions together, and with requests "
+        "over HTTP that receive. If unset: 5,000 in the tiers of the service.",
     )
     connection_open_timeout_ms: int = Field(
         60_000, ge=100, description="Time for a new connection to finish TLS, SASL and the AMQP open."

@@ -14,6 +14,7 @@ from azure.servicebus.exceptions import MessageSizeExceededError, ServiceBusServ
 
 from tests.support.azure_client import admin_of, azure_client
 from tests.support.broker_process import BrokerProcess, queue
+from tests.support.rest_client import RestClient
 
 LIMITS = {
     "PARTIBUS_TIER": "standard",
@@ -64,6 +65,8 @@ def test_an_entity_that_has_all_its_receivers_is_busy(standard: BrokerProcess) -
             first.receive_messages(1, max_wait_time=0.1)
             with pytest.raises(ServiceBusServerBusyError, match="'orders' has 1 receivers; the maximum is 1"):
                 client.get_queue_receiver("orders").receive_messages(1, max_wait_time=10)
+            with RestClient(standard.addresses.http_port) as rest:
+                assert rest.receive("/orders").status == 503
         with client.get_queue_receiver("orders") as second:
             assert second.receive_messages(1, max_wait_time=10)
 

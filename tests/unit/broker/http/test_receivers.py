@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +13,7 @@ import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.http.receivers import RECEIVERS_MAX, HttpReceiver, Waiting
+from broker.throttle.throttle import throttled
 from storage.disk import LocalDisk
 from tests.support.broker_process import queue
 from tests.support.broker_thread import BrokerThread
@@ -155,6 +157,46 @@ def test_a_request_that_waits_ends_when_its_queue_is_disabled_or_deleted(
         assert waiter.receive("/ending").body == b"new"
 
 
+def test_a_request_whose_message_is_being_removed_waits_for_it(
+    broker: BrokerThread, rest: RestClient, threads: ThreadPoolExecutor
+) -> None:
+    """Nothing refuses it any more: nobody else could be given the message."""
+    rest.create("/removing")
+    future = threads.submit(rest.receive, "/removing", method="DELETE", timeout=LONG_S)
+    until_seen(lambda: waiters(broker, "removing") == 1)
+    (receiver,) = broker.queue("removing").watchers
+    assert isinstance(receiver, HttpReceiver)
+    removals = receiver._receiver._removals
+
+    async def refuse_while_it_is_removed() -> None:
+        removals.count += 1
+        receiver.refuse(throttled())
+        receiver.stop()
+        removals.count -= 1
+
+    asyncio.run_coroutine_threadsafe(refuse_while_it_is_removed(), broker.loop).result(LONG_S)
+    with RestClient(broker.addresses.http_port) as sender:
+        sender.send("/removing", b"removed")
+    answer = future.result(LONG_S)
+    assert (answer.status, answer.body) == (200, b"removed")
+
+
+def test_an_entity_has_a_limited_number_of_requests_that_receive(
+    tmp_path: Path, threads: ThreadPoolExecutor
+) -> None:
+    with (
+        BrokerThread(tmp_path, [queue("one")], LocalDisk(), receivers_per_entity_max=1) as broker,
+        RestClient(broker.addresses.http_port) as first,
+        RestClient(broker.addresses.http_port) as second,
+    ):
+        future = waiting_on(broker, threads, first, "one")
+        refused = second.receive("/one")
+        assert (refused.status, b"'one' has 1 receivers; the maximum is 1" in refused.body) == (503, True)
+        second.send("/one", b"x")
+        assert future.result(LONG_S).status == 201
+        assert second.receive("/one").status == 204, "a connection that only stays open is no receiver"
+
+
 def test_many_queues_on_one_connection_hold_few_receivers(broker: BrokerThread, rest: RestClient) -> None:
     for number in range(20):
         rest.create(f"/many-{number}")
@@ -168,7 +210,7 @@ def test_many_queues_on_one_connection_hold_few_receivers(broker: BrokerThread, 
 
 
 def test_requests_that_wait_leave_connections_to_others() -> None:
-    waiting = Waiting(connections_max=8, cache_messages=1, cache_bytes=1, bytes_max=1)
+    waiting = Waiting(connections_max=8, receivers_max=8, cache_messages=1, cache_bytes=1, bytes_max=1)
     for _ in range(6):
         waiting.begin()
     with pytest.raises(Refused, match="6 requests wait") as refused:
@@ -179,7 +221,7 @@ def test_requests_that_wait_leave_connections_to_others() -> None:
 
 
 def test_all_connections_together_hold_a_limited_number_of_bytes_ready() -> None:
-    waiting = Waiting(connections_max=8, cache_messages=1, cache_bytes=100, bytes_max=150)
+    waiting = Waiting(connections_max=8, receivers_max=8, cache_messages=1, cache_bytes=100, bytes_max=150)
     first, second = waiting.cache(), waiting.cache()
     assert waiting.cache_bytes(first) == 100
     first.bytes = 100
