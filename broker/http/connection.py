@@ -59,6 +59,7 @@ class HttpConnection(web.RequestHandler):
         "_deadline",
         "_ends_for",
         "_guest",
+        "_is_closing",
         "_is_held",
         "_is_listed",
         "_limits",
@@ -99,7 +100,7 @@ class HttpConnection(web.RequestHandler):
         self._ends_for = ""
         """Why the timer will end the connection; empty if no timer runs."""
         self._write_timer: asyncio.TimerHandle | None = None
-        self._websocket = self._trusted = False
+        self._websocket = self._trusted = self._is_closing = False
         self._unread_bytes = 0
         self.at_end: list[Callable[[], object]] = []
         """Called once when the connection is lost."""
@@ -116,6 +117,12 @@ class HttpConnection(web.RequestHandler):
     def spare(self) -> bool:
         """Whether this connection has a spare place, where only `/health` is answered."""
         return self._guest.spare
+
+    @property
+    def arriving(self) -> web.BaseRequest | None:
+        """The request whose body has not arrived as a whole."""
+        request = self._request
+        return None if request is None or self._websocket or request.content.is_eof() else request
 
     # --- asyncio's protocol ---------------------------------------------------------------------------------
 
@@ -237,6 +244,8 @@ class HttpConnection(web.RequestHandler):
             self._partial = False  # the bytes after the header were the body
         if request.content.is_eof():
             self._is_whole()
+        elif self._is_closing:
+            self._end("slow_body")
         else:
             self._end_at(self._loop.time() + self._limits.transfer_s, "slow_body")
 
@@ -253,6 +262,14 @@ class HttpConnection(web.RequestHandler):
         else:  # the connection closes, and waits only briefly for its remaining output
             wait_s, reason = self._limits.header_s, IDLE
         self._end_at(self._loop.time() + wait_s, reason)
+
+    def close(self) -> None:
+        """The port closes, and aiohttp drops what clients send from here on. Nothing would answer a request
+        whose body is still on its way."""
+        self._is_closing = True
+        super().close()
+        if self.arriving is not None:
+            self._end("slow_body")
 
     def becomes_websocket(self) -> None:
         """The WebSocket handshake is about to be answered. The connection may lose its place until the client

@@ -6,8 +6,9 @@ anything else is plain HTTP (HTTP contract 1.6: some clients insist on TLS, some
 same port). Then aiohttp's protocol (`connection.py`) takes over. There are limits on connections
 (`crowd.py`), every wait for a client, header sizes and bodies.
 
-`start` binds, and `run` accepts until `stop`, which gives open requests `shutdown_timeout_ms` to finish. The
-module knows routes, but neither XML nor AMQP: a WebSocket is passed to `serve_websocket` as it is.
+`start` binds, and `run` accepts until `stop`, which gives open requests `shutdown_timeout_ms` to finish, and
+those whose bodies are on their way STOPPING_BODY_S to arrive. The module knows routes, but neither XML nor
+AMQP: a WebSocket is passed to `serve_websocket` as it is.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import structlog
 from aiohttp import HttpVersion10, HttpVersion11, web
@@ -60,6 +61,8 @@ _WARN_AGAIN_S = 60.0
 SPARE_CONNECTIONS = 32
 """Connections beyond the maximum, for `/health` only. Each request is answered at once, so a few are
 enough."""
+STOPPING_BODY_S = 2.0
+"""How long a body that is on its way may take when the broker stops."""
 _CLOSE_TIMEOUT_S = 5.0
 """How long a client has to answer the close of its WebSocket."""
 _METHODS = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS", "PATCH"})
@@ -146,6 +149,7 @@ class HttpServer:
         finally:
             for listener in self._listeners:
                 listener.close()
+            await self._let_bodies_arrive()
             await self._runner.cleanup()
             self._stopped.set()
 
@@ -154,6 +158,15 @@ class HttpServer:
         twice."""
         self._stopping.set()
         await self._stopped.wait()
+
+    async def _let_bodies_arrive(self) -> None:
+        """Give requests whose bodies are on their way a little time. Then their connections end."""
+        assert self._runner.server is not None
+        connections = cast(list[HttpConnection], self._runner.server.connections)
+        bodies = [request.content for each in connections if (request := each.arriving) is not None]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(STOPPING_BODY_S, self._settings.shutdown_timeout_ms / 1000)):
+                await asyncio.gather(*(body.wait_eof() for body in bodies), return_exceptions=True)
 
     # --- connections ----------------------------------------------------------------------------------------
 

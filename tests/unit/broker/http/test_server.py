@@ -7,18 +7,29 @@ import json
 import ssl
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import cast
 
 import aiohttp
 import pytest
 import uvloop
 
 from broker.entities.descriptions import QueueSettings
+from broker.http.connection import HttpConnection
+from tests.support.http_entries import queue_body
+from tests.support.http_raw import client, rest, status_of
 from tests.support.http_stack import HttpStack, http_stack
+from tests.support.sas import sas_token
 from tests.support.waiting import WAIT_S, until
 
 
 def trusting(stack: HttpStack) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(stack.files.authority))
+
+
+def connections_of(stack: HttpStack) -> list[HttpConnection]:
+    server = stack.server._runner.server
+    assert server is not None
+    return cast(list[HttpConnection], server.connections)
 
 
 # --- one port -----------------------------------------------------------------------------------------------
@@ -124,6 +135,29 @@ async def test_stopping_lets_an_open_request_finish_and_refuses_new_connections(
     go_on.set()
     assert (await request)[0] == 200
     await stopping
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+async def test_when_the_port_stops_a_body_has_a_little_time_to_arrive(tmp_path: Path, arrives: bool) -> None:
+    body = queue_body()
+    async with http_stack(tmp_path, shutdown_timeout_ms=60_000) as stack:
+        token = sas_token(f"https://127.0.0.1:{stack.port}")
+        head = (
+            f"PUT /orders HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\nContent-Length: "
+            f"{len(body)}\r\n\r\n"
+        ).encode()
+        async with client(stack, head + body[:10]) as (reader, writer):
+            await until(lambda: any(each.arriving for each in connections_of(stack)))
+            stopping = asyncio.create_task(stack.server.stop())
+            await until(lambda: all(listener.fileno() < 0 for listener in stack.server._listeners))
+            if arrives:
+                writer.write(body[10:])
+                assert await status_of(reader) == 201
+            else:
+                assert await rest(reader) == b"", "the connection ends without an answer"
+            async with asyncio.timeout(WAIT_S):
+                await stopping
+        assert stack.ended("slow_body") == (0 if arrives else 1)
 
 
 # --- health and metrics -------------------------------------------------------------------------------------
