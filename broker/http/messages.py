@@ -23,13 +23,12 @@ from broker.http.header_values import read_headers, write_headers
 from broker.http.message_paths import Action, MessagePath
 from broker.http.receivers import ConnectionReceivers, Waiting
 from broker.http.refusals import HttpRefusal, found, gone
-from broker.http.request_sends import RequestSends
+from broker.http.request_sends import RequestSends, size_limit
 from broker.http.rights import Rights
 from broker.http.seams import Claim
 from broker.message.annotations import deliverables, joined
 from broker.message.plain_message import PlainMessage, plain
 from broker.messaging.asking import renew_locks
-from broker.messaging.sending import too_large
 from broker.messaging.settlement import COMPLETE, abandon, settle
 from broker.namespace.entity import Entity
 from broker.namespace.namespace import Namespace
@@ -122,10 +121,10 @@ class MessageRequests:
                 read_properties(properties, message)
             message.properties = read_headers(request.raw_headers)
         with self._bodies.read() as body:
-            limit = queue.message_bytes_max
+            limit, refusal = size_limit(queue, is_batch=is_batch)
             if (length := request.content_length) is not None and length > limit:
-                raise too_large(queue, length)
-            message.body = await gather(request, body, limit, lambda size: too_large(queue, size))
+                raise refusal(length)
+            message.body = await gather(request, body, limit, refusal)
             if is_batch:
                 await self._sends.send_batch(queue, message.body)
             else:

@@ -5,21 +5,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from broker.base.errors import Reason, Refused
 from broker.http.broker_properties import set_properties
 from broker.http.header_values import checked_properties
-from broker.message.batch_envelope import enveloped
+from broker.message.batch_envelope import BATCH_BYTES_MAX, batch_too_large, enveloped
 from broker.message.plain_message import PlainMessage, encoded
 from broker.messaging.sending import TAKEN_APART_AT_ONCE, Sending, too_large
 from broker.namespace.entity import Entity
 from broker.throttle.memory_mark import Memory
 
 _DECODER = json.JSONDecoder()
-_SPACES = " \t\r\n"
+_SPACES = re.compile(r"[ \t\r\n]*")
 
 
 class _Request:
@@ -65,8 +67,9 @@ class RequestSends:
     async def send(self, queue: Entity, message: PlainMessage) -> None:
         """Send one message; returns once it is durable. Raises Refused."""
         payload = encoded(message)
-        if len(payload) > queue.message_bytes_max:
-            raise too_large(queue, len(payload))
+        limit, refusal = size_limit(queue, is_batch=False)
+        if len(payload) > limit:
+            raise refusal(len(payload))
         request, sending = self._begin(queue)
         sending.send((payload,), (None,))
         await request.outcome
@@ -74,10 +77,11 @@ class RequestSends:
     async def send_batch(self, queue: Entity, body: bytes) -> None:
         """Send the messages of a JSON array, all or none; returns once they are durable. Raises Refused."""
         batch = bytearray()
+        limit, refusal = size_limit(queue, is_batch=True)
         for count, message in enumerate(_batch(body), start=1):
             batch += enveloped(encoded(message))
-            if len(batch) > queue.message_bytes_max:  # now: encoded, small messages are many times as large
-                raise too_large(queue, len(batch))
+            if len(batch) > limit:  # now: encoded, small messages are many times as large
+                raise refusal(len(batch))
             if not count % TAKEN_APART_AT_ONCE:
                 await asyncio.sleep(0)
         if not batch:
@@ -98,6 +102,14 @@ class RequestSends:
             message_id=self._message_id,
         )
         return request, sending
+
+
+def size_limit(queue: Entity, *, is_batch: bool) -> tuple[int, Callable[[int], Refused]]:
+    """How large a message or a batch may be, in bytes, and what refuses a larger one, given its size. A batch
+    as JSON may be no larger than it may be when it is encoded."""
+    if is_batch and queue.message_bytes_max > BATCH_BYTES_MAX:
+        return BATCH_BYTES_MAX, batch_too_large
+    return queue.message_bytes_max, partial(too_large, queue)
 
 
 def _batch(body: bytes) -> Iterator[PlainMessage]:
@@ -129,14 +141,14 @@ def _items(text: str) -> Iterator[Any]:
         separator = text[at : at + 1]
         if separator == ",":
             at = _behind_spaces(text, at + 1)
-    if text[at : at + 1] != "]" or text[at + 1 :].strip(_SPACES):
+    if text[at : at + 1] != "]" or _behind_spaces(text, at + 1) < len(text):
         raise ValueError(f"expected ',' or ']' at character {at}")
 
 
 def _behind_spaces(text: str, at: int) -> int:
-    while text[at : at + 1] in _SPACES and at < len(text):
-        at += 1
-    return at
+    found = _SPACES.match(text, at)
+    assert found is not None, "it matches no space, too"
+    return found.end()
 
 
 def _message(item: object) -> PlainMessage:

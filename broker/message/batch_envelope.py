@@ -37,11 +37,7 @@ def split(payload: bytes) -> tuple[list[bytes], RoutingHint]:
     BATCH_BYTES_MAX.
     """
     if len(payload) > BATCH_BYTES_MAX:
-        raise Refused(
-            Reason.MESSAGE_TOO_LARGE,
-            f"The batch has {len(payload)} bytes; the limit for a batch is {BATCH_BYTES_MAX}, even where a "
-            "single message may be larger.",
-        )
+        raise batch_too_large(len(payload))
     try:
         sections = find_sections(payload)
         if not sections.has(DATA):
@@ -51,6 +47,15 @@ def split(payload: bytes) -> tuple[list[bytes], RoutingHint]:
     except DecodeError as error:
         raise Refused(Reason.DECODE, f"The batch is malformed: {error}.") from error
     return data_sections(payload, sections), RoutingHint(_text(session_id), _text(partition_key))
+
+
+def batch_too_large(size: int) -> Refused:
+    """The refusal of a batch over the limit of all batches."""
+    return Refused(
+        Reason.MESSAGE_TOO_LARGE,
+        f"The batch has {size} bytes; the limit for a batch is {BATCH_BYTES_MAX}, even where a "
+        "single message may be larger.",
+    )
 
 
 def _text(value: object) -> str | None:

@@ -63,3 +63,21 @@ def test_a_batch_is_refused_as_soon_as_its_messages_are_too_large(
     assert rest.ask("POST", "/keyed/messages", f"[{'{},' * (count - 1)}{{}}]", BATCH).status == 403
     assert sum(sizes[:-1]) <= 1024 * 1024, "no more is gathered than a message may have"
     assert broker.messages_of("keyed") == 0
+
+
+def test_a_batch_is_refused_by_its_size_even_where_a_message_may_be_larger(
+    broker: BrokerThread, rest: RestClient
+) -> None:
+    rest.create("/large", "<MaxMessageSizeInKilobytes>10240</MaxMessageSizeInKilobytes>")
+    answer = rest.ask("POST", "/large/messages", "[" + " " * (1 << 20), BATCH)
+    assert (answer.status, b"the limit for a batch is 1048576" in answer.body) == (403, True)
+    many = json.dumps([{}] * 100_000)
+    answer = rest.ask("POST", "/large/messages", many, BATCH)
+    assert (answer.status, b"the limit for a batch is 1048576" in answer.body) == (403, True)
+    assert broker.messages_of("large") == 0
+    rest.send("/large", bytes(2 << 20))
+
+
+def test_a_batch_may_be_full_of_spaces(broker: BrokerThread, rest: RestClient) -> None:
+    spaces = " \t\r\n" * 250_000
+    assert rest.ask("POST", "/plain/messages", f'[{{"Body":"a"}}{spaces}]', BATCH).status == 201
