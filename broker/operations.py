@@ -31,6 +31,13 @@ from broker.rule_operations import RuleChangesFound, RuleOperation
 from broker.schedule_operations import BreakPromise, Promised, PromiseNumbers, Reschedule
 from broker.selection_operations import CameBack, WatchReturned
 from broker.session_operations import SessionAnswer, SessionOperation, WatchSessions
+from broker.settlement_operations import Abandon as Abandon
+from broker.settlement_operations import Complete as Complete
+from broker.settlement_operations import DeadLetter as DeadLetter
+from broker.settlement_operations import Defer as Defer
+from broker.settlement_operations import GiveBack as GiveBack
+from broker.settlement_operations import Release as Release
+from broker.settlement_operations import RenewLocks as RenewLocks
 from broker.stream_operations import StreamAnswer, StreamOperation
 from broker.transfer_operations import (
     FailTransfer,
@@ -158,57 +165,6 @@ class Withdraw:
 
 
 @dataclass(slots=True)
-class Complete:
-    """Settle locked messages as accepted: they are removed (AMQP 1.0 §3.4.2). Answered with `Settled`."""
-
-    tokens: Sequence[LockToken]
-    cookie: object = None
-
-
-@dataclass(slots=True)
-class Abandon:
-    """Give locked messages back and count a delivery (§3.4.5, delivery-failed), except in a dead-letter
-    subqueue.
-
-    Answered with `Settled`.
-    """
-
-    tokens: Sequence[LockToken]
-    changed: bytes | None = None
-    """Application properties to change: an encoded AMQP map, laid over earlier changes; a null removes a
-    property."""
-    cookie: object = None
-    delay_ms: int = 0
-    """Offer the messages again after this time, also after a restart. Until then they count as locked."""
-
-
-@dataclass(slots=True)
-class Defer:
-    """Defer locked messages: only `ReceiveDeferred` finds them (AMQP contract 10.6). Answered with `Settled`.
-
-    Counts a delivery, except in a dead-letter subqueue (AMQP contract 5.6).
-    """
-
-    tokens: Sequence[LockToken]
-    changed: bytes | None = None
-    cookie: object = None
-
-
-@dataclass(slots=True)
-class DeadLetter:
-    """Move locked messages to the dead-letter subqueue (AMQP contract 6.1). Answered with `Settled`.
-
-    A message that is already in a dead-letter subqueue stays there, locked and unchanged, with the failure
-    NOT_ALLOWED (AMQP contract 10.4).
-    """
-
-    tokens: Sequence[LockToken]
-    changed: bytes | None = None
-    """Application properties to set, an encoded AMQP map: reason, description and the caller's own."""
-    cookie: object = None
-
-
-@dataclass(slots=True)
 class Transact:
     """Carry out a send and settlements together, in one commit: all of them, or none (AMQP contract 8.2).
     Answered with `Transacted`, or with `Failed` if any of them cannot be carried out."""
@@ -236,45 +192,12 @@ class Transact:
 
 
 @dataclass(slots=True)
-class Release:
-    """Give back messages that no client has seen, or that are given back unread (§3.4.4), without counting a
-    delivery.
-
-    Never answered. Tokens whose lock is gone are ignored.
-    """
-
-    tokens: Sequence[LockToken]
-
-
-@dataclass(slots=True)
-class GiveBack:
-    """As `Release`, for a request that fails: its client is told only once no message is locked for it any
-    more.
-
-    Answered with `Settled`, without failures.
-    """
-
-    tokens: Sequence[LockToken]
-    cookie: object = None
-
-
-@dataclass(slots=True)
 class Recalled:
     """A client's answer to `Recall`: `tokens` are given back as with `Release`, and the client holds no other
     unseen message."""
 
     subqueue: str
     tokens: Sequence[LockToken]
-
-
-@dataclass(slots=True)
-class RenewLocks:
-    """Extend locks by the entity's lock duration from now. Answered with `Renewed`."""
-
-    tokens: Sequence[LockToken]
-    cookie: object = None
-    duration_ms: int | None = None
-    """How long the locks last from now, if not for the entity's lock duration."""
 
 
 @dataclass(slots=True)

@@ -237,6 +237,7 @@ def type_text(hint: Any) -> str:
         "collections.abc.",
         "typing.",
         "broker.operations.",
+        "broker.settlement_operations.",
         "broker.identifiers.",
         "broker.hosting.host.",
         "broker.base.errors.",

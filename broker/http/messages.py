@@ -99,10 +99,10 @@ class MessageRequests:
             case Action.RECEIVE_AND_DELETE:
                 return await self._receive(request, path.address, queue, claim, removes=True)
             case Action.RENEW:
-                await renew_locks(queue, [path.token])
+                await renew_locks(queue, path.address.subqueue, [path.token])
             case Action.COMPLETE | Action.UNLOCK:
                 settlement = COMPLETE if path.action is Action.COMPLETE else abandon({})
-                _, refusals = await settle(queue, [path.token], settlement)
+                _, refusals = await settle(queue, path.address.subqueue, [path.token], settlement)
                 if refusals:
                     raise refusals[0]
         queue.note_access(path.address.subqueue, self._clock.now_ms())

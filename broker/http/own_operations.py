@@ -217,7 +217,7 @@ class OwnRequests:
         if body.delay_milliseconds:
             changes[DELAY] = body.delay_milliseconds
         tokens = [token.bytes_le for token in body.lock_tokens]
-        settled, refusals = await settle(queue, tokens, abandon(changes))
+        settled, refusals = await settle(queue, address.subqueue, tokens, abandon(changes))
         for why in refusals:
             if why.reason is not Reason.LOCK_LOST:
                 raise why

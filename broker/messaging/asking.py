@@ -67,15 +67,15 @@ async def ask_about(
 
 
 async def renew_locks(
-    queue: Entity, tokens: Sequence[LockToken], duration_ms: int | None = None
+    queue: Entity, subqueue: str, tokens: Sequence[LockToken], duration_ms: int | None = None
 ) -> list[int]:
-    """Renew these locks, by the entity's lock duration unless another is given. Returns when each of them
-    ends, in monotonic time. Raises the first refusal; the locks that could be renewed are renewed all the
-    same."""
+    """Renew these locks of a subqueue, by the entity's lock duration unless another is given. Returns when
+    each of them ends, in monotonic time. Raises the first refusal; the locks that could be renewed are
+    renewed all the same."""
     until_ms = [0] * len(tokens)
     refusals: list[Refused] = []
     for places, answer in await ask_about(
-        queue, tokens, lambda own: RenewLocks(own, duration_ms=duration_ms)
+        queue, tokens, lambda own: RenewLocks(own, duration_ms=duration_ms, subqueue=subqueue)
     ):
         if isinstance(answer, Refused):
             refusals.append(answer)

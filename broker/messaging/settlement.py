@@ -47,18 +47,19 @@ class Settlement:
         return self.kind is not Kind.RELEASE
 
     def operation(
-        self, tokens: Sequence[LockToken], cookie: object = None
+        self, tokens: Sequence[LockToken], cookie: object = None, subqueue: str | None = None
     ) -> Complete | Abandon | Defer | DeadLetter | Release:
-        """The operation to post to the partition of these tokens."""
+        """The operation to post to the partition of these tokens. `subqueue` is the one that the client has
+        addressed if it has named the tokens itself; it has no right to the messages of others."""
         match self.kind:
             case Kind.COMPLETE:
-                return Complete(tokens, cookie)
+                return Complete(tokens, cookie, subqueue)
             case Kind.ABANDON:
-                return Abandon(tokens, self.changed, cookie, self.delay_ms)
+                return Abandon(tokens, self.changed, cookie, self.delay_ms, subqueue)
             case Kind.DEFER:
-                return Defer(tokens, self.changed, cookie)
+                return Defer(tokens, self.changed, cookie, subqueue)
             case Kind.DEAD_LETTER:
-                return DeadLetter(tokens, self.changed, cookie)
+                return DeadLetter(tokens, self.changed, cookie, subqueue)
             case Kind.RELEASE:
                 return Release(tokens)
 
@@ -144,13 +145,15 @@ def not_settled(reason: Reason) -> Refused:
 
 
 async def settle(
-    queue: Entity, tokens: Sequence[LockToken], settlement: Settlement
+    queue: Entity, subqueue: str, tokens: Sequence[LockToken], settlement: Settlement
 ) -> tuple[list[LockToken], list[Refused]]:
-    """Settle messages by their lock tokens, in any partitions. Returns the tokens that were settled, durably,
-    and the refusals of the others."""
+    """Settle messages of a subqueue by their lock tokens, in any partitions. Returns the tokens that were
+    settled, durably, and the refusals of the others."""
     settled: list[LockToken] = []
     refusals: list[Refused] = []
-    for places, answer in await ask_about(queue, tokens, settlement.operation):
+    for places, answer in await ask_about(
+        queue, tokens, lambda own: settlement.operation(own, subqueue=subqueue)
+    ):
         if isinstance(answer, Refused):
             refusals.append(answer)
             continue

@@ -164,7 +164,8 @@ class Transaction:
         self._key: str | None = None
         """The key of its messages, in a partitioned entity."""
         self._sends: list[Send] = []
-        self._settlements: list[tuple[Settlement, list[LockToken]]] = []
+        self._settlements: list[tuple[Settlement, str, list[LockToken]]] = []
+        """With the subqueue of their messages."""
         self._cancelled: list[int] = []
         """Scheduled messages to remove."""
         self._scheduled: list[Send] = []
@@ -226,8 +227,11 @@ class Transaction:
         else:
             self._sends.append(collected.send)
 
-    def settle(self, queue: Entity, tokens: Sequence[LockToken], settlement: Settlement) -> None:
-        """Settle messages with the transaction. Raises Refused, and then the transaction has failed."""
+    def settle(
+        self, queue: Entity, subqueue: str, tokens: Sequence[LockToken], settlement: Settlement
+    ) -> None:
+        """Settle messages of a subqueue with the transaction. Raises Refused, and then the transaction has
+        failed."""
         try:
             self._check_failure()
             self._check_entity(queue)
@@ -244,10 +248,10 @@ class Transaction:
         except Refused as why:
             self.fail(why)
             raise
-        if self._settlements and self._settlements[-1][0] == settlement:
-            self._settlements[-1][1].extend(tokens)
+        if self._settlements and self._settlements[-1][:2] == (settlement, subqueue):
+            self._settlements[-1][2].extend(tokens)
         else:
-            self._settlements.append((settlement, list(tokens)))
+            self._settlements.append((settlement, subqueue, list(tokens)))
 
     def cancel(self, queue: Entity, numbers: Sequence[int]) -> None:
         """Cancel scheduled messages with the transaction. Raises Refused, and then the transaction has
@@ -383,7 +387,10 @@ class Transaction:
                 self.fail(why)
                 self._check_failure()
         assert self._queue is not None, "it was chosen"
-        settlements = [settlement.operation(tokens) for settlement, tokens in self._settlements]
+        settlements = [
+            settlement.operation(tokens, subqueue=subqueue)
+            for settlement, subqueue, tokens in self._settlements
+        ]
         transact = Transact(
             merged(self._sends),
             settlements,  # type: ignore[arg-type]
@@ -427,7 +434,7 @@ class Transaction:
             meter.incoming_messages += len(send.messages)
             meter.incoming_bytes += sum(map(len, send.messages))
             meter.successful_requests += len(send.messages)
-        for settlement, tokens in self._settlements:
+        for settlement, _, tokens in self._settlements:
             settlement.count(meter, len(tokens))
 
     # --- checks ---------------------------------------------------------------------------------------------

@@ -108,9 +108,16 @@ class Locks:
         return bool(self._ended)
 
     def unlock(
-        self, tokens: Sequence[LockToken], now_ms: int, failures: dict[int, Reason] | None = None
+        self,
+        tokens: Sequence[LockToken],
+        now_ms: int,
+        failures: dict[int, Reason] | None = None,
+        within: int | None = None,
     ) -> Unlocked:
-        """End the locks of these tokens. Adds the place of each token whose lock is gone to `failures`."""
+        """End the locks of these tokens. Adds the place of each token whose lock is gone to `failures`.
+
+        `within` is the number of the only subqueue in which locks are found; None for all.
+        """
         if not tokens:
             return []
         if set(map(len, tokens)) != {TOKEN_BYTES}:
@@ -124,7 +131,7 @@ class Locks:
         ended = 0
         for index, (number, nonce) in enumerate(zip(words[::2], words[1::2], strict=True)):
             if nonce != found_for:  # messages locked together are mostly settled together
-                find, found_for = self._find_for(nonce), nonce
+                find, found_for = self._find_for(nonce, within), nonce
             reference = find(number)
             lease = reference.lease if reference is not None else None
             if reference is None or lease is None or lease.nonce != nonce or lease.until_ms <= now_ms:
@@ -144,23 +151,26 @@ class Locks:
             subqueue.unlock(each)
         return groups
 
-    def subqueue_of(self, token: LockToken, now_ms: int) -> Subqueue | None:
-        """The subqueue of the message that a token locks, or None if the lock is gone."""
+    def subqueue_of(self, token: LockToken, now_ms: int, within: int | None = None) -> Subqueue | None:
+        """The subqueue of the message that a token locks, or None if the lock is gone. `within` is as for
+        `unlock`."""
         number, nonce = TOKEN.unpack(token if len(token) == TOKEN_BYTES else _NO_TOKEN)
-        reference = self._find_for(nonce)(number)
+        reference = self._find_for(nonce, within)(number)
         lease = reference.lease if reference is not None else None
         if lease is None or lease.nonce != nonce or lease.until_ms <= now_ms:
             return None
         return self._subqueues[lease.subqueue]
 
-    def renew(self, tokens: Sequence[LockToken], now_ms: int, until_ms: int) -> dict[int, Reason]:
+    def renew(
+        self, tokens: Sequence[LockToken], now_ms: int, until_ms: int, within: int | None = None
+    ) -> dict[int, Reason]:
         """Move the end of these tokens' locks to `until_ms`. Returns the places of tokens whose locks are
-        gone."""
+        gone. `within` is as for `unlock`."""
         failures: dict[int, Reason] = {}
         renewed: dict[int, Lease] = {}
         for index, token in enumerate(tokens):
             number, nonce = TOKEN.unpack(token if len(token) == TOKEN_BYTES else _NO_TOKEN)
-            reference = self._find_for(nonce)(number)
+            reference = self._find_for(nonce, within)(number)
             old = reference.lease if reference is not None else None
             if reference is None or old is None or old.nonce != nonce or old.until_ms <= now_ms:
                 failures[index] = Reason.LOCK_LOST
@@ -284,10 +294,13 @@ class Locks:
             lease.session.leases.pop(lease, None)
         self._books[lease.subqueue].ended(lease)
 
-    def _find_for(self, nonce: int) -> Callable[[int], Reference | None]:
-        """A function that finds messages by sequence number in the subqueue of the leases with this nonce."""
+    def _find_for(self, nonce: int, within: int | None = None) -> Callable[[int], Reference | None]:
+        """A function that finds messages by sequence number in the subqueue of the leases with this nonce; it
+        finds nothing if that is not the subqueue `within`."""
         home = self._homes.get(nonce)
-        return self._subqueues[home[0]].references.get if home is not None else _find_nothing
+        if home is None or (within is not None and within != home[0]):
+            return _find_nothing
+        return self._subqueues[home[0]].references.get
 
 
 def _find_nothing(number: int) -> Reference | None:

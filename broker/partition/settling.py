@@ -45,7 +45,7 @@ class Settling:
         self._space, self._time_to_live = space, time_to_live
 
     def complete(self, client: ClientId, operation: Complete) -> None:
-        """Remove messages."""
+        """Remove messages. Raises Refused."""
         self._settle(client, operation, self._remove)
 
     def abandon(self, client: ClientId, operation: Abandon) -> None:
@@ -67,18 +67,19 @@ class Settling:
         """
         space = self._space
         self.check_changes(operation)
+        within = self.within(operation)
         failures: dict[int, Reason] = {}
         space.cycle.work += 2 * len(operation.tokens)
         places: list[int] = []
         for place, token in enumerate(operation.tokens):
-            subqueue = space.locks.subqueue_of(token, space.arrived_ms)
+            subqueue = space.locks.subqueue_of(token, space.arrived_ms, within)
             if subqueue is None or subqueue.dead_letters_to is not None:
                 places.append(place)
             else:
                 failures[place] = Reason.NOT_ALLOWED
         lost: dict[int, Reason] = {}
         for subqueue, references in space.locks.unlock(
-            [operation.tokens[place] for place in places], space.arrived_ms, lost
+            [operation.tokens[place] for place in places], space.arrived_ms, lost, within
         ):
             dead_letter(space, subqueue, references, operation.changed)
         failures |= {places[index]: reason for index, reason in lost.items()}
@@ -104,15 +105,16 @@ class Settling:
             space.answer(client, Settled(operation.cookie))
 
     def renew(self, client: ClientId, operation: RenewLocks) -> None:
-        """Renew locks."""
+        """Renew locks. Raises Refused."""
         space = self._space
+        within = self.within(operation)
         space.cycle.work += len(operation.tokens)
         if operation.duration_ms is None:  # the messages of one renewal are in one subqueue
-            known = (space.locks.subqueue_of(token, space.arrived_ms) for token in operation.tokens)
+            known = (space.locks.subqueue_of(token, space.arrived_ms, within) for token in operation.tokens)
             until_ms = space.locked_until_ms(next(filter(None, known), space.messages.main))
         else:
             until_ms = space.cycle.now_ms + operation.duration_ms
-        failures = space.locks.renew(operation.tokens, space.arrived_ms, until_ms)
+        failures = space.locks.renew(operation.tokens, space.arrived_ms, until_ms, within)
         space.answer(client, Renewed(until_ms, operation.cookie, failures))
 
     def _settle(
@@ -122,11 +124,18 @@ class Settling:
         settle: Effect,
     ) -> None:
         space = self._space
+        within = self.within(operation)
         failures: dict[int, Reason] = {}
         space.cycle.work += len(operation.tokens)
-        for subqueue, references in space.locks.unlock(operation.tokens, space.arrived_ms, failures):
+        for subqueue, references in space.locks.unlock(operation.tokens, space.arrived_ms, failures, within):
             settle(subqueue, references)
         space.answer(client, Settled(operation.cookie, failures))
+
+    def within(self, operation: Complete | Abandon | Defer | DeadLetter | RenewLocks) -> int | None:
+        """The number of the only subqueue whose locks an operation may name; None for all. Raises Refused."""
+        if operation.subqueue is None:
+            return None
+        return self._space.messages.subqueues.number_of(operation.subqueue)
 
     def effect_of(self, operation: Complete | Abandon | Defer | DeadLetter) -> Effect:
         """What a settlement does to messages of one subqueue whose locks have ended."""

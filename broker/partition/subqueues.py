@@ -58,10 +58,14 @@ class Subqueues:
 
     def find(self, name: str) -> Subqueue:
         """Find a subqueue by name. Raises Refused(ENTITY_NOT_FOUND)."""
+        return self[self.number_of(name)]
+
+    def number_of(self, name: str) -> int:
+        """The number of the subqueue with this name. Raises Refused(ENTITY_NOT_FOUND)."""
         number = self._table.number_of(name)
         if number is None:
             raise Refused(Reason.ENTITY_NOT_FOUND, f"There is no subqueue '{name}'.")
-        return self[number]
+        return number
 
     def describe(self, table: SubqueueTable) -> None:
         """The entity has these subqueues from now on."""

@@ -232,8 +232,9 @@ class Transactions:
         seen: set[LockToken] = set()
         added = 0
         for settlement in settlements:
+            within = self._settling.within(settlement)
             for token in settlement.tokens:
-                subqueue = space.locks.subqueue_of(token, space.arrived_ms)
+                subqueue = space.locks.subqueue_of(token, space.arrived_ms, within)
                 if subqueue is None or token in seen:
                     raise Refused(
                         Reason.LOCK_LOST,

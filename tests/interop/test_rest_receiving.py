@@ -168,6 +168,35 @@ def test_subscriptions_are_received_from(azure: ServiceBusClient, rest: RestClie
     assert rest.receive("/news/subscriptions/other").status == 410
 
 
+def test_a_lock_is_lost_at_every_other_path(
+    broker: BrokerProcess, azure: ServiceBusClient, rest: RestClient
+) -> None:
+    """A client with a token for one subscription alone has the lock tokens of another one."""
+    rest.create("/split", kind="TopicDescription")
+    for name in ("a", "b"):
+        rest.create(f"/split/subscriptions/{name}", kind="SubscriptionDescription")
+    with azure.get_topic_sender("split") as sender:
+        sender.send_messages(ServiceBusMessage("x"))
+    locked = rest.receive("/split/subscriptions/b", timeout=WITHIN_S)
+    place, lock_token = (
+        locked.lock.removeprefix("/split/subscriptions/b"),
+        locked.broker_properties["LockToken"],
+    )
+    own = sas_token(f"http://127.0.0.1:{broker.addresses.http_port}/split/subscriptions/a")
+    for method in ("DELETE", "PUT", "POST"):
+        assert rest.ask(method, locked.lock, token=own).status == 401
+        assert rest.ask(method, f"/split/subscriptions/a{place}", token=own).status == 404
+        assert rest.ask(method, f"/split/subscriptions/a/$deadletterqueue{place}", token=own).status == 404
+        assert rest.ask(method, f"/split/subscriptions/b/$deadletterqueue{place}").status == 404
+        assert rest.ask(method, f"/split{place}").status == 404
+        assert rest.ask(method, f"/split/subscriptions/c{place}").status == 410
+    body = json.dumps({"lockTokens": [lock_token]})
+    abandoned = rest.ask("POST", "/$partibus/abandon-messages/split/subscriptions/a", body, token=own)
+    assert (abandoned.status, abandoned.json) == (200, {"abandoned": [], "lost": [lock_token]})
+    assert rest.ask("DELETE", locked.lock).status == 200
+    assert rest.receive("/split/subscriptions/a", timeout=WITHIN_S).status == 201
+
+
 @pytest.mark.parametrize(
     ("message", "body", "content_type"),
     [

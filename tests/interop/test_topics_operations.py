@@ -143,6 +143,30 @@ def test_a_lock_in_a_subscription_is_renewed_for_long_and_an_abandon_delays(
     assert other.delivery_count == 0
 
 
+def test_a_lock_is_lost_for_the_other_subscription_and_for_the_dead_letters(
+    client: ServiceBusClient, connection: BlockingConnection, topic: str
+) -> None:
+    publish(client, topic, 1)
+    lost = (410, "com.microsoft:message-lock-lost")
+    with client.get_subscription_receiver(topic, "one") as receiver:
+        [message] = received(receiver, 1)
+        tokens = uuids([message.lock_token])
+        for elsewhere in ("two", "two/$DeadLetterQueue", "one/$DeadLetterQueue"):
+            with management(connection, f"{topic}/Subscriptions/{elsewhere}") as node:
+                for status in ("completed", "abandoned", "defered", "suspended"):
+                    asked = {"disposition_status": status, "lock_tokens": tokens}
+                    refused = node.ask("com.microsoft:update-disposition", **asked)
+                    assert (refused[0], refused[1]["condition"]) == lost
+                refused = node.ask("com.microsoft:renew-lock", lock_tokens=tokens)
+                assert (refused[0], refused[1]["condition"]) == lost
+                refused = node.ask("partibus:renew-lock", lock_tokens=tokens, duration=600_000)
+                assert (refused[0], refused[1]["condition"]) == lost
+        with management(connection, f"{topic}/Subscriptions/one") as node:
+            asked = {"disposition_status": "completed", "lock_tokens": tokens}
+            assert node.ask("com.microsoft:update-disposition", **asked)[0] == 200
+    assert (len(held(client, topic, "one")), len(held(client, topic, "two"))) == (0, 1)
+
+
 def test_a_subscription_is_browsed_and_nothing_is_taken(
     client: ServiceBusClient, connection: BlockingConnection, topic: str
 ) -> None:

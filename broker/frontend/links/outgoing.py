@@ -249,7 +249,7 @@ class OutgoingLink:
             except Refused as why:
                 transaction.fail(why)
                 raise
-            transaction.settle(self.queue, tokens, settlement)
+            transaction.settle(self.queue, self.subqueue, tokens, settlement)
         except Refused as why:
             self._meter.refused(why.reason, len(tokens))
             self._engine.reject(deliveries, error_of(why))

@@ -188,7 +188,7 @@ class ManagementNode:
         match name:
             case "com.microsoft:update-disposition":
                 tokens = lock_tokens(body)
-                transaction.settle(self._queue, tokens, _settlement(body))
+                transaction.settle(self._queue, self._subqueue, tokens, _settlement(body))
                 self._forget(frozenset(tokens))
                 return ok({})
             case "com.microsoft:cancel-scheduled-message":
@@ -284,7 +284,7 @@ class ManagementNode:
         return NO_CONTENT if found is None else ok(found)
 
     async def _renew_lock(self, body: dict[str, Any]) -> Response:
-        until_ms = await renew_locks(self._queue, lock_tokens(body))
+        until_ms = await renew_locks(self._queue, self._subqueue, lock_tokens(body))
         return expirations(until_ms, wall_ahead_ms(self._connection.services.clock))
 
     async def _receive_by_sequence_number(self, body: dict[str, Any]) -> Response:
@@ -348,7 +348,7 @@ class ManagementNode:
 
     async def _update_disposition(self, body: dict[str, Any]) -> Response:
         session_id = session_of(self._queue, self._subqueue, body)
-        settled, refusals = await settle(self._queue, lock_tokens(body), _settlement(body))
+        settled, refusals = await settle(self._queue, self._subqueue, lock_tokens(body), _settlement(body))
         self._forget(frozenset(settled))
         if refusals:
             if session_id is not None and refusals[0].reason is Reason.LOCK_LOST:
@@ -461,7 +461,11 @@ class ManagementNode:
     def _forget(self, tokens: Set[LockToken]) -> None:
         """Settle messages that were delivered over links of this connection on those links, too."""
         for link in self._connection.engine.links():
-            if isinstance(link.context, OutgoingLink) and link.context.queue is self._queue:
+            if (
+                isinstance(link.context, OutgoingLink)
+                and link.context.queue is self._queue
+                and link.context.subqueue == self._subqueue
+            ):
                 link.context.forget(tokens)
 
 

@@ -160,7 +160,7 @@ class OwnOperations:
         if not tokens:
             session = renew_session_lock(self._connection, self._queue(), self._subqueue, body, duration_ms)
             return ok(await session)
-        until_ms = await renew_locks(self._queue(), tokens, duration_ms)
+        until_ms = await renew_locks(self._queue(), self._subqueue, tokens, duration_ms)
         return expirations(until_ms, wall_ahead_ms(self._connection.services.clock))
 
     async def _reschedule(self, body: dict[str, Any]) -> Response:

@@ -9,6 +9,7 @@ import weakref
 import pytest
 
 from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import DEAD_LETTER
 from broker.messaging.asking import ask_about, by_partition, renew_locks
 from broker.namespace.entity import ask
 from broker.operations import Complete, Failed, LockToken, Peek, Peeked, Renewed, RenewLocks, Settled
@@ -51,12 +52,12 @@ async def test_locks_of_several_partitions_are_renewed_whatever_becomes_of_the_o
     failures: dict[int, Reason],
 ) -> None:
     stack = LinkStack()
-    asked = asyncio.create_task(renew_locks(stack.queue, [*TOKENS[:3], TOKENS[4]], 7_000))
+    asked = asyncio.create_task(renew_locks(stack.queue, DEAD_LETTER, [*TOKENS[:3], TOKENS[4]], 7_000))
     await turn()
     two = stack.parts[2].answer(RenewLocks, lambda _: Renewed(1_002, None, failures))
     zero = stack.parts[0].answer(RenewLocks, lambda _: Renewed(1_000, None, {}))
-    assert two == RenewLocks([TOKENS[0], TOKENS[2]], duration_ms=7_000)
-    assert zero == RenewLocks([TOKENS[1], TOKENS[4]], duration_ms=7_000)
+    assert two == RenewLocks([TOKENS[0], TOKENS[2]], duration_ms=7_000, subqueue=DEAD_LETTER)
+    assert zero == RenewLocks([TOKENS[1], TOKENS[4]], duration_ms=7_000, subqueue=DEAD_LETTER)
     if failures:
         with pytest.raises(Refused) as refused:
             await asked

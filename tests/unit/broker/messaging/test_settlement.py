@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import DEAD_LETTER
 from broker.message.changes import encode_changes
 from broker.messaging.settlement import (
     COMPLETE,
@@ -91,9 +92,10 @@ def test_a_property_of_ours_that_a_settlement_does_not_have_is_refused_by_name(m
 async def test_messages_of_several_partitions_are_settled_and_what_fails_is_said() -> None:
     stack = LinkStack(4)
     tokens = [bytes([0, number]) + bytes(14) for number in (0, 1, 1, 2)] + [b"\xff" * 16]
-    asked = asyncio.ensure_future(settle(stack.queue, tokens, COMPLETE))
+    asked = asyncio.ensure_future(settle(stack.queue, DEAD_LETTER, tokens, COMPLETE))
     await turn()
-    stack.parts[0].answer(Complete, lambda each: Settled(each.cookie))
+    asked_for = stack.parts[0].answer(Complete, lambda each: Settled(each.cookie))
+    assert asked_for == Complete(tokens[:1], subqueue=DEAD_LETTER)
     stack.parts[1].answer(Complete, lambda each: Settled(each.cookie, {1: Reason.LOCK_LOST}))
     stack.parts[2].answer(Complete, lambda each: Failed(Reason.DISK_FULL, "full", each.cookie))
     settled, refusals = await asked

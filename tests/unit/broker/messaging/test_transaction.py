@@ -74,7 +74,7 @@ class Bench:
 
     def settle(self, entity: Entity, partition: int) -> list[bytes]:
         tokens = locked(partition).tokens
-        self.transaction.settle(entity, tokens, COMPLETE)
+        self.transaction.settle(entity, MAIN, tokens, COMPLETE)
         return tokens
 
     def commit(self) -> tuple[str, int, Transact]:
@@ -101,7 +101,7 @@ async def test_what_is_sent_to_others_goes_through_the_entity_whose_messages_are
     bench.send(bench.c, "2")
     bench.send(bench.a, "3", KEYS[2])
     name, number, transact = bench.commit()
-    assert (name, number, list(transact.settlements)) == ("a", 2, [Complete(tokens)])
+    assert (name, number, list(transact.settlements)) == ("a", 2, [Complete(tokens, subqueue=MAIN)])
     assert texts(transact.send) == ["3"] and transact.transfers is not None
     assert texts(transact.transfers) == ["1", "2"]
     assert transact.transfers.columns == {DESTINATION: [b"b", b"c"]}
@@ -239,7 +239,7 @@ async def test_a_commit_that_its_entity_has_no_room_for_as_a_whole_is_refused(is
     bench = Bench(1)
     bench.a._quota = SizeQuota("Queue", 1_000, lambda: 990)
     bench.send(bench.b if is_transfer else bench.a, "1", is_via=is_transfer)
-    bench.transaction.settle(bench.a, locked(0).tokens, abandon({}))  # which makes no room
+    bench.transaction.settle(bench.a, MAIN, locked(0).tokens, abandon({}))  # which makes no room
     description = refused(bench).description
     assert "Max entity size in bytes: 1000" in description and "'a'" in description
 
@@ -263,7 +263,7 @@ async def test_the_partition_decides_whether_what_is_completed_makes_room_in_a_f
 async def test_a_transaction_that_sends_nothing_needs_no_room() -> None:
     bench = Bench(1)
     bench.a._quota = SizeQuota("Queue", 1_000, lambda: 2_000)
-    bench.transaction.settle(bench.a, locked(0).tokens, abandon({}))
+    bench.transaction.settle(bench.a, MAIN, locked(0).tokens, abandon({}))
     assert bench.commit()[2].full is None
 
 

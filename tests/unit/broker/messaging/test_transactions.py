@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import DEAD_LETTER, MAIN
 from broker.messaging.sending import Collected
 from broker.messaging.settlement import COMPLETE, RELEASE, abandon
 from broker.messaging.transactions import AllTransactions, Transactions
@@ -187,9 +188,9 @@ async def test_settlements_of_one_kind_become_one_operation() -> None:
     tokens = locked(0, 5).tokens
     transaction = caller.transactions.find(txn_id)
     for token in tokens[:3]:
-        transaction.settle(stack.queue, [token], COMPLETE)
-    transaction.settle(stack.queue, tokens[3:4], abandon({}))
-    transaction.settle(stack.queue, tokens[4:], abandon({"note": "n"}))
+        transaction.settle(stack.queue, MAIN, [token], COMPLETE)
+    transaction.settle(stack.queue, MAIN, tokens[3:4], abandon({}))
+    transaction.settle(stack.queue, MAIN, tokens[4:], abandon({"note": "n"}))
     caller.commit(txn_id)
     transact, tell = caller.part.take(Transact)
     assert [list(each.tokens) for each in transact.settlements] == [tokens[:3], tokens[3:4], tokens[4:]]
@@ -199,13 +200,29 @@ async def test_settlements_of_one_kind_become_one_operation() -> None:
     assert (meter.completed_messages, meter.abandoned_messages) == (3, 2)
 
 
+async def test_settlements_name_the_subqueue_that_their_client_has_addressed() -> None:
+    stack = LinkStack(1)
+    caller = Caller(stack)
+    txn_id = caller.declare()
+    tokens = locked(0, 2).tokens
+    transaction = caller.transactions.find(txn_id)
+    transaction.settle(stack.queue, MAIN, tokens[:1], COMPLETE)
+    transaction.settle(stack.queue, DEAD_LETTER, tokens[1:], COMPLETE)
+    caller.commit(txn_id)
+    transact, _ = caller.part.take(Transact)
+    assert transact.settlements == [
+        Complete(tokens[:1], subqueue=MAIN),
+        Complete(tokens[1:], subqueue=DEAD_LETTER),
+    ]
+
+
 @pytest.mark.parametrize("token", [b"short", (99 << 48).to_bytes(8, "big") + bytes(8)])
 async def test_a_token_that_no_partition_gave_fails_the_transaction(token: bytes) -> None:
     stack = LinkStack(2)
     caller = Caller(stack)
     txn_id = caller.declare()
     with pytest.raises(Refused) as why:
-        caller.transactions.find(txn_id).settle(stack.queue, [token], COMPLETE)
+        caller.transactions.find(txn_id).settle(stack.queue, MAIN, [token], COMPLETE)
     assert why.value.reason is Reason.LOCK_LOST
     with pytest.raises(Refused) as why:
         caller.commit(txn_id)
@@ -217,7 +234,7 @@ async def test_a_release_is_refused() -> None:
     caller = Caller(stack)
     txn_id = caller.declare()
     with pytest.raises(Refused) as why:
-        caller.transactions.find(txn_id).settle(stack.queue, locked(0).tokens, RELEASE)
+        caller.transactions.find(txn_id).settle(stack.queue, MAIN, locked(0).tokens, RELEASE)
     assert why.value.reason is Reason.NOT_ALLOWED
 
 

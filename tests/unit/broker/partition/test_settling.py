@@ -15,14 +15,25 @@ from broker.operations import (
     DeadLetter,
     Defer,
     Demand,
+    Failed,
     GiveBack,
     Locked,
     ReceiveDeferred,
     Release,
+    Renewed,
+    RenewLocks,
+    Send,
+    Sent,
     Settled,
+    Transact,
+    Transacted,
 )
+from broker.partition.cycle_bounds import Bounds
+from broker.partition.task import TaskLimits
+from broker.session_operations import AcceptSession, SessionAccepted
 from broker.transfer_operations import FailTransfer
 from tests.support.partition_harness import Harness, one, properties
+from tests.support.topics import DEAD, A, B, bodies, topic, with_subscription
 
 
 async def test_a_completed_message_is_gone_also_after_a_restart() -> None:
@@ -79,6 +90,76 @@ async def test_messages_of_a_failed_request_are_free_once_it_is_told_so() -> Non
     assert one(await harness.do(1, GiveBack([*held.tokens, bytes(16)], 7)), Settled) == Settled(7)
     assert harness.task.counts()[MAIN].locked == 0
     assert (await harness.receive(2)).delivery_counts == held.delivery_counts
+
+
+Settling = Complete | Abandon | Defer | DeadLetter
+
+
+async def dead_letters_of_a(harness: Harness) -> Locked:
+    """Two locked dead letters of the subscription a; another two are locked in b."""
+    await harness.send(b"1", b"2")
+    await harness.receive(2, 2, B)
+    await harness.do(1, DeadLetter((await harness.receive(1, 2, A)).tokens))
+    return await harness.receive(1, 2, A + DEAD)
+
+
+@pytest.mark.parametrize("settled_max", [1, 1_000], ids=["in parts", "at once"])
+@pytest.mark.parametrize("elsewhere", [A, B, B + DEAD, MAIN])
+@pytest.mark.parametrize("operation", [Complete, Abandon, Defer, DeadLetter])
+async def test_a_lock_is_found_only_in_the_subqueue_that_a_client_addresses(
+    operation: type[Settling], elsewhere: str, settled_max: int
+) -> None:
+    limits = TaskLimits(bounds=Bounds(settled_max=settled_max))
+    harness = Harness(description=topic("a", "b"), limits=limits)
+    held = await dead_letters_of_a(harness)
+    lost = Settled(7, dict.fromkeys((0, 1), Reason.LOCK_LOST))
+    assert await harness.do(3, operation(held.tokens, cookie=7, subqueue=elsewhere)) == [lost]
+    renewal = RenewLocks(held.tokens, 7, 5, subqueue=elsewhere)
+    assert one(await harness.do(3, renewal), Renewed).failures == lost.failures
+    await harness.advance(100)  # longer than a renewal would have been for
+    assert one(await harness.do(1, Complete(held.tokens, 8, A + DEAD)), Settled) == Settled(8)
+    assert await bodies(harness, B) == [b"1", b"2"]
+    assert await bodies(harness, A) == await bodies(harness, A + DEAD) == []
+
+
+async def test_tokens_of_several_subqueues_are_settled_where_the_client_may() -> None:
+    harness = Harness(description=topic("a", "b"))
+    await harness.send(b"1", b"2")
+    tokens = [*(await harness.receive(1, 2, A)).tokens, *(await harness.receive(1, 2, B)).tokens]
+    failures = dict.fromkeys((0, 1), Reason.LOCK_LOST)
+    assert await harness.do(1, Complete(tokens, subqueue=B)) == [Settled(None, failures)]
+    assert (await bodies(harness, A), await bodies(harness, B)) == ([b"1", b"2"], [])
+
+
+@pytest.mark.parametrize("operation", [Complete, Abandon, Defer, DeadLetter, RenewLocks])
+async def test_a_subqueue_that_there_is_not_has_no_locks(operation: type[Settling | RenewLocks]) -> None:
+    harness = Harness(description=topic("a"))
+    await harness.send(b"1")
+    tokens = (await harness.receive(1, 1, A)).tokens
+    failed = one(await harness.do(1, operation(tokens, subqueue=B)), Failed)
+    assert failed.reason is Reason.ENTITY_NOT_FOUND
+    assert one(await harness.do(1, Complete(tokens, subqueue=A)), Settled).failures == {}
+
+
+async def test_a_transaction_settles_where_its_client_may() -> None:
+    harness = Harness(description=topic("a", "b"))
+    await harness.send(b"1")
+    tokens = (await harness.receive(1, 1, A)).tokens
+    nothing = Send([], None)
+    failed = one(await harness.do(1, Transact(nothing, [Complete(tokens, subqueue=B)])), Failed)
+    assert failed.reason is Reason.LOCK_LOST
+    one(await harness.do(1, Transact(nothing, [Complete(tokens, subqueue=A)])), Transacted)
+    assert (await bodies(harness, A), await bodies(harness, B)) == ([], [b"1"])
+
+
+async def test_locks_of_a_session_are_found_in_its_own_subqueue_alone() -> None:
+    harness = Harness(description=with_subscription(topic("a"), "b", requires_session=True))
+    one(await harness.do(9, Send([b"1"], None, columns={"session_id": [b"s"]})), Sent)
+    one(await harness.do(2, AcceptSession(B, b"s")), SessionAccepted)
+    tokens = (await harness.receive(2, 1, B)).tokens
+    lost = one(await harness.do(3, Complete(tokens, subqueue=A)), Settled)
+    assert lost.failures == {0: Reason.LOCK_LOST}
+    assert one(await harness.do(2, Complete(tokens, subqueue=B)), Settled).failures == {}
 
 
 GONE: list[bytes] = []

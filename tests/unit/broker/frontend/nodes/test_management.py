@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from broker.base.clock import wall_ahead_ms
 from broker.base.errors import Reason
-from broker.entities.descriptions import EntityStatus
+from broker.entities.descriptions import MAIN, EntityStatus
 from broker.frontend.nodes.bodies import ELEMENTS_MAX
 from broker.frontend.nodes.request_node import Request
 from broker.message.changes import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON
@@ -339,6 +339,7 @@ async def test_each_disposition_is_an_operation_of_its_own(
         (1, kind, [tokens[0], tokens[2]]),
         (3, kind, [tokens[1]]),
     ]
+    assert {each.subqueue for _, each in asked} == {MAIN}
     if kind is not Complete:
         assert all((each.changed and decode(each.changed)[0]) == changed for _, each in asked)
 

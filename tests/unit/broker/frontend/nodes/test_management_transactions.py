@@ -9,7 +9,7 @@ import pytest
 
 from broker.access.addresses import NODE_MANAGEMENT
 from broker.base.errors import Refused
-from broker.entities.descriptions import QueueSettings
+from broker.entities.descriptions import MAIN, QueueSettings
 from broker.operations import Complete, Defer, Operation, Peek, Renewed, RenewLocks, Transact
 from broker.schedule_operations import Promised, PromiseNumbers
 from broker.session_operations import ListSessions
@@ -37,7 +37,10 @@ async def test_a_disposition_waits_for_the_commit() -> None:
     assert not work.stack.parts[2].posted
     await coordinator.discharge(txn_id)
     transact, _ = work.stack.parts[2].take(Transact)
-    assert list(transact.settlements) == [Complete(tokens[:2]), Defer(tokens[2:])]
+    assert list(transact.settlements) == [
+        Complete(tokens[:2], subqueue=MAIN),
+        Defer(tokens[2:], subqueue=MAIN),
+    ]
 
 
 async def test_messages_are_scheduled_and_cancelled_with_the_commit() -> None:
