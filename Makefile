@@ -10,7 +10,7 @@ LIVE := $(VENV)/.stamp-live
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo spark-demo format lint types test check crash simulate split-test soak interop fuzz bench bench-shapes bench-spark image image-test clean
+.PHONY: help setup run demo spark-demo format lint types test check crash simulate split-test soak interop fuzz bench bench-shapes bench-topics bench-spark image image-test clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -88,6 +88,9 @@ bench: $(DEV) ## the figures of docs/benchmarks.md, one line of JSON each
 
 bench-shapes: $(DEV) ## messages of all shapes, beside other brokers: ARGS="--peer name=amqp://… --peer-pid name=…"
 	$(BIN)/python -m tests.bench.shapes $(ARGS)
+
+bench-topics: $(DEV) ## topics and subscriptions, beside other brokers: ARGS="--peer rabbitmq=amqp://… --peer-pid rabbitmq=…"
+	$(BIN)/python -m tests.bench.topics $(ARGS)
 
 bench-spark: $(DEV) ## Spark reads, writes and streams, beside a Kafka broker from Maven Central: ARGS="--only partibus"
 	$(BIN)/python -m tests.bench.spark $(ARGS)

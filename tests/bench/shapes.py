@@ -7,10 +7,7 @@ nothing else. Exits with status 1 if a value is below its floor.
 
 from __future__ import annotations
 
-import datetime
 import gc
-import json
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,17 +17,15 @@ from typing import Annotated
 import typer
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from rich.console import Console
-from rich.table import Table
 
-from tests.bench.load import footprint, report, traffic
+from tests.bench.load import comparison_output, footprint, report, traffic
 from tests.bench.load.comparison import OURS, Comparison, Measure, Rule, percentile
 from tests.bench.load.endpoint import Endpoint
-from tests.bench.load.machine import StolenTime, commit, cpu_s, describe_machine
+from tests.bench.load.machine import StolenTime, cpu_s
 from tests.bench.load.shapes import PLAIN, SHAPES, Shape, window_of
 from tests.bench.load.traffic import Target
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-DOCUMENT = REPOSITORY / "docs" / "benchmarks.md"
 CHART = REPOSITORY / "docs" / "benchmarks.svg"
 BEGIN, END = "<!-- shapes: begin -->", "<!-- shapes: end -->"
 CONNECTIONS = 8
@@ -215,25 +210,12 @@ def _measure_batches(found: Comparison, scale: Scale, broker: Broker, connection
 
 
 def publish(found: Comparison, folder: Path, write_docs: bool) -> None:
-    """Write JSON lines to standard output, the table to standard error and, if requested, table and chart
-    into the documentation."""
-    about: dict[str, object] = {
-        "commit": commit(REPOSITORY),
-        "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": describe_machine(folder),
-    }
-    for line in found.as_json(about):
-        sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
-    sys.stdout.flush()
-    head, *rows = found.rows()
-    table = Table(*head)
-    for row in rows:
-        table.add_row(*row)
-    progress.print(table)
+    """Write the results and, if requested, table and chart into the documentation."""
+    about = comparison_output.write(found, REPOSITORY, folder, progress)
     found.write_chart(CHART if write_docs else folder / CHART.name)
     if write_docs:
         text = found.markdown(about, "make bench-shapes")
-        report.write_between_markers(DOCUMENT, text, BEGIN, END)
+        report.write_between_markers(report.DOCUMENT, text, BEGIN, END)
 
 
 if __name__ == "__main__":

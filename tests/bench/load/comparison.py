@@ -32,6 +32,9 @@ class Measure(enum.Enum):
     P99 = "p99, ms"
     P999 = "p99.9, ms"
     P99_RECEIVING = "p99 beside receivers, ms"
+    ON_DISK = "on disk, × the payload"
+    ON_DISK_COMPACTED = "on disk after compaction, × the payload"
+    COPIES = "copies of a payload after compaction"
 
 
 RATES = frozenset((Measure.IN, Measure.OUT, Measure.OUT_CONFIRMED, Measure.IN_AND_OUT))

@@ -11,6 +11,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,13 +69,27 @@ def receive(target: Target, count: int, window: int | None = None, load: Load = 
     """Receive and complete count waiting messages on one connection; gives how many a second the broker
     settled, or delivered if the target does not confirm.
     """
-    with target.connect() as connection:
-        receiver = Receiver(connection, window or load.window, load.body_bytes, target.confirms)
-        drive([connection], lambda: receiver.is_ready, READY_WITHIN_S)
-        receiver.receive(count)
+    return receive_from([target], count, window, load)
+
+
+def receive_from(
+    targets: Sequence[Target], count: int, window: int | None = None, load: Load = PLAIN
+) -> float:
+    """Do what `receive` does with count messages of each target, all targets at once, on a connection each;
+    gives the messages of all in a second.
+    """
+    with ExitStack() as stack:
+        connections = [stack.enter_context(target.connect()) for target in targets]
+        receivers = [
+            Receiver(connection, window or load.window, load.body_bytes, target.confirms)
+            for connection, target in zip(connections, targets, strict=True)
+        ]
+        drive(connections, lambda: all(receiver.is_ready for receiver in receivers), READY_WITHIN_S)
+        for receiver in receivers:
+            receiver.receive(count)
         began = time.perf_counter()
-        drive([connection], lambda: receiver.is_done, DONE_WITHIN_S)
-        return count / (time.perf_counter() - began)
+        drive(connections, lambda: all(receiver.is_done for receiver in receivers), DONE_WITHIN_S)
+        return count * len(targets) / (time.perf_counter() - began)
 
 
 def send_and_receive(target: Target, count: int, connection_count: int, window: int = WINDOW) -> float:
