@@ -5,6 +5,9 @@
     12      1.5      true               a whole number, a fraction, a truth value
     anything else                       a string
 
+Numbers are written as in JSON. What is written in another way, such as `007` or `+5`, and what does not fit
+64 bits, is a string, so that no digit is lost.
+
 A backslash is itself, except in front of a quote or of `u` and four hexadecimal digits; where the text has
 one there, it is written `\\u005c`. So every text comes back as it was. A property whose name cannot be the
 name of a header, or is one that HTTP uses itself, travels with others in the JSON object of the header
@@ -15,12 +18,14 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from email.utils import format_datetime, parsedate_to_datetime
 from typing import Any, Final
 
 from broker.base.errors import Reason, Refused
+from broker.message.stored import METADATA_BYTES_MAX
 
 OTHER_PROPERTIES: Final = "Partibus-Properties"
 """The header for properties that cannot be headers of their own, as a JSON object."""
@@ -36,8 +41,8 @@ _HTTP_HEADERS: Final = frozenset((
 """Headers that belong to HTTP and not to the message."""
 _HTTP_PREFIXES: Final = ("accept", "content-", "proxy-", "sec-", "x-forwarded-", "x-ms-")
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_WHOLE: Final = re.compile(r"[-+]?[0-9]{1,19}")
-_FRACTION: Final = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_WHOLE: Final = re.compile(r"0|-?[1-9][0-9]{0,18}")
+_FRACTION: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+(?:[eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)")
 _DATE: Final = re.compile(r"[A-Z][a-z]{2}, [0-9]{2} [A-Z][a-z]{2} [0-9]{4} [0-9]{2}:[0-9]{2}:[0-9]{2} GMT")
 _ESCAPE: Final = re.compile(r'\\(?:"|u([0-9A-Fa-f]{4}))')
 _TO_ESCAPE: Final = re.compile(r'"|\\(?=["u]|$)|[^ -~]')
@@ -87,12 +92,20 @@ def read_object(text: str, header: str) -> dict[str, Any]:
 
 def checked_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
     """Application properties that came as JSON. Raises Refused for values that are neither text, a number, a
-    truth value nor null."""
+    truth value nor null, and for more properties than a message may have."""
+    if (size := sum(map(len, properties))) > METADATA_BYTES_MAX:  # before they are encoded one by one
+        raise Refused(
+            Reason.MESSAGE_TOO_LARGE,
+            f"The names of the message's properties take {size} bytes; the limit of its annotations and "
+            f"properties is {METADATA_BYTES_MAX}.",
+        )
     for name, value in properties.items():
         if not isinstance(value, str | int | float | None):
             raise Refused(
                 Reason.ARGUMENT, f"The property '{name:.80}' must be text, a number, true, false or null."
             )
+        if isinstance(value, float) and not math.isfinite(value):
+            raise Refused(Reason.ARGUMENT, f"The property '{name:.80}' is no number that JSON can write.")
         if isinstance(value, int) and not -LONG_MAX - 1 <= value <= LONG_MAX:
             raise Refused(Reason.ARGUMENT, f"The property '{name:.80}' does not fit 64 bits.")
     return dict(properties)
@@ -107,7 +120,9 @@ def read_value(text: str) -> Any:
         return text == "true"
     if _WHOLE.fullmatch(text) and -LONG_MAX - 1 <= int(text) <= LONG_MAX:
         return int(text)
-    return float(text) if _FRACTION.fullmatch(text) else text
+    if _FRACTION.fullmatch(text) and math.isfinite(number := float(text)):
+        return number
+    return text
 
 
 def _read_quoted(inner: str) -> Any:
@@ -176,7 +191,7 @@ def _utf_16(character: str) -> list[int]:
 
 def write_json(value: Any) -> str:
     """JSON in ASCII without spaces, its keys in alphabetical order."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_json_of)
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_json_of, allow_nan=False)
 
 
 def _json_of(value: object) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import math
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -198,7 +199,8 @@ def _text(value: Any) -> str:
 
 def shown(value: Any, *, binary: Any = lambda value: base64.b64encode(value).decode()) -> Any:
     """An AMQP value in the types that JSON and headers can show: numbers, text, truth, times, lists and maps
-    of these. Binaries become text in Base64, unless `binary` says otherwise."""
+    of these. Binaries become text in Base64, unless `binary` says otherwise. NaN and Infinity, which JSON
+    does not have, become text too."""
     match value:
         case datetime.datetime() | None | bool():
             return value
@@ -207,7 +209,7 @@ def shown(value: Any, *, binary: Any = lambda value: base64.b64encode(value).dec
         case int():
             return int(value)
         case float():
-            return float(value)
+            return float(value) if math.isfinite(value) else _NOT_FINITE.get(value, "NaN")
         case str():
             return str(value)
         case uuid.UUID():
@@ -225,6 +227,7 @@ def shown(value: Any, *, binary: Any = lambda value: base64.b64encode(value).dec
     raise AssertionError(f"{type(value)} is no type of AMQP")
 
 
+_NOT_FINITE: Final = {math.inf: "Infinity", -math.inf: "-Infinity"}
 _LEAST_MS: Final = -62_135_596_800_000
 """The beginning of the year 1, the earliest time that can be shown."""
 _MOST_MS: Final = 253_402_300_799_999

@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.base.errors import Reason, Refused
-from broker.http.header_values import is_property, read_headers, read_value, write_headers, write_value
+from broker.http.header_values import (
+    checked_properties,
+    is_property,
+    read_headers,
+    read_value,
+    write_headers,
+    write_value,
+)
 
 DATE = datetime.datetime(1994, 11, 6, 8, 49, 37, tzinfo=datetime.UTC)
 
@@ -35,6 +42,17 @@ DATE = datetime.datetime(1994, 11, 6, 8, 49, 37, tzinfo=datetime.UTC)
         ("false", False),
         ("plain text", "plain text"),
         ("nan", "nan"),
+        ("0", 0),
+        ("-0", "-0"),
+        ("+5", "+5"),
+        ("00123", "00123"),
+        ("9223372036854775808", "9223372036854775808"),
+        ("-9223372036854775809", "-9223372036854775809"),
+        ("1" * 16_000, "1" * 16_000),
+        ("1e999", "1e999"),
+        ("-0.5", -0.5),
+        ("1e-07", 1e-07),
+        (".5", ".5"),
         ("", ""),
         ('"', '"'),
     ],
@@ -105,7 +123,17 @@ def test_properties_that_cannot_be_headers_travel_together() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[1]", "{", '{"a":{}}', '{"a":[]}', '{"a":9223372036854775808}', "[" * 10_000]
+    "text",
+    [
+        "[1]",
+        "{",
+        '{"a":{}}',
+        '{"a":[]}',
+        '{"a":9223372036854775808}',
+        '{"a":NaN}',
+        '{"a":1e999}',
+        "[" * 10_000,
+    ],
 )
 def test_wrong_json_is_refused(text: str) -> None:
     with pytest.raises(Refused) as refused:
@@ -115,3 +143,11 @@ def test_wrong_json_is_refused(text: str) -> None:
 
 def test_bytes_that_are_no_utf_8_are_latin_1() -> None:
     assert read_headers([(b"a", '"ü"'.encode()), (b"b", '"ü"'.encode("latin-1"))]) == {"a": "ü", "b": "ü"}
+
+
+def test_properties_with_too_many_names_are_refused_before_they_are_encoded() -> None:
+    fits: dict[str, object] = {f"{number:04}": 1 for number in range(10_000)}
+    assert checked_properties(fits) == fits
+    with pytest.raises(Refused, match="take 80000 bytes; the limit of its annotations") as refused:
+        checked_properties(fits | {"x" * 40_000: 1})
+    assert refused.value.reason is Reason.MESSAGE_TOO_LARGE

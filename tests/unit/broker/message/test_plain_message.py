@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import uuid
 
 import pytest
@@ -104,6 +105,9 @@ def test_every_type_of_amqp_is_shown_as_a_plain_value() -> None:
                 "byte": Byte(-1),
                 "ulong": ULong(2**63),
                 "float": Float(0.5),
+                "nan": Float(math.nan),
+                "infinity": math.inf,
+                "below": -math.inf,
                 "char": Char("c"),
                 "symbol": Symbol("s"),
                 "uuid": identifier,
@@ -119,6 +123,9 @@ def test_every_type_of_amqp_is_shown_as_a_plain_value() -> None:
         "byte": -1,
         "ulong": 2**63,
         "float": 0.5,
+        "nan": "NaN",
+        "infinity": "Infinity",
+        "below": "-Infinity",
         "char": "c",
         "symbol": "s",
         "uuid": str(identifier),
@@ -138,6 +145,7 @@ def test_every_type_of_amqp_is_shown_as_a_plain_value() -> None:
         (section(VALUE, "text"), "text"),
         (section(VALUE, b"bytes"), b"bytes"),
         (section(VALUE, None), None),
+        (section(VALUE, [math.nan]), ["NaN"]),
         (
             section(VALUE, {"a": [Long(1), b"x"], Symbol("b"): Timestamp(MOMENT_MS)}),
             {"a": [1, "eA=="], "b": MOMENT},
