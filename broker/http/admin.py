@@ -39,8 +39,9 @@ from broker.http.bodies import Bodies
 from broker.http.description_xml import EntityDefaults, note_ignored
 from broker.http.entry_text import EntryAddress, EntryTexts
 from broker.http.kinds import KINDS, EntityXml, listed_at, xml_of
+from broker.http.message_paths import message_methods
 from broker.http.refusals import HttpRefusal, not_allowed
-from broker.http.rights import DELETE, MANAGE, READ, WRITE, Rights
+from broker.http.rights import DELETE, MANAGE, READ, USE, WRITE, Rights
 from broker.http.seams import Claim, TokenVerifier
 from broker.http.subscription_admin import SubscriptionAdministration
 from broker.namespace.entity import Entity
@@ -127,12 +128,21 @@ class Administration:
 
         async for _ in self._slices.of(map(look, list(self._namespace.live_entities()))):
             pass
+        if not paths:
+            self._check_method(request, claim)
         shown = sorted(paths)[skip : skip + count]
         children = (Child(url_of(request, paths[key]), paths[key], updated_ms[key]) for key in shown)
         next_url = next_url_of(request, path, skip, count, len(paths))
         return await self._stream(
             request, write_discovery(url_of(request, path), next_url, self._clock.now_ms(), children)
         )
+
+    def _check_method(self, request: web.Request, claim: Claim) -> None:
+        """Raises HttpRefusal (405) if the path is about the messages of an entity: an empty feed would look
+        as if they had been received."""
+        entity, methods = message_methods(request.rel_url.raw_path)
+        if entity and self._namespace.describe(entity) and any(claim.covers(entity, each) for each in USE):
+            raise not_allowed(request, methods)
 
     async def _put(self, request: web.Request, claim: Claim, name: str) -> web.Response:
         updating = "If-Match" in request.headers

@@ -14,6 +14,8 @@ from broker.http.seams import Claim, TokenVerifier
 from broker.namespace.namespace import Namespace
 
 MANAGE, LISTEN = "Manage", "Listen"
+USE = "Send", "Listen"
+"""The rights to use an entity's messages. `Manage` includes both."""
 READ, WRITE, DELETE = "EntityRead", "EntityWrite", "EntityDelete"
 """What an operation does, in the words of refusals."""
 

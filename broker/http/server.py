@@ -65,6 +65,7 @@ STOPPING_BODY_S = 2.0
 """How long a body that is on its way may take when the broker stops."""
 _CLOSE_TIMEOUT_S = 5.0
 """How long a client has to answer the close of its WebSocket."""
+_CONTINUE = "100-continue"
 _METHODS = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS", "PATCH"})
 
 ServeWebSocket = Callable[[web.WebSocketResponse, web.Request, Callable[[bool], None]], Awaitable[None]]
@@ -253,10 +254,13 @@ class HttpServer:
         application = web.Application(
             middlewares=[self._answer], client_max_size=self._settings.http_body_bytes_max
         )
-        application.router.add_get("/health", self._unless_signed(health.handle))
-        application.router.add_get("/metrics", self._unless_signed(metrics.handle))
-        application.router.add_get(WEBSOCKET_PATH, self._websocket)
-        application.router.add_route("*", "/{path:(?s:.*)}", self._handle)
+        for path, handler in (
+            ("/health", self._unless_signed(health.handle)),
+            ("/metrics", self._unless_signed(metrics.handle)),
+            (WEBSOCKET_PATH, self._websocket),
+        ):
+            application.router.add_get(path, handler, expect_handler=_expect)
+        application.router.add_route("*", "/{path:(?s:.*)}", self._handle, expect_handler=_expect)
         return web.AppRunner(
             application, handle_signals=False, shutdown_timeout=self._settings.shutdown_timeout_ms / 1000
         )
@@ -333,6 +337,8 @@ class HttpServer:
     ) -> web.StreamResponse:
         try:
             self._check_site(request)
+            if request.headers.get("Expect", _CONTINUE).casefold() != _CONTINUE:
+                raise HttpRefusal(417, 0, "The header Expect may say 100-continue and nothing else.")
             if connection.spare and not _is_for_everybody(request, "/health"):
                 raise HttpRefusal(503, 0, "All connections of this port are in use.", {"Retry-After": "2"})
             response = await handler(request)
@@ -390,6 +396,13 @@ class HttpServer:
 
     def _refuse(self, request: web.Request, refusal: HttpRefusal) -> web.Response:
         return refusal.response(request.path, self._namespace.name, self._clock.now_ms())
+
+
+async def _expect(request: web.Request) -> None:
+    """Tell a client that waits for it to send its body. `HttpServer._respond` refuses other expectations."""
+    if request.headers["Expect"].casefold() == _CONTINUE and request.version >= HttpVersion11:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # as aiohttp does: no answer has begun
 
 
 def _nothing() -> None:

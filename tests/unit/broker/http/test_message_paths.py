@@ -6,7 +6,7 @@ import pytest
 
 from broker.access.addresses import Address
 from broker.http.broker_properties import token_text
-from broker.http.message_paths import Action, MessagePath, read_message_path
+from broker.http.message_paths import Action, MessagePath, message_methods, read_message_path
 from broker.http.refusals import HttpRefusal
 
 TOKEN = bytes(range(16))
@@ -57,3 +57,20 @@ def test_what_is_no_address_is_refused(path: str) -> None:
     with pytest.raises(HttpRefusal) as refusal:
         read_message_path("POST", path)
     assert refusal.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("/orders/messages", ("orders", "POST")),
+        ("/a%2Fb/Messages/HEAD", ("a/b", "POST, DELETE")),
+        (f"/orders/messages/5/{GUID}", ("orders", "DELETE, PUT, POST")),
+        ("/orders/$deadletterqueue/messages/head", ("orders", "POST, DELETE")),
+        ("/orders/messages/5", ("", "")),
+        ("/orders", ("", "")),
+        ("/messages", ("", "")),
+        ("/a//b/messages", ("", "")),
+    ],
+)
+def test_a_path_about_messages_has_other_methods(path: str, found: tuple[str, str]) -> None:
+    assert message_methods(path) == found

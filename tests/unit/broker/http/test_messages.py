@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,30 @@ def test_rights_of_an_entity_s_own_rule_are_respected(broker: BrokerThread, rest
     assert status_of("Send", "/own/messages") == 201
     assert status_of("Listen", "/own/messages") == 401
     assert status_of("Send", "/plain/messages") == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/plain/messages", "POST"),
+        ("/plain/messages/head", "POST, DELETE"),
+        ("/plain/$deadletterqueue/messages/head", "POST, DELETE"),
+        (f"/plain/messages/1/{uuid.UUID(int=1)}", "DELETE, PUT, POST"),
+    ],
+)
+def test_a_wrong_method_does_not_look_like_success(rest: RestClient, path: str, allowed: str) -> None:
+    for method in ("GET", "HEAD"):
+        answer = rest.ask(method, path)
+        assert (answer.status, answer.headers.get("allow")) == (405, allowed)
+
+
+def test_a_path_like_that_of_messages_may_be_an_entity(broker: BrokerThread, rest: RestClient) -> None:
+    assert rest.ask("GET", "/nothing/messages").status == 200, "discovery, which finds nothing"
+    elsewhere = sas_token(f"http://127.0.0.1:{broker.addresses.http_port}/other")
+    assert rest.ask("GET", "/plain/messages", token=elsewhere).status == 200, "it must not learn names"
+    rest.create("/plain/messages/head")
+    assert b"<feed" in rest.ask("GET", "/plain/messages").body, "it lists what lies below"
+    assert b"QueueDescription" in rest.ask("GET", "/plain/messages/head").body
 
 
 @pytest.mark.parametrize("method", ["POST", "DELETE"])

@@ -160,6 +160,15 @@ async def test_when_the_port_stops_a_body_has_a_little_time_to_arrive(tmp_path: 
         assert stack.ended("slow_body") == (0 if arrives else 1)
 
 
+async def test_an_expectation_is_met_or_refused_in_the_contracts_shape(stack: HttpStack) -> None:
+    status, text, _ = await stack.ask("PUT", "/orders", queue_body(), headers={"Expect": "miracles"})
+    assert status == 417 and text.startswith("<Error><Code>417</Code><Detail>The header Expect")
+    sample = stack.metrics.registry.get_sample_value
+    assert sample("partibus_http_requests_total", {"method": "PUT", "status": "417"}) == 1
+    status, _, _ = await stack.ask("PUT", "/orders", queue_body(), headers={"Expect": "100-Continue"})
+    assert status == 201
+
+
 # --- health and metrics -------------------------------------------------------------------------------------
 
 
