@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from broker.frontend.nodes.own_operations import MESSAGES_MAX
 from broker.messaging.settlement import DELAY_MS_MAX
 
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+
 SequenceNumber = Annotated[int, Field(ge=0, lt=2**63, json_schema_extra={"format": "int64"})]
 SequenceNumbers = Annotated[list[SequenceNumber], Field(min_length=1, max_length=MESSAGES_MAX)]
+
+
+def _check_time(value: object) -> object:
+    """Without this, numbers would be seconds since 1970."""
+    if not isinstance(value, str) or not _DATE.match(value):
+        raise ValueError("it must be a time in ISO 8601 with a zone, such as '2026-11-23T08:30:00Z'")
+    return value
+
+
+Time = Annotated[AwareDatetime, BeforeValidator(_check_time)]
 
 
 class _Model(BaseModel):
@@ -34,7 +47,7 @@ class DeleteAnswer(_Model):
 
 
 class _Selection(_Model):
-    enqueued_before: AwareDatetime | None = None
+    enqueued_before: Time | None = None
     message_count: int = Field(MESSAGES_MAX, ge=1, le=MESSAGES_MAX)
     from_sequence_number: SequenceNumber = 0
 
@@ -87,7 +100,7 @@ class AbandonAnswer(_Model):
 class Reschedule(Named):
     """Scheduled messages, and their new time."""
 
-    scheduled_enqueue_time: AwareDatetime
+    scheduled_enqueue_time: Time
 
 
 class RescheduleAnswer(_Model):

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
+from pydantic.alias_generators import to_camel
 
 from broker.access.addresses import Address, BadAddress, parse_address
 from broker.base.errors import Reason, Refused
@@ -193,7 +194,7 @@ class OwnRequests:
         self._memory.admit(1)
         if body.sequence_numbers is not None:
             if others := body.model_fields_set - {"sequence_numbers"}:
-                raise Refused(Reason.ARGUMENT, f"{min(others)} does not go with sequence_numbers.")
+                raise Refused(Reason.ARGUMENT, f"{to_camel(min(others))} does not go with sequenceNumbers.")
             done = await redrive_exactly(queue, address.subqueue, body.sequence_numbers, lambda: self._pages)
             return RedriveAnswer(
                 message_count=len(done.done),

@@ -76,7 +76,9 @@ def deleted_session_of(queue: Entity, subqueue: str, body: dict[str, Any]) -> st
     if not isinstance(session_id, str):
         raise Refused(Reason.ARGUMENT, f"'session-id' must be a string, not {session_id!r:.80}.")
     if not queue.requires_session(queue.description.subqueues.main_of(subqueue)):
-        raise Refused(Reason.ARGUMENT, f"The entity '{queue.name}' has no sessions: leave out 'session-id'.")
+        raise Refused(
+            Reason.ARGUMENT, f"The entity '{queue.name}' has no sessions: leave out the session id."
+        )
     return session_id
 
 

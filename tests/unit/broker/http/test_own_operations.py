@@ -153,6 +153,15 @@ def test_what_is_wrong_is_refused(rest: RestClient, operation: str, body: dict[s
     assert (answer.status, b"SubCode=40000" in answer.body) == (400, True), answer.body
 
 
+def test_refusals_name_the_fields_as_clients_write_them(rest: RestClient) -> None:
+    both = ask(rest, "redrive-messages", "plain/$deadletterqueue", sequenceNumbers=[1], messageCount=1)
+    assert b"messageCount does not go with sequenceNumbers" in both.body
+    session = ask(rest, "purge-messages", "plain", sessionId="s")
+    assert b"has no sessions: leave out the session id" in session.body
+    time = ask(rest, "purge-messages", "plain", enqueuedBefore=5)
+    assert b"enqueuedBefore: Value error, it must be a time in ISO 8601 with a zone" in time.body
+
+
 def test_refusals_have_the_statuses_of_the_contract(broker: BrokerThread, rest: RestClient) -> None:
     assert rest.ask("POST", "/$partibus/count-messages/plain", b"[" * 1_000).status == 400
     assert rest.ask("POST", "/$partibus/count-messages/plain", bytes(256 * 1024 + 1)).status == 413
