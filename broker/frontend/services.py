@@ -109,7 +109,7 @@ class Services:
         self._held_timer: asyncio.TimerHandle | None = None
         self._alone = asyncio.Event()
         self._alone.set()
-        namespace.rules_changed = self._rules_changed
+        namespace.when_rules_change.append(self._rules_changed)
         metrics.active_connections.set_function(lambda: len(self.connections))
         metrics.active_links.set_function(
             lambda: sum(connection.engine.link_count for connection in self.connections)

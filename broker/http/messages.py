@@ -65,14 +65,12 @@ class MessageRequests:
         )
         self._receivers: dict[HttpConnection, ConnectionReceivers] = {}
         """Of connections whose clients receive."""
+        namespace.when_rules_change.append(self._rules_changed)
         self._bodies = Bodies(MAX_MESSAGE_SIZE_KB[1] * 1024)
 
     async def handle(self, request: web.Request, path: MessagePath) -> web.StreamResponse:
         """Serve a request about messages. Raises HttpRefusal and Refused."""
-        claim = self._rights.authenticate(request)
-        self._rights.require_right(
-            claim, path.address.path, "Send" if path.action is Action.SEND else "Listen"
-        )
+        claim = self._authorize(request, path.address, "Send" if path.action is Action.SEND else "Listen")
         queue = found(self._namespace, path.address.entity)
         try:
             return await self._carry_out(request, path, queue, claim)
@@ -81,6 +79,16 @@ class MessageRequests:
             if why.reason is Reason.ENTITY_NOT_FOUND:
                 raise gone(why) from why
             raise
+
+    def _authorize(self, request: web.Request, address: Address, right: str) -> Claim:
+        """What the token of a request permits, with this right. Raises HttpRefusal and Refused."""
+        claim = self._rights.authenticate(request)
+        self._rights.require_right(claim, address.path, right)
+        return claim
+
+    def _rules_changed(self) -> None:
+        for receivers in list(self._receivers.values()):
+            receivers.rules_changed()
 
     def stop(self) -> None:
         """The broker stops: requests that wait for messages are answered now."""
@@ -151,7 +159,7 @@ class MessageRequests:
         if wait_s > 0:
             self._waiting.begin()
         try:
-            locked = await receiver.receive(wait_s)
+            locked = await receiver.receive(wait_s, lambda: self._authorize(request, address, "Listen"))
         finally:
             if wait_s > 0:
                 self._waiting.end()

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from broker.base.clock import Clock
 from broker.base.errors import Reason, Refused
+from broker.http.refusals import HttpRefusal
 from broker.messaging.receive_cache import ReceiveCache
 from broker.messaging.receiver import Receiver
 from broker.messaging.settlement import RELEASE, Settlement
@@ -119,6 +120,10 @@ class HttpReceiver:
         self._cache, self.waiting = cache, waiting
         self._found: asyncio.Future[Locked | None] | None = None
         """What the present request waits for; None for no message."""
+        self._check_rights: Callable[[], object] | None = None
+        """That of the present request (`receive`)."""
+        self._lost: Refused | HttpRefusal | None = None
+        """What that was, while the message for the client is being removed."""
         self._is_draining = False
         self._drained = asyncio.Event()
         """Set unless a drain is under way whose request has its answer already."""
@@ -128,14 +133,16 @@ class HttpReceiver:
         )
         queue.watchers.add(self)
 
-    async def receive(self, wait_s: float) -> Locked | None:
-        """One message; None if none has come in time. Raises Refused, ConnectionResetError."""
+    async def receive(self, wait_s: float, check_rights: Callable[[], object]) -> Locked | None:
+        """One message; None if none has come in time. `check_rights` raises Refused or HttpRefusal once the
+        client may not receive. Raises these, and ConnectionResetError."""
         await self._drained.wait()
+        check_rights()
         if self.has_ended:
             raise ConnectionResetError("the connection has ended")
         self.queue.check_one_more_receiver(self.waiting.receivers_max)
         found: asyncio.Future[Locked | None] = asyncio.get_running_loop().create_future()
-        self._found = found
+        self._found, self._check_rights = found, check_rights
         self.queue.receivers.add(self)
         try:
             if wait_s > 0:
@@ -145,7 +152,7 @@ class HttpReceiver:
                 self._drain()
             return await found
         finally:
-            self._found = None
+            self._found = self._check_rights = self._lost = None
             self.queue.receivers.discard(self)
             self.waiting.release(self)
             self._is_draining = self._receiver.drains
@@ -206,6 +213,8 @@ class HttpReceiver:
         return self._cache.bytes_max
 
     def wanted(self) -> int:
+        if self._lost is not None and not self._receiver.removes_now:  # the removal has failed
+            self._fail(self._lost)
         if not self.has_credit():
             return 0
         return 0 if self.is_blocked() else 1
@@ -261,7 +270,20 @@ class HttpReceiver:
         assert error is not None, "called where an exception is handled"
         self.end(error)
 
-    # --- for the entity (Watcher) ---------------------------------------------------------------------------
+    # --- for the namespace, and for the entity (Watcher) ----------------------------------------------------
+
+    def rules_changed(self) -> None:
+        """End a request whose client has lost the right to receive. One whose message is being removed is
+        given that, and no other."""
+        if self._check_rights is None or not self.has_credit():
+            return
+        try:
+            self._check_rights()
+        except (Refused, HttpRefusal) as why:
+            if self._receiver.removes_now:
+                self._lost = why
+            else:
+                self._fail(why)
 
     def queue_changed(self) -> None:
         """End a request that the new settings do not permit. One whose message is being removed ends with
@@ -303,6 +325,11 @@ class ConnectionReceivers:
             )
         self._receivers[queue, subqueue, removes] = receiver
         return receiver
+
+    def rules_changed(self) -> None:
+        """Authorization rules have changed: end requests whose clients have lost their right."""
+        for receiver in self._receivers.values():
+            receiver.rules_changed()
 
     def stop(self) -> None:
         """The broker stops: end a request that waits."""

@@ -140,9 +140,9 @@ class Namespace:
         self.idle_deletion = IdleDeletion(clock, self.live_entities, self._delete_idle, self._keep_idle)
         self._deleting_idle: asyncio.Task[None] | None = None
         self._damaged = DamagedEntries()
-        self.rules_changed: Callable[[], None] = lambda: None
-        """Called when an entity's authorization rules have changed or were deleted with it. Set by
-        `Services`."""
+        self.when_rules_change: list[Callable[[], None]] = []
+        """Called when authorization rules have changed, or were deleted with their entity. Whoever keeps
+        claims adds a function."""
         self.changed: Callable[[Entity], None] = lambda entity: None
         """Called when an entity was created, changed or deleted. Set by `Forwarding`."""
         self.partition_started: Callable[[Entity, int], None] = lambda entity, number: None
@@ -462,6 +462,11 @@ class Namespace:
             log.info("entity.updated", entity=description.name)
             self.changed(queue)
             return description
+
+    def rules_changed(self) -> None:
+        """Tell everybody who keeps claims that authorization rules have changed."""
+        for tell in self.when_rules_change:
+            tell()
 
     async def delete_entity(self, name: str) -> None:
         """Delete a queue and everything in it, durably. Raises Refused: ENTITY_NOT_FOUND, and as `_on_disk`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from azure.servicebus.exceptions import ServiceBusAuthenticationError, ServiceBu
 
 from tests.support.azure_client import azure_client
 from tests.support.broker_process import BrokerDied, BrokerProcess, queue
+from tests.support.rest_client import RestClient
 from tests.support.waiting import until
 
 OLD, NEW = "b2xkIGtleQ==", "bmV3IGtleQ=="
@@ -45,6 +47,24 @@ async def test_keys_are_rotated_without_a_restart(tmp_path: Path) -> None:
             with pytest.raises((ServiceBusAuthorizationError, ServiceBusAuthenticationError)):
                 sender.send_messages(ServiceBusMessage("with a key that is no longer in force"))
         assert OLD not in broker.log and NEW not in broker.log
+
+
+async def test_a_request_that_waits_for_a_message_ends_with_its_key(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text(OLD)
+    environment = {"PARTIBUS_SAS_KEY_FILE": str(file)}
+    with (
+        BrokerProcess(tmp_path / "broker", [queue("orders")], environment=environment) as broker,
+        RestClient(broker.addresses.http_port, key=OLD) as old,
+        RestClient(broker.addresses.http_port, key=NEW) as new,
+    ):
+        waiting = asyncio.create_task(asyncio.to_thread(old.receive, "/orders", method="DELETE", timeout=30))
+        assert await asyncio.to_thread(new.receive, "/orders"), "the first request has begun"
+        file.write_text(NEW)
+        await until(lambda: "keys.changed" in broker.log)
+        assert (await waiting).status == 401
+        new.send("/orders", b"kept")
+        assert new.receive("/orders", timeout=30).body == b"kept"
 
 
 def test_an_empty_key_file_keeps_the_broker_from_starting(tmp_path: Path) -> None:

@@ -131,8 +131,7 @@ class FixedNamespace:
     def __init__(self) -> None:
         self.tier: Tier = UNLIMITED
         self.queues: dict[str, Entity] = {}
-        self.rules_changed: Callable[[], None] = lambda: None
-        """Set by `Services`; called when rules have changed."""
+        self.when_rules_change: list[Callable[[], None]] = []
 
     def find(self, name: str) -> Entity | None:
         return self.queues.get(key_of(name))
@@ -153,7 +152,8 @@ class FixedNamespace:
         queue.description = queue.description.updated(
             replace(queue.description.settings, authorization_rules=rules), 0
         )
-        self.rules_changed()
+        for tell in self.when_rules_change:
+            tell()
 
 
 class LinkStack:

@@ -19,6 +19,7 @@ from tests.support.broker_process import queue
 from tests.support.broker_thread import BrokerThread
 from tests.support.http_entries import UPDATE, queue_body
 from tests.support.rest_client import RestAnswer, RestClient
+from tests.support.sas import sas_token
 from tests.support.waiting import until_seen
 
 CLIENTS = 8
@@ -179,6 +180,63 @@ def test_a_request_whose_message_is_being_removed_waits_for_it(
         sender.send("/removing", b"removed")
     answer = future.result(LONG_S)
     assert (answer.status, answer.body) == (200, b"removed")
+
+
+OWN_RULE = (
+    '<AuthorizationRules><AuthorizationRule xmlns:i="http://www.w3.org/2001/XMLSchema-instance" '
+    'i:type="SharedAccessAuthorizationRule"><ClaimType>SharedAccessKey</ClaimType>'
+    "<ClaimValue>None</ClaimValue><Rights><AccessRights>{}</AccessRights></Rights><KeyName>app</KeyName>"
+    "<PrimaryKey>{}</PrimaryKey></AuthorizationRule></AuthorizationRules>"
+)
+
+
+@pytest.mark.parametrize(("right", "key"), [("Listen", "new"), ("Send", "old")], ids=["key", "right"])
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+def test_a_request_that_waits_ends_when_its_client_loses_the_right(
+    broker: BrokerThread, rest: RestClient, threads: ThreadPoolExecutor, method: str, right: str, key: str
+) -> None:
+    name = f"revoked-{method}-{right}"
+    rest.create(f"/{name}", OWN_RULE.format("Listen", "old"))
+    resource = f"http://127.0.0.1:{broker.addresses.http_port}/{name}"
+    token = sas_token(resource, key_name="app", key="old")
+    with RestClient(broker.addresses.http_port) as own, RestClient(broker.addresses.http_port) as other:
+        path = f"/{name}/messages/head?timeout={LONG_S}"
+        revoked = threads.submit(own.ask, method, path, token=token)
+        until_seen(lambda: waiters(broker, name) == 1)
+        waiting = waiting_on(broker, threads, other, name)
+        changed = queue_body(OWN_RULE.format(right, key))
+        assert rest.ask("PUT", f"/{name}", changed, UPDATE).status == 200
+        assert revoked.result(LONG_S).status == 401
+        rest.send(f"/{name}", b"kept")
+        assert waiting.result(LONG_S).body == b"kept", "the other client's key is in force"
+
+
+def test_a_client_without_rights_is_given_what_is_being_removed_and_nothing_after_that(
+    broker: BrokerThread, rest: RestClient, threads: ThreadPoolExecutor
+) -> None:
+    rest.create("/losing", OWN_RULE.format("Listen", "old"))
+    token = sas_token(f"http://127.0.0.1:{broker.addresses.http_port}/losing", key_name="app", key="old")
+    path = f"/losing/messages/head?timeout={LONG_S}"
+    future = threads.submit(rest.ask, "DELETE", path, token=token)
+    until_seen(lambda: waiters(broker, "losing") == 1)
+    (receiver,) = broker.queue("losing").watchers
+    assert isinstance(receiver, HttpReceiver)
+    removals = receiver._receiver._removals
+
+    async def begin_to_remove() -> None:
+        removals.count += 1
+
+    async def fail_to_remove() -> None:
+        removals.count -= 1
+        receiver.go_on()
+
+    asyncio.run_coroutine_threadsafe(begin_to_remove(), broker.loop).result(LONG_S)
+    with RestClient(broker.addresses.http_port) as admin:
+        changed = queue_body(OWN_RULE.format("Listen", "new"))
+        assert admin.ask("PUT", "/losing", changed, UPDATE).status == 200
+        assert waiters(broker, "losing") == 1, "the message that is being removed must reach it"
+        asyncio.run_coroutine_threadsafe(fail_to_remove(), broker.loop).result(LONG_S)
+    assert future.result(LONG_S).status == 401
 
 
 def test_an_entity_has_a_limited_number_of_requests_that_receive(

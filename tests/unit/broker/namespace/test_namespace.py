@@ -214,7 +214,7 @@ async def test_whoever_keeps_claims_hears_when_rules_change_or_go_and_not_otherw
     with_rules = QueueSettings(authorization_rules=rules)
     await world.namespace.create_entity("orders", with_rules)
     await world.namespace.create_entity("plain", QueueSettings())
-    world.namespace.rules_changed = lambda: heard.append("changed")
+    world.namespace.when_rules_change.append(lambda: heard.append("changed"))
     await world.namespace.update_entity(
         "orders", QueueSettings(authorization_rules=rules, max_delivery_count=4)
     )
