@@ -300,7 +300,7 @@ class Locks:
         home = self._homes.get(nonce)
         if home is None or (within is not None and within != home[0]):
             return _find_nothing
-        return self._subqueues[home[0]].references.get
+        return self._subqueues[home[0]].references.finder()
 
 
 def _find_nothing(number: int) -> Reference | None:

@@ -15,11 +15,12 @@ A session is known while it has messages, in whatever state, or is locked.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from broker.base.sifted_heap import SiftedHeap
 from broker.operations import SESSION_ID
 from broker.partition._untracked import keep_untracked, untrack
+from broker.partition.chunked_table import ChunkedTable
 from broker.partition.references import ACTIVE, Reference, SessionLock
 
 SESSION_BYTES = 512
@@ -54,7 +55,7 @@ class MessageSessions:
 
     __slots__ = ("_by_id", "_references", "free", "hungry")
 
-    def __init__(self, references: Mapping[int, Reference]) -> None:
+    def __init__(self, references: ChunkedTable[Reference]) -> None:
         """`references` are the subqueue's."""
         self._references = references
         self._by_id: dict[bytes, MessageSession] = {}

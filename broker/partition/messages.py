@@ -370,15 +370,11 @@ class Messages:
             self._frames.append(frame)
         return self._frames[-1]
 
-    def forget(self, removed: Iterable[Reference]) -> None:
+    def forget(self, removed: Sequence[Reference]) -> None:
         """Release removed references: their frames no longer count them, and their bodies leave memory."""
-        in_memory = 0
-        forget = self.bodies.forget if self.bodies else None
+        in_memory = self.bodies.forget(removed) if self.bodies else 0
         for reference in removed:
             reference.frame.live -= 1
-            if forget is not None:
-                in_memory += forget(reference)
-                continue
             payload = reference.payload
             if payload:
                 in_memory += len(payload)
@@ -463,16 +459,18 @@ class Messages:
         This object is no longer used."""
         for subqueue in self.subqueues:
             references = subqueue.references
-            while references:
-                count = min(len(references), DROPPED_AT_ONCE)
-                for _ in range(count):
-                    references.popitem()[1].lease = None
-                self.work.messages -= count
-                yield count
-            if subqueue.expiry is not None:
-                yield from subqueue.expiry.drop()
+            while some := references.pop_some(DROPPED_AT_ONCE):
+                for reference in some:
+                    reference.lease = None
+                self.work.messages -= len(some)
+                yield len(some)
+            for wheel in (subqueue.expiry, subqueue.schedule):
+                if wheel is not None:
+                    yield from wheel.drop()
             if subqueue.sessions is not None:
                 yield from subqueue.sessions.drop()
+        for _ in self.bodies.drop():
+            yield 0
         for _ in self.states.drop():
             yield 0
         for _ in self.renumbered.drop():

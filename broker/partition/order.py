@@ -10,12 +10,20 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
 
 CHUNK = 4096
 """Numbers in a new chunk. A chunk holds at most twice as many."""
 _SLACK = 64
 """A chunk with fewer stale numbers than this is not rebuilt."""
+
+
+class Present(Protocol):
+    """The owner's messages, by number."""
+
+    def known(self, numbers: Sequence[int], /) -> Iterable[int]:
+        """Those of several ascending numbers that are present."""
 
 
 class _Chunk:
@@ -32,7 +40,7 @@ class Order:
 
     __slots__ = ("_chunks", "_firsts", "_present")
 
-    def __init__(self, present: Container[int], numbers: Sequence[int] = ()) -> None:
+    def __init__(self, present: Present, numbers: Sequence[int] = ()) -> None:
         """`numbers` must be ascending, and all of them present."""
         self._present = present
         self._chunks: list[_Chunk] = [_Chunk(array("Q"))]
@@ -159,7 +167,7 @@ class Order:
         numbers = list(self.numbers(0))
         assert numbers == sorted(set(numbers))
         for place, chunk in enumerate(self._chunks):
-            gone = sum(1 for number in chunk.numbers if number not in self._present)
+            gone = len(chunk.numbers) - sum(1 for _ in self._present.known(chunk.numbers))
             assert chunk.gone == gone <= _SLACK + len(chunk.numbers) // 2 + 1, (
                 chunk.gone,
                 gone,
@@ -180,7 +188,7 @@ class Order:
             assert chunk.gone == total, "more numbers have left than there were"
             self._drop(place)
         elif chunk.gone > _SLACK + total // 2:
-            chunk.numbers = array("Q", filter(self._present.__contains__, chunk.numbers))
+            chunk.numbers = array("Q", self._present.known(chunk.numbers))
             chunk.gone = 0
 
     def _drop(self, place: int) -> None:
@@ -195,7 +203,7 @@ class Order:
         chunk = self._chunks[place]
         behind = _Chunk(chunk.numbers[CHUNK:])
         del chunk.numbers[CHUNK:]
-        behind.gone = sum(1 for number in behind.numbers if number not in self._present)
+        behind.gone = len(behind.numbers) - sum(1 for _ in self._present.known(behind.numbers))
         chunk.gone -= behind.gone
         self._chunks.insert(place + 1, behind)
         self._firsts.insert(place + 1, behind.numbers[0])

@@ -69,7 +69,7 @@ class Reading:
         answer = Positions(
             self._start(subqueue, head),
             head,
-            len(subqueue.references) - subqueue.deferred - subqueue.scheduled,
+            subqueue.references.count - subqueue.deferred - subqueue.scheduled,
             subqueue.bytes,
             find.cookie,
         )

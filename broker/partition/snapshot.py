@@ -222,8 +222,8 @@ class _MessagesSection:
     def encode(self, block: int) -> bytes:
         subqueue, first = place_of(block)
         first |= self._messages.first_number
-        find = self._messages.subqueues[subqueue].references.get
-        references = list(filter(None, map(find, range(first, first + BLOCK_MESSAGES))))
+        known = self._messages.subqueues[subqueue].references
+        references = list(filter(None, known.get_each(range(first, first + BLOCK_MESSAGES))))
         if not references:
             return b""
         places = {

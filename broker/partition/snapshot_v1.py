@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Generator, Iterator
+from operator import attrgetter
 
 from broker.partition._untracked import untrack
 from broker.partition.columns import NO_COLUMNS, give
@@ -121,7 +122,7 @@ def _load_subqueue(
                 reference.delivery_count = delivery_count
             if state:
                 reference.state = state_of(state)
-        subqueue.bring_back(references)
+        subqueue.bring_back(sorted(references, key=attrgetter("sequence_number")))
         yield
     for at, (place, size) in enumerate(zip(changed_places, changed_sizes, strict=True), 1):
         subqueue.references[numbers[place]].changed = bytes(view[end : end + size])

@@ -17,7 +17,6 @@ Message sessions: if the messages belong to sessions, `sessions` has the order o
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
@@ -26,6 +25,7 @@ from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.entities.roles import SubqueueDescription
 from broker.message.changes import merge_changes
 from broker.partition._untracked import untrack
+from broker.partition.chunked_table import ChunkedTable
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.columns import value_bytes
 from broker.partition.message_sessions import MessageSession, MessageSessions
@@ -34,10 +34,6 @@ from broker.partition.postponing import put_off_again
 from broker.partition.references import ACTIVE, DEFERRED, SCHEDULED, Lease, Reference
 from broker.partition.timers import MovableTimers, TimerWheel
 
-_FEW = 4096
-"""This many references can be copied to another table in less than a millisecond."""
-_TABLE_BYTES_MIN, _TABLE_BYTES_EACH = 64 * 1024, 512
-"""A table up to this size is kept. A dictionary that has only grown takes up to 200 bytes per entry."""
 _SCHEDULE_TICK_MS = 20
 """Resolution of schedules: a message becomes active at most this much after its time."""
 REBUILT_AT_ONCE = 1024
@@ -106,7 +102,7 @@ class Subqueue:
         self.redrives_to = description.redrives_to
         """The number of the subqueue to which dead letters from here are re-driven."""
         self._work = work
-        self.references: dict[int, Reference] = {}
+        self.references: ChunkedTable[Reference] = ChunkedTable()
         self.expiry: TimerWheel | None = None
         """Sequence numbers by expiry, if the subqueue enforces the time to live."""
         self.schedule: MovableTimers | None = None
@@ -145,7 +141,7 @@ class Subqueue:
             self.bytes
             + self.changed_bytes
             + self.column_bytes
-            + MESSAGE_OVERHEAD_BYTES * len(self.references)
+            + MESSAGE_OVERHEAD_BYTES * self.references.count
             + self.session_bytes
         )
 
@@ -158,7 +154,7 @@ class Subqueue:
 
     def append(self, references: Sequence[Reference], sequence_numbers: Sequence[int], size: int) -> None:
         """Add new messages at the end. `size` is their total size in bytes. They are not in `expiry` yet."""
-        self.references.update(zip(sequence_numbers, references, strict=True))
+        self.references.add(sequence_numbers, references)
         self._work.occupied[self.number] = self
         self._work.messages += len(references)
         if self._order is not None:
@@ -261,13 +257,14 @@ class Subqueue:
         return self.sessions
 
     def bring_back(self, references: Sequence[Reference]) -> None:
-        """Add messages read from a log or checkpoint; `rebuild` puts them in order."""
+        """Add messages read from a log or checkpoint, by ascending numbers; `rebuild` puts them in order
+        with others."""
         if references and type(references[0]) is not Reference:
             self.has_columns = True
-        before = len(self.references)
-        self.references.update((reference.sequence_number, reference) for reference in references)
+        before = self.references.count
+        self.references.add([reference.sequence_number for reference in references], references)
         self._work.occupied[self.number] = self
-        self._work.messages += len(self.references) - before
+        self._work.messages += self.references.count - before
 
     def watch_lives(
         self, first: int, lives: dict[int, int | None], life_column: Sequence[int | None]
@@ -301,8 +298,7 @@ class Subqueue:
 
     def remove(self, sequence_numbers: Sequence[int]) -> list[Reference]:
         """Remove messages that are not locked."""
-        pop = self.references.pop
-        removed = [pop(number) for number in sequence_numbers]
+        removed = self.references.pop_each(sequence_numbers)
         size = deferred = scheduled = cancelled = 0
         lives_until_ms: int | None = None
         for reference in removed:
@@ -333,20 +329,9 @@ class Subqueue:
         self.available -= len(removed) - deferred - scheduled
         if self._order is not None:
             self._order.left(sequence_numbers)
-        if len(self.references) <= _FEW:
-            self._shrink()
-            if not self.references:
-                self._work.occupied.pop(self.number, None)
+        if not self.references.count:
+            self._work.occupied.pop(self.number, None)
         return removed
-
-    def _shrink(self) -> None:
-        """Free the references' table once few are left: a dictionary keeps its largest table, 50 MB after a
-        million messages."""
-        references = self.references
-        if sys.getsizeof(references) > _TABLE_BYTES_MIN + _TABLE_BYTES_EACH * len(references):
-            few = dict(references)
-            references.clear()  # in place, because others refer to the dictionary
-            references.update(few)
 
     def _cancel_expiry(self, lives_until_ms: int | None, count: int) -> None:
         if lives_until_ms is not None and self.expiry is not None:
@@ -392,7 +377,7 @@ class Subqueue:
         while is_plain and not returned and count > 0 and bytes_max > 0 and looks < looks_max:
             numbers = order.take(self._next, min(count, looks_max - looks))
             before = len(taken)
-            for reference in map(references.get, numbers):
+            for reference in references.get_each(numbers):
                 if (
                     reference is None
                     or reference.state is not active
@@ -646,7 +631,8 @@ class Subqueue:
             self._work.timed[self.number] = self
         for wall_ahead_ms, begin, end in clock_settings.spans(numbers):
             shared: dict[int, int] = {}
-            for reference in map(self.references.__getitem__, numbers[begin:end]):
+            for reference in self.references.get_each(numbers[begin:end]):
+                assert reference is not None
                 expires_at_ms = reference.expires_at_ms
                 assert expires_at_ms is not None
                 reference.lives_until_ms = due_ms = shared.setdefault(
@@ -657,7 +643,8 @@ class Subqueue:
 
     def check(self) -> None:
         """Assert that all sums and the order agree with the references."""
-        references = self.references.values()
+        self.references.check()
+        references = list(self.references.values())
         assert (self.number in self._work.occupied) == bool(references)
         assert self.number in self._work.timed or self.expiry is None or self.expiry.next_due_ms() is None
         assert all(number == reference.sequence_number for number, reference in self.references.items())
@@ -677,7 +664,7 @@ class Subqueue:
         )
         assert self._order is not None
         self._order.check()
-        assert self.references.keys() <= set(self._order.numbers(0)), "a message that peeking does not reach"
+        assert set(self.references) <= set(self._order.numbers(0)), "a message that peeking does not reach"
         reachable = {*self._order.numbers(self._next), *self._returned}
         assert all(
             each.sequence_number in reachable

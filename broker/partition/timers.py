@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from broker.base.sifted_heap import SiftedHeap
 from broker.partition._untracked import keep_untracked, untrack
+from broker.partition.chunked_table import ChunkedTable
 
 PASSED_OVER_MAX = 1024
 """Empty ticks that one search for the next due time skips: less than a millisecond."""
@@ -46,7 +47,7 @@ class TimerWheel:
         assert tick_ms > 0
         self._tick_ms = tick_ms
         self._is_live = is_live
-        self._buckets: dict[int, _Bucket] = {}
+        self._buckets: ChunkedTable[_Bucket] = ChunkedTable()
         self._ticks: SiftedHeap[int] = SiftedHeap()
 
     def add(self, due_ms: int, key: int) -> None:
@@ -71,8 +72,8 @@ class TimerWheel:
         bucket.live -= count
         assert bucket.live >= 0, "more was cancelled than added"
         if not bucket.live:
-            del self._buckets[tick]
-            self._ticks.tidy(self._buckets, len(self._buckets))
+            self._buckets.pop(tick)
+            self._ticks.tidy(self._buckets, self._buckets.count)
         elif len(bucket.keys) > _SLACK + 2 * bucket.live:
             bucket.keys = self._live(tick, bucket.keys)
 
@@ -94,26 +95,28 @@ class TimerWheel:
         thousands.
         """
         due: list[array[int]] = []
-        if not self._buckets:
+        if not self._buckets.count:
             return due
         last = now_ms // self._tick_ms
         while ticks_max > 0 and (tick := self._ticks.least()) is not None and tick <= last:
             ticks_max -= 1
-            bucket = self._buckets.pop(self._ticks.pop(), None)
+            self._ticks.pop()
+            bucket = self._buckets.get(tick)
             if bucket is not None:
+                self._buckets.pop(tick)
                 due.append(bucket.keys)
         return due
 
     def is_due(self, now_ms: int) -> bool:
         """Whether `expire` would return keys, which may all have been cancelled."""
-        tick = self._ticks.least() if self._buckets else None
+        tick = self._ticks.least() if self._buckets.count else None
         return tick is not None and tick <= now_ms // self._tick_ms
 
     def next_due_ms(self) -> int | None:
         """When the next key comes due; None if no key waits. May be too early if a great many keys were
         cancelled."""
         buckets, ticks = self._buckets, self._ticks
-        if not buckets:
+        if not buckets.count:
             return None
         tick = ticks.least()
         for _ in range(PASSED_OVER_MAX):
@@ -126,11 +129,8 @@ class TimerWheel:
     def drop(self) -> Iterator[int]:
         """Free everything, in steps, because messages sent one by one have a bucket each. The wheel is no
         longer used."""
-        while self._buckets:
-            count = min(len(self._buckets), DROPPED_AT_ONCE)
-            for _ in range(count):
-                self._buckets.popitem()
-            yield count
+        while dropped := len(self._buckets.pop_some(DROPPED_AT_ONCE)):
+            yield dropped
         while self._ticks:
             self._ticks.shorten(DROPPED_AT_ONCE)
             yield 0

@@ -15,7 +15,7 @@ def totals_of(messages: Messages) -> Totals:
     cycle."""
     work = messages.work
     totals = {
-        number: (len(subqueue.references), subqueue.deferred, subqueue.scheduled, subqueue.size_bytes)
+        number: (subqueue.references.count, subqueue.deferred, subqueue.scheduled, subqueue.size_bytes)
         for held in (work.occupied, work.indexed)
         for number, subqueue in held.items()
     }

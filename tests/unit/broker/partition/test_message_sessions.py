@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.operations import ClientId
+from broker.partition.chunked_table import ChunkedTable
 from broker.partition.message_sessions import SESSION_BYTES, MessageSessions
 from broker.partition.references import (
     ACTIVE,
@@ -27,9 +28,11 @@ def message(number: int, session: str | None) -> Reference:
     return reference
 
 
-def index_of(*sessions: str | None) -> tuple[MessageSessions, dict[int, Reference]]:
+def index_of(*sessions: str | None) -> tuple[MessageSessions, ChunkedTable[Reference]]:
     """An index of messages 1, 2, 3 … of these sessions."""
-    references = {number: message(number, session) for number, session in enumerate(sessions, 1)}
+    references: ChunkedTable[Reference] = ChunkedTable()
+    for number, session in enumerate(sessions, 1):
+        references[number] = message(number, session)
     sessions_ = MessageSessions(references)
     sessions_.add(references.values())
     sessions_.check()

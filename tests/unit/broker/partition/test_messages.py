@@ -18,6 +18,7 @@ from broker.partition.subqueue import REBUILT_AT_ONCE
 from broker.partition.task import TaskLimits
 from storage.log import Position
 from tests.support.partition_harness import NUMBER, Harness
+from tests.support.topics import topic
 
 MANY = 20_000
 
@@ -41,6 +42,21 @@ async def test_a_log_is_replayed_in_steps_of_bounded_size_and_to_the_same_state(
     assert messages.count == 0 and not messages.live_frames()
     await harness.restart()
     assert (await harness.receive(1, 1)).messages == [b"x5000"]
+
+
+async def test_schedules_and_shared_messages_are_freed_in_steps_too() -> None:
+    harness = Harness(description=topic("a", "b"))
+    await harness.send(*[b"x"] * SOME)
+    due_ms = harness.clock.now_ms() + 60_000
+    await harness.do(1, Send([b"y"] * SOME, None, scheduled_ms=[due_ms + 20 * each for each in range(SOME)]))
+    assert harness.task._partition is not None
+    messages = harness.task._partition.messages
+    wheel, bodies = messages.main.schedule, messages.bodies
+    assert wheel is not None and wheel.next_due_ms() is not None and bodies
+    steps = list(messages.drop())
+    assert max(steps) <= DROPPED_AT_ONCE
+    # Symptom: they were freed all at once, with the object.
+    assert steps.count(0) >= SOME // DROPPED_AT_ONCE and wheel.next_due_ms() is None and not bodies
 
 
 async def test_a_relocated_frame_is_replayed_in_steps_of_bounded_size(

@@ -30,7 +30,8 @@ async def test_a_collection_takes_no_longer_because_messages_wait() -> None:
         "nothing for each message, frame or expiry"
     )
     assert messages.main.expiry is not None
-    assert not _tracked([messages.main.references, messages._frames, messages.main.expiry._buckets])
+    chunks = [*messages.main.references._chunks.values(), *messages.main.expiry._buckets._chunks.values()]
+    assert len(chunks) == 2 and not _tracked([*chunks, messages._frames])
 
 
 async def test_the_garbage_collector_does_not_look_at_waiting_messages_and_nothing_of_them_is_left() -> None:

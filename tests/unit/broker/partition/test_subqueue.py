@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from broker.entities.descriptions import QUEUE_SUBQUEUES
+from broker.partition.chunked_table import ChunkedTable
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.order import CHUNK
 from broker.partition.references import Lease, Reference, StoredFrame
@@ -14,20 +15,24 @@ from storage.log import Position
 MANY = 20_000
 
 
-class Counting(dict[int, Reference]):
+class Counting(ChunkedTable[Reference]):
     """References that count look-ups."""
 
     looks = 0
 
-    def get(self, number: int, default: Any = None) -> Any:
+    def get(self, number: int) -> Reference | None:
         self.looks += 1
-        return super().get(number, default)
+        return super().get(number)
+
+    def get_each(self, numbers: Sequence[int]) -> Iterator[Reference | None]:
+        return map(self.get, numbers)
 
 
 def filled(count: int) -> tuple[Subqueue, Counting]:
     subqueue, references = Subqueue(0, QUEUE_SUBQUEUES[0], Work()), Counting()
     frame = StoredFrame(Position(0))
-    references.update((number, Reference(number, frame, 0, 1, 0, None)) for number in range(1, count + 1))
+    for number in range(1, count + 1):
+        references[number] = Reference(number, frame, 0, 1, 0, None)
     subqueue.references = references
     assert max(subqueue.rebuild(ClockSettings())) == REBUILT_AT_ONCE
     references.looks = 0
