@@ -3,8 +3,7 @@
 Each operation travels to the partition's mailbox with the number of the *client* that asks (a link, a
 management request, an HTTP request: `ClientId`), and each answer travels back to the sink kept under
 that number. A client gets its answers in the order in which the partition decided them. `cookie` is the
-client's own note and is returned unchanged. One operation carries many messages; nothing here is created per
-message.
+client's own note and is returned unchanged. One operation carries many messages; nothing is made per message.
 
 A *lock token* is the 16 bytes used as delivery tag: the sequence number (8 bytes, big endian; its top 16 bits
 are the partition's number) and a nonce that distinguishes this lock from every other lock of the same
@@ -99,8 +98,7 @@ KNOWN_COLUMNS: Final = {
     "messages": "payload",
     "changed": "changed",
 }
-"""The lists of `Locked` and `Peeked` that all messages have, and the attribute of a partition's reference
-that each comes from."""
+"""The lists of `Locked` and `Peeked` that all messages have, and the attributes of references they show."""
 
 
 # --- operations ---------------------------------------------------------------------------------------------
@@ -122,6 +120,8 @@ class Send:
     if all are enqueued at once."""
     identities: Sequence[bytes] | None = None
     """The messages' identities (`broker/message/identity.py`), if duplicates are to be dropped."""
+    tells_numbers: bool = False
+    """A client is told the sequence numbers, so messages that nobody gets from a topic have some as well."""
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from typing import Any
 from broker.operations import COLUMNS, ColumnLists, Send
 
 _COLUMNS_OF = attrgetter("columns")
+_TELLS_NUMBERS = attrgetter("tells_numbers")
 
 Take = Callable[[Sequence[Any]], Sequence[Any]]
 """Takes some values of a list, for example a slice."""
@@ -33,6 +34,7 @@ def part_of(send: Send, take: Take) -> Send:
         columns={name: take(values) for name, values in columns.items()} if columns else {},  # type: ignore[misc]
         scheduled_ms=None if scheduled_ms is None else _some(scheduled_ms, take),
         identities=None if send.identities is None else take(send.identities),
+        tells_numbers=send.tells_numbers,
     )
 
 
@@ -46,7 +48,7 @@ def with_lists(send: Send, lists: Sequence[Sequence[Any]]) -> Send:
     """An operation with these lists in place of those that `lists_of` has given for `send`."""
     messages, *rest = lists
     if not rest:
-        return Send(messages, None)
+        return Send(messages, None, tells_numbers=send.tells_numbers)
     left = iter(rest)
     columns = {name: list(next(left)) for name in send.columns}
     times_to_live_ms = None if send.time_to_live_ms is None else next(left)
@@ -57,6 +59,7 @@ def with_lists(send: Send, lists: Sequence[Sequence[Any]]) -> Send:
         columns=columns,
         scheduled_ms=scheduled_ms if any(scheduled_ms or ()) else None,
         identities=None if send.identities is None else next(left),
+        tells_numbers=send.tells_numbers,
     )
 
 
@@ -83,6 +86,7 @@ def merged(sends: Sequence[Send]) -> Send:
         identities=None
         if identities.count(None) == len(identities)
         else [each for some in identities for each in some or ()],
+        tells_numbers=any(map(_TELLS_NUMBERS, sends)),
     )
 
 

@@ -53,7 +53,9 @@ def to_store(
     check(run, queue)
     if run.refused:
         raise run.refused[min(run.refused)]
-    return Collected(send_of(run, queue), keys_of(run, queue) or [None] * len(payloads))
+    send = send_of(run, queue)
+    send.tells_numbers = True
+    return Collected(send, keys_of(run, queue) or [None] * len(payloads))
 
 
 async def store_all(queue: Entity, collected: Collected) -> Outcomes:

@@ -30,7 +30,7 @@ from broker.send_lists import at, merged, part_of
 from broker.transfer_operations import HandOver
 
 _IDENTITIES_OF = attrgetter("identities")
-_TIMES_OF = attrgetter("scheduled_ms")
+_TELLS_NUMBERS = attrgetter("tells_numbers")
 _ENDED = object()
 
 
@@ -196,9 +196,7 @@ class Sending:
         self._check_size(description, room + list_bytes(send.columns) - freed)
         cycle.has_sent = True
         cycle.work += len(sizes)
-        steps = publishing.write_steps(
-            cycle, new, found, self._work_max, keeps_numbers=send.scheduled_ms is not None
-        )
+        steps = publishing.write_steps(cycle, new, found, self._work_max, keeps_numbers=send.tells_numbers)
         self._start(cycle, steps)
         return first
 
@@ -265,12 +263,12 @@ class Sending:
         """Enqueue the messages of several sends in one go, which costs little more than one send.
 
         Returns the first sequence number of each; None if nothing was enqueued because they must be sent one
-        at a time: they say what makes a duplicate, or there is not enough room for all. In a topic, scheduled
-        messages are sent by themselves: changed copies of others could take the numbers that are returned.
+        at a time: they say what makes a duplicate, or there is not enough room for all. In a topic, messages
+        whose numbers are told are sent by themselves: changed copies of others could take these numbers.
         """
         if any(map(_IDENTITIES_OF, sends)):
             return None
-        if self._publishing is not None and any(map(_TIMES_OF, sends)):
+        if self._publishing is not None and any(map(_TELLS_NUMBERS, sends)):
             return None
         try:
             number = self.send(cycle, description, merged(sends))

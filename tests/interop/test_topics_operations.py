@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceiveMode, ServiceBusSubQueue
-from azure.servicebus.management import ServiceBusAdministrationClient
-from proton import Delivery, Message, timestamp
+from azure.servicebus.management import CorrelationRuleFilter, ServiceBusAdministrationClient
+from proton import Delivery, Message, symbol, timestamp
 from proton.utils import BlockingConnection
 
 from tests.interop.own_management import longs, management, uuids
@@ -89,6 +89,42 @@ def test_what_is_deleted_in_a_subscription_stays_in_the_others(
         assert node.ask("partibus:deliver-scheduled-messages", sequence_numbers=longs([number]))[0] == 200
     with client.get_subscription_receiver(topic, "one") as receiver:
         assert [str(each) for each in received(receiver, 1)] == ["late"]
+
+
+def test_the_numbers_in_an_answer_belong_to_no_other_message(
+    admin: ServiceBusAdministrationClient, client: ServiceBusClient, connection: BlockingConnection
+) -> None:
+    name = topic_with(admin, "red")
+    admin.delete_rule(name, "red", "$Default")
+    admin.create_rule(name, "red", "red", filter=CorrelationRuleFilter(label="red"))
+    with management(connection, name) as node:
+
+        def told(*messages: bytes) -> list[int]:
+            status, answer = node.ask("partibus:send-messages", messages=list(messages))
+            assert (status, answer["accepted"]) == (200, len(messages))
+            return list(answer["sequence-numbers"])
+
+        def scheduled(message: bytes) -> list[int]:
+            asked = [{"message-id": "given", "message": message}]
+            return list(node.ask("com.microsoft:schedule-message", messages=asked)[1]["sequence-numbers"])
+
+        blue, red = encoded("blue"), encoded("red")
+        # Symptom: a message that nobody got was told the number of the next one that somebody got.
+        first, second, third = told(blue), told(blue, red), told(red)
+        assert len({*first, *second, *third}) == 4
+        assert [each.sequence_number for each in peeked(client, name, "red")] == [second[1], *third]
+        lost, kept = scheduled(blue), scheduled(encoded("red", time.time() + 3600))
+        cancel = "com.microsoft:cancel-scheduled-message"
+        assert node.ask(cancel, sequence_numbers=longs(lost))[0] == 404
+        assert node.ask(cancel, sequence_numbers=longs(kept))[0] == 200
+
+
+def encoded(subject: str, due_s: float | None = None) -> bytes:
+    """A message with this subject, to be enqueued now or later."""
+    annotations: dict[Any, Any] = {symbol("x-opt-partition-key"): "one key"}
+    if due_s is not None:
+        annotations[symbol("x-opt-scheduled-enqueue-time")] = timestamp(int(due_s * 1000))
+    return Message(id=str(uuid.uuid4()), subject=subject, annotations=annotations).encode()
 
 
 def test_dead_letters_of_a_subscription_go_back_to_it_alone(

@@ -178,7 +178,7 @@ class World:
     async def schedule(self) -> None:
         ids = self.new_ids(3)
         due_ms = self.harness.clock.now_ms() + self.chance.randrange(1_000, 20_000)
-        send = Send(list(map(body_of, ids)), None, scheduled_ms=[due_ms] * 3)
+        send = Send(list(map(body_of, ids)), None, scheduled_ms=[due_ms] * 3, tells_numbers=True)
         first = one(await self.harness.do(9, send), Sent).first
         self.scheduled |= {each: (first + place, due_ms) for place, each in enumerate(ids)}
 

@@ -14,17 +14,23 @@ WHOLE = Send(
     columns={"a": [0, 1, 2]},
     scheduled_ms=[7, None, 8],
     identities=[b"i", b"j", b"k"],
+    tells_numbers=True,
 )
 
 
 def test_a_part_has_everything_that_is_known_of_its_messages() -> None:
     assert part_of(WHOLE, itemgetter(slice(1, 3))) == Send(
-        [b"2", b"3"], [5, 6], columns={"a": [1, 2]}, scheduled_ms=[None, 8], identities=[b"j", b"k"]
+        [b"2", b"3"],
+        [5, 6],
+        columns={"a": [1, 2]},
+        scheduled_ms=[None, 8],
+        identities=[b"j", b"k"],
+        tells_numbers=True,
     )
     first = part_of(WHOLE, lambda values: [values[0]])
-    assert first == Send([b"1"], None, columns={"a": [0]}, scheduled_ms=[7], identities=[b"i"]), (
-        "no message has a time to live"
-    )
+    assert first == Send(
+        [b"1"], None, columns={"a": [0]}, scheduled_ms=[7], identities=[b"i"], tells_numbers=True
+    ), "no message has a time to live"
 
 
 def test_a_part_of_plain_messages_is_plain() -> None:
@@ -54,5 +60,13 @@ def test_sends_are_put_together_with_everything_they_carry() -> None:
 
 
 def test_no_list_is_left_behind() -> None:
-    known = {"messages", "time_to_live_ms", "cookie", "columns", "scheduled_ms", "identities"}
+    known = {
+        "messages",
+        "time_to_live_ms",
+        "cookie",
+        "columns",
+        "scheduled_ms",
+        "identities",
+        "tells_numbers",
+    }
     assert {each.name for each in fields(Send)} == known, "take apart and put together the new field as well"

@@ -445,6 +445,27 @@ async def test_sends_that_take_several_steps_together_have_their_own_answers() -
     await check_restart(harness, A, B, C)
 
 
+@pytest.mark.parametrize("work_max", [4_096, 6], ids=["at once", "in steps"])
+async def test_numbers_that_are_told_belong_to_no_other_message(work_max: int) -> None:
+    harness = Harness(
+        description=with_subscription(topic(), "b", ONLY_RED, CHANGING),
+        limits=TaskLimits(bounds=Bounds(work_max=work_max)),
+    )
+    await harness.send(RED)
+    before = (await harness.peek(B)).sequence_numbers
+    told: list[int] = []
+    sends = [[BLUE], [BLUE] * 10 + [RED], [RED]]
+    answers = await harness.do(9, *(Send(each, None, tells_numbers=True) for each in sends))
+    for answer, send in zip(answers, sends, strict=True):
+        assert isinstance(answer, Sent)
+        told += range(answer.first, answer.first + len(send))
+    # Symptom: BLUE, which nobody gets, had the number of a later message; RED was stored with another number.
+    plain, _, last, _ = [each for each in (await harness.peek(B)).sequence_numbers if each not in before]
+    assert (plain, last) == (told[11], told[12])
+    assert len({*told}) == len(told) and not {*told} & {*before}
+    await check_restart(harness, B)
+
+
 async def test_on_a_full_disk_nothing_of_a_send_is_left() -> None:
     harness = Harness(
         description=with_subscription(with_subscription(topic("a"), "b", FAILING), "c", CHANGING)

@@ -49,13 +49,15 @@ async def test_a_scheduled_message_is_matched_when_it_becomes_active(payload_byt
 async def test_no_other_message_gets_the_number_of_one_that_nobody_gets() -> None:
     harness = Harness(description=with_subscription(topic(), "b", ONLY_RED))
     past_ms, later_ms = harness.clock.now_ms() - 1_000, harness.clock.now_ms() + 1_000
-    lost = one(await harness.do(9, Send([BLUE] * 2, None, scheduled_ms=[past_ms] * 2)), Sent).first
+    send = Send([BLUE] * 2, None, scheduled_ms=[past_ms] * 2, tells_numbers=True)
+    lost = one(await harness.do(9, send), Sent).first
     kept = one(await harness.do(9, Send([RED], None, scheduled_ms=[later_ms])), Sent).first
     # Symptom: both answers had the same number, and cancelling the first message cancelled the second.
     assert kept == lost + 2
     await harness.restart()
     harness.log.fill_disk()
-    failed = one(await harness.do(9, Send([BLUE], None, scheduled_ms=[past_ms])), Failed)
+    send = Send([BLUE], None, scheduled_ms=[past_ms], tells_numbers=True)
+    failed = one(await harness.do(9, send), Failed)
     harness.log.empty_disk()
     assert failed.reason is Reason.DISK_FULL
     assert (await harness.peek("")).sequence_numbers == [kept]
@@ -162,9 +164,11 @@ async def test_the_numbers_in_an_answer_are_those_of_the_scheduled_messages(toge
     await harness.send(BLUE)  # now a step takes two messages
     due_ms = harness.clock.now_ms() + 1_000
     if together:
-        sends = [Send([RED, RED, RED, BLUE], None, scheduled_ms=[None, None, None, due_ms])]
+        times = [None, None, None, due_ms]
+        sends = [Send([RED, RED, RED, BLUE], None, scheduled_ms=times, tells_numbers=True)]
     else:
-        sends = [Send([RED, RED, RED], None), Send([BLUE], None, scheduled_ms=[due_ms])]
+        last = Send([BLUE], None, scheduled_ms=[due_ms], tells_numbers=True)
+        sends = [Send([RED, RED, RED], None), last]
     answer = (await harness.do(9, *sends))[-1]
     assert isinstance(answer, Sent)
     number = answer.first + len(sends[-1].messages) - 1
