@@ -107,6 +107,22 @@ class SubscriptionDescription:
     idle_ms: int = 0
     """How long it had been idle when that was last noted."""
 
+    @classmethod
+    def new(
+        cls,
+        name: str,
+        number: int,
+        settings: SubscriptionSettings,
+        rules: Iterable[RuleDescription],
+        now_ms: int,
+        from_file: bool = False,
+    ) -> Self:
+        """A subscription that is created now. `from_file`: the configuration file asks for it."""
+        new = cls(name, number, settings, created_at_ms=now_ms, updated_at_ms=now_ms)
+        if from_file:
+            new = replace(new, file_settings=settings, file_rules=tuple(rules))
+        return new.with_rules(rules, now_ms)
+
     @property
     def key(self) -> str:
         """The name by which it is found in its topic."""
@@ -175,6 +191,8 @@ class TopicDescription(EntityDescription):
     _by_key: Mapping[str, SubscriptionDescription] = field(init=False, repr=False, compare=False)
     _by_number: Mapping[int, SubscriptionDescription] = field(init=False, repr=False, compare=False)
     _subqueues: SubqueueTable = field(init=False, repr=False, compare=False)
+    keeps_sessions: bool = field(init=False, repr=False, compare=False)
+    """Whether some subscription requires sessions. Every send asks."""
 
     def __post_init__(self) -> None:
         subqueues = dict(TOPIC_SUBQUEUES)
@@ -184,6 +202,8 @@ class TopicDescription(EntityDescription):
         object.__setattr__(self, "_by_number", {each.number: each for each in self.subscriptions})
         end = PLACES * (self.last_subscription + 1)
         object.__setattr__(self, "_subqueues", SubqueueTable(subqueues, end))
+        keeps = any(each.settings.requires_session for each in self.subscriptions)
+        object.__setattr__(self, "keeps_sessions", keeps)
 
     @property
     def subqueues(self) -> SubqueueTable:
@@ -227,11 +247,15 @@ class TopicDescription(EntityDescription):
     ) -> Self:
         """The topic with one more subscription. `from_file`: the configuration file asks for it."""
         number = self.last_subscription + 1
-        added = SubscriptionDescription(name, number, settings, created_at_ms=now_ms, updated_at_ms=now_ms)
-        if from_file:
-            added = replace(added, file_settings=settings, file_rules=tuple(rules))
-        added = added.with_rules(rules, now_ms)
-        return replace(self, subscriptions=(*self.subscriptions, added), last_subscription=number)
+        return self.with_all([SubscriptionDescription.new(name, number, settings, rules, now_ms, from_file)])
+
+    def with_all(self, subscriptions: Iterable[SubscriptionDescription]) -> Self:
+        """The topic with these subscriptions: in place of those that have their numbers, or as new ones. It
+        takes as long for many as for one."""
+        given = {each.number: each for each in subscriptions}
+        last = max(self.last_subscription, *given)
+        kept = [given.pop(each.number, each) for each in self.subscriptions]
+        return replace(self, subscriptions=(*kept, *given.values()), last_subscription=last)
 
     def with_changed(self, changed: SubscriptionDescription) -> Self:
         """The topic with another description of the subscription that has this number."""

@@ -16,13 +16,19 @@ from broker.settings.config_file import SubscriptionSpec, TopicSpec
 
 def with_subscriptions(topic: TopicDescription, spec: TopicSpec, now_ms: int) -> TopicDescription:
     """The topic with the file's subscriptions; the same object if nothing is to be changed."""
+    found: list[SubscriptionDescription] = []
+    last = topic.last_subscription
     for each in spec.subscriptions:
         existing = topic.subscription(each.name)
         if existing is None:
-            topic = topic.with_new(each.name, each.settings, each.rules, now_ms, from_file=True)
+            last += 1
+            new = SubscriptionDescription.new(
+                each.name, last, each.settings, each.rules, now_ms, from_file=True
+            )
+            found.append(new)
         elif (changed := _applied(existing, each, now_ms)) is not existing:
-            topic = topic.with_changed(changed)
-    return topic
+            found.append(changed)
+    return topic.with_all(found) if found else topic
 
 
 def fixed_differences(topic: TopicDescription, spec: TopicSpec) -> Iterable[tuple[str, str]]:

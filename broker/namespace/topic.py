@@ -82,7 +82,7 @@ class Topic(Entity):
     @property
     def keeps_sessions(self) -> bool:
         """Whether some subscription requires sessions."""
-        return any(each.settings.requires_session for each in self.description.subscriptions)
+        return self.description.keeps_sessions
 
     def path_of(self, subqueue: str) -> str:
         """The path of the topic, or of a subscription."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from broker.entities.rules import CorrelationFilter, RuleDescription
 from broker.entities.topics import SubscriptionSettings, TopicDescription, TopicSettings
 from broker.namespace.file_subscriptions import fixed_differences, with_subscriptions
@@ -29,6 +31,29 @@ def test_a_missing_subscription_is_created_and_applying_it_again_changes_nothing
     assert one.rules == (replace(DEFAULT, created_at_ms=5),)
     assert with_subscriptions(TOPIC, spec(ONE), 9) is TOPIC
     assert with_subscriptions(TOPIC, spec(), 9) is TOPIC, "what the file does not name stays"
+
+
+def test_many_subscriptions_are_applied_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic is described anew for all of them together: a description takes as long as it has
+    subscriptions."""
+    built: list[TopicDescription] = []
+    build = TopicDescription.__post_init__
+
+    def build_and_note(self: TopicDescription) -> None:
+        built.append(self)
+        build(self)
+
+    monkeypatch.setattr(TopicDescription, "__post_init__", build_and_note)
+    two, three = (replace(ONE, name=name) for name in ("two", "three"))
+    changed = replace(ONE, settings=replace(SETTINGS, max_delivery_count=4))
+    topic = with_subscriptions(TOPIC, spec(three, changed, two), 7)
+    assert [(each.name, each.number) for each in topic.subscriptions] == [
+        ("one", 1),
+        ("three", 2),
+        ("two", 3),
+    ]
+    assert topic.last_subscription == 3 and topic.subscriptions[0].settings.max_delivery_count == 4
+    assert built == [topic]
 
 
 def test_what_the_api_changed_stays_until_the_entry_itself_changes() -> None:
