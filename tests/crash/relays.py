@@ -6,6 +6,7 @@ applied would leave two of them, or none.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Any
 
 from protocol.codec import Described, ULong
@@ -20,7 +21,7 @@ from tests.support.transactions import DECLARED, coordinator_attach, declare, di
 KEYS = ("a", "b", "c")
 PARTITIONS = 4
 SENDER, RECEIVER, COORDINATOR = range(3)
-LEFT_MAX = 1_000
+PAGE = 500
 
 
 class Relay(Client):
@@ -28,6 +29,8 @@ class Relay(Client):
 
     def __init__(self, place: Place, number: int, seed: object) -> None:
         super().__init__(place, f"relay-{number}", f"relay-{number}", QueueLedger(), seed)
+        self.target = self.queue
+        """Where the messages are sent: the queue itself, or the topic of a subscription."""
         self.committed = dict.fromkeys(KEYS, 0)
         """By key: the last message whose transaction was confirmed."""
         self.attempted = dict.fromkeys(KEYS, 0)
@@ -40,14 +43,14 @@ class Relay(Client):
         with RawConnection(port) as connection:
             connection.open()
             connection.begin()
-            connection.attach_sender(SENDER, self.queue)
+            connection.attach_sender(SENDER, self.target)
             for number, key in enumerate(KEYS):
                 payload = message_of(key, 0)
                 connection.send_frame(raw.TRANSFER, raw.transfer_fields(SENDER, number), payload)
                 assert connection.read_until(raw.DISPOSITION).field(4).descriptor == raw.ACCEPTED
 
     def serve(self, connection: RawConnection, life: int) -> None:
-        connection.attach_sender(SENDER, self.queue)
+        connection.attach_sender(SENDER, self.target)
         connection.attach_receiver(RECEIVER, self.queue)
         assert connection.attach(coordinator_attach(COORDINATOR)).code == raw.ATTACH
         connection.read_until(raw.FLOW)
@@ -130,18 +133,31 @@ class Relay(Client):
 
     def left(self, port: int) -> Iterator[bytes]:
         """The messages in the queue."""
-        with RawConnection(port) as connection:
-            connection.open()
-            connection.begin()
-            connection.attach_receiver(RECEIVER, self.queue)
-            connection.send_frame(raw.FLOW, raw.flow_fields(RECEIVER, 0, LEFT_MAX, drain=True))
-            while (found := connection.read_until(raw.TRANSFER, raw.FLOW)).code == raw.TRANSFER:
-                yield found.payload
+        return messages_in(port, self.queue)
 
     def check_left(self, left: dict[str, list[int]]) -> None:
         for key, numbers in left.items():
             assert len(numbers) == 1, f"{self.name}: there are {numbers} of {key}"
             assert self.committed[key] <= numbers[0] <= self.attempted[key]
+
+
+def messages_in(port: int, queue: str) -> Iterator[bytes]:
+    """All messages of a queue, without settling them."""
+    with RawConnection(port) as connection:
+        connection.open()
+        connection.begin()
+        connection.attach_receiver(RECEIVER, queue)
+        for begin in count(0, PAGE):
+            connection.send_frame(raw.FLOW, raw.flow_fields(RECEIVER, begin, PAGE, drain=True))
+            seen = 0
+            while seen < PAGE:
+                found = connection.read_until(raw.TRANSFER, raw.FLOW)
+                if found.code == raw.FLOW:
+                    break
+                seen += 1
+                yield found.payload
+            if not seen:
+                return
 
 
 def message_of(key: str, number: int) -> bytes:

@@ -31,5 +31,5 @@ def health(addresses: Addresses, within_s: float) -> dict[str, Any]:
 def by_entity(text: str, name: str) -> dict[str, int]:
     """The values of `partibus_{name}` in these metrics, by the name of the entity. Those that are not known
     yet, as after a crash, are missing."""
-    found = re.findall(rf'^partibus_{name}{{entity="([\w-]+)"}} (\d+)\.0$', text, re.M)
+    found = re.findall(rf'^partibus_{name}{{entity="([^"]+)"}} (\d+)\.0$', text, re.M)
     return {entity: int(value) for entity, value in found}
