@@ -26,8 +26,8 @@ ROOM = 10 * MIB * PROCESSES
 """Memory from a broker at rest to the mark: some 30,000 messages of one byte. The broker has served clients
 by then, so its threads, its connections and the free pages they leave use none of it.
 """
-BEYOND = 24 * MIB
-"""Permitted growth of the process after that: a batch under way, and the cost of receiving."""
+BEYOND = 24 * MIB * PROCESSES
+"""Permitted growth after that, for a batch under way and the cost of receiving. Each process has both."""
 BATCH = 4_000
 WITHIN_S = 120 * PROCESSES
 
