@@ -16,6 +16,7 @@ from types import TracebackType
 from aiohttp import web
 
 from broker.http.atom import Description, WrongXml, parse_entry
+from broker.http.content_encoding import PIECE_BYTES_MAX, unpacker_of
 from broker.http.refusals import HttpRefusal
 
 TOTAL_BYTES_MAX = 64 * 1024 * 1024
@@ -68,19 +69,26 @@ class Bodies:
 async def gather(
     request: web.Request, counted: Body, bytes_max: int, too_large: Callable[[int], Exception] | None = None
 ) -> bytes:
-    """A whole body. Raises HttpRefusal: 413, or what `too_large` makes of a size above the limit, and 503."""
+    """A whole body, unpacked. Raises HttpRefusal: 413, or what `too_large` makes of a size above the limit;
+    503; and as `content_encoding.py`."""
+    unpacker = unpacker_of(request.headers.getall("Content-Encoding", ()))
     body = bytearray()
     transport = request.transport
     if transport is None:
         raise ConnectionResetError("the client is gone")
     counted.begins(transport.abort)
     async for chunk in request.content.iter_any():
-        if (size := len(body) + len(chunk)) > bytes_max:
-            if too_large is not None:
-                raise too_large(size)
-            raise HttpRefusal(413, 0, f"The body is larger than the limit of {bytes_max} bytes.")
-        counted.grows(len(chunk))
-        body += chunk
+        for piece in (chunk,) if unpacker is None else unpacker.pieces(chunk):
+            if (size := len(body) + len(piece)) > bytes_max:
+                if too_large is not None:
+                    raise too_large(size)
+                raise HttpRefusal(413, 0, f"The body is larger than the limit of {bytes_max} bytes.")
+            counted.grows(len(piece))
+            body += piece
+            if len(piece) == PIECE_BYTES_MAX:
+                await asyncio.sleep(0)  # a small chunk may hold a thousand times as much
+    if unpacker is not None:
+        unpacker.finish()
     counted.is_whole()
     return bytes(body)
 

@@ -39,6 +39,8 @@ _HTTP_HEADERS: Final = frozenset((
     "if-none-match", "dnt",
 ))  # fmt: skip
 """Headers that belong to HTTP and not to the message."""
+_OF_MESSAGES: Final = frozenset(("brokerproperties", OTHER_PROPERTIES.casefold()))
+"""Those that say something about the message and are no properties themselves."""
 _HTTP_PREFIXES: Final = ("accept", "content-", "proxy-", "sec-", "x-forwarded-", "x-ms-")
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _WHOLE: Final = re.compile(r"0|-?[1-9][0-9]{0,18}")
@@ -57,15 +59,26 @@ def is_property(name: str) -> bool:
 
 def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, Any]:
     """The application properties among a request's headers, with the names as the client spelled them. Raises
-    Refused."""
+    Refused, also for a header that was sent twice: none of the two may be dropped."""
     properties: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    known: set[str] = set()
     for raw_name, raw_value in headers:
         name, text = raw_name.decode("latin-1"), _decoded(raw_value)
-        if name.casefold() == OTHER_PROPERTIES.casefold():
-            properties |= _read_others(text)
-        elif is_property(name):
+        folded = name.casefold()
+        if not (is_property(name) or folded in _OF_MESSAGES):
+            continue
+        if folded in known:
+            raise Refused(Reason.ARGUMENT, f"The header '{name:.80}' was sent twice.")
+        known.add(folded)
+        if folded == OTHER_PROPERTIES.casefold():
+            others = _read_others(text)
+        elif folded not in _OF_MESSAGES:
             properties[name] = read_value(text)
-    return properties
+    if twice := properties.keys() & others.keys():
+        text = f"The property '{min(twice):.80}' is a header, and in {OTHER_PROPERTIES}, too."
+        raise Refused(Reason.ARGUMENT, text)
+    return properties | others
 
 
 def _decoded(value: bytes) -> str:

@@ -125,9 +125,9 @@ class MessageRequests:
         )
         message = PlainMessage(content_type=content_type)
         if not is_batch:
+            message.properties = read_headers(request.raw_headers)
             if (properties := request.headers.get("BrokerProperties")) is not None:
                 read_properties(properties, message)
-            message.properties = read_headers(request.raw_headers)
         with self._bodies.read() as body:
             limit, refusal = size_limit(queue, is_batch=is_batch)
             if (length := request.content_length) is not None and length > limit:

@@ -124,6 +124,7 @@ class HttpServer:
             "max_line_size": settings.http_header_bytes_max,
             "max_field_size": settings.http_header_bytes_max,
             "lingering_time": _LINGERING_S,
+            "auto_decompress": False,  # `content_encoding.py` does it
         }
         self._stopping, self._stopped = asyncio.Event(), asyncio.Event()
 

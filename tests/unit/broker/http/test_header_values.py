@@ -141,6 +141,26 @@ def test_wrong_json_is_refused(text: str) -> None:
     assert refused.value.reason is Reason.ARGUMENT
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [("a", "1"), ("a", "1")],
+        [("Colour", "red"), ("colour", "blue")],
+        [("BrokerProperties", "{}"), ("brokerproperties", "{}")],
+        [("Partibus-Properties", "{}"), ("partibus-properties", "{}")],
+        [("a", "1"), ("Partibus-Properties", '{"a":2}')],
+    ],
+)
+def test_nothing_that_is_said_twice_is_dropped(headers: list[tuple[str, str]]) -> None:
+    with pytest.raises(Refused) as refused:
+        read_headers([(name.encode(), text.encode()) for name, text in headers])
+    assert refused.value.reason is Reason.ARGUMENT
+
+
+def test_headers_of_http_may_come_twice() -> None:
+    assert read_headers([(b"Accept", b"a/b"), (b"Accept", b"c/d"), (b"a", b"1")]) == {"a": 1}
+
+
 def test_bytes_that_are_no_utf_8_are_latin_1() -> None:
     assert read_headers([(b"a", '"ü"'.encode()), (b"b", '"ü"'.encode("latin-1"))]) == {"a": "ü", "b": "ü"}
 
