@@ -22,32 +22,25 @@ from typing import Any
 import structlog
 import uvloop
 
-from broker.access.sas import Authorizer
 from broker.base.clock import Clock, ClockWatch, SystemClock
 from broker.base.metrics import Metrics
 from broker.base.sockets import addresses_text, listen
 from broker.descriptors import Shares, raise_limit
-from broker.entities.descriptions import EntityDescription
-from broker.entities.subscription_validation import TopicLimits
 from broker.frontend.handshakes import Handshakes
 from broker.frontend.listener import StreamProtocol, serve_websocket
 from broker.frontend.services import Services
-from broker.hosting.host import HostedPartition, HostFolder, HostSettings, PartitionHost
+from broker.hosting.host import HostFolder, HostSettings, PartitionHost
 from broker.hosting.local import LocalHost
 from broker.hosting.remote import RemoteHost
 from broker.http.server import HttpServer
 from broker.message.stored import MessageIds
-from broker.messaging.forwarding import Forwarding
-from broker.messaging.rule_transactions import RuleTransactions
-from broker.namespace.apply_file import apply_file, check_rules, check_targets
-from broker.namespace.entity import Entity
-from broker.namespace.kinds import make_entity
-from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace
+from broker.namespace.namespaces import Namespaces, ServedNamespace
 from broker.namespace.resting import Resting
+from broker.namespace_parts import Forwardings, NamespaceParts, Shared
 from broker.settings.certificates import TlsFiles, certificate_names, server_context, tls_files
-from broker.settings.config_file import ConfigFile
-from broker.settings.key_files import Rules, has_key_files, namespace_rules, watch_keys
+from broker.settings.config_file import ConfigFile, check_namespaces
+from broker.settings.key_files import has_key_files
 from broker.settings.settings import MIB, Settings
 from broker.throttle.memory_mark import (
     LOOK_S,
@@ -59,8 +52,7 @@ from broker.throttle.memory_mark import (
 )
 from broker.throttle.process_meter import ProcessMeter
 from broker.throttle.resources import LOOK_S as RESOURCES_LOOK_S
-from broker.throttle.resources import ResourceMeter, ResourceThrottle, Thresholds
-from broker.throttle.throttle import Throttling, throttle_of
+from broker.throttle.resources import ResourceMeter, ResourceThrottle
 from storage.catalogue import Catalogue
 from storage.disk import Disk, LocalDisk
 from storage.file_store import LOST, FolderState
@@ -112,11 +104,16 @@ class Broker:
         meter: ResourceMeter | None = None,
     ) -> None:
         """`meter` measures what a namespace of the premium tier uses."""
+        if file is not None:
+            check_namespaces(file, settings.namespace)
+        own_settings = settings
+        of_all = sum(each.settings.connections_max for each in file.others) if file else 0
+        settings = settings.model_copy(update={"connections_max": settings.connections_max + of_all})
         shares = Shares.of(settings)
         settings = settings.model_copy(
             update={"connections_max": shares.amqp, "http_connections_max": shares.http}
         )
-        self.settings, self.file = settings, file
+        self.settings = settings
         self.clock = clock or SystemClock()
         self.metrics = Metrics()
         self.addresses: dict[str, str] = {}
@@ -151,57 +148,45 @@ class Broker:
             ],
             failed=self._part_failed,
         )
-        self._throttle: Throttling | None = throttle_of(
-            settings.namespace, settings.credits_per_second, self.clock, self.metrics.credits_refused.inc
-        )
-        self._resources: ResourceThrottle | None = None
-        if settings.tier == "premium" and self._throttle is None:
-            self._resources = self._throttle = self._throttle_by_resources(meter)
         self._resting = Resting(index, self.clock, failed=self._part_failed)
         self._resting.lost_folders = frozenset(
             number for number, folder in enumerate(folders) if folder.is_missing
         )
-        self.namespace = Namespace(
-            settings.namespace,
+        shared = Shared(
+            host=host,
             catalogue=_catalogue(folders, disk, settings.disk_timeout_ms, host.catalogue_pool),
-            folders=len(folders),
-            store=host,
-            clock=self.clock,
-            make_entity=self._make_entity,
             resting=self._resting,
-            partitions_default=settings.partitions_default,
-            entities_max=settings.entities_max,
-            tier=settings.namespace_tier,
-            throttle=self._throttle,
-            idle_ms_min=settings.auto_delete_on_idle_ms_min,
-            disk_timeout_ms=settings.disk_timeout_ms,
+            folders=len(folders),
+            clock=self.clock,
+            metrics=self.metrics,
+            has_labels=bool(file and file.others),
             failed=self._part_failed,
-            topic_limits=TopicLimits(settings.subscriptions_max, settings.rules_max),
         )
-        self._rules = namespace_rules(settings)
-        self._rules_of_file = file.authorization_rules if file else ()
-        self.authorizer = Authorizer(self._rules + self._rules_of_file, self.namespace.rules_of)
+        self.first = NamespaceParts(
+            own_settings,
+            file.first if file else None,
+            shared,
+            is_first=True,
+            meter=lambda: meter or ProcessMeter(self.clock, self.memory),
+        )
+        self._others = [
+            NamespaceParts(each.settings, each, shared, is_first=False, meter=_no_meter)
+            for each in (file.others if file else ())
+        ]
+        self.namespaces = Namespaces(*(parts.served for parts in self._all))
+        for parts in self._all:
+            parts.authorizer.is_own_host = partial(_is_of, self.namespaces, parts.served)
         self._tasks: asyncio.TaskGroup | None = None
 
-    def _throttle_by_resources(self, meter: ResourceMeter | None) -> ResourceThrottle:
-        settings, metrics = self.settings, self.metrics
-        thresholds = Thresholds(
-            settings.throttle_cpu_percent, settings.throttle_memory_percent, settings.throttle_pending_max
-        )
-        throttle = ResourceThrottle(
-            settings.namespace,
-            thresholds,
-            settings.messaging_units,
-            meter or ProcessMeter(self.clock, self.memory),
-            metrics.credits_refused.inc,
-        )
-        metrics.messaging_units.set_function(lambda: throttle.units)
-        metrics.namespace_cpu_usage.set_function(lambda: throttle.cpu_percent)
-        metrics.namespace_memory_usage.set_function(lambda: throttle.usage.memory_percent)
-        metrics.pending_checkpoint_operation_count.set_function(lambda: throttle.usage.pending)
-        for name in ("cpu", "memory", "disk"):
-            metrics.throttled_by.labels(name).set_function(partial(_is_over, throttle, name))
-        return throttle
+    @property
+    def namespace(self) -> Namespace:
+        """The first namespace."""
+        return self.first.namespace
+
+    @property
+    def _all(self) -> Sequence[NamespaceParts]:
+        """Every namespace, the first one first."""
+        return (self.first, *self._others)
 
     def _make_host(self, settings: HostSettings, disk: Disk) -> PartitionHost:
         if (
@@ -246,7 +231,7 @@ class Broker:
             try:
                 await self._serve()
             finally:
-                await self.namespace.close()
+                await self.namespace.close(*(parts.namespace for parts in self._others))
                 await self.host.close()
         if self._failure is not None:
             raise PartFailed(f"{type(self._failure).__name__}: {self._failure}") from self._failure
@@ -255,18 +240,17 @@ class Broker:
     async def _serve(self) -> None:
         settings = self.settings
         await self.host.open()
-        await self.namespace.load()
+        await self.namespace.load(*(parts.namespace for parts in self._others))
         self._look_at_folders()
-        if self.file is not None:
-            check_rules(self.file)
-            check_targets(self.file, self.namespace)
-            await apply_file((*self.file.queues, *self.file.topics), self.namespace)
-        files = tls_files(settings, self.clock.now_ms())
+        for parts in self._all:
+            await parts.apply_file()
+        host_names = [name for served in self.namespaces for name in served.host_names]
+        names = (*settings.certificate_names, *host_names)
+        files = tls_files(settings.model_copy(update={"certificate_names": names}), self.clock.now_ms())
         tls = server_context(files)
         services = Services(
             settings=settings,
-            namespace=self.namespace,
-            authorizer=self.authorizer,
+            namespaces=self.namespaces,
             clock=self.clock,
             metrics=self.metrics,
             memory=self.memory,
@@ -275,8 +259,7 @@ class Broker:
         )
         http = HttpServer(
             settings,
-            self.namespace,
-            self.authorizer,
+            self.namespaces,
             self.metrics,
             self.clock,
             tls,
@@ -287,17 +270,9 @@ class Broker:
             lambda websocket, request, heard: serve_websocket(services, websocket, request, heard),
             services.message_id,
         )
-        forwarding = Forwarding(
-            self.namespace,
-            memory=self.memory,
-            clock=self.clock,
-            message_id=services.message_id,
-            spawn=self._spawn,
-        )
-        services.transactions.passed_on = forwarding.transfers.passed_on
-        rule_transactions = RuleTransactions(self.namespace.subscriptions, self._spawn)
-        services.transactions.commit_rules = rule_transactions.commit
-        forwarding.rules_left = rule_transactions.finish
+        forwarding = Forwardings(self._all, self.memory, services.message_id, self._spawn)
+        services.transactions.passed_on = forwarding.passed_on
+        services.transactions.commit_rules = forwarding.commit_rules
         loop = asyncio.get_running_loop()
         listeners: list[asyncio.Server] = []
         secure: list[socket.socket] = []
@@ -326,11 +301,12 @@ class Broker:
                 self._tasks.create_task(self._watch_clock(services), name="clock"),
                 self._tasks.create_task(self._watch_memory(), name="memory"),
             ]
-            if self._resources is not None:
-                watches.append(self._tasks.create_task(_watch_resources(self._resources), name="resources"))
-            if has_key_files(settings):
-                keys = watch_keys(settings, self._rules, self._keys_changed)
-                watches.append(self._tasks.create_task(keys, name="keys"))
+            if self.first.resources is not None:
+                looks = _watch_resources(self.first.resources)
+                watches.append(self._tasks.create_task(looks, name="resources"))
+            for parts in self._all:
+                if has_key_files(parts.settings):
+                    watches.append(self._tasks.create_task(parts.watch_keys(), name="keys"))
             forwarding.start()
             for listener in listeners:
                 await listener.start_serving()
@@ -338,7 +314,10 @@ class Broker:
             gc.collect()
             gc.freeze()  # these objects stay for good: spare the collector from walking them
             self._serving = True
-            log.info("server.ready", namespace=self.namespace.name, **self.addresses)
+            others = (
+                {"other_namespaces": [each.namespace.name for each in self._others]} if self._others else {}
+            )
+            log.info("server.ready", namespace=self.namespace.name, **others, **self.addresses)
             if self._announce is not None:
                 self._announce(self.addresses, files)
             self.ready.set()
@@ -373,11 +352,6 @@ class Broker:
                 self.host.wake()  # after a suspend, timers are late; schedules are in wall time
                 for connection in list(services.connections):
                     connection.clock_was_set()
-
-    def _keys_changed(self, rules: Rules) -> None:
-        """Put other keys of the namespace in force, for the clients that are connected, too."""
-        self.authorizer.namespace_rules = rules + self._rules_of_file
-        self.namespace.rules_changed()
 
     def _look_at_folders(self) -> None:
         states = self.host.folder_states()
@@ -435,19 +409,6 @@ class Broker:
 
     # --- parts made on demand -------------------------------------------------------------------------------
 
-    def _make_entity(self, description: EntityDescription) -> Entity:
-        meter = EntityMeter(self.metrics, description.name)
-        size_bytes_max = self.settings.entity_mb_max * MIB
-        entity = make_entity(description, meter, self._start_partition, self._resting, size_bytes_max)
-        entity.throttle = self._throttle
-        return entity
-
-    def _start_partition(self, entity: Entity, number: int) -> HostedPartition:
-        register = self._resting.register(entity.description.generation, number)
-        partition = self.host.start(entity.description, number, entity.meter, register)
-        self.namespace.partition_started(entity, number)
-        return partition
-
     def _spawn_partition(self, work: Coroutine[Any, Any, None], name: str) -> None:
         assert self._tasks is not None, "the broker runs"
         self._tasks.create_task(work, name=name)
@@ -501,8 +462,13 @@ async def _watch_resources(throttle: ResourceThrottle) -> None:
         await asyncio.sleep(RESOURCES_LOOK_S)
 
 
-def _is_over(throttle: ResourceThrottle, resource: str) -> float:
-    return float(resource in throttle.over)
+def _is_of(namespaces: Namespaces, served: ServedNamespace, host: str) -> bool:
+    """Whether a host name means this namespace."""
+    return namespaces.of_host(host) is served
+
+
+def _no_meter() -> ResourceMeter:
+    raise AssertionError("only the first namespace can be premium")
 
 
 async def _loudly(work: Coroutine[Any, Any, None], name: str) -> None:

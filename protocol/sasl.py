@@ -64,6 +64,8 @@ class SaslServer:
         self._header_seen = False
         self.mechanism: str | None = None
         """The mechanism that the client chose; None before that, or if it skipped SASL."""
+        self.hostname = ""
+        """The host that the client named in sasl-init (§5.3.3.2); known before a login is verified."""
 
     def receive(self, data: bytes) -> Step:
         """Take bytes from the client."""
@@ -106,10 +108,10 @@ class SaslServer:
         if not isinstance(init, Described) or init.descriptor not in (_SASL_INIT, "amqp:sasl-init:list"):
             raise DecodeError("no sasl-init")
         fields = init.value if isinstance(init.value, list) else []
-        mechanism, response = [*fields, None, None][:2]
+        mechanism, response, hostname = [*fields, None, None, None][:3]
         if not isinstance(mechanism, str) or not isinstance(response, bytes | None):
             raise DecodeError("sasl-init without a mechanism, or its initial-response is not binary")
-        self.mechanism = str(mechanism)
+        self.mechanism, self.hostname = str(mechanism), hostname if isinstance(hostname, str) else ""
         refusal = self._judge(self.mechanism, response or b"")
         step.outputs.append(_frame(_SASL_OUTCOME, [UByte(_AUTH if refusal else _OK)]))
         if refusal:

@@ -83,6 +83,29 @@ def audience_path(audience: str) -> str:
     return path.strip("/").casefold()
 
 
+def audience_host(audience: str) -> str:
+    """The host of a token's audience, or of a SAS token's resource, as `audience_path` reads it."""
+    _, scheme, rest = audience.partition("://")
+    without_scheme = rest if scheme else audience
+    return host_of(without_scheme.partition("?")[0].partition("/")[0])
+
+
+def address_host(address: str) -> str:
+    """The host of an entity address; "" if it has none."""
+    _, scheme, rest = address.partition("://")
+    return host_of(rest.partition("/")[0]) if scheme else ""
+
+
+def host_of(authority: str) -> str:
+    """The host of an authority in the form used for comparison: case folded, without port, brackets and the
+    final dot of the root."""
+    host = authority.strip().rpartition("@")[2].casefold()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    name, _, port = host.rpartition(":")
+    return (name if name and port.isdecimal() and ":" not in name else host).removesuffix(".")
+
+
 def _path(text: str) -> str:
     _, scheme, rest = text.partition("://")
     if scheme:

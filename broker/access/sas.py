@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from urllib.parse import unquote, unquote_plus
 
-from broker.access.addresses import audience_path
+from broker.access.addresses import audience_host, audience_path
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import AuthorizationRule
 
@@ -80,12 +80,15 @@ class Authorizer:
         self,
         namespace_rules: Sequence[AuthorizationRule],
         entity_rules: Callable[[str], Sequence[AuthorizationRule]],
+        is_own_host: Callable[[str], bool] = lambda host: True,
     ) -> None:
-        """`entity_rules` gives the rules for an entity path, in any case; none if the entity does not
-        exist."""
+        """`entity_rules` gives the rules for an entity path, in any case; none if the entity does not exist.
+        `is_own_host` says whether a host name means this namespace."""
         self.namespace_rules = namespace_rules
         """Those in force now. Whoever replaces them tells the connections."""
         self._entity_rules = entity_rules
+        self.is_own_host = is_own_host
+        """Set once all namespaces are known."""
 
     def verify_token(self, text: str, now_ms: int, grace_ms: int = 0) -> Claim:
         """Verify a SAS token and return its claim. Raises Refused(UNAUTHORIZED).
@@ -94,6 +97,7 @@ class Authorizer:
         one for 60 s longer.
         """
         resource, signature, expiry, key_name = _token_parts(text)
+        self.check_audience(unquote_plus(resource))
         path = audience_path(unquote_plus(resource))
         signed = f"{resource}\n{expiry}".encode()
         given = unquote(signature).encode()
@@ -116,6 +120,12 @@ class Authorizer:
                 f"{(now_ms - expires_at_ms) // 1000} s ago."
             )
         return claim
+
+    def check_audience(self, audience: str) -> None:
+        """Check that a token's audience, or a SAS token's resource, is in this namespace, whatever its path.
+        Raises Refused(UNAUTHORIZED)."""
+        if not self.is_own_host(audience_host(audience)):
+            raise _refused(f"InvalidAudience: '{audience:.300}' is not in this namespace.")
 
     def verify_key(self, key_name: str, key: str) -> Claim:
         """Verify the name of a namespace rule and one of its keys (SASL PLAIN). Raises Refused(UNAUTHORIZED).

@@ -82,6 +82,7 @@ class EntityCounters:
         "forwarded_messages",
         "incoming_bytes",
         "incoming_messages",
+        "namespace",
         "outgoing_bytes",
         "outgoing_messages",
         "receive_cache_hits",
@@ -95,8 +96,9 @@ class EntityCounters:
         "user_errors",
     )
 
-    def __init__(self, entity: str) -> None:
-        self.entity = entity
+    def __init__(self, entity: str, namespace: str = "") -> None:
+        """`namespace`: the label of its series; "" if the broker has one namespace only."""
+        self.entity, self.namespace = entity, namespace
         self.incoming_messages = self.incoming_bytes = self.outgoing_messages = self.outgoing_bytes = 0
         self.completed_messages = self.abandoned_messages = self.deferred_messages = (
             self.dead_lettered_messages
@@ -119,10 +121,10 @@ def heading(name: str, text: str, kind: str) -> str:
     return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
 
 
-def label_of(entity: str) -> str:
-    """`entity="…"`, escaped."""
+def label_of(entity: str, namespace: str = "") -> str:
+    """`entity="…"`, escaped, after the label of the namespace if there is one."""
     escaped = entity.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-    return f'entity="{escaped}"'
+    return f'namespace="{namespace}",entity="{escaped}"' if namespace else f'entity="{escaped}"'
 
 
 def exposition(entities: Sequence[EntityCounters]) -> Iterator[str]:
@@ -131,7 +133,7 @@ def exposition(entities: Sequence[EntityCounters]) -> Iterator[str]:
     groups: list[tuple[list[str], list[EntityCounters]]] = []
     for start in range(0, len(entities), _ENTITIES_PER_STEP):
         counted = [each for each in entities[start : start + _ENTITIES_PER_STEP] if each.counted]
-        groups.append(([label_of(each.entity) for each in counted], counted))
+        groups.append(([label_of(each.entity, each.namespace) for each in counted], counted))
         yield ""
     for name, text in COUNTERS.items():
         total = f"{PREFIX}{name}_total"

@@ -59,7 +59,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         """The metrics of the whole process, independent of its entities."""
         self.entities: dict[str, EntityCounters] = {}
-        """The counters of every entity, by name."""
+        """The counters of every entity, by name; by the names of its namespace and its own, with a line break
+        between them, if there are several namespaces."""
         self.commit_seconds = Durations()
         """How long each commit took."""
         self._commits = self._commit_bytes = self._commit_records = 0

@@ -185,7 +185,7 @@ def serve(
     except (WrongSettings, WrongConfigFile) as wrong:
         _fail(wrong, 2)
     if file is not None and "namespace" not in settings.model_fields_set:
-        settings = settings.model_copy(update={"namespace": file.namespace})
+        settings = settings.model_copy(update={"namespace": file.first.namespace})
     configure_logging(settings.log_format, settings.log_level)
     _warn(settings, file)
 
@@ -294,8 +294,10 @@ def _warn(settings: Settings, file: ConfigFile | None) -> None:
             ),
         )
     for warning in file.warnings if file is not None else ():
-        log.warning("config.without_effect", file=str(file.path) if file else None, detail=warning)
+        log.warning("config.without_effect", file=str(file.first.path) if file else None, detail=warning)
     warn_development_key(settings)
+    for each in file.others if file is not None else ():
+        warn_development_key(each.settings)
 
 
 def _cause(error: Exception) -> Exception | None:

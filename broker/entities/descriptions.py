@@ -25,9 +25,10 @@ from broker.entities.roles import (
 
 PARTITIONS_DEFAULT = 16
 NAMESPACE = "sbemulatorns"
-"""The namespace's name on disk. There is only one namespace, and this name never changes.
+"""The first namespace's name on disk, which never changes. Others have there the name that clients see.
 
-The setting `namespace` only decides the name that clients see, and may change at any start.
+The setting `namespace` only decides the name under which clients see the first one, and may change at any
+start.
 """
 MAIN, DEAD_LETTER, TRANSFER_DEAD_LETTER = "", "$deadletterqueue", "$transfer/$deadletterqueue"
 """Names of an entity's subqueues, as they follow the entity in an address (case folded)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from broker.entities.descriptions import (
+    NAMESPACE,
     EntityDescription,
     EntitySettings,
     QueueDescription,
@@ -28,7 +29,9 @@ def describe(
     now_ms: int,
     file_settings: EntitySettings | None,
     folders: int,
+    namespace: str = NAMESPACE,
 ) -> EntityDescription:
-    """Make the description of a new entity, of the kind that the settings belong to."""
+    """Make the description of a new entity, of the kind that the settings belong to. `namespace` is the name
+    of its namespace on disk."""
     (make,) = (description for description, of in KINDS.values() if of is type(settings))
-    return make(name, new_generation(), partitions, settings, now_ms, now_ms, file_settings, folders)
+    return make(name, new_generation(namespace), partitions, settings, now_ms, now_ms, file_settings, folders)

@@ -23,6 +23,7 @@ from broker.frontend.links.termini import (
     asks_for_range,
     asks_for_session,
     check_dynamic,
+    check_host,
     check_node,
     check_request_node,
     is_durable_subscriber,
@@ -83,6 +84,7 @@ class Attaching:
                 "clients unsubscribe in this way: delete the subscription with the administration instead.",
             )
         try:
+            check_host(self._connection, text or "")
             address = parse_address(text or "")
         except BadAddress as error:
             raise Refused(Reason.ARGUMENT, str(error)) from error
@@ -113,7 +115,7 @@ class Attaching:
         if address.node == NODE_CBS:
             return CbsNode(self._connection), ()
         assert address.node == NODE_MANAGEMENT
-        namespace = self._connection.services.namespace
+        namespace = self._connection.served.namespace
         queue: Entity | None = namespace.find(address.entity)
         rights = ("Listen", "Send")
         self._connection.authorize(address.path, *rights)
@@ -130,7 +132,7 @@ def missing(namespace: Namespace, entity: Entity | None, address: Address) -> Re
 
 def attach_to_entity(connection: ConnectionView, link: Link, address: Address) -> Later | None:
     """Attach a link to the entity of its address (`Resolve`)."""
-    namespace = connection.services.namespace
+    namespace = connection.served.namespace
     if link.incoming:
         served_by: EntityLink = IncomingLink
     elif link.copies and not is_durable_subscriber(connection.engine, link):
@@ -145,7 +147,7 @@ def attach_to_entity(connection: ConnectionView, link: Link, address: Address) -
     check_node(connection.engine, link, queue)
     address = subscribed(connection, link, queue, address)
     if not link.incoming:
-        queue.check_one_more_receiver(connection.services.settings.receivers_per_entity_max)
+        queue.check_one_more_receiver(connection.served.settings.receivers_per_entity_max)
     later: Later | None = None
     if served_by is OutgoingLink and asks_for_session(connection.engine, link):
         later = SessionLink.ask(connection, link, queue, address)

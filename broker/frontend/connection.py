@@ -23,6 +23,7 @@ from broker.frontend.byte_stream import ByteStream
 from broker.frontend.connection_view import Waiting
 from broker.frontend.links.delayed_attach import DelayedAttach
 from broker.frontend.links.outgoing import OutgoingLink
+from broker.frontend.namespace_choice import NamespaceChoice, check_connections
 from broker.frontend.nodes.request_node import QUEUED_BYTES_FREE
 from broker.frontend.pace import MESSAGE_COST
 from broker.frontend.services import Services
@@ -30,6 +31,7 @@ from broker.frontend.slow_readers import Allowance
 from broker.frontend.token_expiry import Tokens
 from broker.messaging.receive_cache import ReceiveCache
 from broker.messaging.transactions import Transactions
+from broker.namespace.namespaces import ServedNamespace
 from broker.refusal_wording import error_of
 from broker.throttle.memory_mark import UNSETTLED_ABOVE_MARK_MAX
 from protocol.engine import PARTIAL_BYTES_MAX, Engine
@@ -70,13 +72,19 @@ class Connection:
     """One client's connection. Owned by the event loop."""
 
     def __init__(
-        self, stream: ByteStream, services: Services, peer: str, resolve: Resolve = attach_to_entity
+        self,
+        stream: ByteStream,
+        services: Services,
+        peer: str,
+        resolve: Resolve = attach_to_entity,
+        host: str = "",
     ) -> None:
-        """`resolve` finds what serves a link to an entity."""
+        """`resolve` finds what serves a link to an entity. `host` is the name that the client gave in its TLS
+        handshake, or as the host of its WebSocket; "" if it gave none."""
         self.stream, self.services, self.peer = stream, services, peer
         settings = services.settings
         self.engine = Engine(
-            container_id=services.namespace.name,
+            container_id=services.namespaces.first.namespace.name,
             max_frame_bytes=settings.frame_bytes_max,
             channel_max=settings.sessions_per_connection_max - 1,
             idle_timeout_ms=2 * settings.idle_timeout_ms,
@@ -99,7 +107,9 @@ class Connection:
         self.tokens = Tokens(self)
         """What the client may do, and until when."""
         self._loop = asyncio.get_running_loop()
-        self._sasl: SaslServer | None = SaslServer(self.tokens.log_in)
+        self._choice = NamespaceChoice(services.namespaces)
+        self._choice.name(host)
+        self._sasl: SaslServer | None = SaslServer(self._log_in)
         self._attaching = Attaching(self, resolve)
         self._flush_is_due = False
         self._waiting_for_room: set[Waiting] = set()
@@ -224,6 +234,7 @@ class Connection:
             return
         self._closed = True
         self.services.left(self)
+        self._choice.close()
         for timer in (self._tick_timer, self._open_timer, self._close_timer):
             if timer is not None:
                 timer.cancel()
@@ -456,9 +467,17 @@ class Connection:
         if not step.done:
             return b""
         self._sasl = None
-        if not self.claims:
+        if not self.tokens.has_logged_in:
             self.engine.restrict()
         return step.rest
+
+    def _log_in(self, user: str, password: str) -> bool:
+        """Check a SASL PLAIN login in the namespace that the client has named by now; in all if it has named
+        none."""
+        assert self._sasl is not None
+        return self._choice.name(self._sasl.hostname) and self.tokens.log_in(
+            user, password, self._choice.candidates()
+        )
 
     def _open_timed_out(self) -> None:
         self._open_timer = None
@@ -474,11 +493,17 @@ class Connection:
             self._tick_timer = None
         self.container_id = event.container_id
         self.engine.pads_frames = needs_padding(event.properties)
-        self.tokens.watch_unclaimed()
         self.engine.open(
             SERVER_PROPERTIES, [each for each in OFFERED_CAPABILITIES if each in event.desired_capabilities]
         )
-        settings = self.services.settings
+        try:
+            self._choice.open(event.hostname)
+            self.tokens.opened()
+            check_connections(len(self.services.connections), self.services.settings.connections_max)
+            self._choice.check_quota()
+        except Refused as why:
+            self.close(why)
+        self.tokens.watch_unclaimed()
         idle_timeout_ms = self.engine.remote_idle_timeout_ms
         if 0 < idle_timeout_ms < REMOTE_IDLE_TIMEOUT_MS_MIN:
             self.close(
@@ -488,15 +513,6 @@ class Connection:
                         f"The idle time-out of {idle_timeout_ms} ms is too short; the minimum is "
                         f"{REMOTE_IDLE_TIMEOUT_MS_MIN} ms."
                     ),
-                )
-            )
-        if len(self.services.connections) > settings.connections_max:
-            self.close(
-                Refused(
-                    Reason.QUOTA_EXCEEDED,
-                    f"ConnectionsQuotaExceeded: there are {len(self.services.connections) - 1} "
-                    "connections, the maximum is "
-                    f"{settings.connections_max}.",
                 )
             )
 
@@ -562,6 +578,11 @@ class Connection:
             self.flush_soon()
 
     # --- claims ---------------------------------------------------------------------------------------------
+
+    @property
+    def served(self) -> ServedNamespace:
+        """The namespace to which the client has come. Fixed once the connection is open."""
+        return self._choice.served
 
     @property
     def claims(self) -> Mapping[str, Claim]:

@@ -15,6 +15,7 @@ from broker.frontend.services import Services
 from broker.frontend.slow_readers import Output
 from broker.messaging.receive_cache import ReceiveCache
 from broker.messaging.transactions import Transactions
+from broker.namespace.namespaces import ServedNamespace
 from protocol.engine import Engine
 from protocol.links import Link
 
@@ -62,6 +63,10 @@ class ConnectionView(Output, Protocol):
     """Bytes of responses that wait for credit. Written by the response links."""
     settling: int
     """Messages whose settlement has no outcome yet, though the client waits for it. Written by the links."""
+
+    @property
+    def served(self) -> ServedNamespace:
+        """The namespace to which the client has come. Fixed once the connection is open."""
 
     @property
     def claims(self) -> Mapping[str, Claim]:

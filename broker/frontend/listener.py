@@ -16,6 +16,7 @@ from broker.frontend.connection import Connection
 from broker.frontend.services import Services
 from broker.frontend.slow_readers import ALLOWANCE_BYTES_FIRST
 from broker.frontend.turns import Inbox
+from broker.settings.certificates import named_host
 
 log = structlog.get_logger("listener")
 
@@ -57,7 +58,8 @@ class StreamProtocol(asyncio.BufferedProtocol):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _keep_little_unsent(sock)
         stream.set_write_buffer_limits(high=ALLOWANCE_BYTES_FIRST)
-        self._connection = Connection(stream, self._services, _peer(stream.get_extra_info("peername")))
+        peer, tls = _peer(stream.get_extra_info("peername")), stream.get_extra_info("ssl_object")
+        self._connection = Connection(stream, self._services, peer, host=named_host(tls))
         self._inbox = Inbox(self._connection)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -239,7 +241,9 @@ async def serve_websocket(
     stream = WebSocketStream(websocket, request.transport, ALLOWANCE_BYTES_FIRST)
     if request.transport is not None:
         _keep_little_unsent(request.transport.get_extra_info("socket"))
-    connection = stream.connection = Connection(stream, services, request.remote or "unknown")
+    connection = stream.connection = Connection(
+        stream, services, request.remote or "unknown", host=request.headers.get("Host", "")
+    )
     inbox = Inbox(connection)
     writer = asyncio.create_task(stream.write_all(), name="websocket.write")
     header_within_s = services.settings.http_header_timeout_ms / 1000

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Protocol
 
-from broker.access.sas import Authorizer
 from broker.base.clock import Clock, elapsed_s, worked_s
 from broker.base.limited_log import SparingLog
 from broker.base.metrics import Metrics
@@ -24,7 +23,7 @@ from broker.messaging.accepting_sessions import SessionFinders
 from broker.messaging.housekeeping import REDRIVES_MAX
 from broker.messaging.page_places import PagePlaces
 from broker.messaging.transactions import AllTransactions
-from broker.namespace.namespace import Namespace
+from broker.namespace.namespaces import Namespaces
 from broker.settings.settings import Settings
 from broker.throttle.memory_mark import UNSETTLED_ABOVE_MARK_MAX, Memory, traffic_bytes
 from protocol.engine import Engine
@@ -60,15 +59,14 @@ class Services:
         self,
         *,
         settings: Settings,
-        namespace: Namespace,
-        authorizer: Authorizer,
+        namespaces: Namespaces,
         clock: Clock,
         metrics: Metrics,
         memory: Memory,
         spawn: Callable[..., asyncio.Task[None]],
         message_id: Callable[[], str],
     ) -> None:
-        self.settings, self.namespace, self.authorizer = settings, namespace, authorizer
+        self.settings, self.namespaces = settings, namespaces
         self.clock, self.metrics, self.memory, self.spawn, self.message_id = (
             clock,
             metrics,
@@ -109,7 +107,8 @@ class Services:
         self._held_timer: asyncio.TimerHandle | None = None
         self._alone = asyncio.Event()
         self._alone.set()
-        namespace.when_rules_change.append(self._rules_changed)
+        for each in namespaces:
+            each.namespace.when_rules_change.append(self._rules_changed)
         metrics.active_connections.set_function(lambda: len(self.connections))
         metrics.active_links.set_function(
             lambda: sum(connection.engine.link_count for connection in self.connections)

@@ -8,7 +8,8 @@ in time is closed. Runs in the event loop and never blocks.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import structlog
@@ -17,6 +18,7 @@ from broker.access.addresses import audience_path
 from broker.access.sas import Claim, reaches
 from broker.base.errors import Reason, Refused
 from broker.frontend.connection_view import ConnectionView, ServedLink
+from broker.namespace.namespaces import ServedNamespace
 
 log = structlog.get_logger("connection")
 
@@ -35,23 +37,53 @@ TIMER_MS_MAX = 86_400_000
 class Tokens:
     """The claims of one connection. Owned by it."""
 
-    __slots__ = ("_connection", "_expiry_timer", "_loop", "_services", "_unclaimed_timer", "claims")
+    __slots__ = (
+        "_connection",
+        "_expiry_timer",
+        "_logins",
+        "_loop",
+        "_services",
+        "_unclaimed_timer",
+        "claims",
+    )
 
     def __init__(self, connection: ConnectionView) -> None:
         self.claims: dict[str, Claim] = {}
         """Claims by the audience they were put for; "" holds the claim of a SASL PLAIN login."""
+        self._logins: dict[ServedNamespace, Claim] = {}
+        """What a SASL PLAIN login permits, by namespace, until the connection is open."""
         self._connection, self._services = connection, connection.services
         self._loop = asyncio.get_running_loop()
         self._expiry_timer: asyncio.TimerHandle | None = None
         self._unclaimed_timer: asyncio.TimerHandle | None = None
 
-    def log_in(self, user: str, password: str) -> bool:
-        """Check a SASL PLAIN login. If the key is right, the client gets the key's rights."""
-        try:
-            self.claims[""] = self._services.authorizer.verify_key(user, password)
-        except Refused:
-            return False
-        return True
+    def log_in(self, user: str, password: str, namespaces: Iterable[ServedNamespace]) -> bool:
+        """Check a SASL PLAIN login to one of these namespaces: few clients say to which before the open.
+        Once the connection is open, the client has the rights of the key in its namespace."""
+        for served in namespaces:
+            with contextlib.suppress(Refused):
+                self._logins[served] = served.authorizer.verify_key(user, password)
+        return bool(self._logins)
+
+    @property
+    def has_logged_in(self) -> bool:
+        """Whether the client has given a key of one of the namespaces."""
+        return bool(self._logins)
+
+    def opened(self) -> None:
+        """The namespace is known: a login counts if it was for this one. Raises Refused(UNAUTHORIZED)."""
+        logins, self._logins = self._logins, {}
+        served = self._connection.served
+        if not logins:
+            return
+        claim = served.authorizer.in_force(logins[served]) if served in logins else None
+        if claim is None:
+            raise Refused(
+                Reason.UNAUTHORIZED,
+                "Unauthorized access. The key of the login is not one of the namespace "
+                f"'{served.namespace.name}', which the hostname of the open means.",
+            )
+        self.claims[""] = claim
 
     def put(self, audience: str, claim: Claim) -> None:
         """Store the claim of a token put for an audience; it replaces the previous one (AMQP contract
@@ -75,7 +107,7 @@ class Tokens:
         raise Refused(
             Reason.UNAUTHORIZED,
             f"Unauthorized access. '{wanted}' claim(s) are required to perform this operation. Resource: 'sb://"
-            f"{self._services.namespace.name}/{path}'.{'' if self.claims else NO_CREDENTIALS}",
+            f"{self._connection.served.namespace.name}/{path}'.{'' if self.claims else NO_CREDENTIALS}",
         )
 
     # --- a connection without a claim -----------------------------------------------------------------------
@@ -129,7 +161,7 @@ class Tokens:
     def rules_changed(self) -> None:
         """Update the claims after an entity's authorization rules have changed: a claim ends with its key,
         and loses the rights that its rule has lost."""
-        in_force = self._services.authorizer.in_force
+        in_force = self._connection.served.authorizer.in_force
         now = {audience: in_force(claim) for audience, claim in self.claims.items()}
         if any(now[audience] is not claim for audience, claim in self.claims.items()):
             ended = [audience for audience, claim in now.items() if claim is None]

@@ -54,7 +54,7 @@ NAMESPACE_INFO = "$namespaceinfo"
 
 
 class Administration:
-    """Answers administration requests. One per broker."""
+    """Answers administration requests. One per namespace."""
 
     def __init__(
         self, settings: Settings, namespace: Namespace, tokens: TokenVerifier, clock: Clock, slices: Slices

@@ -18,6 +18,7 @@ from broker.base.slices import Slices
 from broker.http.answer_portions import answer_whole
 from broker.namespace.entity import Entity
 from broker.namespace.namespace import Namespace
+from broker.namespace.namespaces import Namespaces
 from broker.throttle.memory_mark import Memory
 
 HEALTHY = {"status": "healthy", "message": "Service is healthy."}
@@ -26,48 +27,54 @@ _QUEUES_PER_STEP = 16
 
 
 class HealthHandler:
-    """Reports on the namespace. `serving` says whether the broker takes messages now; `folders` gives the
+    """Reports on the namespaces. `serving` says whether the broker takes messages now; `folders` gives the
     state of each data folder, by number."""
 
     def __init__(
         self,
-        namespace: Namespace,
+        namespaces: Namespaces,
         serving: Callable[[], bool],
         slices: Slices,
         memory: Memory,
         folders: Callable[[], Sequence[str]],
     ) -> None:
-        self._namespace, self._serving, self._slices, self._memory = namespace, serving, slices, memory
+        self._namespaces, self._serving, self._slices, self._memory = namespaces, serving, slices, memory
         self._folders = folders
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         if not self._serving():
             return web.json_response(UNHEALTHY, status=503)
-        states: dict[str, int] = {}
-        entities = [text async for texts in self._slices.of(self._entities(states)) for text in texts]
         memory = {
             "state": "limited" if self._memory.limited else "ok",
             "used_bytes": self._memory.used,
             "mark_bytes": self._memory.mark,
         }
-        summary = {
-            "data_folders": self._folders(),
-            "partitions": states,
-            "damaged_entities": sorted(self._namespace.damaged),
-        }
-        about = json.dumps({**HEALTHY, "namespace": self._namespace.name, "memory": memory, **summary})
-        pieces = [f'{about[:-1]}, "entities": {{'.encode(), *entities, b"}}"]
+        first, *others = (served.namespace for served in self._namespaces)
+        summary = {**HEALTHY, "namespace": first.name, "memory": memory, "data_folders": self._folders()}
+        pieces = [json.dumps(summary)[:-1].encode(), b", ", *await self._state(first)]
+        for number, namespace in enumerate(others):
+            pieces.append(b', "other_namespaces": {' if number == 0 else b", ")
+            pieces += [f"{json.dumps(namespace.name)}: {{".encode(), *await self._state(namespace), b"}"]
+        pieces.append(b"}}" if others else b"}")
         return await answer_whole(request, pieces, "application/json; charset=utf-8")
 
-    def _entities(self, states: dict[str, int]) -> Iterator[bytes]:
-        """The members of the object `entities` with commas between them, a few queues per step. Adds all
-        partitions to `states`, by their state."""
-        queues = list(self._namespace.live_entities())
-        for start in range(0, len(queues), _QUEUES_PER_STEP):
-            some = {queue.name: _entity(queue) for queue in queues[start : start + _QUEUES_PER_STEP]}
-            for queue in queues[start : start + _QUEUES_PER_STEP]:
-                queue.count_health(states)
-            yield (", " if start else "").encode() + json.dumps(some)[1:-1].encode()
+    async def _state(self, namespace: Namespace) -> list[bytes]:
+        """The members of the object about a namespace: its partitions, entities and damage."""
+        states: dict[str, int] = {}
+        entities = [text async for texts in self._slices.of(_entities(namespace, states)) for text in texts]
+        summary = json.dumps({"partitions": states, "damaged_entities": sorted(namespace.damaged)})
+        return [f'{summary[1:-1]}, "entities": {{'.encode(), *entities, b"}"]
+
+
+def _entities(namespace: Namespace, states: dict[str, int]) -> Iterator[bytes]:
+    """The members of the object `entities` with commas between them, a few queues per step. Adds all
+    partitions to `states`, by their state."""
+    queues = list(namespace.live_entities())
+    for start in range(0, len(queues), _QUEUES_PER_STEP):
+        some = {queue.name: _entity(queue) for queue in queues[start : start + _QUEUES_PER_STEP]}
+        for queue in queues[start : start + _QUEUES_PER_STEP]:
+            queue.count_health(states)
+        yield (", " if start else "").encode() + json.dumps(some)[1:-1].encode()
 
 
 def _entity(queue: Entity) -> dict[str, object]:

@@ -33,8 +33,7 @@ from broker.messaging.settlement import COMPLETE, abandon, settle
 from broker.namespace.entity import Entity
 from broker.namespace.namespace import Namespace
 from broker.operations import Locked
-from broker.settings.settings import Settings
-from broker.throttle.memory_mark import Memory, traffic_bytes
+from broker.throttle.memory_mark import Memory
 
 BATCH_TYPE = "application/vnd.microsoft.servicebus.json"
 TIMEOUT_DEFAULT_S, TIMEOUT_MAX_S = 60.0, 86_400.0
@@ -42,27 +41,24 @@ TIMEOUT_DEFAULT_S, TIMEOUT_MAX_S = 60.0, 86_400.0
 
 
 class MessageRequests:
-    """Answers requests about messages. One per broker."""
+    """Answers requests about messages. One per namespace."""
 
     def __init__(
         self,
-        settings: Settings,
         namespace: Namespace,
         rights: Rights,
         clock: Clock,
         memory: Memory,
+        waiting: Waiting,
+        receivers_max: int,
         message_id: Callable[[], str],
     ) -> None:
-        """`message_id` makes ids for messages that have none."""
+        """`waiting` is that of the whole port; `receivers_max` is the limit of one entity; `message_id` makes
+        ids for messages that have none."""
         self._namespace, self._rights, self._clock = namespace, rights, clock
+        self._receivers_max = receivers_max
         self._sends = RequestSends(memory, message_id)
-        self._waiting = Waiting(
-            settings.http_connections_max,
-            settings.receivers_per_entity_max,
-            settings.receive_cache_messages,
-            settings.receive_cache_bytes,
-            traffic_bytes(settings.total_output_bytes_max, memory.mark),
-        )
+        self._waiting = waiting
         self._receivers: dict[HttpConnection, ConnectionReceivers] = {}
         """Of connections whose clients receive."""
         namespace.when_rules_change.append(self._rules_changed)
@@ -177,7 +173,9 @@ class MessageRequests:
             raise ConnectionResetError("the client is gone")
         receivers = self._receivers.get(connection)
         if receivers is None:
-            receivers = self._receivers[connection] = ConnectionReceivers(self._clock, self._waiting)
+            receivers = self._receivers[connection] = ConnectionReceivers(
+                self._clock, self._waiting, self._receivers_max
+            )
             connection.at_end += receivers.end, lambda: self._receivers.pop(connection, None)
         return receivers
 

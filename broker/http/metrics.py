@@ -10,6 +10,7 @@ unknown when the wait ends.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
 
@@ -23,7 +24,7 @@ from broker.entities.descriptions import MAIN
 from broker.entities.topics import subscription_path
 from broker.http.answer_portions import send_portions
 from broker.namespace.entity import DOWN, MISSING, Entity, EntityRuntime
-from broker.namespace.namespace import Namespace
+from broker.namespace.namespaces import Namespaces
 from broker.namespace.topic import Topic
 
 ENTITY_GAUGES = {
@@ -62,14 +63,15 @@ _QUEUES_PER_STEP = 16
 class MetricsHandler:
     """Writes all metrics, taking turns with other work in `slices`."""
 
-    def __init__(self, metrics: Metrics, namespace: Namespace, slices: Slices) -> None:
-        self._metrics, self._namespace, self._slices = metrics, namespace, slices
+    def __init__(self, metrics: Metrics, namespaces: Namespaces, slices: Slices) -> None:
+        self._metrics, self._slices = metrics, slices
+        self._namespaces = [served.namespace for served in namespaces]
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE_LATEST})
         await response.prepare(request)
         if request.method != "HEAD":
-            await self._namespace.counted()
+            await asyncio.gather(*(each.counted() for each in self._namespaces))
             async for texts in self._slices.of(map(str.encode, self._texts())):
                 await send_portions(response, texts)
         await response.write_eof()
@@ -78,7 +80,7 @@ class MetricsHandler:
     def _texts(self) -> Iterator[str]:
         """The whole exposition, in short steps. An entity that appears or disappears meanwhile may or may not
         be included."""
-        self._metrics.partitions_unknown.set(self._namespace.unknown_count)
+        self._metrics.partitions_unknown.set(self._namespaces[0].unknown_count)  # of all namespaces
         yield generate_latest(self._metrics.registry).decode()
         yield from exposition(list(self._metrics.entities.values()))
         yield from self._gauges()
@@ -92,12 +94,12 @@ class MetricsHandler:
         ]
         lines: list[str] = []
         incomplete: list[str] = []
-        queues = list(self._namespace.live_entities())
+        queues = [queue for each in self._namespaces for queue in each.live_entities()]
         for start in range(0, len(queues), _QUEUES_PER_STEP):
             for queue in queues[start : start + _QUEUES_PER_STEP]:
                 queue.count_health(states)
                 if not queue.available:
-                    label = label_of(queue.name)
+                    label = label_of(queue.name, queue.meter.namespace)
                     if numbers := queue.uncounted():
                         incomplete.append(f"partibus_uncounted_partitions{{{label}}} {len(numbers)}.0\n")
                     for number, state in enumerate(queue.health()):
@@ -112,7 +114,7 @@ class MetricsHandler:
         yield from lines
         yield uncounted
         yield from incomplete
-        yield f"{damaged}partibus_damaged_entities {len(self._namespace.damaged)}.0\n"
+        yield f"{damaged}partibus_damaged_entities {sum(len(each.damaged) for each in self._namespaces)}.0\n"
 
     def _gauges(self) -> Iterator[str]:
         texts = [deque([heading(name, text, "gauge")]) for name, text in ENTITY_GAUGES.items()]
@@ -133,14 +135,15 @@ class MetricsHandler:
     def _rows(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Each entity and each subscription: its label, and the values of its gauges, in the order of
         ENTITY_GAUGES. A subscription has only the first ones."""
-        for entity in list(self._namespace.live_entities()):
+        for entity in [each for namespace in self._namespaces for each in namespace.live_entities()]:
             if entity.unknown:
                 continue
-            yield label_of(entity.name), self._values(entity)
+            yield label_of(entity.name, entity.meter.namespace), self._values(entity)
             if isinstance(entity, Topic):
                 counts = entity.counts()
                 for each in entity.description.subscriptions:
-                    label = label_of(subscription_path(entity.name, each.name))
+                    path = subscription_path(entity.name, each.name)
+                    label = label_of(path, entity.meter.namespace)
                     yield label, _first_values(entity.subscription_runtime(each, counts))
 
     def _values(self, queue: Entity) -> tuple[int, ...]:
@@ -149,7 +152,7 @@ class MetricsHandler:
         available = int(queue.available)
         if not queue.counts():
             return 0, 0, 0, 0, 0, 0, queue.size_bytes_max, available
-        runtime = self._namespace.runtime_now(queue)
+        runtime = queue.runtime()
         message_ids = runtime.counts[MAIN].message_ids if MAIN in runtime.counts else 0
         return *_first_values(runtime), message_ids, queue.size_bytes_max, available
 

@@ -107,7 +107,7 @@ def is_own(raw_path: str) -> bool:
 
 
 class OwnRequests:
-    """Answers requests for our own operations. One per broker."""
+    """Answers requests for our own operations. One per namespace."""
 
     def __init__(self, namespace: Namespace, rights: Rights, memory: Memory) -> None:
         self._namespace, self._rights, self._memory = namespace, rights, memory

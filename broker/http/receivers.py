@@ -34,13 +34,9 @@ WAITING_SHARE = 4
 class Waiting:
     """All requests that wait for messages, and the answers that are being sent. One per HTTP port."""
 
-    def __init__(
-        self, connections_max: int, receivers_max: int, cache_messages: int, cache_bytes: int, bytes_max: int
-    ) -> None:
-        """`receivers_max` is the limit of one entity. `bytes_max` limits what all connections hold ready
-        together, and the answers being sent."""
+    def __init__(self, connections_max: int, cache_messages: int, cache_bytes: int, bytes_max: int) -> None:
+        """`bytes_max` limits what all connections hold ready together, and the answers being sent."""
         self._waiting_max = max(1, connections_max - connections_max // WAITING_SHARE)
-        self.receivers_max = receivers_max
         self.cache_messages, self._cache_bytes, self._bytes_max = cache_messages, cache_bytes, bytes_max
         self._waiting = 0
         self.is_stopping = False
@@ -114,8 +110,11 @@ class HttpReceiver:
         cache: ReceiveCache,
         clock: Clock,
         waiting: Waiting,
+        receivers_max: int,
     ) -> None:
+        """`receivers_max` is the limit of one entity."""
         self.queue, self.subqueue = queue, subqueue
+        self._receivers_max = receivers_max
         self.has_ended = False
         self._cache, self.waiting = cache, waiting
         self._found: asyncio.Future[Locked | None] | None = None
@@ -140,7 +139,7 @@ class HttpReceiver:
         check_rights()
         if self.has_ended:
             raise ConnectionResetError("the connection has ended")
-        self.queue.check_one_more_receiver(self.waiting.receivers_max)
+        self.queue.check_one_more_receiver(self._receivers_max)
         found: asyncio.Future[Locked | None] = asyncio.get_running_loop().create_future()
         self._found, self._check_rights = found, check_rights
         self.queue.receivers.add(self)
@@ -302,8 +301,9 @@ class HttpReceiver:
 class ConnectionReceivers:
     """The receivers of one connection."""
 
-    def __init__(self, clock: Clock, waiting: Waiting) -> None:
-        self._clock, self._waiting = clock, waiting
+    def __init__(self, clock: Clock, waiting: Waiting, receivers_max: int) -> None:
+        """`receivers_max` is the limit of one entity."""
+        self._clock, self._waiting, self._receivers_max = clock, waiting, receivers_max
         self._cache = waiting.cache()
         self._receivers: dict[tuple[Entity, str, bool], HttpReceiver] = {}
         """By entity, subqueue and whether they remove. The one used last is last."""
@@ -322,6 +322,7 @@ class ConnectionReceivers:
                 cache=self._cache,
                 clock=self._clock,
                 waiting=self._waiting,
+                receivers_max=self._receivers_max,
             )
         self._receivers[queue, subqueue, removes] = receiver
         return receiver

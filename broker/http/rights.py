@@ -21,7 +21,7 @@ READ, WRITE, DELETE = "EntityRead", "EntityWrite", "EntityDelete"
 
 
 class Rights:
-    """Checks the claims of requests. One per broker."""
+    """Checks the claims of requests. One per namespace."""
 
     def __init__(self, namespace: Namespace, tokens: TokenVerifier, clock: Clock, grace_ms: int) -> None:
         """`grace_ms`: how long a token is still accepted after it expires."""

@@ -30,22 +30,19 @@ from broker.base.errors import Refused
 from broker.base.metrics import Metrics
 from broker.base.slices import Slices
 from broker.base.sockets import accept_each, listen, readable
-from broker.http.admin import Administration
 from broker.http.connection import HttpConnection, Limits
 from broker.http.crowd import Crowd, Guest
 from broker.http.health import HealthHandler
-from broker.http.message_paths import read_message_path
-from broker.http.messages import MessageRequests
 from broker.http.metrics import MetricsHandler
-from broker.http.own_operations import OwnRequests, is_own
+from broker.http.namespace_requests import NamespaceRequests
 from broker.http.portions import Portions
+from broker.http.receivers import Waiting
 from broker.http.refusals import HttpRefusal, refusal_of
-from broker.http.rights import Rights
-from broker.http.seams import TokenVerifier
-from broker.http.sites import Sites
-from broker.namespace.namespace import Namespace
+from broker.http.sites import MISDIRECTED, Sites
+from broker.namespace.namespaces import Namespaces
+from broker.settings.certificates import named_host
 from broker.settings.settings import Settings
-from broker.throttle.memory_mark import Memory
+from broker.throttle.memory_mark import Memory, traffic_bytes
 
 log = structlog.get_logger("http")
 
@@ -79,8 +76,7 @@ class HttpServer:
     def __init__(
         self,
         settings: Settings,
-        namespace: Namespace,
-        tokens: TokenVerifier,
+        namespaces: Namespaces,
         metrics: Metrics,
         clock: Clock,
         tls: ssl.SSLContext,
@@ -92,19 +88,28 @@ class HttpServer:
         message_id: Callable[[], str],
     ) -> None:
         """`message_id` makes ids for messages that have none."""
-        self._settings, self._namespace, self._metrics, self._clock = settings, namespace, metrics, clock
+        self._settings, self._namespaces, self._metrics, self._clock = settings, namespaces, metrics, clock
         self._tls, self._serve_websocket = tls, serve_websocket
         # A certificate from the settings may lack the name in PARTIBUS_HOST; the port answers under that name
         # anyway.
-        self._sites = Sites((*certificate_names, *settings.hostnames, settings.host), settings.origins)
+        names = [name for served in namespaces for name in served.host_names]
+        self._sites = Sites(
+            (*certificate_names, *settings.hostnames, settings.host, *names), settings.origins
+        )
         slices = Slices()
-        self._administration = Administration(settings, namespace, tokens, clock, slices)
-        rights = Rights(namespace, tokens, clock, settings.sas_grace_ms)
-        self._messages = MessageRequests(settings, namespace, rights, clock, memory, message_id)
-        self._own = OwnRequests(namespace, rights, memory)
+        self._waiting = Waiting(
+            settings.http_connections_max,
+            settings.receive_cache_messages,
+            settings.receive_cache_bytes,
+            traffic_bytes(settings.total_output_bytes_max, memory.mark),
+        )
+        self._requests = {
+            served: NamespaceRequests(served, clock, slices, memory, self._waiting, message_id)
+            for served in namespaces
+        }
         self._runner = self._make_runner(
-            HealthHandler(namespace, serving, slices, memory, folders),
-            MetricsHandler(metrics, namespace, slices),
+            HealthHandler(namespaces, serving, slices, memory, folders),
+            MetricsHandler(metrics, namespaces, slices),
         )
         self._portions = Portions()
         self._listeners: list[socket.socket] = []
@@ -145,7 +150,8 @@ class HttpServer:
                     for each in self._listeners
                 ]
                 await self._stopping.wait()
-                self._messages.stop()
+                for requests in self._requests.values():
+                    requests.stop()
                 for task in (*acceptors, *self._greeting):
                     task.cancel()
         finally:
@@ -267,14 +273,12 @@ class HttpServer:
         )
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        """Serve a request for an operation of our own, about messages, or administration."""
-        raw_path = request.rel_url.raw_path
-        if is_own(raw_path):
-            return await self._own.handle(request)
-        path = read_message_path(request.method, raw_path)
-        if path is not None:
-            return await self._messages.handle(request, path)
-        return await self._administration.handle(request)
+        """Serve a request to a namespace."""
+        return await self._requests_to(request).handle(request)
+
+    def _requests_to(self, request: web.Request) -> NamespaceRequests:
+        """What answers the requests to the namespace of this one."""
+        return self._requests[self._namespaces.of_host(_host_of(request))]
 
     def _unless_signed(
         self, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -283,7 +287,7 @@ class HttpServer:
 
         async def handle(request: web.Request) -> web.StreamResponse:
             return await (
-                self._administration.handle(request)
+                self._requests_to(request).administer(request)
                 if "Authorization" in request.headers
                 else handler(request)
             )
@@ -378,7 +382,7 @@ class HttpServer:
         """The answer to bytes that are not HTTP."""
         about = " ".join(error.split())[:200]
         response = HttpRefusal(400, 40000, f"The request is not valid HTTP/1.1: {about}").response(
-            "", self._namespace.name, self._clock.now_ms()
+            "", self._namespaces.first.namespace.name, self._clock.now_ms()
         )
         response.force_close()
         return response
@@ -394,9 +398,18 @@ class HttpServer:
             origins=request.headers.getall("Origin", ()),
             under_any_name=_is_for_everybody(request, "/health", "/metrics"),
         )
+        if request.transport is not None:
+            by_handshake = self._namespaces.named(named_host(request.transport.get_extra_info("ssl_object")))
+            if by_handshake not in (None, self._namespaces.of_host(_host_of(request))):
+                raise HttpRefusal(
+                    MISDIRECTED,
+                    0,
+                    "The TLS handshake of this connection named the host of another namespace.",
+                )
 
     def _refuse(self, request: web.Request, refusal: HttpRefusal) -> web.Response:
-        return refusal.response(request.path, self._namespace.name, self._clock.now_ms())
+        served = self._namespaces.of_host(_host_of(request))
+        return refusal.response(request.path, served.namespace.name, self._clock.now_ms())
 
 
 async def _expect(request: web.Request) -> None:
@@ -413,6 +426,11 @@ def _nothing() -> None:
 def _connection_of(request: web.Request) -> HttpConnection:
     assert isinstance(request.protocol, HttpConnection)
     return request.protocol
+
+
+def _host_of(request: web.Request) -> str:
+    """The `Host` header. aiohttp's `request.host` asks a name server if there is none."""
+    return request.headers.get("Host", "")
 
 
 def _is_for_everybody(request: web.Request, *paths: str) -> bool:

@@ -27,7 +27,7 @@ from broker.namespace.file_subscriptions import fixed_differences, with_subscrip
 from broker.namespace.namespace import Namespace
 from broker.namespace.subscriptions import check_session_actions
 from broker.rules.matching import check_expressions
-from broker.settings.config_file import ConfigFile, EntitySpec, TopicSpec, WrongConfigFile
+from broker.settings.config_file import EntitySpec, NamespaceFile, TopicSpec, WrongConfigFile
 
 FORWARDING_FIELDS = ("ForwardTo", "ForwardDeadLetteredMessagesTo")
 """The file's names of the two targets in `EntitySettings.forwarding`."""
@@ -55,7 +55,7 @@ class _Source:
     """The settings that it has, and those that it had from the file."""
 
 
-def _sources(file: ConfigFile, namespace: Namespace) -> Iterable[_Source]:
+def _sources(file: NamespaceFile, namespace: Namespace) -> Iterable[_Source]:
     for index, queue in enumerate(file.queues):
         existing = namespace.describe(queue.name)
         earlier = [existing.settings, existing.file_settings or existing.settings] if existing else []
@@ -72,7 +72,7 @@ def _sources(file: ConfigFile, namespace: Namespace) -> Iterable[_Source]:
             )
 
 
-def check_targets(file: ConfigFile, namespace: Namespace) -> None:
+def check_targets(file: NamespaceFile, namespace: Namespace) -> None:
     """Check that everything in the file forwards to entities that are in the file or in the namespace. Raises
     WrongConfigFile; only warns of what was already to forward to its missing target."""
     in_file = {key_of(spec.name) for spec in (*file.queues, *file.topics)}
@@ -94,7 +94,7 @@ def check_targets(file: ConfigFile, namespace: Namespace) -> None:
                 )
                 continue
             wrong.append(
-                f"{file.path}: UserConfig.Namespaces[0].{source.place}.Properties.{field}: '{source.path}' "
+                f"{file.path}: {file.place}.{source.place}.Properties.{field}: '{source.path}' "
                 f"cannot forward to '{target}': no queue or topic of this name is in the file or in the data "
                 "folder."
             )
@@ -102,7 +102,7 @@ def check_targets(file: ConfigFile, namespace: Namespace) -> None:
         raise WrongConfigFile("\n".join(wrong))
 
 
-def check_rules(file: ConfigFile) -> None:
+def check_rules(file: NamespaceFile) -> None:
     """Check that the rules in the file can be carried out. Raises WrongConfigFile with the position in the
     expression."""
     wrong = []
@@ -115,7 +115,7 @@ def check_rules(file: ConfigFile) -> None:
                     check_session_actions([rule], subscription.settings, is_partitioned=is_partitioned)
                 except Refused as why:
                     where = f"Topics[{index}].Subscriptions[{number}].Rules[{place}]"
-                    wrong.append(f"{file.path}: UserConfig.Namespaces[0].{where}: {why.description}")
+                    wrong.append(f"{file.path}: {file.place}.{where}: {why.description}")
     if wrong:
         raise WrongConfigFile("\n".join(wrong))
 

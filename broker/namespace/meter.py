@@ -13,18 +13,19 @@ _OUR_FAULT = frozenset({Reason.INTERNAL, Reason.DISK_FULL, Reason.PARTITION_UNAV
 class EntityMeter(EntityCounters):
     """The counters of one entity, exported while the entity exists."""
 
-    __slots__ = ("_metrics",)
+    __slots__ = ("_key", "_metrics")
 
-    def __init__(self, metrics: Metrics, entity: str) -> None:
-        super().__init__(entity)
+    def __init__(self, metrics: Metrics, entity: str, namespace: str = "") -> None:
+        super().__init__(entity, namespace)
         self._metrics = metrics
-        metrics.entities[entity] = self
+        self._key = f"{namespace}\n{entity}" if namespace else entity
+        metrics.entities[self._key] = self
 
     def end(self) -> None:
         """Stop exporting the entity's series. Links that still hold this meter may keep counting; nothing
         reads it."""
-        if self._metrics.entities.get(self.entity) is self:
-            del self._metrics.entities[self.entity]
+        if self._metrics.entities.get(self._key) is self:
+            del self._metrics.entities[self._key]
 
     def refused(self, reason: Reason, count: int) -> None:
         """Count operations that were refused."""

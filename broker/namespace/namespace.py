@@ -1,4 +1,7 @@
-"""The namespace: all entities of the broker, found by name, kept in the catalogue.
+"""A namespace: its entities, found by name, kept in the catalogue.
+
+A broker may have several. They share data folders: catalogue, logs and index of partitions. The identifiers
+of entities (`descriptions.new_generation`) say which namespace they belong to.
 
 *A damaged entry* (both of its files, or their content) puts only its own entity out of service. It is
 reported, and its logs are kept. If its name is still legible, clients are told to try again, not that the
@@ -35,13 +38,14 @@ import structlog
 from broker.base.clock import Clock
 from broker.base.errors import Reason, Refused, not_found_text
 from broker.entities.descriptions import (
+    NAMESPACE,
     AuthorizationRule,
     EntityDescription,
     EntitySettings,
     key_of,
     shared,
 )
-from broker.entities.documents import decode_description, encode_description
+from broker.entities.documents import encode_description
 from broker.entities.kinds import describe
 from broker.entities.subscription_validation import TopicLimits
 from broker.entities.tiers import UNLIMITED, Tier
@@ -58,10 +62,10 @@ from broker.namespace.entity import Entity, EntityRuntime
 from broker.namespace.idle_deletion import Candidate, IdleDeletion
 from broker.namespace.keys_in_order import KeysInOrder
 from broker.namespace.resting import Resting
+from broker.namespace.stored_entities import StoredEntities
 from broker.namespace.subscriptions import Subscriptions
 from broker.throttle.throttle import Throttling
 from storage.catalogue import Catalogue
-from storage.catalogue_recovery import Damaged
 from storage.errors import DiskFailed, DiskFull, DiskHangs, StorageError
 from storage.log import EntityLogs
 from storage.threads import OwnerFailed, mark_retrieved, report_to_loop, start_background, within
@@ -82,7 +86,8 @@ above it stays below the 15 s after which clients give up."""
 
 
 class Namespace:
-    """All entities. Owned by the event loop; changes to one entity are made one at a time."""
+    """All entities of one namespace. Owned by the event loop; changes to one entity are made one at a
+    time."""
 
     def __init__(
         self,
@@ -100,11 +105,14 @@ class Namespace:
         idle_ms_min: int = AUTO_DELETE_ON_IDLE_MS_MIN,
         folders: int = 1,
         topic_limits: TopicLimits = TopicLimits(),  # noqa: B008 - immutable
+        stored_name: str = NAMESPACE,
         confirm_retry_ms: int = 1_000,
         disk_timeout_ms: int = 5_000,
         failed: OwnerFailed = report_to_loop,
     ) -> None:
-        """`folders`: over how many data folders the partitions of new entities are spread.
+        """`stored_name`: the name of the namespace on disk, a part of the identifiers of its entities.
+
+        `folders`: over how many data folders the partitions of new entities are spread.
 
         `confirm_retry_ms`: how long to wait between attempts to confirm an unconfirmed name.
 
@@ -113,7 +121,7 @@ class Namespace:
 
         `failed` is called if a background task dies. The namespace can no longer be relied on then.
         """
-        self.name = name
+        self.name, self.stored_name = name, stored_name
         self._catalogue, self._store, self._clock, self._make_entity, self._resting = (
             catalogue,
             store,
@@ -148,50 +156,42 @@ class Namespace:
         self.partition_started: Callable[[Entity, int], None] = lambda entity, number: None
         """Called when a partition has started. Set by `Forwarding`."""
 
-    async def load(self) -> None:
-        """Load the entities from the catalogue. Raises StorageError if the folder cannot be read or another
-        process uses it."""
-        with_logs = set(await self._store.entities())  # first of all, because this locks the folder
-        known: set[str] = set()
-        damaged: list[tuple[Damaged, str]] = []
-        namesakes: dict[str, list[EntityDescription]] = {}
-        for document, content in (await self._catalogue.load_all()).items():
-            known.add(document)
-            try:
-                description = decode_description(content)
-                assert document == description.generation, (
-                    f"catalogue document {document} holds {description.generation}"
-                )
-            except Exception as error:  # an error in one entry must not stop the others
-                damaged.append((Damaged(document, [], [content]), repr(error)))
-                continue
-            namesakes.setdefault(key_of(description.name), []).append(description)
+    async def load(self, *others: Namespace) -> None:
+        """Load the entities of this namespace, and of `others` in the same data folders. Entities of
+        namespaces that are not among them are kept. Raises StorageError if the folder cannot be read or
+        another process uses it, and as `StoredEntities.check_first`."""
+        stored = await StoredEntities.read(self._catalogue, self._store)
+        namespaces = (self, *others)
+        stored.check_first(self.name, self.stored_name)
+        for each in namespaces:
+            await each._take(stored)
+        for generation in stored.to_clear:
+            await self._clear(generation)
+        stored.report([each.stored_name for each in namespaces])
+        live = [description for each in namespaces for description in each.descriptions()]
+        await self._resting.load(
+            dict.fromkeys(stored.kept, 0) | {each.generation: each.partitions for each in live}, self._store
+        )
+        self._resting.start()
+        for each in namespaces:
+            each._start()
+
+    async def _take(self, stored: StoredEntities) -> None:
+        """Take the namespace's own entities."""
+        namesakes, damaged = stored.of(self.stored_name)
         for key, found in namesakes.items():
             self._queues[key] = self._make_entity(
-                found[0] if len(found) == 1 else await self._choose(found, with_logs)
+                found[0] if len(found) == 1 else await self._choose(found, stored.with_logs)
             )
         self._keys = KeysInOrder(queue.description for queue in self._queues.values())
-        damaged += [(each, "none of its files is whole") for each in self._catalogue.damaged]
         for each, why in damaged:
-            known |= {each.name} if each.name is not None else set()
             self._damaged.note(each, why, self._queues)
-        deleted = set(await self._catalogue.load_deleted())
-        for generation in deleted - known:
-            await self._clear(generation)
         for queue in self.descriptions():
             if inactive := without_effect(queue.settings):
                 log.warning("entity.settings_without_effect", entity=queue.name, settings=inactive)
-        for generation in sorted(with_logs - known - deleted):
-            log.error(
-                "entity.logs_without_entry",
-                generation=generation,
-                reason="Nothing says that they were deleted: they are kept.",
-            )
-        kept = dict.fromkeys((known | with_logs) - deleted, 0)
-        await self._resting.load(
-            kept | {each.generation: each.partitions for each in self.descriptions()}, self._store
-        )
-        self._resting.start()
+
+    def _start(self) -> None:
+        """Start what goes on in the background."""
         self._checking = start_background(self._open_missing(), "namespace-check", self._failed)
         self._deleting_idle = start_background(self.idle_deletion.run(), "namespace-idle", self._failed)
 
@@ -212,7 +212,7 @@ class Namespace:
                     [number for number in numbers if number < queue.description.partitions], self._opening
                 )
 
-    async def _choose(self, found: list[EntityDescription], with_logs: set[str]) -> EntityDescription:
+    async def _choose(self, found: list[EntityDescription], with_logs: Collection[str]) -> EntityDescription:
         """Of several entries with one name, choose the newest that has logs, else the newest. Delete those
         without logs, since they hold nothing.
 
@@ -406,6 +406,7 @@ class Namespace:
                 now_ms=now_ms,
                 file_settings=file_settings,
                 folders=self._folders,
+                namespace=self.stored_name,
             )
             await self._keep(description)
             queue = self._queues[key_of(name)] = self._make_entity(description)
@@ -535,16 +536,24 @@ class Namespace:
         except StorageError as error:
             log.warning("entity.not_cleared", generation=generation, error=str(error))
 
-    async def close(self) -> None:
-        """Stop all partitions; each finishes what it has begun."""
+    async def close(self, *others: Namespace) -> None:
+        """Stop all partitions of this namespace and of `others`, which were loaded with it; each finishes
+        what it has begun."""
+        namespaces = (self, *others)
+        for each in namespaces:
+            await each._stop_background()
+        await self._resting.stop()
+        for each in namespaces:
+            await each._confirm_each()
+        queues = [queue for each in namespaces for queue in each.live_entities() if queue.has_started]
+        await asyncio.gather(*(queue.stop() for queue in queues))
+        await asyncio.gather(self._resting.close(), self._catalogue.close())
+
+    async def _stop_background(self) -> None:
         for task in (self._confirming, self._checking, self._deleting_idle):
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task], timeout=self._disk_timeout_s)
-        await self._resting.stop()
-        await self._confirm_each()
-        await asyncio.gather(*(queue.stop() for queue in self._queues.values() if queue.has_started))
-        await asyncio.gather(self._resting.close(), self._catalogue.close())
 
     async def _keep(self, description: EntityDescription) -> None:
         entry = self._catalogue.put(description.generation, encode_description(description))

@@ -61,6 +61,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     """A server's context for TLS 1.2 and later. Raises WrongCertificate with the file and the reason."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.sni_callback = _note_host
     try:
         context.load_cert_chain(files.certificate, files.key)
     except (OSError, ssl.SSLError) as error:
@@ -68,6 +69,17 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
             f"{files.certificate}, {files.key}: not a certificate with its key: {error}"
         ) from error
     return context
+
+
+def _note_host(tls: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+    tls.named_host = name or ""  # type: ignore[attr-defined]  # ssl keeps the name to itself
+
+
+def named_host(tls: object) -> str:
+    """The server name that a client gave in its handshake (RFC 6066 3); "" if it gave none, or the connection
+    is not over TLS."""
+    name: str = getattr(tls, "named_host", "")
+    return name
 
 
 def certificate_names(files: TlsFiles) -> tuple[str, ...]:

@@ -21,7 +21,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from broker.entities.descriptions import AuthorizationRule, EntitySettings, QueueSettings, key_of
+from broker.entities.descriptions import (
+    NAMESPACE,
+    AuthorizationRule,
+    EntitySettings,
+    QueueSettings,
+    key_of,
+)
 from broker.entities.rules import (
     DEFAULT_RULE_NAME,
     CorrelationFilter,
@@ -37,6 +43,7 @@ from broker.entities.subscription_validation import check_rules, check_subscript
 from broker.entities.topics import SubscriptionSettings, TopicSettings
 from broker.entities.validation import WrongProperty, check_settings, without_effect
 from broker.settings import config_shape as shape
+from broker.settings.namespace_settings import WrongNamespaceSettings, namespace_settings
 from broker.settings.settings import Settings
 
 
@@ -79,8 +86,8 @@ class TopicSpec(EntitySpec):
 
 
 @dataclass(slots=True, frozen=True)
-class ConfigFile:
-    """The content of a configuration file."""
+class NamespaceFile:
+    """What a configuration file says about one namespace."""
 
     path: Path
     namespace: str
@@ -88,8 +95,32 @@ class ConfigFile:
     topics: tuple[TopicSpec, ...]
     authorization_rules: tuple[AuthorizationRule, ...]
     """SAS policies of the namespace, in addition to those in the settings."""
+    settings: Settings
+    """Its settings. Those of the first namespace are the broker's, as they were when the file was read."""
+    place: str = "UserConfig.Namespaces[0]"
+    """Where it is in the file."""
+    host_names: tuple[str, ...] = ()
+    """Names under which clients reach it, beside its own."""
+
+
+@dataclass(slots=True, frozen=True)
+class ConfigFile:
+    """The content of a configuration file."""
+
+    namespaces: tuple[NamespaceFile, ...]
+    """The first one is the namespace of the broker's settings."""
     warnings: tuple[str, ...]
     """Settings in the file without effect in this version: one sentence each, naming the entity."""
+
+    @property
+    def first(self) -> NamespaceFile:
+        """The namespace of clients that name none."""
+        return self.namespaces[0]
+
+    @property
+    def others(self) -> tuple[NamespaceFile, ...]:
+        """All namespaces but the first one."""
+        return self.namespaces[1:]
 
 
 def load_config_file(path: Path, defaults: Settings) -> ConfigFile:
@@ -159,9 +190,37 @@ def _problems(error: ValidationError) -> Iterable[str]:
         yield f"{path or 'the file'}: {reason}"
 
 
+def check_namespaces(file: ConfigFile, name: str) -> None:
+    """Check that names and host names tell the namespaces apart, if the first one is called `name`. Raises
+    WrongConfigFile."""
+    if not file.others:
+        return
+    taken = {NAMESPACE: "the first namespace has it in the data folder"} if name != NAMESPACE else {}
+    for number, each in enumerate(file.namespaces):
+        own = name if number == 0 else each.namespace
+        for host in dict.fromkeys(map(str.casefold, (own, *each.host_names))):
+            if host in taken:
+                raise WrongConfigFile(
+                    f"{each.path}: {each.place}: the name '{host}' cannot be used: {taken[host]}"
+                )
+            taken[host] = f"it means the namespace '{own}' already"
+
+
 def _as_config(path: Path, user_config: shape.UserConfig, defaults: Settings) -> ConfigFile:
-    namespace = user_config.namespaces[0]
-    where = "UserConfig.Namespaces[0]"
+    namespaces = []
+    for number, namespace in enumerate(user_config.namespaces):
+        where, settings = f"UserConfig.Namespaces[{number}]", defaults
+        if number:
+            try:
+                settings = namespace_settings(namespace.name, namespace.settings, defaults)
+            except WrongNamespaceSettings as wrong:
+                lines = [f"{path}: {where}.Settings.{line}" for line in str(wrong).splitlines()]
+                raise WrongConfigFile("\n".join(lines)) from wrong
+        namespaces.append(_as_namespace(path, where, namespace, settings))
+    return ConfigFile(tuple(namespaces), tuple(_warnings(user_config, namespaces)))
+
+
+def _as_namespace(path: Path, where: str, namespace: shape.Namespace, defaults: Settings) -> NamespaceFile:
     names: dict[str, str] = {}
     for kind, entities in (
         ("Queues", [queue.name for queue in namespace.queues]),
@@ -186,13 +245,15 @@ def _as_config(path: Path, user_config: shape.UserConfig, defaults: Settings) ->
             topic, f"{path}: {where}.Topics[{index}].Subscriptions", defaults.auto_delete_on_idle_ms_min
         )
         topics.append(TopicSpec(topic.name, settings, topic.properties.partition_count, subscriptions))
-    return ConfigFile(
+    return NamespaceFile(
         path=path,
         namespace=namespace.name,
         queues=tuple(queues),
         topics=tuple(topics),
         authorization_rules=tuple(policy.as_rule() for policy in namespace.authorization_rules),
-        warnings=tuple(_warnings(user_config, [*queues, *topics])),
+        settings=defaults,
+        place=where,
+        host_names=namespace.host_names,
     )
 
 
@@ -298,19 +359,18 @@ def _values(properties: Mapping[str, str | bool | int | float]) -> NamedValues:
     return tuple((name, RuleValue(types[type(value)], value)) for name, value in properties.items())
 
 
-def _warnings(user_config: shape.UserConfig, specs: Iterable[EntitySpec]) -> Iterable[str]:
+def _warnings(user_config: shape.UserConfig, namespaces: Iterable[NamespaceFile]) -> Iterable[str]:
     if "File" in user_config.logging.type:
         yield (
             f"Logging.Type is {user_config.logging.type}: the broker writes no log files, its log goes to "
             "stderr"
         )
-    namespace = user_config.namespaces[0]
-    for queue in namespace.queues:
+    for queue in [queue for namespace in user_config.namespaces for queue in namespace.queues]:
         if queue.properties.forward_to is not None and queue.properties.auto_delete_on_idle is not None:
             yield (
                 f"queue {queue.name}: AutoDeleteOnIdle is dropped, because forwarding counts as use and the "
                 "queue has ForwardTo"
             )
-    for spec in specs:
+    for spec in [spec for each in namespaces for spec in (*each.queues, *each.topics)]:
         if inactive := without_effect(spec.settings):
             yield f"{spec.name}: kept, without effect in this version: {', '.join(inactive)}"

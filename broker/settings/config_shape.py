@@ -7,8 +7,9 @@ three here). Our additions go beside them, spelled as in the administration API.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -28,7 +29,7 @@ from broker.entities.descriptions import AuthorizationRule, EntityStatus
 from broker.entities.rules import EXPRESSION_CHARACTERS_MAX
 from broker.entities.subscription_validation import check_rule_name, check_subscription_name
 from broker.entities.validation import check_entity_name
-from broker.settings.setting_types import Right
+from broker.settings.setting_types import HostName, Right
 from broker.settings.settings import PARTITIONS_MAX
 
 
@@ -68,10 +69,32 @@ Target = Annotated[str | None, BeforeValidator(lambda value: value or None)]
 """The entity to forward to; empty means none."""
 
 
-def _one(namespaces: tuple[Namespace, ...]) -> tuple[Namespace, ...]:
-    if len(namespaces) != 1:
-        raise ValueError(f"there are {len(namespaces)} namespaces; exactly one is possible")
+NAMESPACES_MAX = 100
+_NAMESPACE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,49}")
+"""A name that may be a label of a host name. That of an only namespace may be any text."""
+
+
+def _told_apart(namespaces: tuple[Namespace, ...]) -> tuple[Namespace, ...]:
+    if not 1 <= len(namespaces) <= NAMESPACES_MAX:
+        raise ValueError(f"there are {len(namespaces)} namespaces; there must be 1 to {NAMESPACES_MAX}")
+    if namespaces[0].settings:
+        raise ValueError(
+            "the first namespace has Settings, but its settings are the broker's own: give them as "
+            "PARTIBUS_... variables"
+        )
+    for namespace in namespaces:
+        if len(namespaces) > 1 and not _NAMESPACE_NAME.fullmatch(namespace.name):
+            raise ValueError(
+                f"'{namespace.name}' cannot be the name of one of several namespaces: it must begin with a "
+                "letter, followed by letters, digits and hyphens"
+            )
     return namespaces
+
+
+def _without_wildcard(name: str) -> str:
+    if "*" in name:
+        raise ValueError("a namespace has exact host names, without '*'")
+    return name
 
 
 def _some(rights: tuple[Right, ...]) -> tuple[Right, ...]:
@@ -251,12 +274,16 @@ class Topic(_Part):
 
 
 class Namespace(_Part):
-    """The entry of `Namespaces`."""
+    """An entry of `Namespaces`."""
 
     name: str = Field(min_length=1, max_length=50)
     queues: tuple[Queue, ...] = ()
     topics: tuple[Topic, ...] = ()
     authorization_rules: tuple[SasPolicy, ...] = ()
+    host_names: tuple[Annotated[HostName, AfterValidator(_without_wildcard)], ...] = ()
+    """Under which clients reach it (our addition)."""
+    settings: dict[str, Any] = Field(default_factory=dict, repr=False)
+    """Those of a namespace beside the first one (our addition; `namespace_settings.py`)."""
 
 
 class Logging(_Part):
@@ -268,7 +295,7 @@ class Logging(_Part):
 class UserConfig(_Part):
     """`UserConfig`: everything in the file."""
 
-    namespaces: Annotated[tuple[Namespace, ...], AfterValidator(_one)]
+    namespaces: Annotated[tuple[Namespace, ...], AfterValidator(_told_apart)]
     logging: Logging = Logging()
 
 

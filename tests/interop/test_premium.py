@@ -70,7 +70,7 @@ async def test_senders_are_refused_while_a_resource_is_short_and_more_messaging_
 ) -> None:
     meter = Meter()
     with BrokerThread(tmp_path, [queue("orders")], LocalDisk(), meter=meter, tier="premium") as broker:
-        url, throttle = broker.addresses.http_url, broker.broker._resources
+        url, throttle = broker.addresses.http_url, broker.broker.first.resources
         assert throttle is not None
 
         async def shows(usage: Usage, *over: str) -> None:
@@ -113,7 +113,7 @@ async def test_senders_are_refused_while_a_resource_is_short_and_more_messaging_
 async def test_what_frees_memory_is_admitted_while_memory_is_short(tmp_path: Path) -> None:
     meter = Meter()
     with BrokerThread(tmp_path, [queue("orders")], LocalDisk(), meter=meter, tier="premium") as broker:
-        throttle = broker.broker._resources
+        throttle = broker.broker.first.resources
         assert throttle is not None
         with (
             azure_client(broker.addresses.connection_string(), retry_total=0) as client,

@@ -78,11 +78,14 @@ def topic(name: str, subscriptions: Iterable[str], **properties: object) -> dict
 
 
 def configuration(
-    queues: Sequence[Mapping[str, object]], topics: Sequence[Mapping[str, object]] = ()
+    queues: Sequence[Mapping[str, object]],
+    topics: Sequence[Mapping[str, object]] = (),
+    others: Sequence[Mapping[str, object]] = (),
 ) -> dict[str, object]:
-    """A complete configuration in the emulator's format (HTTP contract 5.4)."""
+    """A complete configuration in the emulator's format (HTTP contract 5.4). `others` are further
+    namespaces."""
     namespace = {"Name": "sbemulatorns", "Queues": list(queues), "Topics": list(topics)}
-    return {"UserConfig": {"Namespaces": [namespace], "Logging": {"Type": "Console"}}}
+    return {"UserConfig": {"Namespaces": [namespace, *others], "Logging": {"Type": "Console"}}}
 
 
 class BrokerProcess:
@@ -100,6 +103,7 @@ class BrokerProcess:
         queues: Sequence[Mapping[str, object]],
         *,
         topics: Sequence[Mapping[str, object]] = (),
+        others: Sequence[Mapping[str, object]] = (),
         environment: Mapping[str, str] | None = None,
         keeps_ports: bool = True,
         files_max: int | None = None,
@@ -108,7 +112,7 @@ class BrokerProcess:
         addresses: Addresses | None = None,
     ) -> None:
         """files_max: limit on the process's open file descriptors. group: the file with the members of a
-        control group that the process joins.
+        control group that the process joins. others: further namespaces.
         """
         self._folder = folder
         self._environment = dict(environment or {})
@@ -124,7 +128,9 @@ class BrokerProcess:
         self.data_dir = folder / "data"
         self.config_path = folder / "config.json"
         folder.mkdir(parents=True, exist_ok=True)
-        self.config_path.write_text(json.dumps(configuration(queues, topics), indent=1), encoding="utf-8")
+        self.config_path.write_text(
+            json.dumps(configuration(queues, topics, others), indent=1), encoding="utf-8"
+        )
 
     @property
     def addresses(self) -> Addresses:

@@ -26,6 +26,7 @@ from broker.namespace.entity import Entity
 from broker.namespace.kinds import make_entity
 from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace
+from broker.namespace.namespaces import Namespaces, ServedNamespace
 from broker.namespace.resting import Resting
 from broker.operations import ClientId, Detach, Operation, Sink, SubqueueCounts, Update, Updated
 from broker.settings.certificates import TlsFiles, certificate_names, server_context, tls_files
@@ -178,8 +179,7 @@ async def http_stack(
     authorizer = Authorizer(namespace_rules(settings), namespace.rules_of)
     server = HttpServer(
         settings,
-        namespace,
-        authorizer,
+        Namespaces(ServedNamespace(namespace, authorizer, settings)),
         metrics,
         clock,
         server_context(files),

@@ -26,6 +26,7 @@ from broker.message.stored import MessageIds
 from broker.namespace.entity import Entity, EntityRuntime
 from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace
+from broker.namespace.namespaces import Namespaces, ServedNamespace
 from broker.namespace.queue import Queue
 from broker.namespace.resting import Resting
 from broker.operations import Answer, ClientId, Operation, Sink, SubqueueCounts
@@ -175,8 +176,13 @@ class LinkStack:
         self.memory = Memory(1 << 30, lambda: self.resident, lambda: 0)
         self.services = Services(
             settings=self.settings,
-            namespace=cast(Namespace, self.namespace),
-            authorizer=Authorizer(namespace_rules(self.settings), self.namespace.rules_of),
+            namespaces=Namespaces(
+                ServedNamespace(
+                    cast(Namespace, self.namespace),
+                    Authorizer(namespace_rules(self.settings), self.namespace.rules_of),
+                    self.settings,
+                )
+            ),
             clock=self.clock,
             metrics=self.metrics,
             memory=self.memory,

@@ -45,7 +45,17 @@ class RestAnswer:
 class RestClient:
     """One client. Use it in a `with` statement, or close it."""
 
-    def __init__(self, port: int, *, key_name: str = KEY_NAME, key: str = KEY, timeout_s: float = 30) -> None:
+    def __init__(
+        self,
+        port: int,
+        *,
+        key_name: str = KEY_NAME,
+        key: str = KEY,
+        timeout_s: float = 30,
+        host: str = "127.0.0.1",
+    ) -> None:
+        """`host` is the broker's name, as `Host` and tokens have it."""
+        self._host = host
         self._port, self._key_name, self._key = port, key_name, key
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
 
@@ -59,9 +69,9 @@ class RestClient:
         token: str | None = "",
     ) -> RestAnswer:
         """Send a request. By default, `token` is a new one for the whole namespace; None sends none."""
-        sent = dict(headers or {})
+        sent = {"Host": f"{self._host}:{self._port}", **(headers or {})}
         if token is not None:
-            resource = f"http://127.0.0.1:{self._port}/"
+            resource = f"http://{self._host}:{self._port}/"
             sent["Authorization"] = token or sas_token(resource, key_name=self._key_name, key=self._key)
         self._connection.request(method, path, body=body, headers=sent)
         answer = self._connection.getresponse()

@@ -44,6 +44,7 @@ LAYERS = (
     ("broker.frontend", "broker.maintenance"),
     ("broker.http",),
     ("broker.descriptors",),
+    ("broker.namespace_parts",),
     ("broker.server",),
     ("broker.cli",),
     ("broker.__main__",),

@@ -33,7 +33,7 @@ def loaded(folder: Path, fan_out: FanOut) -> TopicSpec:
     path.write_text(json.dumps(configuration([], [entry(fan_out, 16)])), encoding="utf-8")
     config = load_config_file(path, load_settings())
     assert config.warnings == ()
-    (topic,) = config.topics
+    (topic,) = config.first.topics
     return topic
 
 

@@ -50,7 +50,7 @@ class CoordinatorLink:
         """Accept the link and grant its credit. Raises Refused."""
         if link.snd_settle_mode == SETTLED:
             raise _settled()
-        if connection.services.namespace.tier.is_basic:
+        if connection.served.namespace.tier.is_basic:
             raise Refused(Reason.NOT_ALLOWED, "Transactions need the standard tier: this one is basic.")
         for capability in connection.engine.node_capabilities(link):
             if capability in NOT_OFFERED:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.access.addresses import Address
+from broker.access.addresses import Address, address_host
 from broker.base.errors import Reason, Refused
+from broker.frontend.connection_view import ConnectionView
 from broker.namespace.entity import Entity
 from broker.rules.selectors import Selector, compile_selector
 from protocol.codec import DecodeError, Described, Long, Symbol, UInt
@@ -44,6 +45,18 @@ SHARED = "shared"
 def is_durable_subscriber(engine: Engine, link: Link) -> bool:
     """Whether a link is a JMS client's durable subscriber of a topic (AMQP contract 5.1a)."""
     return not link.incoming and link.durable and "topic" in engine.node_capabilities(link)
+
+
+def check_host(connection: ConnectionView, address: str) -> None:
+    """Check that an address does not name the host of another namespace than the connection's. Raises
+    Refused."""
+    named = connection.services.namespaces.named(address_host(address))
+    if named is not None and named is not connection.served:
+        raise Refused(
+            Reason.NOT_ALLOWED,
+            f"'{address:.300}' is in the namespace '{named.namespace.name}', and this connection is to "
+            f"'{connection.served.namespace.name}'.",
+        )
 
 
 def check_node(engine: Engine, link: Link, entity: Entity) -> None:

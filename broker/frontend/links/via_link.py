@@ -14,6 +14,7 @@ from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MAIN
 from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links.incoming import IncomingLink
+from broker.frontend.links.termini import check_host
 from broker.messaging.sending_via import SendingVia
 from broker.namespace.entity import Entity
 from protocol.events import MessagesReceived
@@ -35,12 +36,13 @@ class ViaLink(IncomingLink):
         if not isinstance(text, str):
             raise Refused(Reason.ARGUMENT, f"'{TRANSFER_DESTINATION}' must be a string, not {text!r:.80}.")
         try:
+            check_host(connection, text)
             target = parse_address(text)
         except BadAddress as error:
             raise Refused(Reason.ARGUMENT, str(error)) from error
         if target.node:
             raise Refused(Reason.NOT_ALLOWED, f"'{text:.300}' cannot be a destination: it takes no messages.")
-        namespace = connection.services.namespace
+        namespace = connection.served.namespace
         connection.authorize(target.path, "Send")
         destination = namespace.find(target.entity)
         if destination is None:

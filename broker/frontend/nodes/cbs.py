@@ -82,8 +82,9 @@ class CbsNode:
                     "the maximum."
                 ),
             )
-        services = self._connection.services
-        claim = services.authorizer.verify_token(token, services.clock.now_ms())
+        authorizer = self._connection.served.authorizer
+        authorizer.check_audience(audience)
+        claim = authorizer.verify_token(token, self._connection.services.clock.now_ms())
         if not claim.covers_path(audience_path(audience)):
             raise Refused(
                 Reason.UNAUTHORIZED,

@@ -220,7 +220,7 @@ class ManagementNode:
     def _find_queue(self) -> None:
         """Look up the queue again: it may have been deleted since the links were attached, and created
         anew."""
-        queue = self._connection.services.namespace.find(self._entity)
+        queue = self._connection.served.namespace.find(self._entity)
         if queue is None:
             raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(self._entity))
         self._queue = queue
@@ -240,18 +240,16 @@ class ManagementNode:
         self._admit(1)
         if session_id is None:
             return await self._page(max(start, 0), count)
-        services = self._connection.services
-        size_max = services.settings.peek_kb_max * 1024
+        pages = self._connection.services.pages
+        size_max = self._connection.served.settings.peek_kb_max * 1024
         return self._shown(
-            await peek_session(
-                self._queue, self._subqueue, session_id, max(start, 0), count, size_max, services.pages
-            )
+            await peek_session(self._queue, self._subqueue, session_id, max(start, 0), count, size_max, pages)
         )
 
     async def _page(self, start: int, count: int) -> Response:
-        services = self._connection.services
-        size_max = services.settings.peek_kb_max * 1024
-        page = await self._peeks.page(self._queue, self._subqueue, start, count, size_max, services.pages)
+        pages = self._connection.services.pages
+        size_max = self._connection.served.settings.peek_kb_max * 1024
+        page = await self._peeks.page(self._queue, self._subqueue, start, count, size_max, pages)
         if page.down and not page.messages:
             names = ", ".join(map(str, sorted(page.down)))
             raise Refused(

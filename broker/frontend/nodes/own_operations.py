@@ -188,7 +188,7 @@ class OwnOperations:
     async def _count(self, body: dict[str, Any]) -> Response:
         """Count the messages of the subqueue by state, over all partitions. Messages kept ready for a
         receiver do not count as locked, and stay ready."""
-        await self._connection.services.namespace.runtime(self._entity)
+        await self._connection.served.namespace.runtime(self._entity)
         counts = self._queue().counts().get(self._subqueue, SubqueueCounts())
         kept_ready = self._queue().kept_ready.get(self._subqueue, 0)
         return ok(

@@ -56,15 +56,13 @@ class RuleRequests:
     async def _add(self, body: dict[str, Any]) -> Response:
         topic, subscription = self._subscription()
         rule = rule_of(body)
-        await self._connection.services.namespace.subscriptions.add_rule(topic.name, subscription.name, rule)
+        await self._connection.served.namespace.subscriptions.add_rule(topic.name, subscription.name, rule)
         return ok({})
 
     async def _remove(self, body: dict[str, Any]) -> Response:
         topic, subscription = self._subscription()
         name = rule_name_of(body)
-        await self._connection.services.namespace.subscriptions.remove_rule(
-            topic.name, subscription.name, name
-        )
+        await self._connection.served.namespace.subscriptions.remove_rule(topic.name, subscription.name, name)
         return ok({})
 
     async def _enumerate(self, body: dict[str, Any]) -> Response:

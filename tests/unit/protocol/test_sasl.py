@@ -151,3 +151,18 @@ def test_a_frame_of_the_largest_size_is_taken() -> None:
     assert step.done
     _, step = run(SASL_HEADER, init("ANONYMOUS", b"x" * (room + 1)))
     assert step.failed
+
+
+def test_the_host_that_a_client_names_is_known_when_its_login_is_verified() -> None:
+    hosts: list[str] = []
+
+    def verify(user: str, password: str) -> bool:
+        hosts.append(login.hostname)
+        return True
+
+    for fields in (["orders.example.com"], [None], [7], []):
+        login = SaslServer(verify)
+        init = encode(Described(ULong(0x41), [Symbol("PLAIN"), b"\0user\0password", *fields]))
+        frame = (8 + len(init)).to_bytes(4, "big") + b"\x02\x01\0\0" + init
+        assert login.receive(b"AMQP\x03\x01\0\0" + frame).done
+    assert hosts == ["orders.example.com", "", "", ""]

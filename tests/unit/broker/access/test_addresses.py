@@ -5,7 +5,10 @@ from broker.access.addresses import (
     NODE_MANAGEMENT,
     Address,
     BadAddress,
+    address_host,
+    audience_host,
     audience_path,
+    host_of,
     parse_address,
 )
 from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER
@@ -77,3 +80,26 @@ def test_what_can_be_no_entity_is_a_bad_address(text: str) -> None:
 )
 def test_an_audience_is_the_path_behind_its_authority(audience: str, path: str) -> None:
     assert audience_path(audience) == path
+
+
+@pytest.mark.parametrize(
+    ("authority", "host"),
+    [
+        ("Orders.Example.com", "orders.example.com"),
+        ("orders:5671", "orders"),
+        ("orders.", "orders"),
+        ("user@orders:80", "orders"),
+        ("[::1]:5671", "::1"),
+        ("::1", "::1"),
+        ("orders:http", "orders:http"),
+        ("", ""),
+    ],
+)
+def test_the_host_of_an_authority_is_compared_without_its_port_and_case(authority: str, host: str) -> None:
+    assert host_of(authority) == host
+
+
+def test_addresses_and_audiences_say_their_host() -> None:
+    assert audience_host("sb://Orders:5671/q?x") == audience_host("orders/q") == "orders"
+    assert address_host("amqps://orders:5671/q/$management") == "orders"
+    assert address_host("orders/q") == address_host("q") == "", "without a scheme, it is a path"

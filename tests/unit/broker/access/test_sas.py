@@ -13,6 +13,7 @@ from azure.servicebus._pyamqp.utils import generate_sas_token
 from broker.access.sas import EXPIRY_S_MAX, Authorizer, Claim
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import AuthorizationRule
+from tests.support.sas import sas_token
 
 NOW_MS = 1_700_000_000_000
 LATER = str(NOW_MS // 1000 + 600)
@@ -263,3 +264,20 @@ def test_a_wrong_key_or_a_name_that_the_namespace_lacks_is_refused(name: str, ke
     with pytest.raises(Refused) as refused:
         AUTHORIZER.verify_key(name, key)
     assert refused.value.reason is Reason.UNAUTHORIZED
+
+
+def test_a_token_is_for_the_namespace_that_its_resource_names() -> None:
+    authorizer = Authorizer([ROOT], rules_of, lambda host: host == "orders.example.com")
+    for resource in (
+        "sb://orders.example.com/q",
+        "amqps://Orders.Example.com:5671/q",
+        "orders.example.com/q",
+    ):
+        authorizer.check_audience(resource)
+        token = sas_token(resource, key_name=ROOT.key_name, key=ROOT.primary_key)
+        assert authorizer.verify_token(token, 0).path == "q"
+    for resource in ("sb://bills.example.com/q", "sb://localhost/q", "q", ""):
+        token = sas_token(resource or "/", key_name=ROOT.key_name, key=ROOT.primary_key)
+        with pytest.raises(Refused, match="InvalidAudience") as caught:
+            authorizer.verify_token(token, 0)
+        assert caught.value.reason is Reason.UNAUTHORIZED

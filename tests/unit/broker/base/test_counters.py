@@ -15,6 +15,7 @@ from broker.base.counters import (
     SEND_SECONDS_TEXT,
     EntityCounters,
     exposition,
+    label_of,
 )
 from tests.bench.load import figures
 from tests.bench.load.many_queues import counters_kib
@@ -96,3 +97,13 @@ def test_the_text_of_ten_thousand_entities_comes_in_small_steps() -> None:
     for each in entities:
         each.incoming_messages = 1
     assert max(step.count("\n") for step in exposition(entities)) <= 2_000
+
+
+def test_series_name_their_namespace_if_there_are_several() -> None:
+    assert label_of('a"b') == 'entity="a\\"b"'
+    assert label_of("orders", "bills") == 'namespace="bills",entity="orders"'
+    entity = EntityCounters("orders", "bills")
+    entity.incoming_messages = 3
+    assert 'partibus_incoming_messages_total{namespace="bills",entity="orders"} 3.0' in "".join(
+        exposition([entity])
+    )

@@ -268,7 +268,7 @@ def test_many_queues_on_one_connection_hold_few_receivers(broker: BrokerThread, 
 
 
 def test_requests_that_wait_leave_connections_to_others() -> None:
-    waiting = Waiting(connections_max=8, receivers_max=8, cache_messages=1, cache_bytes=1, bytes_max=1)
+    waiting = Waiting(connections_max=8, cache_messages=1, cache_bytes=1, bytes_max=1)
     for _ in range(6):
         waiting.begin()
     with pytest.raises(Refused, match="6 requests wait") as refused:
@@ -279,7 +279,7 @@ def test_requests_that_wait_leave_connections_to_others() -> None:
 
 
 def test_all_connections_together_hold_a_limited_number_of_bytes_ready() -> None:
-    waiting = Waiting(connections_max=8, receivers_max=8, cache_messages=1, cache_bytes=100, bytes_max=150)
+    waiting = Waiting(connections_max=8, cache_messages=1, cache_bytes=100, bytes_max=150)
     first, second = waiting.cache(), waiting.cache()
     assert waiting.cache_bytes(first) == 100
     first.bytes = 100

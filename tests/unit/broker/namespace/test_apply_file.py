@@ -29,7 +29,8 @@ from broker.namespace.kinds import make_entity
 from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace
 from broker.namespace.resting import Resting
-from broker.settings.config_file import ConfigFile, QueueSpec, SubscriptionSpec, TopicSpec, WrongConfigFile
+from broker.settings.config_file import NamespaceFile, QueueSpec, SubscriptionSpec, TopicSpec, WrongConfigFile
+from broker.settings.settings import load_settings
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
 from storage.file_store import FileLogStore
@@ -77,7 +78,7 @@ async def start(
         try:
             queues = tuple(spec for spec in specs if isinstance(spec, QueueSpec))
             topics = tuple(spec for spec in specs if isinstance(spec, TopicSpec))
-            file = ConfigFile(Path("config.json"), "test", queues, topics, (), ())
+            file = NamespaceFile(Path("config.json"), "test", queues, topics, (), load_settings())
             check_rules(file)
             check_targets(file, namespace)
             await apply_file(specs, namespace)

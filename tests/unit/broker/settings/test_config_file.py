@@ -42,13 +42,13 @@ def queues(*entities: object, **namespace: object) -> dict[str, Any]:
 def test_the_sample_is_accepted_with_its_topic() -> None:
     config = load_config_file(SAMPLE, load_settings())
     assert [
-        (queue.name, queue.partitions, queue.settings.enable_partitioning) for queue in config.queues
+        (queue.name, queue.partitions, queue.settings.enable_partitioning) for queue in config.first.queues
     ] == [
         ("queue.1", 16, True),
         ("queue.plain", None, False),
     ]
-    assert config.namespace == "sbemulatorns" and config.warnings == ()
-    (topic,) = config.topics
+    assert config.first.namespace == "sbemulatorns" and config.warnings == ()
+    (topic,) = config.first.topics
     assert [subscription.name for subscription in topic.subscriptions] == [
         "subscription.1",
         "subscription.2",
@@ -87,7 +87,7 @@ def test_a_topic_has_subscriptions_with_the_emulators_defaults_and_rules(tmp_pat
         "Properties": {"PartitionCount": 3, "RequiresDuplicateDetection": True},
         "Subscriptions": subscriptions,
     }
-    (spec,) = load(tmp_path, queues(Topics=[topic])).topics
+    (spec,) = load(tmp_path, queues(Topics=[topic])).first.topics
     assert (spec.name, spec.partitions, spec.settings.requires_duplicate_detection) == ("t", 3, True)
     assert spec.settings.duplicate_detection_window_ms == 20_000
     plain, ruled = spec.subscriptions
@@ -129,7 +129,7 @@ def test_a_wrong_subscription_is_refused_with_its_place(
 
 
 def test_a_queue_without_properties_has_the_emulators_defaults_not_the_services(tmp_path: Path) -> None:
-    (queue,) = load(tmp_path, queues({"Name": "q"})).queues
+    (queue,) = load(tmp_path, queues({"Name": "q"})).first.queues
     settings = queue.settings
     assert (settings.max_delivery_count, settings.default_time_to_live_ms) == (3, 3_600_000)
     assert (settings.duplicate_detection_window_ms, settings.lock_duration_ms) == (20_000, 60_000)
@@ -146,7 +146,7 @@ def test_whether_a_queue_is_partitioned_follows_its_own_fields_then_the_brokers_
         {"Name": "said", "Properties": {"Partitioned": True}},
         {"Name": "plain", "Properties": {"Partitioned": False}},
     )
-    found = load(tmp_path, content, partitioned_by_default=False).queues
+    found = load(tmp_path, content, partitioned_by_default=False).first.queues
     assert [(queue.settings.enable_partitioning, queue.partitions) for queue in found] == [
         (False, None),
         (True, 4),
@@ -167,7 +167,7 @@ def test_values_beyond_the_emulators_are_allowed(tmp_path: Path) -> None:
             },
         }
     )
-    (queue,) = load(tmp_path, content).queues
+    (queue,) = load(tmp_path, content).first.queues
     assert (
         queue.settings.default_time_to_live_ms,
         queue.settings.max_delivery_count,
@@ -192,15 +192,15 @@ def test_our_additions_stand_beside_the_emulators_fields(tmp_path: Path) -> None
         AuthorizationRules=[rule],
     )
     config = load(tmp_path, content)
-    settings = config.queues[0].settings
+    settings = config.first.queues[0].settings
     assert (settings.max_message_size_kb, settings.status.value, settings.user_metadata) == (
         64,
         "SendDisabled",
         "hello",
     )
     assert (settings.auto_delete_on_idle_ms, settings.enable_batched_operations) == (86_400_000, False)
-    assert settings.authorization_rules == config.authorization_rules
-    assert config.authorization_rules[0].rights == frozenset({"Send", "Listen"})
+    assert settings.authorization_rules == config.first.authorization_rules
+    assert config.first.authorization_rules[0].rights == frozenset({"Send", "Listen"})
 
 
 def test_what_has_no_effect_yet_is_kept_and_named(tmp_path: Path) -> None:
@@ -209,7 +209,9 @@ def test_what_has_no_effect_yet_is_kept_and_named(tmp_path: Path) -> None:
         {"Name": "f", "Properties": {"ForwardTo": "s", "EnableExpress": True}},
     )
     config = load(tmp_path, content)
-    assert config.queues[0].settings.requires_session and config.queues[1].settings.forward_to == "s"
+    assert (
+        config.first.queues[0].settings.requires_session and config.first.queues[1].settings.forward_to == "s"
+    )
     assert config.warnings == ("f: kept, without effect in this version: EnableExpress",)
 
 
@@ -223,7 +225,7 @@ def test_a_queue_that_forwards_loses_its_auto_delete_on_idle_with_a_warning(tmp_
         },
     )
     config = load(tmp_path, content)
-    assert [queue.settings.auto_delete_on_idle_ms for queue in config.queues] == [600_000, None, None]
+    assert [queue.settings.auto_delete_on_idle_ms for queue in config.first.queues] == [600_000, None, None]
     assert config.warnings == (
         "queue f: AutoDeleteOnIdle is dropped, because forwarding counts as use and the queue has ForwardTo",
     )
@@ -234,7 +236,7 @@ def test_comments_trailing_commas_and_a_byte_order_mark_are_accepted(tmp_path: P
     { "UserConfig": { /* several
          lines */ "Namespaces": [ { "Name": "n//x", "Queues": [ { "Name": "q" }, ], // after a comma
     }, ], "Logging": { "Type": "File,Console", }, }, }"""
-    assert load(tmp_path, content).namespace == "n//x"
+    assert load(tmp_path, content).first.namespace == "n//x"
 
 
 def test_removing_comments_moves_nothing() -> None:
@@ -396,7 +398,7 @@ def test_two_entities_of_one_name_are_refused_in_whatever_case(tmp_path: Path) -
         ),
         (
             '{"UserConfig": {"Namespaces": []}}',
-            "UserConfig.Namespaces: there are 0 namespaces; exactly one is possible",
+            "UserConfig.Namespaces: there are 0 namespaces; there must be 1 to 100",
         ),
         (
             '{"UserConfig": {"Namespaces": [{"Name": "n"}], "Logging": {"Type": "Disk"}}}',

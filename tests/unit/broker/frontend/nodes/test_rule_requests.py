@@ -24,7 +24,7 @@ class Work:
 
     def __init__(self, entities: Entities, subqueue: str) -> None:
         namespace = SimpleNamespace(subscriptions=Subscriptions(entities, TopicLimits()))
-        connection: Any = SimpleNamespace(services=SimpleNamespace(namespace=namespace))
+        connection: Any = SimpleNamespace(served=SimpleNamespace(namespace=namespace))
         entity: Any = lambda: SimpleNamespace(description=entities.all["events"])  # noqa: E731
         self.subscriptions = namespace.subscriptions
         self.operations = RuleRequests(

@@ -1,0 +1,106 @@
+"""What the catalogue of a data folder holds at a start: the entities of every namespace, and damage."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from broker.base.errors import Reason, Refused
+from broker.entities.descriptions import EntityDescription, key_of, namespace_of
+from broker.entities.documents import decode_description
+from storage.catalogue import Catalogue
+from storage.catalogue_recovery import Damaged
+from storage.log import EntityLogs
+
+log = structlog.get_logger("namespace")
+
+
+@dataclass(slots=True, frozen=True)
+class StoredEntities:
+    """The documents of the catalogue, and which entities have logs."""
+
+    documents: Mapping[str, bytes]
+    damaged: Collection[Damaged]
+    """Documents without a readable file."""
+    deleted: Collection[str]
+    """The generations of entities that are known to be deleted."""
+    with_logs: Collection[str]
+    """The generations of entities that have logs."""
+
+    @classmethod
+    async def read(cls, catalogue: Catalogue, store: EntityLogs) -> StoredEntities:
+        """Read the catalogue. Raises StorageError if the folder cannot be read or another process uses it."""
+        with_logs = await store.entities()  # first of all, because this locks the folder
+        documents = await catalogue.load_all()
+        return cls(documents, catalogue.damaged, await catalogue.load_deleted(), set(with_logs))
+
+    @property
+    def known(self) -> set[str]:
+        """The generations of all entities that have an entry, readable or not."""
+        return {*self.documents, *(each.name for each in self.damaged if each.name is not None)}
+
+    @property
+    def to_clear(self) -> set[str]:
+        """The generations of deleted entities whose files may still be there."""
+        return set(self.deleted) - self.known
+
+    @property
+    def kept(self) -> set[str]:
+        """The generations of all entities that may have files, and are not known to be deleted."""
+        return (self.known | set(self.with_logs)) - set(self.deleted)
+
+    @property
+    def namespaces(self) -> set[str]:
+        """The names on disk of the namespaces that have entities."""
+        return set(map(namespace_of, self.documents))
+
+    def check_first(self, name: str, stored_name: str) -> None:
+        """Check that the first namespace, which clients know by `name`, is not one that has entities under
+        this name. Clients would find other entities in it. Raises Refused."""
+        if name.casefold() in self.namespaces - {stored_name}:
+            raise Refused(
+                Reason.ARGUMENT,
+                f"The namespace '{name}' was not the first one when its entities were created: it must not "
+                "take the place of the first one in the configuration file.",
+            )
+
+    def of(self, namespace: str) -> tuple[dict[str, list[EntityDescription]], list[tuple[Damaged, str]]]:
+        """The entities of a namespace by their keys, and its damaged entries, each with what is wrong. An
+        entry that does not say its namespace may be anyone's."""
+        found: dict[str, list[EntityDescription]] = {}
+        damaged: list[tuple[Damaged, str]] = []
+        for document, content in self.documents.items():
+            if namespace_of(document) != namespace:
+                continue
+            try:
+                description = decode_description(content)
+                assert document == description.generation, (
+                    f"catalogue document {document} holds {description.generation}"
+                )
+            except Exception as error:  # an error in one entry must not stop the others
+                damaged.append((Damaged(document, [], [content]), repr(error)))
+                continue
+            found.setdefault(key_of(description.name), []).append(description)
+        damaged += [
+            (each, "none of its files is whole")
+            for each in self.damaged
+            if each.name is None or namespace_of(each.name) == namespace
+        ]
+        return found, damaged
+
+    def report(self, served: Collection[str]) -> None:
+        """Report what is kept and cannot be used, if these namespaces are served."""
+        for generation in sorted(set(self.with_logs) - self.known - set(self.deleted)):
+            log.error(
+                "entity.logs_without_entry",
+                generation=generation,
+                reason="Nothing says that they were deleted: they are kept.",
+            )
+        for name in sorted(self.namespaces - set(served)):
+            log.error(
+                "namespace.not_served",
+                namespace=name,
+                reason="The settings name no such namespace: its entities are kept, and cannot be used.",
+            )

@@ -1,0 +1,131 @@
+"""The parts of several namespaces in one broker."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import urllib.parse
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from broker.entities.descriptions import QueueSettings
+from broker.server import Broker
+from broker.settings.config_file import WrongConfigFile, load_config_file
+from broker.settings.settings import load_settings
+from tests.support.broker_process import configuration, port_of, queue
+from tests.support.http_entries import queue_body
+from tests.support.sas import sas_token
+from tests.support.waiting import until
+
+BILLS = {
+    "Name": "Bills",
+    "HostNames": ["bus.example.com"],
+    "Queues": [queue("same", ForwardTo="onward"), queue("onward")],
+    "Settings": {"SasKey": "own", "Tier": "standard", "EntitiesMax": 4},
+}
+
+
+@pytest.fixture(autouse=True)
+def collector() -> Iterator[None]:
+    """Restore the garbage collector's settings, which a broker changes for itself."""
+    thresholds = gc.get_threshold()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*thresholds)
+
+
+def make(folder: Path, *others: Mapping[str, object], **given: object) -> Broker:
+    config = folder / "config.json"
+    config.write_text(json.dumps(configuration([queue("same")], others=others)))
+    ports = {"amqp_port": 0, "amqps_port": None, "http_port": 0}
+    settings = load_settings(**{"data_dir": folder / "data", "disk_timeout_ms": 30_000, **ports, **given})
+    settings.data_dir.mkdir(exist_ok=True)
+    return Broker(settings, load_config_file(config, settings))
+
+
+@asynccontextmanager
+async def running(folder: Path, **given: object) -> AsyncIterator[Broker]:
+    broker = make(folder, BILLS, **given)
+    work = asyncio.create_task(broker.run())
+    ready = asyncio.create_task(broker.ready.wait())
+    await asyncio.wait([work, ready], return_when=asyncio.FIRST_COMPLETED, timeout=30)
+    try:
+        yield broker
+    finally:
+        broker.stop()
+        ready.cancel()
+        await work
+
+
+async def ask(
+    broker: Broker, host: str, key: str, method: str, path: str, body: bytes = b""
+) -> tuple[int, str]:
+    url = f"http://127.0.0.1:{port_of(broker.addresses['http'])}{urllib.parse.quote(path)}"
+    headers = {"Host": host, "Authorization": sas_token(f"http://{host}/", key=key)}
+    async with aiohttp.request(method, url, data=body, headers=headers) as answer:
+        return answer.status, await answer.text()
+
+
+async def test_each_has_its_own_entities_throttling_quotas_and_forwarding(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        first, bills = broker.namespaces
+        own, other = first.namespace.find("same"), bills.namespace.find("same")
+        assert own is not None and other is not None and own is not other
+        assert own.description.generation.startswith("sbemulatorns_")
+        assert other.description.generation.startswith("bills_")
+        assert own.throttle is None and other.throttle is bills.namespace.throttle is not None
+        assert (own.meter.namespace, other.meter.namespace) == ("sbemulatorns", "Bills")
+        for host in ("bills", "bus.example.com", "BILLS.example"):
+            status, _ = await ask(broker, host, "own", "POST", "/same/messages", b"x")
+            assert status == (201 if host != "BILLS.example" else 421), host
+        await until(lambda: bills.namespace.find("onward").runtime().message_count == 2)  # type: ignore[union-attr]
+        assert own.runtime().message_count == 0
+        for number, status in ((1, 201), (2, 201), (3, 403)):
+            body = queue_body("", "QueueDescription")
+            assert (await ask(broker, "bills", "own", "PUT", f"/q{number}", body))[0] == status
+        status, text = await ask(broker, "localhost", "SAS_KEY_VALUE", "GET", "/$Resources/queues")
+        assert status == 200 and text.count("<QueueDescription") == 1
+        for host, key in (("bills", "SAS_KEY_VALUE"), ("localhost", "own")):
+            status, text = await ask(broker, host, key, "GET", "/same")
+            assert status == 401 and f"SystemTracker:{'Bills' if host == 'bills' else 'sbemulatorns'}" in text
+    async with running(tmp_path) as broker:
+        first, bills = broker.namespaces
+        assert [each.name for each in first.namespace.descriptions()] == ["same"]
+        assert [each.name for each in bills.namespace.descriptions()] == ["onward", "q1", "q2", "same"]
+        assert bills.namespace.find("onward").runtime().message_count == 2  # type: ignore[union-attr]
+
+
+async def test_the_first_may_be_renamed_and_keeps_its_entities(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        await broker.namespace.create_entity("kept", QueueSettings())
+    async with running(tmp_path, namespace="orders") as broker:
+        assert broker.namespace.name == "orders" and broker.namespace.find("kept") is not None
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ([{**BILLS, "Name": "sbemulatorns"}], r"Namespaces\[1\]: the name 'sbemulatorns' cannot be used: it"),
+        ([BILLS, {**BILLS, "HostNames": []}], r"Namespaces\[2\]: the name 'bills' cannot be used: it means"),
+        ([BILLS, {**BILLS, "Name": "more"}], "the name 'bus.example.com' cannot be used"),
+        ([{**BILLS, "HostNames": ["SBEmulatorNS"]}], "the name 'sbemulatorns' cannot be used"),
+        ([{**BILLS, "Name": "under_score"}], "'under_score' cannot be the name of one of several"),
+        ([{**BILLS, "HostNames": ["*.example.com"]}], r"HostNames\[0\]: a namespace has exact host names"),
+        ([{**BILLS, "Settings": {}}], r"Namespaces\[1\]\.Settings\.SasKey: a namespace beside the first one"),
+    ],
+)
+def test_namespaces_that_cannot_be_told_apart_are_refused(
+    tmp_path: Path, others: list[dict[str, object]], words: str
+) -> None:
+    with pytest.raises(WrongConfigFile, match=words):
+        make(tmp_path, *others)
+
+
+def test_the_name_on_disk_of_the_first_is_taken_even_if_it_is_called_otherwise(tmp_path: Path) -> None:
+    with pytest.raises(WrongConfigFile, match="the first namespace has it in the data folder"):
+        make(tmp_path, {**BILLS, "Name": "sbemulatorns"}, namespace="orders")
