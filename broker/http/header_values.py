@@ -8,10 +8,10 @@
 Numbers are written as in JSON. What is written in another way, such as `007` or `+5`, and what does not fit
 64 bits, is a string, so that no digit is lost.
 
-A backslash is itself, except in front of a quote or of `u` and four hexadecimal digits; where the text has
-one there, it is written `\\u005c`. So every text comes back as it was. A property whose name cannot be the
-name of a header, or is one that HTTP uses itself, travels with others in the JSON object of the header
-`Partibus-Properties`.
+Text is UTF-8, and control characters are written as `\\u` and four hexadecimal digits. A backslash is
+itself, except in front of a quote or of `u` and such digits; where the text has one there, it is written
+`\\u005c`. So every text comes back as it was. A property whose name cannot be the name of a header, or is one
+that HTTP uses itself, travels with others in the JSON object of the header `Partibus-Properties`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _WHOLE: Final = re.compile(r"0|-?[1-9][0-9]{0,18}")
 _FRACTION: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+(?:[eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)")
 _DATE: Final = re.compile(r"[A-Z][a-z]{2}, [0-9]{2} [A-Z][a-z]{2} [0-9]{4} [0-9]{2}:[0-9]{2}:[0-9]{2} GMT")
 _ESCAPE: Final = re.compile(r'\\(?:"|u([0-9A-Fa-f]{4}))')
-_TO_ESCAPE: Final = re.compile(r'"|\\(?=["u]|$)|[^ -~]')
+_TO_ESCAPE: Final = re.compile(r'"|\\(?=["u]|$)|[\x00-\x1f\x7f-\x9f\ud800-\udfff]')
 LONG_MAX: Final = 2**63 - 1
 
 
@@ -192,14 +192,7 @@ def write_value(value: Any) -> str:
 
 def _escaped(found: re.Match[str]) -> str:
     character = found[0]
-    if character == '"':
-        return '\\"'
-    return "".join(f"\\u{unit:04x}" for unit in _utf_16(character))
-
-
-def _utf_16(character: str) -> list[int]:
-    encoded = character.encode("utf-16-be", "surrogatepass")
-    return [int.from_bytes(encoded[at : at + 2], "big") for at in range(0, len(encoded), 2)]
+    return '\\"' if character == '"' else f"\\u{ord(character):04x}"
 
 
 def write_json(value: Any) -> str:

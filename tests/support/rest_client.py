@@ -73,10 +73,11 @@ class RestClient:
         if token is not None:
             resource = f"http://{self._host}:{self._port}/"
             sent["Authorization"] = token or sas_token(resource, key_name=self._key_name, key=self._key)
-        self._connection.request(method, path, body=body, headers=sent)
+        encoded = {name: text.encode() for name, text in sent.items()}
+        self._connection.request(method, path, body=body, headers=encoded)
         answer = self._connection.getresponse()
         content = answer.read()
-        found = answer.getheaders()
+        found = [(name, text.encode("latin-1").decode()) for name, text in answer.getheaders()]
         return RestAnswer(
             answer.status,
             {name.lower(): text for name, text in found},
