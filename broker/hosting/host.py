@@ -67,6 +67,9 @@ class HostedPartition(Protocol):
     def counts(self) -> dict[str, SubqueueCounts]:
         """Message counts by subqueue, as of the last answer that it gave."""
 
+    def size(self) -> int:
+        """What all subqueues hold together, in bytes, as of the same answer."""
+
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
         """Put an operation into the partition's mailbox. Never blocks, never drops."""
 

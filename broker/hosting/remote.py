@@ -100,6 +100,9 @@ class RemotePartition:
     def counts(self) -> dict[str, SubqueueCounts]:
         return self._counts
 
+    def size(self) -> int:
+        return sum([each.bytes for each in self._counts.values()])
+
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
         if self._host.has_ended or self._health == "gone":
             answer = refusal_of(

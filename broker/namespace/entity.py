@@ -58,6 +58,9 @@ class Partition(PartitionHandle, Protocol):
     def counts(self) -> dict[str, SubqueueCounts]:
         """Message counts by subqueue; as of its last close if the partition is not open."""
 
+    def size(self) -> int:
+        """What all subqueues hold together, in bytes. Costs little, however many they are."""
+
     async def opened(self) -> None:
         """Return once the log is open or opening it has failed."""
 
@@ -383,27 +386,33 @@ class Entity:
     def counts(self) -> dict[str, SubqueueCounts]:
         """Message counts of all partitions together, by subqueue. Exact except for those that are `unknown`
         or `uncounted`."""
-        if self._at_rest is None:
-            at_rest = self._resting.counts(self.description.generation, self._partitions)
-            self._at_rest = named(at_rest, self.description.subqueues)
+        at_rest = self._counts_at_rest()
         if not self._partitions:
-            return self._at_rest
+            return at_rest
         total: dict[str, SubqueueCounts] = {}
-        add_counts(total, self._at_rest)
+        add_counts(total, at_rest)
         for partition in self._partitions.values():
             add_counts(total, partition.counts())
         return total
+
+    def _counts_at_rest(self) -> dict[str, SubqueueCounts]:
+        """Message counts of the partitions that are not open."""
+        if self._at_rest is None:
+            at_rest = self._resting.counts(self.description.generation, self._partitions)
+            self._at_rest = named(at_rest, self.description.subqueues)
+        return self._at_rest
 
     def size_of(self, number: int) -> int:
         """What a partition holds, in bytes, as far as is known."""
         partition = self._partitions.get(number)
         if partition is not None:
-            return sum(each.bytes for each in partition.counts().values())
+            return partition.size()
         summary = self._resting.summary(self.description.generation, number)
         return 0 if summary is None else sum(each.bytes for each in summary.counts.values())
 
     def _size(self) -> int:
-        return sum(each.bytes for each in self.counts().values())
+        at_rest = sum([each.bytes for each in self._counts_at_rest().values()])
+        return at_rest + sum([partition.size() for partition in self._partitions.values()])
 
     def admit(self, messages: Sequence[bytes]) -> None:
         """Count messages that are about to be sent to the entity. Raises Refused(QUOTA_EXCEEDED) if all

@@ -110,7 +110,12 @@ class Messages:
     @property
     def size_bytes(self) -> int:
         """What counts towards the quota: all messages, each once, and all durable state."""
-        return self.live_bytes + self.states.bytes + self._described_bytes
+        return self.held_bytes + self.states.bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """What all messages take in the quota, each once. Costs little, however many subqueues there are."""
+        return self.live_bytes + self._described_bytes
 
     @property
     def _described_bytes(self) -> int:

@@ -367,7 +367,9 @@ class World:
                 assert page.sequence_numbers == sorted(page.sequence_numbers)
         waiting = {known(each)[0] for each in (await self.harness.peek()).messages}
         assert waiting == self.scheduled.keys()
-        partition = self.harness.task._partition
+        task = self.harness.task
+        assert task.size() == sum(each.bytes for each in task.counts().values())
+        partition = task._partition
         assert partition is not None
         assert partition.messages.count == len(self.scheduled) + sum(
             (held.main + held.dead).total() for held in self.held.values()

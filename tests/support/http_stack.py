@@ -52,6 +52,9 @@ class StillPartition:
     def counts(self) -> dict[str, SubqueueCounts]:
         return self.held
 
+    def size(self) -> int:
+        return sum(each.bytes for each in self.held.values())
+
     async def opened(self) -> None:
         return None
 

@@ -59,6 +59,9 @@ class Part:
     def counts(self) -> dict[str, SubqueueCounts]:
         return {}
 
+    def size(self) -> int:
+        return sum(each.bytes for each in self.counts().values())
+
     async def opened(self) -> None:
         return
 

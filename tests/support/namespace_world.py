@@ -39,6 +39,9 @@ class Part:
     def counts(self) -> dict[str, SubqueueCounts]:
         return self.held
 
+    def size(self) -> int:
+        return sum(each.bytes for each in self.held.values())
+
     async def opened(self) -> None:
         await asyncio.sleep(0)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from broker.base.errors import Reason
+import pytest
+
+from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import QueueSettings
 from broker.operations import ClientId, Demand, Detach, Recalled, Release, SubqueueCounts, Update
 from broker.partition.summary import Summary
@@ -101,6 +103,24 @@ async def test_counts_are_those_of_all_partitions_and_availability_is_limited_wh
     )
     world.parts["orders", 2].available = False
     assert (await world.namespace.runtime("orders")).availability == "Limited"
+
+
+async def test_the_size_is_known_without_counting_each_subqueue(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 2,000 subscriptions, the counts of one partition take 10 ms."""
+    await world.namespace.create_entity("orders", QueueSettings(max_size_mb=1))
+    queue = world.queue("orders")
+    for number, size in ((0, 1_000_000), (2, 10)):
+        queue.partition(number)
+        part = world.parts["orders", number]
+        monkeypatch.setattr(part, "size", lambda size=size: size)
+        monkeypatch.setattr(part, "counts", None)
+    queue.check_room(2, 1_000_000)
+    with pytest.raises(Refused, match="Size of partition in bytes: 1000000") as refused:
+        queue.check_room(0, 100_000)
+    assert refused.value.reason is Reason.QUOTA_EXCEEDED
+    queue.check_room(1, 1_000_000)
 
 
 async def test_closing_stops_every_partition_that_lives(world: World) -> None:
