@@ -216,6 +216,13 @@ def session_state_too_large(bench: Bench) -> Any:
 
 
 @scenario
+def too_many_session_states(bench: Bench) -> Any:
+    for session_id in ("one", "two"):
+        session: Any = bench.receiver(session_id=session_id).session
+        session.set_state(b"x")
+
+
+@scenario
 def message_lock_lost(bench: Bench) -> Any:
     bench.send(ServiceBusMessage("x"))
     receiver = bench.receiver()

@@ -241,6 +241,9 @@ REFUSALS: dict[str, Refusal] = {
     "session-state-too-large": Refusal(
         QUOTA, "the maximum for a session is 1024", SESSIONS, but={"go": Seen("connlost", True)}
     ),
+    "too-many-session-states": Refusal(
+        QUOTA, "1 sessions, which is the maximum", {**SESSIONS, **PLAIN}, but={"go": Seen("connlost", True)}
+    ),
     # Python opens a connection for each sender, and Java has one link for all senders to an entity.
     "too-many-links": Refusal(QUOTA, "at most 20 links", but={"python": None, "java": None}),
     "message-lock-lost": Refusal(LOCK_LOST, "lock", SHORT),

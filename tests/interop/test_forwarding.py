@@ -38,6 +38,8 @@ QUEUES = [
     queue("dead", Partitioned=False),
     queue("orders", PartitionCount=PARTITIONS),
     queue("sessions", PartitionCount=2, RequiresSession=True),
+    queue("to-a-target", PartitionCount=2, ForwardTo="a-target"),
+    queue("a-target", PartitionCount=1, MaxSizeInMegabytes=1),
 ]
 
 
@@ -166,6 +168,27 @@ def test_forwarding_begins_at_a_start_although_nobody_asks_and_the_backlog_follo
             paused.status = "Active"
             admin.update_queue(paused)
             assert str(receive(client, "target", 1)[0]) == "waits"
+
+
+def test_what_its_target_does_not_take_is_a_dead_letter_of_the_source(broker: BrokerProcess) -> None:
+    """A target that is full, disabled, or deleted."""
+    admin = admin_of(broker)
+    with client_of(broker) as client:
+        send(client, "a-target", ServiceBusMessage(b"x" * 1_000_000))
+        send(client, "to-a-target", ServiceBusMessage(b"x" * 100_000, message_id="full"))
+        (dead,) = receive(client, "to-a-target", 1, sub_queue=ServiceBusSubQueue.DEAD_LETTER)
+        assert (dead.message_id, dead.dead_letter_reason) == ("full", "QuotaExceededException")
+        send(client, "to-a-target", ServiceBusMessage("fits"))
+        assert [len(str(each)) for each in receive(client, "a-target", 2)] == [1_000_000, len("fits")]
+        target = admin.get_queue("a-target")
+        target.status = "SendDisabled"
+        admin.update_queue(target)
+        for why in ("Disabled", "NotFound"):
+            send(client, "to-a-target", ServiceBusMessage("x"))
+            (dead,) = receive(client, "to-a-target", 1, sub_queue=ServiceBusSubQueue.DEAD_LETTER)
+            assert dead.dead_letter_reason == f"MessagingEntity{why}Exception"
+            if why == "Disabled":
+                admin.delete_queue("a-target")
 
 
 def forwarded(broker: BrokerProcess) -> int:

@@ -35,6 +35,7 @@ var refusals = map[string]func(*bench) error{
 	"deleted-beside-receiver":    func(b *bench) error { return receiveAround(b, "delete") },
 	"quota-exceeded":             func(b *bench) error { return b.refuseSend(&azservicebus.Message{Body: make([]byte, 500_000)}) },
 	"session-state-too-large":    sessionStateTooLarge,
+	"too-many-session-states":    tooManySessionStates,
 	"too-many-links":             tooManyLinks,
 	"message-lock-lost":          messageLockLost,
 	"session-lock-lost":          sessionLockLost,
@@ -192,6 +193,13 @@ func acceptS(b *bench, id string) error {
 func sessionStateTooLarge(b *bench) error {
 	receiver := must(b.client.AcceptSessionForQueue(b.ctx, b.queue, "s", nil))
 	return refused(func() error { return receiver.SetSessionState(b.ctx, make([]byte, 1025), nil) })
+}
+
+func tooManySessionStates(b *bench) error {
+	first := must(b.client.AcceptSessionForQueue(b.ctx, b.queue, "one", nil))
+	check(first.SetSessionState(b.ctx, []byte("x"), nil))
+	second := must(b.client.AcceptSessionForQueue(b.ctx, b.queue, "two", nil))
+	return refused(func() error { return second.SetSessionState(b.ctx, []byte("x"), nil) })
 }
 
 func tooManyLinks(b *bench) error {

@@ -60,6 +60,9 @@ const refusals = {
     const receiver = await client.acceptSession(queue, "s");
     await receiver.setSessionState("x".repeat(1025));
   },
+  "too-many-session-states": async (client, queue) => {
+    for (const id of ["one", "two"]) await (await client.acceptSession(queue, id)).setSessionState("x");
+  },
   "too-many-links": async (client, queue) => {
     for (let link = 0; link < 30; link++) await client.createSender(queue).createMessageBatch();
   },

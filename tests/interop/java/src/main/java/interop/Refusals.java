@@ -23,6 +23,7 @@ import java.net.http.HttpClient;
 import java.net.http.HttpRequest;
 import java.net.http.HttpResponse;
 import java.time.Duration;
+import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 
@@ -53,6 +54,7 @@ final class Refusals {
         Map.entry("deleted-beside-receiver", bench -> receiveAround(bench, "delete")),
         Map.entry("quota-exceeded", bench -> bench.send(filled(500_000))),
         Map.entry("session-state-too-large", bench -> bench.sessions().acceptSession("s").setSessionState(new byte[1025])),
+        Map.entry("too-many-session-states", Refusals::tooManySessionStates),
         Map.entry("message-lock-lost", Refusals::messageLockLost),
         Map.entry("session-lock-lost", Refusals::sessionLockLost),
         Map.entry("session-held", Refusals::sessionHeld),
@@ -154,6 +156,12 @@ final class Refusals {
         ServiceBusReceiverClient receiver = bench.sessions().acceptSession("s");
         Scenarios.sleep(Duration.ofMillis(Long.parseLong(System.getenv("PARTIBUS_LOCK_MS")) + 500));
         receiver.setSessionState(new byte[1]);
+    }
+
+    private static void tooManySessionStates(Bench bench) {
+        for (String id : List.of("one", "two")) {
+            bench.sessions().acceptSession(id).setSessionState(new byte[1]);
+        }
     }
 
     private static void sessionHeld(Bench bench) {
