@@ -23,6 +23,7 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 from proton import ConnectionException, Message
 from proton.utils import BlockingConnection
 
+from tests.support import raw_amqp
 from tests.support.azure_client import azure_client
 from tests.support.broker_process import KEY, KEY_NAME, BrokerDied, BrokerProcess, queue
 from tests.support.http_entries import queue_body
@@ -235,6 +236,27 @@ def test_the_name_of_a_tls_handshake_counts(both: BrokerProcess) -> None:
         strict.wrap_socket(plain, server_hostname="bus.localhost"),  # a host name of a namespace is
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("server_name", "key", "outcome"),
+    [("bills", OWN, 0), ("bills", KEY, 1), ("sbemulatorns", OWN, 1), ("proxy", OWN, 0)],
+)
+def test_the_name_of_the_handshake_says_where_an_amqp_client_logs_in(
+    both: BrokerProcess, server_name: str, key: str, outcome: int
+) -> None:
+    """Who has named no namespace by then may log in to any, and the open says which."""
+    context = ssl.create_default_context(cafile=str(both.data_dir / "tls" / "ca.pem"))
+    context.check_hostname = False
+    with (
+        socket.create_connection(("127.0.0.1", both.addresses.amqps_port), 20) as plain,
+        context.wrap_socket(plain, server_hostname=server_name) as secure,
+    ):
+        secure.sendall(raw_amqp.sasl_plain(password=key))
+        heard = b""
+        while b"SD" not in heard and (more := secure.recv(4_096)):  # sasl-outcome (§5.3.3.6)
+            heard += more
+    assert heard.partition(b"SD")[2].endswith(bytes([outcome]))
 
 
 def test_one_namespace_is_throttled_and_the_other_is_not(tmp_path: Path) -> None:
