@@ -39,7 +39,14 @@ NAMESPACE_SETTINGS = frozenset(
     }
 )
 _NAMES = {to_pascal(name): name for name in NAMESPACE_SETTINGS}
-_OF_PREMIUM = ("messaging_units", "throttle_cpu_percent", "throttle_memory_percent", "throttle_pending_max")
+_OF_THE_FIRST = (
+    "sas_rules",  # keys; another namespace has them in `AuthorizationRules` or SasRulesFile
+    "messaging_units",
+    "throttle_cpu_percent",
+    "throttle_memory_percent",
+    "throttle_pending_max",
+)
+"""Neither inherited nor possible in another namespace."""
 
 
 class WrongNamespaceSettings(ValueError):
@@ -68,7 +75,7 @@ def namespace_settings(name: str, given: Mapping[str, Any], broker: Settings) ->
         raise WrongNamespaceSettings(
             "\n".join(f"{each}: is no setting of a namespace; these are: {_listed()}" for each in unknown)
         )
-    if not {"SasKey", "SasKeyFile"} & given.keys():
+    if not (given.get("SasKey") or given.get("SasKeyFile")):
         raise WrongNamespaceSettings(
             "SasKey: a namespace beside the first one needs a root key of its own: SasKey or SasKeyFile"
         )
@@ -77,7 +84,7 @@ def namespace_settings(name: str, given: Mapping[str, Any], broker: Settings) ->
             "Tier: only the first namespace can be premium: that tier is throttled by what the whole broker "
             "uses"
         )
-    excluded = {*NAMESPACE_SETTINGS, *_OF_PREMIUM}
+    excluded = {*NAMESPACE_SETTINGS, *_OF_THE_FIRST}
     shared = {each: getattr(broker, each) for each in broker.model_fields_set - excluded}
     own = {_NAMES[each]: value for each, value in given.items()}
     try:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from broker.settings.key_files import namespace_rules
 from broker.settings.namespace_settings import (
     NAMESPACE_SETTINGS,
     WrongNamespaceSettings,
@@ -29,6 +31,23 @@ def test_it_has_its_own_settings_the_defaults_and_those_of_the_broker(
     assert namespace_settings("bills", {"SasKey": "own"}, broker).credits_per_second == 0
 
 
+def test_it_inherits_no_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever the broker's settings call a key or a file with keys, it opens the first namespace only."""
+    (tmp_path / "rules").write_text('[{"key_name": "filed", "primary_key": "own too", "rights": ["Send"]}]')
+    monkeypatch.setenv(
+        "PARTIBUS_SAS_RULES", '[{"key_name": "extra", "primary_key": "k", "rights": ["Send"]}]'
+    )
+    broker = load_settings(sas_key_name="first", sas_key="first", sas_secondary_key="second")
+    own = namespace_settings("orders", {"SasKey": "own"}, broker)
+    assert [(rule.key_name, rule.primary_key, rule.secondary_key) for rule in namespace_rules(own)] == [
+        ("RootManageSharedAccessKey", "own", "")
+    ]
+    filed = namespace_settings("orders", {"SasKey": "own", "SasRulesFile": str(tmp_path / "rules")}, broker)
+    assert [rule.key_name for rule in namespace_rules(filed)][1:] == ["filed"]
+    of_keys = {name for name in Settings.model_fields if name.startswith("sas_")} - {"sas_grace_ms"}
+    assert of_keys - NAMESPACE_SETTINGS == {"sas_rules"}, "a new key setting must not be inherited"
+
+
 def test_a_premium_broker_has_other_namespaces_too() -> None:
     broker = load_settings(tier="premium", messaging_units=4, throttle_cpu_percent=50)
     assert namespace_settings("orders", {"SasKey": "own"}, broker).tier == "unlimited"
@@ -38,6 +57,8 @@ def test_a_premium_broker_has_other_namespaces_too() -> None:
     ("given", "words"),
     [
         ({}, "SasKey: a namespace beside the first one needs a root key of its own"),
+        ({"SasKey": ""}, "SasKey: a namespace beside the first one needs a root key of its own"),
+        ({"SasKeyFile": None}, "SasKey: a namespace beside the first one needs a root key of its own"),
         (
             {"SasKey": "own", "Host": "0.0.0.0"},
             "Host: is no setting of a namespace; these are: ConnectionsMax, ",
