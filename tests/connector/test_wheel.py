@@ -44,8 +44,16 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return interpreter
 
 
+def environment() -> dict[str, str]:
+    """That of this process, without PYTHONPATH, which the Spark of other tests sets. With it, pip takes the
+    connector's sources for an installed connector."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
 def run(command: list[str]) -> None:
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=BUILDS_WITHIN_S, check=False)
+    ran = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=BUILDS_WITHIN_S, check=False
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
@@ -75,11 +83,10 @@ def link(name: str, packages: Path) -> None:
 
 def test_the_wheel_alone_reads_and_writes(python: Path, broker: BrokerProcess, tmp_path: Path) -> None:
     program = shutil.copy(PROGRAM, tmp_path)
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     ran = subprocess.run(
         [python, program, broker.addresses.connection_string(), str(tmp_path)],
         cwd=tmp_path,
-        env={**environment, "SPARK_LOCAL_IP": "127.0.0.1"},
+        env={**environment(), "SPARK_LOCAL_IP": "127.0.0.1"},
         capture_output=True,
         text=True,
         timeout=RUNS_WITHIN_S,
@@ -99,7 +106,7 @@ def test_the_environment_of_the_wheel_has_no_broker(python: Path, tmp_path: Path
     ran = subprocess.run(
         [python, "-c", "import pyspark_partibus, importlib.util as u; print(u.find_spec('broker'))"],
         cwd=tmp_path,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=BUILDS_WITHIN_S,
