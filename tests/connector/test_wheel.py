@@ -45,9 +45,11 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """That of this process, without PYTHONPATH, which the Spark of other tests sets. With it, pip takes the
-    connector's sources for an installed connector."""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    """That of this process, without what the Spark of other tests sets: with its PYTHONPATH, pip takes the
+    connector's sources for an installed connector, and with its PYSPARK_DRIVER_PYTHON, Spark looks for data
+    sources in the environment of the tests."""
+    settings = ("PYTHONPATH", "PYSPARK_", "SPARK_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(settings)}
 
 
 def run(command: list[str]) -> None:
