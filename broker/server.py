@@ -247,7 +247,7 @@ class Broker:
         host_names = [name for served in self.namespaces for name in served.host_names]
         names = (*settings.certificate_names, *host_names)
         files = tls_files(settings.model_copy(update={"certificate_names": names}), self.clock.now_ms())
-        tls = server_context(files)
+        tls = server_context(files, notes_hosts=self.namespaces.are_several)
         services = Services(
             settings=settings,
             namespaces=self.namespaces,

@@ -14,10 +14,12 @@ import ipaddress
 import os
 import socket
 import ssl
+import sys
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -25,6 +27,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from broker.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 CA_DAYS, SERVER_DAYS, RENEW_DAYS = 3650, 397, 30
 """A server's certificate lasts as long as browsers accept, and a start within its last 30 days renews it."""
@@ -57,11 +62,14 @@ def tls_files(settings: Settings, now_ms: int) -> TlsFiles:
     )
 
 
-def server_context(files: TlsFiles) -> ssl.SSLContext:
-    """A server's context for TLS 1.2 and later. Raises WrongCertificate with the file and the reason."""
+def server_context(files: TlsFiles, *, notes_hosts: bool = True) -> ssl.SSLContext:
+    """A server's context for TLS 1.2 and later. With `notes_hosts`, `named_host` knows what clients name.
+    Raises WrongCertificate with the file and the reason."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.sni_callback = _note_host
+    if notes_hosts:
+        sys.unraisablehook = _report_unless_a_wrong_name
+        context.sni_callback = _note_host
     try:
         context.load_cert_chain(files.certificate, files.key)
     except (OSError, ssl.SSLError) as error:
@@ -73,6 +81,13 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
 
 def _note_host(tls: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
     tls.named_host = name or ""  # type: ignore[attr-defined]  # ssl keeps the name to itself
+
+
+def _report_unless_a_wrong_name(error: UnraisableHookArgs) -> None:
+    """Report an error that nobody can handle, as Python does. Python ends a handshake whose server name is
+    not ASCII, and would also write a traceback for each: any client could fill the log."""
+    if not (isinstance(error.exc_value, UnicodeDecodeError) and isinstance(error.object, bytes)):
+        sys.__unraisablehook__(error)
 
 
 def named_host(tls: object) -> str:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import ssl
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 
-from broker.settings.certificates import RENEW_DAYS, SERVER_DAYS, WrongCertificate, server_context, tls_files
+from broker.settings.certificates import (
+    RENEW_DAYS,
+    SERVER_DAYS,
+    WrongCertificate,
+    named_host,
+    server_context,
+    tls_files,
+)
 from broker.settings.settings import Settings, load_settings
 
 DAY_MS = 86_400_000
@@ -134,3 +142,27 @@ def test_a_certificate_that_cannot_be_used_is_refused_by_its_file(tmp_path: Path
     wrong.write_text("nothing")
     with pytest.raises(WrongCertificate, match=r"wrong\.pem"):
         server_context(tls_files(settings_in(tmp_path, tls_certificate=wrong, tls_key=wrong), now_ms()))
+
+
+@pytest.mark.parametrize("notes_hosts", [True, False])
+def test_a_server_name_that_is_not_ascii_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *, notes_hosts: bool
+) -> None:
+    """Any client can send one, before it has logged in, as often as it likes."""
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
+    name, wrong = b"localhost", b"\xff" * 9
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname=name.decode())
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    hello = outgoing.read()
+    assert name in hello
+    context = server_context(tls_files(settings_in(tmp_path), now_ms()), notes_hosts=notes_hosts)
+    for text, expected in ((name, name.decode() if notes_hosts else ""), (wrong, "")):
+        to_server = ssl.MemoryBIO()
+        to_server.write(hello.replace(name, text))
+        server = context.wrap_bio(to_server, ssl.MemoryBIO(), server_side=True)
+        with pytest.raises(ssl.SSLError):  # what the client says next is missing, or its name is wrong
+            server.do_handshake()
+        assert named_host(server) == expected
+    assert capsys.readouterr().err == ""
