@@ -54,11 +54,15 @@ class SaslServer:
     """The exchange on one connection. Must not be used after a step is done or has failed."""
 
     def __init__(
-        self, verify_plain: Callable[[str, str], bool], mechanisms: tuple[str, ...] = MECHANISMS
+        self,
+        verify_plain: Callable[[str, str], bool],
+        mechanisms: tuple[str, ...] = MECHANISMS,
+        serves: Callable[[str], bool] = lambda host: True,
     ) -> None:
         """`verify_plain` takes the user and password of SASL PLAIN, and says whether the client is
-        admitted."""
-        self._verify_plain = verify_plain
+        admitted. `serves` takes the host that the client names, "" for none, whatever its mechanism, and says
+        whether the client may come to it."""
+        self._verify_plain, self._serves = verify_plain, serves
         self._mechanisms = mechanisms
         self._buffer = b""
         self._header_seen = False
@@ -123,6 +127,8 @@ class SaslServer:
         """Why the client is refused; empty if it is admitted."""
         if mechanism not in self._mechanisms:
             return f"SASL mechanism {mechanism!r:.40} is not offered"
+        if not self._serves(self.hostname):
+            return f"SASL: the host {self.hostname!r:.80} is not the one that the client named before"
         if mechanism != "PLAIN":
             return ""
         try:

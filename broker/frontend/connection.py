@@ -109,7 +109,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._choice = NamespaceChoice(services.namespaces)
         self._choice.name(host)
-        self._sasl: SaslServer | None = SaslServer(self._log_in)
+        self._sasl: SaslServer | None = SaslServer(self._log_in, serves=self._choice.name)
         self._attaching = Attaching(self, resolve)
         self._flush_is_due = False
         self._waiting_for_room: set[Waiting] = set()
@@ -474,10 +474,7 @@ class Connection:
     def _log_in(self, user: str, password: str) -> bool:
         """Check a SASL PLAIN login in the namespace that the client has named by now; in all if it has named
         none."""
-        assert self._sasl is not None
-        return self._choice.name(self._sasl.hostname) and self.tokens.log_in(
-            user, password, self._choice.candidates()
-        )
+        return self.tokens.log_in(user, password, self._choice.candidates())
 
     def _open_timed_out(self) -> None:
         self._open_timer = None

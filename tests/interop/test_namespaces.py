@@ -23,6 +23,7 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 from proton import ConnectionException, Message
 from proton.utils import BlockingConnection
 
+from protocol.codec import Symbol
 from tests.support import raw_amqp
 from tests.support.azure_client import azure_client
 from tests.support.broker_process import KEY, KEY_NAME, BrokerDied, BrokerProcess, queue
@@ -199,6 +200,22 @@ def test_a_login_is_checked_in_the_namespace_of_its_host(both: BrokerProcess) ->
     for hostname, key in (("bills", KEY), ("localhost", OWN), ("bills", "no key")):
         with pytest.raises(ConnectionException):
             login(both, hostname, key).create_receiver("same")
+
+
+@pytest.mark.parametrize("mechanism", ["MSSBCBS", "ANONYMOUS"])
+def test_the_host_of_sasl_says_where_a_client_without_login_is(both: BrokerProcess, mechanism: str) -> None:
+    """Its open may name another host that means no namespace in particular, and none that means another."""
+    init = raw_amqp.SASL_HEADER + raw_amqp.sasl_frame(
+        raw_amqp.SASL_INIT, [Symbol(mechanism), b"", "bills.localhost"]
+    )
+    for hostname, refused in (("localhost", False), ("sbemulatorns", True)):
+        with socket.create_connection(("127.0.0.1", both.addresses.amqp_port), 20) as plain:
+            open_frame = raw_amqp.frame(raw_amqp.OPEN, ["raw", hostname])
+            plain.sendall(init + raw_amqp.AMQP_HEADER + open_frame + raw_amqp.frame(raw_amqp.CLOSE, []))
+            heard = b""
+            while more := plain.recv(4_096):
+                heard += more
+        assert (b"this connection is to the namespace 'bills'" in heard) is refused
 
 
 def test_an_address_does_not_lead_into_another_namespace(both: BrokerProcess) -> None:

@@ -166,3 +166,13 @@ def test_the_host_that_a_client_names_is_known_when_its_login_is_verified() -> N
         frame = (8 + len(init)).to_bytes(4, "big") + b"\x02\x01\0\0" + init
         assert login.receive(b"AMQP\x03\x01\0\0" + frame).done
     assert hosts == ["orders.example.com", "", "", ""]
+
+
+@pytest.mark.parametrize("mechanism", ["MSSBCBS", "ANONYMOUS", "PLAIN"])
+@pytest.mark.parametrize("host", ["host", "another"])
+def test_the_host_counts_with_every_mechanism(mechanism: str, host: str) -> None:
+    login = SaslServer(lambda user, password: True, serves=lambda named: named == host)
+    login.receive(SASL_HEADER)
+    step = login.receive(init(mechanism, b"\0rule\0key=="))
+    assert (step.done, step.failed) == (host == "host", host != "host")
+    assert outcome_code(step.outputs[0]) == (0 if host == "host" else 1)
