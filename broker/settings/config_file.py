@@ -195,9 +195,16 @@ def check_namespaces(file: ConfigFile, name: str) -> None:
     WrongConfigFile."""
     if not file.others:
         return
-    taken = {NAMESPACE: "the first namespace has it in the data folder"} if name != NAMESPACE else {}
+    if not shape.NAMESPACE_NAME.fullmatch(name):
+        raise WrongConfigFile(
+            f"PARTIBUS_NAMESPACE: '{name}' cannot be the name of one of several namespaces: it must begin "
+            "with a letter, followed by letters, digits and hyphens"
+        )
+    taken: dict[str, str] = {}
     for number, each in enumerate(file.namespaces):
         own = name if number == 0 else each.namespace
+        if number and own.casefold() == NAMESPACE:
+            taken.setdefault(NAMESPACE, "the first namespace has it in the data folder")
         for host in dict.fromkeys(map(str.casefold, (own, *each.host_names))):
             if host in taken:
                 raise WrongConfigFile(

@@ -70,7 +70,7 @@ Target = Annotated[str | None, BeforeValidator(lambda value: value or None)]
 
 
 NAMESPACES_MAX = 100
-_NAMESPACE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,49}")
+NAMESPACE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,49}")
 """A name that may be a label of a host name. That of an only namespace may be any text."""
 
 
@@ -83,7 +83,7 @@ def _told_apart(namespaces: tuple[Namespace, ...]) -> tuple[Namespace, ...]:
             "PARTIBUS_... variables"
         )
     for namespace in namespaces:
-        if len(namespaces) > 1 and not _NAMESPACE_NAME.fullmatch(namespace.name):
+        if len(namespaces) > 1 and not NAMESPACE_NAME.fullmatch(namespace.name):
             raise ValueError(
                 f"'{namespace.name}' cannot be the name of one of several namespaces: it must begin with a "
                 "letter, followed by letters, digits and hyphens"
@@ -91,10 +91,11 @@ def _told_apart(namespaces: tuple[Namespace, ...]) -> tuple[Namespace, ...]:
     return namespaces
 
 
-def _without_wildcard(name: str) -> str:
+def _exact(name: str) -> str:
+    """A host name as it is compared (`addresses.host_of`): in small letters, without the root's final dot."""
     if "*" in name:
         raise ValueError("a namespace has exact host names, without '*'")
-    return name
+    return name.casefold().rstrip(".")
 
 
 def _some(rights: tuple[Right, ...]) -> tuple[Right, ...]:
@@ -280,7 +281,7 @@ class Namespace(_Part):
     queues: tuple[Queue, ...] = ()
     topics: tuple[Topic, ...] = ()
     authorization_rules: tuple[SasPolicy, ...] = ()
-    host_names: tuple[Annotated[HostName, AfterValidator(_without_wildcard)], ...] = ()
+    host_names: tuple[Annotated[HostName, AfterValidator(_exact)], ...] = ()
     """Under which clients reach it (our addition)."""
     settings: dict[str, Any] = Field(default_factory=dict, repr=False)
     """Those of a namespace beside the first one (our addition; `namespace_settings.py`)."""

@@ -115,6 +115,10 @@ async def test_the_first_may_be_renamed_and_keeps_its_entities(tmp_path: Path) -
         ([BILLS, {**BILLS, "Name": "more"}], "the name 'bus.example.com' cannot be used"),
         ([{**BILLS, "HostNames": ["SBEmulatorNS"]}], "the name 'sbemulatorns' cannot be used"),
         ([{**BILLS, "Name": "under_score"}], "'under_score' cannot be the name of one of several"),
+        (
+            [BILLS, {**BILLS, "Name": "more", "HostNames": ["BUS.example.com."]}],
+            "'bus.example.com' cannot be",
+        ),
         ([{**BILLS, "HostNames": ["*.example.com"]}], r"HostNames\[0\]: a namespace has exact host names"),
         ([{**BILLS, "Settings": {}}], r"Namespaces\[1\]\.Settings\.SasKey: a namespace beside the first one"),
     ],
@@ -129,3 +133,24 @@ def test_namespaces_that_cannot_be_told_apart_are_refused(
 def test_the_name_on_disk_of_the_first_is_taken_even_if_it_is_called_otherwise(tmp_path: Path) -> None:
     with pytest.raises(WrongConfigFile, match="the first namespace has it in the data folder"):
         make(tmp_path, {**BILLS, "Name": "sbemulatorns"}, namespace="orders")
+
+
+def test_the_first_may_have_that_name_in_any_case_or_keep_it_as_a_host_name(tmp_path: Path) -> None:
+    make(tmp_path, BILLS, namespace="SBEmulatorNS")
+    renamed = make(tmp_path, {**BILLS, "HostNames": ["sbemulatorns"]}, namespace="orders")
+    assert renamed.namespaces.of_host("sbemulatorns").namespace.name == "Bills"
+
+
+def test_a_host_name_with_the_final_dot_of_the_root_counts(tmp_path: Path) -> None:
+    broker = make(tmp_path, {**BILLS, "HostNames": ["bus.localhost."]})
+    for host in ("bus.localhost", "Bus.Localhost.:5671"):
+        assert broker.namespaces.of_host(host).namespace.name == "Bills"
+
+
+@pytest.mark.parametrize("name", ["two words", 'a"b', "dotted.name", "line\nbreak"])
+def test_the_setting_cannot_give_the_first_of_several_a_name_that_is_no_label(
+    tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(WrongConfigFile, match="PARTIBUS_NAMESPACE: "):
+        make(tmp_path, BILLS, namespace=name)
+    make(tmp_path, namespace=name)
