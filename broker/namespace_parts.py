@@ -26,7 +26,8 @@ from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace
 from broker.namespace.namespaces import ServedNamespace
 from broker.namespace.resting import Resting
-from broker.operations import Sink, Transact
+from broker.operations.interface import Sink
+from broker.operations.transactions import Transact
 from broker.settings.config_file import NamespaceFile
 from broker.settings.key_files import Rules, namespace_rules, watch_keys
 from broker.settings.settings import MIB, Settings

@@ -11,7 +11,8 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any
 
-from broker.operations import COLUMNS, ColumnLists, Send
+from broker.operations.columns import COLUMNS, ColumnLists
+from broker.operations.sending import Send
 
 _COLUMNS_OF = attrgetter("columns")
 _TELLS_NUMBERS = attrgetter("tells_numbers")

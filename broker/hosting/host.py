@@ -1,7 +1,7 @@
 """What the broker needs from the host that runs its partitions.
 
 Everything that passes between the broker and a partition is plain data: operations and answers
-(`broker/operations.py`), what the partition reports about itself (its health, its counts), and its entries in
+(`broker/operations/`), what the partition reports about itself (its health, its counts), and its entries in
 the index of partitions. So a partition may run beside the broker (`local.py`) or in another process
 (`remote.py`).
 """
@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from broker.entities.descriptions import EntityDescription
-from broker.operations import ClientId, Operation, Sink, SubqueueCounts
+from broker.identifiers import ClientId
+from broker.operations.interface import Operation, Sink
+from broker.operations.message_states import SubqueueCounts
 from broker.partition.rest import Register
 from broker.partition.task import PartitionMeter
 from storage.file_log import Fsync

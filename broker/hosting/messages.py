@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 
 from broker.entities.descriptions import EntityDescription
 from broker.hosting.host import HostSettings
-from broker.operations import Answer, ClientId, Operation, SubqueueCounts
+from broker.identifiers import ClientId
+from broker.operations.interface import Answer, Operation
+from broker.operations.message_states import SubqueueCounts
 from broker.settings.settings import LogFormat, LogLevel
 
 

@@ -27,7 +27,10 @@ from broker.hosting.channel import Channel
 from broker.hosting.errors import error_of
 from broker.hosting.local import LocalHost
 from broker.hosting.schema import decode_to_partitions, encode
-from broker.operations import Answer, ClientId, Detach, Sink, Withdraw, Withdrawn
+from broker.identifiers import ClientId
+from broker.operations.general import Detach
+from broker.operations.interface import Answer, Sink
+from broker.operations.receiving import Withdraw, Withdrawn
 from broker.partition.summary import Summary, decode
 from broker.partition.task import PartitionTask
 from broker.settings.logs import configure_logging

@@ -32,26 +32,18 @@ from broker.hosting.channel import Channel
 from broker.hosting.errors import error_of
 from broker.hosting.host import HostSettings
 from broker.hosting.schema import decode_to_broker, encode
-from broker.operations import (
-    Answer,
-    ClientId,
-    Demand,
-    Failed,
-    Operation,
-    Sink,
-    SubqueueCounts,
-    Unavailable,
-    Update,
-    Watch,
-    Withdraw,
-    refusal_of,
-)
+from broker.identifiers import ClientId
+from broker.operations.browsing import Watch
+from broker.operations.general import Failed, Unavailable, Update
+from broker.operations.interface import Answer, Operation, Sink, refusal_of
+from broker.operations.message_states import SubqueueCounts
+from broker.operations.receiving import Demand, Withdraw
+from broker.operations.selecting import WatchReturned
+from broker.operations.sessions import AcceptSession, WatchSessions
 from broker.partition.rest import Register
 from broker.partition.summary import decode as decode_summary
 from broker.partition.summary import named
 from broker.partition.task import PartitionMeter
-from broker.selection_operations import WatchReturned
-from broker.session_operations import AcceptSession, WatchSessions
 from broker.settings.settings import LogFormat, LogLevel
 from storage.errors import StorageError
 from storage.file_store import FolderState

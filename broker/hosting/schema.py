@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 import struct
 import types
 import typing
@@ -21,18 +22,26 @@ from typing import Any, Final
 
 import msgspec
 
-from broker import (
-    operations,
-    rule_operations,
-    schedule_operations,
-    selection_operations,
-    session_operations,
-    stream_operations,
-    transfer_operations,
-)
 from broker.entities.descriptions import EntityDescription
 from broker.entities.documents import decode_description, encode_description
 from broker.hosting import host, messages
+from broker.operations import (
+    browsing,
+    deleting,
+    general,
+    message_states,
+    receiving,
+    redriving,
+    rule_changes,
+    scheduling,
+    selecting,
+    sending,
+    sessions,
+    settling,
+    streams,
+    transactions,
+    transfers,
+)
 
 KINDS: Final[Mapping[int, type]] = {
     1: messages.Configure, 2: messages.Start, 3: messages.Post, 4: messages.OpenPartition,
@@ -42,45 +51,31 @@ KINDS: Final[Mapping[int, type]] = {
     32: messages.Ready, 33: messages.Answered, 34: messages.Detached, 35: messages.Status,
     36: messages.IndexOpening, 37: messages.IndexClosed, 38: messages.Counted, 39: messages.MemoryUsed,
     40: messages.PartFailed, 41: messages.Done, 42: messages.FolderStates,
-    59: operations.SendSinkBatch, 60: operations.Transact,
-    61: transfer_operations.HandOver, 62: transfer_operations.LockNext, 63: transfer_operations.FailTransfer,
-    64: operations.Send, 65: operations.Demand, 66: operations.Withdraw, 67: operations.Complete,
-    68: operations.Abandon, 69: operations.Defer, 70: operations.DeadLetter, 71: operations.Release,
-    72: operations.Recalled, 73: operations.RenewLocks, 74: operations.Peek, 75: operations.Watch,
-    76: operations.ReceiveDeferred, 77: operations.Delete, 78: operations.Update, 79: operations.Detach,
-    80: operations.CancelScheduled, 81: schedule_operations.Reschedule,
-    82: schedule_operations.PromiseNumbers, 83: schedule_operations.BreakPromise,
-    84: session_operations.AcceptSession, 85: session_operations.WatchSessions,
-    86: session_operations.RenewSession, 87: session_operations.SetSessionState,
-    92: session_operations.GetSessionState, 93: session_operations.ListSessions,
-    88: operations.DeleteExactly, 89: operations.FindDeadLetters, 90: operations.LockExactly,
-    91: operations.Redrive,
-    94: transfer_operations.FindSources, 95: transfer_operations.SourcesFound,
-    96: operations.Sent, 97: operations.Failed, 98: operations.Locked, 99: operations.Unmet,
-    100: operations.Withdrawn, 101: operations.Settled, 102: operations.Renewed, 103: operations.Peeked,
-    104: operations.Arrived, 105: operations.Deleted, 106: operations.Recall, 107: operations.Updated,
-    108: operations.Unavailable, 109: operations.Transacted,
-    110: session_operations.SessionAccepted, 111: session_operations.SessionLost,
-    112: session_operations.SessionRenewed, 113: session_operations.SessionState,
-    114: session_operations.SessionList,
-    115: schedule_operations.Promised,
-    116: operations.DeletedExactly, 117: operations.Found, 118: operations.Redriven,
-    119: transfer_operations.HandedOver,
-    128: stream_operations.FindPositions, 129: stream_operations.ReadRange,
-    130: operations.GiveBack, 131: selection_operations.WatchReturned,
-    138: selection_operations.CameBack,
-    144: stream_operations.CreateCursor, 145: stream_operations.GetCursor,
-    146: stream_operations.AdvanceCursor, 147: stream_operations.ListCursors,
-    148: stream_operations.DeleteCursor, 149: stream_operations.SettleThrough,
-    150: stream_operations.GetSinkBatch,
-    160: rule_operations.FindRuleChanges, 161: rule_operations.ForgetRuleChanges,
-    162: rule_operations.RuleChangesFound,
-    136: stream_operations.Positions, 137: stream_operations.RangeRead,
-    152: stream_operations.CursorList, 153: stream_operations.CursorAdvanced,
-    154: stream_operations.CursorDeleted, 155: stream_operations.CursorState,
-    156: stream_operations.SettledThrough,
-    157: stream_operations.SinkBatchSent, 158: stream_operations.SinkBatch,
-    120: operations.SubqueueCounts, 121: host.HostSettings, 122: host.HostFolder,
+    59: streams.SendSinkBatch, 60: transactions.Transact, 61: transfers.HandOver, 62: transfers.LockNext,
+    63: transfers.FailTransfer, 64: sending.Send, 65: receiving.Demand, 66: receiving.Withdraw,
+    67: settling.Complete, 68: settling.Abandon, 69: settling.Defer, 70: settling.DeadLetter,
+    71: settling.Release, 72: receiving.Recalled, 73: settling.RenewLocks, 74: browsing.Peek,
+    75: browsing.Watch, 76: receiving.ReceiveDeferred, 77: deleting.Delete, 78: general.Update,
+    79: general.Detach, 80: scheduling.CancelScheduled, 81: scheduling.Reschedule,
+    82: scheduling.PromiseNumbers, 83: scheduling.BreakPromise, 84: sessions.AcceptSession,
+    85: sessions.WatchSessions, 86: sessions.RenewSession, 87: sessions.SetSessionState,
+    92: sessions.GetSessionState, 93: sessions.ListSessions, 88: deleting.DeleteExactly,
+    89: redriving.FindDeadLetters, 90: receiving.LockExactly, 91: redriving.Redrive,
+    94: transfers.FindSources, 95: transfers.SourcesFound, 96: sending.Sent, 97: general.Failed,
+    98: receiving.Locked, 99: receiving.Unmet, 100: receiving.Withdrawn, 101: settling.Settled,
+    102: settling.Renewed, 103: browsing.Peeked, 104: browsing.Arrived, 105: deleting.Deleted,
+    106: receiving.Recall, 107: general.Updated, 108: general.Unavailable, 109: transactions.Transacted,
+    110: sessions.SessionAccepted, 111: sessions.SessionLost, 112: sessions.SessionRenewed,
+    113: sessions.SessionState, 114: sessions.SessionList, 115: scheduling.Promised,
+    116: deleting.DeletedExactly, 117: redriving.Found, 118: redriving.Redriven, 119: transfers.HandedOver,
+    128: streams.FindPositions, 129: streams.ReadRange, 130: settling.GiveBack, 131: selecting.WatchReturned,
+    138: selecting.CameBack, 144: streams.CreateCursor, 145: streams.GetCursor, 146: streams.AdvanceCursor,
+    147: streams.ListCursors, 148: streams.DeleteCursor, 149: streams.SettleThrough,
+    150: streams.GetSinkBatch, 160: rule_changes.FindRuleChanges, 161: rule_changes.ForgetRuleChanges,
+    162: rule_changes.RuleChangesFound, 136: streams.Positions, 137: streams.RangeRead,
+    152: streams.CursorList, 153: streams.CursorAdvanced, 154: streams.CursorDeleted,
+    155: streams.CursorState, 156: streams.SettledThrough, 157: streams.SinkBatchSent, 158: streams.SinkBatch,
+    120: message_states.SubqueueCounts, 121: host.HostSettings, 122: host.HostFolder,
 }  # fmt: skip
 """Every kind of message, and of data within messages, by its number."""
 
@@ -233,16 +228,7 @@ def type_text(hint: Any) -> str:
     if all(map(_is_kind, _members(hint))) and len(_members(hint)) > 1:
         return "message"
     text = str(hint) if typing.get_args(hint) or isinstance(hint, typing.NewType) else hint.__name__
-    for name in (
-        "collections.abc.",
-        "typing.",
-        "broker.operations.",
-        "broker.settlement_operations.",
-        "broker.identifiers.",
-        "broker.hosting.host.",
-        "broker.base.errors.",
-    ):
-        text = text.replace(name, "")
+    text = re.sub(r"(?:[a-z_]+\.)+", "", text)  # the modules
     return text.replace("object", "int | None")
 
 

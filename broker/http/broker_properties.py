@@ -15,7 +15,7 @@ from typing import Any, Final
 from broker.base.errors import Reason, Refused
 from broker.http.header_values import read_date, read_object, write_date, write_json
 from broker.message.plain_message import PlainMessage, moment_of
-from broker.operations import Locked
+from broker.operations.receiving import Locked
 
 _TEXTS: Final = {
     "CorrelationId": "correlation_id",

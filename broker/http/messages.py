@@ -32,7 +32,7 @@ from broker.messaging.asking import renew_locks
 from broker.messaging.settlement import COMPLETE, abandon, settle
 from broker.namespace.entity import Entity
 from broker.namespace.namespace import Namespace
-from broker.operations import Locked
+from broker.operations.receiving import Locked
 from broker.throttle.memory_mark import Memory
 
 BATCH_TYPE = "application/vnd.microsoft.servicebus.json"

@@ -55,7 +55,7 @@ from broker.messaging.scheduling import check_schedules, reschedule
 from broker.messaging.settlement import DELAY, abandon, settle
 from broker.namespace.entity import Entity
 from broker.namespace.namespace import Namespace
-from broker.operations import SubqueueCounts
+from broker.operations.message_states import SubqueueCounts
 from broker.throttle.memory_mark import Memory
 
 PREFIX: Final = "/$partibus/"

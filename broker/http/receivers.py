@@ -22,7 +22,7 @@ from broker.messaging.receive_cache import ReceiveCache
 from broker.messaging.receiver import Receiver
 from broker.messaging.settlement import RELEASE, Settlement
 from broker.namespace.entity import Entity
-from broker.operations import Locked
+from broker.operations.receiving import Locked
 from broker.throttle.throttle import throttled
 
 RECEIVERS_MAX = 8

@@ -36,7 +36,7 @@ from broker.http.subscription_xml import (
 )
 from broker.namespace.namespace import Namespace
 from broker.namespace.topic import Topic
-from broker.operations import SubqueueCounts
+from broker.operations.message_states import SubqueueCounts
 
 _ALLOWED = "GET, PUT, DELETE"
 

@@ -27,8 +27,8 @@ from typing import Any
 from broker.base.clock import SystemClock
 from broker.entities.descriptions import EntityDescription
 from broker.entities.documents import decode_description
+from broker.identifiers import PARTITION_SHIFT
 from broker.maintenance.locking import FolderLocks
-from broker.operations import PARTITION_SHIFT
 from broker.partition import records
 from broker.partition.records import Counters
 from broker.partition.summary import is_readable, survey

@@ -21,11 +21,14 @@ import struct
 from collections.abc import Sequence
 from functools import lru_cache
 
+from broker.identifiers import partition_of
 from broker.message._annotations import fronts
 from broker.message.changes import with_changes
 from broker.message.stored import FORWARDED, HAS_PRIORITY, HEAD, delivery_annotations
-from broker.operations import Locked, MessageState, Peeked, partition_of
-from broker.stream_operations import RangeRead
+from broker.operations.browsing import Peeked
+from broker.operations.message_states import MessageState
+from broker.operations.receiving import Locked
+from broker.operations.streams import RangeRead
 from protocol.codec import Short, Symbol, Timestamp, encode
 
 TIME_TO_LIVE_MS_MAX = 2**32 - 1

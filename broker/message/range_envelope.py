@@ -18,7 +18,7 @@ from typing import Final
 
 from broker.message.annotations import active_deliverables
 from broker.message.stored import HEAD, bare_message_offset
-from broker.stream_operations import RangeRead
+from broker.operations.streams import RangeRead
 from protocol.codec import Long, Symbol, TypeCode, UInt, encode
 from protocol.sections import only_data
 

@@ -20,10 +20,12 @@ from functools import partial
 from heapq import heapify, heappop, heappush
 
 from broker.base.errors import Reason, Refused
-from broker.identifiers import decode_session_id, encode_session_id
+from broker.identifiers import ClientId, decode_session_id, encode_session_id
 from broker.namespace.entity import Entity, next_client
-from broker.operations import Answer, Arrived, ClientId, Detach, Failed, Unavailable
-from broker.session_operations import AcceptSession, SessionAccepted, SessionLost, WatchSessions
+from broker.operations.browsing import Arrived
+from broker.operations.general import Detach, Failed, Unavailable
+from broker.operations.interface import Answer
+from broker.operations.sessions import AcceptSession, SessionAccepted, SessionLost, WatchSessions
 
 WATCH_AGAIN_S = 0.25
 """How long to wait before asking a partition again that went down."""

@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from broker.base.errors import Reason, Refused
+from broker.identifiers import LockToken, partition_of_token
 from broker.namespace.entity import Entity, ask
 from broker.namespace.router import PartitionHandle
-from broker.operations import Answer, GiveBack, LockToken, Operation, Renewed, RenewLocks, partition_of_token
+from broker.operations.interface import Answer, Operation
+from broker.operations.settling import GiveBack, Renewed, RenewLocks
 
 
 def lock_lost() -> Refused:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from broker.base.errors import Refused
 from broker.messaging.asking import answer_of
 from broker.namespace.entity import Entity, ask
-from broker.operations import Answer, Operation
-from broker.stream_operations import (
+from broker.operations.interface import Answer, Operation
+from broker.operations.streams import (
     AdvanceCursor,
     CreateCursor,
     CursorAdvanced,

@@ -7,11 +7,14 @@ import asyncio
 from collections.abc import Sequence
 
 from broker.base.errors import Refused
+from broker.identifiers import partition_of
 from broker.messaging.asking import give_back
 from broker.messaging.receive_and_delete import remove
 from broker.namespace.entity import Entity, ask, next_client
 from broker.namespace.router import PartitionHandle
-from broker.operations import Answer, Locked, ReceiveDeferred, Release, partition_of
+from broker.operations.interface import Answer
+from broker.operations.receiving import Locked, ReceiveDeferred
+from broker.operations.settling import Release
 
 RECEIVED_BYTES_MAX = 4 * 1024 * 1024
 """Bytes of messages in one answer over all partitions. A single message may have more."""

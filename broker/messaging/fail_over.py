@@ -15,7 +15,7 @@ from typing import Protocol
 
 from broker.base.errors import Reason, Refused
 from broker.namespace.entity import Entity
-from broker.operations import Failed
+from broker.operations.general import Failed
 
 ONE_DISK = frozenset((Reason.PARTITION_UNAVAILABLE, Reason.QUOTA_EXCEEDED))
 SEVERAL_DISKS = ONE_DISK | {Reason.DISK_FULL}

@@ -3,7 +3,7 @@
 A lane locks a load of messages and gives it to the *outlets* to their targets (`forward_outlet.py`), which
 hand them over and remove them. One load follows the other. If the broker ends in between, the messages are
 available again at the next start and are handed over a second time. The target's partition then knows their
-numbers (`transfer_operations.py`).
+numbers (`operations/transfers.py`).
 
 Messages that cannot be forwarded for now are tried again after a pause, which doubles with each failure. Most
 are set aside meanwhile, and each target has pauses of its own, so that they hold up no others. If nothing can
@@ -28,21 +28,11 @@ from broker.messaging.forward_retry import Retry
 from broker.messaging.forward_route import Route
 from broker.namespace.entity import Entity, next_client
 from broker.namespace.router import PartitionHandle
-from broker.operations import (
-    Answer,
-    Demand,
-    Detach,
-    Failed,
-    Locked,
-    Operation,
-    Recall,
-    Recalled,
-    Release,
-    Unavailable,
-    Withdraw,
-    Withdrawn,
-)
-from broker.transfer_operations import LockNext, source_of
+from broker.operations.general import Detach, Failed, Unavailable
+from broker.operations.interface import Answer, Operation
+from broker.operations.receiving import Demand, Locked, Recall, Recalled, Withdraw, Withdrawn
+from broker.operations.settling import Release
+from broker.operations.transfers import LockNext, source_of
 
 LOAD_MESSAGES = 256
 LOAD_BYTES = 2 * 1024 * 1024

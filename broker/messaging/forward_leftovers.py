@@ -12,8 +12,10 @@ import asyncio
 from collections.abc import Callable
 
 from broker.namespace.entity import Entity, next_client
-from broker.operations import Answer, Demand, Detach, Failed, Operation, Unavailable
-from broker.transfer_operations import FindSources, SourcesFound
+from broker.operations.general import Detach, Failed, Unavailable
+from broker.operations.interface import Answer, Operation
+from broker.operations.receiving import Demand
+from broker.operations.transfers import FindSources, SourcesFound
 
 _Key = tuple[str, int]
 Found = Callable[[Entity, int, SourcesFound], None]

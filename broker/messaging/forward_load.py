@@ -20,7 +20,8 @@ from broker.message.stored import store_run
 from broker.messaging.sending import check, keys_of, too_large
 from broker.messaging.sends import send_of
 from broker.namespace.entity import Entity
-from broker.operations import Locked, Send
+from broker.operations.receiving import Locked
+from broker.operations.sending import Send
 from broker.send_lists import at, merged, part_of
 
 PREPARED_AT_ONCE = 64

@@ -24,26 +24,18 @@ from typing import Any, Protocol
 import structlog
 
 from broker.base.errors import Reason, Refused
+from broker.identifiers import LockToken
 from broker.messaging.asking import answer_of
 from broker.messaging.forward_aside import Aside
 from broker.messaging.forward_load import Prepared, Rejection, prepare, rejection_of
 from broker.messaging.forward_retry import Retry
 from broker.messaging.forward_route import Route
 from broker.namespace.entity import Entity
-from broker.operations import (
-    Answer,
-    Complete,
-    DeadLetter,
-    DeletedExactly,
-    DeleteExactly,
-    Locked,
-    LockToken,
-    Operation,
-    Release,
-    RenewLocks,
-    Settled,
-)
-from broker.transfer_operations import FailTransfer, HandedOver, HandOver, LockNext
+from broker.operations.deleting import DeletedExactly, DeleteExactly
+from broker.operations.interface import Answer, Operation
+from broker.operations.receiving import Locked
+from broker.operations.settling import Complete, DeadLetter, Release, RenewLocks, Settled
+from broker.operations.transfers import FailTransfer, HandedOver, HandOver, LockNext
 
 LOCK_MS = 120_000
 """How long the messages of a load stay locked: much longer than anything waits for a disk."""
@@ -62,7 +54,7 @@ class Source(Protocol):
     number: int
     """The partition's."""
     name: bytes
-    """The source, as the target knows it (`transfer_operations.py`)."""
+    """The source, as the target knows it (`operations/transfers.py`)."""
 
     def post(self, operation: Operation) -> None:
         """Ask something of the partition, as the lane's client."""

@@ -12,7 +12,8 @@ from broker.entities.descriptions import key_of
 from broker.entities.roles import KEEPS_DEAD_LETTERS, PASSES_ON
 from broker.namespace.entity import Entity
 from broker.namespace.namespace import Namespace
-from broker.operations import DESTINATION, Locked
+from broker.operations.columns import DESTINATION
+from broker.operations.receiving import Locked
 from broker.throttle.memory_mark import Memory
 
 LOADS_MAX = 8

@@ -25,8 +25,8 @@ from broker.messaging.transferring import Transfers
 from broker.namespace.entity import Entity
 from broker.namespace.namespace import Namespace
 from broker.namespace.router import PartitionHandle
+from broker.operations.transfers import HandOver, SourcesFound, parts_of_source
 from broker.throttle.memory_mark import Memory
-from broker.transfer_operations import HandOver, SourcesFound, parts_of_source
 
 _Key = tuple[str, int]
 """The generation of the source, and the number of the subqueue."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from broker.operations import Answer, Sink
+from broker.operations.interface import Answer, Sink
 
 
 def guarded(take: Callable[[Answer], None], fail: Callable[[], None]) -> Sink:

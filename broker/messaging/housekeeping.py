@@ -17,29 +17,18 @@ from dataclasses import dataclass, field
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MAIN
-from broker.identifiers import encode_session_id
+from broker.identifiers import PARTITION_SHIFT, encode_session_id, partition_of
 from broker.message.changes import without_reasons
 from broker.message.forwarded import without_hops
 from broker.message.stored import bare_message_offset
 from broker.messaging.asking import answer_of, give_back
 from broker.namespace.entity import Entity, ask, next_client
 from broker.namespace.router import PartitionHandle
-from broker.operations import (
-    PARTITION_SHIFT,
-    Answer,
-    Delete,
-    Deleted,
-    DeletedExactly,
-    DeleteExactly,
-    FindDeadLetters,
-    Found,
-    Locked,
-    LockExactly,
-    Redrive,
-    Redriven,
-    Release,
-    partition_of,
-)
+from broker.operations.deleting import Delete, Deleted, DeletedExactly, DeleteExactly
+from broker.operations.interface import Answer
+from broker.operations.receiving import Locked, LockExactly
+from broker.operations.redriving import FindDeadLetters, Found, Redrive, Redriven
+from broker.operations.settling import Release
 
 PIECES_MAX = 64
 """Operations that one walk asks of partitions. Each looks at a few thousand messages at most."""

@@ -11,9 +11,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from broker.identifiers import PARTITION_SHIFT
 from broker.messaging.peeking import LATE_S, note_late
 from broker.namespace.entity import Entity
-from broker.operations import PARTITION_SHIFT, Peek
+from broker.operations.browsing import Peek
 
 PAGES_AT_ONCE = 8
 """Places of each kind. The pages in them hold at most 4 MiB together, plus the last message of each, and

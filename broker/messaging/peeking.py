@@ -13,7 +13,8 @@ import structlog
 
 from broker.base.errors import Reason, Refused
 from broker.namespace.entity import Entity, ask, next_client
-from broker.operations import Answer, Peek, Peeked
+from broker.operations.browsing import Peek, Peeked
+from broker.operations.interface import Answer
 
 log = structlog.get_logger("peek")
 

@@ -7,10 +7,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from broker.base.errors import Reason, Refused
+from broker.identifiers import partition_of
 from broker.messaging.asking import answer_of
 from broker.namespace.entity import Entity
-from broker.operations import partition_of
-from broker.stream_operations import FindPositions, Positions
+from broker.operations.streams import FindPositions, Positions
 
 
 def by_partition(queue: Entity, positions: Sequence[int]) -> dict[int, int]:

@@ -12,7 +12,8 @@ from broker.base.errors import Refused
 from broker.messaging.asking import answer_of, give_back, lock_lost
 from broker.messaging.receive_cache import without
 from broker.namespace.router import PartitionHandle
-from broker.operations import Complete, Locked, Settled
+from broker.operations.receiving import Locked
+from broker.operations.settling import Complete, Settled
 
 
 class Removals:

@@ -15,7 +15,9 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
-from broker.operations import KNOWN_COLUMNS, Locked, LockToken
+from broker.identifiers import LockToken
+from broker.operations.columns import KNOWN_COLUMNS
+from broker.operations.receiving import Locked
 
 
 class ReceiveCache:

@@ -23,6 +23,7 @@ from typing import Generic, Protocol, TypeVar
 
 from broker.base.clock import Clock
 from broker.base.errors import Reason, Refused
+from broker.identifiers import LockToken
 from broker.messaging.accepting_sessions import HeldSession
 from broker.messaging.asking import by_partition
 from broker.messaging.fan_out import DemandPlan, Plan, SessionPlan
@@ -33,24 +34,11 @@ from broker.messaging.selecting import Scans, Selection
 from broker.messaging.settlement import Settlement
 from broker.namespace.entity import Entity, next_client
 from broker.namespace.router import PartitionHandle
-from broker.operations import (
-    Answer,
-    Demand,
-    Detach,
-    Failed,
-    Locked,
-    LockToken,
-    Recall,
-    Recalled,
-    Release,
-    RenewLocks,
-    Settled,
-    Unavailable,
-    Unmet,
-    Withdraw,
-    Withdrawn,
-)
-from broker.session_operations import SessionLost
+from broker.operations.general import Detach, Failed, Unavailable
+from broker.operations.interface import Answer
+from broker.operations.receiving import Demand, Locked, Recall, Recalled, Unmet, Withdraw, Withdrawn
+from broker.operations.sessions import SessionLost
+from broker.operations.settling import Release, RenewLocks, Settled
 
 WITHDRAW_AFTER_S = 0.02
 """How long demand outlives the client's credit. A client that receives in a loop asks again at once."""

@@ -18,9 +18,9 @@ from broker.messaging.fail_over import another_partition, refusal_of_all
 from broker.messaging.sending import Collected, check, keys_of, too_large
 from broker.messaging.sends import send_of
 from broker.namespace.entity import Entity, ask
-from broker.operations import Send, SendSinkBatch, Sent
+from broker.operations.sending import Send, Sent
+from broker.operations.streams import SendSinkBatch, SinkBatchSent
 from broker.send_lists import at, part_of
-from broker.stream_operations import SinkBatchSent
 from broker.throttle.memory_mark import Memory
 
 

@@ -24,8 +24,10 @@ from broker.entities.rule_changes import decode_changes
 from broker.entities.topics import TopicDescription
 from broker.namespace.entity import Entity, ask
 from broker.namespace.subscriptions import Subscriptions
-from broker.operations import Answer, Failed, Sink, Transact, Transacted
-from broker.rule_operations import FindRuleChanges, ForgetRuleChanges, RuleChangesFound
+from broker.operations.general import Failed
+from broker.operations.interface import Answer, Sink
+from broker.operations.rule_changes import FindRuleChanges, ForgetRuleChanges, RuleChangesFound
+from broker.operations.transactions import Transact, Transacted
 
 log = structlog.get_logger("rules")
 

@@ -17,17 +17,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from broker.base.errors import Reason, Refused
+from broker.identifiers import partition_of
 from broker.message.identity import key_text
 from broker.messaging.asking import answer_of
 from broker.messaging.request_sends import store_all, to_store
 from broker.namespace.entity import Entity
-from broker.operations import (
-    CancelScheduled,
-    Operation,
-    Settled,
-    partition_of,
-)
-from broker.schedule_operations import Reschedule
+from broker.operations.interface import Operation
+from broker.operations.scheduling import CancelScheduled, Reschedule
+from broker.operations.settling import Settled
 from broker.throttle.memory_mark import Memory
 
 CHANGED_AT_ONCE = 1024

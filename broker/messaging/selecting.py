@@ -22,36 +22,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker.base.errors import Refused
+from broker.identifiers import NO_CLIENT, PARTITION_SHIFT, ClientId
 from broker.messaging.guarded_sink import guarded
 from broker.messaging.page_places import PagePlaces
 from broker.messaging.peeking import LATE_S, PAGE_WITHIN_S, note_late, peek_partition
 from broker.namespace.entity import Entity
 from broker.namespace.router import PartitionHandle
-from broker.operations import (
-    NO_CLIENT,
-    PARTITION_SHIFT,
-    Answer,
-    Arrived,
-    ClientId,
-    Demand,
-    Detach,
-    Failed,
-    Locked,
-    LockExactly,
-    MessageState,
-    Operation,
-    Peek,
-    Peeked,
-    Release,
-    Sink,
-    Unavailable,
-    Unmet,
-    Watch,
-    Withdraw,
-    Withdrawn,
-)
+from broker.operations.browsing import Arrived, Peek, Peeked, Watch
+from broker.operations.general import Detach, Failed, Unavailable
+from broker.operations.interface import Answer, Operation, Sink
+from broker.operations.message_states import MessageState
+from broker.operations.receiving import Demand, Locked, LockExactly, Unmet, Withdraw, Withdrawn
+from broker.operations.selecting import CameBack, WatchReturned
+from broker.operations.settling import Release
 from broker.rules.selectors import Selector
-from broker.selection_operations import CameBack, WatchReturned
 
 PAGE_MESSAGES = 50
 """To look at this many takes about a millisecond of the event loop."""

@@ -27,7 +27,9 @@ from broker.messaging.guarded_sink import guarded
 from broker.messaging.sends import send_of
 from broker.namespace.entity import Entity, next_client
 from broker.namespace.router import PartitionHandle
-from broker.operations import Answer, Failed, Send, Sent
+from broker.operations.general import Failed
+from broker.operations.interface import Answer
+from broker.operations.sending import Send, Sent
 from broker.send_lists import at, lists_of, merged, part_of, with_lists
 from broker.throttle.memory_mark import Memory
 from broker.throttle.throttle import throttled

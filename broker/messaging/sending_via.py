@@ -20,7 +20,10 @@ from broker.messaging.guarded_sink import guarded
 from broker.messaging.sending import Collected, UnderWay
 from broker.messaging.sends import transfer_of
 from broker.namespace.entity import Entity, next_client
-from broker.operations import Answer, Failed, Send, Transact, Transacted
+from broker.operations.general import Failed
+from broker.operations.interface import Answer
+from broker.operations.sending import Send
+from broker.operations.transactions import Transact, Transacted
 from broker.send_lists import at, part_of
 
 R = TypeVar("R")

@@ -11,7 +11,8 @@ from broker.identifiers import encode_session_id
 from broker.message.identity import identities
 from broker.message.stored import StoredRun
 from broker.namespace.entity import Entity
-from broker.operations import DESTINATION, SESSION_ID, ColumnLists, Send
+from broker.operations.columns import DESTINATION, SESSION_ID, ColumnLists
+from broker.operations.sending import Send
 
 
 def send_of(run: StoredRun, queue: Entity) -> Send:

@@ -12,11 +12,12 @@ from enum import Enum
 from typing import Any
 
 from broker.base.errors import Reason, Refused
+from broker.identifiers import LockToken
 from broker.message.changes import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, encode_changes
 from broker.messaging.asking import ask_about, lock_lost
 from broker.namespace.entity import Entity
 from broker.namespace.meter import EntityMeter
-from broker.operations import Abandon, Complete, DeadLetter, Defer, LockToken, Release, Settled
+from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Release, Settled
 
 OWN_PREFIX = "partibus:"
 """Properties of a settlement that begin so are instructions to the broker, and none of the message's."""

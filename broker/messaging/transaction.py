@@ -27,6 +27,7 @@ from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.entities.rule_changes import RuleChange, changed, encode_changes
 from broker.entities.topics import TopicDescription
+from broker.identifiers import LockToken, partition_of, partition_of_token, sequence_of_token
 from broker.message.transfers import via_partition_key
 from broker.messaging.asking import lock_lost
 from broker.messaging.sending import Collected
@@ -34,17 +35,11 @@ from broker.messaging.sending_via import check_destination
 from broker.messaging.sends import transfer_of
 from broker.messaging.settlement import Settlement
 from broker.namespace.entity import Entity, ask, next_client
-from broker.operations import (
-    Answer,
-    Complete,
-    LockToken,
-    Send,
-    Transact,
-    partition_of,
-    partition_of_token,
-    sequence_of_token,
-)
-from broker.schedule_operations import BreakPromise, Promised, PromiseNumbers
+from broker.operations.interface import Answer
+from broker.operations.scheduling import BreakPromise, Promised, PromiseNumbers
+from broker.operations.sending import Send
+from broker.operations.settling import Complete
+from broker.operations.transactions import Transact
 from broker.send_lists import merged
 
 LOCK_TOKEN_BYTES = 16

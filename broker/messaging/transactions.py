@@ -20,7 +20,9 @@ from broker.messaging.guarded_sink import guarded
 from broker.messaging.sending import UnderWay
 from broker.messaging.transaction import Limits, Transaction, rolled_back
 from broker.namespace.entity import Entity, next_client
-from broker.operations import Answer, Failed, Sink, Transact, Transacted
+from broker.operations.general import Failed
+from broker.operations.interface import Answer, Sink
+from broker.operations.transactions import Transact, Transacted
 
 UNCLAIMED_SHARE = 10
 """Clients without a token have this part of all transactions, a tenth, until they use them."""

@@ -16,27 +16,19 @@ from typing import ClassVar, Protocol
 from broker.base.errors import Reason, Refused, not_found_text
 from broker.entities.descriptions import MAIN, EntityDescription
 from broker.entities.roles import CountedAs, SubqueueDescription
+from broker.identifiers import ClientId
 from broker.namespace.meter import EntityMeter
 from broker.namespace.resting import Resting, add_counts
 from broker.namespace.router import PartitionHandle, Router
 from broker.namespace.size_quota import SizeQuota
-from broker.operations import (
-    Answer,
-    ClientId,
-    Detach,
-    Failed,
-    Locked,
-    Operation,
-    Recalled,
-    Release,
-    Sink,
-    SubqueueCounts,
-    Update,
-    refusal_of,
-)
+from broker.operations.general import Detach, Failed, Update
+from broker.operations.interface import Answer, Operation, Sink, refusal_of
+from broker.operations.message_states import SubqueueCounts
+from broker.operations.receiving import Locked, Recalled
+from broker.operations.scheduling import BreakPromise, Promised
+from broker.operations.settling import Release
 from broker.partition.quotas import check_size
 from broker.partition.summary import named
-from broker.schedule_operations import BreakPromise, Promised
 from broker.throttle.throttle import Throttling
 from storage.spread_store import place as folder_of
 

@@ -32,7 +32,7 @@ import structlog
 from broker.base.clock import Clock
 from broker.namespace.appointments import Appointments
 from broker.namespace.appointments import Key as _Key
-from broker.operations import SubqueueCounts
+from broker.operations.message_states import SubqueueCounts
 from broker.partition.summary import SUBQUEUES_MAX, Summary, decode, is_readable, survey, total_of, wake_at_ms
 from storage.errors import StorageError
 from storage.index_witness import Witness

@@ -18,8 +18,9 @@ from hashlib import blake2b
 from typing import Any, Protocol
 
 from broker.base.errors import Reason, Refused
+from broker.identifiers import ClientId, partition_of, partition_of_token
 from broker.namespace._placing import divide
-from broker.operations import ClientId, Operation, Sink, partition_of, partition_of_token
+from broker.operations.interface import Operation, Sink
 
 RUN_MESSAGES_MAX = 128
 EVEN_TO = 16

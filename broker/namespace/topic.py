@@ -18,7 +18,7 @@ from broker.entities.topics import (
 from broker.namespace.entity import Entity, EntityRuntime, Partition
 from broker.namespace.meter import EntityMeter
 from broker.namespace.resting import Resting
-from broker.operations import SubqueueCounts
+from broker.operations.message_states import SubqueueCounts
 
 
 class Topic(Entity):

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
-from broker.operations import PARTITION_SHIFT
+from broker.identifiers import PARTITION_SHIFT
 from broker.partition.gradual_sort import sort_gradually
 from broker.partition.tables import UnreadableRecord
 from storage.log import Position

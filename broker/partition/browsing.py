@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from broker.operations import Arrived, ClientId, Peek, Watch
+from broker.identifiers import ClientId
+from broker.operations.browsing import Arrived, Peek, Watch
+from broker.operations.selecting import CameBack, WatchReturned
 from broker.partition.cycle import peeked
 from broker.partition.references import Reference
 from broker.partition.subqueue import Subqueue
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.workspace import Workspace
-from broker.selection_operations import CameBack, WatchReturned
 
 
 class Browsing:

@@ -1,9 +1,9 @@
 """Columns of messages in references, records and checkpoints. Pure.
 
-`COLUMNS` in `broker/operations.py` declares the columns; this file knows none by name. A reference has a slot
-for each column, unless all its columns have their defaults (`ColumnedReference`). If any message has a value
-other than the default, the tables of a record or checkpoint block end with a *column part*, and a flag in the
-head says so. Little endian:
+`COLUMNS` in `broker/operations/columns.py` declares the columns; this file knows none by name. A reference
+has a slot for each column, unless all its columns have their defaults (`ColumnedReference`). If any message
+has a value other than the default, the tables of a record or checkpoint block end with a *column part*, and a
+flag in the head says so. Little endian:
 
     offset  size  field
          0     2  number of columns
@@ -28,7 +28,7 @@ from itertools import repeat
 from operator import attrgetter
 from types import MappingProxyType
 
-from broker.operations import COLUMNS, Column, ColumnLists
+from broker.operations.columns import COLUMNS, Column, ColumnLists
 from broker.partition.references import ColumnedReference, Reference
 
 Columns = Mapping[str, Sequence[int | bytes | None]]

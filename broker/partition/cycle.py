@@ -13,12 +13,17 @@ from operator import attrgetter
 from typing import Any
 
 from broker.base.errors import Reason
-from broker.operations import COLUMNS, KNOWN_COLUMNS, Answer, ClientId, Failed, Locked, Peeked
+from broker.identifiers import ClientId
+from broker.operations.browsing import Peeked
+from broker.operations.columns import COLUMNS, KNOWN_COLUMNS
+from broker.operations.general import Failed
+from broker.operations.interface import Answer
+from broker.operations.receiving import Locked
+from broker.operations.streams import RangeRead
+from broker.operations.transfers import HandedOver
 from broker.partition.columns import answered, of_references
 from broker.partition.durable_state import NewRecord
 from broker.partition.references import TOKEN, Lease, Reference
-from broker.stream_operations import RangeRead
-from broker.transfer_operations import HandedOver
 from storage.log import Commit, Frame, Position
 
 Hole = tuple[list[bytes], Sequence[Reference]]

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from broker.entities.roles import OWN_END
-from broker.operations import PARTITION_SHIFT
+from broker.identifiers import PARTITION_SHIFT
 from broker.partition.delays import Delays, delayed
 from broker.partition.references import Reference
 from broker.partition.subqueue import Subqueue

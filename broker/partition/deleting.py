@@ -5,7 +5,8 @@ Messages sent in the current cycle stay, because they may still be refused (dura
 
 from __future__ import annotations
 
-from broker.operations import ClientId, Delete, Deleted, DeletedExactly, DeleteExactly
+from broker.identifiers import ClientId
+from broker.operations.deleting import Delete, Deleted, DeletedExactly, DeleteExactly
 from broker.partition import records
 from broker.partition.records import Mark
 from broker.partition.references import SCHEDULED

@@ -8,10 +8,10 @@ partition asks other clients to return messages they have not passed on (`Recall
 from __future__ import annotations
 
 from broker.base.errors import Reason, Refused
-from broker.operations import (
-    ClientId,
+from broker.identifiers import ClientId
+from broker.operations.general import Detach
+from broker.operations.receiving import (
     Demand,
-    Detach,
     LockExactly,
     Recall,
     Recalled,
@@ -19,6 +19,7 @@ from broker.operations import (
     Unmet,
     Withdrawn,
 )
+from broker.operations.transfers import LockNext
 from broker.partition.cycle import Grant
 from broker.partition.demand_and_recall import DemandBook, Waiter
 from broker.partition.granting import close_grant, has_granted_enough, new_grant, write_grant
@@ -27,7 +28,6 @@ from broker.partition.session_locks import SessionLocks
 from broker.partition.subqueue import Subqueue
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.workspace import Workspace
-from broker.transfer_operations import LockNext
 
 _ANSWER_BYTES = 256
 """The least memory that a message in an answer takes besides its bytes and its changed properties."""

@@ -32,7 +32,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from broker.operations import BYTES_UNBOUNDED, ClientId
+from broker.identifiers import ClientId
+from broker.operations.receiving import BYTES_UNBOUNDED
 from broker.partition.references import Holder, Lease
 
 

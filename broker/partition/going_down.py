@@ -8,22 +8,13 @@ back, a client that asks for messages or sessions meanwhile is told when it has.
 from __future__ import annotations
 
 from broker.base.errors import Reason
-from broker.operations import (
-    Demand,
-    Detach,
-    Failed,
-    Recalled,
-    Release,
-    Unavailable,
-    Update,
-    Updated,
-    Watch,
-    Withdraw,
-    Withdrawn,
-)
+from broker.operations.browsing import Watch
+from broker.operations.general import Detach, Failed, Unavailable, Update, Updated
+from broker.operations.receiving import Demand, Recalled, Withdraw, Withdrawn
+from broker.operations.selecting import WatchReturned
+from broker.operations.sessions import WatchSessions
+from broker.operations.settling import Release
 from broker.partition.mailbox import Mailbox, Waiting
-from broker.selection_operations import WatchReturned
-from broker.session_operations import WatchSessions
 
 _NEEDS_NO_LOG = (Withdraw, Detach, Release, Recalled, Update)
 """Operations that do not open a closed partition, because no client waits or holds anything in it."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from broker.operations import ClientId, Locked
+from broker.identifiers import ClientId
+from broker.operations.receiving import Locked
 from broker.partition.cycle import Grant, write_locked
 from broker.partition.references import Lease
 from broker.partition.workspace import Workspace

@@ -1,6 +1,6 @@
 """Messages of another entity that are handed over to this partition, each of them once. Pure.
 
-`transfer_operations.py` explains how a message gets from one entity to another. What `origins.py` keeps is
+`operations/transfers.py` explains how a message gets from one entity to another. What `origins.py` keeps is
 in the commit of the messages, so a crash leaves both or neither.
 """
 
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from broker.base.errors import Reason, Refused
 from broker.entities.roles import PASSES_ON
-from broker.operations import ClientId, Send
+from broker.identifiers import ClientId
+from broker.operations.sending import Send
+from broker.operations.transfers import FindSources, HandedOver, HandOver, SourcesFound
 from broker.partition.origins import Origins, handed_over
 from broker.partition.rule_changes import RuleChanges
 from broker.partition.sending import Sending
 from broker.partition.workspace import Workspace
 from broker.send_lists import at, part_of
-from broker.transfer_operations import FindSources, HandedOver, HandOver, SourcesFound
 
 
 class HandingOver:

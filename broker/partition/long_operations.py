@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from broker.base.errors import Reason
-from broker.operations import Abandon, Answer, Complete, DeadLetter, Defer, Renewed, RenewLocks, Settled
+from broker.operations.interface import Answer
+from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Renewed, RenewLocks, Settled
 
 Divisible = Complete | Abandon | Defer | DeadLetter | RenewLocks
 

@@ -6,21 +6,17 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from broker.operations import (
-    Answer,
-    ClientId,
-    Demand,
-    Detach,
-    Operation,
-    Send,
-    SendSinkBatch,
-    Sink,
-    Transact,
-    Watch,
-)
-from broker.selection_operations import WatchReturned
-from broker.session_operations import AcceptSession, WatchSessions
-from broker.transfer_operations import HandOver
+from broker.identifiers import ClientId
+from broker.operations.browsing import Watch
+from broker.operations.general import Detach
+from broker.operations.interface import Answer, Operation, Sink
+from broker.operations.receiving import Demand
+from broker.operations.selecting import WatchReturned
+from broker.operations.sending import Send
+from broker.operations.sessions import AcceptSession, WatchSessions
+from broker.operations.streams import SendSinkBatch
+from broker.operations.transactions import Transact
+from broker.operations.transfers import HandOver
 
 Waiting = tuple[ClientId, Operation, Sink, int]
 """An operation in the mailbox, with its client, its sink and its arrival in monotonic time (ms)."""

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
 from broker.base.sifted_heap import SiftedHeap
-from broker.operations import SESSION_ID
+from broker.operations.columns import SESSION_ID
 from broker.partition._untracked import keep_untracked, untrack
 from broker.partition.chunked_table import ChunkedTable
 from broker.partition.references import ACTIVE, Reference, SessionLock

@@ -15,7 +15,7 @@ from itertools import accumulate, islice, repeat
 
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.entities.roles import OWN_END, SubqueueTable
-from broker.operations import PARTITION_SHIFT
+from broker.identifiers import PARTITION_SHIFT
 from broker.partition import columns, records
 from broker.partition._untracked import untrack
 from broker.partition.blocks import Blocks

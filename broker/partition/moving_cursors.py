@@ -10,14 +10,8 @@ cursor later replaces an earlier one.
 from __future__ import annotations
 
 from broker.base.errors import Reason, Refused
-from broker.operations import ClientId
-from broker.partition.cursors import Cursor, Cursors
-from broker.partition.keyed_entries import ENTRY_BYTES, Key
-from broker.partition.reading import Reading
-from broker.partition.settling_through import SettlingThrough
-from broker.partition.subqueue import Subqueue
-from broker.partition.workspace import Workspace
-from broker.stream_operations import (
+from broker.identifiers import ClientId
+from broker.operations.streams import (
     EARLIEST,
     LATEST,
     AdvanceCursor,
@@ -30,6 +24,12 @@ from broker.stream_operations import (
     GetCursor,
     ListCursors,
 )
+from broker.partition.cursors import Cursor, Cursors
+from broker.partition.keyed_entries import ENTRY_BYTES, Key
+from broker.partition.reading import Reading
+from broker.partition.settling_through import SettlingThrough
+from broker.partition.subqueue import Subqueue
+from broker.partition.workspace import Workspace
 
 USES_PER_EXPIRY = 16
 """A use is noted this often within the time after which a cursor expires."""

@@ -1,7 +1,7 @@
 """Durable state: which messages of other entities were handed over to this partition, so that none is stored
 twice. Pure.
 
-`transfer_operations.py` explains sources and numbers. For each source, the state holds the numbers whose
+`operations/transfers.py` explains sources and numbers. For each source, the state holds the numbers whose
 removal there is not known to be durable. A record holds all of them, as they are from then on:
 
     56 HANDED_OVER   offset  size  field

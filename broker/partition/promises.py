@@ -15,7 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from broker.base.errors import Reason, Refused
-from broker.operations import ClientId, Send, Settled
+from broker.identifiers import ClientId
+from broker.operations.scheduling import BreakPromise, Promised, PromiseNumbers
+from broker.operations.sending import Send
+from broker.operations.settling import Settled
 from broker.partition import records
 from broker.partition.expiries import expiries
 from broker.partition.records import Counters, Relocated
@@ -23,7 +26,6 @@ from broker.partition.references import SCHEDULED
 from broker.partition.scheduled_times import LATEST_MS
 from broker.partition.sending import Sending
 from broker.partition.workspace import Workspace
-from broker.schedule_operations import BreakPromise, Promised, PromiseNumbers
 
 
 class Promises:

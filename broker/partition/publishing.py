@@ -28,7 +28,12 @@ from broker.entities.topics import (
 )
 from broker.identifiers import encode_session_id
 from broker.message.changes import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, encode_changes
-from broker.operations import SESSION_ID, Operation, Send, SendSinkBatch, Transact
+from broker.operations.columns import SESSION_ID
+from broker.operations.interface import Operation
+from broker.operations.sending import Send
+from broker.operations.streams import SendSinkBatch
+from broker.operations.transactions import Transact
+from broker.operations.transfers import HandOver
 from broker.partition import records
 from broker.partition.columns import NO_COLUMNS
 from broker.partition.cycle import Cycle
@@ -40,7 +45,6 @@ from broker.partition.records import Mark
 from broker.partition.scheduled_times import times_of
 from broker.partition.targets import Set, Target, Targets
 from broker.rules.matching import COPIES_BYTES_MAX, ChangedCopy, Match, Matcher
-from broker.transfer_operations import HandOver
 
 _STAYS: Set = (Target(MAIN_PLACE, has_sessions=1),)
 """The targets of a scheduled message: it stays in the topic's own subqueue until its time."""

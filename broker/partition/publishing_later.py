@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker.operations import ColumnLists
+from broker.operations.columns import ColumnLists
 from broker.partition import records
 from broker.partition.columns import of_references
 from broker.partition.new_messages import NewMessages

@@ -15,13 +15,13 @@ from operator import attrgetter
 
 from broker.base.errors import Reason, Refused
 from broker.entities.roles import KEEPS_FAILED_TRANSFERS
-from broker.operations import ClientId
+from broker.identifiers import ClientId
+from broker.operations.streams import FindPositions, Positions, RangeRead, ReadRange
 from broker.partition.references import ACTIVE, DEFERRED, SCHEDULED, Reference
 from broker.partition.replaying import REPLAYED_AT_ONCE
 from broker.partition.subqueue import Subqueue
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.workspace import Workspace
-from broker.stream_operations import FindPositions, Positions, RangeRead, ReadRange
 
 _COLUMNS = tuple(
     map(

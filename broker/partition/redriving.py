@@ -9,17 +9,11 @@ in `state.py` cuts the new messages off, and `restore` puts the old ones back.
 from __future__ import annotations
 
 from broker.base.errors import Reason, Refused
+from broker.identifiers import ClientId, sequence_of_token
 from broker.message.changes import has_reason
-from broker.operations import (
-    DESTINATION,
-    ClientId,
-    FindDeadLetters,
-    Found,
-    Redrive,
-    Redriven,
-    Send,
-    sequence_of_token,
-)
+from broker.operations.columns import DESTINATION
+from broker.operations.redriving import FindDeadLetters, Found, Redrive, Redriven
+from broker.operations.sending import Send
 from broker.partition import records
 from broker.partition.columns import of_references
 from broker.partition.quotas import freed_by

@@ -19,7 +19,9 @@ from collections.abc import Iterable
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from broker.operations import COLUMNS, ClientId, MessageState
+from broker.identifiers import ClientId
+from broker.operations.columns import COLUMNS
+from broker.operations.message_states import MessageState
 from broker.partition._untracked import keep_untracked
 from storage.log import Position
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from broker.operations import MessageState
+from broker.operations.message_states import MessageState
 from broker.partition import columns
 from broker.partition.records import Enqueued, Relocated, body_bytes
 from broker.partition.references import STATES

@@ -16,7 +16,9 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from broker.base.errors import Reason, Refused
-from broker.operations import CancelScheduled, ClientId, Settled
+from broker.identifiers import ClientId
+from broker.operations.scheduling import CancelScheduled, Reschedule
+from broker.operations.settling import Settled
 from broker.partition import records
 from broker.partition.publishing_later import PublishingLater
 from broker.partition.records import Activated, Mark, Rescheduled
@@ -24,7 +26,6 @@ from broker.partition.references import SCHEDULED, Reference
 from broker.partition.scheduled_times import LATEST_MS
 from broker.partition.timers import DueKeys
 from broker.partition.workspace import Workspace
-from broker.schedule_operations import Reschedule
 
 _IN_ORDER = attrgetter("enqueued_at_ms", "sequence_number")
 

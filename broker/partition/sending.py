@@ -13,7 +13,8 @@ from operator import attrgetter
 
 from broker.base.errors import Refused
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES, EntityDescription
-from broker.operations import Send
+from broker.operations.sending import Send
+from broker.operations.transfers import HandOver
 from broker.partition.columns import list_bytes
 from broker.partition.cycle import Cycle
 from broker.partition.cycle_bounds import Bounds
@@ -27,7 +28,6 @@ from broker.partition.publishing import Publishing
 from broker.partition.quotas import check_size, room_of
 from broker.partition.scheduled_times import times_of
 from broker.send_lists import at, merged, part_of
-from broker.transfer_operations import HandOver
 
 _IDENTITIES_OF = attrgetter("identities")
 _TELLS_NUMBERS = attrgetter("tells_numbers")

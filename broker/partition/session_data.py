@@ -10,18 +10,19 @@ from collections.abc import Iterator
 from itertools import chain, islice
 
 from broker.base.errors import Reason, Refused
-from broker.operations import ClientId, Updated
-from broker.partition.quotas import check_state
-from broker.partition.session_locks import SessionLocks
-from broker.partition.session_states import ENTRY_BYTES, SessionStates, set_state
-from broker.partition.workspace import Workspace
-from broker.session_operations import (
+from broker.identifiers import ClientId
+from broker.operations.general import Updated
+from broker.operations.sessions import (
     GetSessionState,
     ListSessions,
     SessionList,
     SessionState,
     SetSessionState,
 )
+from broker.partition.quotas import check_state
+from broker.partition.session_locks import SessionLocks
+from broker.partition.session_states import ENTRY_BYTES, SessionStates, set_state
+from broker.partition.workspace import Workspace
 
 
 class _Walk:

@@ -16,8 +16,17 @@ operation counts if it arrived before that (`Workspace.arrived_ms`).
 from __future__ import annotations
 
 from broker.base.errors import Reason, Refused
-from broker.identifiers import decode_session_id
-from broker.operations import Arrived, ClientId, Demand
+from broker.identifiers import ClientId, decode_session_id
+from broker.operations.browsing import Arrived
+from broker.operations.receiving import Demand
+from broker.operations.sessions import (
+    AcceptSession,
+    RenewSession,
+    SessionAccepted,
+    SessionLost,
+    SessionRenewed,
+    WatchSessions,
+)
 from broker.partition.cycle import Grant
 from broker.partition.delivery_count import failed_delivery
 from broker.partition.granting import close_grant, has_granted_enough, new_grant
@@ -27,14 +36,6 @@ from broker.partition.subqueue import Subqueue
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.timers import DueKeys, TimerWheel
 from broker.partition.workspace import Workspace
-from broker.session_operations import (
-    AcceptSession,
-    RenewSession,
-    SessionAccepted,
-    SessionLost,
-    SessionRenewed,
-    WatchSessions,
-)
 
 
 class SessionLocks:

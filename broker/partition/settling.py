@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from broker.base.errors import Reason
-from broker.operations import (
+from broker.identifiers import ClientId
+from broker.operations.settling import (
     Abandon,
-    ClientId,
     Complete,
     DeadLetter,
     Defer,
@@ -21,6 +21,7 @@ from broker.operations import (
     RenewLocks,
     Settled,
 )
+from broker.operations.transfers import FailTransfer
 from broker.partition import records
 from broker.partition.dead_lettering import dead_letter, fail_transfer
 from broker.partition.delivery_count import failed_delivery
@@ -30,7 +31,6 @@ from broker.partition.references import Reference
 from broker.partition.subqueue import Subqueue
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.workspace import Workspace
-from broker.transfer_operations import FailTransfer
 
 Effect = Callable[[Subqueue, list[Reference]], None]
 """Carries out a settlement for messages of one subqueue."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from broker.base.errors import Reason, Refused
-from broker.operations import ClientId, SendSinkBatch
+from broker.identifiers import ClientId
+from broker.operations.streams import GetSinkBatch, SendSinkBatch, SinkBatch, SinkBatchSent
 from broker.partition.keyed_entries import ENTRY_BYTES
 from broker.partition.sending import Sending
 from broker.partition.sink_ledger import Committed, SinkLedger, key_of
 from broker.partition.workspace import Workspace
-from broker.stream_operations import GetSinkBatch, SinkBatch, SinkBatchSent
 
 
 class SinkBatches:

@@ -61,41 +61,43 @@ from typing import assert_never
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import EntityDescription
 from broker.entities.topics import TopicDescription
-from broker.operations import (
-    Abandon,
-    CancelScheduled,
-    ClientId,
-    Complete,
-    DeadLetter,
-    Defer,
-    Delete,
-    DeleteExactly,
-    Demand,
-    Detach,
-    Failed,
-    FindDeadLetters,
-    GiveBack,
-    Locked,
-    LockExactly,
-    Operation,
-    Peek,
-    Recalled,
-    ReceiveDeferred,
-    Redrive,
-    Redriven,
-    Release,
-    RenewLocks,
-    Send,
-    SendSinkBatch,
-    Sent,
-    SubqueueCounts,
-    Transact,
-    Transacted,
-    Update,
-    Updated,
-    Watch,
-    Withdraw,
+from broker.identifiers import ClientId
+from broker.operations.browsing import Peek, Watch
+from broker.operations.deleting import Delete, DeleteExactly
+from broker.operations.general import Detach, Failed, Update, Updated
+from broker.operations.interface import Operation
+from broker.operations.message_states import SubqueueCounts
+from broker.operations.receiving import Demand, Locked, LockExactly, Recalled, ReceiveDeferred, Withdraw
+from broker.operations.redriving import FindDeadLetters, Redrive, Redriven
+from broker.operations.rule_changes import FindRuleChanges, ForgetRuleChanges
+from broker.operations.scheduling import BreakPromise, CancelScheduled, PromiseNumbers, Reschedule
+from broker.operations.selecting import WatchReturned
+from broker.operations.sending import Send, Sent
+from broker.operations.sessions import (
+    AcceptSession,
+    GetSessionState,
+    ListSessions,
+    RenewSession,
+    SetSessionState,
+    WatchSessions,
 )
+from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, GiveBack, Release, RenewLocks
+from broker.operations.streams import (
+    AdvanceCursor,
+    CreateCursor,
+    DeleteCursor,
+    FindPositions,
+    GetCursor,
+    GetSinkBatch,
+    ListCursors,
+    ReadRange,
+    SendSinkBatch,
+    SettledThrough,
+    SettleThrough,
+    SinkBatchSent,
+)
+from broker.operations.transactions import Transact, Transacted
+from broker.operations.transfers import FailTransfer, FindSources, HandedOver, HandOver, LockNext
 from broker.partition.abandoned import Abandoned
 from broker.partition.browsing import Browsing
 from broker.partition.cycle import Cycle
@@ -125,31 +127,6 @@ from broker.partition.time_to_live import TimeToLive
 from broker.partition.totals import Totals, totals_of
 from broker.partition.transactions import UNSEEING, Transactions
 from broker.partition.workspace import NO_CYCLE, Workspace
-from broker.rule_operations import FindRuleChanges, ForgetRuleChanges
-from broker.schedule_operations import BreakPromise, PromiseNumbers, Reschedule
-from broker.selection_operations import WatchReturned
-from broker.session_operations import (
-    AcceptSession,
-    GetSessionState,
-    ListSessions,
-    RenewSession,
-    SetSessionState,
-    WatchSessions,
-)
-from broker.stream_operations import (
-    AdvanceCursor,
-    CreateCursor,
-    DeleteCursor,
-    FindPositions,
-    GetCursor,
-    GetSinkBatch,
-    ListCursors,
-    ReadRange,
-    SettledThrough,
-    SettleThrough,
-    SinkBatchSent,
-)
-from broker.transfer_operations import FailTransfer, FindSources, HandedOver, HandOver, LockNext
 from storage.log import Commit, Frame
 
 _ENDED = object()

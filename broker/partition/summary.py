@@ -48,7 +48,7 @@ from typing import NamedTuple
 
 from broker.base.clock import Clock, wall_ahead_ms
 from broker.entities.roles import SubqueueTable
-from broker.operations import SubqueueCounts
+from broker.operations.message_states import SubqueueCounts
 from broker.partition.state import Partition
 from storage.partition_index import NOTE_BYTES_MAX
 

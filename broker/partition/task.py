@@ -46,14 +46,11 @@ from broker.base.errors import Reason
 from broker.base.slices import LONG_SLICE_S, Slices
 from broker.entities.descriptions import EntityDescription
 from broker.entities.roles import OWN_END
-from broker.operations import (
-    ClientId,
-    Operation,
-    Send,
-    Sink,
-    SubqueueCounts,
-    Update,
-)
+from broker.identifiers import ClientId
+from broker.operations.general import Update
+from broker.operations.interface import Operation, Sink
+from broker.operations.message_states import SubqueueCounts
+from broker.operations.sending import Send
 from broker.partition.coming_back import ComingBack
 from broker.partition.cycle import Cycle
 from broker.partition.cycle_bounds import MIB, Bounds

@@ -34,20 +34,12 @@ from dataclasses import dataclass
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.entities.roles import PASSES_ON
-from broker.operations import (
-    Abandon,
-    ClientId,
-    Complete,
-    DeadLetter,
-    Defer,
-    Demand,
-    LockToken,
-    Send,
-    Settled,
-    Transact,
-    Transacted,
-    sequence_of_token,
-)
+from broker.identifiers import ClientId, LockToken, sequence_of_token
+from broker.operations.receiving import Demand
+from broker.operations.rule_changes import FindRuleChanges, ForgetRuleChanges, RuleChangesFound
+from broker.operations.sending import Send
+from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Settled
+from broker.operations.transactions import Transact, Transacted
 from broker.partition import records
 from broker.partition.locks import Held
 from broker.partition.promises import Promises
@@ -60,7 +52,6 @@ from broker.partition.sending import Sending
 from broker.partition.settling import Settling
 from broker.partition.subqueue import Subqueue
 from broker.partition.workspace import Workspace
-from broker.rule_operations import FindRuleChanges, ForgetRuleChanges, RuleChangesFound
 
 Settlement = Complete | Abandon | Defer | DeadLetter
 

@@ -11,7 +11,9 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from broker.entities.descriptions import EntityDescription
-from broker.operations import Answer, ClientId, Recall
+from broker.identifiers import ClientId
+from broker.operations.interface import Answer
+from broker.operations.receiving import Recall
 from broker.partition import records
 from broker.partition.cycle import Cycle
 from broker.partition.cycle_bounds import Bounds

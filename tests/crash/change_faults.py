@@ -15,7 +15,9 @@ from dataclasses import dataclass
 
 from broker.base.clock import ManualClock
 from broker.entities.descriptions import MAIN, EntityDescription
-from broker.operations import Failed, Operation, Peek
+from broker.operations.browsing import Peek
+from broker.operations.general import Failed
+from broker.operations.interface import Operation
 from broker.partition.delays import Delays
 from broker.partition.rule_changes import RuleChanges
 from broker.partition.session_states import SessionStates

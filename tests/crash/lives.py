@@ -17,7 +17,7 @@ from broker.namespace.kinds import make_entity
 from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace
 from broker.namespace.resting import Resting
-from broker.operations import Send, Sent
+from broker.operations.sending import Send, Sent
 from broker.partition.payloads import PayloadBudget
 from broker.partition.task import PartitionTask
 from storage.catalogue import Catalogue

@@ -13,32 +13,21 @@ import pytest
 
 from broker.base.clock import ManualClock
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueDescription, QueueSettings
+from broker.identifiers import LockToken
 from broker.message.changes import encode_changes
-from broker.operations import (
-    Abandon,
-    Answer,
-    CancelScheduled,
-    Complete,
-    DeadLetter,
-    Defer,
-    Delete,
-    DeleteExactly,
-    Demand,
-    Locked,
-    LockExactly,
-    LockToken,
-    Operation,
-    Peek,
-    Redrive,
-    Send,
-    Sent,
-    Settled,
-    Transact,
-    Updated,
-)
+from broker.operations.browsing import Peek
+from broker.operations.deleting import Delete, DeleteExactly
+from broker.operations.general import Updated
+from broker.operations.interface import Answer, Operation
+from broker.operations.receiving import Demand, Locked, LockExactly
+from broker.operations.redriving import Redrive
+from broker.operations.scheduling import CancelScheduled
+from broker.operations.sending import Send, Sent
+from broker.operations.sessions import AcceptSession, SessionAccepted, SetSessionState
+from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Settled
+from broker.operations.transactions import Transact
 from broker.partition.duplicates import IDENTITY_BYTES
 from broker.partition.task import PartitionTask
-from broker.session_operations import AcceptSession, SessionAccepted, SetSessionState
 from tests.crash.change_faults import ERRORS, Changes, Prepare
 from tests.support.partition_asking import CLIENT, WAIT_S, ask
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from broker.identifiers import partition_of
 from broker.maintenance.check import check_folders
 from broker.maintenance.giving_up import CannotGiveUp, GivenUp, GivingUp
 from broker.maintenance.locking import InUse
 from broker.maintenance.repair import Repair
-from broker.operations import partition_of
 from broker.server import Broker
 from broker.settings.settings import load_settings
 from storage.folders import FILE_NAME, WrongFolders

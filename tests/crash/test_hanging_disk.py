@@ -17,7 +17,7 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusError
 
 from broker.hosting.local import LocalHost
-from broker.operations import PARTITION_SHIFT
+from broker.identifiers import PARTITION_SHIFT
 from storage.disk import LocalDisk
 from tests.crash.test_broker_disk_faults import (
     KEYS,

@@ -17,28 +17,15 @@ import pytest
 
 from broker.base.clock import ManualClock
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueDescription
+from broker.identifiers import LockToken
 from broker.message.changes import encode_changes
-from broker.operations import (
-    Abandon,
-    Complete,
-    DeadLetter,
-    Defer,
-    Delete,
-    Demand,
-    Locked,
-    LockToken,
-    Operation,
-    Peek,
-    Recall,
-    ReceiveDeferred,
-    Send,
-    Sent,
-    Settled,
-    Transact,
-    Unmet,
-    Withdraw,
-    Withdrawn,
-)
+from broker.operations.browsing import Peek
+from broker.operations.deleting import Delete
+from broker.operations.interface import Operation
+from broker.operations.receiving import Demand, Locked, Recall, ReceiveDeferred, Unmet, Withdraw, Withdrawn
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Settled
+from broker.operations.transactions import Transact
 from broker.partition.payloads import PayloadBudget
 from broker.partition.references import ACTIVE, DEFERRED
 from broker.partition.task import Health, PartitionTask, TaskLimits

@@ -33,7 +33,8 @@ from broker.base.clock import SystemClock
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueDescription
 from broker.maintenance.check import check_folders
 from broker.maintenance.repair import Plan, Repair
-from broker.operations import MessageState, Send, Sent
+from broker.operations.message_states import MessageState
+from broker.operations.sending import Send, Sent
 from broker.partition.payloads import PayloadBudget
 from broker.partition.salvage import Range
 from broker.partition.task import PartitionTask

@@ -20,7 +20,11 @@ import pytest
 
 from broker.base.clock import ManualClock
 from broker.entities.descriptions import MAIN, QueueDescription, QueueSettings
-from broker.operations import CancelScheduled, Complete, MessageState, Peek, Peeked, Send, Sent, Settled
+from broker.operations.browsing import Peek, Peeked
+from broker.operations.message_states import MessageState
+from broker.operations.scheduling import CancelScheduled
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import Complete, Settled
 from broker.partition.duplicates import IDENTITY_BYTES
 from broker.partition.payloads import PayloadBudget
 from broker.partition.task import PartitionTask, TaskLimits

@@ -12,28 +12,18 @@ import pytest
 
 from broker.base.clock import ManualClock
 from broker.entities.topics import TopicDescription
+from broker.identifiers import LockToken
 from broker.message.changes import encode_changes
-from broker.operations import (
-    Abandon,
-    Answer,
-    Complete,
-    DeadLetter,
-    Defer,
-    Demand,
-    Locked,
-    LockExactly,
-    LockToken,
-    Operation,
-    Peek,
-    Redrive,
-    Send,
-    Sent,
-    Settled,
-    Transact,
-)
+from broker.operations.browsing import Peek
+from broker.operations.interface import Answer, Operation
+from broker.operations.receiving import Demand, Locked, LockExactly
+from broker.operations.redriving import Redrive
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Settled
+from broker.operations.streams import SettleThrough
+from broker.operations.transactions import Transact
+from broker.operations.transfers import HandOver
 from broker.partition.task import PartitionTask
-from broker.stream_operations import SettleThrough
-from broker.transfer_operations import HandOver
 from tests.crash.change_faults import ERRORS, Changes, Prepare
 from tests.support.partition_asking import CLIENT, WAIT_S, ask
 from tests.support.topics import (

@@ -11,21 +11,12 @@ import pytest
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueDescription
+from broker.identifiers import LockToken
 from broker.message.changes import encode_changes
-from broker.operations import (
-    Abandon,
-    Complete,
-    DeadLetter,
-    Defer,
-    Detach,
-    Failed,
-    LockToken,
-    Send,
-    Sent,
-    Settled,
-    Transact,
-    Transacted,
-)
+from broker.operations.general import Detach, Failed
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Settled
+from broker.operations.transactions import Transact, Transacted
 from broker.partition.task import PartitionTask
 from storage.disk import Disk
 from storage.log import FRAME_HEADER_BYTES, Log, Position

@@ -10,9 +10,14 @@ import errno
 import pytest
 
 from broker.entities.descriptions import MAIN, TRANSFER
-from broker.operations import DESTINATION, Complete, Failed, Peek, Peeked, Send, Sent, Transact, Transacted
+from broker.operations.browsing import Peek, Peeked
+from broker.operations.columns import DESTINATION
+from broker.operations.general import Failed
+from broker.operations.scheduling import Promised, PromiseNumbers
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import Complete
+from broker.operations.transactions import Transact, Transacted
 from broker.partition.task import PartitionTask
-from broker.schedule_operations import Promised, PromiseNumbers
 from storage.disk import Disk
 from storage.log import FRAME_HEADER_BYTES, Position
 from tests.crash.test_transaction_faults import partition, received

@@ -14,7 +14,7 @@ from broker.base.errors import Refused
 from broker.message.annotations import deliverables, joined
 from broker.message.batch_envelope import split
 from broker.message.stored import store, store_by_rules, store_run
-from broker.operations import Locked
+from broker.operations.receiving import Locked
 from protocol import codec
 from protocol._runs import ffi, lib
 from protocol.codec import DecodeError, decode, decode_all, encode

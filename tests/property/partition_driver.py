@@ -18,27 +18,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import MAIN, QueueSettings
-from broker.operations import (
-    Answer,
-    Arrived,
-    Detach,
-    Locked,
-    LockToken,
-    Operation,
-    Peek,
-    Recall,
-    Recalled,
-    Release,
-    Send,
-    Withdrawn,
-    partition_of,
-)
+from broker.identifiers import LockToken, partition_of
+from broker.operations.browsing import Arrived, Peek
+from broker.operations.general import Detach
+from broker.operations.interface import Answer, Operation
+from broker.operations.receiving import Locked, Recall, Recalled, Withdrawn
+from broker.operations.sending import Send
+from broker.operations.sessions import SessionLost
+from broker.operations.settling import Release
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.duplicates import IDENTITY_BYTES, SLOTS_PER_WINDOW
 from broker.partition.state import Partition
 from broker.partition.task import Health, TaskLimits
 from broker.partition.upkeep import UpkeepLimits
-from broker.session_operations import SessionLost
 from tests.property.partition_model import (
     CLIENT_SET,
     SESSIONS,

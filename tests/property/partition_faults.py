@@ -8,7 +8,11 @@ from hypothesis.stateful import precondition, rule
 from broker.base.clock import wall_ahead_ms
 from broker.base.errors import Reason
 from broker.entities.descriptions import MAIN
-from broker.operations import Complete, Failed, Operation, Peek, Peeked, Sent, Settled, Unavailable
+from broker.operations.browsing import Peek, Peeked
+from broker.operations.general import Failed, Unavailable
+from broker.operations.interface import Operation
+from broker.operations.sending import Sent
+from broker.operations.settling import Complete, Settled
 from broker.partition.clock_settings import TOLERANCE_MS
 from broker.partition.task import Health
 from storage.errors import CommitFailed

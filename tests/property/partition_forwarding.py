@@ -10,8 +10,10 @@ from hypothesis.stateful import precondition, rule
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER, TRANSFER_DEAD_LETTER
-from broker.operations import Complete, Failed, Locked, Release, Settled
-from broker.transfer_operations import FailTransfer, HandedOver, HandOver, LockNext
+from broker.operations.general import Failed
+from broker.operations.receiving import Locked
+from broker.operations.settling import Complete, Release, Settled
+from broker.operations.transfers import FailTransfer, HandedOver, HandOver, LockNext
 from tests.property.partition_driver import FORWARDER, PLANS, PartitionDriver, Plan, identity_of
 from tests.property.partition_model import CHANGES, SESSIONS, Message, properties
 from tests.property.partition_outcomes import ran

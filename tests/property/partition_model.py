@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER, TRANSFER_DEAD_LETTER
+from broker.identifiers import LockToken
 from broker.message.changes import encode_changes, merge_changes
-from broker.operations import LockToken, MessageState
+from broker.operations.message_states import MessageState
 from protocol.codec import decode
 from tests.support.partition_harness import NUMBER
 

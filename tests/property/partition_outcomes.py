@@ -10,30 +10,18 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 
-from broker.operations import (
-    Answer,
-    Arrived,
-    CancelScheduled,
-    Deleted,
-    DeletedExactly,
-    DeleteExactly,
-    Failed,
-    Found,
-    Locked,
-    Operation,
-    Peeked,
-    Recall,
-    Redriven,
-    Renewed,
-    Send,
-    Sent,
-    Settled,
-    Withdrawn,
-)
-from broker.schedule_operations import Reschedule
-from broker.session_operations import SessionList, SessionLost, SessionState
-from broker.stream_operations import RangeRead, SettledThrough
-from broker.transfer_operations import HandedOver, HandOver
+from broker.operations.browsing import Arrived, Peeked
+from broker.operations.deleting import Deleted, DeletedExactly, DeleteExactly
+from broker.operations.general import Failed
+from broker.operations.interface import Answer, Operation
+from broker.operations.receiving import Locked, Recall, Withdrawn
+from broker.operations.redriving import Found, Redriven
+from broker.operations.scheduling import CancelScheduled, Reschedule
+from broker.operations.sending import Send, Sent
+from broker.operations.sessions import SessionList, SessionLost, SessionState
+from broker.operations.settling import Renewed, Settled
+from broker.operations.streams import RangeRead, SettledThrough
+from broker.operations.transfers import HandedOver, HandOver
 
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "120"))
 OFTEN = EXAMPLES // 24

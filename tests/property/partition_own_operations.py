@@ -9,24 +9,13 @@ from hypothesis.stateful import precondition, rule
 from broker.base.errors import Reason
 from broker.entities.descriptions import DEAD_LETTER, MAIN
 from broker.identifiers import ClientId
-from broker.operations import (
-    CancelScheduled,
-    Delete,
-    Deleted,
-    DeletedExactly,
-    DeleteExactly,
-    Failed,
-    FindDeadLetters,
-    Found,
-    Locked,
-    LockExactly,
-    MessageState,
-    ReceiveDeferred,
-    Redrive,
-    Redriven,
-    Settled,
-)
-from broker.schedule_operations import Reschedule
+from broker.operations.deleting import Delete, Deleted, DeletedExactly, DeleteExactly
+from broker.operations.general import Failed
+from broker.operations.message_states import MessageState
+from broker.operations.receiving import Locked, LockExactly, ReceiveDeferred
+from broker.operations.redriving import FindDeadLetters, Found, Redrive, Redriven
+from broker.operations.scheduling import CancelScheduled, Reschedule
+from broker.operations.settling import Settled
 from tests.property.partition_driver import LOOKER, PartitionDriver
 from tests.property.partition_model import (
     CLIENTS,

@@ -7,25 +7,20 @@ from hypothesis.stateful import precondition, rule
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import MAIN
-from broker.operations import (
+from broker.operations.browsing import Peek, Peeked, Watch
+from broker.operations.general import Detach
+from broker.operations.receiving import Demand, Recalled, Unmet, Withdraw
+from broker.operations.sending import Sent
+from broker.operations.settling import (
     Abandon,
     Complete,
     DeadLetter,
     Defer,
-    Demand,
-    Detach,
     GiveBack,
-    Peek,
-    Peeked,
-    Recalled,
     Release,
     Renewed,
     RenewLocks,
-    Sent,
     Settled,
-    Unmet,
-    Watch,
-    Withdraw,
 )
 from tests.property.partition_driver import LOOKER, PLANS, TICK_MS, Plan
 from tests.property.partition_model import ALL_SUBQUEUES, CHANGES, CLIENTS, SESSIONS, SUBQUEUES, properties

@@ -9,8 +9,8 @@ from hypothesis.stateful import precondition, rule
 from broker.base.errors import Reason
 from broker.entities.descriptions import MAIN
 from broker.identifiers import ClientId
-from broker.operations import Failed, Updated
-from broker.session_operations import (
+from broker.operations.general import Failed, Updated
+from broker.operations.sessions import (
     AcceptSession,
     GetSessionState,
     ListSessions,

@@ -8,8 +8,10 @@ from hypothesis.stateful import precondition, rule
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import MAIN
-from broker.operations import Failed, MessageState, Send, SendSinkBatch
-from broker.stream_operations import (
+from broker.operations.general import Failed
+from broker.operations.message_states import MessageState
+from broker.operations.sending import Send
+from broker.operations.streams import (
     AdvanceCursor,
     CreateCursor,
     CursorAdvanced,
@@ -19,6 +21,7 @@ from broker.stream_operations import (
     Positions,
     RangeRead,
     ReadRange,
+    SendSinkBatch,
     SettledThrough,
     SettleThrough,
     SinkBatchSent,

@@ -11,22 +11,15 @@ from hypothesis.stateful import precondition, rule
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import MAIN, TRANSFER
-from broker.operations import (
-    DESTINATION,
-    Abandon,
-    Complete,
-    DeadLetter,
-    Defer,
-    Failed,
-    LockToken,
-    Operation,
-    Peek,
-    Send,
-    Settled,
-    Transact,
-    Transacted,
-)
-from broker.schedule_operations import BreakPromise, Promised, PromiseNumbers
+from broker.identifiers import LockToken
+from broker.operations.browsing import Peek
+from broker.operations.columns import DESTINATION
+from broker.operations.general import Failed
+from broker.operations.interface import Operation
+from broker.operations.scheduling import BreakPromise, Promised, PromiseNumbers
+from broker.operations.sending import Send
+from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Settled
+from broker.operations.transactions import Transact, Transacted
 from tests.property.partition_driver import LOOKER, PLANS, PartitionDriver, Plan, identity_of
 from tests.property.partition_model import CHANGES, CLIENTS, SESSIONS, Message
 from tests.property.partition_outcomes import ran

@@ -25,9 +25,13 @@ from broker.message.stored import store_run
 from broker.messaging import forward_lane, forward_retry
 from broker.messaging.sends import transfer_of
 from broker.namespace.entity import Entity, ask
-from broker.operations import DeadLetter, Locked, Send, Settled, SubqueueCounts, Transact, Transacted
+from broker.operations.message_states import SubqueueCounts
+from broker.operations.receiving import Locked
+from broker.operations.sending import Send
+from broker.operations.settling import DeadLetter, Settled
+from broker.operations.transactions import Transact, Transacted
+from broker.operations.transfers import LockNext
 from broker.partition.origins import Origins
-from broker.transfer_operations import LockNext
 from storage.errors import CommitFailed, DiskFull
 from storage.log import Commit
 from tests.property.partition_driver import SEED

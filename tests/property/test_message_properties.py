@@ -21,7 +21,8 @@ from broker.message.stored import (
     store_by_rules,
     store_run,
 )
-from broker.operations import Locked, MessageState
+from broker.operations.message_states import MessageState
+from broker.operations.receiving import Locked
 from protocol.codec import DecodeError, Symbol, Timestamp, UByte, UInt, ULong, encode
 from protocol.sections import find_sections
 from tests.support.amqp_messages import (

@@ -26,11 +26,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import invariant, precondition, rule
 
 from broker.entities.descriptions import MAIN, MESSAGE_OVERHEAD_BYTES
-from broker.operations import (
-    MessageState,
-    Update,
-    Updated,
-)
+from broker.operations.general import Update, Updated
+from broker.operations.message_states import MessageState
 from broker.partition.origins import Origins
 from broker.partition.task import Health
 from tests.property.partition_driver import LOOKER, PLANS, SEED, STEPS, Plan

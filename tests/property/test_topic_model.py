@@ -23,31 +23,19 @@ from hypothesis import given, settings
 
 from broker.entities.rules import CorrelationFilter, RuleDescription, SqlAction, SqlFilter
 from broker.entities.topics import SubscriptionSettings, TopicDescription
-from broker.operations import (
-    Abandon,
-    CancelScheduled,
-    Complete,
-    DeadLetter,
-    Defer,
-    Demand,
-    Failed,
-    Locked,
-    LockExactly,
-    MessageState,
-    ReceiveDeferred,
-    Redrive,
-    Send,
-    Sent,
-    Settled,
-    Transact,
-    Transacted,
-    Withdraw,
-)
+from broker.operations.general import Failed
+from broker.operations.message_states import MessageState
+from broker.operations.receiving import Demand, Locked, LockExactly, ReceiveDeferred, Withdraw
+from broker.operations.redriving import Redrive
+from broker.operations.scheduling import CancelScheduled
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Settled
+from broker.operations.transactions import Transact, Transacted
+from broker.operations.transfers import HandedOver, HandOver
 from broker.partition import publishing
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
-from broker.transfer_operations import HandedOver, HandOver
 from storage.errors import CommitFailed
 from tests.property.partition_driver import SEED, TICK_MS, identity_of
 from tests.property.partition_outcomes import EXAMPLES

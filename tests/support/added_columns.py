@@ -12,11 +12,11 @@ import asyncio
 from collections import deque
 from dataclasses import replace
 
-from broker import operations
-from broker.operations import Column
+from broker.operations import columns
+from broker.operations.columns import Column
 
-operations.COLUMNS = (  # type: ignore[misc]
-    *operations.COLUMNS,
+columns.COLUMNS = (  # type: ignore[misc]
+    *columns.COLUMNS,
     Column("priority", 1_001, "H", 0),
     Column("group", 1_002, "", None),
 )
@@ -24,8 +24,12 @@ operations.COLUMNS = (  # type: ignore[misc]
 from broker.entities.descriptions import DEAD_LETTER, QUEUE_SUBQUEUES
 from broker.hosting import schema
 from broker.hosting.messages import Answered, Post
+from broker.identifiers import ClientId
 from broker.messaging.receive_cache import split, without
-from broker.operations import ClientId, ColumnLists, DeadLetter, Demand, Locked, Send, Sent
+from broker.operations.columns import ColumnLists
+from broker.operations.receiving import Demand, Locked
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import DeadLetter
 from broker.partition import records
 from broker.partition.messages import Messages
 from broker.partition.payloads import PayloadBudget

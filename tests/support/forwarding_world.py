@@ -22,7 +22,10 @@ from broker.namespace.kinds import make_entity
 from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace
 from broker.namespace.resting import Resting
-from broker.operations import Locked, Peek, Peeked, Send, Sent, SubqueueCounts
+from broker.operations.browsing import Peek, Peeked
+from broker.operations.message_states import SubqueueCounts
+from broker.operations.receiving import Locked
+from broker.operations.sending import Send, Sent
 from broker.partition.payloads import PayloadBudget
 from broker.partition.summary import Summary
 from broker.partition.task import Health, PartitionTask, TaskLimits

@@ -21,6 +21,7 @@ from broker.base.clock import Clock, SystemClock
 from broker.base.metrics import Metrics
 from broker.entities.descriptions import EntityDescription
 from broker.http.server import HttpServer
+from broker.identifiers import ClientId
 from broker.message.stored import MessageIds
 from broker.namespace.entity import Entity
 from broker.namespace.kinds import make_entity
@@ -28,7 +29,9 @@ from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace
 from broker.namespace.namespaces import Namespaces, ServedNamespace
 from broker.namespace.resting import Resting
-from broker.operations import ClientId, Detach, Operation, Sink, SubqueueCounts, Update, Updated
+from broker.operations.general import Detach, Update, Updated
+from broker.operations.interface import Operation, Sink
+from broker.operations.message_states import SubqueueCounts
 from broker.settings.certificates import TlsFiles, certificate_names, server_context, tls_files
 from broker.settings.key_files import namespace_rules
 from broker.settings.settings import Settings, load_settings

@@ -21,7 +21,8 @@ from typing import Any
 
 import pytest
 
-from broker.operations import ClientId, Updated
+from broker.identifiers import ClientId
+from broker.operations.general import Updated
 from broker.partition import state_kinds
 from broker.partition.blocks import ChangedBlocks
 from broker.partition.durable_state import Ending, NewRecord

@@ -22,6 +22,7 @@ from broker.entities.tiers import UNLIMITED, Tier
 from broker.frontend.attaching import Resolve, attach_to_entity
 from broker.frontend.connection import Connection
 from broker.frontend.services import Services
+from broker.identifiers import ClientId
 from broker.message.stored import MessageIds
 from broker.namespace.entity import Entity, EntityRuntime
 from broker.namespace.meter import EntityMeter
@@ -29,7 +30,8 @@ from broker.namespace.namespace import Namespace
 from broker.namespace.namespaces import Namespaces, ServedNamespace
 from broker.namespace.queue import Queue
 from broker.namespace.resting import Resting
-from broker.operations import Answer, ClientId, Operation, Sink, SubqueueCounts
+from broker.operations.interface import Answer, Operation, Sink
+from broker.operations.message_states import SubqueueCounts
 from broker.settings.key_files import namespace_rules
 from broker.settings.settings import Settings, load_settings
 from broker.throttle.memory_mark import Memory

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 
+from broker.identifiers import PARTITION_SHIFT
 from broker.message.stored import store
-from broker.operations import PARTITION_SHIFT, Locked
+from broker.operations.receiving import Locked
 
 _numbers = itertools.count(1)
 

@@ -11,7 +11,8 @@ from broker.access.addresses import parse_address
 from broker.base.errors import Reason
 from broker.frontend.nodes.management import ManagementNode
 from broker.frontend.nodes.request_node import Request, Response
-from broker.operations import Answer, Failed
+from broker.operations.general import Failed
+from broker.operations.interface import Answer
 from protocol.codec import Symbol
 from tests.support.amqp_messages import ANNOTATIONS, sections
 from tests.support.link_stack import Client, LinkStack

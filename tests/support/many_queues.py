@@ -12,7 +12,7 @@ from pathlib import Path
 from broker.base.clock import SystemClock
 from broker.entities.descriptions import QueueDescription, QueueSettings
 from broker.entities.documents import decode_description, encode_description
-from broker.operations import SubqueueCounts
+from broker.operations.message_states import SubqueueCounts
 from broker.partition.summary import Summary, Wake
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk

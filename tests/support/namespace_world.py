@@ -14,12 +14,15 @@ from broker.base.errors import Reason, Refused
 from broker.base.metrics import Metrics
 from broker.entities.descriptions import MAIN, EntityDescription
 from broker.entities.documents import decode_description
+from broker.identifiers import ClientId
 from broker.namespace.entity import Entity
 from broker.namespace.kinds import make_entity
 from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace
 from broker.namespace.resting import Resting
-from broker.operations import ClientId, Failed, Operation, Sink, SubqueueCounts, Update, Updated
+from broker.operations.general import Failed, Update, Updated
+from broker.operations.interface import Operation, Sink
+from broker.operations.message_states import SubqueueCounts
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
 from storage.file_store import FileLogStore

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from broker.operations import Answer, ClientId, Demand, Locked, Operation, Peek, Peeked, Withdraw, Withdrawn
+from broker.identifiers import ClientId
+from broker.operations.browsing import Peek, Peeked
+from broker.operations.interface import Answer, Operation
+from broker.operations.receiving import Demand, Locked, Withdraw, Withdrawn
 from broker.partition.task import PartitionTask
 
 CLIENT = ClientId(1)

@@ -17,25 +17,17 @@ from broker.entities.descriptions import (
     QueueDescription,
     QueueSettings,
 )
-from broker.operations import (
-    Abandon,
-    Answer,
-    ClientId,
-    DeadLetter,
-    Demand,
-    Locked,
-    Operation,
-    Peek,
-    Peeked,
-    Send,
-    Sent,
-    Update,
-    Updated,
-)
+from broker.identifiers import ClientId
+from broker.operations.browsing import Peek, Peeked
+from broker.operations.general import Update, Updated
+from broker.operations.interface import Answer, Operation
+from broker.operations.receiving import Demand, Locked
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import Abandon, DeadLetter
+from broker.operations.transfers import FailTransfer
 from broker.partition.payloads import PayloadBudget
 from broker.partition.subqueue import Subqueue
 from broker.partition.task import Health, PartitionTask, TaskLimits
-from broker.transfer_operations import FailTransfer
 from protocol.codec import decode
 from tests.support.memory_log import Disk, MemoryLog
 from tests.support.waiting import WAIT_S

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from broker.entities.descriptions import EntityStatus
-from broker.operations import Demand, Detach, Locked, Withdraw, Withdrawn
+from broker.operations.general import Detach
+from broker.operations.receiving import Demand, Locked, Withdraw, Withdrawn
 from tests.support import raw_amqp as raw
 from tests.support.link_stack import Client, LinkStack, Part
 from tests.support.locked import locked

@@ -29,11 +29,14 @@ from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links.copies import CopyLink
 from broker.frontend.links.outgoing import accept_receiver
 from broker.frontend.links.termini import selector_of
+from broker.identifiers import PARTITION_SHIFT
 from broker.message.annotations import peeked_messages
 from broker.messaging.guarded_sink import guarded
 from broker.messaging.peeking import LATE_S, PAGE_WITHIN_S, note_late, peek_partition
 from broker.namespace.entity import ENDED, Entity, next_client
-from broker.operations import PARTITION_SHIFT, Answer, Arrived, Detach, Peek, Peeked, Unavailable, Watch
+from broker.operations.browsing import Arrived, Peek, Peeked, Watch
+from broker.operations.general import Detach, Unavailable
+from broker.operations.interface import Answer
 from broker.rules.selectors import Selector
 from protocol.links import Link
 

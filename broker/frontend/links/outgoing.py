@@ -16,6 +16,7 @@ from broker.base.errors import Reason, Refused
 from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links.receive_watch import ReceiveWatch
 from broker.frontend.links.termini import check_sessions, generation_of, selector_of
+from broker.identifiers import LockToken
 from broker.message.annotations import deliverables
 from broker.message.changes import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON
 from broker.message.stored import HEAD
@@ -32,7 +33,7 @@ from broker.messaging.settlement import (
     not_settled,
 )
 from broker.namespace.entity import Entity
-from broker.operations import Locked, LockToken
+from broker.operations.receiving import Locked
 from broker.refusal_wording import error_of
 from broker.rules.selectors import Selector
 from protocol.codec import DecodeError

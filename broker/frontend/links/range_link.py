@@ -17,10 +17,10 @@ from broker.base.errors import Reason, Refused
 from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links.copies import CopyLink
 from broker.frontend.links.termini import RANGE, SESSION_FILTERS, filters_of, generation_of
+from broker.identifiers import partition_of
 from broker.message.range_envelope import range_envelope
 from broker.namespace.entity import Entity, ask
-from broker.operations import partition_of
-from broker.stream_operations import RangeRead, ReadRange
+from broker.operations.streams import RangeRead, ReadRange
 from protocol.codec import Described
 from protocol.links import Link
 

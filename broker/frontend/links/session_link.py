@@ -21,10 +21,10 @@ from broker.frontend.links.delayed_attach import Later
 from broker.frontend.links.outgoing import OutgoingLink
 from broker.frontend.links.receive_watch import ReceiveWatch
 from broker.frontend.links.termini import SESSION_FILTERS, filters_of, generation_of, no_session
+from broker.identifiers import ClientId
 from broker.message.stored import KEY_CHARACTERS_MAX
 from broker.messaging.accepting_sessions import HeldSession, accept_named
 from broker.namespace.entity import Entity
-from broker.operations import ClientId
 from protocol.codec import Described, Long, Symbol, ULong, encode
 from protocol.links import Link
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from broker.base.errors import Reason, Refused
 from broker.frontend.nodes.request_node import Response
-from broker.operations import LockToken
+from broker.identifiers import LockToken
 from broker.refusal_wording import status_of
 from protocol.codec import Array, Int, Long, Symbol, Timestamp, TypeCode, UInt
 

@@ -54,7 +54,7 @@ from broker.frontend.nodes.stream_requests import (
     STREAM_WITHOUT_BODY,
     StreamRequests,
 )
-from broker.identifiers import encode_session_id
+from broker.identifiers import LockToken, encode_session_id, partition_of
 from broker.message.annotations import deliverables, joined
 from broker.messaging.asking import answer_of, renew_locks
 from broker.messaging.deferred import receive_deferred, release, remove_all, room
@@ -63,15 +63,9 @@ from broker.messaging.scheduling import cancel, check_schedules, schedule
 from broker.messaging.settlement import COMPLETE, Settlement, abandon, dead_letter, defer, settle
 from broker.namespace.entity import Entity, ask
 from broker.namespace.router import PartitionHandle
-from broker.operations import (
-    Answer,
-    Delete,
-    Deleted,
-    Locked,
-    LockToken,
-    ReceiveDeferred,
-    partition_of,
-)
+from broker.operations.deleting import Delete, Deleted
+from broker.operations.interface import Answer
+from broker.operations.receiving import Locked, ReceiveDeferred
 from protocol.codec import Array, Int, Long, TypeCode
 from protocol.values import VALUES_MAX
 

@@ -40,7 +40,7 @@ from broker.messaging.housekeeping import (
 )
 from broker.messaging.scheduling import check_schedules, reschedule
 from broker.namespace.entity import Entity
-from broker.operations import MessageState, SubqueueCounts
+from broker.operations.message_states import MessageState, SubqueueCounts
 from protocol.codec import Int, Long
 
 MESSAGES_MAX = 4_000

@@ -20,11 +20,12 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from broker.identifiers import PARTITION_SHIFT, partition_of
 from broker.message.annotations import peeked_messages
 from broker.messaging.page_places import PagePlaces
 from broker.messaging.peeking import LATE_S, PAGE_WITHIN_S, note_late, peek_partition
 from broker.namespace.entity import Entity
-from broker.operations import PARTITION_SHIFT, Peek, Peeked, partition_of
+from broker.operations.browsing import Peek, Peeked
 
 log = structlog.get_logger("peek")
 

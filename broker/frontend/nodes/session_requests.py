@@ -15,14 +15,15 @@ from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links.session_link import SessionLink
 from broker.frontend.links.termini import no_session
 from broker.frontend.nodes.bodies import integer
-from broker.identifiers import decode_session_id, encode_session_id
+from broker.identifiers import ClientId, decode_session_id, encode_session_id, partition_of
 from broker.message.annotations import peeked_messages
 from broker.messaging.asking import answer_of
 from broker.messaging.page_places import PagePlaces
 from broker.messaging.peeking import note_unseen, peek_partition
 from broker.namespace.entity import Entity, ask
-from broker.operations import ClientId, Peek, Updated, partition_of
-from broker.session_operations import (
+from broker.operations.browsing import Peek
+from broker.operations.general import Updated
+from broker.operations.sessions import (
     GetSessionState,
     ListSessions,
     RenewSession,

@@ -40,7 +40,7 @@ from broker.messaging.request_sends import (
     to_store,
 )
 from broker.namespace.entity import Entity, ask
-from broker.stream_operations import (
+from broker.operations.streams import (
     EARLIEST,
     LATEST,
     CreateCursor,

@@ -14,7 +14,11 @@ from pathlib import Path
 
 from broker.base.clock import SystemClock
 from broker.entities.descriptions import MAIN, QueueDescription
-from broker.operations import Answer, ClientId, Complete, Demand, Locked, Operation, Send, Sent
+from broker.identifiers import ClientId
+from broker.operations.interface import Answer, Operation
+from broker.operations.receiving import Demand, Locked
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import Complete
 from broker.partition.payloads import PayloadBudget
 from broker.partition.task import PartitionTask
 from storage.disk import LocalDisk

@@ -17,7 +17,7 @@ from broker.message.annotations import deliverables
 from broker.message.batch_envelope import split
 from broker.message.changes import encode_changes
 from broker.message.stored import MessageIds, store
-from broker.operations import Locked
+from broker.operations.receiving import Locked
 from protocol.codec import Described, UInt, ULong, encode
 from protocol.frames import BatchFrameFinder
 from protocol.sections import find_sections

@@ -21,7 +21,9 @@ from collections import deque
 import structlog
 
 from broker.entities.descriptions import MAIN, QUEUE_SUBQUEUES
-from broker.operations import Complete, Demand, Locked, Send
+from broker.operations.receiving import Demand, Locked
+from broker.operations.sending import Send
+from broker.operations.settling import Complete
 from broker.partition.messages import Messages
 from broker.partition.payloads import PayloadBudget
 from broker.partition.records import Enqueued

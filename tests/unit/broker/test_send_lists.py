@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from operator import itemgetter
 
-from broker.operations import Send
+from broker.operations.sending import Send
 from broker.send_lists import lists_of, merged, part_of, with_lists
 
 WHOLE = Send(

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from broker.base.clock import ManualClock
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
 from broker.namespace.entity import ask
-from broker.operations import Send, Sent
+from broker.operations.sending import Send, Sent
 from broker.server import Broker, PartFailed
 from broker.settings.settings import Settings
 from storage.file_log import FileLog

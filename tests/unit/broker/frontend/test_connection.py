@@ -10,7 +10,7 @@ import pytest
 from broker.access.sas import Claim
 from broker.frontend import connection as connection_module
 from broker.frontend.nodes import request_node
-from broker.operations import Peek, Peeked
+from broker.operations.browsing import Peek, Peeked
 from protocol.codec import Described, Symbol, Timestamp, UInt, ULong
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import APPLICATION, PROPERTIES, VALUE, section, sections

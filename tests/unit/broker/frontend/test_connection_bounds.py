@@ -11,7 +11,7 @@ import pytest
 from broker.frontend import token_expiry
 from broker.frontend.nodes.cbs import AUDIENCE_CHARACTERS_MAX
 from broker.frontend.nodes.request_node import VALUE_BYTES
-from broker.operations import Send, Sent
+from broker.operations.sending import Send, Sent
 from broker.throttle.memory_mark import TRAFFIC_PARTS
 from protocol.codec import UInt
 from protocol.values import VALUES_MAX

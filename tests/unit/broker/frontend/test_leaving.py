@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from broker.operations import Complete, Demand, Send, Sent, Settled
+from broker.operations.receiving import Demand
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import Complete, Settled
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import message
 from tests.support.link_stack import LinkStack, turn

@@ -8,7 +8,8 @@ import pytest
 from broker.frontend import slow_readers
 from broker.frontend.nodes import request_node
 from broker.frontend.slow_readers import ALLOWANCE_BYTES_FIRST, SHARE_BYTES_MIN, Allowance, OutputTotal
-from broker.operations import Demand, Locked, Release
+from broker.operations.receiving import Demand, Locked
+from broker.operations.settling import Release
 from protocol.codec import UInt
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import PROPERTIES

@@ -11,7 +11,9 @@ from broker.base.clock import ManualClock
 from broker.entities.descriptions import MAIN
 from broker.hosting.local import TAIL_BYTES_AT_STOP, LocalHost
 from broker.namespace.entity import ask
-from broker.operations import Demand, Locked, Peek, Peeked, Send
+from broker.operations.browsing import Peek, Peeked
+from broker.operations.receiving import Demand, Locked
+from broker.operations.sending import Send
 from storage.disk import LocalDisk
 from tests.support.hosting import QUEUE, Meter, Register, settings_of
 from tests.support.waiting import WAIT_S, until

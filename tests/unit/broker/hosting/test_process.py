@@ -41,7 +41,11 @@ from broker.hosting.messages import (
 )
 from broker.hosting.process import PartitionProcess
 from broker.hosting.schema import decode_to_broker, encode
-from broker.operations import ClientId, Demand, Detach, Locked, Release, Send, Sent
+from broker.identifiers import ClientId
+from broker.operations.general import Detach
+from broker.operations.receiving import Demand, Locked
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import Release
 from broker.partition.summary import decode
 from tests.support.hosting import QUEUE, settings_of
 from tests.support.logging_kept import logging_kept

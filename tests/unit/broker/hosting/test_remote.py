@@ -16,23 +16,13 @@ from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MAIN
 from broker.hosting.remote import ProcessEnded, RemoteHost, RemotePartition
 from broker.namespace.entity import ask, next_client
-from broker.operations import (
-    Answer,
-    Complete,
-    Demand,
-    Detach,
-    Locked,
-    Peek,
-    Peeked,
-    Release,
-    RenewLocks,
-    Send,
-    Sent,
-    Settled,
-    Transact,
-    Unavailable,
-    Update,
-)
+from broker.operations.browsing import Peek, Peeked
+from broker.operations.general import Detach, Unavailable, Update
+from broker.operations.interface import Answer
+from broker.operations.receiving import Demand, Locked
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import Complete, Release, RenewLocks, Settled
+from broker.operations.transactions import Transact
 from broker.partition.summary import Summary
 from storage.file_store import FolderInUse
 from tests.support.hosting import QUEUE, Meter, Register, settings_of

@@ -22,7 +22,10 @@ from broker.entities.descriptions import (
     QueueSettings,
 )
 from broker.hosting import messages, schema
-from broker.operations import Answer, ClientId, Operation, SubqueueCounts, Unmet
+from broker.identifiers import ClientId
+from broker.operations.interface import Answer, Operation
+from broker.operations.message_states import SubqueueCounts
+from broker.operations.receiving import Unmet
 
 PAGE = Path(__file__).parents[4] / "docs" / "partition-messages.md"
 NUMBERS = st.integers(-(2**63), 2**63 - 1)

@@ -16,7 +16,8 @@ from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES, AuthorizationRu
 from broker.http.atom import ATOM, SERVICE_BUS
 from broker.message.stored import store
 from broker.namespace.entity import ask
-from broker.operations import Send, SubqueueCounts
+from broker.operations.message_states import SubqueueCounts
+from broker.operations.sending import Send
 from storage.disk import LocalDisk
 from tests.support.amqp_messages import message
 from tests.support.broker_thread import BrokerThread

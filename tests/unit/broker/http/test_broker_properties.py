@@ -10,7 +10,7 @@ import pytest
 from broker.base.errors import Reason, Refused
 from broker.http.broker_properties import read_properties, read_token, token_text, written
 from broker.message.plain_message import PlainMessage
-from broker.operations import Locked
+from broker.operations.receiving import Locked
 from tests.support.locked import locked
 
 MOMENT_MS = 784_111_777_000

@@ -9,7 +9,7 @@ from lxml import etree
 
 from broker.entities.descriptions import QueueSettings
 from broker.http.entry_text import ADDRESSES_MAX, TEMPLATES_MAX, EntryAddress, EntryTexts
-from broker.operations import SubqueueCounts
+from broker.operations.message_states import SubqueueCounts
 from tests.support.http_stack import http_stack
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker.entities.descriptions import QueueSettings
 from broker.entities.topics import SubscriptionSettings, TopicSettings
-from broker.operations import SubqueueCounts
+from broker.operations.message_states import SubqueueCounts
 from tests.support.http_stack import HttpStack
 
 

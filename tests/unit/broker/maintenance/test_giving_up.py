@@ -6,8 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from broker.cli.repair import lost_text
+from broker.identifiers import PARTITION_SHIFT, partition_of
 from broker.maintenance.giving_up import GivenUp, LostPartition, first_number
-from broker.operations import PARTITION_SHIFT, partition_of
 
 NOW_MS = 1_800_000_000_000
 

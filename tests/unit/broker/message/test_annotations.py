@@ -4,10 +4,12 @@ from typing import Any
 import proton
 import pytest
 
+from broker.identifiers import PARTITION_SHIFT
 from broker.message.annotations import deliverables, joined, peeked_messages
 from broker.message.changes import encode_changes
 from broker.message.stored import store
-from broker.operations import PARTITION_SHIFT, Locked, Peeked
+from broker.operations.browsing import Peeked
+from broker.operations.receiving import Locked
 from protocol.codec import Long, Short, Symbol, Timestamp, UByte, UInt
 from tests.support.amqp_messages import (
     ANNOTATIONS,

@@ -10,7 +10,7 @@ from broker.message.changes import encode_changes
 from broker.message.forwarded import Trail, as_sent, trail_of, with_trail, without_hops
 from broker.message.identity import key_text
 from broker.message.stored import store
-from broker.operations import Peeked
+from broker.operations.browsing import Peeked
 from protocol.codec import UByte, UInt
 from tests.support.amqp_messages import ANNOTATIONS, APPLICATION, DATA, HEADER, message, section, sections
 from tests.support.forwarding_world import locked_of

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from broker.identifiers import PARTITION_SHIFT
 from broker.message.changes import encode_changes
 from broker.message.range_envelope import range_envelope
 from broker.message.stored import store
-from broker.operations import PARTITION_SHIFT
-from broker.stream_operations import RangeRead
+from broker.operations.streams import RangeRead
 from protocol.codec import decode
 from tests.support.amqp_messages import ANNOTATIONS, APPLICATION, DATA, HEADER, VALUE, message, sections
 from tests.support.locked import stored

@@ -22,8 +22,9 @@ from broker.messaging.accepting_sessions import (
 )
 from broker.namespace.meter import EntityMeter
 from broker.namespace.topic import Topic
-from broker.operations import Arrived, Detach, Failed, Unavailable
-from broker.session_operations import AcceptSession, SessionAccepted, SessionLost, WatchSessions
+from broker.operations.browsing import Arrived
+from broker.operations.general import Detach, Failed, Unavailable
+from broker.operations.sessions import AcceptSession, SessionAccepted, SessionLost, WatchSessions
 from tests.support.link_stack import LinkStack, Part, turn, until
 
 WAIT_S = 20.0

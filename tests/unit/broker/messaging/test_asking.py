@@ -10,9 +10,12 @@ import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import DEAD_LETTER
+from broker.identifiers import LockToken
 from broker.messaging.asking import ask_about, by_partition, renew_locks
 from broker.namespace.entity import ask
-from broker.operations import Complete, Failed, LockToken, Peek, Peeked, Renewed, RenewLocks, Settled
+from broker.operations.browsing import Peek, Peeked
+from broker.operations.general import Failed
+from broker.operations.settling import Complete, Renewed, RenewLocks, Settled
 from tests.support.link_stack import LinkStack, turn
 
 

@@ -16,8 +16,8 @@ from broker.messaging.cursors import (
     get_cursor,
     list_cursors,
 )
-from broker.operations import Failed
-from broker.stream_operations import (
+from broker.operations.general import Failed
+from broker.operations.streams import (
     LATEST,
     AdvanceCursor,
     CreateCursor,

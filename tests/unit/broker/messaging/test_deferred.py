@@ -9,17 +9,12 @@ from typing import Any
 import pytest
 
 from broker.base.errors import Reason, Refused
+from broker.identifiers import PARTITION_SHIFT
 from broker.messaging.deferred import RECEIVED_BYTES_MAX, Held, receive_deferred, remove_all
-from broker.operations import (
-    PARTITION_SHIFT,
-    Answer,
-    Complete,
-    Failed,
-    GiveBack,
-    ReceiveDeferred,
-    Release,
-    Settled,
-)
+from broker.operations.general import Failed
+from broker.operations.interface import Answer
+from broker.operations.receiving import ReceiveDeferred
+from broker.operations.settling import Complete, GiveBack, Release, Settled
 from tests.support.link_stack import LinkStack
 from tests.support.locked import locked
 

@@ -8,7 +8,7 @@ import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.messaging.fail_over import WITHIN_S, another_partition, fail_over, refusal_of, refusal_of_all
-from broker.operations import Failed
+from broker.operations.general import Failed
 from tests.support.link_stack import LinkStack
 
 FULL = Failed(Reason.QUOTA_EXCEEDED, "full", None)

@@ -17,9 +17,10 @@ from broker.messaging.forward_outlet import Outlet
 from broker.namespace.entity import ask
 from broker.namespace.router import partition_of_key
 from broker.namespace.size_quota import SizeQuota
-from broker.operations import DeadLetter, Locked, LockExactly, Settled
+from broker.operations.receiving import Locked, LockExactly
+from broker.operations.settling import DeadLetter, Settled
+from broker.operations.transfers import source_of
 from broker.partition.origins import Origins
-from broker.transfer_operations import source_of
 from storage.errors import CommitFailed, DiskFailed
 from tests.support.forwarding_world import World, held_now, world
 from tests.support.memory_log import MemoryLog

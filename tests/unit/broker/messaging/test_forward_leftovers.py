@@ -18,10 +18,13 @@ from broker.messaging.forward_lane import Lane
 from broker.messaging.forward_leftovers import Leftovers, _Visit
 from broker.messaging.sends import transfer_of
 from broker.namespace.entity import Entity, ask
-from broker.operations import Answer, Failed, Send, Transact
+from broker.operations.general import Failed
+from broker.operations.interface import Answer
+from broker.operations.sending import Send
+from broker.operations.transactions import Transact
+from broker.operations.transfers import SourcesFound, source_of
 from broker.partition.origins import Origins
 from broker.partition.task import Health
-from broker.transfer_operations import SourcesFound, source_of
 from storage.errors import DiskFailed
 from tests.support.forwarding_world import World, held_now, message_of, world
 from tests.support.memory_log import MemoryLog

@@ -17,7 +17,7 @@ from broker.messaging.forward_load import (
     rejection_of,
 )
 from broker.namespace.router import partition_of_key
-from broker.operations import Locked
+from broker.operations.receiving import Locked
 from protocol.codec import UInt
 from tests.support.amqp_messages import message
 from tests.support.forwarding_world import locked_of, message_of, world

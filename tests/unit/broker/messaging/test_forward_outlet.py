@@ -11,8 +11,9 @@ from broker.messaging.forward_lane import Lane
 from broker.messaging.forward_outlet import Outlet, part_of
 from broker.namespace.entity import ask
 from broker.namespace.router import partition_of_key
-from broker.operations import Locked, LockExactly, Renewed, RenewLocks
-from broker.transfer_operations import FailTransfer
+from broker.operations.receiving import Locked, LockExactly
+from broker.operations.settling import Renewed, RenewLocks
+from broker.operations.transfers import FailTransfer
 from storage.errors import DiskFailed
 from tests.support.forwarding_world import World, held_now, is_troubled, world
 from tests.support.locked import locked

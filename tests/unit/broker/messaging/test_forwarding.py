@@ -17,8 +17,10 @@ from broker.messaging import forward_outlet
 from broker.messaging.asking import answer_of
 from broker.namespace.entity import ask
 from broker.namespace.router import PartitionHandle
-from broker.operations import Answer, DeadLetter, Locked, LockExactly, Settled
-from broker.transfer_operations import HandOver
+from broker.operations.interface import Answer
+from broker.operations.receiving import Locked, LockExactly
+from broker.operations.settling import DeadLetter, Settled
+from broker.operations.transfers import HandOver
 from tests.support.forwarding_world import World, held_now, is_troubled, world
 from tests.support.waiting import until
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from broker.messaging.guarded_sink import guarded
-from broker.operations import Answer, Unavailable
+from broker.operations.general import Unavailable
+from broker.operations.interface import Answer
 
 
 def test_answers_are_passed_on_and_an_error_fails_the_client_alone() -> None:

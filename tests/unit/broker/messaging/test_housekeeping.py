@@ -10,6 +10,7 @@ import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import DEAD_LETTER, MAIN
+from broker.identifiers import PARTITION_SHIFT, ClientId
 from broker.messaging import housekeeping
 from broker.messaging.housekeeping import (
     NAMED_AT_ONCE,
@@ -19,26 +20,12 @@ from broker.messaging.housekeeping import (
     redrive,
     redrive_exactly,
 )
-from broker.operations import (
-    PARTITION_SHIFT,
-    Answer,
-    ClientId,
-    Delete,
-    Deleted,
-    DeletedExactly,
-    DeleteExactly,
-    Detach,
-    Failed,
-    FindDeadLetters,
-    Found,
-    GiveBack,
-    LockExactly,
-    Operation,
-    Redrive,
-    Redriven,
-    Settled,
-    Sink,
-)
+from broker.operations.deleting import Delete, Deleted, DeletedExactly, DeleteExactly
+from broker.operations.general import Detach, Failed
+from broker.operations.interface import Answer, Operation, Sink
+from broker.operations.receiving import LockExactly
+from broker.operations.redriving import FindDeadLetters, Found, Redrive, Redriven
+from broker.operations.settling import GiveBack, Settled
 from tests.support.link_stack import LinkStack
 from tests.support.locked import locked
 

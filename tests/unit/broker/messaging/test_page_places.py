@@ -10,7 +10,7 @@ from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MAIN
 from broker.messaging.page_places import PAGES_AT_ONCE, PagePlaces
 from broker.messaging.peeking import peek_partition
-from broker.operations import Peek, Peeked
+from broker.operations.browsing import Peek, Peeked
 from tests.support.link_stack import LinkStack, turn, until
 
 NOTHING = Peeked([], [], [], [], [], [], [], None)

@@ -10,7 +10,9 @@ from structlog.testing import capture_logs
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MAIN
 from broker.messaging.peeking import peek_partition
-from broker.operations import Answer, Failed, Peek, Peeked
+from broker.operations.browsing import Peek, Peeked
+from broker.operations.general import Failed
+from broker.operations.interface import Answer
 from tests.support.link_stack import LinkStack, turn
 
 NOTHING = Peeked([], [], [], [], [], [], [], None)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from broker.base.errors import Reason, Refused
+from broker.identifiers import PARTITION_SHIFT
 from broker.messaging.positions import by_partition
-from broker.operations import PARTITION_SHIFT
 from tests.support.link_stack import LinkStack
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.messaging.receive_and_delete import Removals, remove, removed
-from broker.operations import Complete, Failed, GiveBack, Settled
+from broker.operations.general import Failed
+from broker.operations.settling import Complete, GiveBack, Settled
 from tests.support.link_stack import LinkStack, turn
 from tests.support.locked import locked
 

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from broker.identifiers import LockToken
 from broker.messaging.receive_cache import ReceiveCache, Shelf, split, without
-from broker.operations import Locked, LockToken
+from broker.operations.receiving import Locked
 from tests.support.locked import locked
 
 

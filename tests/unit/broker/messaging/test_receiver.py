@@ -6,21 +6,13 @@ import asyncio
 from collections.abc import Mapping
 
 from broker.base.errors import Reason, Refused
+from broker.identifiers import LockToken
 from broker.messaging.receive_cache import ReceiveCache
 from broker.messaging.receiver import Receiver
 from broker.messaging.settlement import COMPLETE, RELEASE, Settlement
-from broker.operations import (
-    Complete,
-    Demand,
-    Detach,
-    Failed,
-    Locked,
-    LockToken,
-    Recall,
-    Recalled,
-    Release,
-    Settled,
-)
+from broker.operations.general import Detach, Failed
+from broker.operations.receiving import Demand, Locked, Recall, Recalled
+from broker.operations.settling import Complete, Release, Settled
 from tests.support.link_stack import LinkStack
 from tests.support.receiving import confirm, give
 

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from broker.base.errors import Reason, Refused
+from broker.identifiers import PARTITION_SHIFT
 from broker.messaging.request_sends import commit_sink_batch, home_of, store_all, store_sink_batch, to_store
-from broker.operations import PARTITION_SHIFT, Answer, Failed, Send, SendSinkBatch, Sent
-from broker.stream_operations import SinkBatchSent
+from broker.operations.general import Failed
+from broker.operations.interface import Answer
+from broker.operations.sending import Send, Sent
+from broker.operations.streams import SendSinkBatch, SinkBatchSent
 from tests.support.amqp_messages import message
 from tests.support.link_stack import LinkStack
 

@@ -20,8 +20,12 @@ from broker.messaging.rule_transactions import RuleTransactions
 from broker.namespace.entity import ask
 from broker.namespace.router import PartitionHandle
 from broker.namespace.subscriptions import Subscriptions
-from broker.operations import Answer, Complete, Failed, Operation, Send, Transact, Transacted
-from broker.rule_operations import FindRuleChanges, ForgetRuleChanges, RuleChangesFound
+from broker.operations.general import Failed
+from broker.operations.interface import Answer, Operation
+from broker.operations.rule_changes import FindRuleChanges, ForgetRuleChanges, RuleChangesFound
+from broker.operations.sending import Send
+from broker.operations.settling import Complete
+from broker.operations.transactions import Transact, Transacted
 from tests.support.forwarding_world import World
 from tests.support.topics import RED
 from tests.support.waiting import until

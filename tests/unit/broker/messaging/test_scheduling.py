@@ -11,10 +11,15 @@ import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import QueueSettings
+from broker.identifiers import PARTITION_SHIFT
 from broker.message.identity import IDENTITY_BYTES
 from broker.messaging.scheduling import CHANGED_AT_ONCE, cancel, schedule
 from broker.namespace.size_quota import SizeQuota
-from broker.operations import PARTITION_SHIFT, Answer, CancelScheduled, Failed, Send, Sent, Settled
+from broker.operations.general import Failed
+from broker.operations.interface import Answer
+from broker.operations.scheduling import CancelScheduled
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import Settled
 from protocol.codec import Timestamp
 from tests.support.amqp_messages import message
 from tests.support.link_stack import LinkStack

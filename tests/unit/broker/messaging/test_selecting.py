@@ -10,37 +10,20 @@ from typing import Any, cast
 import pytest
 
 from broker.base.errors import Reason, Refused
+from broker.identifiers import PARTITION_SHIFT, ClientId
 from broker.messaging import selecting
 from broker.messaging.page_places import PAGES_AT_ONCE, PagePlaces
 from broker.messaging.peeking import peek_partition
 from broker.messaging.selecting import Scans, Selection
 from broker.namespace.entity import Entity
-from broker.operations import (
-    PARTITION_SHIFT,
-    Answer,
-    Arrived,
-    ClientId,
-    Complete,
-    Demand,
-    Detach,
-    Failed,
-    Locked,
-    LockExactly,
-    MessageState,
-    Operation,
-    Peek,
-    Peeked,
-    Release,
-    Settled,
-    Sink,
-    Unavailable,
-    Unmet,
-    Watch,
-    Withdraw,
-    Withdrawn,
-)
+from broker.operations.browsing import Arrived, Peek, Peeked, Watch
+from broker.operations.general import Detach, Failed, Unavailable
+from broker.operations.interface import Answer, Operation, Sink
+from broker.operations.message_states import MessageState
+from broker.operations.receiving import Demand, Locked, LockExactly, Unmet, Withdraw, Withdrawn
+from broker.operations.selecting import CameBack, WatchReturned
+from broker.operations.settling import Complete, Release, Settled
 from broker.rules.selectors import compile_selector
-from broker.selection_operations import CameBack, WatchReturned
 from tests.support.rule_messages import stored_with
 from tests.support.waiting import until
 

@@ -11,7 +11,8 @@ from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import QueueSettings
 from broker.messaging.sending import Sending
 from broker.namespace.size_quota import SizeQuota
-from broker.operations import Failed, Send, Sent
+from broker.operations.general import Failed
+from broker.operations.sending import Send, Sent
 from tests.support.amqp_messages import DATA, message, section
 from tests.support.link_stack import LinkStack
 

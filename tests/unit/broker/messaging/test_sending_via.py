@@ -12,7 +12,10 @@ from broker.message.stored import store_run
 from broker.messaging.sending import Collected
 from broker.messaging.sending_via import SendingVia, check_destination
 from broker.namespace.size_quota import SizeQuota
-from broker.operations import Failed, Send, SubqueueCounts, Transact, Transacted
+from broker.operations.general import Failed
+from broker.operations.message_states import SubqueueCounts
+from broker.operations.sending import Send
+from broker.operations.transactions import Transact, Transacted
 from tests.support.amqp_messages import message
 from tests.support.link_stack import LinkStack
 

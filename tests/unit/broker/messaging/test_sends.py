@@ -6,7 +6,8 @@ from broker.entities.descriptions import QueueSettings
 from broker.identifiers import encode_session_id
 from broker.message.stored import store_run
 from broker.messaging.sends import send_of
-from broker.operations import SESSION_ID, Send
+from broker.operations.columns import SESSION_ID
+from broker.operations.sending import Send
 from tests.support.amqp_messages import message
 from tests.support.link_stack import LinkStack
 

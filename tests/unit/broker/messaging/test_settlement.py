@@ -21,7 +21,8 @@ from broker.messaging.settlement import (
     defer,
     settle,
 )
-from broker.operations import Abandon, Complete, DeadLetter, Defer, Failed, Release, Settled
+from broker.operations.general import Failed
+from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Release, Settled
 from protocol.codec import Symbol
 from tests.support.link_stack import LinkStack, turn
 

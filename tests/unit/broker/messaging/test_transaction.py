@@ -19,16 +19,11 @@ from broker.messaging.transactions import Transactions
 from broker.namespace.entity import Entity
 from broker.namespace.router import partition_of_key
 from broker.namespace.size_quota import SizeQuota
-from broker.operations import (
-    DESTINATION,
-    SESSION_ID,
-    ColumnLists,
-    Complete,
-    Send,
-    SubqueueCounts,
-    Transact,
-    Transacted,
-)
+from broker.operations.columns import DESTINATION, SESSION_ID, ColumnLists
+from broker.operations.message_states import SubqueueCounts
+from broker.operations.sending import Send
+from broker.operations.settling import Complete
+from broker.operations.transactions import Transact, Transacted
 from tests.support.amqp_messages import message
 from tests.support.link_stack import LinkStack
 from tests.support.locked import locked

@@ -9,11 +9,15 @@ import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import DEAD_LETTER, MAIN
+from broker.identifiers import PARTITION_SHIFT
 from broker.messaging.sending import Collected
 from broker.messaging.settlement import COMPLETE, RELEASE, abandon
 from broker.messaging.transactions import AllTransactions, Transactions
-from broker.operations import PARTITION_SHIFT, Complete, Failed, Send, Transact, Transacted
-from broker.schedule_operations import BreakPromise, Promised, PromiseNumbers
+from broker.operations.general import Failed
+from broker.operations.scheduling import BreakPromise, Promised, PromiseNumbers
+from broker.operations.sending import Send
+from broker.operations.settling import Complete
+from broker.operations.transactions import Transact, Transacted
 from tests.support.link_stack import LinkStack, Part, until
 from tests.support.locked import locked
 

@@ -22,7 +22,9 @@ from broker.messaging import forward_lane, forward_retry
 from broker.messaging.forward_lane import Lane
 from broker.messaging.sends import transfer_of
 from broker.namespace.entity import ask
-from broker.operations import MessageState, Send, SubqueueCounts, Transact, Transacted
+from broker.operations.message_states import MessageState, SubqueueCounts
+from broker.operations.sending import Send
+from broker.operations.transactions import Transact, Transacted
 from protocol.codec import Timestamp
 from storage.errors import CommitFailed, DiskFailed
 from tests.support.amqp_messages import message

@@ -6,7 +6,11 @@ import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import QueueSettings
-from broker.operations import ClientId, Demand, Detach, Recalled, Release, SubqueueCounts, Update
+from broker.identifiers import ClientId
+from broker.operations.general import Detach, Update
+from broker.operations.message_states import SubqueueCounts
+from broker.operations.receiving import Demand, Recalled
+from broker.operations.settling import Release
 from broker.partition.summary import Summary
 from tests.support.namespace_world import Watcher, World, again
 

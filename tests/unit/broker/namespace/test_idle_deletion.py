@@ -16,7 +16,7 @@ from broker.entities.rules import RuleDescription
 from broker.entities.topics import SubscriptionSettings, TopicDescription, TopicSettings
 from broker.namespace.entity import Entity
 from broker.namespace.topic import Topic
-from broker.operations import SubqueueCounts
+from broker.operations.message_states import SubqueueCounts
 from tests.support.namespace_world import Watcher, World, again
 
 PERIOD_MS = 800_000

@@ -10,7 +10,8 @@ from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
 from broker.namespace.entity import ask
 from broker.namespace.namespace import OPENING_MAX
-from broker.operations import Send, SubqueueCounts
+from broker.operations.message_states import SubqueueCounts
+from broker.operations.sending import Send
 from storage.errors import DiskFailed
 from tests.support.namespace_world import Part, World
 from tests.support.waiting import WAIT_S

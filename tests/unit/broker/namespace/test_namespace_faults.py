@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import QueueSettings
 from broker.namespace.entity import ask
-from broker.operations import Send
+from broker.operations.sending import Send
 from storage.catalogue import ATTEMPTS
 from tests.support.namespace_world import Watcher, World, again, entries, make_logs, refused_change
 from tests.support.waiting import until

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from broker.base.clock import ManualClock
 from broker.entities.descriptions import QUEUE_SUBQUEUES
 from broker.namespace.resting import FOLDER_OPENING_MAX, Resting
-from broker.operations import SubqueueCounts
+from broker.operations.message_states import SubqueueCounts
 from broker.partition.summary import EMPTY, EMPTY_NOTE, Summary, Wake, decode, survey, total_of, wake_at_ms
 from storage.errors import DiskFailed
 from storage.index_witness import Says, Witness

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.base.errors import Reason, Refused
+from broker.identifiers import ClientId
 from broker.namespace._placing import divide
 from broker.namespace.router import EVEN_TO, FULL_S, RUN_MESSAGES_MAX, Router, partition_of_key
-from broker.operations import ClientId, Operation, Sink
+from broker.operations.interface import Operation, Sink
 
 ROOT = Path(__file__).parents[4]
 

@@ -16,6 +16,7 @@ from broker.base.clock import ManualClock
 from broker.base.metrics import Metrics
 from broker.entities.descriptions import EntityDescription, QueueDescription, QueueSettings, new_generation
 from broker.entities.documents import encode_description
+from broker.identifiers import PARTITION_SHIFT
 from broker.maintenance.check import check_folders
 from broker.maintenance.repair import Repair
 from broker.namespace.entity import Entity
@@ -23,7 +24,6 @@ from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace
 from broker.namespace.queue import Queue
 from broker.namespace.resting import Resting
-from broker.operations import PARTITION_SHIFT
 from broker.partition.records import add_enqueued
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk

@@ -12,7 +12,7 @@ from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import EntityStatus
 from broker.entities.topics import SubscriptionSettings, TopicSettings
 from broker.namespace.topic import Topic
-from broker.operations import SubqueueCounts
+from broker.operations.message_states import SubqueueCounts
 from tests.support.http_stack import HttpStack, http_stack
 
 

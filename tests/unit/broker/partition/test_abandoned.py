@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from broker.operations import Complete, Demand, Failed, Settled, Update
+from broker.operations.general import Failed, Update
+from broker.operations.receiving import Demand
+from broker.operations.settling import Complete, Settled
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.durable_state import read_back
 from broker.partition.session_states import SessionStates, set_state

@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from broker.operations import PARTITION_SHIFT
+from broker.identifiers import PARTITION_SHIFT
 from broker.partition.blocks import BLOCK_MESSAGES, Blocks, block_of, joined, place_of, split
 from broker.partition.tables import UnreadableRecord
 from storage.log import Position

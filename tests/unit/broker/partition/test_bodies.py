@@ -8,7 +8,8 @@ import random
 from collections import deque
 
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
-from broker.operations import Abandon, Complete, DeadLetter, Defer, Demand, Locked, Settled, Withdraw
+from broker.operations.receiving import Demand, Locked, Withdraw
+from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Settled
 from broker.partition.bodies import BODY_BYTES
 from broker.partition.salvage import Salvage
 from broker.partition.task import TaskLimits

@@ -7,26 +7,15 @@ import asyncio
 import pytest
 
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
-from broker.operations import (
-    Abandon,
-    Arrived,
-    ClientId,
-    Complete,
-    DeadLetter,
-    Defer,
-    Detach,
-    Locked,
-    LockExactly,
-    Peek,
-    Peeked,
-    Send,
-    Sent,
-    Unavailable,
-    Watch,
-)
+from broker.identifiers import ClientId
+from broker.operations.browsing import Arrived, Peek, Peeked, Watch
+from broker.operations.general import Detach, Unavailable
+from broker.operations.receiving import Locked, LockExactly
+from broker.operations.selecting import CameBack, WatchReturned
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import Abandon, Complete, DeadLetter, Defer
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
-from broker.selection_operations import CameBack, WatchReturned
 from storage.errors import CommitFailed
 from tests.support.partition_harness import NUMBER, Harness, one
 

@@ -7,7 +7,10 @@ import pytest
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
-from broker.operations import Complete, Demand, Failed, Locked, Renewed, RenewLocks, Send, Settled
+from broker.operations.general import Failed
+from broker.operations.receiving import Demand, Locked
+from broker.operations.sending import Send
+from broker.operations.settling import Complete, Renewed, RenewLocks, Settled
 from broker.partition.cycle_bounds import Bounds
 from storage.errors import CommitFailed
 from tests.support.partition_harness import Harness, one

@@ -1,4 +1,4 @@
-"""A column that `broker/operations.py` declares travels with its messages and is never misread."""
+"""A column that `broker/operations/columns.py` declares travels with its messages and is never misread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.operations import COLUMNS, KNOWN_COLUMNS, Locked, Peeked
+from broker.operations.browsing import Peeked
+from broker.operations.columns import COLUMNS, KNOWN_COLUMNS
+from broker.operations.receiving import Locked
 from broker.partition import columns, records
 from broker.partition.references import Reference, StoredFrame
 from broker.partition.tables import UnreadableRecord, table

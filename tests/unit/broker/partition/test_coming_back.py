@@ -7,7 +7,10 @@ from itertools import pairwise
 from broker.base.clock import SystemClock
 from broker.base.errors import Reason
 from broker.entities.descriptions import DEAD_LETTER, MAIN
-from broker.operations import Demand, Failed, Locked, Release, Send, Unavailable, Withdraw, Withdrawn
+from broker.operations.general import Failed, Unavailable
+from broker.operations.receiving import Demand, Locked, Withdraw, Withdrawn
+from broker.operations.sending import Send
+from broker.operations.settling import Release
 from broker.partition.task import Health, TaskLimits
 from storage.errors import CommitFailed, StorageError
 from tests.support.partition_harness import NUMBER, Harness, one, running

@@ -12,17 +12,9 @@ import pytest
 from broker.base.clock import ManualClock
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueDescription, QueueSettings
 from broker.message.changes import encode_changes
-from broker.operations import (
-    Abandon,
-    Complete,
-    DeadLetter,
-    Defer,
-    Demand,
-    Locked,
-    ReceiveDeferred,
-    Send,
-    Sent,
-)
+from broker.operations.receiving import Demand, Locked, ReceiveDeferred
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import Abandon, Complete, DeadLetter, Defer
 from broker.partition import records
 from broker.partition.payloads import PayloadBudget
 from broker.partition.task import PartitionTask, TaskLimits

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 
 from broker.entities.descriptions import MAIN
-from broker.operations import Demand, Failed, Locked, Peek, Peeked, Send, Sent
+from broker.operations.browsing import Peek, Peeked
+from broker.operations.general import Failed
+from broker.operations.receiving import Demand, Locked
+from broker.operations.sending import Send, Sent
+from broker.operations.transfers import HandedOver, HandOver, LockNext
 from broker.partition.disk_timeout import Hung
 from broker.partition.task import Health
-from broker.transfer_operations import HandedOver, HandOver, LockNext
 from storage.errors import CommitFailed, StorageError
 from tests.support.partition_harness import Harness, one
 

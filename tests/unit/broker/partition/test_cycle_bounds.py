@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from broker.entities.descriptions import MAIN
-from broker.operations import Complete, Demand, Locked, Send, Sent, Settled
+from broker.operations.receiving import Demand, Locked
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import Complete, Settled
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
 from tests.support.partition_harness import Harness

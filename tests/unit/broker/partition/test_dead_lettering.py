@@ -7,7 +7,7 @@ import pytest
 from broker.base.errors import Reason
 from broker.entities.descriptions import DEAD_LETTER, TRANSFER_DEAD_LETTER, QueueSettings
 from broker.message.changes import encode_changes
-from broker.operations import Abandon, Complete, DeadLetter, Settled
+from broker.operations.settling import Abandon, Complete, DeadLetter, Settled
 from tests.support.partition_harness import LOCK_MS, Harness, in_dead_letters, one
 
 

@@ -5,22 +5,13 @@ from __future__ import annotations
 import pytest
 
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
+from broker.identifiers import LockToken
 from broker.message.changes import encode_changes
-from broker.operations import (
-    Abandon,
-    Complete,
-    DeletedExactly,
-    DeleteExactly,
-    Demand,
-    Locked,
-    LockToken,
-    Renewed,
-    RenewLocks,
-    Send,
-    Settled,
-    Transact,
-    Transacted,
-)
+from broker.operations.deleting import DeletedExactly, DeleteExactly
+from broker.operations.receiving import Demand, Locked
+from broker.operations.sending import Send
+from broker.operations.settling import Abandon, Complete, Renewed, RenewLocks, Settled
+from broker.operations.transactions import Transact, Transacted
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.delays import Delays
 from broker.partition.task import TaskLimits

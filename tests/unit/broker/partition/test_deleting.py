@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
-from broker.operations import (
-    SESSION_ID,
-    Complete,
-    DeadLetter,
-    Defer,
-    Delete,
-    Deleted,
-    DeletedExactly,
-    DeleteExactly,
-    Demand,
-    Locked,
-    LockExactly,
-    Recall,
-    Recalled,
-    Release,
-    Send,
-    Sent,
-    Settled,
-)
+from broker.operations.columns import SESSION_ID
+from broker.operations.deleting import Delete, Deleted, DeletedExactly, DeleteExactly
+from broker.operations.receiving import Demand, Locked, LockExactly, Recall, Recalled
+from broker.operations.sending import Send, Sent
+from broker.operations.sessions import AcceptSession, SessionAccepted
+from broker.operations.settling import Complete, DeadLetter, Defer, Release, Settled
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
-from broker.session_operations import AcceptSession, SessionAccepted
 from tests.support.partition_harness import Harness, one
 
 NEVER_MS = 1 << 60

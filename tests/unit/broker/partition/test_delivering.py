@@ -6,27 +6,16 @@ import pytest
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import MAIN, QueueSettings
+from broker.identifiers import partition_of_token, sequence_of_token
 from broker.message.changes import encode_changes
-from broker.operations import (
-    Complete,
-    Defer,
-    Demand,
-    Detach,
-    Failed,
-    Locked,
-    MessageState,
-    ReceiveDeferred,
-    Release,
-    Send,
-    Unmet,
-    Withdraw,
-    Withdrawn,
-    partition_of_token,
-    sequence_of_token,
-)
+from broker.operations.general import Detach, Failed
+from broker.operations.message_states import MessageState
+from broker.operations.receiving import Demand, Locked, ReceiveDeferred, Unmet, Withdraw, Withdrawn
+from broker.operations.sending import Send
+from broker.operations.settling import Complete, Defer, Release
+from broker.operations.transfers import LockNext
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
-from broker.transfer_operations import LockNext
 from tests.support.partition_harness import LOCK_MS, NUMBER, Harness, one, properties
 
 SOME = 3_000

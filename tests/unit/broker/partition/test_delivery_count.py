@@ -7,7 +7,8 @@ import pytest
 from broker.base.errors import Reason
 from broker.entities.descriptions import DEAD_LETTER, TRANSFER_DEAD_LETTER
 from broker.message.changes import encode_changes
-from broker.operations import Abandon, Complete, Defer, Locked, ReceiveDeferred, Release, Settled
+from broker.operations.receiving import Locked, ReceiveDeferred
+from broker.operations.settling import Abandon, Complete, Defer, Release, Settled
 from tests.support.partition_harness import LOCK_MS, Harness, in_dead_letters, one, properties
 
 

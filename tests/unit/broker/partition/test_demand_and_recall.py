@@ -14,23 +14,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from broker.entities.descriptions import MAIN
-from broker.operations import (
-    Answer,
-    Complete,
-    Defer,
-    Demand,
-    Detach,
-    Failed,
-    Locked,
-    LockToken,
-    Recall,
-    Recalled,
-    ReceiveDeferred,
-    Release,
-    Send,
-    Withdraw,
-    Withdrawn,
-)
+from broker.identifiers import LockToken
+from broker.operations.general import Detach, Failed
+from broker.operations.interface import Answer
+from broker.operations.receiving import Demand, Locked, Recall, Recalled, ReceiveDeferred, Withdraw, Withdrawn
+from broker.operations.sending import Send
+from broker.operations.settling import Complete, Defer, Release
 from tests.support.partition_harness import NUMBER, Harness, one
 
 RECALL = Recall(NUMBER, MAIN)

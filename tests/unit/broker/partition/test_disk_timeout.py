@@ -6,19 +6,12 @@ import asyncio
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import MAIN
-from broker.operations import (
-    Complete,
-    Demand,
-    Failed,
-    Operation,
-    Peek,
-    Peeked,
-    Send,
-    Sent,
-    Unavailable,
-    Withdraw,
-    Withdrawn,
-)
+from broker.operations.browsing import Peek, Peeked
+from broker.operations.general import Failed, Unavailable
+from broker.operations.interface import Operation
+from broker.operations.receiving import Demand, Withdraw, Withdrawn
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import Complete
 from broker.partition.task import Health, TaskLimits
 from storage.log import Checkpoint
 from tests.support.partition_harness import NUMBER, Harness, one, running

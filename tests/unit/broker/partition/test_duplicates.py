@@ -10,7 +10,10 @@ import pytest
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import QUEUE_SUBQUEUES, QueueSettings
-from broker.operations import Complete, Failed, Send, Sent, Transact, Transacted, Update
+from broker.operations.general import Failed, Update
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import Complete
+from broker.operations.transactions import Transact, Transacted
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.duplicates import IDENTITY_BYTES, MEMORY_BYTES, SLOT_MAX, SLOTS_PER_WINDOW, Duplicates
 from broker.partition.durable_state import read_back

@@ -15,7 +15,10 @@ from broker.base.clock import ManualClock
 from broker.base.errors import Reason
 from broker.entities.descriptions import QueueDescription, QueueSettings
 from broker.maintenance.repair import Repair
-from broker.operations import Complete, Defer, Demand, Failed, Locked, Send, Sent, Updated
+from broker.operations.general import Failed, Updated
+from broker.operations.receiving import Demand, Locked
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import Complete, Defer
 from broker.partition import durable_state, state_kinds
 from broker.partition.payloads import PayloadBudget
 from broker.partition.state import Partition

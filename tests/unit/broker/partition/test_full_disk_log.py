@@ -6,7 +6,11 @@ from structlog.testing import capture_logs
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import MAIN
-from broker.operations import Complete, Demand, Failed, Locked, Peek, Peeked, Send, Settled, Unavailable
+from broker.operations.browsing import Peek, Peeked
+from broker.operations.general import Failed, Unavailable
+from broker.operations.receiving import Demand, Locked
+from broker.operations.sending import Send
+from broker.operations.settling import Complete, Settled
 from broker.partition.task import Health
 from storage.errors import CommitFailed, DiskFull
 from tests.support.partition_harness import NUMBER, Harness, one

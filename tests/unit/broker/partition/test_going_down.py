@@ -5,24 +5,16 @@ from __future__ import annotations
 import pytest
 
 from broker.base.errors import Reason
-from broker.operations import (
-    Answer,
-    ClientId,
-    Complete,
-    Demand,
-    Detach,
-    Failed,
-    Operation,
-    Release,
-    Send,
-    Unavailable,
-    Watch,
-    Withdraw,
-    Withdrawn,
-)
+from broker.identifiers import ClientId
+from broker.operations.browsing import Watch
+from broker.operations.general import Detach, Failed, Unavailable
+from broker.operations.interface import Answer, Operation
+from broker.operations.receiving import Demand, Withdraw, Withdrawn
+from broker.operations.sending import Send
+from broker.operations.sessions import WatchSessions
+from broker.operations.settling import Complete, Release
 from broker.partition.going_down import GoingDown
 from broker.partition.mailbox import Mailbox
-from broker.session_operations import WatchSessions
 
 NUMBER = 3
 CLIENT = ClientId(1)

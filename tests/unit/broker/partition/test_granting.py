@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from broker.entities.descriptions import MAIN, QueueDescription, QueueSettings
-from broker.operations import ClientId, Locked
+from broker.identifiers import ClientId
+from broker.operations.receiving import Locked
 from broker.partition.cycle import Cycle
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.granting import close_grant, has_granted_enough, new_grant, write_grant

@@ -7,12 +7,16 @@ import pytest
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import MAIN, MESSAGE_OVERHEAD_BYTES, QueueSettings
-from broker.operations import DESTINATION, Complete, Failed, Send, Sent, Transact
+from broker.operations.columns import DESTINATION
+from broker.operations.general import Failed
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import Complete
+from broker.operations.transactions import Transact
+from broker.operations.transfers import FindSources, HandedOver, HandOver, SourcesFound
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.origins import Origins
 from broker.partition.task import Health, TaskLimits
 from broker.partition.upkeep import UpkeepLimits
-from broker.transfer_operations import FindSources, HandedOver, HandOver, SourcesFound
 from tests.support.partition_harness import Harness, one
 
 SOURCE, OTHER = b"source", b"other"

@@ -6,18 +6,9 @@ import pytest
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import MAIN, QueueSettings
-from broker.operations import (
-    Abandon,
-    Complete,
-    DeadLetter,
-    Defer,
-    Demand,
-    Locked,
-    Renewed,
-    RenewLocks,
-    Send,
-    Settled,
-)
+from broker.operations.receiving import Demand, Locked
+from broker.operations.sending import Send
+from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Renewed, RenewLocks, Settled
 from broker.partition.task import TaskLimits
 from tests.support.partition_harness import Harness, one
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker.base.errors import Reason
-from broker.operations import Complete, Renewed, RenewLocks, Settled
+from broker.operations.settling import Complete, Renewed, RenewLocks, Settled
 from tests.support.partition_harness import LOCK_MS, Harness, one
 
 

@@ -6,24 +6,13 @@ import pytest
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
+from broker.identifiers import LockToken
 from broker.message.changes import encode_changes
-from broker.operations import (
-    Abandon,
-    Complete,
-    DeadLetter,
-    Defer,
-    Failed,
-    Locked,
-    LockToken,
-    Peek,
-    Peeked,
-    ReceiveDeferred,
-    Renewed,
-    RenewLocks,
-    Send,
-    Settled,
-    Withdraw,
-)
+from broker.operations.browsing import Peek, Peeked
+from broker.operations.general import Failed
+from broker.operations.receiving import Locked, ReceiveDeferred, Withdraw
+from broker.operations.sending import Send
+from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Renewed, RenewLocks, Settled
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.long_operations import Divisible
 from broker.partition.task import TaskLimits

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from broker.operations import (
-    Answer,
-    Arrived,
-    ClientId,
-    Demand,
-    Detach,
-    Operation,
-    Peek,
-    Send,
-    SendSinkBatch,
-    Unavailable,
-    Watch,
-)
+from broker.identifiers import ClientId
+from broker.operations.browsing import Arrived, Peek, Watch
+from broker.operations.general import Detach, Unavailable
+from broker.operations.interface import Answer, Operation
+from broker.operations.receiving import Demand
+from broker.operations.sending import Send
+from broker.operations.streams import SendSinkBatch
 from broker.partition.mailbox import Mailbox, Waiting, sends_from
 
 ONE, TWO = ClientId(1), ClientId(2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.operations import ClientId
+from broker.identifiers import ClientId
 from broker.partition.chunked_table import ChunkedTable
 from broker.partition.message_sessions import SESSION_BYTES, MessageSessions
 from broker.partition.references import (

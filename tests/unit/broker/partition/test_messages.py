@@ -7,7 +7,8 @@ from collections import deque
 import pytest
 
 from broker.entities.descriptions import QUEUE_SUBQUEUES
-from broker.operations import Complete, Defer, Send
+from broker.operations.sending import Send
+from broker.operations.settling import Complete, Defer
 from broker.partition import messages as messages_module
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.messages import DROPPED_AT_ONCE, RELOCATED_AT_ONCE, Messages

@@ -14,7 +14,9 @@ from structlog.testing import capture_logs
 from broker.entities.descriptions import MAIN
 from broker.maintenance.check import check_folders
 from broker.maintenance.repair import Repair
-from broker.operations import Complete, Demand, Locked, Send, Sent
+from broker.operations.receiving import Demand, Locked
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import Complete
 from storage.log import Checkpoint
 from storage.survey import Severity
 from tests.support.logs import acquired, append

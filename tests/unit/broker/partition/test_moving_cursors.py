@@ -8,8 +8,10 @@ import pytest
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import DEAD_LETTER, MAIN
-from broker.operations import Answer, DeadLetter, Failed
-from broker.stream_operations import (
+from broker.operations.general import Failed
+from broker.operations.interface import Answer
+from broker.operations.settling import DeadLetter
+from broker.operations.streams import (
     EARLIEST,
     LATEST,
     AdvanceCursor,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.operations import SESSION_ID
+from broker.operations.columns import SESSION_ID
 from broker.partition.new_messages import NewMessages
 from broker.partition.records import read_enqueued
 from broker.partition.targets import Target, Targets

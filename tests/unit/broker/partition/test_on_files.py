@@ -10,7 +10,9 @@ from pathlib import Path
 
 from broker.base.clock import ManualClock
 from broker.entities.descriptions import MAIN, QueueDescription
-from broker.operations import Complete, Demand, Locked, Send, Sent
+from broker.operations.receiving import Demand, Locked
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import Complete
 from broker.partition.payloads import PayloadBudget
 from broker.partition.task import PartitionTask, TaskLimits
 from broker.partition.upkeep import UpkeepLimits

@@ -7,31 +7,16 @@ import pytest
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import MAIN, TRANSFER, TRANSFER_DEAD_LETTER, QueueSettings
-from broker.operations import (
-    DESTINATION,
-    SESSION_ID,
-    ColumnLists,
-    Complete,
-    Demand,
-    Failed,
-    FindDeadLetters,
-    Found,
-    Locked,
-    LockExactly,
-    Peek,
-    Peeked,
-    Redrive,
-    Redriven,
-    Send,
-    Sent,
-    Settled,
-    Transact,
-    Transacted,
-    Unmet,
-    Withdraw,
-)
-from broker.session_operations import AcceptSession, SessionAccepted
-from broker.transfer_operations import FailTransfer, LockNext
+from broker.operations.browsing import Peek, Peeked
+from broker.operations.columns import DESTINATION, SESSION_ID, ColumnLists
+from broker.operations.general import Failed
+from broker.operations.receiving import Demand, Locked, LockExactly, Unmet, Withdraw
+from broker.operations.redriving import FindDeadLetters, Found, Redrive, Redriven
+from broker.operations.sending import Send, Sent
+from broker.operations.sessions import AcceptSession, SessionAccepted
+from broker.operations.settling import Complete, Settled
+from broker.operations.transactions import Transact, Transacted
+from broker.operations.transfers import FailTransfer, LockNext
 from storage.errors import CommitFailed
 from tests.support.partition_harness import NUMBER, Harness, one
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from broker.operations import Complete, Send, Sent
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import Complete
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.payloads import COLD_MS, PayloadBudget
 from broker.partition.task import TaskLimits

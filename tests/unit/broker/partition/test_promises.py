@@ -8,24 +8,18 @@ import pytest
 from broker.base.errors import Reason
 from broker.entities.descriptions import MAIN, QueueSettings
 from broker.message.identity import IDENTITY_BYTES
-from broker.operations import (
-    SESSION_ID,
-    CancelScheduled,
-    Complete,
-    Failed,
-    MessageState,
-    Operation,
-    Send,
-    Sent,
-    Settled,
-    Transact,
-    Transacted,
-)
+from broker.operations.columns import SESSION_ID
+from broker.operations.general import Failed
+from broker.operations.interface import Operation
+from broker.operations.message_states import MessageState
+from broker.operations.scheduling import BreakPromise, CancelScheduled, Promised, PromiseNumbers
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import Complete, Settled
+from broker.operations.streams import FindPositions, Positions
+from broker.operations.transactions import Transact, Transacted
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
-from broker.schedule_operations import BreakPromise, Promised, PromiseNumbers
-from broker.stream_operations import FindPositions, Positions
 from storage.errors import CommitFailed
 from tests.support.partition_harness import Harness, one
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from broker.operations import Complete, Send, Sent, Settled
-from broker.session_operations import AcceptSession, SessionAccepted
+from broker.operations.sending import Send, Sent
+from broker.operations.sessions import AcceptSession, SessionAccepted
+from broker.operations.settling import Complete, Settled
 from tests.support.partition_harness import Harness, one
 from tests.support.topics import (
     DEAD,

@@ -12,32 +12,21 @@ from broker.base.errors import Reason
 from broker.entities.roles import OWN_END
 from broker.entities.rules import CorrelationFilter, FalseFilter, RuleDescription, SqlAction, SqlFilter
 from broker.entities.topics import TopicDescription
-from broker.operations import (
-    DESTINATION,
-    Abandon,
-    Complete,
-    DeadLetter,
-    Demand,
-    Failed,
-    FindDeadLetters,
-    Found,
-    Locked,
-    LockExactly,
-    Operation,
-    Redrive,
-    Send,
-    SendSinkBatch,
-    Sent,
-    Settled,
-    Transact,
-    Transacted,
-)
+from broker.operations.columns import DESTINATION
+from broker.operations.general import Failed
+from broker.operations.interface import Operation
+from broker.operations.receiving import Demand, Locked, LockExactly
+from broker.operations.redriving import FindDeadLetters, Found, Redrive
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import Abandon, Complete, DeadLetter, Settled
+from broker.operations.streams import SendSinkBatch
+from broker.operations.transactions import Transact, Transacted
+from broker.operations.transfers import HandedOver, HandOver
 from broker.partition import publishing
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
 from broker.rules.matching import Matcher
 from broker.rules.message_view import MessageView
-from broker.transfer_operations import HandedOver, HandOver
 from protocol.codec import decode
 from tests.support.partition_harness import Harness, one
 from tests.support.rule_messages import stored_with

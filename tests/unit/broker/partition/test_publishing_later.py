@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 
 from broker.base.errors import Reason
-from broker.operations import CancelScheduled, Failed, MessageState, Send, Sent, Settled
+from broker.operations.general import Failed
+from broker.operations.message_states import MessageState
+from broker.operations.scheduling import CancelScheduled
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import Settled
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.publishing_later import PAUSE_MS
 from broker.partition.task import TaskLimits

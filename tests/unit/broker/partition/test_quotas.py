@@ -17,22 +17,13 @@ from broker.entities.descriptions import (
 from broker.entities.topics import TopicDescription, TopicSettings
 from broker.identifiers import ClientId
 from broker.message.changes import encode_changes
-from broker.operations import (
-    Abandon,
-    Complete,
-    DeadLetter,
-    Defer,
-    Failed,
-    RenewLocks,
-    Send,
-    SendSinkBatch,
-    Settled,
-    Updated,
-)
+from broker.operations.general import Failed, Updated
+from broker.operations.sending import Send
+from broker.operations.sessions import AcceptSession, SessionAccepted, SetSessionState
+from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, RenewLocks, Settled
+from broker.operations.streams import EARLIEST, CreateCursor, CursorState, SendSinkBatch, SinkBatchSent
+from broker.operations.transfers import HandedOver, HandOver
 from broker.partition.quotas import check_size, freed_by
-from broker.session_operations import AcceptSession, SessionAccepted, SetSessionState
-from broker.stream_operations import EARLIEST, CreateCursor, CursorState, SinkBatchSent
-from broker.transfer_operations import HandedOver, HandOver
 from tests.support.partition_harness import Harness, one
 from tests.support.topics import A, topic, with_subscription
 

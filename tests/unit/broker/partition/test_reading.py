@@ -7,10 +7,12 @@ import pytest
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER, QueueSettings
-from broker.operations import Abandon, Complete, DeadLetter, Defer, Failed, Send
+from broker.operations.general import Failed
+from broker.operations.sending import Send
+from broker.operations.settling import Abandon, Complete, DeadLetter, Defer
+from broker.operations.streams import FindPositions, Positions, RangeRead, ReadRange
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
-from broker.stream_operations import FindPositions, Positions, RangeRead, ReadRange
 from tests.support.partition_harness import NUMBER, Harness, one
 
 FIRST = NUMBER << 48 | 1

@@ -7,30 +7,16 @@ import pytest
 from broker.base.errors import Reason
 from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER, TRANSFER_DEAD_LETTER, QueueSettings
 from broker.message.changes import encode_changes
-from broker.operations import (
-    DESTINATION,
-    Complete,
-    DeadLetter,
-    Demand,
-    Failed,
-    FindDeadLetters,
-    Found,
-    Locked,
-    LockExactly,
-    Recall,
-    Recalled,
-    Redrive,
-    Redriven,
-    Release,
-    Send,
-    Settled,
-    Transact,
-    Transacted,
-    Update,
-)
+from broker.operations.columns import DESTINATION
+from broker.operations.general import Failed, Update
+from broker.operations.receiving import Demand, Locked, LockExactly, Recall, Recalled
+from broker.operations.redriving import FindDeadLetters, Found, Redrive, Redriven
+from broker.operations.sending import Send
+from broker.operations.settling import Complete, DeadLetter, Release, Settled
+from broker.operations.transactions import Transact, Transacted
+from broker.operations.transfers import FailTransfer, LockNext
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
-from broker.transfer_operations import FailTransfer, LockNext
 from storage.errors import DiskFull
 from tests.support.partition_harness import Harness, one
 from tests.support.topics import BLUE, DEAD, ONLY_RED, RED, A, B, check_restart, topic, with_subscription

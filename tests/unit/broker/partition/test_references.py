@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterable
 
 from broker.entities.descriptions import QueueSettings
-from broker.operations import Complete, Defer
+from broker.operations.settling import Complete, Defer
 from tests.support.partition_harness import Harness
 
 

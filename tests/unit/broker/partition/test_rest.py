@@ -15,20 +15,14 @@ import pytest
 
 from broker.base.clock import ManualClock
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueDescription
-from broker.operations import (
-    ClientId,
-    Complete,
-    DeadLetter,
-    Delete,
-    Deleted,
-    Demand,
-    Detach,
-    Locked,
-    Peek,
-    Send,
-    Sent,
-    SubqueueCounts,
-)
+from broker.identifiers import ClientId
+from broker.operations.browsing import Peek
+from broker.operations.deleting import Delete, Deleted
+from broker.operations.general import Detach
+from broker.operations.message_states import SubqueueCounts
+from broker.operations.receiving import Demand, Locked
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import Complete, DeadLetter
 from broker.partition.payloads import PayloadBudget
 from broker.partition.subqueue import Subqueue
 from broker.partition.summary import Summary

@@ -10,7 +10,9 @@ from types import FrameType
 
 from broker.entities.descriptions import MAIN, QUEUE_SUBQUEUES, QueueDescription, QueueSettings
 from broker.entities.roles import KEEPS_DEAD_LETTERS, SERVES_RECEIVERS, SubqueueDescription, SubqueueTable
-from broker.operations import Abandon, Complete, DeadLetter, Demand, Locked, Peek, Settled, Watch
+from broker.operations.browsing import Peek, Watch
+from broker.operations.receiving import Demand, Locked
+from broker.operations.settling import Abandon, Complete, DeadLetter, Settled
 from broker.partition import records
 from broker.partition.records import Mark
 from tests.support.partition_harness import Harness, one

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 
 from broker.base.errors import Reason
-from broker.operations import Complete, Failed, Send, Settled, Transact, Transacted
+from broker.operations.general import Failed
+from broker.operations.rule_changes import FindRuleChanges, ForgetRuleChanges, RuleChangesFound
+from broker.operations.sending import Send
+from broker.operations.settling import Complete, Settled
+from broker.operations.transactions import Transact, Transacted
+from broker.operations.transfers import FindSources, SourcesFound
 from broker.partition.rule_changes import RULE_CHANGES, RuleChanges
 from broker.partition.tables import UnreadableRecord
-from broker.rule_operations import FindRuleChanges, ForgetRuleChanges, RuleChangesFound
-from broker.transfer_operations import FindSources, SourcesFound
 from storage.log import Position, Record
 from tests.support.partition_harness import Harness, one
 from tests.support.topics import RED, A, bodies, topic

@@ -12,7 +12,7 @@ import pytest
 from broker.entities.descriptions import DEAD_LETTER, QUEUE_SUBQUEUES
 from broker.entities.roles import SubqueueTable
 from broker.entities.topics import MAIN_PLACE, SubscriptionSettings, TopicDescription
-from broker.operations import PARTITION_SHIFT
+from broker.identifiers import PARTITION_SHIFT
 from broker.partition import records
 from broker.partition.records import Mark
 from broker.partition.replay import LogReplay

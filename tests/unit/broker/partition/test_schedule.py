@@ -10,20 +10,13 @@ import pytest
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import MAIN, QUEUE_SUBQUEUES, QueueSettings
-from broker.operations import (
-    CancelScheduled,
-    Complete,
-    Defer,
-    Delete,
-    Deleted,
-    Failed,
-    MessageState,
-    ReceiveDeferred,
-    Send,
-    Sent,
-    Settled,
-    SubqueueCounts,
-)
+from broker.operations.deleting import Delete, Deleted
+from broker.operations.general import Failed
+from broker.operations.message_states import MessageState, SubqueueCounts
+from broker.operations.receiving import ReceiveDeferred
+from broker.operations.scheduling import CancelScheduled, Reschedule
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import Complete, Defer, Settled
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.salvage import Salvage
 from broker.partition.scheduled_times import LATEST_MS
@@ -31,7 +24,6 @@ from broker.partition.snapshot import Snapshot
 from broker.partition.summary import Wake, summary_of
 from broker.partition.task import Health, TaskLimits
 from broker.partition.upkeep import UpkeepLimits
-from broker.schedule_operations import Reschedule
 from storage.log import Position
 from storage.survey import Gap
 from tests.support.partition_harness import Harness, one

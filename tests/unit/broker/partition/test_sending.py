@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import MAIN, MESSAGE_OVERHEAD_BYTES, QueueSettings
-from broker.operations import SESSION_ID, Complete, Demand, Failed, Locked, Peek, Send, Sent, partition_of
+from broker.identifiers import partition_of
+from broker.operations.browsing import Peek
+from broker.operations.columns import SESSION_ID
+from broker.operations.general import Failed
+from broker.operations.receiving import Demand, Locked
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import Complete
 from broker.partition import records
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits

@@ -7,10 +7,10 @@ from typing import Any
 from broker.base.errors import Reason
 from broker.entities.descriptions import MAIN, QueueSettings
 from broker.identifiers import ClientId
-from broker.operations import Answer, Detach, Failed, Send, Sent, Updated
-from broker.partition.cycle_bounds import Bounds
-from broker.partition.task import TaskLimits
-from broker.session_operations import (
+from broker.operations.general import Detach, Failed, Updated
+from broker.operations.interface import Answer
+from broker.operations.sending import Send, Sent
+from broker.operations.sessions import (
     AcceptSession,
     GetSessionState,
     ListSessions,
@@ -19,6 +19,8 @@ from broker.session_operations import (
     SessionState,
     SetSessionState,
 )
+from broker.partition.cycle_bounds import Bounds
+from broker.partition.task import TaskLimits
 from tests.support.partition_harness import Harness, one
 
 STATES_MAX = 10

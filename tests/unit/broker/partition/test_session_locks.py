@@ -8,31 +8,13 @@ import pytest
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
-from broker.operations import (
-    NO_CLIENT,
-    Abandon,
-    Answer,
-    Arrived,
-    ClientId,
-    Complete,
-    DeadLetter,
-    Defer,
-    Demand,
-    Detach,
-    Failed,
-    Locked,
-    ReceiveDeferred,
-    Renewed,
-    RenewLocks,
-    Send,
-    Sent,
-    Settled,
-    Withdraw,
-    Withdrawn,
-)
-from broker.partition.cycle_bounds import Bounds
-from broker.partition.task import TaskLimits
-from broker.session_operations import (
+from broker.identifiers import NO_CLIENT, ClientId
+from broker.operations.browsing import Arrived
+from broker.operations.general import Detach, Failed
+from broker.operations.interface import Answer
+from broker.operations.receiving import Demand, Locked, ReceiveDeferred, Withdraw, Withdrawn
+from broker.operations.sending import Send, Sent
+from broker.operations.sessions import (
     AcceptSession,
     RenewSession,
     SessionAccepted,
@@ -40,6 +22,9 @@ from broker.session_operations import (
     SessionRenewed,
     WatchSessions,
 )
+from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Renewed, RenewLocks, Settled
+from broker.partition.cycle_bounds import Bounds
+from broker.partition.task import TaskLimits
 from tests.support.partition_harness import NUMBER, Harness, one
 
 LOCK_MS = 60_000

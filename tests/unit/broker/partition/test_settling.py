@@ -9,29 +9,25 @@ import pytest
 from broker.base.errors import Reason
 from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER
 from broker.message.changes import encode_changes
-from broker.operations import (
+from broker.operations.general import Failed
+from broker.operations.receiving import Demand, Locked, ReceiveDeferred
+from broker.operations.sending import Send, Sent
+from broker.operations.sessions import AcceptSession, SessionAccepted
+from broker.operations.settling import (
     Abandon,
     Complete,
     DeadLetter,
     Defer,
-    Demand,
-    Failed,
     GiveBack,
-    Locked,
-    ReceiveDeferred,
     Release,
     Renewed,
     RenewLocks,
-    Send,
-    Sent,
     Settled,
-    Transact,
-    Transacted,
 )
+from broker.operations.transactions import Transact, Transacted
+from broker.operations.transfers import FailTransfer
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
-from broker.session_operations import AcceptSession, SessionAccepted
-from broker.transfer_operations import FailTransfer
 from tests.support.partition_harness import Harness, one, properties
 from tests.support.topics import DEAD, A, B, bodies, topic, with_subscription
 

@@ -6,9 +6,11 @@ import pytest
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
-from broker.operations import Complete, DeadLetter, Defer, Failed, Release, Send, Settled
+from broker.operations.general import Failed
+from broker.operations.sending import Send
+from broker.operations.settling import Complete, DeadLetter, Defer, Release, Settled
+from broker.operations.streams import SettledThrough, SettleThrough
 from broker.partition.settling_through import LOOKED_AT_AT_ONCE
-from broker.stream_operations import SettledThrough, SettleThrough
 from tests.support.partition_harness import NUMBER, Harness, one
 
 FIRST = NUMBER << 48 | 1

@@ -8,8 +8,9 @@ import pytest
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import QueueSettings
-from broker.operations import Failed, Send, SendSinkBatch
-from broker.stream_operations import GetSinkBatch, SinkBatch, SinkBatchSent
+from broker.operations.general import Failed
+from broker.operations.sending import Send
+from broker.operations.streams import GetSinkBatch, SendSinkBatch, SinkBatch, SinkBatchSent
 from storage.errors import DiskFull
 from storage.log import Commit
 from tests.support.partition_harness import NUMBER, Harness, one

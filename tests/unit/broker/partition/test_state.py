@@ -5,17 +5,11 @@ from __future__ import annotations
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import DEAD_LETTER, MAIN, MESSAGE_OVERHEAD_BYTES, TRANSFER_DEAD_LETTER
-from broker.operations import (
-    Abandon,
-    DeadLetter,
-    Defer,
-    Failed,
-    MessageState,
-    Peek,
-    Recalled,
-    Update,
-    Updated,
-)
+from broker.operations.browsing import Peek
+from broker.operations.general import Failed, Update, Updated
+from broker.operations.message_states import MessageState
+from broker.operations.receiving import Recalled
+from broker.operations.settling import Abandon, DeadLetter, Defer
 from broker.partition import records
 from broker.partition.records import Mark
 from tests.support.partition_harness import LOCK_MS, Harness, one

@@ -11,30 +11,13 @@ import pytest
 from broker.base.clock import SystemClock
 from broker.base.errors import Reason
 from broker.entities.descriptions import MAIN, QueueSettings
-from broker.operations import (
-    Abandon,
-    ClientId,
-    Complete,
-    Defer,
-    Demand,
-    Detach,
-    Failed,
-    Locked,
-    Operation,
-    Peek,
-    Recalled,
-    ReceiveDeferred,
-    Release,
-    RenewLocks,
-    Send,
-    Sent,
-    Settled,
-    Unavailable,
-    Update,
-    Updated,
-    Withdraw,
-    Withdrawn,
-)
+from broker.identifiers import ClientId
+from broker.operations.browsing import Peek
+from broker.operations.general import Detach, Failed, Unavailable, Update, Updated
+from broker.operations.interface import Operation
+from broker.operations.receiving import Demand, Locked, Recalled, ReceiveDeferred, Withdraw, Withdrawn
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import Abandon, Complete, Defer, Release, RenewLocks, Settled
 from broker.partition import records
 from broker.partition.task import Health, TaskLimits
 from storage.errors import CommitFailed, CorruptRecord, DiskFull, Fenced, StorageError

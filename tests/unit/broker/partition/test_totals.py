@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from broker.operations import Defer, Send
+from broker.operations.sending import Send
+from broker.operations.settling import Defer
 from broker.partition.totals import totals_of
 from tests.support.partition_harness import Harness
 from tests.support.topics import A, number_of, topic

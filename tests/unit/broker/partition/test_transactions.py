@@ -11,31 +11,18 @@ import pytest
 from broker.base.errors import Reason
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
 from broker.message.changes import encode_changes
-from broker.operations import (
-    DESTINATION,
-    Abandon,
-    Complete,
-    DeadLetter,
-    Defer,
-    Demand,
-    Failed,
-    Locked,
-    MessageState,
-    Operation,
-    Send,
-    Sent,
-    Settled,
-    Transact,
-    Transacted,
-    Update,
-    Updated,
-    Watch,
-    Withdraw,
-    Withdrawn,
-)
+from broker.operations.browsing import Watch
+from broker.operations.columns import DESTINATION
+from broker.operations.general import Failed, Update, Updated
+from broker.operations.interface import Operation
+from broker.operations.message_states import MessageState
+from broker.operations.receiving import Demand, Locked, Withdraw, Withdrawn
+from broker.operations.sending import Send, Sent
+from broker.operations.sessions import AcceptSession
+from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Settled
+from broker.operations.transactions import Transact, Transacted
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
-from broker.session_operations import AcceptSession
 from storage.errors import CommitFailed, DiskFull
 from tests.support.partition_harness import Harness, one
 

@@ -9,7 +9,10 @@ from contextlib import suppress
 import pytest
 
 from broker.entities.descriptions import DEAD_LETTER, MAIN
-from broker.operations import Complete, DeadLetter, Defer, Demand, Failed, Locked, Send
+from broker.operations.general import Failed
+from broker.operations.receiving import Demand, Locked
+from broker.operations.sending import Send
+from broker.operations.settling import Complete, DeadLetter, Defer
 from broker.partition import records, snapshot
 from broker.partition.task import Health, TaskLimits
 from broker.partition.upkeep import UpkeepLimits

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from broker.entities.descriptions import QueueDescription, QueueSettings
-from broker.operations import ClientId, Unmet
+from broker.identifiers import ClientId
+from broker.operations.receiving import Unmet
 from broker.partition import records
 from broker.partition.cycle import Cycle
 from broker.partition.cycle_bounds import Bounds

@@ -12,22 +12,13 @@ import pytest
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import QueueSettings
 from broker.frontend.links import browse as browse_link
+from broker.identifiers import PARTITION_SHIFT
 from broker.messaging.page_places import PAGES_AT_ONCE
 from broker.namespace.entity import ENDED
-from broker.operations import (
-    PARTITION_SHIFT,
-    Answer,
-    Arrived,
-    Detach,
-    Failed,
-    MessageState,
-    Operation,
-    Peek,
-    Peeked,
-    Sink,
-    Unavailable,
-    Watch,
-)
+from broker.operations.browsing import Arrived, Peek, Peeked, Watch
+from broker.operations.general import Detach, Failed, Unavailable
+from broker.operations.interface import Answer, Operation, Sink
+from broker.operations.message_states import MessageState
 from protocol.codec import Described, Symbol, UInt, ULong
 from protocol.events import Outcome
 from tests.support import raw_amqp as raw

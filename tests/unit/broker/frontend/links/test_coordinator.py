@@ -12,17 +12,11 @@ from broker.entities.descriptions import QueueSettings
 from broker.entities.tiers import tier_of
 from broker.message.stored import bare_message_offset
 from broker.namespace.router import partition_of_key
-from broker.operations import (
-    DESTINATION,
-    Abandon,
-    Complete,
-    DeadLetter,
-    Defer,
-    Failed,
-    Locked,
-    Transact,
-    Transacted,
-)
+from broker.operations.columns import DESTINATION
+from broker.operations.general import Failed
+from broker.operations.receiving import Locked
+from broker.operations.settling import Abandon, Complete, DeadLetter, Defer
+from broker.operations.transactions import Transact, Transacted
 from protocol.codec import Described, Symbol, UByte, UInt, ULong
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import DATA, message, sections

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from broker.operations import Peek, Peeked
-from broker.stream_operations import RangeRead, ReadRange
+from broker.operations.browsing import Peek, Peeked
+from broker.operations.streams import RangeRead, ReadRange
 from broker.throttle.throttle import HELD_MS_MAX
 from protocol.codec import Described, Long, Symbol, ULong
 from protocol.events import Outcome

@@ -19,7 +19,8 @@ from broker.base.errors import Reason, Refused
 from broker.frontend.attaching import attach_to_entity
 from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links.delayed_attach import Later
-from broker.operations import Demand, Detach
+from broker.operations.general import Detach
+from broker.operations.receiving import Demand
 from protocol.codec import UInt
 from protocol.links import Link
 from tests.support import raw_amqp as raw

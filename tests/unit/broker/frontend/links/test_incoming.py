@@ -12,7 +12,8 @@ from broker.entities.descriptions import EntityStatus, QueueSettings
 from broker.message.stored import bare_message_offset
 from broker.messaging.sending import TAKEN_APART_AT_ONCE
 from broker.namespace.router import partition_of_key
-from broker.operations import Failed, Send, Sent
+from broker.operations.general import Failed
+from broker.operations.sending import Send, Sent
 from protocol.codec import Timestamp, UInt
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import DATA, message, section, sections

@@ -10,7 +10,8 @@ import pytest
 from broker.base.errors import Reason
 from broker.entities.descriptions import QueueSettings
 from broker.message.identity import IDENTITY_BYTES, id_text
-from broker.operations import Failed, Send, Sent
+from broker.operations.general import Failed
+from broker.operations.sending import Send, Sent
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import message
 from tests.support.link_stack import Client, LinkStack

@@ -10,22 +10,11 @@ from typing import Any
 import pytest
 
 from broker.base.errors import Reason, Refused
+from broker.identifiers import LockToken
 from broker.messaging import receiver as receiver_module
-from broker.operations import (
-    Complete,
-    Demand,
-    Detach,
-    LockToken,
-    Recall,
-    Recalled,
-    Release,
-    RenewLocks,
-    Settled,
-    Unavailable,
-    Unmet,
-    Withdraw,
-    Withdrawn,
-)
+from broker.operations.general import Detach, Unavailable
+from broker.operations.receiving import Demand, Recall, Recalled, Unmet, Withdraw, Withdrawn
+from broker.operations.settling import Complete, Release, RenewLocks, Settled
 from protocol.codec import Described, Symbol, ULong
 from tests.support import raw_amqp as raw
 from tests.support.link_stack import Client, LinkStack, Part, tags_of, until

@@ -10,16 +10,9 @@ import pytest
 from broker.entities.descriptions import QueueSettings
 from broker.frontend.slow_readers import LOOK_AGAIN_S
 from broker.messaging import receiver as receiver_module
-from broker.operations import (
-    Complete,
-    Demand,
-    Release,
-    RenewLocks,
-    Settled,
-    Unavailable,
-    Unmet,
-    Withdraw,
-)
+from broker.operations.general import Unavailable
+from broker.operations.receiving import Demand, Unmet, Withdraw
+from broker.operations.settling import Complete, Release, RenewLocks, Settled
 from protocol.codec import UInt
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import sections

@@ -9,15 +9,8 @@ import pytest
 
 from broker.base.errors import Reason
 from broker.frontend.connection import FEW
-from broker.operations import (
-    Abandon,
-    Complete,
-    DeadLetter,
-    Defer,
-    Failed,
-    Release,
-    Settled,
-)
+from broker.operations.general import Failed
+from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Release, Settled
 from protocol.codec import Described, Symbol, UInt, ULong, decode
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import sections

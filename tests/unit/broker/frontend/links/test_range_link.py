@@ -13,9 +13,11 @@ import pytest
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import EntityStatus, QueueSettings
 from broker.frontend.links.range_link import BYTES_MAX, MESSAGES, Range
+from broker.identifiers import PARTITION_SHIFT
 from broker.messaging.page_places import PAGES_AT_ONCE
-from broker.operations import PARTITION_SHIFT, Answer, Failed
-from broker.stream_operations import RangeRead, ReadRange
+from broker.operations.general import Failed
+from broker.operations.interface import Answer
+from broker.operations.streams import RangeRead, ReadRange
 from protocol.codec import Described, Long, Symbol, UInt, ULong
 from tests.support import raw_amqp as raw
 from tests.support.link_stack import Client, LinkStack, turn, until

@@ -13,8 +13,11 @@ import pytest
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import EntityStatus, QueueSettings
-from broker.operations import Arrived, Demand, Detach, Failed, Release, Unavailable
-from broker.session_operations import AcceptSession, SessionAccepted, SessionLost, WatchSessions
+from broker.operations.browsing import Arrived
+from broker.operations.general import Detach, Failed, Unavailable
+from broker.operations.receiving import Demand
+from broker.operations.sessions import AcceptSession, SessionAccepted, SessionLost, WatchSessions
+from broker.operations.settling import Release
 from protocol.codec import Described, Long, Symbol, UInt, ULong
 from tests.support import raw_amqp as raw
 from tests.support.link_stack import Client, LinkStack, Part, tags_of, until

@@ -11,7 +11,10 @@ from broker.base.errors import Reason
 from broker.entities.descriptions import AuthorizationRule, EntityStatus, QueueSettings
 from broker.frontend.links.via_link import TRANSFER_DESTINATION
 from broker.namespace.router import partition_of_key
-from broker.operations import DESTINATION, Failed, Send, Transact, Transacted
+from broker.operations.columns import DESTINATION
+from broker.operations.general import Failed
+from broker.operations.sending import Send
+from broker.operations.transactions import Transact, Transacted
 from protocol.codec import Symbol
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import message

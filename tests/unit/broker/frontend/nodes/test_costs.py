@@ -6,15 +6,11 @@ import uuid
 from dataclasses import replace
 from typing import Any
 
-from broker.operations import (
-    PARTITION_SHIFT,
-    CancelScheduled,
-    Complete,
-    Peek,
-    Peeked,
-    ReceiveDeferred,
-    Settled,
-)
+from broker.identifiers import PARTITION_SHIFT
+from broker.operations.browsing import Peek, Peeked
+from broker.operations.receiving import ReceiveDeferred
+from broker.operations.scheduling import CancelScheduled
+from broker.operations.settling import Complete, Settled
 from tests.support.locked import locked, stored
 from tests.support.management_bench import Answers, Bench, bench, shown, status
 

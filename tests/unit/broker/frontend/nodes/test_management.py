@@ -17,21 +17,18 @@ from broker.base.errors import Reason
 from broker.entities.descriptions import MAIN, EntityStatus
 from broker.frontend.nodes.bodies import ELEMENTS_MAX
 from broker.frontend.nodes.request_node import Request
+from broker.identifiers import PARTITION_SHIFT, LockToken
 from broker.message.changes import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON
-from broker.operations import (
-    PARTITION_SHIFT,
+from broker.operations.browsing import Peek
+from broker.operations.general import Failed
+from broker.operations.interface import Answer
+from broker.operations.receiving import Demand, Locked, ReceiveDeferred
+from broker.operations.settling import (
     Abandon,
-    Answer,
     Complete,
     DeadLetter,
     Defer,
-    Demand,
-    Failed,
     GiveBack,
-    Locked,
-    LockToken,
-    Peek,
-    ReceiveDeferred,
     Release,
     Renewed,
     RenewLocks,

@@ -12,7 +12,8 @@ from broker.access.addresses import parse_address
 from broker.entities.descriptions import QueueSettings
 from broker.frontend.nodes.management import DELETED_MESSAGES_MAX, ManagementNode
 from broker.frontend.nodes.request_node import Response
-from broker.operations import Answer, Delete, Deleted
+from broker.operations.deleting import Delete, Deleted
+from broker.operations.interface import Answer
 from protocol.codec import Timestamp
 from tests.support.management_bench import Bench, bench, down, status
 

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from broker.base.errors import Reason
-from broker.operations import Answer, CancelScheduled, Send, Sent, Settled
+from broker.operations.interface import Answer
+from broker.operations.scheduling import CancelScheduled
+from broker.operations.sending import Send, Sent
+from broker.operations.settling import Settled
 from protocol.codec import Array, Timestamp, TypeCode
 from tests.support.amqp_messages import message
 from tests.support.management_bench import bench, status

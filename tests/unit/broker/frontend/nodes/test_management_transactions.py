@@ -10,9 +10,12 @@ import pytest
 from broker.access.addresses import NODE_MANAGEMENT
 from broker.base.errors import Refused
 from broker.entities.descriptions import MAIN, QueueSettings
-from broker.operations import Complete, Defer, Operation, Peek, Renewed, RenewLocks, Transact
-from broker.schedule_operations import Promised, PromiseNumbers
-from broker.session_operations import ListSessions
+from broker.operations.browsing import Peek
+from broker.operations.interface import Operation
+from broker.operations.scheduling import Promised, PromiseNumbers
+from broker.operations.sessions import ListSessions
+from broker.operations.settling import Complete, Defer, Renewed, RenewLocks
+from broker.operations.transactions import Transact
 from protocol.codec import Array, TypeCode
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import APPLICATION, VALUE, message, section, sections

@@ -13,16 +13,11 @@ import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import EntityStatus, QueueSettings
-from broker.operations import (
-    PARTITION_SHIFT,
-    Delete,
-    Deleted,
-    Renewed,
-    RenewLocks,
-    Settled,
-    SubqueueCounts,
-)
-from broker.schedule_operations import Reschedule
+from broker.identifiers import PARTITION_SHIFT
+from broker.operations.deleting import Delete, Deleted
+from broker.operations.message_states import SubqueueCounts
+from broker.operations.scheduling import Reschedule
+from broker.operations.settling import Renewed, RenewLocks, Settled
 from protocol.codec import Array, Long, Timestamp, TypeCode
 from tests.support.management_bench import Bench, bench, down, status
 

@@ -13,8 +13,11 @@ from broker.base.errors import Reason
 from broker.entities.descriptions import DEAD_LETTER, MAIN
 from broker.frontend.nodes.management import PEEK_MESSAGES_MAX
 from broker.frontend.nodes.request_node import Request
+from broker.identifiers import PARTITION_SHIFT
 from broker.messaging.page_places import PAGES_AT_ONCE
-from broker.operations import PARTITION_SHIFT, Answer, Failed, Peek, Peeked
+from broker.operations.browsing import Peek, Peeked
+from broker.operations.general import Failed
+from broker.operations.interface import Answer
 from tests.support.locked import stored
 from tests.support.management_bench import Answers, Bench, bench, down, shown, status
 

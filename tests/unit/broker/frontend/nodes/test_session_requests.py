@@ -13,8 +13,11 @@ from broker.frontend.nodes.request_node import Request
 from broker.frontend.nodes.session_requests import EVER_MS, SESSIONS_MAX, SKIPPED_MAX
 from broker.identifiers import NO_CLIENT, PARTITION_SHIFT, ClientId
 from broker.messaging.page_places import PAGES_AT_ONCE
-from broker.operations import Answer, Failed, Operation, Peek, Peeked, ReceiveDeferred, Updated
-from broker.session_operations import (
+from broker.operations.browsing import Peek, Peeked
+from broker.operations.general import Failed, Updated
+from broker.operations.interface import Answer, Operation
+from broker.operations.receiving import ReceiveDeferred
+from broker.operations.sessions import (
     AcceptSession,
     ListSessions,
     RenewSession,

@@ -11,8 +11,10 @@ import pytest
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import EntityStatus, QueueSettings
-from broker.operations import PARTITION_SHIFT, Failed, Send, SendSinkBatch, Sent
-from broker.stream_operations import (
+from broker.identifiers import PARTITION_SHIFT
+from broker.operations.general import Failed
+from broker.operations.sending import Send, Sent
+from broker.operations.streams import (
     EARLIEST,
     LATEST,
     AdvanceCursor,
@@ -23,6 +25,7 @@ from broker.stream_operations import (
     GetCursor,
     GetSinkBatch,
     Positions,
+    SendSinkBatch,
     SettledThrough,
     SettleThrough,
     SinkBatch,

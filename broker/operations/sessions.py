@@ -1,5 +1,4 @@
-"""Operations on message sessions, and their answers (AMQP contract 5.4). Plain data, like those in
-`operations.py`, which lists all of them.
+"""Operations on message sessions, and their answers (AMQP contract 5.4).
 
 A session-id is in UTF-8 here (`identifiers.py`). `holder` is the client that holds the session: the receiving
 link, on whose behalf somebody else may ask.

@@ -1,5 +1,4 @@
-"""Operations for clients that read and write by position, and their answers (AMQP contract 7.6). Plain data,
-like those in `operations.py`, which lists all of them.
+"""Operations for clients that read and write by position, and their answers (AMQP contract 7.6).
 
 A position is a sequence number; the end of a range is the position behind it.
 """
@@ -7,6 +6,8 @@ A position is a sequence number; the end of a range is the position behind it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
+from broker.operations.sending import Send
 
 # --- operations ---------------------------------------------------------------------------------------------
 
@@ -119,6 +120,21 @@ class DeleteCursor:
 
 
 @dataclass(slots=True)
+class SendSinkBatch:
+    """Enqueue the messages of a numbered batch, all or none, and note the batch in the sink's ledger in the
+    same commit; nothing if this batch or a later one was committed before. Answered with `SinkBatchSent` or
+    `Failed`."""
+
+    send: Send
+    """May have no messages. Its cookie is not used."""
+    sink: bytes
+    batch: int
+    sinks_max: int
+    """The most sinks of a partition."""
+    cookie: object = None
+
+
+@dataclass(slots=True)
 class GetSinkBatch:
     """Say which batch a sink has committed in this partition. Answered with `SinkBatch`."""
 
@@ -128,7 +144,7 @@ class GetSinkBatch:
 
 StreamOperation = (
     FindPositions | ReadRange | CreateCursor | GetCursor | AdvanceCursor | SettleThrough | ListCursors
-    | DeleteCursor | GetSinkBatch
+    | DeleteCursor | SendSinkBatch | GetSinkBatch
 )  # fmt: skip
 
 

@@ -1,6 +1,4 @@
-"""Operations on scheduled messages, and their answers (AMQP contract 7.3.6, 8.2). Plain data, like those in
-`operations.py`, which lists all of them.
-"""
+"""Operations on scheduled messages, and their answers (AMQP contract 7.3.6, 8.2)."""
 
 from __future__ import annotations
 
@@ -8,6 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 # --- operations ---------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class CancelScheduled:
+    """Remove scheduled messages of the main subqueue before their time. Answered with `Settled`.
+
+    A message that is not there, or not scheduled any more, is one of its failures (MESSAGE_NOT_FOUND); the
+    others are removed all the same.
+    """
+
+    sequence_numbers: Sequence[int]
+    cookie: object = None
 
 
 @dataclass(slots=True)

@@ -1,5 +1,4 @@
 """Operations on locked messages, by their lock tokens: settlements and renewals (AMQP contract 6.1, 7.3.1).
-Plain data, like those in `operations.py`, which lists all of them.
 
 A link has the tokens of its own deliveries. A client that names tokens itself (`$management`, HTTP) may have
 guessed them, so its operation says in which subqueue it may settle, and finds no lock in any other.
@@ -8,9 +7,12 @@ guessed them, so its operation says in which subqueue it may settle, and finds n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from broker.base.errors import Reason
 from broker.identifiers import LockToken
+
+# --- operations ---------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -106,3 +108,25 @@ class RenewLocks:
     """How long the locks last from now, if not for the entity's lock duration."""
     subqueue: str | None = None
     """As in `Complete`."""
+
+
+# --- answers ------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Settled:
+    """A settlement is durable. `failures` gives the tokens or sequence numbers that it did not reach (by
+    position in the operation), and why."""
+
+    cookie: object
+    failures: dict[int, Reason] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Renewed:
+    """Locks last until `locked_until_ms`, in monotonic time, except those in `failures` (by position in the
+    operation)."""
+
+    locked_until_ms: int
+    cookie: object
+    failures: dict[int, Reason] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Operations and answers: what is answered by a partition that is gone for good, and what columns are."""
+"""What is answered by a partition that is gone for good, and what every operation has."""
 
 from __future__ import annotations
 
@@ -8,28 +8,14 @@ import typing
 import pytest
 
 from broker.base.errors import Reason
-from broker.operations import (
-    COLUMNS,
-    KNOWN_COLUMNS,
-    Complete,
-    Demand,
-    Detach,
-    Failed,
-    Locked,
-    Operation,
-    Peek,
-    Peeked,
-    Recalled,
-    Release,
-    Send,
-    Unavailable,
-    Watch,
-    Withdraw,
-    Withdrawn,
-    refusal_of,
-)
-from broker.selection_operations import WatchReturned
-from broker.session_operations import WatchSessions
+from broker.operations.browsing import Peek, Watch
+from broker.operations.general import Detach, Failed, Unavailable
+from broker.operations.interface import Operation, refusal_of
+from broker.operations.receiving import Demand, Recalled, Withdraw, Withdrawn
+from broker.operations.selecting import WatchReturned
+from broker.operations.sending import Send
+from broker.operations.sessions import WatchSessions
+from broker.operations.settling import Complete, Release
 
 GONE = (3, Reason.ENTITY_NOT_FOUND, "It was deleted.")
 
@@ -55,10 +41,3 @@ def test_every_operation_that_fails_has_a_cookie_to_return() -> None:
     for kind in typing.get_args(Operation):
         if kind not in silent:
             assert "cookie" in {each.name for each in dataclasses.fields(kind)}, kind
-
-
-def test_columns_have_names_and_numbers_of_their_own() -> None:
-    assert len({each.number for each in COLUMNS}) == len({each.name for each in COLUMNS}) == len(COLUMNS)
-    assert not {each.name for each in COLUMNS} & {*KNOWN_COLUMNS, *KNOWN_COLUMNS.values()}
-    for answer in (Locked, Peeked):
-        assert KNOWN_COLUMNS.keys() <= {each.name for each in dataclasses.fields(answer)}

@@ -1,5 +1,4 @@
-"""Operations that move messages from one entity to another, and their answers. Plain data, like those in
-`operations.py`, which lists all of them.
+"""Operations that move messages from one entity to another, and their answers.
 
 The messages of a partition are *handed over* to a partition of another entity. That one enqueues them, and
 then the first one removes them. Between the two, a crash may leave the messages in both places. So the second
@@ -21,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from broker.identifiers import LockToken
+from broker.operations.columns import ColumnLists
 
 
 def source_of(generation: str, partition: int, subqueue: int) -> bytes:
@@ -53,7 +53,7 @@ class HandOver:
     messages: Sequence[bytes]
     """Stored messages, as those of a `Send`; one for each number."""
     time_to_live_ms: Sequence[int | None] | None = None
-    columns: dict[str, list[int | bytes | None]] = field(default_factory=dict)
+    columns: ColumnLists = field(default_factory=dict)
     identities: Sequence[bytes] | None = None
     """As in a `Send`."""
     keeps: Sequence[int] | None = None

@@ -1,5 +1,4 @@
-"""What clients that choose among messages ask of a partition, and its answers. Plain data, like those in
-`operations.py`, which lists all of them.
+"""What clients that choose among messages ask of a partition, and its answers.
 
 Such a client reads the messages from the oldest to the latest with `Peek`, and locks those that it wants with
 `LockExactly`. `Watch` tells it of later ones. Of messages behind its back it is told by `CameBack`: those

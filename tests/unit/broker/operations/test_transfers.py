@@ -1,8 +1,8 @@
-"""broker/transfer_operations.py: sources of messages differ where numbers could meet."""
+"""broker/operations/transfers.py: sources of messages differ where numbers could meet."""
 
 from __future__ import annotations
 
-from broker.transfer_operations import parts_of_source, source_of
+from broker.operations.transfers import parts_of_source, source_of
 
 
 def test_each_subqueue_of_each_partition_of_each_generation_is_a_source_of_its_own() -> None:

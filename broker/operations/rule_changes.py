@@ -1,6 +1,5 @@
 """Operations on changes of rules that a partition has noted with a transaction, and their answers (AMQP
-contract 8.2). Plain data, like those in `operations.py`, which lists all of them.
-"""
+contract 8.2)."""
 
 from __future__ import annotations
 
