@@ -294,8 +294,7 @@ class Connection:
     def _write(self) -> None:
         chunks = self.engine.output()
         if chunks:
-            for chunk in chunks:
-                self.stream.write(chunk)
+            self.stream.writelines(chunks)  # one system call for all of them
             self._written, self._written_in = sum(map(len, chunks)), self.services.output.turn
             self._written_in_all += self._written
             # Writing uses up credit, which proton reports as events.

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import structlog
@@ -100,6 +100,9 @@ class Gone:
     def write(self, data: bytes | memoryview) -> None:
         pass
 
+    def writelines(self, list_of_data: Sequence[bytes | memoryview]) -> None:
+        pass
+
     def get_write_buffer_size(self) -> int:
         return 0
 
@@ -149,8 +152,11 @@ class WebSocketStream:
         self.connection: Connection | None = None
 
     def write(self, data: bytes | memoryview) -> None:
-        self._waiting.append(data)
-        self._waiting_bytes += len(data)
+        self.writelines([data])
+
+    def writelines(self, list_of_data: Sequence[bytes | memoryview]) -> None:
+        self._waiting += list_of_data
+        self._waiting_bytes += sum(map(len, list_of_data))
         self._wake.set()
         if self._waiting_bytes > self._buffer_bytes_max and self.connection is not None and not self._paused:
             self._paused = True

@@ -109,6 +109,9 @@ class ByteStream:
     def write(self, data: bytes | memoryview) -> None:
         self.written += data
 
+    def writelines(self, list_of_data: Sequence[bytes | memoryview]) -> None:
+        self.write(b"".join(list_of_data))
+
     def get_write_buffer_size(self) -> int:
         """Bytes the client has not read yet."""
         return len(self.written)

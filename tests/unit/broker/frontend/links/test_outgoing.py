@@ -84,6 +84,15 @@ async def test_the_dead_letter_subqueue_is_received_from_under_its_path() -> Non
 # --- recall and return --------------------------------------------------------------------------------------
 
 
+async def test_large_messages_of_one_turn_go_to_the_socket_in_one_call() -> None:
+    stack, client = await receiving(4)
+    calls: list[int] = []
+    client.stream.writelines = lambda list_of_data: calls.append(len(list_of_data))  # type: ignore[method-assign]
+    give(stack, 0, 4, body=bytes(20_000))
+    await client.hear()
+    assert calls == [8], "a front and a body for each, without a copy"
+
+
 async def test_a_recall_gives_back_what_nobody_has_seen_of_that_partition() -> None:
     stack, client = await receiving(1)
     seen = give(stack, 0, 1)
