@@ -20,7 +20,7 @@ from broker.base.errors import Reason, Refused
 from broker.identifiers import partition_of
 from broker.message.identity import key_text
 from broker.messaging.asking import answer_of
-from broker.messaging.request_sends import store_all, to_store
+from broker.messaging.storing import store_all, to_store
 from broker.namespace.entity import Entity
 from broker.operations.interface import Operation
 from broker.operations.scheduling import CancelScheduled, Reschedule

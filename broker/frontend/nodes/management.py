@@ -58,9 +58,9 @@ from broker.identifiers import LockToken, encode_session_id, partition_of
 from broker.message.annotations import deliverables, joined
 from broker.messaging.asking import answer_of, renew_locks
 from broker.messaging.deferred import receive_deferred, release, remove_all, room
-from broker.messaging.request_sends import to_store
 from broker.messaging.scheduling import cancel, check_schedules, schedule
 from broker.messaging.settlement import COMPLETE, Settlement, abandon, dead_letter, defer, settle
+from broker.messaging.storing import to_store
 from broker.namespace.entity import Entity, ask
 from broker.namespace.router import PartitionHandle
 from broker.operations.deleting import Delete, Deleted

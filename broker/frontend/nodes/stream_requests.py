@@ -32,7 +32,7 @@ from broker.messaging.cursors import (
     list_cursors,
 )
 from broker.messaging.positions import by_partition, find_positions
-from broker.messaging.request_sends import (
+from broker.messaging.storing import (
     commit_sink_batch,
     home_of,
     store_all,

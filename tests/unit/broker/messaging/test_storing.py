@@ -10,7 +10,7 @@ import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.identifiers import PARTITION_SHIFT
-from broker.messaging.request_sends import commit_sink_batch, home_of, store_all, store_sink_batch, to_store
+from broker.messaging.storing import commit_sink_batch, home_of, store_all, store_sink_batch, to_store
 from broker.operations.general import Failed
 from broker.operations.interface import Answer
 from broker.operations.sending import Send, Sent
