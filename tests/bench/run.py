@@ -45,11 +45,10 @@ from tests.bench.load import (
 from tests.bench.load.endpoint import Endpoint
 from tests.bench.load.figures import FIGURES, Figure, Result, Verdict
 from tests.bench.load.machine import StolenTime, commit, describe_machine
+from tests.bench.load.options import REPOSITORY, WORK, Quick, Rounds
 from tests.bench.load.profiling import Profiler
 from tests.bench.load.traffic import Target
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-WORK = REPOSITORY / "build" / "bench"
 CONNECTIONS = 8
 progress = Console(stderr=True, highlight=False)
 
@@ -144,12 +143,8 @@ def main(
     only: Annotated[
         list[str] | None, typer.Option(help="A figure to measure (repeatable); all by default.")
     ] = None,
-    rounds: Annotated[
-        int | None, typer.Option(min=1, help="Rounds per figure; medians are taken over them.")
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A small run that shows that everything works.")
-    ] = False,
+    rounds: Rounds = None,
+    quick: Quick = False,
     folder: Annotated[
         Path,
         typer.Option(envvar="PARTIBUS_BENCH_DIR", help="Where brokers keep their data: the disk under test."),

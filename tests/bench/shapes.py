@@ -22,10 +22,10 @@ from tests.bench.load import comparison_output, footprint, report, traffic
 from tests.bench.load.comparison import OURS, Comparison, Measure, Rule, percentile
 from tests.bench.load.endpoint import Endpoint
 from tests.bench.load.machine import StolenTime, cpu_s
+from tests.bench.load.options import REPOSITORY, WORK, Folder, Only, PeerPid, Quick, Rounds, chosen_rows
 from tests.bench.load.shapes import PLAIN, SHAPES, Shape, window_of
 from tests.bench.load.traffic import Target
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 CHART = REPOSITORY / "docs" / "benchmarks.svg"
 BEGIN, END = "<!-- shapes: begin -->", "<!-- shapes: end -->"
 CONNECTIONS = 8
@@ -83,23 +83,17 @@ def main(
         list[str] | None,
         typer.Option(help="Another broker: NAME=amqp://user:password@host:port/address. Repeatable."),
     ] = None,
-    peer_pid: Annotated[
-        list[str] | None, typer.Option(help="Its process, for CPU time: NAME=PID. Repeatable.")
-    ] = None,
-    only: Annotated[list[str] | None, typer.Option(help="A row to measure. Repeatable.")] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Medians are taken over the rounds.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Only shows that everything works.")] = False,
-    folder: Annotated[Path, typer.Option(help="Where the broker keeps its data: the disk under test.")] = (
-        REPOSITORY / "build" / "bench"
-    ),
+    peer_pid: PeerPid = None,
+    only: Only = None,
+    rounds: Rounds = None,
+    quick: Quick = False,
+    folder: Folder = WORK,
     write_docs: Annotated[
         bool, typer.Option("--write-docs", help="Put table and chart into the documentation.")
     ] = False,
 ) -> None:
     """Compare brokers with the messages that applications send."""
-    rows = [*(shape.name for shape in SHAPES), EIGHT, ONE, BATCHES]
-    if unknown := set(only or ()) - set(rows):
-        raise typer.BadParameter(f"no row {', '.join(sorted(unknown))}; there are {', '.join(rows)}")
+    rows = chosen_rows(only, [*(shape.name for shape in SHAPES), EIGHT, ONE, BATCHES])
     scale = QUICK if quick else FULL
     if rounds is not None:
         scale = replace(scale, rounds=rounds)
@@ -118,7 +112,7 @@ def main(
             warm_up(broker, scale.warm_up)
         stolen = StolenTime()
         for number in range(scale.rounds):
-            for row in only or rows:
+            for row in rows:
                 order = brokers if number % 2 == 0 else brokers[::-1]
                 for broker in order:
                     measure(found, scale, row, broker, started.addresses.connection_string())

@@ -21,10 +21,10 @@ from tests.bench.load.comparison import OURS, Comparison, Measure, Rule
 from tests.bench.load.endpoint import Endpoint
 from tests.bench.load.fan_outs import FAN_OUTS, FIFTY, SINGLE, THOUSAND, FanOut
 from tests.bench.load.machine import StolenTime
+from tests.bench.load.options import REPOSITORY, WORK, Folder, Only, PeerPid, Quick, Rounds, chosen_rows
 from tests.bench.load.topic_brokers import PEERS, Partibus, Peer, TopicBroker, running_partibus
 from tests.bench.load.traffic import Load
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- topics: begin -->", "<!-- topics: end -->"
 RULES = {
     **{
@@ -60,27 +60,21 @@ def main(
         list[str] | None,
         typer.Option(help=f"{' or '.join(PEERS)}=amqp://user:password@host:port/any. Repeatable."),
     ] = None,
-    peer_pid: Annotated[
-        list[str] | None, typer.Option(help="Its process, for CPU time: NAME=PID. Repeatable.")
-    ] = None,
+    peer_pid: PeerPid = None,
     peer_data: Annotated[
         list[str] | None, typer.Option(help="Its data folder, for its size: NAME=FOLDER. Repeatable.")
     ] = None,
-    only: Annotated[list[str] | None, typer.Option(help="A row to measure. Repeatable.")] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Medians are taken over the rounds.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Only shows that everything works.")] = False,
-    folder: Annotated[Path, typer.Option(help="Where the broker keeps its data: the disk under test.")] = (
-        REPOSITORY / "build" / "bench"
-    ),
+    only: Only = None,
+    rounds: Rounds = None,
+    quick: Quick = False,
+    folder: Folder = WORK,
     write_docs: Annotated[
         bool, typer.Option("--write-docs", help="Put the table into the documentation.")
-    ] = (False),
+    ] = False,
 ) -> None:
     """Compare brokers with topics."""
-    names = [fan_out.name for fan_out in FAN_OUTS]
-    if unknown := set(only or ()) - set(names):
-        raise typer.BadParameter(f"no row {', '.join(sorted(unknown))}; there are {', '.join(names)}")
-    rows = [fan_out for fan_out in FAN_OUTS if fan_out.name in (only or names)]
+    names = chosen_rows(only, [fan_out.name for fan_out in FAN_OUTS])
+    rows = [fan_out for fan_out in FAN_OUTS if fan_out.name in names]
     peers = peers_of(peer or (), peer_pid or (), peer_data or ())
     scale = QUICK if quick else FULL
     if rounds is not None:
