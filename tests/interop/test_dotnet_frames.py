@@ -38,8 +38,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     queues += [queue(name, PartitionCount=4, RequiresSession=True) for name in ("sessions", "shared")]
     with BrokerProcess(tmp_path_factory.mktemp("dotnet"), queues) as process:
         yield process
-        errors = [line for line in process.log.splitlines() if '"level": "error"' in line]
-        assert errors == []
+        assert process.errors == []
 
 
 @pytest.fixture

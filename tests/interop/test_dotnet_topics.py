@@ -46,8 +46,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     topics = [topic("events", ["one", "two"])]
     with BrokerProcess(tmp_path_factory.mktemp("dotnet"), [], topics=topics) as process:
         yield process
-        errors = [line for line in process.log.splitlines() if '"level": "error"' in line]
-        assert errors == []
+        assert process.errors == []
 
 
 @pytest.fixture

@@ -59,8 +59,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     queues.append(queue("again", PartitionCount=1, RequiresSession=True))
     with BrokerProcess(tmp_path_factory.mktemp("sessions"), queues) as process:
         yield process
-        errors = [line for line in process.log.splitlines() if '"level": "error"' in line]
-        assert errors == []
+        assert process.errors == []
 
 
 def send(client: ServiceBusClient, name: str, session: str, *bodies: str) -> None:

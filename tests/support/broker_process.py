@@ -148,6 +148,11 @@ class BrokerProcess:
         """The last lines of the broker's log, across all starts."""
         return "\n".join(self._log)
 
+    @property
+    def errors(self) -> list[str]:
+        """The lines of the log at level error: nothing that an ordinary client does causes one."""
+        return [line for line in list(self._log) if '"level": "error"' in line]
+
     def log_tail(self, lines: int = 40) -> str:
         """The last `lines` lines of the log."""
         return "\n".join(list(self._log)[-lines:])

@@ -49,6 +49,14 @@ def waiting_on(
     return future
 
 
+def waiting_receiver(broker: BrokerThread, name: str) -> HttpReceiver:
+    """The receiver of the one request that waits for messages of a queue, once it does."""
+    until_seen(lambda: waiters(broker, name) == 1)
+    (receiver,) = broker.queue(name).watchers
+    assert isinstance(receiver, HttpReceiver)
+    return receiver
+
+
 def test_a_request_without_time_is_answered_at_once(rest: RestClient) -> None:
     began = time.monotonic()
     assert rest.receive("/plain").status == 204
@@ -164,9 +172,7 @@ def test_a_request_whose_message_is_being_removed_waits_for_it(
     """Nothing refuses it any more: nobody else could be given the message."""
     rest.create("/removing")
     future = threads.submit(rest.receive, "/removing", method="DELETE", timeout=LONG_S)
-    until_seen(lambda: waiters(broker, "removing") == 1)
-    (receiver,) = broker.queue("removing").watchers
-    assert isinstance(receiver, HttpReceiver)
+    receiver = waiting_receiver(broker, "removing")
     removals = receiver._receiver._removals
 
     async def refuse_while_it_is_removed() -> None:
@@ -218,9 +224,7 @@ def test_a_client_without_rights_is_given_what_is_being_removed_and_nothing_afte
     token = sas_token(f"http://127.0.0.1:{broker.addresses.http_port}/losing", key_name="app", key="old")
     path = f"/losing/messages/head?timeout={LONG_S}"
     future = threads.submit(rest.ask, "DELETE", path, token=token)
-    until_seen(lambda: waiters(broker, "losing") == 1)
-    (receiver,) = broker.queue("losing").watchers
-    assert isinstance(receiver, HttpReceiver)
+    receiver = waiting_receiver(broker, "losing")
     removals = receiver._receiver._removals
 
     async def begin_to_remove() -> None:
