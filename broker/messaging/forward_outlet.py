@@ -260,14 +260,16 @@ class Outlet:
             self._was_refused(number, places, locked, outcome, answer)
             return
         assert isinstance(answer, HandedOver), f"{answer} is not an answer to HandOver"
-        left_out, known = frozenset(answer.left_out), frozenset(answer.known)
-        taken = [index for index in range(len(places)) if index not in left_out]
+        not_taken, known = frozenset((*answer.left_out, *answer.put_off)), frozenset(answer.known)
+        taken = [index for index in range(len(places)) if index not in not_taken]
         self._doubt[number] = {*answer.kept, *(numbers[index] for index in taken)}
         if doubt is None and answer.kept:
             outcome.known[number] = set(answer.kept)
         outcome.done += [places[index] for index in taken]
         new = [send.messages[index] for index in taken if index not in known]
         self._route.forwarded(target, new, len(answer.duplicates))
+        if answer.put_off:  # the next loads have them again
+            self._source.post(Release(_some(locked.tokens, [places[index] for index in answer.put_off])))
         if answer.full is not None:
             full = Refused(Reason.QUOTA_EXCEEDED, answer.full)
             self._was_refused(number, [places[index] for index in answer.left_out], locked, outcome, full)

@@ -40,8 +40,8 @@ def parts_of_source(source: bytes) -> tuple[str, int, int]:
 @dataclass(slots=True)
 class HandOver:
     """Enqueue messages of another entity in the main subqueue, each of them once, however often it comes.
-    What there is no room for is left out; the rest is enqueued, or nothing is. Answered with `HandedOver` or
-    `Failed`.
+    What there is no room for is left out, and what one commit has no room for is put off; the rest is
+    enqueued, or nothing is. Answered with `HandedOver` or `Failed`.
 
     May have no messages, to change only what is kept of the source.
     """
@@ -108,8 +108,8 @@ class FindSources:
 
 @dataclass(slots=True)
 class HandedOver:
-    """All messages of a `HandOver` that were not left out are durable here: they were enqueued now, earlier,
-    or were duplicates."""
+    """All messages of a `HandOver` that were neither left out nor put off are durable here: they were
+    enqueued now, earlier, or were duplicates."""
 
     known: list[int]
     """The places of messages that had been enqueued before."""
@@ -123,6 +123,9 @@ class HandedOver:
     """The places of messages that there is no room for …"""
     full: str | None = None
     """… and why, in words."""
+    put_off: list[int] = field(default_factory=list)
+    """The places of messages to hand over again, in a topic: one commit has no room for the copies that rules
+    make of them and of those before them. Never all of them."""
 
 
 @dataclass(slots=True)

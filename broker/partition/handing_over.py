@@ -34,7 +34,8 @@ class HandingOver:
         seen = set(before)
         new: list[int] = []
         known: list[int] = []
-        for place, number in enumerate(operation.numbers):
+        taken_now = self._sending.sharing_a_commit(operation)
+        for place, number in enumerate(operation.numbers[:taken_now]):
             (known if number in seen else new).append(place)
             seen.add(number)
         send = Send(
@@ -44,7 +45,7 @@ class HandingOver:
             identities=operation.identities,
             scheduled_ms=operation.scheduled_ms,
         )
-        if known:
+        if len(new) < len(operation.numbers):
             send = part_of(send, at(new))
         left_out: list[int] = []
         full: str | None = None
@@ -66,7 +67,7 @@ class HandingOver:
             known = [place for place in known if operation.numbers[place] not in gone]
             _, duplicates = self._sending.send_new(space.cycle, space.description, part_of(send, at(fitting)))
         if operation.keeps is not None:
-            wanted = set(operation.keeps)
+            wanted = {*operation.keeps, *operation.numbers[taken_now:]}
             before = [number for number in before if number in wanted]
         here = {operation.numbers[place] for place in (*known, *new)}
         kept = [number for number in before if number not in here]
@@ -79,7 +80,8 @@ class HandingOver:
             record = handed_over(operation.source, numbers, len(fresh))
             space.record(record, with_send=space.cycle.has_sent)
         places = [new[place] for place in duplicates]
-        answer = HandedOver(known, places, kept, operation.cookie, left_out, full)
+        put_off = list(range(taken_now, len(operation.numbers)))
+        answer = HandedOver(known, places, kept, operation.cookie, left_out, full, put_off)
         space.cycle.unsynced.append(answer)
         space.answer(client, answer)
 

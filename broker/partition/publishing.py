@@ -65,7 +65,8 @@ COMMIT_BYTES_MAX = 256 * 1024 * 1024
 """What the copies of all messages of a send take, apart from the first copy of each: they are in one commit,
 and a frame of the log has a limit."""
 SHARED_BYTES_MAX = 16 * 1024 * 1024
-"""Several sends share a commit as long as their copies take at most this together."""
+"""Several sends share a commit as long as their copies take at most this together; so do messages that
+another entity hands over, because they may come from many senders."""
 COPIES_OF_SEND_BYTES_MAX = 2 * COMMIT_BYTES_MAX
 """A send whose messages get more than one copy each is cut to COMMIT_BYTES_MAX. One that exceeds this all the
 same is refused: rules make large copies of its tiny messages, or fail for very many of them."""
@@ -185,14 +186,15 @@ class Publishing:
 
         Returns how many of the operations may share a commit: the first one, and those after it as long as
         there is room for all their copies. So no message loses copies because of what others send. If not all
-        of them may, this takes more than one step. It stops in a send whose copies take too much: `find` will
-        refuse that."""
+        of them may, this takes more than one step. It stops in a send whose copies take too much (`find` will
+        refuse that), and in a `HandOver` behind the messages that may share a commit."""
         shared = 0
         until = self.effort + effort_max
         for count, send in enumerate(sends):
             sessions = send.columns.get(SESSION_ID)
             times = times_of(send.scheduled_ms, cycle.wall_ms)
             made = 0
+            is_of_many = isinstance(send, HandOver)
             for place, message in enumerate(send.messages):
                 if times is not None and times[place]:
                     continue
@@ -200,20 +202,31 @@ class Publishing:
                     _, found = self._ahead[id(message)]
                 else:
                     has_session = sessions is not None and sessions[place] is not None
-                    most = COPIES_BYTES_MAX if count else COMMIT_BYTES_MAX - made
+                    most = COPIES_BYTES_MAX if count or is_of_many else COMMIT_BYTES_MAX - made
                     found = self.destinations(message, has_session, enqueued_ms, most)
                     self._ahead[id(message)] = message, found
                 made += found.made
                 if count and made and shared + made > SHARED_BYTES_MAX:
                     yield
                     return count
-                if made > COPIES_OF_SEND_BYTES_MAX:
+                if made > (SHARED_BYTES_MAX if is_of_many else COPIES_OF_SEND_BYTES_MAX):
                     break
                 if self.effort >= until:
                     yield
                     until = self.effort + effort_max
             shared += made
         return len(sends)
+
+    def sharing_a_commit(self, over: HandOver) -> int:
+        """How many of these messages, whose destinations were found ahead, may share a commit with all their
+        copies: from the first one on, and at least that one."""
+        made = 0
+        for place, message in enumerate(over.messages):
+            if (ahead := self._ahead.get(id(message))) is not None:  # else it is scheduled, or comes too late
+                made += ahead[1].made
+            if place and made > SHARED_BYTES_MAX:
+                return place
+        return len(over.messages)
 
     def forget_ahead(self) -> None:
         """Forget what `find_ahead` has found."""

@@ -176,6 +176,11 @@ class Sending:
         enqueued_ms = self._times.stamp(self._messages.latest_enqueued_ms, cycle.now_ms, cycle.wall_ms)
         return (yield from self._publishing.find_ahead(cycle, enqueued_ms, sends, self._work_max))
 
+    def sharing_a_commit(self, over: HandOver) -> int:
+        """How many of these messages are enqueued now; the others have to come again. In a topic, only after
+        `find_ahead`."""
+        return len(over.messages) if self._publishing is None else self._publishing.sharing_a_commit(over)
+
     def _publish(
         self,
         publishing: Publishing,

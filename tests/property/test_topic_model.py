@@ -36,6 +36,7 @@ from broker.partition import publishing
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
+from broker.send_lists import at, part_of
 from storage.errors import CommitFailed
 from tests.property.partition_driver import SEED, TICK_MS, identity_of
 from tests.property.partition_outcomes import EXAMPLES
@@ -246,8 +247,10 @@ class World:
         self.handed_over += len(ids)
         names = [f"red-again-{number}" for number in again] + ids
         send = self.send_of(names)
-        operation = HandOver(SOURCE, numbers, send.messages, identities=send.identities)
-        one(await self.harness.do(7, operation), HandedOver)
+        while numbers:
+            operation = HandOver(SOURCE, numbers, send.messages, identities=send.identities)
+            put_off = one(await self.harness.do(7, operation), HandedOver).put_off
+            numbers, send = [numbers[place] for place in put_off], part_of(send, at(put_off))
         self.publish(self.remember(ids))
 
     async def schedule(self) -> None:

@@ -11,6 +11,8 @@ import pytest
 
 from broker.base.errors import Refused
 from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER, EntityStatus, QueueSettings
+from broker.entities.rules import RuleDescription, SqlAction, TrueFilter
+from broker.entities.topics import SubscriptionSettings, TopicDescription
 from broker.message.changes import encode_changes, has_reason
 from broker.message.forwarded import trail_of
 from broker.messaging import forward_outlet
@@ -21,6 +23,7 @@ from broker.operations.interface import Answer
 from broker.operations.receiving import Locked, LockExactly
 from broker.operations.settling import DeadLetter, Settled
 from broker.operations.transfers import HandOver
+from broker.partition import publishing
 from tests.support.forwarding_world import World, held_now, is_troubled, world
 from tests.support.waiting import until
 
@@ -234,3 +237,40 @@ async def test_an_idle_source_is_left_alone() -> None:
 
 def _lanes(here: World) -> list:  # type: ignore[type-arg]
     return [lane for route in here.forwarding._forwarded.values() for lane in route._lanes.values()]
+
+
+@pytest.mark.parametrize("crashes", [False, True], ids=["", "after a crash"])
+@pytest.mark.parametrize("is_refused_later", [False, True], ids=["the limit of rules", "the limit of a send"])
+async def test_no_message_loses_copies_because_of_those_that_are_forwarded_with_it(
+    monkeypatch: pytest.MonkeyPatch, is_refused_later: bool, crashes: bool
+) -> None:
+    """A load has messages of many senders; the copies of two of them fit into a commit."""
+    for name in ("COMMIT_BYTES_MAX", "SHARED_BYTES_MAX"):
+        monkeypatch.setattr(publishing, name, 100_000)
+    if is_refused_later:
+        monkeypatch.setattr(publishing, "COPIES_OF_SEND_BYTES_MAX", 100_000)
+    rule = RuleDescription("copy", TrueFilter(), SqlAction("SET sys.Label = 'changed'"))
+    topic = TopicDescription("t", "t".rjust(32, "0"), 2)
+    for number in range(4):
+        topic = topic.with_new(f"s{number}", SubscriptionSettings(), [rule], 1)
+    texts = [f"{number}".ljust(10_000, "x") for number in range(12)]
+    async with world(a=(1, PLAIN)) as here:
+        await here.send("a", *texts[:8], key="key")
+        await here.send("a", *texts[8:])
+        await here.crash()
+        here.descriptions["t"] = topic
+        here.start()
+        await here.update("a", to("t"))
+        if crashes:
+            await until(lambda: held_now(here.entities["t"], "subscriptions/s0") >= 2)
+            await here.crash()
+            here.start()
+        await here.wake_all()
+        await here.until_at("t", 12, "subscriptions/s3")
+        await here.until_empty("a")
+        assert held_now(here.entities["a"], DEAD_LETTER) == 0
+        for number in range(4):
+            held = await here.texts("t", f"subscriptions/s{number}")
+            # Symptom: 12, 8, 4 and 2 messages; or all of them were dead letters of "a".
+            assert len(held) == 12 and [each for each in held if each in texts[:8]] == texts[:8]
+        assert max(len(f) for disk in here.disks.values() for f in disk.frames.values()) < 140_000

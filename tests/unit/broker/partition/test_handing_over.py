@@ -13,11 +13,14 @@ from broker.operations.sending import Send, Sent
 from broker.operations.settling import Complete
 from broker.operations.transactions import Transact
 from broker.operations.transfers import FindSources, HandedOver, HandOver, SourcesFound
+from broker.partition import publishing
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.origins import Origins
 from broker.partition.task import Health, TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from tests.support.partition_harness import Harness, one
+from tests.support.rule_messages import stored_with
+from tests.support.topics import BLUE, CHANGING, RED, A, B, bodies, check_restart, topic, with_subscription
 
 SOURCE, OTHER = b"source", b"other"
 EAGER = UpkeepLimits(
@@ -184,6 +187,31 @@ async def test_what_would_be_one_message_id_too_many_is_left_out() -> None:
     over.identities = [letter.encode() * 15 for letter in "abc"]
     answer = one(await harness.do(1, over), HandedOver)
     assert answer.left_out == [2] and "message-ids" in (answer.full or "")
+
+
+async def test_what_one_commit_has_no_room_for_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "SHARED_BYTES_MAX", 2 * (10_000 + MESSAGE_OVERHEAD_BYTES + 200))
+    harness = Harness(description=with_subscription(topic("a"), "b", CHANGING))
+    red = [stored_with(subject="red", body=b"%d" % number + b"x" * 10_000) for number in range(4)]
+    huge = stored_with(subject="red", body=b"x" * 50_000)
+    numbers, messages = [1, 2, 3, 1, 4, 5, 6], [*red[:3], red[0], huge, BLUE, red[3]]
+    for known, put_off in (([], [2, 3, 4, 5, 6]), ([1], [2, 3, 4]), ([], [1, 2]), ([], [])):
+        answer = one(await harness.do(1, HandOver(SOURCE, numbers, messages, keeps=[])), HandedOver)
+        assert (answer.known, answer.put_off, answer.left_out, answer.full) == (known, put_off, [], None)
+        numbers, messages = [numbers[place] for place in put_off], [messages[place] for place in put_off]
+    assert await bodies(harness, A) == [*red[:3], huge, BLUE, red[3]]
+    assert len(await bodies(harness, B)) == 5
+    await check_restart(harness, A, B)
+
+
+async def test_what_is_put_off_is_kept_if_it_is_known_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness(description=with_subscription(topic("a"), "b", CHANGING))
+    await harness.do(1, HandOver(SOURCE, [1, 2, 3], [RED] * 3))
+    monkeypatch.setattr(publishing, "SHARED_BYTES_MAX", 1)
+    answer = one(await harness.do(1, HandOver(SOURCE, [2, 3], [RED] * 2, keeps=[])), HandedOver)
+    assert (answer.known, answer.put_off, answer.kept) == ([0], [1], [3])
+    assert one(await harness.do(1, HandOver(SOURCE, [3], [RED], keeps=[])), HandedOver).known == [0]
+    assert await bodies(harness, A) == [RED] * 3 and len(await bodies(harness, B)) == 3
 
 
 async def test_duplicates_are_dropped_and_named() -> None:
