@@ -12,6 +12,15 @@ from pyspark_partibus.errors import OptionError
 
 AMQP_PORT, AMQPS_PORT = 5672, 5671
 OPTION = "endpoint"
+PARTS = (
+    "Endpoint",
+    "SharedAccessKeyName",
+    "SharedAccessKey",
+    "SharedAccessSignature",
+    "EntityPath",
+    "UseDevelopmentEmulator",
+)
+"""What a connection string may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +91,8 @@ def _from_connection_string(text: str) -> Endpoint:
         if not equals:
             raise OptionError(OPTION, "has a part without '=' in its connection string")
         values[named.strip().lower()] = value.strip()
+    if values.keys() - {part.lower() for part in PARTS}:  # not named: it may be half of a secret
+        raise OptionError(OPTION, f"has a part that is none of {', '.join(PARTS)} in its connection string")
     address = values.get("endpoint", "")
     try:
         parts = urlsplit(address)

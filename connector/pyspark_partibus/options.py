@@ -32,7 +32,6 @@ OF_SPARK = frozenset(("path", "checkpointlocation", "queryname", "paths"))
 CONNECTION = (
     "endpoint",
     "credentialsFile",
-    "sasl.mechanism",
     "sasl.username",
     "sasl.password",
     "token",
@@ -69,6 +68,17 @@ SOURCE = (
     "headPollMs",
     "tuneWorkerGc",
 )
+OF_STREAMS = (
+    "cursorTakeover",
+    "maxMessagesPerTrigger",
+    "maxBytesPerTrigger",
+    "minMessagesPerTrigger",
+    "maxTriggerDelay",
+    "headPollMs",
+)
+"""Options of the source that mean nothing to a batch query."""
+OF_BATCHES = ("endingOffsets", "endingTimestamp")
+"""Options of the source that mean nothing to a stream."""
 SINK = (
     *CONNECTION,
     "entity",
@@ -206,6 +216,8 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
     cursor = read.text("cursor")
     if starting == COMMITTED and cursor is None:
         raise OptionError("cursor", "is needed for startingOffsets=committed")
+    if read.text("maxTriggerDelay") is not None and not read.number("minMessagesPerTrigger", 0, 0):
+        raise OptionError("maxTriggerDelay", "needs option 'minMessagesPerTrigger'")
     settle = read.one_of("settle", ("cursor", "complete", "none"), "cursor")
     assert settle is not None
     return SourceOptions(
@@ -242,10 +254,9 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
     endpoint = _endpoint(read)
     unknown = read.one_of("unknownColumns", ("error", "ignore", "property"), "error")
     assert unknown is not None
-    entity = read.text("entity") or endpoint.entity
     return SinkOptions(
         endpoint=endpoint,
-        address=None if entity is None else entity.strip("/"),
+        address=_entity(read, endpoint),
         patience=_patience(read),
         id_strategy=read.one_of(
             "idStrategy", ("column", "content", "content-global", "source", "none"), None
@@ -273,12 +284,66 @@ def _patience(read: _Reader) -> Patience:
     return Patience(request, read.parsed("retryTimeout", parse_duration, 120.0))
 
 
+def check_batch_source(given: Mapping[str, str], options: SourceOptions) -> None:
+    """Refuse what only a stream can do: a batch query moves no cursor and completes nothing. Raises
+    OptionError."""
+    _refuse(given, OF_STREAMS, "is for streams only")
+    if "settle" in _names(given) and options.settle != "none":
+        raise OptionError("settle", "is for streams only: a batch query settles nothing")
+    if options.cursor is not None and options.starting != COMMITTED:
+        raise OptionError("cursor", "is for streams, and for startingOffsets=committed")
+
+
+def check_stream_source(given: Mapping[str, str], options: SourceOptions) -> None:
+    """Refuse what a stream cannot do, and options that would do nothing or too much. Raises OptionError."""
+    _refuse(given, OF_BATCHES, "is for batch queries only")
+    if options.settle == "cursor" and options.cursor is None:
+        raise OptionError(
+            "cursor",
+            "is missing: the name under which the broker keeps the query's position (or settle=none)",
+        )
+    if options.settle == "none" and options.cursor is not None and options.starting != COMMITTED:
+        raise OptionError(
+            "cursor", "would not move with settle=none: it is for startingOffsets=committed then"
+        )
+    if options.cursor_takeover and (options.cursor is None or options.settle == "none"):
+        raise OptionError("cursorTakeover", "needs a cursor that moves: option 'cursor', without settle=none")
+    if options.settle != "complete":
+        return
+    # What is before a query's position is completed, whoever has read it.
+    problem = "with settle=complete would remove earlier messages unread; use 'earliest' or 'committed'"
+    if options.starting not in (None, EARLIEST, COMMITTED):
+        raise OptionError("startingOffsets", problem)
+    if options.starting_time_ms is not None:
+        raise OptionError("startingTimestamp", problem)
+
+
+def _refuse(given: Mapping[str, str], names: tuple[str, ...], problem: str) -> None:
+    has = _names(given)
+    for name in names:
+        if name.lower() in has:
+            raise OptionError(name, problem)
+
+
+def _names(given: Mapping[str, str]) -> set[str]:
+    """The names of the options that have a value."""
+    return {name.lower() for name, value in given.items() if value is not None and value.strip()}
+
+
+def _entity(read: _Reader, endpoint: Endpoint) -> str | None:
+    """The entity that the options name, or the connection string."""
+    named, path = read.text("entity"), endpoint.entity
+    if named is not None and path is not None and named.strip("/").lower() != path.strip("/").lower():
+        raise OptionError("entity", f"is '{named}', but the endpoint has EntityPath={path}")
+    entity = named or path
+    return None if entity is None else entity.strip("/")
+
+
 def _source_address(read: _Reader, endpoint: Endpoint) -> str:
     """The address of the subqueue (AMQP contract 3)."""
-    entity = read.text("entity") or endpoint.entity
-    if entity is None:
+    address = _entity(read, endpoint)
+    if address is None:
         raise OptionError("entity", "is missing: the queue or topic to read")
-    address = entity.strip("/")
     if (subscription := read.text("subscription")) is not None:
         address += f"/Subscriptions/{subscription}"
     subqueue = read.one_of("subqueue", ("main", "deadletter", "transferdeadletter"), "main")
@@ -320,16 +385,7 @@ def _endpoint(read: _Reader) -> Endpoint:
         raise OptionError("tls.caFile", "needs an endpoint with TLS (amqps://)")
     if endpoint.key_file is not None and endpoint.cert_file is None:
         raise OptionError("tls.keyFile", "needs tls.certFile")
-    mechanism = read.one_of("sasl.mechanism", ("plain", "anonymous", "external"), None)
-    return endpoint if mechanism is None else _with_mechanism(endpoint, mechanism)
-
-
-def _with_mechanism(endpoint: Endpoint, mechanism: str) -> Endpoint:
-    if mechanism == "plain" and endpoint.username is None:
-        raise OptionError("sasl.mechanism", "is 'plain', but there is no user name")
-    if mechanism == "external" and endpoint.cert_file is None:
-        raise OptionError("sasl.mechanism", "is 'external', but there is no tls.certFile")
-    return replace(endpoint, mechanism=mechanism.upper())
+    return endpoint
 
 
 def _credentials(path: str) -> dict[str, str]:
@@ -344,7 +400,6 @@ def _credentials(path: str) -> dict[str, str]:
         "credentialsfile",
         "requesttimeout",
         "retrytimeout",
-        "sasl.mechanism",
     }
     if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
         raise ValueError(f"'{path}' must have one JSON object of strings")

@@ -17,10 +17,10 @@ from pyspark_partibus.columns import check_sink_schema, check_source_schema, ful
 from pyspark_partibus.errors import OptionError, SchemaError
 from pyspark_partibus.identity import SOURCE_ID_COLUMNS, choose_strategy
 from pyspark_partibus.options import (
-    COMMITTED,
-    EARLIEST,
     SinkOptions,
     SourceOptions,
+    check_batch_source,
+    check_stream_source,
     sink_options,
     source_options,
 )
@@ -41,19 +41,13 @@ class PartibusDataSource(DataSource):
         return full_schema(properties_as_json=options.properties_as_json, with_error=options.keep_bad)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return PartibusBatchReader(self._source(schema), schema)
+        options = self._source(schema)
+        check_batch_source(self.options, options)
+        return PartibusBatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         options = self._source(schema)
-        if options.cursor is None and options.settle == "cursor":
-            raise OptionError(
-                "cursor",
-                "is missing: the name under which the broker keeps the query's position (or settle=none)",
-            )
-        for option, value in (("endingOffsets", options.ending), ("endingTimestamp", options.ending_time_ms)):
-            if value is not None:
-                raise OptionError(option, "is for batch queries only")
-        _check_completes_what_was_read(options)
+        check_stream_source(self.options, options)
         return PartibusStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
@@ -89,15 +83,3 @@ class PartibusDataSource(DataSource):
         options = source_options(self.options)
         check_source_schema(schema, properties_as_json=options.properties_as_json)
         return options
-
-
-def _check_completes_what_was_read(options: SourceOptions) -> None:
-    """Refuse to complete messages that a query steps over at its beginning: what is before its position is
-    completed, whoever has read it. Raises OptionError."""
-    problem = "with settle=complete would remove earlier messages unread; use 'earliest' or 'committed'"
-    if options.settle != "complete":
-        return
-    if options.starting not in (None, EARLIEST, COMMITTED):
-        raise OptionError("startingOffsets", problem)
-    if options.starting_time_ms is not None:
-        raise OptionError("startingTimestamp", problem)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -20,7 +21,7 @@ from pyspark_partibus.client.requests import Requester
 from pyspark_partibus.client.values import Described, ULong, encode
 from pyspark_partibus.columns import full_schema
 from pyspark_partibus.endpoint import Endpoint, parse_endpoint
-from pyspark_partibus.errors import DataLoss, Refused, TimedOut, Unavailable
+from pyspark_partibus.errors import DataLoss, OptionError, Refused, TimedOut, Unavailable
 from pyspark_partibus.identity import Identity
 from pyspark_partibus.offsets import Range
 from pyspark_partibus.options import sink_options, source_options
@@ -107,6 +108,18 @@ def test_tls_is_checked_against_the_authorities_given(broker: BrokerProcess) -> 
     sender = Sender(connection, "orders")
     sender.send(data(b"x" * 500_000))
     sender.outcome()
+
+
+def test_a_file_for_tls_that_cannot_be_used_is_an_error_at_once(
+    broker: BrokerProcess, tmp_path: Path
+) -> None:
+    endpoint = replace(endpoint_of(broker), tls=True, port=broker.addresses.amqps_port)
+    nowhere, empty = str(tmp_path / "nowhere.pem"), tmp_path / "empty.pem"
+    empty.touch()
+    with pytest.raises(OptionError, match=f"option 'tls.caFile': '{nowhere}' cannot be used"):
+        Node(replace(endpoint, ca_file=nowhere), "orders", PATIENCE).heads()
+    with pytest.raises(OptionError, match=f"option 'tls.certFile': '{empty}' cannot be used"):
+        Node(replace(endpoint, cert_file=str(empty)), "orders", PATIENCE).heads()
 
 
 def test_a_connection_is_shared_until_it_is_lost(broker: BrokerProcess) -> None:

@@ -21,7 +21,7 @@ from cproton_ffi import ffi, lib
 
 from pyspark_partibus.client.values import encode
 from pyspark_partibus.endpoint import Endpoint
-from pyspark_partibus.errors import Busy, Refused, TimedOut, Unavailable
+from pyspark_partibus.errors import Busy, OptionError, Refused, TimedOut, Unavailable
 
 CONTAINER = b"pyspark-partibus"
 CHUNK_BYTES = 256 * 1024
@@ -231,13 +231,14 @@ def put(data: Any, value: Any) -> None:
 
 
 def _connected(endpoint: Endpoint, timeout_s: float) -> socket.socket:
+    context = _tls_context(endpoint) if endpoint.tls else None
     try:
         plain = socket.create_connection((endpoint.host, endpoint.port), timeout_s)
     except OSError as error:
         raise Unavailable(f"{endpoint.address} cannot be reached: {error}") from error
     try:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connected = _secured(plain, endpoint) if endpoint.tls else plain
+        connected = context.wrap_socket(plain, server_hostname=endpoint.host) if context else plain
     except ssl.SSLCertVerificationError as error:
         plain.close()
         raise Refused(
@@ -250,8 +251,15 @@ def _connected(endpoint: Endpoint, timeout_s: float) -> socket.socket:
     return connected
 
 
-def _secured(plain: socket.socket, endpoint: Endpoint) -> ssl.SSLSocket:
-    context = ssl.create_default_context(cafile=endpoint.ca_file)
-    if endpoint.cert_file is not None:
-        context.load_cert_chain(endpoint.cert_file, endpoint.key_file)
-    return context.wrap_socket(plain, server_hostname=endpoint.host)
+def _tls_context(endpoint: Endpoint) -> ssl.SSLContext:
+    """Raises OptionError if a file cannot be used."""
+    option, file = "tls.caFile", endpoint.ca_file
+    try:
+        context = ssl.create_default_context(cafile=file)
+        if endpoint.cert_file is not None:
+            option, file = "tls.certFile", endpoint.cert_file
+            context.load_cert_chain(endpoint.cert_file, endpoint.key_file)
+    except OSError as error:  # also what is no certificate, or not with this key (SSLError)
+        problem = error.strerror or str(error)
+        raise OptionError(option, f"'{file}' cannot be used on this machine: {problem}") from error
+    return context

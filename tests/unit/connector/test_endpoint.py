@@ -57,6 +57,7 @@ def test_an_endpoint_is_an_address_or_a_connection_string(text: str, endpoint: E
         (f"Endpoint=sb://host:many;{KEY}", "valid Endpoint"),
         ("Endpoint=sb://host;SharedAccessKeyName=a", "SharedAccessKey"),
         ("Endpoint=sb://host;secret", "without '='"),
+        (f"Endpoint=sb://host;{KEY};TransportType=AmqpWebSockets", "has a part that is none of Endpoint, "),
     ],
 )
 def test_an_error_names_the_option(text: str, problem: str) -> None:

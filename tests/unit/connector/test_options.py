@@ -72,6 +72,7 @@ def test_the_address_of_each_subqueue(given: dict[str, str], address: str) -> No
         ({"sasl.username": "me", "sasl.password": "pw", "token": "t"}, "token"),
         ({"tls.caFile": "/ca.pem"}, "tls.caFile"),
         ({"sasl.mechanism": "external"}, "sasl.mechanism"),
+        ({"maxTriggerDelay": "1m"}, "maxTriggerDelay"),
         ({"credentialsFile": "/nowhere.json"}, "credentialsFile"),
         ({"onBadMessage": "deadletter"}, "onBadMessage"),
     ],
@@ -103,6 +104,17 @@ def test_names_of_options_may_have_any_case_and_spark_adds_some() -> None:
     )
     assert (options.address, options.id_strategy, options.require_exactly_once) == ("orders", None, False)
     assert sink_options({"endpoint": "amqp://host"}).address is None
+
+
+def test_a_connection_string_and_the_option_name_the_same_entity() -> None:
+    named = {"endpoint": "Endpoint=sb://host;SharedAccessKeyName=a;SharedAccessKey=b;EntityPath=Orders"}
+    assert source_options(named).address == sink_options(named).address == "Orders"
+    assert source_options({**named, "entity": "orders/"}).address == "orders"
+    for read in (source_options, sink_options):
+        with pytest.raises(
+            OptionError, match="option 'entity': is 'others', but the endpoint has EntityPath"
+        ):
+            read({**named, "entity": "others"})
 
 
 def test_credentials_may_be_in_a_file_or_the_environment(

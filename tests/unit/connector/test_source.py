@@ -70,6 +70,39 @@ def test_a_stream_needs_a_cursor_unless_it_settles_nothing_or_completes() -> Non
             )
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"settle": "complete"},
+        {"settle": "cursor"},
+        {"cursor": "c"},
+        {"cursorTakeover": "true"},
+        {"maxMessagesPerTrigger": "5"},
+        {"maxBytesPerTrigger": "5"},
+        {"minMessagesPerTrigger": "5"},
+        {"minMessagesPerTrigger": "5", "maxTriggerDelay": "1m"},
+        {"headPollMs": "5"},
+    ],
+)
+def test_a_batch_query_refuses_what_only_a_stream_can_do(given: dict[str, str]) -> None:
+    schema = source().schema()
+    with pytest.raises(OptionError, match=f"option '{next(iter(given))}': is for streams"):
+        source(**given).reader(schema)
+    assert source(settle="none", cursor="c", startingOffsets="committed").reader(schema)
+
+
+def test_a_stream_refuses_options_that_would_do_nothing() -> None:
+    schema = source().schema()
+    for given in (
+        {"cursorTakeover": "true", "settle": "complete"},
+        {"cursorTakeover": "true", "settle": "none", "cursor": "c", "startingOffsets": "committed"},
+        {"cursor": "c", "settle": "none"},
+    ):
+        with pytest.raises(OptionError, match=f"option '{next(iter(given))}'"):
+            source(**given).streamReader(schema)
+    assert source(settle="none", cursor="c", startingOffsets="committed").streamReader(schema)
+
+
 def test_a_stream_that_completes_messages_steps_over_none_at_its_beginning() -> None:
     schema = source().schema()
     for start in ("latest", '{"0": 5}', '{"0": -1}'):
