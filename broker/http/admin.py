@@ -36,7 +36,7 @@ from broker.http.atom import (
     write_feed,
 )
 from broker.http.bodies import Bodies
-from broker.http.description_xml import EntityDefaults, note_ignored
+from broker.http.description_xml import Elsewhere, EntityDefaults, check_targets, note_ignored
 from broker.http.entry_text import EntryAddress, EntryTexts
 from broker.http.kinds import KINDS, EntityXml, listed_at, xml_of
 from broker.http.message_paths import message_methods
@@ -57,14 +57,24 @@ class Administration:
     """Answers administration requests. One per namespace."""
 
     def __init__(
-        self, settings: Settings, namespace: Namespace, tokens: TokenVerifier, clock: Clock, slices: Slices
+        self,
+        settings: Settings,
+        namespace: Namespace,
+        tokens: TokenVerifier,
+        clock: Clock,
+        slices: Slices,
+        elsewhere: Elsewhere,
     ) -> None:
-        """`slices` makes long lists take turns with other long work on the event loop."""
+        """`slices` makes long lists take turns with other long work on the event loop. `elsewhere` knows the
+        hosts of other namespaces."""
         self._namespace, self._clock, self._slices = namespace, clock, slices
         self._rights = Rights(namespace, tokens, clock, settings.sas_grace_ms)
         self._defaults = EntityDefaults(settings.partitioned_by_default, settings.message_kb_max)
         self._bodies = Bodies(settings.http_body_bytes_max)
-        self._subscriptions = SubscriptionAdministration(namespace, self._rights, self._bodies, clock, slices)
+        self._elsewhere = elsewhere
+        self._subscriptions = SubscriptionAdministration(
+            namespace, self._rights, self._bodies, clock, slices, elsewhere
+        )
         self._started_ms = clock.now_ms()
         self._entries = EntryTexts(namespace.name, namespace.runtime_now)
 
@@ -165,6 +175,7 @@ class Administration:
             self._clock.now_ms(),
         )
         settings = self._keep_creation_times(settings, previous)
+        check_targets(description, self._elsewhere)
         self._rights.check_forwarding(request, claim, name, settings.forwarding)
         if updating:
             queue = await self._namespace.update_entity(name, settings)

@@ -12,13 +12,14 @@ creation stay as they were when an update leaves them out. An explicit value alw
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
 from lxml import etree
 
+from broker.access.addresses import address_host
 from broker.base.durations import parse_duration
 from broker.entities.descriptions import AuthorizationRule, EntitySettings, EntityStatus
 from broker.entities.topics import SubscriptionSettings
@@ -79,6 +80,8 @@ READ_ONLY: Final = frozenset(
     ]
 )
 """Read-only elements, which clients send back unchanged (HTTP contract 2.2)."""
+Elsewhere = Callable[[str], str | None]
+"""The name of the namespace that a host means, if it means another one than the one that is administered."""
 _OF_THE_FILE = ("PartitionCount", "Partitioned")
 """Fields of the configuration file that no client of the service knows. A request that has one was written by
 hand."""
@@ -206,6 +209,20 @@ def delivery_fields(values: Values, *, requires_session: bool) -> dict[str, Any]
         "forward_to": entity_of(values.text("ForwardTo")),
         "forward_dead_lettered_to": entity_of(values.text("ForwardDeadLetteredMessagesTo")),
     }
+
+
+def check_targets(description: Description, elsewhere: Elsewhere) -> None:
+    """Refuse to forward to another namespace, which the host of a target names (HTTP contract 1.5). Raises
+    WrongProperty."""
+    for name in ("ForwardTo", "ForwardDeadLetteredMessagesTo"):
+        target = description.values.get(name, "").strip()
+        other = elsewhere(address_host(target))
+        if other is not None:
+            raise WrongProperty(
+                name,
+                f"The property '{name}': '{target:.300}' is in the namespace '{other}', and messages are "
+                "forwarded within a namespace only.",
+            )
 
 
 def check_not_of_the_file(values: Values) -> None:

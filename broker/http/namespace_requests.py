@@ -9,6 +9,7 @@ from aiohttp import web
 from broker.base.clock import Clock
 from broker.base.slices import Slices
 from broker.http.admin import Administration
+from broker.http.description_xml import Elsewhere
 from broker.http.message_paths import read_message_path
 from broker.http.messages import MessageRequests
 from broker.http.own_operations import OwnRequests, is_own
@@ -29,11 +30,13 @@ class NamespaceRequests:
         memory: Memory,
         waiting: Waiting,
         message_id: Callable[[], str],
+        elsewhere: Elsewhere,
     ) -> None:
-        """`waiting` is that of the whole port; `message_id` makes ids for messages that have none."""
+        """`waiting` is that of the whole port; `message_id` makes ids for messages that have none;
+        `elsewhere` knows the hosts of other namespaces."""
         namespace, tokens, settings = served.namespace, served.authorizer, served.settings
         rights = Rights(namespace, tokens, clock, settings.sas_grace_ms)
-        self._administration = Administration(settings, namespace, tokens, clock, slices)
+        self._administration = Administration(settings, namespace, tokens, clock, slices, elsewhere)
         self._messages = MessageRequests(
             namespace, rights, clock, memory, waiting, settings.receivers_per_entity_max, message_id
         )

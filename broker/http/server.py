@@ -104,7 +104,15 @@ class HttpServer:
             traffic_bytes(settings.total_output_bytes_max, memory.mark),
         )
         self._requests = {
-            served: NamespaceRequests(served, clock, slices, memory, self._waiting, message_id)
+            served: NamespaceRequests(
+                served,
+                clock,
+                slices,
+                memory,
+                self._waiting,
+                message_id,
+                partial(namespaces.elsewhere, served=served),
+            )
             for served in namespaces
         }
         self._runner = self._make_runner(

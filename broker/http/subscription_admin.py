@@ -23,7 +23,7 @@ from broker.http.addressing import ManagedPath, next_url_of, page_of, url_of
 from broker.http.answer_portions import answer_in_slices
 from broker.http.atom import ENTRY_TYPE, FEED_TYPE, Description, Entry, write_entry, write_feed
 from broker.http.bodies import Bodies
-from broker.http.description_xml import note_ignored
+from broker.http.description_xml import Elsewhere, check_targets, note_ignored
 from broker.http.refusals import HttpRefusal, not_allowed, only_reads
 from broker.http.rights import DELETE, LISTEN, READ, WRITE, Rights
 from broker.http.rule_xml import read_rule, write_rule
@@ -51,9 +51,11 @@ class SubscriptionAdministration:
         bodies: Bodies,
         clock: Clock,
         slices: Slices,
+        elsewhere: Elsewhere,
     ) -> None:
         self._namespace, self._subscriptions, self._rights = namespace, namespace.subscriptions, rights
         self._bodies, self._clock, self._slices = bodies, clock, slices
+        self._elsewhere = elsewhere
 
     async def handle(self, request: web.Request, claim: Claim, where: ManagedPath) -> web.StreamResponse:
         """Serve a path below a topic. Raises HttpRefusal and Refused."""
@@ -100,6 +102,7 @@ class SubscriptionAdministration:
         previous = self._subscriptions.find(topic, name).settings if updating else None
         settings = read_subscription(description, previous)
         path = subscription_path(topic, name)
+        check_targets(description, self._elsewhere)
         self._rights.check_forwarding(request, claim, path, settings.forwarding)
         if updating:
             subscription = await self._subscriptions.update(topic, name, settings)

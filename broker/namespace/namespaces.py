@@ -52,6 +52,11 @@ class Namespaces:
         host = host_of(authority)
         return self._by_host.get(host) or self._by_name.get(host.partition(".")[0])
 
+    def elsewhere(self, authority: str, served: ServedNamespace) -> str | None:
+        """The name of the namespace that a host means, if it means another one than this."""
+        named = self.named(authority)
+        return None if named is None or named is served else named.namespace.name
+
     def of_host(self, authority: str) -> ServedNamespace:
         """The namespace to which a client comes that names this host."""
         return self.named(authority) or self.first

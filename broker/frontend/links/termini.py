@@ -50,11 +50,11 @@ def is_durable_subscriber(engine: Engine, link: Link) -> bool:
 def check_host(connection: ConnectionView, address: str) -> None:
     """Check that an address does not name the host of another namespace than the connection's. Raises
     Refused."""
-    named = connection.services.namespaces.named(address_host(address))
-    if named is not None and named is not connection.served:
+    other = connection.services.namespaces.elsewhere(address_host(address), connection.served)
+    if other is not None:
         raise Refused(
             Reason.NOT_ALLOWED,
-            f"'{address:.300}' is in the namespace '{named.namespace.name}', and this connection is to "
+            f"'{address:.300}' is in the namespace '{other}', and this connection is to "
             f"'{connection.served.namespace.name}'.",
         )
 

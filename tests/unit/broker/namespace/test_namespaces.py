@@ -53,5 +53,12 @@ def test_a_name_means_the_namespace_that_lists_it_or_has_its_first_label(
     assert ALL.of_host(host) is (expected or FIRST)
 
 
+def test_the_host_of_another_namespace_is_elsewhere_and_one_that_means_none_is_not() -> None:
+    for host in ("bills", "orders.eu:5671"):
+        assert (ALL.elsewhere(host, ORDERS), ALL.elsewhere(host, BILLS)) == ("bills", None)
+    for host in ("localhost", ""):
+        assert ALL.elsewhere(host, ORDERS) is None
+
+
 def test_the_first_namespace_comes_first() -> None:
     assert list(ALL) == [FIRST, ORDERS, BILLS] and ALL.first is FIRST
