@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from broker.entities.descriptions import EntityDescription, subqueues_of
+from broker.entities.descriptions import NAMESPACE, EntityDescription, namespace_of, subqueues_of
 from broker.entities.documents import decode_description, salvage_name
+from broker.entities.first_namespace import FIRST_NAMESPACE
 from broker.entities.roles import SubqueueTable
 from broker.partition.salvage import Salvage
 from broker.partition.tables import UnreadableRecord
@@ -89,7 +90,8 @@ def check_folders(
     report.findings += _check_identities(disk, roots, [Path(each.path) for each in absent])
     documents = check_documents(disk, roots, time.sleep, report.progress)
     report.findings += [
-        each
+        # the next start writes the name of the first namespace again
+        replace(each, severity=Severity.SPARE) if each.entity == FIRST_NAMESPACE else each
         for each in documents.findings
         if not absent
         or Path(each.path).name
@@ -215,6 +217,8 @@ def _read_descriptions(disk: Disk, report: Report, documents: Documents) -> dict
     to its queues."""
     described: dict[str, EntityDescription] = {}
     for document, content in documents.contents.items():
+        if document == FIRST_NAMESPACE:
+            continue
         try:
             description = decode_description(content)
             assert document == description.generation
@@ -226,13 +230,21 @@ def _read_descriptions(disk: Disk, report: Report, documents: Documents) -> dict
             )
         else:
             described[document] = description
-            report.queues[document] = description.name
+            report.queues[document] = _name_of(document, description.name)
     for finding in documents.findings:
-        if finding.severity is Severity.UNUSABLE and finding.entity and finding.size:
+        if not finding.entity or finding.entity == FIRST_NAMESPACE:
+            continue
+        if finding.severity is Severity.UNUSABLE and finding.size:
             name = salvage_name(_read(disk, Path(finding.path)))
             if name is not None:
-                report.queues.setdefault(finding.entity, name)
+                report.queues.setdefault(finding.entity, _name_of(finding.entity, name))
     return described
+
+
+def _name_of(generation: str, name: str) -> str:
+    """The name of an entity in reports, with its namespace if that is not the first one."""
+    namespace = namespace_of(generation)
+    return name if namespace == NAMESPACE else f"{name} (namespace {namespace})"
 
 
 def _read(disk: Disk, path: Path) -> bytes:

@@ -27,6 +27,7 @@ from typing import Any
 from broker.base.clock import SystemClock
 from broker.entities.descriptions import EntityDescription
 from broker.entities.documents import decode_description
+from broker.entities.first_namespace import FIRST_NAMESPACE
 from broker.identifiers import PARTITION_SHIFT
 from broker.maintenance.locking import FolderLocks
 from broker.partition import records
@@ -206,13 +207,15 @@ class GivingUp:
         unreadable = {
             each.entity: each.path
             for each in documents.findings
-            if each.severity is Severity.UNUSABLE and each.entity not in documents.contents
+            if each.severity is Severity.UNUSABLE
+            and each.entity not in {*documents.contents, FIRST_NAMESPACE}
         }
         if unreadable:
             raise CannotGiveUp(
                 f"{', '.join(unreadable.values())} cannot be read, so nobody knows what would be lost of "
                 "these queues. Repair that first: run the command without --give-up."
             )
+        documents.contents.pop(FIRST_NAMESPACE, None)
         return {name: decode_description(content) for name, content in documents.contents.items()}
 
     def _index(self, folders: FolderSurvey, number: int) -> PartitionIndex | None:

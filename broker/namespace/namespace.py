@@ -162,11 +162,12 @@ class Namespace:
         another process uses it, and as `StoredEntities.check_first`."""
         stored = await StoredEntities.read(self._catalogue, self._store)
         namespaces = (self, *others)
-        stored.check_first(self.name, self.stored_name)
+        stored.check_first(self.name, [each.name for each in others])
         for each in namespaces:
             await each._take(stored)
         for generation in stored.to_clear:
             await self._clear(generation)
+        await stored.keep_first(self.name, self._catalogue)
         stored.report([each.stored_name for each in namespaces])
         live = [description for each in namespaces for description in each.descriptions()]
         await self._resting.load(

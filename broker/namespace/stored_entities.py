@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import structlog
 
 from broker.base.errors import Reason, Refused
-from broker.entities.descriptions import EntityDescription, key_of, namespace_of
+from broker.entities.descriptions import NAMESPACE, EntityDescription, key_of, namespace_of
 from broker.entities.documents import decode_description
+from broker.entities.first_namespace import FIRST_NAMESPACE, decode_first_namespace, encode_first_namespace
 from storage.catalogue import Catalogue
 from storage.catalogue_recovery import Damaged
+from storage.errors import StorageError
 from storage.log import EntityLogs
 
 log = structlog.get_logger("namespace")
@@ -28,13 +30,19 @@ class StoredEntities:
     """The generations of entities that are known to be deleted."""
     with_logs: Collection[str]
     """The generations of entities that have logs."""
+    first_name: str | None = None
+    """What the first namespace was called at the last start; None if that is not known, "" if it cannot be
+    read."""
 
     @classmethod
     async def read(cls, catalogue: Catalogue, store: EntityLogs) -> StoredEntities:
         """Read the catalogue. Raises StorageError if the folder cannot be read or another process uses it."""
         with_logs = await store.entities()  # first of all, because this locks the folder
         documents = await catalogue.load_all()
-        return cls(documents, catalogue.damaged, await catalogue.load_deleted(), set(with_logs))
+        damaged = [each for each in catalogue.damaged if each.name != FIRST_NAMESPACE]
+        kept = documents.pop(FIRST_NAMESPACE, None if len(damaged) == len(catalogue.damaged) else b"")
+        first_name = None if kept is None else decode_first_namespace(kept)
+        return cls(documents, damaged, await catalogue.load_deleted(), set(with_logs), first_name)
 
     @property
     def known(self) -> set[str]:
@@ -56,15 +64,33 @@ class StoredEntities:
         """The names on disk of the namespaces that have entities."""
         return set(map(namespace_of, self.documents))
 
-    def check_first(self, name: str, stored_name: str) -> None:
-        """Check that the first namespace, which clients know by `name`, is not one that has entities under
-        this name. Clients would find other entities in it. Raises Refused."""
-        if name.casefold() in self.namespaces - {stored_name}:
+    def check_first(self, name: str, others: Iterable[str]) -> None:
+        """Check that clients find the same entities as before under the names of the first namespace and of
+        the others. Raises Refused if another namespace has become the first one, or the first one another."""
+        last = (self.first_name or "").casefold()
+        if NAMESPACE in self.namespaces and last in map(str.casefold, others):
+            raise Refused(
+                Reason.ARGUMENT,
+                f"The namespace '{self.first_name}' was the first one when the broker last started, and its "
+                f"entities would become those of '{name}'. List '{self.first_name}' first in the "
+                f"configuration file. To give its entities to '{name}', start once without a namespace "
+                f"'{self.first_name}'.",
+            )
+        if name.casefold() in self.namespaces - {NAMESPACE}:
             raise Refused(
                 Reason.ARGUMENT,
                 f"The namespace '{name}' was not the first one when its entities were created: it must not "
                 "take the place of the first one in the configuration file.",
             )
+
+    async def keep_first(self, name: str, catalogue: Catalogue) -> None:
+        """Keep the name of the first namespace for the next start, unless it has it already."""
+        if name == (NAMESPACE if self.first_name is None else self.first_name):
+            return
+        try:
+            await catalogue.put(FIRST_NAMESPACE, encode_first_namespace(name))
+        except StorageError as error:  # the entities can be served all the same
+            log.error("namespace.name_not_kept", namespace=name, error=str(error))
 
     def of(self, namespace: str) -> tuple[dict[str, list[EntityDescription]], list[tuple[Damaged, str]]]:
         """The entities of a namespace by their keys, and its damaged entries, each with what is wrong. An

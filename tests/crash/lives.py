@@ -11,7 +11,7 @@ from typing import cast
 from broker.base.clock import ManualClock
 from broker.base.errors import Reason, Refused
 from broker.base.metrics import Metrics
-from broker.entities.descriptions import MAIN
+from broker.entities.descriptions import MAIN, NAMESPACE
 from broker.namespace.entity import Entity, ask
 from broker.namespace.kinds import make_entity
 from broker.namespace.meter import EntityMeter
@@ -45,7 +45,7 @@ class Life:
         self.store = small_store(ROOT, self.disk, reserve_bytes=0)
         self.resting = Resting(PartitionIndex(ROOT / "catalogue", self.disk), self.clock)
         self.namespace = Namespace(
-            "test",
+            NAMESPACE,
             catalogue=Catalogue(ROOT / "catalogue", self.disk),
             store=cast(LogStore, self.store),
             clock=self.clock,

@@ -12,7 +12,7 @@ import pytest
 from broker.base.clock import ManualClock
 from broker.base.errors import Reason, Refused
 from broker.base.metrics import Metrics
-from broker.entities.descriptions import MAIN, EntityDescription
+from broker.entities.descriptions import MAIN, NAMESPACE, EntityDescription
 from broker.entities.documents import decode_description
 from broker.identifiers import ClientId
 from broker.namespace.entity import Entity
@@ -79,7 +79,7 @@ class World:
         )
         self.resting = Resting(PartitionIndex(folder / "catalogue", self.disk), self.clock)
         self.namespace = Namespace(
-            "test",
+            NAMESPACE,
             catalogue=Catalogue(folder / "catalogue", self.disk),
             store=cast(LogStore, self.store),
             clock=self.clock,

@@ -49,8 +49,8 @@ def make(folder: Path, *others: Mapping[str, object], **given: object) -> Broker
 
 
 @asynccontextmanager
-async def running(folder: Path, **given: object) -> AsyncIterator[Broker]:
-    broker = make(folder, BILLS, **given)
+async def running(folder: Path, *others: Mapping[str, object], **given: object) -> AsyncIterator[Broker]:
+    broker = make(folder, *others, **given)
     work = asyncio.create_task(broker.run())
     ready = asyncio.create_task(broker.ready.wait())
     await asyncio.wait([work, ready], return_when=asyncio.FIRST_COMPLETED, timeout=30)
@@ -72,7 +72,7 @@ async def ask(
 
 
 async def test_each_has_its_own_entities_throttling_quotas_and_forwarding(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
+    async with running(tmp_path, BILLS) as broker:
         first, bills = broker.namespaces
         own, other = first.namespace.find("same"), bills.namespace.find("same")
         assert own is not None and other is not None and own is not other
@@ -85,7 +85,13 @@ async def test_each_has_its_own_entities_throttling_quotas_and_forwarding(tmp_pa
             assert status == (201 if host != "BILLS.example" else 421), host
         await until(lambda: bills.namespace.find("onward").runtime().message_count == 2)  # type: ignore[union-attr]
         assert own.runtime().message_count == 0
-        for number, status in ((1, 201), (2, 201), (3, 403)):
+        for target, status in (("sbemulatorns", 400), ("BILLS", 201)):
+            body = queue_body(f"<ForwardTo>sb://{target}.localhost/onward</ForwardTo>")
+            assert (await ask(broker, "bills", "own", "PUT", "/q1", body))[0] == status
+        body = queue_body("<ForwardDeadLetteredMessagesTo>https://bills/same</ForwardDeadLetteredMessagesTo>")
+        status, text = await ask(broker, "localhost", "SAS_KEY_VALUE", "PUT", "/q1", body)
+        assert status == 400 and "'https://bills/same' is in the namespace 'Bills'" in text
+        for number, status in ((2, 201), (3, 403)):
             body = queue_body("", "QueueDescription")
             assert (await ask(broker, "bills", "own", "PUT", f"/q{number}", body))[0] == status
         status, text = await ask(broker, "localhost", "SAS_KEY_VALUE", "GET", "/$Resources/queues")
@@ -93,7 +99,7 @@ async def test_each_has_its_own_entities_throttling_quotas_and_forwarding(tmp_pa
         for host, key in (("bills", "SAS_KEY_VALUE"), ("localhost", "own")):
             status, text = await ask(broker, host, key, "GET", "/same")
             assert status == 401 and f"SystemTracker:{'Bills' if host == 'bills' else 'sbemulatorns'}" in text
-    async with running(tmp_path) as broker:
+    async with running(tmp_path, BILLS) as broker:
         first, bills = broker.namespaces
         assert [each.name for each in first.namespace.descriptions()] == ["same"]
         assert [each.name for each in bills.namespace.descriptions()] == ["onward", "q1", "q2", "same"]
@@ -101,10 +107,25 @@ async def test_each_has_its_own_entities_throttling_quotas_and_forwarding(tmp_pa
 
 
 async def test_the_first_may_be_renamed_and_keeps_its_entities(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
+    async with running(tmp_path, BILLS) as broker:
         await broker.namespace.create_entity("kept", QueueSettings())
-    async with running(tmp_path, namespace="orders") as broker:
+    async with running(tmp_path, BILLS, namespace="orders") as broker:
         assert broker.namespace.name == "orders" and broker.namespace.find("kept") is not None
+
+
+async def test_another_one_in_the_place_of_the_first_does_not_get_its_entities(tmp_path: Path) -> None:
+    async def start(*others: Mapping[str, object], **given: object) -> None:
+        async with running(tmp_path, *others, **given) as broker:
+            assert broker.namespace.find("same") is not None
+
+    await start(namespace="Bills")
+    for _ in range(2):  # the refusal changes nothing
+        with pytest.raises(ExceptionGroup) as refused:
+            await make(tmp_path, BILLS, namespace="fresh").run()
+        assert "List 'Bills' first in the configuration file" in str(refused.value.exceptions[0])
+    await start(namespace="fresh")
+    await start(BILLS, namespace="fresh")
+    await start(BILLS)  # by its first name again
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.unit.broker.test_namespace_parts import ask, running
+from tests.unit.broker.test_namespace_parts import BILLS, ask, running
 
 
 async def test_every_kind_of_request_is_answered_by_its_namespace(tmp_path: Path) -> None:
-    async with running(tmp_path) as broker:
+    async with running(tmp_path, BILLS) as broker:
         await broker.namespace.delete_entity("same")
         for method, path, statuses in (
             ("GET", "/same", (200, 200)),  # the first one's is gone: a path without an entity has no children

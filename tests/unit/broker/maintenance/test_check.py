@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from broker.entities.descriptions import QueueDescription, new_generation
+from broker.entities.documents import encode_description
+from broker.entities.first_namespace import FIRST_NAMESPACE, encode_first_namespace
 from broker.maintenance.check import NoDataFolder, Report, check_folders, data_folders_among
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
@@ -38,6 +41,26 @@ async def test_a_damaged_entry_still_names_its_queue_if_the_name_can_be_read(tmp
     report = check_folders([tmp_path])
     assert [each.severity for each in report.findings] == [Severity.UNUSABLE] * 2
     assert report.name_of(GENERATION) == "orders"
+
+
+async def test_entities_of_other_namespaces_are_named_with_these_and_the_name_of_the_first_is_no_entity(
+    tmp_path: Path,
+) -> None:
+    await data_folder(tmp_path)
+    catalogue, other = Catalogue(tmp_path / "catalogue", LocalDisk()), new_generation("bills")
+    await catalogue.put(other, encode_description(QueueDescription("orders", other, 4)))
+    await catalogue.put(FIRST_NAMESPACE, encode_first_namespace("shop"))
+    report = check_folders([tmp_path])
+    assert report.findings == []
+    assert (report.name_of(GENERATION), report.name_of(other)) == ("orders", "orders (namespace bills)")
+    for name in (other, FIRST_NAMESPACE):
+        for file in (tmp_path / "catalogue").glob(f"{name}*"):
+            flip(file, file.stat().st_size - 1)
+    report = check_folders([tmp_path])
+    assert sorted((each.severity, report.name_of(each.entity)) for each in report.findings) == [
+        *[(Severity.SPARE, FIRST_NAMESPACE)] * 2,
+        *[(Severity.UNUSABLE, "orders (namespace bills)")] * 2,
+    ]
 
 
 async def test_logs_of_an_entity_without_an_entry_are_found_and_an_entry_without_logs_is_none(

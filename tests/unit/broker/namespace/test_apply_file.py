@@ -14,7 +14,7 @@ from broker.base.clock import ManualClock
 from broker.base.errors import Reason, Refused
 from broker.base.metrics import Metrics
 from broker.entities import subscription_validation
-from broker.entities.descriptions import AuthorizationRule, QueueDescription, QueueSettings
+from broker.entities.descriptions import NAMESPACE, AuthorizationRule, QueueDescription, QueueSettings
 from broker.entities.documents import encode_description
 from broker.entities.rules import CorrelationFilter, RuleDescription, SqlAction, SqlFilter, TrueFilter
 from broker.entities.topics import (
@@ -62,7 +62,7 @@ async def start(
     store = FileLogStore(folder, given, reserve_bytes=0)
     resting = Resting(PartitionIndex(folder / "catalogue", given), ManualClock())
     namespace = Namespace(
-        "test",
+        NAMESPACE,
         catalogue=Catalogue(folder / "catalogue", given),
         store=store,
         clock=ManualClock(),

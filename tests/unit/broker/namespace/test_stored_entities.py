@@ -63,7 +63,20 @@ def test_what_cannot_be_used_is_reported() -> None:
 
 def test_a_namespace_with_entities_of_its_own_cannot_become_the_first() -> None:
     stored = StoredEntities({OWN: document("q", OWN), OTHER: document("q", OTHER)}, [], [], [])
-    stored.check_first("sbemulatorns", "sbemulatorns")
-    stored.check_first("renamed", "sbemulatorns")
+    stored.check_first("sbemulatorns", ["orders"])
+    stored.check_first("renamed", ["orders"])
     with pytest.raises(Refused, match="it must not take the place of the first one"):
-        stored.check_first("Orders", "sbemulatorns")
+        stored.check_first("Orders", [])
+
+
+def test_the_entities_of_the_first_namespace_are_not_given_to_another_by_an_entry_before_it() -> None:
+    def stored(first_name: str | None, generation: str = OWN) -> StoredEntities:
+        return StoredEntities({generation: document("q", generation)}, [], [], [], first_name)
+
+    with pytest.raises(Refused, match=r"would become those of 'fresh'\. List 'Bills' first"):
+        stored("Bills").check_first("fresh", ["orders", "bills"])
+    stored("Bills").check_first("fresh", ["orders"])  # renamed
+    stored("Bills").check_first("bills", ["orders"])
+    stored("Bills", OTHER).check_first("fresh", ["bills"])  # it had no entities
+    for unknown in (None, ""):
+        stored(unknown).check_first("fresh", ["bills"])
