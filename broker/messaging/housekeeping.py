@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MAIN
+from broker.entities.roles import DISTRIBUTES
 from broker.identifiers import PARTITION_SHIFT, encode_session_id, partition_of
 from broker.message.changes import without_reasons
 from broker.message.forwarded import without_hops
@@ -155,7 +156,7 @@ async def redrive(
             progress.next_sequence_number = found.next_sequence_number
             if found.recalls and at != looked_again_at:
                 progress.next_sequence_number = looked_again_at = at
-            await _redrive(handle, subqueue, found.sequence_numbers, hold, done)
+            await _redrive(queue, handle, subqueue, found.sequence_numbers, hold, done)
         except Refused as why:
             progress.refusals[partition_of(at)] = why
             progress.next_sequence_number = None
@@ -173,7 +174,7 @@ async def redrive_exactly(queue: Entity, subqueue: str, numbers: Sequence[int], 
     for handle, part in _by_partition(queue, numbers, result):
         for _ in range(2):  # what a receiver holds unseen has come back the second time
             if part:
-                await _redrive(handle, subqueue, part, hold, result)
+                await _redrive(queue, handle, subqueue, part, hold, result)
                 done = frozenset(result.done)
                 part = [number for number in part if number not in done]
         result.missing += part
@@ -225,10 +226,18 @@ async def _walk(
 
 
 async def _redrive(
-    handle: PartitionHandle, subqueue: str, numbers: Sequence[int], hold: Hold, result: Exactly
+    queue: Entity,
+    handle: PartitionHandle,
+    subqueue: str,
+    numbers: Sequence[int],
+    hold: Hold,
+    result: Exactly,
 ) -> None:
     """Re-drive dead letters of one partition, and add their old and new sequence numbers to `result`. Raises
     Refused."""
+    subqueues = queue.description.subqueues
+    # What is published goes by itself, as if each of them had just been sent by a client of its own.
+    at_once = 1 if subqueues.role_of(subqueues.main_of(subqueue)) is DISTRIBUTES else REDRIVEN_AT_ONCE
     left = list(numbers)
     while left:
         part = left[:REDRIVEN_AT_ONCE]
@@ -238,16 +247,17 @@ async def _redrive(
             if not locked.tokens:
                 left = left[len(part) :]
                 continue
-            answer = await _enqueue_anew(handle, locked)
-        for old, new in zip(locked.sequence_numbers, answer.sequence_numbers, strict=True):
-            if new:
-                result.done.append(old)
-                result.new_numbers.append(new)
+            refusal = await _enqueue_anew(handle, locked, at_once, result)
+        if refusal is not None:
+            raise refusal
         left = left[left.index(locked.sequence_numbers[-1]) + 1 :]
 
 
-async def _enqueue_anew(handle: PartitionHandle, locked: Locked) -> Redriven:
-    """Re-drive messages that were just locked. If that fails, they are released. Raises Refused."""
+async def _enqueue_anew(
+    handle: PartitionHandle, locked: Locked, at_once: int, result: Exactly
+) -> Refused | None:
+    """Re-drive messages that were just locked, `at_once` with each operation, and add them to `result`. Those
+    that cannot be re-driven are released; returns why they cannot."""
     try:
         messages: list[bytes] = []
         for place, (stored, changed) in enumerate(zip(locked.messages, locked.changed, strict=True)):
@@ -259,16 +269,36 @@ async def _enqueue_anew(handle: PartitionHandle, locked: Locked) -> Redriven:
             None if expires_ms is None else max(expires_ms - enqueued_ms, 1)
             for expires_ms, enqueued_ms in zip(locked.expires_at_ms, locked.enqueued_at_ms, strict=True)
         ]
-        redrive = Redrive(locked.tokens, messages, times_to_live_ms, columns=locked.columns)
-        answer = await ask(handle, redrive)
-    except Refused:
-        await give_back(handle, locked.tokens)
-        raise
+        parts = [slice(start, start + at_once) for start in range(0, len(messages), at_once)]
+        answers = await asyncio.gather(
+            *(
+                answer_of(
+                    handle,
+                    Redrive(
+                        locked.tokens[part],
+                        messages[part],
+                        times_to_live_ms[part],
+                        columns={name: values[part] for name, values in locked.columns.items()},
+                    ),
+                )
+                for part in parts
+            )
+        )
     except BaseException:  # nobody waits for an answer any more
         handle.post(Release(locked.tokens), next_client(), _ignore)
         raise
-    assert isinstance(answer, Redriven), f"{answer} is not an answer to Redrive"
-    return answer
+    refusal: Refused | None = None
+    for part, answer in zip(parts, answers, strict=True):
+        if isinstance(answer, Refused):
+            await give_back(handle, locked.tokens[part])
+            refusal = refusal or answer
+            continue
+        assert isinstance(answer, Redriven), f"{answer} is not an answer to Redrive"
+        for old, new in zip(locked.sequence_numbers[part], answer.sequence_numbers, strict=True):
+            if new:
+                result.done.append(old)
+                result.new_numbers.append(new)
+    return refusal
 
 
 def _ignore(answer: Answer) -> None:

@@ -33,7 +33,8 @@ class FindDeadLetters:
 
 @dataclass(slots=True)
 class Redrive:
-    """Enqueue locked messages of a dead-letter subqueue anew in the main one, and remove them from it.
+    """Enqueue locked messages of a dead-letter subqueue anew in the main one, and remove them from it. What a
+    topic publishes by this comes one by one, because it may be from many senders.
 
     Both happen in one commit: a crash leaves each message in exactly one of the two. Answered with
     `Redriven`, or `Failed`, after which the messages are available in the dead-letter subqueue.

@@ -92,6 +92,7 @@ class Redriving:
             [redrive.messages[place] for place in found],
             None if times_to_live_ms is None else [times_to_live_ms[place] for place in found],
             columns=columns,
+            tells_numbers=True,
         )
         # A topic publishes what comes back to itself, as it does with everything that is sent to it.
         only = None if target == space.messages.main.number else target

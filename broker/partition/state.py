@@ -242,6 +242,7 @@ class Partition:
         next cycle.
         """
         self._space.arrived_ms = self._space.cycle.now_ms if arrived_ms is None else arrived_ms
+        effort = 0 if self._publishing is None else self._publishing.effort
         try:
             return self._carry_out(client, operation) is not False
         except Refused as refused:
@@ -249,6 +250,9 @@ class Partition:
                 client, Failed(refused.reason, refused.description, getattr(operation, "cookie", None))
             )
             return True
+        finally:
+            if self._publishing is not None:
+                self._space.cycle.work += self._publishing.effort - effort
 
     def handle_sends(self, sends: Sequence[tuple[ClientId, Send]]) -> int:
         """Carry out the first of these sends, together if possible: as many as the cycle has room for.

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from broker.base.errors import Reason, Refused
-from broker.entities.descriptions import DEAD_LETTER, MAIN
+from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER
+from broker.entities.rules import RuleDescription, SqlAction, TrueFilter
+from broker.entities.topics import SubscriptionSettings, TopicDescription
 from broker.identifiers import PARTITION_SHIFT, ClientId
+from broker.message.stored import store_run
 from broker.messaging import housekeeping
 from broker.messaging.housekeeping import (
     NAMED_AT_ONCE,
@@ -20,12 +23,18 @@ from broker.messaging.housekeeping import (
     redrive,
     redrive_exactly,
 )
+from broker.namespace.entity import ask
+from broker.operations.columns import DESTINATION
 from broker.operations.deleting import Delete, Deleted, DeletedExactly, DeleteExactly
 from broker.operations.general import Detach, Failed
 from broker.operations.interface import Answer, Operation, Sink
 from broker.operations.receiving import LockExactly
 from broker.operations.redriving import FindDeadLetters, Found, Redrive, Redriven
+from broker.operations.sending import Send
 from broker.operations.settling import GiveBack, Settled
+from broker.operations.transactions import Transact, Transacted
+from broker.partition import publishing
+from tests.support.forwarding_world import message_of, world
 from tests.support.link_stack import LinkStack
 from tests.support.locked import locked
 
@@ -189,3 +198,32 @@ async def test_a_purge_of_one_session_asks_only_its_partition() -> None:
         assert progress == Progress(count, None)
     starts = [each.from_sequence_number for each in partitions.asked if isinstance(each, Delete)]
     assert starts == [at(place), at(place, 5)]
+
+
+async def test_failed_transfers_that_a_topic_publishes_again_lose_no_copies_because_of_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("COMMIT_BYTES_MAX", "COPIES_OF_SEND_BYTES_MAX"):
+        monkeypatch.setattr(publishing, name, 50_000)
+    topic = TopicDescription("t", "t".rjust(32, "0"), 1)
+    rule = RuleDescription("copy", TrueFilter(), SqlAction("SET sys.Label = 'changed'"))
+    for name in ("a", "b"):
+        topic = topic.with_new(name, SubscriptionSettings(), [rule], 1)
+    async with world() as here:
+        here.descriptions["t"] = topic
+        await here.crash()
+        here.start()
+        entity = here.entities["t"]
+        run = store_run([message_of(f"{number}".ljust(10_000, "x")) for number in range(8)], str)
+        failed = Send(run.data, None, columns={DESTINATION: [b"nowhere"] * 8})
+        answer = await ask(entity.router.handles[0], Transact(Send([], None), [], transfers=failed))
+        assert isinstance(answer, Transacted)
+        await here.until_at("t", 8, TRANSFER_DEAD_LETTER)
+        progress = await redrive(
+            entity, TRANSFER_DEAD_LETTER, None, NEVER_MS, 100, 0, lambda: asyncio.Semaphore(1)
+        )
+        assert (progress.count, progress.refusals) == (8, {})
+        await here.until_empty("t", TRANSFER_DEAD_LETTER)
+        # Symptom: all of them were refused as too large; of fewer, one subscription missed some.
+        for name in ("a", "b"):
+            assert len(await here.texts("t", f"subscriptions/{name}")) == 8

@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.base.errors import Reason
+from broker.entities.descriptions import TRANSFER, TRANSFER_DEAD_LETTER
 from broker.entities.roles import OWN_END
 from broker.entities.rules import CorrelationFilter, FalseFilter, RuleDescription, SqlAction, SqlFilter
 from broker.entities.topics import TopicDescription
@@ -21,7 +22,7 @@ from broker.operations.sending import Send, Sent
 from broker.operations.settling import Abandon, Complete, DeadLetter, Settled
 from broker.operations.streams import SendSinkBatch
 from broker.operations.transactions import Transact, Transacted
-from broker.operations.transfers import HandedOver, HandOver
+from broker.operations.transfers import FailTransfer, HandedOver, HandOver, LockNext
 from broker.partition import publishing
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task import TaskLimits
@@ -385,6 +386,34 @@ async def test_others_use_the_event_loop_while_many_messages_are_matched_and_dis
     assert await bodies(harness, "subscriptions/s19") == messages
     assert await bodies(harness, "subscriptions/r7") == messages[7::10]
     await check_restart(harness, "subscriptions/s0", "subscriptions/r9")
+
+
+@pytest.mark.parametrize("kind", ["transactions", "re-drives"])
+async def test_a_cycle_takes_few_operations_whose_messages_are_hard_to_match(
+    kind: str,
+) -> None:
+    description = topic("a")
+    for number in range(50):
+        rule = RuleDescription("r", SqlFilter(f"sys.Label LIKE '%{number}'"))
+        description = with_subscription(description, f"r{number}", rule)
+    harness = Harness(description=description, limits=TaskLimits(bounds=Bounds(work_max=100)))
+    messages = [stored_with(subject="red", body=b"%d" % number) for number in range(30)]
+    operations: list[Operation] = [Transact(Send([message], None), []) for message in messages]
+    if kind == "re-drives":
+        failed = Send(messages, None, columns={DESTINATION: [b"another"] * 30})
+        one(await harness.do(1, Transact(Send([], None), [], transfers=failed)), Transacted)
+        tokens = one(await harness.do(1, LockNext(TRANSFER, 30, 1 << 20, 60_000, None)), Locked).tokens
+        await harness.do(1, FailTransfer(tokens))
+        dead = await harness.peek(TRANSFER_DEAD_LETTER)
+        locked = one(await harness.do(9, LockExactly(TRANSFER_DEAD_LETTER, dead.sequence_numbers)), Locked)
+        parts = zip(locked.tokens, messages, strict=True)
+        operations = [Redrive([token], [message], None) for token, message in parts]
+    commits = len(harness.log.disk.frames)
+    await harness.do(9, *operations)
+    # Symptom: one commit. Each of them is less than a cycle's work, so all of them shared one step.
+    assert commits + 15 <= len(harness.log.disk.frames) <= commits + 16
+    assert await bodies(harness, A) == messages
+    await check_restart(harness, A)
 
 
 @pytest.mark.parametrize("kind", OPERATIONS)
