@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import gc
 import signal
-import socket
+import ssl
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
@@ -24,10 +24,10 @@ import uvloop
 
 from broker.base.clock import Clock, ClockWatch, SystemClock
 from broker.base.metrics import Metrics
-from broker.base.sockets import addresses_text, listen
+from broker.base.sockets import addresses_text
 from broker.descriptors import Shares, raise_limit
-from broker.frontend.handshakes import Handshakes
-from broker.frontend.listener import StreamProtocol, serve_websocket
+from broker.frontend.listener import serve_websocket
+from broker.frontend.ports import AmqpPorts
 from broker.frontend.services import Services
 from broker.hosting.host import HostFolder, HostSettings, PartitionHost
 from broker.hosting.local import LocalHost
@@ -62,7 +62,6 @@ from storage.partition_index import PartitionIndex
 
 log = structlog.get_logger("server")
 
-BACKLOG = 4096
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 CLOSE_TIMEOUT_S = 2.0
 """How long clients have to answer our close when the broker stops."""
@@ -106,13 +105,9 @@ class Broker:
         """`meter` measures what a namespace of the premium tier uses."""
         if file is not None:
             check_namespaces(file, settings.namespace)
-        own_settings = settings
-        of_all = sum(each.settings.connections_max for each in file.others) if file else 0
-        settings = settings.model_copy(update={"connections_max": settings.connections_max + of_all})
-        shares = Shares.of(settings)
-        settings = settings.model_copy(
-            update={"connections_max": shares.amqp, "http_connections_max": shares.http}
-        )
+        others = file.others if file else ()
+        settings_of_first = settings
+        settings, shares = _of_all(settings, [each.settings for each in others])
         self.settings = settings
         self.clock = clock or SystemClock()
         self.metrics = Metrics()
@@ -127,24 +122,17 @@ class Broker:
         disk = disk or LocalDisk()
         folders = arrange(disk, settings.data_dirs, settings.disk_timeout_ms)
         self.host = self._make_host(_host_settings(settings, folders, shares), disk)
-        host = self.host
-        mark = settings.memory_bytes_max or memory_of_the_machine() * settings.memory_percent_max // 100
-        self.memory = Memory(
-            mark,
-            lambda: resident_bytes() + host.resident_bytes,
-            lambda: host.waiting_bytes,
-            host.set_scarce,
-        )
+        self.memory = _memory(settings, self.host)
         home = home_of(disk, folders)
         self.settings = settings.model_copy(update={"data_dir": home})
         index = PartitionIndex(
             home / CATALOGUE_DIRECTORY,
             disk,
             close_within_ms=settings.disk_timeout_ms,
-            executor=host.index_pools[0],
+            executor=self.host.index_pools[0],
             witnesses=[
-                self._make_witness(folder, pool, disk)
-                for folder, pool in zip(folders, host.index_pools, strict=True)
+                _witness(folder, pool, disk)
+                for folder, pool in zip(folders, self.host.index_pools, strict=True)
             ],
             failed=self._part_failed,
         )
@@ -153,25 +141,24 @@ class Broker:
             number for number, folder in enumerate(folders) if folder.is_missing
         )
         shared = Shared(
-            host=host,
-            catalogue=_catalogue(folders, disk, settings.disk_timeout_ms, host.catalogue_pool),
+            host=self.host,
+            catalogue=_catalogue(folders, disk, settings.disk_timeout_ms, self.host.catalogue_pool),
             resting=self._resting,
             folders=len(folders),
             clock=self.clock,
             metrics=self.metrics,
-            has_labels=bool(file and file.others),
+            has_labels=bool(others),
             failed=self._part_failed,
         )
         self.first = NamespaceParts(
-            own_settings,
+            settings_of_first,
             file.first if file else None,
             shared,
             is_first=True,
             meter=lambda: meter or ProcessMeter(self.clock, self.memory),
         )
         self._others = [
-            NamespaceParts(each.settings, each, shared, is_first=False, meter=_no_meter)
-            for each in (file.others if file else ())
+            NamespaceParts(each.settings, each, shared, is_first=False, meter=_no_meter) for each in others
         ]
         self.namespaces = Namespaces(*(parts.served for parts in self._all))
         for parts in self._all:
@@ -198,7 +185,7 @@ class Broker:
                 log_level=self.settings.log_level,
                 failed=self._part_failed,
             )
-        return LocalHost(settings, disk, self.clock, spawn=self._spawn_partition, failed=self._part_failed)
+        return LocalHost(settings, disk, self.clock, spawn=self._start, failed=self._part_failed)
 
     def stop(self) -> None:
         """Begin to stop."""
@@ -238,18 +225,11 @@ class Broker:
         log.info("server.stopped")
 
     async def _serve(self) -> None:
-        settings = self.settings
-        await self.host.open()
-        await self.namespace.load(*(parts.namespace for parts in self._others))
-        self._look_at_folders()
-        for parts in self._all:
-            await parts.apply_file()
-        host_names = [name for served in self.namespaces for name in served.host_names]
-        names = (*settings.certificate_names, *host_names)
-        files = tls_files(settings.model_copy(update={"certificate_names": names}), self.clock.now_ms())
+        await self._load()
+        files = self._tls_files()
         tls = server_context(files, notes_hosts=self.namespaces.are_several)
         services = Services(
-            settings=settings,
+            settings=self.settings,
             namespaces=self.namespaces,
             clock=self.clock,
             metrics=self.metrics,
@@ -257,8 +237,53 @@ class Broker:
             spawn=self._spawn,
             message_id=MessageIds(),
         )
-        http = HttpServer(
-            settings,
+        http = self._make_http(services, files, tls)
+        forwarding = Forwardings(self._all, self.memory, services.message_id, self._spawn)
+        services.transactions.passed_on = forwarding.passed_on
+        services.transactions.commit_rules = forwarding.commit_rules
+        ports = AmqpPorts(services, tls)
+        is_http_open = False
+        watches: list[asyncio.Task[None]] = []
+        try:
+            self.addresses |= await ports.listen()
+            self.addresses["http"] = addresses_text(await http.start())
+            self._start(http.run(), "http")
+            is_http_open = True
+            watches = self._start_watches(services)
+            forwarding.start()
+            await ports.start()
+            self._note_ready(files)
+            await self._stop.wait()
+        finally:
+            log.info("server.stopping", connections=len(services.connections))
+            for watch in watches:
+                watch.cancel()
+            self._serving = False
+            ports.stop()
+            shutdown_timeout_s = self.settings.shutdown_timeout_ms / 1000
+            await _say_goodbye(services, shutdown_timeout_s)
+            await _until_gone(services, shutdown_timeout_s)
+            await forwarding.stop()
+            if is_http_open:
+                await http.stop()
+
+    async def _load(self) -> None:
+        """Have all entities there: those of the catalogue, and those that the configuration file adds."""
+        await self.host.open()
+        await self.namespace.load(*(parts.namespace for parts in self._others))
+        self._look_at_folders()
+        for parts in self._all:
+            await parts.apply_file()
+
+    def _tls_files(self) -> TlsFiles:
+        """The certificate, which is made if there is none. It also has the names of the namespaces' hosts."""
+        host_names = [name for served in self.namespaces for name in served.host_names]
+        names = (*self.settings.certificate_names, *host_names)
+        return tls_files(self.settings.model_copy(update={"certificate_names": names}), self.clock.now_ms())
+
+    def _make_http(self, services: Services, files: TlsFiles, tls: ssl.SSLContext) -> HttpServer:
+        return HttpServer(
+            self.settings,
             self.namespaces,
             self.metrics,
             self.clock,
@@ -270,71 +295,30 @@ class Broker:
             lambda websocket, request, heard: serve_websocket(services, websocket, request, heard),
             services.message_id,
         )
-        forwarding = Forwardings(self._all, self.memory, services.message_id, self._spawn)
-        services.transactions.passed_on = forwarding.passed_on
-        services.transactions.commit_rules = forwarding.commit_rules
-        loop = asyncio.get_running_loop()
-        listeners: list[asyncio.Server] = []
-        secure: list[socket.socket] = []
-        handshakes = Handshakes(services, tls)
-        assert self._tasks is not None
-        http_task: asyncio.Task[None] | None = None
-        watches: list[asyncio.Task[None]] = []
-        try:
-            for name, port in (("amqp", settings.amqp_port), ("amqps", settings.amqps_port)):
-                if port is None:
-                    continue
-                sockets = await listen(settings.host, port, BACKLOG)
-                self.addresses[name] = addresses_text(sockets)
-                if name == "amqps":
-                    secure = sockets
-                    continue
-                listeners = [
-                    await loop.create_server(
-                        lambda: StreamProtocol(services), sock=each, backlog=BACKLOG, start_serving=False
-                    )
-                    for each in sockets
-                ]
-            self.addresses["http"] = addresses_text(await http.start())
-            http_task = self._tasks.create_task(http.run(), name="http")
-            watches += [
-                self._tasks.create_task(self._watch_clock(services), name="clock"),
-                self._tasks.create_task(self._watch_memory(), name="memory"),
-            ]
-            if self.first.resources is not None:
-                looks = _watch_resources(self.first.resources)
-                watches.append(self._tasks.create_task(looks, name="resources"))
-            for parts in self._all:
-                if has_key_files(parts.settings):
-                    watches.append(self._tasks.create_task(parts.watch_keys(), name="keys"))
-            forwarding.start()
-            for listener in listeners:
-                await listener.start_serving()
-            handshakes.start(secure)
-            gc.collect()
-            gc.freeze()  # these objects stay for good: spare the collector from walking them
-            self._serving = True
-            others = (
-                {"other_namespaces": [each.namespace.name for each in self._others]} if self._others else {}
-            )
-            log.info("server.ready", namespace=self.namespace.name, **others, **self.addresses)
-            if self._announce is not None:
-                self._announce(self.addresses, files)
-            self.ready.set()
-            await self._stop.wait()
-        finally:
-            log.info("server.stopping", connections=len(services.connections))
-            for watch in watches:
-                watch.cancel()
-            self._serving = False
-            for listener in listeners:
-                listener.close()
-            handshakes.stop()
-            await _say_goodbye(services, settings.shutdown_timeout_ms / 1000)
-            await _until_gone(services, settings.shutdown_timeout_ms / 1000)
-            await forwarding.stop()
-            if http_task is not None:
-                await http.stop()
+
+    def _start_watches(self, services: Services) -> list[asyncio.Task[None]]:
+        """What looks at something from time to time, as long as the broker serves."""
+        watches = [
+            self._start(self._watch_clock(services), "clock"),
+            self._start(self._watch_memory(), "memory"),
+        ]
+        if self.first.resources is not None:
+            watches.append(self._start(_watch_resources(self.first.resources), "resources"))
+        watches += [
+            self._start(parts.watch_keys(), "keys") for parts in self._all if has_key_files(parts.settings)
+        ]
+        return watches
+
+    def _note_ready(self, files: TlsFiles) -> None:
+        """Clients are accepted: say so."""
+        gc.collect()
+        gc.freeze()  # these objects stay for good: spare the collector from walking them
+        self._serving = True
+        others = {"other_namespaces": [each.namespace.name for each in self._others]} if self._others else {}
+        log.info("server.ready", namespace=self.namespace.name, **others, **self.addresses)
+        if self._announce is not None:
+            self._announce(self.addresses, files)
+        self.ready.set()
 
     async def _watch_clock(self, services: Services) -> None:
         """Report steps of the wall clock and suspends, and have partitions and connections check their
@@ -398,28 +382,44 @@ class Broker:
                 await asyncio.to_thread(return_free_pages)
             await asyncio.sleep(LOOK_S)
 
-    @staticmethod
-    def _make_witness(folder: Folder, pool: Executor, disk: Disk) -> Witness:
-        return Witness(
-            folder.path,
-            disk,
-            admit=lambda: check_identity(disk, folder.path, folder.id),
-            executor=pool,
-        )
-
     # --- parts made on demand -------------------------------------------------------------------------------
 
-    def _spawn_partition(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run a part of the broker. If it fails, the broker does."""
         assert self._tasks is not None, "the broker runs"
-        self._tasks.create_task(work, name=name)
+        return self._tasks.create_task(work, name=name)
 
     def _spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
-        assert self._tasks is not None, "the broker runs"
-        task = self._tasks.create_task(_loudly(work, name), name=name)
+        """Run work for a client. If it fails, the broker goes on."""
+        task = self._start(_loudly(work, name), name)
         task.add_done_callback(
             lambda _: work.close()
         )  # Python warns about a coroutine that was cancelled before its first step
         return task
+
+
+def _of_all(settings: Settings, others: Sequence[Settings]) -> tuple[Settings, Shares]:
+    """The settings with the connections of all namespaces, as far as the system has files for them; and how
+    the files are shared out."""
+    connections_max = settings.connections_max + sum(each.connections_max for each in others)
+    shares = Shares.of(settings.model_copy(update={"connections_max": connections_max}))
+    update = {"connections_max": shares.amqp, "http_connections_max": shares.http}
+    return settings.model_copy(update=update), shares
+
+
+def _memory(settings: Settings, host: PartitionHost) -> Memory:
+    mark = settings.memory_bytes_max or memory_of_the_machine() * settings.memory_percent_max // 100
+    return Memory(
+        mark,
+        lambda: resident_bytes() + host.resident_bytes,
+        lambda: host.waiting_bytes,
+        host.set_scarce,
+    )
+
+
+def _witness(folder: Folder, pool: Executor, disk: Disk) -> Witness:
+    admit = partial(check_identity, disk, folder.path, folder.id)
+    return Witness(folder.path, disk, admit=admit, executor=pool)
 
 
 def _host_settings(settings: Settings, folders: Sequence[Folder], shares: Shares) -> HostSettings:
