@@ -97,8 +97,9 @@ class Authorizer:
         one for 60 s longer.
         """
         resource, signature, expiry, key_name = _token_parts(text)
-        self.check_audience(unquote_plus(resource))
-        path = audience_path(unquote_plus(resource))
+        audience = unquote_plus(resource)
+        self.check_audience(audience)
+        path = audience_path(audience)
         signed = f"{resource}\n{expiry}".encode()
         given = unquote(signature).encode()
         claim = next(

@@ -122,7 +122,7 @@ class HttpReceiver:
         self._check_rights: Callable[[], object] | None = None
         """That of the present request (`receive`)."""
         self._lost: Refused | HttpRefusal | None = None
-        """What that was, while the message for the client is being removed."""
+        """Why the client may receive no more, kept while a message for it is being removed."""
         self._is_draining = False
         self._drained = asyncio.Event()
         """Set unless a drain is under way whose request has its answer already."""
@@ -133,10 +133,12 @@ class HttpReceiver:
         queue.watchers.add(self)
 
     async def receive(self, wait_s: float, check_rights: Callable[[], object]) -> Locked | None:
-        """One message; None if none has come in time. `check_rights` raises Refused or HttpRefusal once the
-        client may not receive. Raises these, and ConnectionResetError."""
-        await self._drained.wait()
-        check_rights()
+        """One message; None if none has come in `wait_s` seconds. The caller has checked that the client may
+        receive; `check_rights` raises Refused or HttpRefusal once it may not. Raises these, and
+        ConnectionResetError."""
+        if not self._drained.is_set():
+            await self._drained.wait()
+            check_rights()  # they may have changed meanwhile
         if self.has_ended:
             raise ConnectionResetError("the connection has ended")
         self.queue.check_one_more_receiver(self._receivers_max)
