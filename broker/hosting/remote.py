@@ -82,6 +82,8 @@ class RemotePartition:
         self._health = "closed"
         summary = register.summary()
         self._counts = named(summary.counts, subqueues) if summary is not None else {}
+        self._size: int | None = None
+        """The bytes in `_counts`; None until they are added up."""
         self._sinks: dict[ClientId, Sink] = {}
         self._stopped: asyncio.Task[None] | None = None
 
@@ -93,7 +95,9 @@ class RemotePartition:
         return self._counts
 
     def size(self) -> int:
-        return sum([each.bytes for each in self._counts.values()])
+        if self._size is None:
+            self._size = sum([each.bytes for each in self._counts.values()])
+        return self._size
 
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
         if self._host.has_ended or self._health == "gone":
@@ -149,6 +153,7 @@ class RemotePartition:
     def heard(self, status: messages.Status) -> None:
         """The partition has reported a change."""
         self._health, self.available, self._counts = status.health, status.available, status.counts
+        self._size = None
 
 
 class RemoteHost:

@@ -126,6 +126,8 @@ class Entity:
     """How this kind is different, for that refusal."""
     TAKES_NO_SENDS: ClassVar[str]
     """What clients are told that send to a subqueue that takes no sends."""
+    MULTIPLIES: ClassVar[bool] = False
+    """Whether it stores more than is sent to it."""
 
     def __init__(
         self,
@@ -157,7 +159,7 @@ class Entity:
         partition starts, because its log would outlive the queue."""
         self._start_partition, self._resting = start_partition, resting
         self._size_bytes_max = size_bytes_max
-        self._quota = SizeQuota(description.KIND, size_bytes_max, self._size)
+        self._quota = SizeQuota(description.KIND, size_bytes_max, self._size, multiplies=self.MULTIPLIES)
         self._partitions: dict[int, Partition] = {}
         self._at_rest: dict[str, SubqueueCounts] | None = None
         """Totals for the partitions that have not started; None until they are added up."""

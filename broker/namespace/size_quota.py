@@ -2,7 +2,8 @@
 
 Each partition enforces its own quota exactly (`broker/partition/quotas.py`). This one is checked before
 messages go to the partitions, so it can be exceeded by what is under way: the partitions report what is
-durable. The entity is counted anew only if it may have reached the limit.
+durable. A queue is counted anew only if it may have reached the limit. A topic stores more than is sent to
+it, as many copies and references as its subscriptions and rules want, so it is counted each time.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 class SizeQuota:
     """The quota of one entity. Owned by the event loop."""
 
-    __slots__ = ("_bound", "_kind", "_limit", "_size")
+    __slots__ = ("_bound", "_kind", "_limit", "_multiplies", "_size")
 
-    def __init__(self, kind: str, limit: int, size: Callable[[], int]) -> None:
+    def __init__(self, kind: str, limit: int, size: Callable[[], int], *, multiplies: bool = False) -> None:
         """`kind` is what people call it; `limit` is in bytes, 0 for none; `size` counts what the entity
-        holds."""
-        self._kind = kind
+        holds. `multiplies`: it stores more than is sent to it."""
+        self._kind, self._multiplies = kind, multiplies
         self._limit, self._size = limit, size
         self._bound = limit
         """The entity holds at most this, unless other things than messages have grown."""
@@ -38,7 +39,7 @@ class SizeQuota:
         if not self._limit:
             return 0
         added = sum(map(len, messages)) + MESSAGE_OVERHEAD_BYTES * len(messages)
-        if self._bound + added > self._limit:
+        if self._multiplies or self._bound + added > self._limit:
             self._bound = self._size()
             if self._bound + added > self._limit:
                 raise Refused(

@@ -31,6 +31,7 @@ class Topic(Entity):
         "by its address or with a durable subscriber."
     )
     TAKES_NO_SENDS = "Messages are sent to a topic, and not to its subscriptions."
+    MULTIPLIES = True
 
     description: TopicDescription
 

@@ -11,7 +11,7 @@ from proton import Message
 from proton.utils import SendException
 
 from tests.interop.proton_blocking import Destination, connected
-from tests.support.broker_process import BrokerProcess, queue
+from tests.support.broker_process import BrokerProcess, queue, topic
 
 QUARTER_MB = 256 * 1024
 
@@ -41,6 +41,22 @@ def test_all_partitions_together_hold_no_more_than_the_setting(tmp_path: Path, s
         ):
             assert len(receiver.receive_messages(1, max_wait_time=30)) == 1
             sender.send_messages(ServiceBusMessage(bytes(QUARTER_MB)))
+
+
+def test_what_subscriptions_make_of_a_message_counts(tmp_path: Path) -> None:
+    environment = {"PARTIBUS_ENTITY_MB_MAX": "1", "PARTIBUS_PARTITION_PROCESS": "true"}
+    small = topic("small", (f"s{number}" for number in range(100)))
+    with (
+        BrokerProcess(tmp_path, (), topics=[small], environment=environment) as broker,
+        ServiceBusClient.from_connection_string(broker.addresses.connection_string()) as client,
+        client.get_topic_sender("small") as sender,
+    ):
+        for _ in range(35):
+            sender.send_messages(ServiceBusMessage(b"message"))
+        # Symptom: it took thousands, because each counted as one, and not as 100 of 256 bytes at least.
+        with pytest.raises(ServiceBusQuotaExceededError, match="Max entity size in bytes: 1048576"):
+            for _ in range(10):
+                sender.send_messages(ServiceBusMessage(b"message"))
 
 
 def test_an_entity_that_is_full_as_a_whole_keeps_nothing_for_another_one(tmp_path: Path) -> None:

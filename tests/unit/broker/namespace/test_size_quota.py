@@ -52,6 +52,16 @@ def test_what_the_entity_holds_from_before_counts() -> None:
         SizeQuota("Queue", 10 * SIZE, held).admit("orders", [MESSAGE])
 
 
+def test_what_stores_more_than_is_sent_is_counted_each_time() -> None:
+    held = Counted()
+    quota = SizeQuota("Topic", 100 * SIZE, held, multiplies=True)
+    for _ in range(10):
+        quota.admit("orders", [MESSAGE])
+        held.size += 10 * SIZE
+    with pytest.raises(Refused):  # Symptom: ten times as much was taken.
+        quota.admit("orders", [MESSAGE])
+
+
 def test_the_entity_is_counted_only_near_the_limit() -> None:
     held = Counted()
     quota = SizeQuota("Queue", 100 * SIZE, held)
