@@ -18,6 +18,7 @@ from protocol.codec import Described, Symbol, Timestamp, UByte, UInt, ULong
 from tests.crash.ledger import QueueLedger, name_of
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import ANNOTATIONS, DATA, message, sections
+from tests.support.amqp_sessions import session_attach
 from tests.support.raw_amqp import ConnectionEnded, Frame, RawConnection
 
 BODY_BYTES_MAX = 900
@@ -81,7 +82,7 @@ class Client(threading.Thread, ABC):
 
 class Sender(Client):
     """Sends bursts and waits for their outcomes: `burst` transfers at a time, each of `batch` messages, each
-    with one of `keys` or without a key.
+    with one of `keys` or without a key. `in_sessions`: a key is a message session.
 
     A pause of `pause_s` follows each burst; messages live for `time_to_live_ms`, for ever if that is None.
     Messages become active up to `later_ms` later.
@@ -91,6 +92,7 @@ class Sender(Client):
         self,
         *who: *Who,
         keys: int = 0,
+        in_sessions: bool = False,
         burst: int = 1,
         batch: int = 1,
         pause_s: float = 0.0,
@@ -98,7 +100,7 @@ class Sender(Client):
         later_ms: int = 0,
     ) -> None:
         super().__init__(*who)
-        self._later_ms = later_ms
+        self._later_ms, self._in_sessions = later_ms, in_sessions
         self._keys, self._burst, self._batch, self._pause_s = keys, burst, batch, pause_s
         self._header = None if time_to_live_ms is None else [True, UByte(4), UInt(time_to_live_ms)]
         self._numbers: dict[str, int] = {}
@@ -133,13 +135,21 @@ class Sender(Client):
         begin = self._numbers.get(key, 0)
         self._numbers[key] = begin + self._batch
         names = [name_of(self.name, key, number) for number in range(begin, begin + self._batch)]
-        annotations: dict[str, object] = {"x-opt-partition-key": f"{self.name}/{key}"} if key else {}
+        session = [*[None] * 9, session_of(self.name, key)] if self._in_sessions else []
+        annotations: dict[str, object] = {}
+        if key and not session:
+            annotations["x-opt-partition-key"] = f"{self.name}/{key}"
         if self._later_ms:
             due_ms = int(time.time() * 1000) + self.random.randrange(self._later_ms)
             self.ledger.scheduling(names, due_ms)
             annotations[SCHEDULED] = Timestamp(due_ms)
         messages = [
-            message(header=self._header, properties=[name], annotations=annotations, body=[body_of(name)])
+            message(
+                header=self._header,
+                properties=[name, *session],
+                annotations=annotations,
+                body=[body_of(name)],
+            )
             for name in names
         ]
         if self._batch == 1:
@@ -149,7 +159,7 @@ class Sender(Client):
 
 class Receiver(Client):
     """Locks messages, removes most of them and waits for the broker's confirmation; abandons some,
-    dead-letters some.
+    dead-letters some. With a `session`, it receives only the messages of that one.
     """
 
     def __init__(
@@ -158,13 +168,23 @@ class Receiver(Client):
         credit: int = 50,
         abandons: float = 0.0,
         dead_letters: float = 0.0,
+        session: str | None = None,
     ) -> None:
         super().__init__(*who)
+        self._session = session
         self._credit, self._abandons, self._dead_letters = credit, abandons, dead_letters
         self._asked: dict[int, tuple[str, int]] = {}
 
+    def attach(self, connection: RawConnection) -> None:
+        """Attach without credit."""
+        if self._session is None:
+            connection.attach_receiver(1, self.queue)
+        else:
+            answer = connection.attach(session_attach(1, self.queue, self._session))
+            assert answer.code == raw.ATTACH, f"the session was refused: {answer}"
+
     def serve(self, connection: RawConnection, life: int) -> None:
-        connection.attach_receiver(1, self.queue)
+        self.attach(connection)
         taken = 0
         connection.send_frame(raw.FLOW, raw.flow_fields(1, 0, self._credit))
         granted = self._credit
@@ -278,20 +298,34 @@ def note_deleted(found: Frame, ledger: QueueLedger, life: int) -> None:
     ledger.confirmed(name, life)
 
 
+def session_of(sender: str, key: str) -> str:
+    """The session in which a sender sends the messages of a key."""
+    return f"{sender}/{key}"
+
+
 def drain(
-    place: Place, queue: str, ledger: QueueLedger, *, settled: bool = False, within_s: float = 20.0
+    place: Place,
+    queue: str,
+    ledger: QueueLedger,
+    *,
+    settled: bool = False,
+    session: str | None = None,
+    within_s: float = 20.0,
 ) -> int:
-    """Receive and remove everything a queue holds, until the broker returns the credit unused (§2.6.7); gives
-    the number of messages.
+    """Receive and remove everything a queue or one of its sessions holds, until the broker returns the credit
+    unused (§2.6.7); gives the number of messages.
 
     Uses receive-and-delete if `settled`.
     """
     deadline, total, link_delivery_count = time.monotonic() + within_s, 0, 0
-    receiver = Receiver(place, "drain", queue, ledger, 0)
+    receiver = Receiver(place, "drain", queue, ledger, 0, session=session)
     with RawConnection(place.port) as connection:
         connection.open()
         connection.begin()
-        connection.attach_receiver(1, queue, settled=settled)
+        if settled:
+            connection.attach_receiver(1, queue, settled=True)
+        else:
+            receiver.attach(connection)
         while True:
             connection.send_frame(raw.FLOW, raw.flow_fields(1, link_delivery_count, DRAIN_CREDIT, drain=True))
             link_delivery_count += DRAIN_CREDIT  # a drain uses up all credit, with or without messages
