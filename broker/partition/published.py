@@ -68,8 +68,6 @@ def apply_published(
     lives = _Lives(begun_ms)
     passing: list[Reference] = []
     for subqueue_number, chosen in targets.by_subqueue().items():
-        subqueue = messages.subqueues[subqueue_number]
-        places = [place for place, _ in chosen]
         some_columns = _columns_of(column_lists, chosen)
         make = columns.class_for(some_columns)
         references: list[Reference] = []
@@ -81,19 +79,14 @@ def apply_published(
             reference.expires_at_ms, reference.lives_until_ms = lives.of(expires_ms, target, enqueued_ms)
             references.append(reference)
         columns.give(references, some_columns)
-        put_off_until = [] if scheduled_ms is None else [scheduled_ms[place] for place in places]
-        if any(put_off_until):
-            for reference, at_ms in zip(references, put_off_until, strict=True):
-                if at_ms:
-                    reference.lives_until_ms = None  # its time to live has not begun
-        _append(messages, subqueue, references, position)
-        if any(put_off_until):
-            subqueue.postpone(put_off(references, put_off_until))
+        due_ms = [] if scheduled_ms is None else [scheduled_ms[place] for place, _ in chosen]
+        _append(messages, messages.subqueues[subqueue_number], references, position, due_ms)
         if payloads is not None and not keeps:
             passing += references
-    frame.live += sum(len(targets.sets[index]) for index in targets.of_messages)
     for place, index in enumerate(targets.of_messages):
-        if (count := len(targets.sets[index])) > 1:
+        count = len(targets.sets[index])
+        frame.live += count
+        if count > 1:
             payload = payloads[place] if payloads is not None and keeps else b""
             messages.bodies.add(numbers[place], sizes[place], count, payload)
     messages.next_number = first + len(sizes)
@@ -134,12 +127,27 @@ def apply_distributed(messages: Messages, activated: Activated, now_ms: int | No
     messages.next_number, messages.latest_enqueued_ms = first + len(before), enqueued_ms
 
 
-def _append(messages: Messages, subqueue: Subqueue, references: list[Reference], position: Position) -> None:
+def _append(
+    messages: Messages,
+    subqueue: Subqueue,
+    references: list[Reference],
+    position: Position,
+    due_ms: Sequence[int] = (),
+) -> None:
+    """Append messages to a subqueue. `due_ms`: per message, when it is to be enqueued, in wall time, and 0
+    for at once; empty if all are."""
+    is_put_off = any(due_ms)
+    if is_put_off:
+        for reference, at_ms in zip(references, due_ms, strict=True):
+            if at_ms:
+                reference.lives_until_ms = None  # its time to live has not begun
     untrack(references)
     numbers = [reference.sequence_number for reference in references]
     messages.blocks.touch(subqueue.number, numbers, position)
     subqueue.append(references, numbers, bytes_of(references))
     subqueue.watch_each(references)
+    if is_put_off:
+        subqueue.postpone(put_off(references, due_ms))
 
 
 def _columns_of(column_lists: Columns, chosen: Sequence[tuple[int, Target]]) -> Columns:

@@ -94,6 +94,24 @@ class _Entry:
     acting: dict[tuple[int, str], Action] = field(default_factory=dict)
 
 
+class _Copies:
+    """The copies that actions have made of one message so far."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.copies: list[ChangedCopy] = []
+        self._bytes, self._bytes_max = 0, bytes_max
+
+    def check_room(self, size: int) -> None:
+        """Raise EvaluationFailed if there is no room for a copy of a message of `size` bytes. There always
+        is for the first one."""
+        if self.copies and self._bytes + size > self._bytes_max:
+            raise EvaluationFailed(f"The copies of the message exceed {self._bytes_max} bytes.")
+
+    def add(self, copy: ChangedCopy) -> None:
+        self.copies.append(copy)
+        self._bytes += len(copy.message.data)
+
+
 class Matcher:
     """The rules of all subscriptions of a topic. Owned by one partition."""
 
@@ -144,8 +162,7 @@ class Matcher:
         message = MessageView(stored, enqueued_ms)
         seen: set[_Entry] = set()
         plain: set[int] = set()
-        copies: list[ChangedCopy] = []
-        copied = 0
+        made: _Copies | None = None
         failures: list[Failure] = []
         for entry in self._candidates(message):
             if entry in seen:
@@ -159,16 +176,11 @@ class Matcher:
                 failures += [Failure(*rule, text) for rule in (*entry.plain, *entry.acting)]
                 continue
             plain.update([subscription for subscription, _ in entry.plain])
-            self.acted += len(entry.acting)
-            for (subscription, rule), action in entry.acting.items():
-                try:
-                    if copies and copied + len(stored) > copies_bytes_max:
-                        raise EvaluationFailed(f"The copies of the message exceed {copies_bytes_max} bytes.")
-                    copies.append(ChangedCopy(subscription, rule, action(message, rule)))
-                    copied += len(copies[-1].message.data)
-                except Exception as why:
-                    failures.append(Failure(subscription, rule, self._text_of(why, (subscription, rule))))
+            if entry.acting:
+                made = made or _Copies(copies_bytes_max)
+                failures += self._act(entry, message, len(stored), made)
         self.looked_at += len(seen)
+        copies = made.copies if made else []
         if not (plain or copies or failures):
             return self._to_all
         subscriptions = tuple(sorted(plain.union(self._everything)))
@@ -176,6 +188,19 @@ class Matcher:
             served = {*subscriptions, *(copy.subscription for copy in copies)}
             failures = [failure for failure in failures if failure.subscription not in served]
         return Match(subscriptions, tuple(sorted(copies, key=_order)), tuple(sorted(failures, key=_order)))
+
+    def _act(self, entry: _Entry, message: MessageView, size: int, made: _Copies) -> list[Failure]:
+        """Make a copy of a message of `size` bytes for each action of a filter that matches, and return the
+        failures."""
+        self.acted += len(entry.acting)
+        failures = []
+        for (subscription, rule), action in entry.acting.items():
+            try:
+                made.check_room(size)
+                made.add(ChangedCopy(subscription, rule, action(message, rule)))
+            except Exception as why:
+                failures.append(Failure(subscription, rule, self._text_of(why, (subscription, rule))))
+        return failures
 
     def _candidates(self, message: MessageView) -> Iterable[_Entry]:
         """The entries that may match; all of them if the message is one that the index cannot look at."""

@@ -135,20 +135,7 @@ class StreamRequests:
     async def _create_cursor(self, body: dict[str, Any]) -> Response:
         """Create a cursor, or give one that exists to its owner again."""
         queue = self._queue()
-        start, begins = body.get("start"), {}
-        if "positions" in body:
-            begins = by_partition(queue, integers(body, "positions"))
-            if start is not None or len(begins) < queue.description.partitions:
-                raise Refused(
-                    Reason.ARGUMENT,
-                    f"'positions' must have one position for each of the {queue.description.partitions} "
-                    "partitions, and no 'start' beside it.",
-                )
-        elif start not in STARTS:
-            raise Refused(
-                Reason.ARGUMENT,
-                f"'start' must be {' or '.join(STARTS)}, not {start!r:.80}, or give 'positions'.",
-            )
+        begin, begins = _begin(queue, body)
         expires_after_ms = integer(body, "expires-after", 0)
         if not 0 <= expires_after_ms <= EXPIRES_AFTER_MS_MAX:
             raise Refused(
@@ -159,7 +146,7 @@ class StreamRequests:
             self._subqueue,
             name_of(body, "cursor"),
             name_of(body, "owner"),
-            LATEST if start is None else STARTS[start],
+            begin,
             flag(body, "take-over"),
             expires_after_ms,
             self._connection.services.settings.cursors_max,
@@ -221,11 +208,7 @@ class StreamRequests:
         """Store messages, with an outcome for each of them."""
         queue, services = self._queue(), self._connection.services
         self._check_takes_sends(queue)
-        payloads = elements(body, "messages")
-        if not payloads or not all(isinstance(each, bytes) and each for each in payloads):
-            raise Refused(
-                Reason.ARGUMENT, "'messages' must hold at least one binary, each an encoded message."
-            )
+        payloads = _payloads(body)
         has_batch = "sink" in body or "batch" in body
         sink, batch = (name_of(body, "sink"), _batch(body)) if has_batch else (b"", 0)
         collected = to_store(queue, payloads, memory=services.memory, message_id=services.message_id)
@@ -266,6 +249,35 @@ class StreamRequests:
     def _check_takes_sends(self, queue: Entity) -> None:
         if not queue.description.subqueues.takes_sends(self._subqueue):
             raise Refused(Reason.NOT_ALLOWED, "Messages cannot be sent here.")
+
+
+def _payloads(body: dict[str, Any]) -> list[bytes]:
+    """The encoded messages of a request. Raises Refused."""
+    payloads = elements(body, "messages")
+    if not payloads or not all(isinstance(each, bytes) and each for each in payloads):
+        raise Refused(Reason.ARGUMENT, "'messages' must hold at least one binary, each an encoded message.")
+    return payloads
+
+
+def _begin(queue: Entity, body: dict[str, Any]) -> tuple[int, dict[int, int]]:
+    """Where a new cursor begins: EARLIEST or LATEST; and in which partitions at another position. Raises
+    Refused."""
+    start = body.get("start")
+    if "positions" not in body:
+        if start not in STARTS:
+            raise Refused(
+                Reason.ARGUMENT,
+                f"'start' must be {' or '.join(STARTS)}, not {start!r:.80}, or give 'positions'.",
+            )
+        return STARTS[start], {}
+    begins = by_partition(queue, integers(body, "positions"))
+    if start is not None or len(begins) < queue.description.partitions:
+        raise Refused(
+            Reason.ARGUMENT,
+            f"'positions' must have one position for each of the {queue.description.partitions} partitions, "
+            "and no 'start' beside it.",
+        )
+    return LATEST, begins
 
 
 def _batch(body: dict[str, Any]) -> int:
