@@ -36,6 +36,7 @@ from tests.bench.load import (
     footprint,
     many_queues,
     memory_mark,
+    neighbour,
     report,
     sessions,
     stalls,
@@ -43,7 +44,8 @@ from tests.bench.load import (
     transactions,
 )
 from tests.bench.load.endpoint import Endpoint
-from tests.bench.load.figures import FIGURES, Figure, Result, Verdict
+from tests.bench.load.figure import Figure, Result, Verdict
+from tests.bench.load.figures import FIGURES
 from tests.bench.load.machine import StolenTime, commit, describe_machine
 from tests.bench.load.options import REPOSITORY, WORK, Quick, Rounds
 from tests.bench.load.profiling import Profiler
@@ -72,12 +74,30 @@ class Scale:
     many_queues: int
     mark_mib: int
     sessions: int
+    neighbour_pairs: int
+    neighbour_s: float
 
 
 FULL = Scale(
-    3, 100_000, 1_000, 1_000_000, 100, 20.0, 5_000, 1_000, 10.0, 110, 16_000, 5.0, 10_000, 512, 10_000
+    3,
+    100_000,
+    1_000,
+    1_000_000,
+    100,
+    20.0,
+    5_000,
+    1_000,
+    10.0,
+    110,
+    16_000,
+    5.0,
+    10_000,
+    512,
+    10_000,
+    10,
+    3.0,
 )
-QUICK = Scale(1, 10_000, 200, 20_000, 10, 3.0, 200, 50, 1.0, 10, 500, 1.0, 500, 128, 200)
+QUICK = Scale(1, 10_000, 200, 20_000, 10, 3.0, 200, 50, 1.0, 10, 500, 1.0, 500, 128, 200, 1, 0.5)
 """Only to check that everything runs. The runs are too short for meaningful figures, and the floors apply to
 the full scale.
 """
@@ -183,7 +203,9 @@ def main(
             (figures.CONNECTIONS, measure_connections),
             (figures.MANY, measure_many_queues),
             (figures.HALF_HEADERS, measure_half_headers),
+            (figures.SINGLE, measure_single_partitions),
             (figures.FAIRNESS, measure_fairness),
+            (figures.NEIGHBOURS, measure_neighbour),
             (figures.OUTPUT_ATTACK, measure_output_attack),
             (figures.ATTACKED, measure_attacks),
             (figures.STALLED, measure_stalls),
@@ -390,6 +412,18 @@ def measure_many_queues(run: Run) -> None:
     run.note(figures.MANY_COUNTERS, many_queues.counters_kib(500), settings)
 
 
+def measure_single_partitions(run: Run) -> None:
+    """A broker with many queues of one partition each."""
+    count = run.scale.many_queues
+    settings: dict[str, object] = {"queues": count, "partitions": 1}
+    for _ in run.rounds(f"{count:,} queues of one partition"):
+        found = many_queues.single_partitions(run.folder, count)
+        run.note(figures.SINGLE_START, found.start_s, settings)
+        run.note(figures.SINGLE_MEMORY, found.memory_mib, settings)
+        run.note(figures.SINGLE_SCRAPE, found.scrape_ms, settings)
+        run.note(figures.SINGLE_PAGE, found.page_ms, settings)
+
+
 def measure_fairness(run: Run) -> None:
     """How long a light sender's messages take, alone and beside heavy senders."""
     scale = run.scale
@@ -414,6 +448,25 @@ def measure_fairness(run: Run) -> None:
                     run.note(figure, fairness.percentile(took_ms, 99), {**settings, "messages": len(took_ms)})
             if rate is not None:
                 run.note(rate, found.heavy_rate, settings)
+
+
+def measure_neighbour(run: Run) -> None:
+    """How much longer a light sender's messages take beside a throttled namespace."""
+    scale = run.scale
+    for _ in run.rounds("beside a throttled namespace"):
+        found = neighbour.neighbour(run.folder, scale.neighbour_pairs, scale.neighbour_s)
+        settings: dict[str, object] = {
+            "pairs": scale.neighbour_pairs,
+            "seconds_each": scale.neighbour_s,
+            "credits_per_s": neighbour.CREDITS,
+            "offered_per_s": neighbour.OFFERED_PER_S,
+            "accepted": found.accepted,
+            "refused": found.refused,
+            "alone_ms": round(found.alone_ms, 3),
+            "body_bytes": traffic.BODY_BYTES,
+            "partitions": footprint.PARTITIONS,
+        }
+        run.note(figures.NEIGHBOUR, statistics.median(found.ratios), settings)
 
 
 def measure_output_attack(run: Run) -> None:

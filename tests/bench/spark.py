@@ -23,7 +23,7 @@ import typer
 from rich.console import Console
 
 from tests.bench.load import kafka_broker, report, spark_measures
-from tests.bench.load.figures import Figure, Result, Verdict
+from tests.bench.load.figure import Figure, Result, Verdict
 from tests.bench.load.machine import StolenTime, commit, describe_machine
 from tests.bench.load.spark_measures import SPARK_FIGURES
 from tests.bench.load.spark_rivals import ENTITIES, PARTITIONS, Kafka, Rival, running_partibus

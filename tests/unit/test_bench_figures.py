@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.bench.load.figures import FIGURES, Figure, Result
+from tests.bench.load.figure import Figure, Result
+from tests.bench.load.figures import FIGURES
 from tests.bench.load.report import DOCUMENT, judged_again, markdown
 
 OUT_OF_DATE = "`python -m tests.bench.load.report` brings the table up to date: "

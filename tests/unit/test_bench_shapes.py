@@ -9,7 +9,7 @@ import pytest
 from broker.message.stored import store
 from tests.bench.load import traffic
 from tests.bench.load.comparison import OURS, Comparison, Measure, Rule, percentile
-from tests.bench.load.figures import Verdict
+from tests.bench.load.figure import Verdict
 from tests.bench.load.shapes import PLAIN, SHAPES, Shape, window_of
 from tests.bench.load.traffic import Load, Target
 from tests.support.bare_peers import endpoint_of, running_bare_peer

@@ -17,7 +17,7 @@ from broker.settings.settings import load_settings
 from tests.bench.load import traffic
 from tests.bench.load.comparison import OURS, Comparison, Measure
 from tests.bench.load.fan_outs import FAN_OUTS, FIFTY, SINGLE, THOUSAND, FanOut
-from tests.bench.load.figures import Verdict
+from tests.bench.load.figure import Verdict
 from tests.bench.load.report import DOCUMENT
 from tests.bench.load.topic_brokers import entry
 from tests.bench.load.topic_disk import GARBAGE_COUNTRY, KEPT, MARK_BYTES, occurrences

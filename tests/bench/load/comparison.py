@@ -13,7 +13,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from tests.bench.load.figures import Verdict
+from tests.bench.load.figure import Verdict
 from tests.bench.load.report import markdown_table
 
 OURS = "partibus"

@@ -109,6 +109,34 @@ def many_queues(folder: Path, count: int) -> ManyQueues:
         shutil.rmtree(data, ignore_errors=True)
 
 
+@dataclass(slots=True, frozen=True)
+class SinglePartitions:
+    """One round of a broker whose queues have one partition each."""
+
+    start_s: float
+    memory_mib: float
+    scrape_ms: float
+    page_ms: float
+
+
+def single_partitions(folder: Path, count: int) -> SinglePartitions:
+    """Run one round on a broker with `count` queues of one partition each, which nobody has used."""
+    data = Path(tempfile.mkdtemp(prefix="broker-", dir=folder))
+    try:
+        write_queues(data / "data", (f"queue-{number:05}" for number in range(count)), partitions=1)
+        began = time.perf_counter()
+        with BrokerProcess(data, []) as broker:
+            start_s = time.perf_counter() - began
+            memory_mib = resident_mib(broker.pid)
+            page = [f"/$Resources/queues?$skip={count // 2}&$top={PAGE}"]
+            token = {"Authorization": sas_token("https://127.0.0.1")}
+            questions: Questions = ((["/metrics"], {}), (page, token))
+            scrape_s, page_s = _medians_s(broker.addresses.http_port, questions, TIMES)
+        return SinglePartitions(start_s, memory_mib, scrape_s * 1000, page_s * 1000)
+    finally:
+        shutil.rmtree(data, ignore_errors=True)
+
+
 def _counted(broker: BrokerProcess, messages: int) -> int:
     """Number of queues that a scrape shows with this many messages."""
     with urllib.request.urlopen(f"http://127.0.0.1:{broker.addresses.http_port}/metrics") as answer:

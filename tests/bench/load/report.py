@@ -13,7 +13,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from tests.bench.load.figures import FIGURES, Figure, Reference, Result
+from tests.bench.load.figure import Figure, Reference, Result
+from tests.bench.load.figures import FIGURES
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "benchmarks.md"
 DOCUMENT_WIDTH = 140

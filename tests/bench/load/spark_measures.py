@@ -9,7 +9,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from tests.bench.load.figures import Figure
+from tests.bench.load.figure import Figure
 from tests.bench.load.spark_rivals import PACED_BATCH, PACED_EVERY_S, Rival, rows
 from tests.support.spark_faults import Restarted, newest
 
