@@ -35,13 +35,17 @@ async def find_positions(
     subqueue: str,
     enqueued_from_ms: int | None = None,
     backlogs_from: Mapping[int, int] | None = None,
+    *,
+    undecided: bool = False,
 ) -> tuple[dict[int, Positions], dict[int, Refused]]:
     """The positions of each partition, and the refusals of those that are not available. `backlogs_from`:
-    positions by partition; messages are counted from there on."""
+    positions by partition; messages are counted from there on. `undecided`: as in `FindPositions`."""
     starts = backlogs_from or {}
     answers = await asyncio.gather(
         *(
-            answer_of(handle, FindPositions(subqueue, enqueued_from_ms, starts.get(number)))
+            answer_of(
+                handle, FindPositions(subqueue, enqueued_from_ms, starts.get(number), undecided=undecided)
+            )
             for number, handle in enumerate(queue.router.handles)
         )
     )

@@ -22,6 +22,8 @@ class FindPositions:
     backlog_from: int | None = None
     """Also count the messages from this position on."""
     cookie: object = None
+    undecided: bool = False
+    """Answer as if every number that was given were decided: the head is behind all messages there are."""
 
 
 @dataclass(slots=True)
@@ -38,6 +40,8 @@ class ReadRange:
     bytes_max: int
     """Read at most this many bytes, but at least one message."""
     cookie: object = None
+    undecided: bool = False
+    """The head is as in `FindPositions`: also read what stands between numbers that are not decided."""
 
 
 EARLIEST, LATEST = -2, -1

@@ -3,7 +3,8 @@
 A client that reads from head to head must not step over a message. Sent messages get ascending numbers, so
 the head of their subqueue is the next number. Dead letters keep the numbers that they had: as long as an
 older message may still become one, the head of the dead-letter subqueue stays below it. A scheduled message
-gets a new number when it becomes active, so it holds up nothing.
+gets a new number when it becomes active, so it holds up nothing. A client that reads once, and does not go on
+from there, may look beyond that head (`undecided`).
 
 Messages of the current cycle are beyond the head, because they may still be refused (durability rule 3).
 """
@@ -65,7 +66,7 @@ class Reading:
         """Say where the messages of a subqueue begin and end."""
         space = self._space
         subqueue = space.messages.find(find.subqueue)
-        head = self.head(subqueue)
+        head = self._head(subqueue, find.undecided)
         answer = Positions(
             self._start(subqueue, head),
             head,
@@ -76,14 +77,14 @@ class Reading:
         if find.enqueued_from_ms is not None:
             answer.by_time = min(self._by_time(subqueue, find.enqueued_from_ms, head), head)
         if find.backlog_from is not None:
-            answer.backlog = self.backlog(subqueue, find.backlog_from)
+            answer.backlog = self._backlog(subqueue, find.backlog_from, head)
         space.answer(client, answer)
 
     def read(self, client: ClientId, read: ReadRange) -> None:
         """Read messages from the start of a range, as many as one answer may hold."""
         space, cycle = self._space, self._space.cycle
         subqueue = space.messages.find(read.subqueue)
-        head = self.head(subqueue)
+        head = self._head(subqueue, read.undecided)
         start = max(read.start, space.messages.first_number | 1)
         end = head if read.end is None else max(read.end, space.messages.first_number | 1)
         if not start <= end <= head:
@@ -130,8 +131,7 @@ class Reading:
 
     def backlog(self, subqueue: Subqueue, position: int) -> int:
         """About how many messages there are from a position on: at most twice as many."""
-        begin = max(position, self._space.messages.first_number)
-        return min(subqueue.count_from(begin), max(self.head(subqueue) - begin, 0))
+        return self._backlog(subqueue, position, self.head(subqueue))
 
     def check_end(self, subqueue: Subqueue, position: int) -> None:
         """Raise Refused if a position is beyond the head."""
@@ -143,11 +143,23 @@ class Reading:
 
     def head(self, subqueue: Subqueue) -> int:
         """The head of a subqueue."""
-        space, cycle = self._space, self._space.cycle
-        head = cycle.first_sent if cycle.has_sent else space.messages.next_number
+        head = self._end()
         for feeder in self._feeders(subqueue):
             head = min(head, self._first_undecided(feeder, head))
         return head
+
+    def _head(self, subqueue: Subqueue, undecided: bool) -> int:
+        """The head of a subqueue for a client that wants what is decided only, or what there is."""
+        return self._end() if undecided else self.head(subqueue)
+
+    def _end(self) -> int:
+        """The position behind all messages of the partition."""
+        space, cycle = self._space, self._space.cycle
+        return cycle.first_sent if cycle.has_sent else space.messages.next_number
+
+    def _backlog(self, subqueue: Subqueue, position: int, head: int) -> int:
+        begin = max(position, self._space.messages.first_number)
+        return min(subqueue.count_from(begin), max(head - begin, 0))
 
     def _feeders(self, subqueue: Subqueue) -> Iterator[Subqueue]:
         """The subqueues whose messages may still move to this one under the numbers that they have."""

@@ -1,4 +1,8 @@
-"""The source of batch queries: everything between two positions of each partition. Settles nothing."""
+"""The source of batch queries: everything between two positions of each partition. Settles nothing.
+
+A batch query reads what there is. It does not go on later, so it need not wait, as a stream must, until no
+older message can follow into a dead-letter queue.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +30,14 @@ class PartibusBatchReader(DataSourceReader):
         """The tasks. The positions are looked up once, here, so that every attempt reads the same."""
         options = self._options
         with Node(options.endpoint, options.address, options.patience) as node:
-            heads, starts = starting_positions(node, options, EARLIEST)
+            heads, starts = starting_positions(node, options, EARLIEST, undecided=True)
             ends = ending_positions(node, heads, options)
         # Numbers before the oldest message have no message; leaving them out gives tasks an even share.
         ranges = [
             Range(partition, max(starts[partition], heads.starts[partition]), end)
             for partition, end in sorted(ends.items())
         ]
-        return tasks(options, heads.generation, [each for each in ranges if len(each)])
+        return tasks(options, heads.generation, [each for each in ranges if len(each)], undecided=True)
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         """Read one task's messages."""

@@ -32,12 +32,17 @@ class Task(InputPartition):
 
     generation: str
     ranges: tuple[Range, ...]
+    undecided: bool = False
+    """The ranges may end beyond the head."""
 
 
-def tasks(options: SourceOptions, generation: str, ranges: list[Range]) -> list[Task]:
+def tasks(
+    options: SourceOptions, generation: str, ranges: list[Range], *, undecided: bool = False
+) -> list[Task]:
     """The tasks of a batch; none if there is nothing to read."""
     return [
-        Task(generation, tuple(each)) for each in tasks_of(ranges, options.read_tasks, options.split_rows)
+        Task(generation, tuple(each), undecided)
+        for each in tasks_of(ranges, options.read_tasks, options.split_rows)
     ]
 
 
@@ -54,6 +59,7 @@ def read_task(options: SourceOptions, schema: StructType, task: Any) -> Iterator
         generation=task.generation,
         messages=options.fetch_messages,
         size=options.fetch_bytes,
+        undecided=task.undecided,
     )
     decoder = Decoder(
         to_arrow_schema(schema, timezone="UTC"), options.address, options.properties_as_json, options.keep_bad

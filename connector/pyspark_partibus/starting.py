@@ -16,10 +16,12 @@ from pyspark_partibus.options import (
 )
 
 
-def heads_of_all(node: Node, options: SourceOptions, enqueued_time_ms: int | None = None) -> Heads:
+def heads_of_all(
+    node: Node, options: SourceOptions, enqueued_time_ms: int | None = None, *, undecided: bool = False
+) -> Heads:
     """Where all partitions begin and end. Raises Unavailable if one of them is down: where to begin in it is
-    unknown."""
-    heads = node.heads(enqueued_time_ms)
+    unknown. undecided: as in `Node.heads`."""
+    heads = node.heads(enqueued_time_ms, undecided=undecided)
     if heads.unavailable:
         raise Unavailable(
             f"partitions {', '.join(map(str, heads.unavailable))} of '{options.address}' are not available"
@@ -27,18 +29,20 @@ def heads_of_all(node: Node, options: SourceOptions, enqueued_time_ms: int | Non
     return heads
 
 
-def starting_positions(node: Node, options: SourceOptions, default: str) -> tuple[Heads, Positions]:
-    """Where to begin to read."""
-    heads = heads_of_all(node, options, options.starting_time_ms)
+def starting_positions(
+    node: Node, options: SourceOptions, default: str, *, undecided: bool = False
+) -> tuple[Heads, Positions]:
+    """Where to begin to read. undecided: as in `Node.heads`."""
+    heads = heads_of_all(node, options, options.starting_time_ms, undecided=undecided)
     if options.starting_time_ms is not None:
         return heads, heads.by_time
     return heads, _positions(node, heads, options, options.starting or default, "startingOffsets")
 
 
 def ending_positions(node: Node, heads: Heads, options: SourceOptions) -> Positions:
-    """Where a batch ends. A position beyond the head cannot be read yet."""
+    """Where a batch query ends. A position beyond the head cannot be read yet."""
     if options.ending_time_ms is not None:
-        return heads_of_all(node, options, options.ending_time_ms).by_time
+        return heads_of_all(node, options, options.ending_time_ms, undecided=True).by_time
     ends = _positions(node, heads, options, options.ending or LATEST, "endingOffsets")
     for partition, end in ends.items():
         if end > heads.heads[partition]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from azure.servicebus import ServiceBusMessage
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from tests.support.azure_client import admin_of, azure_client
@@ -49,6 +51,30 @@ def test_each_subscription_is_read_for_itself(
     assert bodies(written(spark, tmp_path)) == ALL
     assert bodies(batch(spark, broker, "events", subscription="one").load()) == []
     assert bodies(batch(spark, broker, "events", subscription="two").load()) == ALL
+
+
+def test_a_topic_itself_has_nothing_to_read(spark: SparkSession, broker: BrokerProcess) -> None:
+    with pytest.raises(AnalysisException, match="receive from one of its subscriptions"):
+        batch(spark, broker, "events").load().count()
+
+
+def test_a_batch_query_reads_dead_letters_while_older_messages_are_still_in_the_queue(
+    spark: SparkSession, broker: BrokerProcess
+) -> None:
+    with (
+        azure_client(broker.addresses.connection_string()) as client,
+        client.get_queue_sender("plain") as sender,
+        client.get_queue_receiver("plain") as receiver,
+    ):
+        sender.send_messages([ServiceBusMessage(f"{number}") for number in range(3)])
+        first, *others = receiver.receive_messages(3, max_wait_time=10)
+        for message in others:
+            receiver.dead_letter_message(message)
+        receiver.defer_message(first)
+    dead = [str(message) for message in others]
+    assert dead
+    assert bodies(batch(spark, broker, "plain", subqueue="deadletter").load()) == dead
+    assert batch(spark, broker, "plain", subqueue="deadletter", endingTimestamp="2100-01-01").load().count()
 
 
 def test_the_dead_letter_queue_of_a_subscription_is_read_and_drained(

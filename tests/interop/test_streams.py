@@ -156,6 +156,11 @@ def test_dead_letters_are_read_by_position_once_no_older_message_can_follow_them
     consumer.settle(second, Delivery.REJECTED)
     (part,) = read(connection, dead, from_=start)
     assert (part.bodies, part.fields["head"]) == ([], start)
+    with management(connection, dead) as node:
+        status, found = node.ask("partibus:get-positions", undecided=True)
+        assert (status, sum(found["messages"])) == (200, 1) and head in found["heads"]
+    (part,) = read(connection, dead, from_=start, to=head, undecided=True)
+    assert (part.bodies, part.fields["head"]) == ([b"b"], head)
     consumer.settle(first, Delivery.REJECTED)
     (part,) = read(connection, dead, from_=start)
     assert (part.bodies, part.fields["head"]) == ([b"a", b"b"], head)
@@ -268,6 +273,9 @@ def test_subscriptions_are_read_and_completed_by_position_each_for_itself(
     with management(connection, "topic") as node:
         sent = node.ask("partibus:send-messages", messages=encoded("a", "b", "c"))
         assert (sent[0], sent[1]["accepted"]) == (200, 3)
+        for operation in ("get-positions", "create-cursor"):
+            status, refused = node.ask(f"partibus:{operation}")
+            assert (status, refused["condition"]) == (400, "amqp:not-allowed")
     one, two = ("topic/Subscriptions/one", "topic/Subscriptions/two")
     start, head = filled(connection, one)
     mine = {"cursor": "mine", "owner": "me"}

@@ -43,7 +43,7 @@ class FakeNode:
         """Messages have arrived."""
         self.answer = replace(self.answer, heads=heads, **changed)
 
-    def heads(self, enqueued_time_ms: int | None = None) -> Heads:
+    def heads(self, enqueued_time_ms: int | None = None, *, undecided: bool = False) -> Heads:
         self._note("heads")
         by_time = {} if enqueued_time_ms is None else dict.fromkeys(self.answer.heads, 5)
         return replace(self.answer, by_time=by_time)

@@ -27,7 +27,7 @@ from protocol.links import Link
 DESCRIPTOR: Final = "partibus:range:map"
 MESSAGES, MESSAGES_MAX = 1_000, 4_096
 BYTES_MAX = 1024 * 1024
-_FIELDS = frozenset(("from", "to", "messages", "bytes"))
+_FIELDS = frozenset(("from", "to", "messages", "bytes", "undecided"))
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,6 +41,8 @@ class Range:
     """In an envelope, at most."""
     bytes: int
     """Of messages in an envelope, at most, but for a first message that is larger."""
+    undecided: bool
+    """Also what is beyond the head."""
 
     @classmethod
     def of(cls, value: Any, partitions: int) -> Self:
@@ -56,6 +58,9 @@ class Range:
             raise _wrong(
                 f"has no field {str(unknown)[1:-1]:.200}; its fields are {', '.join(sorted(_FIELDS))}"
             )
+        undecided = given.pop("undecided", False)
+        if not isinstance(undecided, bool):
+            raise _wrong(f"has the field 'undecided', which must be a boolean, not {undecided!r:.80}")
         for key, number in given.items():
             if not isinstance(number, int) or isinstance(number, bool) or number < 0:
                 raise _wrong(f"has the field {key!r}, which must be an integer, not {number!r:.80}")
@@ -74,7 +79,7 @@ class Range:
                 f"asks for envelopes of {messages} messages and {size} bytes; they hold from 1 to "
                 f"{MESSAGES_MAX} messages and {BYTES_MAX} bytes"
             )
-        return cls(partition, begin, end, messages, size)
+        return cls(partition, begin, end, messages, size, undecided)
 
 
 class RangeLink(CopyLink):
@@ -140,7 +145,15 @@ class RangeLink(CopyLink):
         wanted = self._range
         size_max = max(min(wanted.bytes, self._connection.services.output.allowance), 1)
         handle = self.queue.router.handles[wanted.partition]
-        read = await ask(handle, ReadRange(self.subqueue, self._next, self._end, wanted.messages, size_max))
+        operation = ReadRange(
+            self.subqueue,
+            self._next,
+            self._end,
+            wanted.messages,
+            size_max,
+            undecided=wanted.undecided,
+        )
+        read = await ask(handle, operation)
         assert isinstance(read, RangeRead), f"{read} is not an answer to ReadRange"
         if self.link.gone or self._wanted() <= 0:
             return

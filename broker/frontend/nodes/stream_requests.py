@@ -65,7 +65,7 @@ STREAM_AT_ONCE = frozenset(
 )
 """Operations that only read, and so are no part of any transaction."""
 FIELDS: Final = {
-    "partibus:get-positions": frozenset(("enqueued-time", "positions", "cursor")),
+    "partibus:get-positions": frozenset(("enqueued-time", "positions", "cursor", "undecided")),
     "partibus:create-cursor": frozenset(
         ("cursor", "owner", "start", "positions", "take-over", "expires-after")
     ),
@@ -105,6 +105,7 @@ class StreamRequests:
     async def _get_positions(self, body: dict[str, Any]) -> Response:
         """Where the messages of all partitions begin and end, and how many there are."""
         queue = self._queue()
+        queue.check_can_receive(self._subqueue)
         enqueued_from_ms = integer(body, "enqueued-time") if "enqueued-time" in body else None
         backlogs_from = by_partition(queue, integers(body, "positions")) if "positions" in body else None
         if "cursor" in body:
@@ -112,7 +113,9 @@ class StreamRequests:
                 raise Refused(Reason.ARGUMENT, "A request has 'positions' or a 'cursor', not both.")
             cursor = await get_cursor(queue, self._subqueue, name_of(body, "cursor"))
             backlogs_from = {number: part.position for number, part in cursor.parts.items()}
-        found, refusals = await find_positions(queue, self._subqueue, enqueued_from_ms, backlogs_from)
+        found, refusals = await find_positions(
+            queue, self._subqueue, enqueued_from_ms, backlogs_from, undecided=flag(body, "undecided")
+        )
         if refusals and not found:
             raise next(iter(refusals.values()))
         positions = found.values()
@@ -135,6 +138,7 @@ class StreamRequests:
     async def _create_cursor(self, body: dict[str, Any]) -> Response:
         """Create a cursor, or give one that exists to its owner again."""
         queue = self._queue()
+        queue.check_can_receive(self._subqueue)
         begin, begins = _begin(queue, body)
         expires_after_ms = integer(body, "expires-after", 0)
         if not 0 <= expires_after_ms <= EXPIRES_AFTER_MS_MAX:

@@ -115,9 +115,12 @@ class Node:
 
     # --- positions and cursors ----------------------------------------------------------------------------
 
-    def heads(self, enqueued_time_ms: int | None = None) -> Heads:
-        """Where each partition begins and ends, and the position of a time if one is given."""
-        body = {} if enqueued_time_ms is None else {"enqueued-time": Timestamp(enqueued_time_ms)}
+    def heads(self, enqueued_time_ms: int | None = None, *, undecided: bool = False) -> Heads:
+        """Where each partition begins and ends, and the position of a time if one is given. undecided: count
+        what cannot be read for good yet, because older messages may still follow it."""
+        body: dict[str, Any] = {"undecided": True} if undecided else {}
+        if enqueued_time_ms is not None:
+            body["enqueued-time"] = Timestamp(enqueued_time_ms)
         answer = self._ask("partibus:get-positions", body)
         partitions = answer["partitions"]
 

@@ -35,10 +35,13 @@ class RangeReader:
         generation: str,
         messages: int,
         size: int,
+        undecided: bool = False,
     ) -> None:
-        """generation: of the entity that the ranges belong to. messages, size: bounds of an envelope."""
+        """generation: of the entity that the ranges belong to. messages, size: bounds of an envelope.
+        undecided: the ranges may end beyond the head (AMQP contract 7.6)."""
         self._endpoint, self._address, self._patience = endpoint, address, patience
         self._generation, self._messages, self._size = generation, messages, size
+        self._undecided = undecided
 
     def envelopes(self, whole: Range) -> Iterator[Envelope]:
         """All of the range, in order. After a lost connection it goes on behind the last envelope. Raises
@@ -68,11 +71,12 @@ class RangeReader:
 
     def _from(self, connection: Connection, whole: Range, position: int) -> Iterator[Envelope]:
         """The rest of the range, over one link."""
-        wanted = {
+        wanted: dict[str, object] = {
             "from": position,
             "to": whole.behind,
             "messages": UInt(self._messages),
             "bytes": UInt(self._size),
+            "undecided": self._undecided,
         }
         receiver = Receiver(
             connection,

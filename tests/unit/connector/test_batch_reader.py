@@ -19,7 +19,7 @@ def planned(node: FakeNode, monkeypatch: pytest.MonkeyPatch, **given: str) -> li
     options = source_options({"endpoint": "amqp://host", "entity": "orders", **given})
     tasks = PartibusBatchReader(options, SCHEMA).partitions()
     assert node.closed == 1
-    assert all(task.generation == "gen" for task in tasks)
+    assert all(task.generation == "gen" and task.undecided for task in tasks)
     return sorted((each for task in tasks for each in task.ranges), key=lambda each: each.partition)
 
 

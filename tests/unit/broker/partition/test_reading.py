@@ -19,8 +19,11 @@ FIRST = NUMBER << 48 | 1
 MANY = 1 << 20
 
 
-async def positions(harness: Harness, subqueue: str = MAIN, **asked: int) -> Positions:
-    return one(await harness.do(5, FindPositions(subqueue, cookie="mine", **asked)), Positions)
+async def positions(
+    harness: Harness, subqueue: str = MAIN, *, undecided: bool = False, **asked: int
+) -> Positions:
+    find = FindPositions(subqueue, cookie="mine", undecided=undecided, **asked)
+    return one(await harness.do(5, find), Positions)
 
 
 async def read(
@@ -30,8 +33,10 @@ async def read(
     count: int = 100,
     bytes_max: int = MANY,
     subqueue: str = MAIN,
+    undecided: bool = False,
 ) -> RangeRead:
-    return one(await harness.do(6, ReadRange(subqueue, start, end, count, bytes_max, "mine")), RangeRead)
+    operation = ReadRange(subqueue, start, end, count, bytes_max, "mine", undecided)
+    return one(await harness.do(6, operation), RangeRead)
 
 
 async def test_an_empty_partition_begins_at_its_head() -> None:
@@ -68,6 +73,22 @@ async def test_the_head_of_dead_letters_waits_for_the_oldest_message_that_may_st
     await harness.do(1, Complete([third]))
     assert (await positions(harness, DEAD_LETTER)).head == FIRST + 3
     assert (await positions(harness, TRANSFER_DEAD_LETTER)).head == FIRST, "from any other subqueue"
+
+
+async def test_dead_letters_that_older_ones_may_still_follow_are_read_if_the_client_wants_that() -> None:
+    harness = Harness()
+    await harness.send(b"a", b"b", b"c")
+    first, second, _ = (await harness.receive(1, 3)).tokens
+    await harness.do(1, DeadLetter([second]))
+    found = await positions(harness, DEAD_LETTER, undecided=True, backlog_from=FIRST)
+    assert (found.start, found.head, found.messages, found.backlog) == (FIRST + 1, FIRST + 3, 1, 1)
+    part = await read(harness, end=found.head, subqueue=DEAD_LETTER, undecided=True)
+    assert (part.messages, part.next, part.head) == ([b"b"], FIRST + 3, FIRST + 3)
+    await harness.do(1, DeadLetter([first]))
+    part = await read(harness, end=found.head, subqueue=DEAD_LETTER, undecided=True)
+    assert part.messages == [b"a", b"b"]
+    (failed,) = await harness.do(6, ReadRange(DEAD_LETTER, FIRST, FIRST + 4, 9, MANY, undecided=True))
+    assert isinstance(failed, Failed) and failed.reason is Reason.ARGUMENT, "nothing is beyond the end"
 
 
 async def test_deferred_messages_hold_up_the_head_of_dead_letters_and_scheduled_ones_do_not() -> None:

@@ -97,6 +97,12 @@ async def test_each_credit_is_an_envelope_and_the_last_one_says_so() -> None:
     assert await serve(client, FIRST + 9) == [] and envelopes(await client.hear()) == []
 
 
+async def test_what_is_undecided_is_read_if_the_client_wants_that() -> None:
+    for fields in ({}, {"undecided": True}):
+        client = await reading(asked(**fields), credit=1)
+        assert [read.undecided for read in await serve(client, FIRST + 1)] == [bool(fields)]
+
+
 async def test_no_more_is_read_than_the_credit_and_the_next_credit_goes_on_from_there() -> None:
     client = await reading(asked(messages=UInt(1), to=Long(FIRST + 3)), credit=1)
     assert len(await serve(client, FIRST + 9)) == 1
@@ -146,6 +152,7 @@ async def test_a_drain_is_answered_at_the_end_of_the_range() -> None:
         {Symbol("from"): Long(FIRST), Symbol("messages"): UInt(4_097)},
         {Symbol("from"): Long(FIRST), Symbol("messages"): UInt(0)},
         {Symbol("from"): Long(FIRST), Symbol("bytes"): UInt(BYTES_MAX + 1)},
+        {Symbol("from"): Long(FIRST), Symbol("undecided"): UInt(1)},
         {Symbol("from"): Long(FIRST), Symbol("until"): Long(FIRST)},
     ],
 )

@@ -69,6 +69,14 @@ async def test_the_positions_of_all_partitions_come_in_one_response() -> None:
     ] * 2
 
 
+async def test_what_is_undecided_is_counted_if_asked_for() -> None:
+    work = await bench(2)
+    _, asked = await get_positions(work, {"undecided": True})
+    assert [each.undecided for each in asked] == [True, True]
+    _, asked = await get_positions(work, {})
+    assert [each.undecided for each in asked] == [False, False]
+
+
 async def test_times_and_backlogs_are_found_if_asked_for() -> None:
     body = {"enqueued-time": Timestamp(77), "positions": [at(1, 3)]}
     response, asked = await get_positions(await bench(2), body)
@@ -93,6 +101,7 @@ async def test_partitions_that_are_down_are_named_and_none_at_all_is_an_error() 
         {"positions": [-1]},
         {"positions": 5},
         {"enqueued-time": "now"},
+        {"undecided": 1},
         {"time": 5},
     ],
 )
