@@ -67,6 +67,11 @@ class SiftedHeap(Generic[T]):
         """Remove and return the lowest number. The heap must not be empty."""
         return heapq.heappop(self._least())
 
+    def containers(self) -> list[object]:
+        """The heap and what it holds its numbers in, for an owner that has a great many heaps and hides them
+        from the garbage collector."""
+        return [self, self._numbers]
+
     def clear(self) -> None:
         """Remove all numbers."""
         self._numbers.clear()

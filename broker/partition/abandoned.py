@@ -80,7 +80,7 @@ class Abandoned:
             set_state(*key, None, self._space.cycle.wall_ms)
             if key[0] not in table and key in sessions.entries
             else None
-            for key in [*sessions.entries]
+            for key in sessions.entries.walk()
         )
         of_cursors = (
             cursors.record_of(key, None) if key[0] not in table and key in cursors.entries else None

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 from broker.identifiers import PARTITION_SHIFT
+from broker.partition.divided_table import DividedTable
 from broker.partition.gradual_sort import sort_gradually
 from broker.partition.tables import UnreadableRecord
 from storage.log import Position
@@ -36,7 +37,7 @@ LENGTH_BYTES = _LENGTH.size
 """What each of several joined bodies takes besides its own bytes."""
 DROPPED_AT_ONCE = 64
 """Blocks that one step of `drop_steps` frees: less than a millisecond."""
-K = TypeVar("K")
+K = TypeVar("K", bound=Hashable)
 
 
 def block_of(subqueue: int, sequence_number: int) -> int:
@@ -137,7 +138,9 @@ def block_by_name(name: bytes, blocks: int) -> int:
     return zlib.crc32(name) % blocks
 
 
-def drop_steps(by_block: dict[int, dict[K, Any]], entries: dict[K, Any]) -> Iterator[None]:
+def drop_steps(
+    by_block: dict[int, dict[K, Any]], entries: dict[K, Any] | DividedTable[K, Any]
+) -> Iterator[None]:
     """Free what is kept by keys, in steps. `by_block` has all keys, by their blocks."""
     while by_block:
         for _ in range(min(DROPPED_AT_ONCE, len(by_block))):

@@ -6,21 +6,21 @@ message is checked before it is used (`next_in`). Nothing scans: finding the nex
 message of a session, takes the same time however many there are.
 
 *Free* sessions have available messages and no lock, in the order in which they became so. *Hungry* ones are
-locked and have both available messages and a holder that wants some. `session_locks.py` locks sessions and
-gives their holders messages.
+locked and have both available messages and a holder that wants some. Both stand in a line: each session knows
+its neighbours there. `session_locks.py` locks sessions and gives their holders messages.
 
 A session is known while it has messages, in whatever state, or is locked.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
 from broker.base.sifted_heap import SiftedHeap
 from broker.operations.columns import SESSION_ID
 from broker.partition._untracked import keep_untracked, untrack
 from broker.partition.chunked_table import ChunkedTable
+from broker.partition.divided_table import DividedTable
 from broker.partition.references import ACTIVE, Reference, SessionLock
 
 SESSION_BYTES = 512
@@ -35,7 +35,7 @@ _NONE_DELAYED: set[int] = set()
 class MessageSession:
     """One session."""
 
-    __slots__ = ("available", "count", "delayed", "id", "lock", "waiting")
+    __slots__ = ("after", "available", "before", "count", "delayed", "id", "line", "lock", "waiting")
 
     def __init__(self, id: bytes) -> None:
         self.id = id
@@ -48,6 +48,72 @@ class MessageSession:
         """Messages that were abandoned with a delay. Those behind them wait for them."""
         self.waiting: SiftedHeap[int] = SiftedHeap()
         self.lock: SessionLock | None = None
+        self.line: SessionLine | None = None
+        """The line in which it stands. This and its neighbours there are set by the line."""
+        self.before: MessageSession | None = None
+        self.after: MessageSession | None = None
+
+
+class SessionLine:
+    """Sessions in the order in which they have joined. A session stands in one line at most."""
+
+    __slots__ = ("_last", "count", "first")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: MessageSession | None = None
+        self._last: MessageSession | None = None
+
+    def __bool__(self) -> bool:
+        return self.count > 0
+
+    def __iter__(self) -> Iterator[MessageSession]:
+        """Yield all sessions, in order. None may join or leave during the iteration."""
+        session = self.first
+        while session is not None:
+            yield session
+            session = session.after
+
+    def __contains__(self, session: MessageSession) -> bool:
+        return session.line is self
+
+    def join(self, session: MessageSession) -> None:
+        """Add a session at the end; one that is already there keeps its place."""
+        if session.line is self:
+            return
+        assert session.line is None, "a session stands in one line at most"
+        session.line, session.before = self, self._last
+        if self._last is None:
+            self.first = session
+        else:
+            self._last.after = session
+        self._last = session
+        self.count += 1
+
+    def leave(self, session: MessageSession) -> None:
+        """Remove a session if it is there."""
+        if session.line is not self:
+            return
+        before, after = session.before, session.after
+        session.line = session.before = session.after = None
+        if before is None:
+            self.first = after
+        else:
+            before.after = after
+        if after is None:
+            self._last = before
+        else:
+            after.before = before
+        self.count -= 1
+
+    def check(self) -> None:
+        """Assert that the sessions agree about their neighbours."""
+        before: MessageSession | None = None
+        count = 0
+        for session in self:
+            assert session.line is self and session.before is before
+            before, count = session, count + 1
+        assert self._last is before and self.count == count
 
 
 class MessageSessions:
@@ -58,16 +124,16 @@ class MessageSessions:
     def __init__(self, references: ChunkedTable[Reference]) -> None:
         """`references` are the subqueue's."""
         self._references = references
-        self._by_id: dict[bytes, MessageSession] = {}
-        self.free: OrderedDict[bytes, MessageSession] = OrderedDict()
+        self._by_id: DividedTable[bytes, MessageSession] = DividedTable()
+        self.free = SessionLine()
         """The longest free first."""
-        self.hungry: OrderedDict[bytes, MessageSession] = OrderedDict()
+        self.hungry = SessionLine()
         """The longest hungry first."""
 
     @property
     def size_bytes(self) -> int:
         """The memory that the index takes, about."""
-        return SESSION_BYTES * len(self._by_id)
+        return SESSION_BYTES * self._by_id.count
 
     def find(self, id: bytes) -> MessageSession | None:
         """The session with this id; None if it has no messages and no lock."""
@@ -78,30 +144,30 @@ class MessageSessions:
         session = self._by_id.get(id)
         if session is None:
             session = self._by_id[id] = MessageSession(id)
-            untrack([session, session.waiting])
+            untrack([session, *session.waiting.containers()])
         return session
 
-    def known(self) -> dict[bytes, MessageSession]:
-        """A copy of all sessions that have messages or a lock, by id."""
-        return self._by_id.copy()
+    def walk(self) -> Iterator[bytes]:
+        """Yield the ids of all sessions that have messages or a lock. See `DividedTable.walk`."""
+        return self._by_id.walk()
 
     def review(self, session: MessageSession) -> None:
         """Enter the session as free or hungry, or forget it. Call this after each change to it."""
-        lock, id = session.lock, session.id
+        lock = session.lock
         if lock is None:
-            self.hungry.pop(id, None)
+            self.hungry.leave(session)
             if self.has_next(session):
-                self.free[id] = session
+                self.free.join(session)
             else:
-                self.free.pop(id, None)
+                self.free.leave(session)
                 if not session.count:
-                    self._by_id.pop(id, None)
+                    self._by_id.pop(session.id)
         else:
-            self.free.pop(id, None)
+            self.free.leave(session)
             if any(holder.count for holder in lock.holders.values()) and self.has_next(session):
-                self.hungry[id] = session
+                self.hungry.join(session)
             else:
-                self.hungry.pop(id, None)
+                self.hungry.leave(session)
 
     def has_next(self, session: MessageSession) -> bool:
         """Whether the session has a message to give out, and does not wait for a delayed one."""
@@ -210,13 +276,12 @@ class MessageSessions:
 
     def drop(self) -> Iterator[int]:
         """Free the index, in steps. It is no longer used."""
-        self.free.clear()
-        self.hungry.clear()
-        while self._by_id:
-            count = min(len(self._by_id), DROPPED_AT_ONCE)
-            for _ in range(count):
-                self._by_id.popitem()[1].lock = None
-            yield count
+        while sessions := self._by_id.pop_some(DROPPED_AT_ONCE):
+            for session in sessions:
+                session.lock = None
+                self.free.leave(session)
+                self.hungry.leave(session)
+            yield len(sessions)
 
     def check(self) -> None:
         """Assert that the index agrees with the subqueue's messages."""
@@ -225,7 +290,10 @@ class MessageSessions:
             if reference.session_id is not None:
                 messages.setdefault(reference.session_id, []).append(reference)
         held = {id for id, session in self._by_id.items() if session.lock is not None}
-        assert self._by_id.keys() == messages.keys() | held
+        self._by_id.check()
+        self.free.check()
+        self.hungry.check()
+        assert set(self._by_id) == messages.keys() | held
         for id, session in self._by_id.items():
             own: Sequence[Reference] = messages.get(id, ())
             available = {each.sequence_number for each in own if each.state is ACTIVE and each.lease is None}
@@ -237,9 +305,9 @@ class MessageSessions:
                 each.sequence_number for each in own if each.lease is not None and each.lease.is_delay
             }
             can_be_given = any(not session.delayed or each < min(session.delayed) for each in available)
-            assert (id in self.free) == (lock is None and can_be_given)
+            assert (session in self.free) == (lock is None and can_be_given)
             wanted = lock is not None and any(holder.count for holder in lock.holders.values())
-            assert (id in self.hungry) == (wanted and can_be_given)
+            assert (session in self.hungry) == (wanted and can_be_given)
             assert lock is None or lock.holders, "a session is locked for somebody"
             locks = {each.lease.session for each in own if each.lease is not None}
             assert locks <= {lock, None}, "a message is locked with its session, or by its number"

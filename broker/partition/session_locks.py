@@ -111,7 +111,7 @@ class SessionLocks:
         assert client not in self._by_client, "a client holds one session"
         sessions = subqueue.start_sessions()
         if accept.session_id is None:
-            session = next(iter(sessions.free.values()), None)
+            session = sessions.free.first
             if session is None:
                 raise Refused(Reason.SESSION_NOT_FOUND, "No session with messages is free.")
         else:
@@ -344,14 +344,18 @@ class SessionLocks:
             if not sessions.hungry:
                 continue
             cycle.granted_bytes = cycle.granted = 0
-            for session in list(sessions.hungry.values()):
+            for _ in range(sessions.hungry.count):
+                session = sessions.hungry.first
+                if session is None:
+                    break
                 lock = session.lock
                 assert lock is not None
                 for holder in list(lock.holders.values()):
                     if holder.count:
                         self._hand_to(subqueue, session, holder)
-                if session.id in sessions.hungry:
-                    sessions.hungry.move_to_end(session.id)
+                if session in sessions.hungry:
+                    sessions.hungry.leave(session)
+                    sessions.hungry.join(session)
                 if has_granted_enough(self._space):
                     self._has_broken_off = bool(sessions.hungry)
                     break

@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from broker.partition.blocks import LENGTH_BYTES, InBlocks, block_by_name, drop_steps, joined, split
+from broker.partition.divided_table import DividedTable
 from broker.partition.durable_state import NewRecord
 from broker.partition.tables import UnreadableRecord
 from storage.log import Position, Record
@@ -53,7 +54,7 @@ class SessionStates(InBlocks):
         super().__init__()
         self.name, self.version = "session-states", 1
         self.record_kinds: Collection[int] = (SESSION_STATE,)
-        self.entries: dict[Key, Entry] = {}
+        self.entries: DividedTable[Key, Entry] = DividedTable()
         self.state_bytes = 0
         self._by_block: dict[int, dict[Key, None]] = {}
         self._block_bytes: dict[int, int] = {}
@@ -86,7 +87,7 @@ class SessionStates(InBlocks):
         self._count(key, entry, block, 1)
 
     def _remove(self, key: Key, block: int) -> None:
-        entry = self.entries.pop(key, None)
+        entry = self.entries.pop(key)
         if entry is not None:
             del self._by_block[block][key]
             if not self._by_block[block]:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from broker.identifiers import ClientId
 from broker.partition.chunked_table import ChunkedTable
-from broker.partition.message_sessions import SESSION_BYTES, MessageSessions
+from broker.partition.divided_table import FEW
+from broker.partition.message_sessions import (
+    SESSION_BYTES,
+    MessageSession,
+    MessageSessions,
+    SessionLine,
+)
 from broker.partition.references import (
     ACTIVE,
     DEFERRED,
@@ -39,6 +47,10 @@ def index_of(*sessions: str | None) -> tuple[MessageSessions, ChunkedTable[Refer
     return sessions_, references
 
 
+def ids(line: SessionLine) -> list[bytes]:
+    return [session.id for session in line]
+
+
 def lock(index: MessageSessions, session: str, wants: int = 0) -> SessionLock:
     """Lock a session for a client that wants some messages."""
     found = index.find_or_make(session.encode())
@@ -51,26 +63,26 @@ def lock(index: MessageSessions, session: str, wants: int = 0) -> SessionLock:
 
 def test_sessions_are_free_in_the_order_in_which_they_became_so() -> None:
     index, references = index_of("b", "a", None, "b")
-    assert [*index.free] == [b"b", b"a"] and [*index.known()] == [b"b", b"a"]
+    assert ids(index.free) == [b"b", b"a"] and [*index.walk()] == [b"b", b"a"]
     lock(index, "b")
-    assert [*index.free] == [b"a"]
+    assert ids(index.free) == [b"a"]
     session = index.find(b"b")
     assert session is not None
     session.lock = None
     index.review(session)
-    assert [*index.free] == [b"a", b"b"]
+    assert ids(index.free) == [b"a", b"b"]
     assert index.size_bytes == 2 * SESSION_BYTES and len(references) == 4
 
 
 def test_a_locked_session_is_hungry_while_it_has_messages_and_a_holder_wants_some() -> None:
     index, references = index_of("a")
     held = lock(index, "a", wants=2)
-    assert [*index.hungry] == [b"a"]
+    assert ids(index.hungry) == [b"a"]
     index.remove([references.pop(1)])
     assert not index.hungry
     references[2] = message(2, "a")
     index.add([references[2]])
-    assert [*index.hungry] == [b"a"]
+    assert ids(index.hungry) == [b"a"]
     held.holders[ClientId(1)].count = 0
     session = index.find(b"a")
     assert session is not None
@@ -126,7 +138,7 @@ def test_a_session_is_not_free_once_nothing_stands_before_its_delayed_message(ho
     delayed.lease = Lease(1, 0, 0, None, 1)
     delayed.lease.is_delay = True
     index.delay([delayed])
-    assert [*index.free] == [b"a"]
+    assert ids(index.free) == [b"a"]
     if how == "removed":
         index.remove([references.pop(1)])
     else:
@@ -135,3 +147,35 @@ def test_a_session_is_not_free_once_nothing_stands_before_its_delayed_message(ho
         index.lost_available(session, 1)
     assert not index.free
     index.check()
+
+
+def test_sessions_keep_their_order_in_a_line_whichever_leaves() -> None:
+    line, other = SessionLine(), SessionLine()
+    a, b, c, d = sessions = [MessageSession(id) for id in (b"a", b"b", b"c", b"d")]
+    for session in sessions:
+        line.join(session)
+        line.check()
+    line.join(a)  # keeps its place
+    other.leave(b)  # is not there
+    assert ids(line) == [b"a", b"b", b"c", b"d"] and line.first is a
+    for leaving, left in ((b, b"acd"), (d, b"ac"), (a, b"c"), (c, b"")):
+        line.leave(leaving)
+        line.check()
+        assert b"".join(ids(line)) == left and leaving not in line
+    other.join(b)
+    line.join(d)
+    line.join(a)
+    assert ids(line) == [b"d", b"a"] and ids(other) == [b"b"] and b in other
+
+
+def test_no_table_of_sessions_grows_all_at_once_and_the_garbage_collector_sees_none_of_them() -> None:
+    gc.collect()
+    before = len(gc.get_objects())
+    index, _ = index_of(*map(str, range(2 * FEW)))
+    for session in index.free:
+        assert session.waiting.first == int(session.id) + 1
+    gc.collect()
+    assert index.free.count == 2 * FEW and len(gc.get_objects()) - before < 2 * FEW + 50, (
+        "nothing but the messages themselves"
+    )
+    assert max(map(len, index._by_id._parts)) < FEW // 16
