@@ -123,9 +123,10 @@ class Snapshot:
         return Taking([(section, section.changed_since(base)) for section in self._sections], earlier)
 
     def saved(self, checkpoint: Checkpoint) -> None:
-        """This checkpoint is durable."""
+        """This checkpoint is durable. The state may have changed since it was taken."""
         for section, stored in zip(self._sections, checkpoint.sections, strict=True):
-            section.saved([block for block, data in stored.blocks.items() if not data])
+            gone = {block for block, data in stored.blocks.items() if not data}
+            section.saved(list(gone.difference(section.changed_since(checkpoint.position)) if gone else ()))
 
     def cost(self, base: Position | None) -> int:
         """Estimate how many bytes a checkpoint that builds on `base` takes; never too low."""

@@ -51,10 +51,11 @@ from broker.operations.general import Update
 from broker.operations.interface import Operation, Sink
 from broker.operations.message_states import SubqueueCounts
 from broker.operations.sending import Send
+from broker.partition.beside_cycles import BesideCycles
 from broker.partition.coming_back import ComingBack
 from broker.partition.cycle import Cycle
 from broker.partition.cycle_bounds import MIB, Bounds
-from broker.partition.disk_timeout import Hung, Patience, PatientLog
+from broker.partition.disk_timeout import Hung, Patience
 from broker.partition.full_disk_log import FullDiskLog
 from broker.partition.going_down import GoingDown
 from broker.partition.mailbox import Mailbox, sends_from
@@ -187,6 +188,7 @@ class PartitionTask:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_ms = 0
         self._patience = Patience(self._limits.disk_timeout_ms, self._disk_hangs)
+        self._beside = BesideCycles(self._wake.set, Patience(self._limits.disk_timeout_ms, self._disk_hangs))
         self._coming_back = ComingBack(
             number,
             log,
@@ -297,7 +299,7 @@ class PartitionTask:
                     continue  # the next step follows at once and does what has come due
                 if self._health is Health.HEALTHY and self._partition is not None and not self._mailbox:
                     self._rest.look(self._partition)
-                    if self._is_unused(self._partition):
+                    if self._is_unused(self._partition) and not self._beside.is_under_way:
                         await self._close_unused()
                 self._arm_timer()
             await self._shut_down()
@@ -311,6 +313,7 @@ class PartitionTask:
         finally:
             self._running = False
             self._cancel_timer()
+            self._beside.close()
             self._patience.close()
             self._opening_ended.set()
             self._ended.set()
@@ -447,9 +450,13 @@ class PartitionTask:
             partition.read_ahead(frames)
 
     async def _keep_up(self) -> bool:
+        """Do the upkeep that is due. True if there is more to do now."""
         assert self._upkeep is not None
         try:
-            return await self._upkeep.step(self._clock.monotonic_ms())
+            if self._beside.is_under_way:
+                return await self._beside.go_on()
+            now_ms = self._clock.monotonic_ms()
+            return self._upkeep.is_due(now_ms) and await self._beside.begin(self._upkeep.step(now_ms))
         except StorageError as error:
             await self._recover(error)
             return False
@@ -494,10 +501,8 @@ class PartitionTask:
         if self._description is not description:  # it was changed meanwhile, and the `Update` may be refused
             partition.describe(self._description)
         self._partition, self._totals = partition, None
-        watched = PatientLog(self._log, self._patience)
-        self._upkeep = Upkeep(
-            watched, partition.messages, replay.snapshot, self._slices, self._limits.upkeep, self._output
-        )
+        held, limits = (partition.messages, replay.snapshot), self._limits.upkeep
+        self._upkeep = Upkeep(self._log, *held, self._slices, self._beside, limits, self._output)
         self._output.debug(
             "partition.opened",
             epoch=self._coming_back.epoch,
@@ -509,6 +514,7 @@ class PartitionTask:
     async def _recover(self, error: StorageError) -> None:
         """A commit or a read failed: reload the state from the log (durability rule 4)."""
         self._note_counts()
+        await self._beside.end()
         if isinstance(error, CorruptRecord | Fenced):
             self._fail(error)
             return
@@ -542,6 +548,7 @@ class PartitionTask:
         """Stop waiting for the disk. First fence the log, so that a commit still under way is never read."""
         self._log.fence()
         self._patience.give_up()
+        self._beside.patience.give_up()
 
     async def _reload(self, full: DiskFull) -> None:
         """Not even settlements fit on the disk. The log is unchanged, but the state is ahead of it: rebuild
@@ -611,6 +618,7 @@ class PartitionTask:
         if self._health is Health.HEALTHY:
             while self._mailbox and self._health is Health.HEALTHY:
                 await self._do_cycle()
+        await self._beside.end()
         if self._health is Health.HEALTHY and self._upkeep is not None and not self._is_deleted:
             with contextlib.suppress(Hung):
                 await self._upkeep.save_last_checkpoint(self._clock.monotonic_ms())
@@ -667,7 +675,7 @@ class PartitionTask:
         elif self._partition is not None and self._upkeep is not None:
             due_ms = self._partition.next_due_ms()
             for each in (
-                self._upkeep.due_ms,
+                None if self._beside.is_under_way else self._upkeep.due_ms,
                 self._rest.due_ms,
                 self._close_at_ms if self._rest.is_entered else None,
             ):

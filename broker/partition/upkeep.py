@@ -19,6 +19,9 @@ is durable; a crash before or during the commit leaves some messages where they 
 *Timing*: a timer checks a log after its traffic, and leaves about a MiB of garbage at most. Under load, the
 more is written, the more garbage upkeep tolerates (`garbage.py`).
 
+*Messages do not wait* while a checkpoint is being written or files are being removed: that happens beside the
+cycles (`beside_cycles.py`). Only taking the snapshot, appending and compaction happen between two cycles.
+
 *A full disk* (durability rule 6) makes upkeep urgent. One partition at a time first trims, then compacts one
 segment after another, until nothing more can be freed. The disk must have room for what a compaction writes,
 so a segment waits until enough of its messages are gone. A timer continues this when no operations arrive;
@@ -55,13 +58,14 @@ from structlog.typing import FilteringBoundLogger
 
 from broker.base.slices import Slices
 from broker.partition import records
+from broker.partition.beside_cycles import BesideCycles
 from broker.partition.disk_timeout import Hung, PatientLog
 from broker.partition.garbage import GarbageBound
 from broker.partition.messages import Messages
 from broker.partition.records import Counters
 from broker.partition.snapshot import Snapshot, Taking
 from storage.errors import DiskFull, StorageError
-from storage.log import Frame, Position
+from storage.log import Commit, Frame, Log, Position
 
 MIB = 1024 * 1024
 _FRAMES_AT_ONCE = 64
@@ -117,18 +121,23 @@ class Upkeep:
 
     def __init__(
         self,
-        log: PatientLog,
+        log: Log,
         messages: Messages,
         snapshot: Snapshot,
         slices: Slices,
+        beside: BesideCycles,
         limits: UpkeepLimits,
         output: FilteringBoundLogger,
     ) -> None:
-        """A snapshot is taken in `slices`."""
-        self._log, self._messages, self._snapshot, self._slices = log, messages, snapshot, slices
+        """A snapshot is taken in `slices`; `beside` runs `step` and lets cycles go on meanwhile."""
+        self._log = PatientLog(log, beside.patience)
+        self._messages, self._snapshot, self._slices = messages, snapshot, slices
+        self._beside = beside
         self._limits, self._output = limits, output
         self._counters_at: Position | None = None
         self._relocated_at = log.end
+        self._appended = 0
+        """Bytes that this step has appended."""
         self._candidates: deque[tuple[Frame, int]] = deque()
         """Messages read for compaction but not written yet: frame and sequence number."""
         self._paused_until_ms = self._pressed_until_ms = 0
@@ -151,21 +160,36 @@ class Upkeep:
         dues = [each for each in (self._bound.due_ms, self._back_at_ms) if each is not None]
         return max(min(dues), self._paused_until_ms) if dues else None
 
+    def is_due(self, now_ms: int) -> bool:
+        """Whether `step` has something to do. Called after each cycle while no step is under way."""
+        if now_ms < self._paused_until_ms:
+            return False
+        end = self._log.end
+        must_look, is_pressed = self._bound.look(now_ms, end), self._is_pressed(now_ms)
+        if self._back_at_ms is not None and (now_ms >= self._back_at_ms or not is_pressed):
+            must_look, self._back_at_ms = True, None
+        if is_pressed:
+            return True
+        if not must_look and end < self._look_at and self._messages.count:
+            return False
+        if (
+            self._garbage_to_compact() is not None
+            or self._place_to_trim() is not None
+            or self._is_checkpoint_due()
+        ):
+            return True
+        self._look_at = end + self._bytes_to_next_look()
+        return False
+
+    def _is_pressed(self, now_ms: int) -> bool:
+        return self._log.is_full or now_ms < self._pressed_until_ms
+
     async def step(self, now_ms: int) -> bool:
         """Do what is due. True if there is more to do. Raises CommitFailed, CorruptRecord, Fenced; a full
         disk is waited out."""
-        if now_ms < self._paused_until_ms:
-            return False
         log = self._log
-        began_at = log.end
-        due = self._bound.look(now_ms, began_at)
-        is_pressed = log.is_full or now_ms < self._pressed_until_ms
-        if self._back_at_ms is not None and (now_ms >= self._back_at_ms or not is_pressed):
-            due, self._back_at_ms = True, None
-        if not due and not is_pressed and began_at < self._look_at and self._messages.count:
-            return False
         try:
-            if is_pressed:
+            if self._is_pressed(now_ms):
                 return await self._make_room(now_ms)
             more = await self._compact()
             self._look_at = log.end if more else log.end + self._bytes_to_next_look()
@@ -177,9 +201,16 @@ class Upkeep:
             self._paused_until_ms = now_ms + self._limits.pause_ms
             return False
         finally:
-            self._bound.discount(log.end - began_at)
+            self._bound.discount(self._appended)
+            self._appended = 0
             if now_ms < self._paused_until_ms:
                 self._come_back(self._paused_until_ms)
+
+    async def _append(self, commit: Commit, *, urgent: bool = False) -> None:
+        """Append records of upkeep. Raises what `Log.append` raises."""
+        began_at = self._log.end
+        await self._log.append(commit, urgent, frees=True)
+        self._appended += self._log.end - began_at
 
     @property
     def has_garbage(self) -> bool:
@@ -223,14 +254,15 @@ class Upkeep:
         return (is_short and not self._lacks_checkpoint()) or await self._save_another(now_ms) is not None
 
     async def _save_another(self, now_ms: int, earlier: Taking | None = None) -> Taking | None:
-        """Save a checkpoint and return what it holds; the state must not change meanwhile. `earlier` is the
-        content of one that was saved in the same state. None if the disk refused. Raises Hung."""
+        """Save a checkpoint and return what it holds. `earlier` is the content of one that was saved in the
+        same state. None if the disk refused. Raises Hung."""
         log = self._log
         taking = self._snapshot.take(log.checkpoint_base, earlier)
         await self._slices.run(taking.steps())
         checkpoint = taking.checkpoint(log.end)
         try:
-            await log.save_checkpoint(checkpoint)
+            async with self._beside.waiting():
+                await log.save_checkpoint(checkpoint)
         except Hung:
             raise
         except StorageError as error:
@@ -283,13 +315,17 @@ class Upkeep:
         return points[place - 1] if place else None
 
     async def _trim(self, now_ms: int, is_urgent: bool = False) -> None:
-        log = self._log
-        place = self._trim_place()
-        if place is None or not (is_urgent or place - log.start >= self._bound.bytes // 2):
-            return
-        saved = self._checkpoints(2) >= place
-        if saved or is_urgent or self._is_checkpoint_paid(freed=place - log.start):
+        place = self._place_to_trim(is_urgent)
+        if place is not None:
             await self._trim_to(place, now_ms)
+
+    def _place_to_trim(self, is_urgent: bool = False) -> Position | None:
+        """The position up to which the log should be trimmed now; None if that is not worthwhile."""
+        log, place = self._log, self._trim_place()
+        if place is None or not (is_urgent or place - log.start >= self._bound.bytes // 2):
+            return None
+        saved = self._checkpoints(2) >= place
+        return place if saved or is_urgent or self._is_checkpoint_paid(freed=place - log.start) else None
 
     async def _trim_to(self, place: Position, now_ms: int) -> None:
         log = self._log
@@ -297,14 +333,16 @@ class Upkeep:
             commit = log.begin()
             counters = Counters(self._messages.next_number, self._messages.latest_enqueued_ms)
             commit.add(records.COUNTERS, [records.encode_counters(counters)], records.VERSION)
-            await log.append(commit, urgent=True, frees=True)
+            await self._append(commit, urgent=True)
             self._counters_at = commit.start
         saved: Taking | None = None
         while self._checkpoints(2) < place:  # twice at most, because each one is at the log's end
-            saved = await self._save_another(now_ms, saved)
+            is_same_state = log.end == self._checkpoints(1)
+            saved = await self._save_another(now_ms, saved if is_same_state else None)
             if saved is None:
                 return
-        await log.trim(place)
+        async with self._beside.waiting():
+            await log.trim(place)
         self._output.debug("log.trimmed", start=log.start, end=log.end, live_bytes=self._messages.live_bytes)
 
     async def _make_room(self, now_ms: int) -> bool:
@@ -342,14 +380,20 @@ class Upkeep:
                     pass
                 await self._trim(now_ms, is_urgent=True)
 
+    def _garbage_to_compact(self) -> int | None:
+        """The bytes of garbage that only compaction would free; None if that is not worthwhile."""
+        log, live_bytes = self._log, self._messages.relocatable_bytes
+        garbage = log.end - (self._trim_place() or log.start) - live_bytes  # without what the next trim frees
+        if garbage <= max(self._bound.bytes, self._limits.garbage_per_live * live_bytes):
+            self._candidates.clear()
+            return None
+        return garbage
+
     async def _compact(self) -> bool:
         """Append the oldest live messages again, so that the beginning of the log can be trimmed. True if
         something was moved."""
-        log, messages, limits = self._log, self._messages, self._limits
-        live_bytes = messages.relocatable_bytes
-        garbage = log.end - (self._trim_place() or log.start) - live_bytes  # without what the next trim frees
-        if garbage <= max(self._bound.bytes, limits.garbage_per_live * live_bytes):
-            self._candidates.clear()
+        log, limits, garbage = self._log, self._limits, self._garbage_to_compact()
+        if garbage is None:
             return False
         last = max(log.trim_points, default=log.start)
         if log.end - last > garbage // 2:  # more than this round can have moved there
@@ -386,6 +430,6 @@ class Upkeep:
         relocated = self._messages.relocate(self._candidates, commit, self._limits.relocated_frame_bytes_max)
         if relocated is None:
             return 0
-        await self._log.append(commit, frees=True)
+        await self._append(commit)
         self._messages.apply_relocated(commit.start, relocated)
         return commit.bytes

@@ -22,6 +22,7 @@ from storage.survey import Severity
 from tests.support.logs import acquired, append
 from tests.support.partition_asking import ask
 from tests.support.recording_disk import RecordingDisk
+from tests.support.waiting import until
 from tests.unit.broker.partition.test_on_files import everything, partition
 
 
@@ -39,6 +40,7 @@ async def written(root: Path) -> dict[int, bytes]:
         await ask(task, Complete(locked.tokens))
         for number in locked.sequence_numbers:
             del expected[number]
+        await until(lambda: task._log.start > 0)
     return expected
 
 
