@@ -193,6 +193,8 @@ class TopicDescription(EntityDescription):
     _subqueues: SubqueueTable = field(init=False, repr=False, compare=False)
     keeps_sessions: bool = field(init=False, repr=False, compare=False)
     """Whether some subscription requires sessions. Every send asks."""
+    makes_copies: bool = field(init=False, repr=False, compare=False)
+    """Whether a rule of some subscription has an action. Every send asks."""
 
     def __post_init__(self) -> None:
         subqueues = dict(TOPIC_SUBQUEUES)
@@ -204,6 +206,8 @@ class TopicDescription(EntityDescription):
         object.__setattr__(self, "_subqueues", SubqueueTable(subqueues, end))
         keeps = any(each.settings.requires_session for each in self.subscriptions)
         object.__setattr__(self, "keeps_sessions", keeps)
+        makes = any(rule.action is not None for each in self.subscriptions for rule in each.rules)
+        object.__setattr__(self, "makes_copies", makes)
 
     @property
     def subqueues(self) -> SubqueueTable:

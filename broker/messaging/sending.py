@@ -367,6 +367,12 @@ class Sending(Generic[R]):
     ) -> None:
         """Ask a partition to store messages, which are counted as under way. `number` is the partition's if
         another one may take them instead; `whole` is the batch that they are a part of."""
+        if count > 1 and self._queue.makes_copies:
+            # There is a limit to the copies of messages that are sent together, and these are not.
+            for place in range(count):
+                here = slice(place, place + 1)
+                self._post(partition, part_of(send, itemgetter(here)), receipts[here], 1, number)
+            return
         size = sum(map(len, send.messages))
         self._sends += 1
         send.cookie = self._sends

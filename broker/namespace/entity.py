@@ -242,6 +242,11 @@ class Entity:
         """Whether the sessions of messages that are sent are kept with them."""
         return self.requires_session(MAIN)
 
+    @property
+    def makes_copies(self) -> bool:
+        """Whether it may make changed copies of what is sent to it."""
+        return False
+
     def path_of(self, subqueue: str) -> str:
         """The path of the entity, or of the part of it that a subqueue belongs to."""
         return self.name

@@ -85,6 +85,11 @@ class Topic(Entity):
         """Whether some subscription requires sessions."""
         return self.description.keeps_sessions
 
+    @property
+    def makes_copies(self) -> bool:
+        """Whether a rule of some subscription has an action."""
+        return self.description.makes_copies
+
     def path_of(self, subqueue: str) -> str:
         """The path of the topic, or of a subscription."""
         subscription = self.description.subscription_of(subqueue)
