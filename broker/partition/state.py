@@ -183,6 +183,7 @@ class Partition:
         self._moving_cursors = MovingCursors(self._space, self._reading, self._settling_through)
         self._deleting = Deleting(self._space, self._time_to_live)
         self._redriving = Redriving(self._space, self._sending)
+        self._noted = Totals(messages)
         self._wall_ahead_ms = 0
         """How far wall time was ahead of monotonic time when the latest cycle began."""
         self._later: Iterator[None] | None = None
@@ -631,24 +632,23 @@ class Partition:
         if self._sessions.is_due(until_ms):
             self._sessions.run_out(until_ms)
 
-    def totals(self) -> Totals:
-        """What `counts` needs to know of each subqueue, apart from locks."""
-        return totals_of(self.messages)
+    def note_totals(self) -> None:
+        """Note what is durable, before a cycle. See `counts`."""
+        self._noted.note()
 
-    def counts(self, totals: Totals | None = None) -> dict[str, SubqueueCounts]:
-        """The message counts and size of each subqueue: now, or as of `totals`, without locks."""
+    def counts(self, *, as_noted: bool = False) -> dict[str, SubqueueCounts]:
+        """The message counts and size of each subqueue: now, or as of `note_totals`, without locks."""
         counts = {subqueue.name: SubqueueCounts() for subqueue in self.messages.subqueues}
-        for number, each in self.counts_by_number(totals).items():
+        for number, each in self.counts_by_number(as_noted=as_noted).items():
             counts[self.messages.subqueues[number].name] = each
         return counts
 
-    def counts_by_number(self, totals: Totals | None = None) -> dict[int, SubqueueCounts]:
+    def counts_by_number(self, *, as_noted: bool = False) -> dict[int, SubqueueCounts]:
         """As `counts`, by number, without subqueues that hold nothing."""
-        now = totals is None
+        now = not as_noted
         counts: dict[int, SubqueueCounts] = {}
-        for number, (messages, deferred, scheduled, size) in (
-            self.totals() if totals is None else totals
-        ).items():
+        sums = self._noted.sums() if as_noted else totals_of(self.messages)
+        for number, (messages, deferred, scheduled, size) in sums.items():
             subqueue = self.messages.subqueues[number]
             counts[number] = SubqueueCounts(
                 active=messages - deferred - scheduled,
@@ -664,6 +664,8 @@ class Partition:
     def check(self) -> None:
         """Assert all invariants of the whole state, between cycles."""
         self.messages.check()
+        self._noted.note()
+        assert self._noted.sums() == totals_of(self.messages)
         self._space.locks.check()
         self._sessions.check()
         for number, book in self._space.books.items():

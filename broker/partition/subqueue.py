@@ -49,7 +49,16 @@ class Work:
     A topic has hundreds of subqueues.
     """
 
-    __slots__ = ("bytes", "changed_bytes", "column_bytes", "indexed", "messages", "occupied", "timed")
+    __slots__ = (
+        "bytes",
+        "changed_bytes",
+        "column_bytes",
+        "indexed",
+        "messages",
+        "occupied",
+        "timed",
+        "touched",
+    )
 
     def __init__(self) -> None:
         self.messages = self.bytes = self.changed_bytes = self.column_bytes = 0
@@ -60,6 +69,8 @@ class Work:
         """Subqueues with an index of message sessions, by number."""
         self.timed: dict[int, Subqueue] = {}
         """Subqueues whose `expiry` may hold keys, by number. `TimeToLive` removes them."""
+        self.touched: set[int] = set()
+        """Numbers of subqueues whose sums may have changed. `Totals` takes them out."""
 
 
 class Subqueue:
@@ -227,6 +238,7 @@ class Subqueue:
     def _add(self, size: int, changed: int = 0, columns: int = 0) -> None:
         """Count bytes that have come, or negative ones that have gone."""
         work = self._work
+        work.touched.add(self.number)
         self.bytes += size
         work.bytes += size
         if changed:
@@ -515,6 +527,7 @@ class Subqueue:
         if self.sessions is not None:
             references = list(references)
             self.sessions.take_out(references)
+        self._work.touched.add(self.number)
         for reference in references:
             if reference.state is ACTIVE:
                 reference.state = DEFERRED

@@ -65,7 +65,6 @@ from broker.partition.signals import Once, Signal
 from broker.partition.state import Partition
 from broker.partition.summary import named, summary_of
 from broker.partition.tables import UnreadableRecord
-from broker.partition.totals import Totals
 from broker.partition.upkeep import Upkeep, UpkeepLimits
 from storage.errors import CommitFailed, CorruptRecord, DiskFull, Fenced, StorageError
 from storage.log import Commit, Log
@@ -181,8 +180,8 @@ class PartitionTask:
         """The counts as last known to be durable, for as long as there is no state."""
         if at_rest is not None:
             self._last_counts |= named(at_rest.counts, subqueues)
-        self._totals: Totals | None = None
-        """What was durable before the cycle whose commit is under way; None if all is durable."""
+        self._is_in_doubt = False
+        """Whether a cycle is under way, so that only what was noted before it is known to be durable."""
         self._upkeep: Upkeep | None = None
         self._wake = Signal()
         self._timer: asyncio.TimerHandle | None = None
@@ -343,7 +342,8 @@ class PartitionTask:
         except StorageError as error:  # it was fenced just as the previous commit ended
             await self._recover(error)
             return False
-        self._totals = partition.totals()
+        partition.note_totals()
+        self._is_in_doubt = True
         partition.begin(
             commit, self._clock.monotonic_ms(), self._clock.now_ms(), waiting[0][3] if waiting else None
         )
@@ -371,7 +371,7 @@ class PartitionTask:
         except StorageError as error:
             await self._recover(error)
             return False
-        self._totals = None
+        self._is_in_doubt = False
         self._mailbox.undecided = []
         try:
             await self._sync(cycle)
@@ -500,7 +500,7 @@ class PartitionTask:
         partition, replay = await self._coming_back.load(description, first_nonce)
         if self._description is not description:  # it was changed meanwhile, and the `Update` may be refused
             partition.describe(self._description)
-        self._partition, self._totals = partition, None
+        self._partition, self._is_in_doubt = partition, False
         held, limits = (partition.messages, replay.snapshot), self._limits.upkeep
         self._upkeep = Upkeep(self._log, *held, self._slices, self._beside, limits, self._output)
         self._output.debug(
@@ -654,7 +654,7 @@ class PartitionTask:
     def _note_counts(self) -> None:
         """Keep the counts of what is durable, without the cycle whose commit failed."""
         if self._partition is not None:
-            self._last_counts = self._partition.counts(self._totals)
+            self._last_counts = self._partition.counts(as_noted=self._is_in_doubt)
 
     def _become(self, health: Health) -> None:
         if health is not self._health:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from typing import cast
 
 import pytest
 
@@ -12,6 +13,7 @@ from broker.entities.descriptions import QueueSettings
 from broker.entities.rules import RuleDescription, SqlAction, TrueFilter
 from broker.entities.topics import SubscriptionSettings, TopicDescription
 from broker.messaging.sending import Sending
+from broker.namespace.queue import Queue
 from broker.namespace.size_quota import SizeQuota
 from broker.operations.general import Failed
 from broker.operations.sending import Send, Sent
@@ -77,7 +79,7 @@ async def test_messages_that_come_at_the_same_time_lose_no_copies_because_of_eac
         here.descriptions["t"] = topic
         here.start()
         stack = LinkStack(1)
-        stack.queue = here.entities["t"]
+        stack.queue = cast(Queue, here.entities["t"])
         caller = Caller(stack)
         texts = [f"{number}".ljust(10_000, "x") for number in range(8)]
         caller.sending.send([message_of(text) for text in texts], list(range(8)))
