@@ -68,13 +68,16 @@ class NamespaceParts:
         """`meter` makes what measures the use of resources, in the premium tier."""
         self.settings, self.file, self._shared = settings, file, shared
         clock, metrics = shared.clock, shared.metrics
+        refused = metrics.credits_refused
+        if shared.has_labels:
+            refused = refused.labels(settings.namespace)
         self._throttle: Throttling | None = throttle_of(
-            settings.namespace, settings.credits_per_second, clock, metrics.credits_refused.inc
+            settings.namespace, settings.credits_per_second, clock, refused.inc
         )
         self.resources: ResourceThrottle | None = None
         """Its throttling, if that goes by resources."""
         if settings.tier == "premium" and self._throttle is None:
-            self.resources = self._throttle = _throttle_by_resources(settings, metrics, meter())
+            self.resources = self._throttle = _throttle_by_resources(settings, metrics, refused.inc, meter())
         self.namespace = Namespace(
             settings.namespace,
             catalogue=shared.catalogue,
@@ -99,11 +102,15 @@ class NamespaceParts:
         host_names = file.host_names if file else ()
         self.served = ServedNamespace(self.namespace, self.authorizer, settings, host_names)
 
-    async def apply_file(self) -> None:
-        """Create and update its entities as the file asks. Raises WrongConfigFile, Refused."""
+    def check_file(self) -> None:
+        """Check what the file asks for against the entities that are there. Raises WrongConfigFile."""
         if self.file is not None:
             check_rules(self.file)
             check_targets(self.file, self.namespace)
+
+    async def apply_file(self) -> None:
+        """Create and update its entities as the file asks. Call `check_file` first. Raises Refused."""
+        if self.file is not None:
             await apply_file((*self.file.queues, *self.file.topics), self.namespace)
 
     def make_forwarding(
@@ -176,13 +183,13 @@ class Forwardings:
         self._rule_transactions[namespace_of(topic.description.generation)].commit(topic, operation, sink)
 
 
-def _throttle_by_resources(settings: Settings, metrics: Metrics, meter: ResourceMeter) -> ResourceThrottle:
+def _throttle_by_resources(
+    settings: Settings, metrics: Metrics, refused: Callable[[float], None], meter: ResourceMeter
+) -> ResourceThrottle:
     thresholds = Thresholds(
         settings.throttle_cpu_percent, settings.throttle_memory_percent, settings.throttle_pending_max
     )
-    throttle = ResourceThrottle(
-        settings.namespace, thresholds, settings.messaging_units, meter, metrics.credits_refused.inc
-    )
+    throttle = ResourceThrottle(settings.namespace, thresholds, settings.messaging_units, meter, refused)
     metrics.messaging_units.set_function(lambda: throttle.units)
     metrics.namespace_cpu_usage.set_function(lambda: throttle.cpu_percent)
     metrics.namespace_memory_usage.set_function(lambda: throttle.usage.memory_percent)

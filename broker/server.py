@@ -110,7 +110,7 @@ class Broker:
         settings, shares = _of_all(settings, [each.settings for each in others])
         self.settings = settings
         self.clock = clock or SystemClock()
-        self.metrics = Metrics()
+        self.metrics = Metrics(has_namespaces=bool(others))
         self.addresses: dict[str, str] = {}
         """The addresses listened on, once they are: amqp, amqps, http → "host:port", with commas between the
         addresses of one host."""
@@ -272,6 +272,8 @@ class Broker:
         await self.host.open()
         await self.namespace.load(*(parts.namespace for parts in self._others))
         self._look_at_folders()
+        for parts in self._all:
+            parts.check_file()
         for parts in self._all:
             await parts.apply_file()
 

@@ -312,11 +312,16 @@ class Engine:
     # --- connection -----------------------------------------------------------------------------------------
 
     def open(
-        self, properties: dict[Any, Any] | None = None, offered_capabilities: Sequence[str] = ()
+        self,
+        properties: dict[Any, Any] | None = None,
+        offered_capabilities: Sequence[str] = (),
+        container_id: str | None = None,
     ) -> None:
-        """Answer the peer's open (§2.7.1)."""
+        """Answer the peer's open (§2.7.1). `container_id` replaces the one that the engine was made with."""
         if lib.pn_connection_state(self._connection) & LOCAL_OPEN_STATES:
             return  # something else in the same read has already closed it
+        if container_id is not None:
+            lib.pn_connection_set_container(self._connection, container_id.encode())
         if properties:
             put(lib.pn_connection_properties(self._connection), codec.encode(properties))
         if offered_capabilities:

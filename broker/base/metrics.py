@@ -55,7 +55,8 @@ class _Commits(Collector):
 class Metrics:
     """All counters and histograms. One per broker, because tests run several brokers in one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_namespaces: bool = False) -> None:
+        """`has_namespaces`: there are several, and what is counted for one of them is labelled with it."""
         self.registry = CollectorRegistry()
         """The metrics of the whole process, independent of its entities."""
         self.entities: dict[str, EntityCounters] = {}
@@ -111,6 +112,7 @@ class Metrics:
         self.credits_refused = counter(
             "credits_refused",
             "Credits that refused operations would have cost.",
+            ("namespace",) if has_namespaces else (),
         )
         self.messaging_units = gauge("messaging_units", "Messaging units; 0 except in the premium tier.")
         self.namespace_cpu_usage = gauge(

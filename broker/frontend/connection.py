@@ -489,8 +489,11 @@ class Connection:
             self._tick_timer = None
         self.container_id = event.container_id
         self.engine.pads_frames = needs_padding(event.properties)
+        self._choice.name(event.hostname)  # what cannot be is refused below
         self.engine.open(
-            SERVER_PROPERTIES, [each for each in OFFERED_CAPABILITIES if each in event.desired_capabilities]
+            SERVER_PROPERTIES,
+            [each for each in OFFERED_CAPABILITIES if each in event.desired_capabilities],
+            self.served.namespace.name,
         )
         try:
             self._choice.open(event.hostname)

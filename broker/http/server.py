@@ -407,12 +407,16 @@ class HttpServer:
             under_any_name=_is_for_everybody(request, "/health", "/metrics"),
         )
         if request.transport is not None:
-            by_handshake = self._namespaces.named(named_host(request.transport.get_extra_info("ssl_object")))
-            if by_handshake not in (None, self._namespaces.of_host(_host_of(request))):
+            by_header = self._namespaces.of_host(_host_of(request))
+            other = self._namespaces.elsewhere(
+                named_host(request.transport.get_extra_info("ssl_object")), by_header
+            )
+            if other is not None:
                 raise HttpRefusal(
                     MISDIRECTED,
                     0,
-                    "The TLS handshake of this connection named the host of another namespace.",
+                    f"The TLS handshake of this connection is for the namespace '{other}', and the Host "
+                    f"header means '{by_header.namespace.name}'.",
                 )
 
     def _refuse(self, request: web.Request, refusal: HttpRefusal) -> web.Response:

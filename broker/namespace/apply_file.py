@@ -87,6 +87,7 @@ def check_targets(file: NamespaceFile, namespace: Namespace) -> None:
             if why.reason is not Reason.ENTITY_NOT_FOUND or key_of(target) in known:
                 log.warning(
                     "config.target_missing",
+                    namespace=namespace.name,
                     entity=source.path,
                     field=field,
                     target=target,
@@ -132,7 +133,7 @@ async def apply_file(entities: Iterable[EntitySpec], namespace: Namespace) -> No
 async def _apply(spec: EntitySpec, namespace: Namespace) -> None:
     existing = namespace.describe(spec.name)
     if existing is None and namespace.may_be_damaged(spec.name):
-        log.error("config.not_applied", entity=spec.name, reason=namespace.missing(spec.name).description)
+        _not_applied(namespace, spec.name, namespace.missing(spec.name).description, is_error=True)
         return
     if existing is None:
         try:
@@ -144,20 +145,20 @@ async def _apply(spec: EntitySpec, namespace: Namespace) -> None:
             if is_begun or why.reason is not Reason.PARTITION_UNAVAILABLE:
                 text = f"The entity '{spec.name}' of the configuration file could not be created."
                 raise Refused(why.reason, f"{text} {why.description}") from why
-            log.error("config.not_applied", entity=spec.name, reason=why.description)
+            _not_applied(namespace, spec.name, why.description, is_error=True)
         return
     if type(existing.settings) is not type(spec.settings):
         reason = "An entity of another kind has this name."
-        log.warning("config.not_applied", entity=spec.name, reason=reason)
+        _not_applied(namespace, spec.name, reason)
         return
     for reason in _fixed_differences(existing, spec):
-        log.warning("config.not_applied", entity=spec.name, reason=reason)
+        _not_applied(namespace, spec.name, reason)
     if existing.file_settings == spec.settings:
         return
     try:
         await namespace.update_entity(spec.name, _changeable(existing, spec), file_settings=spec.settings)
     except Refused as why:
-        log.warning("config.not_applied", entity=spec.name, reason=why.description)
+        _not_applied(namespace, spec.name, why.description)
 
 
 async def _apply_subscriptions(spec: TopicSpec, namespace: Namespace) -> None:
@@ -166,7 +167,7 @@ async def _apply_subscriptions(spec: TopicSpec, namespace: Namespace) -> None:
     if not isinstance(topic, TopicDescription):
         return  # it was reported
     for name, reason in fixed_differences(topic, spec):
-        log.warning("config.not_applied", entity=subscription_path(topic.name, name), reason=reason)
+        _not_applied(namespace, subscription_path(topic.name, name), reason)
     if with_subscriptions(topic, spec, 0) is topic:
         return
 
@@ -179,7 +180,13 @@ async def _apply_subscriptions(spec: TopicSpec, namespace: Namespace) -> None:
     try:
         await namespace.change_entity(topic.name, change)
     except Refused as why:
-        log.error("config.not_applied", entity=spec.name, reason=f"Its subscriptions: {why.description}")
+        _not_applied(namespace, spec.name, f"Its subscriptions: {why.description}", is_error=True)
+
+
+def _not_applied(namespace: Namespace, entity: str, reason: str, *, is_error: bool = False) -> None:
+    """Report what the file asks for and is not done."""
+    report = log.error if is_error else log.warning
+    report("config.not_applied", namespace=namespace.name, entity=entity, reason=reason)
 
 
 def _fixed_differences(existing: EntityDescription, spec: EntitySpec) -> Iterable[str]:

@@ -412,7 +412,7 @@ class Namespace:
             await self._keep(description)
             queue = self._queues[key_of(name)] = self._make_entity(description)
             self._keys.add(description)
-            log.info("entity.created", entity=name, partitions=count)
+            log.info("entity.created", namespace=self.name, entity=name, partitions=count)
             self.changed(queue)
             return description
 
@@ -461,7 +461,7 @@ class Namespace:
             await queue.update(description)
             if description.settings.authorization_rules != before.settings.authorization_rules:
                 self.rules_changed()
-            log.info("entity.updated", entity=description.name)
+            log.info("entity.updated", namespace=self.name, entity=description.name)
             self.changed(queue)
             return description
 
@@ -518,7 +518,7 @@ class Namespace:
         await queue.end(
             Refused(Reason.ENTITY_NOT_FOUND, not_found_text(queue.description.name)), is_deleted=True
         )
-        log.info("entity.deleted", entity=queue.description.name)
+        log.info("entity.deleted", namespace=self.name, entity=queue.description.name)
         self.changed(queue)
         await self._clear(queue.description.generation)
 

@@ -221,7 +221,7 @@ def _as_config(path: Path, user_config: shape.UserConfig, defaults: Settings) ->
             try:
                 settings = namespace_settings(namespace.name, namespace.settings, defaults)
             except WrongNamespaceSettings as wrong:
-                lines = [f"{path}: {where}.Settings.{line}" for line in str(wrong).splitlines()]
+                lines = [f"{path}: {where}.{line}" for line in str(wrong).splitlines()]
                 raise WrongConfigFile("\n".join(lines)) from wrong
         namespaces.append(_as_namespace(path, where, namespace, settings))
     return ConfigFile(tuple(namespaces), tuple(_warnings(user_config, namespaces)))

@@ -6,6 +6,7 @@ with the same defaults and the same checks, and shares the others. It inherits n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 from pydantic.alias_generators import to_pascal
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
-from broker.settings.settings import Settings
+from broker.settings.settings import ENVIRONMENT_PREFIX, Settings
 
 NAMESPACE_SETTINGS = frozenset(
     {
@@ -39,6 +40,9 @@ NAMESPACE_SETTINGS = frozenset(
     }
 )
 _NAMES = {to_pascal(name): name for name in NAMESPACE_SETTINGS}
+_VARIABLE = re.compile(rf"{ENVIRONMENT_PREFIX}([A-Z_]+)")
+SETTINGS = "Settings"
+"""The field of a namespace that has them."""
 _OF_THE_FIRST = (
     "sas_rules",  # keys; another namespace has them in `AuthorizationRules` or SasRulesFile
     "messaging_units",
@@ -50,7 +54,14 @@ _OF_THE_FIRST = (
 
 
 class WrongNamespaceSettings(ValueError):
-    """Settings of a namespace cannot be used: one line for each, with its name and the reason."""
+    """Settings of a namespace cannot be used: one line for each, with its field in the namespace and the
+    reason."""
+
+    def __init__(self, *problems: tuple[str, str]) -> None:
+        """`problems`: a setting as the file spells it, or "" if it is about several, and the reason."""
+        super().__init__(
+            "\n".join(f"{'.'.join(filter(None, (SETTINGS, name)))}: {reason}" for name, reason in problems)
+        )
 
 
 class _OtherSettings(Settings):
@@ -72,32 +83,50 @@ def namespace_settings(name: str, given: Mapping[str, Any], broker: Settings) ->
     """The settings of a namespace: its own as the file spells them (`SasKey`), and those of the broker.
     Raises WrongNamespaceSettings."""
     if unknown := [each for each in given if each not in _NAMES]:
-        raise WrongNamespaceSettings(
-            "\n".join(f"{each}: is no setting of a namespace; these are: {_listed()}" for each in unknown)
-        )
+        reason = f"is no setting of a namespace; these are: {', '.join(sorted(_NAMES))}"
+        raise WrongNamespaceSettings(*((each, reason) for each in unknown))
     if not (given.get("SasKey") or given.get("SasKeyFile")):
         raise WrongNamespaceSettings(
-            "SasKey: a namespace beside the first one needs a root key of its own: SasKey or SasKeyFile"
+            ("SasKey", "a namespace beside the first one needs a root key of its own: SasKey or SasKeyFile")
         )
     if given.get("Tier") == "premium":
         raise WrongNamespaceSettings(
-            "Tier: only the first namespace can be premium: that tier is throttled by what the whole broker "
-            "uses"
+            (
+                "Tier",
+                "only the first namespace can be premium: that tier is throttled by what the whole broker "
+                "uses",
+            )
         )
     excluded = {*NAMESPACE_SETTINGS, *_OF_THE_FIRST}
     shared = {each: getattr(broker, each) for each in broker.model_fields_set - excluded}
     own = {_NAMES[each]: value for each, value in given.items()}
     try:
-        return _OtherSettings(**{**shared, **own, "namespace": name})
+        settings = _OtherSettings(**{**shared, **own, "namespace": name})
     except ValidationError as error:
-        lines = []
+        problems = []
         for problem in error.errors(include_url=False, include_input=False):
             field, *rest = [str(part) for part in problem["loc"]] or [""]
             place = ".".join(filter(None, (to_pascal(field), *rest)))
-            reason = problem["msg"].removeprefix("Value error, ")
-            lines.append(f"{place}: {reason}" if place else reason)
-        raise WrongNamespaceSettings("\n".join(lines)) from None
+            problems.append(
+                (place, _VARIABLE.sub(_as_in_the_file, problem["msg"].removeprefix("Value error, ")))
+            )
+        raise WrongNamespaceSettings(*problems) from None
+    _check_types(given, settings)
+    return settings
 
 
-def _listed() -> str:
-    return ", ".join(sorted(_NAMES))
+def _as_in_the_file(variable: re.Match[str]) -> str:
+    """A setting as the file spells it."""
+    return to_pascal(variable[1].lower())
+
+
+def _check_types(given: Mapping[str, Any], settings: Settings) -> None:
+    """Check that numbers and booleans are these in JSON, as in the rest of the file. Raises
+    WrongNamespaceSettings."""
+    wrong = []
+    for each, value in given.items():
+        expected = type(getattr(settings, _NAMES[each]))
+        if expected in (bool, int) and type(value) is not expected:
+            wrong.append((each, "must be true or false" if expected is bool else "must be a whole number"))
+    if wrong:
+        raise WrongNamespaceSettings(*wrong)

@@ -195,6 +195,8 @@ def test_a_login_is_checked_in_the_namespace_of_its_host(both: BrokerProcess) ->
     for hostname, key in (("bills", OWN), ("bus.localhost", OWN), ("localhost", KEY), (None, KEY)):
         connection = login(both, hostname, key)
         receiver = connection.create_receiver("same")
+        assert connection.conn is not None
+        assert connection.conn.remote_container == ("bills" if key == OWN else "sbemulatorns")
         receiver.close()  # type: ignore[no-untyped-call]
         connection.close()
     for hostname, key in (("bills", KEY), ("localhost", OWN), ("bills", "no key")):

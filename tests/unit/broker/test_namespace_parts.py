@@ -94,6 +94,9 @@ async def test_each_has_its_own_entities_throttling_quotas_and_forwarding(tmp_pa
         for number, status in ((2, 201), (3, 403)):
             body = queue_body("", "QueueDescription")
             assert (await ask(broker, "bills", "own", "PUT", f"/q{number}", body))[0] == status
+        for namespace in ("Bills", "sbemulatorns"):
+            labels = {"namespace": namespace}
+            assert broker.metrics.registry.get_sample_value("partibus_credits_refused_total", labels) == 0
         status, text = await ask(broker, "localhost", "SAS_KEY_VALUE", "GET", "/$Resources/queues")
         assert status == 200 and text.count("<QueueDescription") == 1
         for host, key in (("bills", "SAS_KEY_VALUE"), ("localhost", "own")):
@@ -111,6 +114,14 @@ async def test_the_first_may_be_renamed_and_keeps_its_entities(tmp_path: Path) -
         await broker.namespace.create_entity("kept", QueueSettings())
     async with running(tmp_path, BILLS, namespace="orders") as broker:
         assert broker.namespace.name == "orders" and broker.namespace.find("kept") is not None
+
+
+async def test_what_is_wrong_in_one_part_of_the_file_leaves_the_others_as_they_were(tmp_path: Path) -> None:
+    wrong = {**BILLS, "Queues": [queue("same", ForwardTo="nowhere")]}
+    with pytest.raises(ExceptionGroup) as refused:
+        await make(tmp_path, wrong).run()
+    assert "Namespaces[1].Queues[0].Properties.ForwardTo" in str(refused.value.exceptions[0])
+    assert not list((tmp_path / "data" / "catalogue").glob("*.document"))
 
 
 async def test_another_one_in_the_place_of_the_first_does_not_get_its_entities(tmp_path: Path) -> None:

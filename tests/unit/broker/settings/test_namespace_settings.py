@@ -56,25 +56,32 @@ def test_a_premium_broker_has_other_namespaces_too() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({}, "SasKey: a namespace beside the first one needs a root key of its own"),
-        ({"SasKey": ""}, "SasKey: a namespace beside the first one needs a root key of its own"),
-        ({"SasKeyFile": None}, "SasKey: a namespace beside the first one needs a root key of its own"),
+        ({}, ".SasKey: a namespace beside the first one needs a root key of its own"),
+        ({"SasKey": ""}, ".SasKey: a namespace beside the first one needs a root key of its own"),
+        ({"SasKeyFile": None}, ".SasKey: a namespace beside the first one needs a root key of its own"),
         (
             {"SasKey": "own", "Host": "0.0.0.0"},
-            "Host: is no setting of a namespace; these are: ConnectionsMax, ",
+            ".Host: is no setting of a namespace; these are: ConnectionsMax, ",
         ),
-        ({"SasKey": "own", "sas_key": "own"}, "sas_key: is no setting of a namespace"),
-        ({"SasKey": "own", "Tier": "premium"}, "Tier: only the first namespace can be premium"),
-        ({"SasKey": "own", "Tier": "gold"}, "Tier: Input should be "),
-        ({"SasKey": "own", "EntitiesMax": 0}, "EntitiesMax: Input should be greater than or equal to 1"),
-        ({"SasKey": "own", "SasKeyFile": "/key"}, "give PARTIBUS_SAS_KEY or PARTIBUS_SAS_KEY_FILE, not both"),
-        ({"SasKey": "own", "SasRules": [{"key_name": "secret"}]}, "SasRules: is no setting of a namespace"),
+        ({"SasKey": "own", "sas_key": "own"}, ".sas_key: is no setting of a namespace"),
+        ({"SasKey": "own", "Tier": "premium"}, ".Tier: only the first namespace can be premium"),
+        ({"SasKey": "own", "Tier": "gold"}, ".Tier: Input should be "),
+        ({"SasKey": "own", "EntitiesMax": 0}, ".EntitiesMax: Input should be greater than or equal to 1"),
+        ({"SasKey": "own", "SasKeyFile": "/key"}, ": give SasKey or SasKeyFile, not both of them"),
+        ({"SasKey": "own", "SasRules": [{"key_name": "secret"}]}, ".SasRules: is no setting of a namespace"),
+        ({"SasKey": "own", "EntitiesMax": "100"}, ".EntitiesMax: must be a whole number"),
+        ({"SasKey": "own", "ThrottleCredits": True}, ".ThrottleCredits: must be a whole number"),
+        ({"SasKey": "own", "PartitionedByDefault": 1}, ".PartitionedByDefault: must be true or false"),
+        (
+            {"SasKey": "own", "Tier": "standard", "PartitionsDefault": 5},
+            ": PartitionsDefault is 5, but partitioned entities",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_without_keys(given: dict[str, Any], words: str) -> None:
     with pytest.raises(WrongNamespaceSettings) as caught:
         namespace_settings("orders", given, load_settings())
-    assert str(caught.value).startswith(words)
+    assert str(caught.value).startswith(f"Settings{words}")
     assert "own" not in str(caught.value).replace("its own", "") and "secret" not in str(caught.value)
 
 
