@@ -98,7 +98,7 @@ def test_the_broker_serves_on_all_addresses_of_its_host_and_names_them_all(
     async def listen_on_both(host: str, port: int, backlog: int) -> list[socket.socket]:
         return sockets._listen_on([(int(socket.AF_INET), (address, port)) for address in BOTH], port, backlog)
 
-    monkeypatch.setattr("broker.server.listen", listen_on_both)
+    monkeypatch.setattr("broker.frontend.ports.listen", listen_on_both)
     monkeypatch.setattr("broker.http.server.listen", listen_on_both)
     with BrokerThread(tmp_path, [], LocalDisk()) as running:
         amqp, http = running.addresses.amqp_port, running.addresses.http_port
