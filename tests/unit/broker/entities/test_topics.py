@@ -9,6 +9,7 @@ from broker.entities.roles import DISTRIBUTES, SERVES_RECEIVERS
 from broker.entities.rules import RuleDescription
 from broker.entities.topics import (
     PLACES,
+    SubscriptionDescription,
     SubscriptionSettings,
     TopicDescription,
     TopicSettings,
@@ -45,6 +46,19 @@ def test_a_number_is_never_given_again() -> None:
     assert topic.subscription("two") is None
     again = topic.with_new("two", SubscriptionSettings(), DEFAULT, 6).subscription("two")
     assert again is not None and again.number == two.number + 1
+
+
+def test_a_changed_subscription_keeps_its_place_and_gives_no_number_back() -> None:
+    topic = EMPTY.with_new("one", SubscriptionSettings(), DEFAULT, 5).with_new(
+        "two", SubscriptionSettings(), DEFAULT, 5
+    )
+    one = topic.subscriptions[0]
+    three = SubscriptionDescription.new("three", 3, SubscriptionSettings(), DEFAULT, 6)
+    changed = dataclasses.replace(one, settings=SubscriptionSettings(lock_duration_ms=300_000))
+    both = topic.with_all([three, changed])
+    assert [each.name for each in both.subscriptions] == ["one", "two", "three"]
+    assert (both.subscriptions[0], both.last_subscription) == (changed, 3)
+    assert topic.with_all([changed]).last_subscription == 2
 
 
 def test_each_subscription_delivers_in_its_own_way() -> None:

@@ -44,6 +44,13 @@ def test_a_small_body_that_holds_much_comes_in_bounded_pieces() -> None:
     assert (sum(sizes), max(sizes)) == (len(LARGE), PIECE_BYTES_MAX)
 
 
+def test_what_has_not_come_out_when_all_is_taken_in_comes_with_the_last_piece() -> None:
+    """Of bodies of these sizes, one is packed to bytes of which the last piece needs nothing more."""
+    for size in range(PIECE_BYTES_MAX, PIECE_BYTES_MAX + 100):
+        packed = zlib.compress(bytes(size), level=9, wbits=-15)
+        assert len(unpacked(Unpacker("deflate"), packed, len(packed))) == size
+
+
 @pytest.mark.parametrize("name", PACKED)
 def test_a_packed_body_is_stored_unpacked(rest: RestClient, name: str) -> None:
     packed, body = PACKED[name]

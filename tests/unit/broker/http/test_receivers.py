@@ -240,7 +240,33 @@ def test_a_client_without_rights_is_given_what_is_being_removed_and_nothing_afte
         assert admin.ask("PUT", "/losing", changed, UPDATE).status == 200
         assert waiters(broker, "losing") == 1, "the message that is being removed must reach it"
         asyncio.run_coroutine_threadsafe(fail_to_remove(), broker.loop).result(LONG_S)
-    assert future.result(LONG_S).status == 401
+        assert future.result(LONG_S).status == 401
+        admin.send("/losing", b"next")
+    token = sas_token(f"http://127.0.0.1:{broker.addresses.http_port}/losing", key_name="app", key="new")
+    found = rest.ask("DELETE", path, token=token)
+    assert (found.status, found.body) == (200, b"next"), "with another key, the same connection receives"
+
+
+def test_a_right_that_ends_during_the_drain_of_the_request_before_is_noticed(
+    broker: BrokerThread, rest: RestClient
+) -> None:
+    rest.create("/behind")
+    assert rest.receive("/behind").status == 204
+    (receiver,) = broker.queue("behind").watchers
+    assert isinstance(receiver, HttpReceiver)
+
+    def lost() -> None:
+        raise Refused(Reason.UNAUTHORIZED, "the key is gone")
+
+    async def receive() -> None:
+        receiver._drained.clear()
+        waiting = asyncio.create_task(receiver.receive(LONG_S, lost))
+        await asyncio.sleep(0)
+        receiver._drained.set()
+        await waiting
+
+    with pytest.raises(Refused, match="the key is gone"):
+        asyncio.run_coroutine_threadsafe(receive(), broker.loop).result(LONG_S)
 
 
 def test_an_entity_has_a_limited_number_of_requests_that_receive(

@@ -63,9 +63,18 @@ def test_it_does_what_a_dictionary_does() -> None:
         assert list(table.get_each(numbers)) == [expected.get(number) for number in numbers]
         assert list(map(table.finder(), numbers)) == [table.get(number) for number in numbers]
         assert list(table.known(numbers)) == [number for number in numbers if number in table]
+        assert list(table.items()) == [(number, table[number]) for number in table]
         assert dict(table.items()) == expected and sorted(table.values()) == sorted(expected.values())
         assert len(table) == len(expected) and [table[number] for number in table] == list(table.values())
         table.check()
+
+
+def test_lower_numbers_come_first_although_they_came_later() -> None:
+    table: ChunkedTable[str] = ChunkedTable()
+    for number in (2 * CHUNK, 0, CHUNK):
+        table[number] = str(number)
+    assert list(table) == [0, CHUNK, 2 * CHUNK]
+    assert list(table.items()) == list(zip(table, table.values(), strict=True))
 
 
 def test_what_is_unknown_cannot_be_looked_up_or_removed() -> None:

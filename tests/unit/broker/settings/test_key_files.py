@@ -99,12 +99,26 @@ async def test_a_change_of_a_file_is_noticed_and_a_wrong_file_changes_nothing(
     monkeypatch.setattr(key_files, "LOOK_S", 0.001)
     settings = settings_with(tmp_path, sas_key_file="first")
     changes: list[Rules] = []
+    looks: list[Settings] = []
+
+    def looked(settings: Settings) -> Rules:
+        looks.append(settings)
+        return namespace_rules(settings)
+
+    async def a_few_more_looks() -> None:
+        before = len(looks)
+        await until(lambda: len(looks) > before + 3)
+
+    monkeypatch.setattr(key_files, "namespace_rules", looked)
     with capture_logs() as lines:
         watch = asyncio.create_task(watch_keys(settings, namespace_rules(settings), changes.append))
+        await a_few_more_looks()
         (tmp_path / "sas_key_file").write_text("")
         await until(lambda: any(line["event"] == "keys.unreadable" for line in lines))
+        await a_few_more_looks()
         (tmp_path / "sas_key_file").write_text("second")
         await until(lambda: changes)
+        await a_few_more_looks()
         watch.cancel()
     assert [root.primary_key for (root,) in changes] == ["second"]
     assert [line["event"] for line in lines] == ["keys.unreadable", "keys.changed"]
