@@ -13,7 +13,7 @@ from typing import Protocol
 
 RUN_MESSAGES_MAX = 256
 """The longest run. A longer one would leave the partition's other clients only what they can recall."""
-RUN_MESSAGES = 32
+RUN_MESSAGES = 128
 """Ask a flowing partition for at least this many, or half the largest credit so far if that is less."""
 
 

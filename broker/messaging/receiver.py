@@ -246,13 +246,13 @@ class Receiver(Generic[R]):
     def _run_max(self) -> int:
         """How many messages may come from one partition at once."""
         return max(
-            min(self._taker.allowance // (4 * self._message_bytes), self._cache.messages_max // 2),
+            min(self._bytes_max() // self._message_bytes, self._cache.messages_max // 2),
             1,
         )
 
     def _bytes_max(self) -> int:
         """The same limit in bytes, which only the partition can apply exactly."""
-        return self._taker.allowance // 4
+        return self._taker.allowance // 2
 
     def _withdraw_is_due(self) -> None:
         self._withdraw_timer = None

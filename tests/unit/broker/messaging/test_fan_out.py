@@ -49,7 +49,7 @@ def test_where_part_of_the_demand_was_met_it_is_asked_anew_so_that_others_give_b
 
 
 def test_a_partition_that_answered_in_full_is_asked_for_a_run_and_is_to_tell_when_it_has_no_more() -> None:
-    plan = flowing(4, 100, 1, 2)
+    plan = flowing(4, 1_000, 1, 2)
     assert plan.ask(10, ANY_RUN) == [(1, RUN_MESSAGES, True)]
     assert plan.ask(RUN_MESSAGES, ANY_RUN) == [], "what is on its way is enough"
     assert plan.ask(RUN_MESSAGES + 1, ANY_RUN) == [(2, RUN_MESSAGES, True)]
@@ -62,7 +62,7 @@ def test_a_partition_that_answered_in_full_is_asked_for_a_run_and_is_to_tell_whe
         (1, 1, ANY_RUN, 1),
         (10, 1, ANY_RUN, 5),
         (1_000, 1, ANY_RUN, RUN_MESSAGES),
-        (1_000, 100, ANY_RUN, 100),
+        (1_000, 200, ANY_RUN, 200),
         (1_000, 1_000, ANY_RUN, RUN_MESSAGES_MAX),
         (1_000, 1_000, 50, 50),
         (1_000, 1_000, 0, 1),
