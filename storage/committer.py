@@ -9,6 +9,9 @@ One job's failure affects no other. The caller ensures that no two jobs of one f
 submitted job runs to its end and its `finish` is called even if the caller is cancelled meanwhile, because
 what has begun cannot be undone. The caller waits for that end unless the job was let go (`Job.is_let_go`).
 
+*A lull*: a caller with little to commit may wait until what is being synced has been (`lull`). More gathers
+meanwhile, and all callers that have waited go on together, so that their files are synced together.
+
 *A disk that hangs* delays only the files for which it does not answer. While a sync has been under way for
 longer than SLOW_S, the event loop writes nothing, because the write might wait as well. A thread that has
 been busy for longer than STUCK_S gives up the jobs of its assignment that it has not begun, and another
@@ -40,6 +43,9 @@ STUCK_S = 1.0
 """If an assignment takes longer, its thread counts as stuck and is replaced."""
 STUCK_MAX = 64
 """How many replaced threads may be stuck at once."""
+
+LULL_S = 0.003
+"""The longest wait for a lull, for when the disk is slow."""
 
 NEEDS_THREAD = -1
 ENDED = -2
@@ -120,6 +126,10 @@ class Committer:
         self._numbers = count(1)
         self._to_sync: list[tuple[int, int]] = []
         self._syncing: dict[int, _Entry] = {}
+        self._waiting_for_lull: list[asyncio.Future[None]] = []
+        self._lull_timer: asyncio.TimerHandle | None = None
+        self._lull_after = 0
+        """The lull comes once all syncs up to this number have ended."""
 
     async def run(self, job: Job) -> None:
         """Carry the job out. Raises what the job raises."""
@@ -138,6 +148,31 @@ class Committer:
             raise
         if entry.error is not None:
             raise entry.error
+
+    async def lull(self) -> None:
+        """Return when work that could gather more should begin: at once if no file is being synced, else once
+        those have been that are now, or after LULL_S."""
+        loop = asyncio.get_running_loop()
+        # What is not submitted yet can be joined.
+        if len(self._syncing) == len(self._to_sync) or self._is_slow(loop.time()):
+            return
+        if self._lull_timer is None:
+            self._lull_timer = loop.call_later(LULL_S, self._end_lull_wait, loop)
+            self._lull_after = next(reversed(self._syncing))
+        waiter: asyncio.Future[None] = loop.create_future()
+        self._waiting_for_lull.append(waiter)
+        await waiter
+
+    def _end_lull_wait(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._lull_timer is not None:
+            self._lull_timer.cancel()
+            self._lull_timer = None
+        waiters, self._waiting_for_lull = self._waiting_for_lull, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        if len(waiters) > 1:
+            self._dispatch_soon(loop)  # after them, so that what they begin is synced together
 
     def _begin(self, loop: asyncio.AbstractEventLoop, entry: _Entry) -> None:
         """Begin a job in the event loop, or leave it to a thread."""
@@ -249,6 +284,8 @@ class Committer:
             if errno:
                 entry.error = entry.job.sync_error(OSError(errno, os.strerror(errno)))
             self._end(entry)
+        if self._waiting_for_lull and next(iter(self._syncing), self._lull_after + 1) > self._lull_after:
+            self._end_lull_wait(asyncio.get_running_loop())
 
     # --- by threads ---
 
@@ -302,6 +339,7 @@ class Committer:
         if self._look is not None:
             self._look.cancel()
             self._look = None
+        self._end_lull_wait(asyncio.get_running_loop())
         if self._syncing or self._out:
             _log.warning("disk.hangs", syncs=len(self._syncing), threads=len(self._out))
             if self._sync_queue is not None:

@@ -325,6 +325,9 @@ class FileLog:
     def begin(self) -> Commit:
         return Commit(self._open().tail.position)
 
+    async def lull(self) -> None:
+        await self._shared.committer.lull()
+
     async def append(self, commit: Commit, urgent: bool = False, *, frees: bool = False) -> None:
         async with self._one_at_a_time:
             opened = self._open()

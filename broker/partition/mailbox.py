@@ -21,6 +21,9 @@ from broker.operations.transfers import HandOver
 Waiting = tuple[ClientId, Operation, Sink, int]
 """An operation in the mailbox, with its client, its sink and its arrival in monotonic time (ms)."""
 
+GATHERED_MESSAGES = 64
+"""From this many on, a cycle costs more for its messages than for itself."""
+
 _WITH_MESSAGES = (Send, HandOver)
 _MAY_BE_ANSWERED_LATER = (Demand, Watch, AcceptSession, WatchSessions, WatchReturned)
 
@@ -45,6 +48,18 @@ class Mailbox:
     def since_ms(self) -> int | None:
         """When the oldest waiting operation arrived, in monotonic time; None if none waits."""
         return self.waiting[0][3] if self.waiting else None
+
+    def can_gather(self) -> bool:
+        """Whether only a few messages wait to be sent, and nothing else: then a cycle would cost more than it
+        does for them."""
+        messages = 0
+        for _, operation, _, _ in self.waiting:
+            if not isinstance(operation, Send):
+                return False
+            messages += len(operation.messages)
+            if messages >= GATHERED_MESSAGES:
+                return False
+        return messages > 0
 
     def gather(self, operations_max: int, bytes_max: int) -> list[Waiting]:
         """Take out the operations of the next cycle and remember them as undecided."""

@@ -26,8 +26,7 @@ commit. The log is fenced first, so that a commit under way is never read, howev
 are answered. The partition is down until the disk answers after all and the log can be acquired again. If a
 log takes long to open, the task waits for it, but the clients do not.
 
-*DAMAGED* and *FAILED* are final: a record is damaged (rule 5), another owner has the log, or we have a bug.
-Sibling partitions are not affected.
+*DAMAGED* and *FAILED* are final: damage (rule 5), another owner of the log, or a bug. Siblings work on.
 """
 
 from __future__ import annotations
@@ -336,6 +335,8 @@ class PartitionTask:
         """Carry out one cycle and then the log's upkeep. True if either has more to do."""
         partition = self._partition
         assert partition is not None
+        if self._mailbox.can_gather():
+            await self._log.lull()
         waiting = self._mailbox.gather(self._limits.cycle_operations_max, self._limits.cycle_bytes_max)
         try:
             commit = self._log.begin()

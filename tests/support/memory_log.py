@@ -47,6 +47,8 @@ class MemoryLog:
         self.segment_bytes = segment_bytes
         self.gate: asyncio.Event | None = None
         """If set, every append waits for this event."""
+        self.lull_comes: asyncio.Event | None = None
+        """If set, whoever waits for a lull waits for this event."""
         self.on_append: Callable[[Commit, bool], Exception | None] = lambda commit, urgent: None
         """Called before each append with the commit and whether it is urgent; an exception it returns is
         raised.
@@ -154,6 +156,10 @@ class MemoryLog:
 
     async def room(self) -> int:
         return self.room_bytes
+
+    async def lull(self) -> None:
+        if self.lull_comes is not None:
+            await self.lull_comes.wait()
 
     async def append(self, commit: Commit, urgent: bool = False, *, frees: bool = False) -> None:
         assert self.usable and commit and commit.start == self.end and not self._appending

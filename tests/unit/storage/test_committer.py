@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -231,6 +233,116 @@ async def test_while_a_sync_is_late_nothing_is_written_in_the_event_loop(
     await committer.run(job)
     assert job.events == ["begin", "finish"]
     assert await committer.close()
+
+
+class _Counted:
+    """A queue that records how many syncs each call submits, and reports them when it is told to."""
+
+    def __init__(self) -> None:
+        self.submitted: list[list[int]] = []
+        self.due: list[tuple[int, int]] = []
+        self.ready_fd = os.eventfd(0, os.EFD_NONBLOCK)
+
+    def submit(self, syncs: Sequence[tuple[int, int]]) -> int:
+        self.submitted.append([number for number, _ in syncs])
+        return len(syncs)
+
+    def end(self, *numbers: int) -> None:
+        self.due += [(number, 0) for number in numbers]
+        os.eventfd_write(self.ready_fd, 1)
+
+    def ended(self) -> list[tuple[int, int]]:
+        os.eventfd_read(self.ready_fd)
+        ended, self.due = self.due, []
+        return ended
+
+    def close(self) -> None:
+        os.close(self.ready_fd)
+
+
+class _CountedDisk(RecordingDisk):
+    def __init__(self) -> None:
+        super().__init__(queued=True)
+        self.queue = _Counted()
+
+    def sync_queue(self) -> SyncQueue | None:
+        return self.queue
+
+
+async def _turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_those_who_wait_for_a_lull_wait_for_the_syncs_of_now_and_are_synced_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("storage.committer.LULL_S", 60)
+    disk = _CountedDisk()
+    queue, committer = disk.queue, Committer(disk, 1)
+
+    async def run_in_lull() -> None:
+        await committer.lull()
+        await committer.run(Recorded(fd=7))
+
+    await committer.lull()  # nothing is being synced
+    tasks = [asyncio.create_task(committer.run(Recorded(fd=7))) for _ in range(3)]
+    await _turns()
+    assert queue.submitted == [[1], [2, 3]]
+    tasks += [asyncio.create_task(run_in_lull()) for _ in range(3)]
+    await _turns()
+    tasks.append(asyncio.create_task(committer.run(Recorded(fd=7))))  # it does not wait, and delays nobody
+    await _turns()
+    queue.end(1, 2)
+    async with asyncio.timeout(20):
+        await asyncio.gather(*tasks[:2])
+    await _turns()
+    assert queue.submitted == [[1], [2, 3], [4]]
+    queue.end(3)
+    async with asyncio.timeout(20):
+        await tasks[2]
+    await _turns()
+    assert queue.submitted == [[1], [2, 3], [4], [5, 6, 7]]
+    queue.end(4, 5, 6, 7)
+    async with asyncio.timeout(20):
+        await asyncio.gather(*tasks)
+    assert await committer.close()
+
+
+async def test_a_disk_that_hangs_holds_nobody_up_who_waits_for_a_lull(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("storage.committer.SLOW_S", 0.02)
+    disk = _CountedDisk()
+    committer = Committer(disk, 1)
+    hanging = asyncio.create_task(committer.run(Recorded(fd=7)))
+    await _turns()
+    async with asyncio.timeout(20):
+        while not committer._is_slow(asyncio.get_running_loop().time()):
+            await committer.lull()
+    monkeypatch.setattr("storage.committer.LULL_S", 60)
+    async with asyncio.timeout(20):
+        await committer.lull()
+    disk.queue.end(1)
+    async with asyncio.timeout(20):
+        await hanging
+    assert await committer.close()
+
+
+async def test_who_no_longer_waits_for_a_lull_delays_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.committer.LULL_S", 60)
+    disk = _CountedDisk()
+    committer = Committer(disk, 1)
+    running = asyncio.create_task(committer.run(Recorded(fd=7)))
+    await _turns()
+    gone, stays = (asyncio.create_task(committer.lull()) for _ in range(2))
+    await _turns()
+    gone.cancel()
+    await _turns()
+    disk.queue.end(1)
+    async with asyncio.timeout(20):
+        await asyncio.gather(running, stays)
+    assert gone.cancelled() and await committer.close()
 
 
 async def test_a_thread_that_cannot_be_started_is_tried_again_or_another_one_does_its_work(

@@ -9,7 +9,7 @@ from broker.operations.interface import Answer, Operation
 from broker.operations.receiving import Demand
 from broker.operations.sending import Send
 from broker.operations.streams import SendSinkBatch
-from broker.partition.mailbox import Mailbox, Waiting, sends_from
+from broker.partition.mailbox import GATHERED_MESSAGES, Mailbox, Waiting, sends_from
 
 ONE, TWO = ClientId(1), ClientId(2)
 
@@ -29,6 +29,21 @@ def test_a_cycle_ends_with_the_send_that_reaches_its_bytes_or_with_its_last_oper
     assert gathered(mailbox, 10, 120) == sends[:2], "the second one reaches the bound and belongs to it"
     assert gathered(mailbox, 1, 100) == sends[2:3]
     assert gathered(mailbox, 10, 100) == sends[3:] and not mailbox and mailbox.since_ms is None
+
+
+def test_a_few_messages_to_send_can_gather_but_nothing_else_waits_for_more() -> None:
+    few, many = Send([b"x"] * 20, None), Send([b"x"] * GATHERED_MESSAGES, None)
+    for operations, can_gather in (
+        ([], False),
+        ([few], True),
+        ([few, few], True),
+        ([few] * 4, False),
+        ([many], False),
+        ([few, Peek("", 0, 1, 1)], False),
+    ):
+        mailbox = Mailbox()
+        mailbox.waiting += waiting(*operations)
+        assert mailbox.can_gather() is can_gather
 
 
 def test_operations_that_are_put_back_come_first_and_in_order() -> None:

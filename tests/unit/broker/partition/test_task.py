@@ -56,6 +56,20 @@ async def test_while_one_commit_runs_the_next_cycle_gathers() -> None:
         assert harness.log.appends == 2
 
 
+async def test_a_few_messages_wait_for_a_lull_of_the_disk_and_gather() -> None:
+    harness = Harness()
+    async with running(harness):
+        await harness.task.opened()
+        lull = harness.log.lull_comes = asyncio.Event()
+        for number in range(5):
+            harness.post(1, Send([b"x"], None, number))
+            await asyncio.sleep(0)
+        assert harness.log.appends == 0
+        lull.set()
+        await until(lambda: len(harness.received[1]) == 5)
+        assert harness.log.appends == 1
+
+
 async def test_a_cycle_is_bounded_in_operations_and_bytes() -> None:
     harness = Harness(limits=TaskLimits(cycle_operations_max=10, cycle_bytes_max=1000))
     await harness.do(1, *[Send([b"x"], None) for _ in range(25)])
