@@ -44,8 +44,8 @@ class RuleTransactions:
         self._finishing: set[str] = set()
         """Generations of topics that are being looked at."""
         self._own: set[bytes] = set()
-        """Ids of changes that are being made, or are made and not forgotten yet, so no note is needed to make
-        them."""
+        """Ids of changes that this object is making, or has made, until the partition has forgotten them. If
+        they are found noted there, they are not made again."""
 
     def commit(self, topic: Entity, operation: Transact, sink: Sink) -> None:
         """Carry out a transaction that changes rules of a plain topic. `sink` gets the answer."""

@@ -14,9 +14,9 @@ from typing import TypeAlias, assert_never
 from broker.base.errors import Reason, Refused
 from broker.entities.rules import CorrelationFilter, FalseFilter, Filter, SqlFilter, TrueFilter
 from broker.message.stored import HEAD, VERSION
-from broker.rules.covering import can_fail, covers_of
 from broker.rules.covers import Cover, Property, equal_cover
 from broker.rules.evaluating import Compiler
+from broker.rules.expression_covers import can_fail, covers_of
 from broker.rules.message_view import MessageView
 from broker.rules.parsing import refusals
 from broker.rules.sql import SQL_DIALECT, parse_filter

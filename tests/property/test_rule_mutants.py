@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from broker.rules import arithmetic, covering, evaluating, index, like, values
+from broker.rules import arithmetic, evaluating, expression_covers, index, like, values
 from broker.rules.filters import forget_compiled as forget_compiled_filters
 from broker.rules.like import compile_like
 from broker.rules.parsing import ExpressionBuilder
@@ -41,7 +41,7 @@ OF_CONDITIONS = [
     Mutant("what has no order is not less", evaluating._less, "else None", "else False"),
     Mutant("different means the same", evaluating._different, "not same", "same"),
     Mutant("an AND goes on behind what is not true", evaluating._all_true, "return False", "pass"),
-    Mutant("a cover of one side covers an OR", covering._cover_of_any, "return ()", "continue"),
+    Mutant("a cover of one side covers an OR", expression_covers._cover_of_any, "return ()", "continue"),
     Mutant(
         "what is only there is not found", index.FilterIndex.candidates, "yield from found.present", "pass"
     ),

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from broker.rules.covering import can_fail, covers_of
 from broker.rules.covers import Cover, Prefix, Present, Property, Within, equal_cover
+from broker.rules.expression_covers import can_fail, covers_of
 from broker.rules.sql import parse_filter
 
 A, B, LABEL = Property("a"), Property("b"), Property("label", is_system=True)
