@@ -127,6 +127,10 @@ class FileLog:
         """Work on the log's files, other than reads, that cannot be cancelled."""
         self._is_untidy = False
         """Whether the disk refused to remove a trimmed file, which was logged."""
+        self._now_s: Callable[[], float] = float
+        """The event loop's clock."""
+        self._segment_began_s: float | None = None
+        """When the active segment was begun; None if it was not begun here."""
         self.on_full: Callable[[], None] = _ignore
 
     # --- where it begins and ends ---
@@ -194,6 +198,7 @@ class FileLog:
         async with self._housekeeping, self._one_at_a_time:
             await self.under_way.ended()
             self._zeros = None
+            self._now_s, self._segment_began_s = asyncio.get_running_loop().time, None
             try:
                 if self._state is _State.OPEN:
                     # A log that wants this place waits for our job, so we must not wait for the log.
@@ -253,8 +258,16 @@ class FileLog:
             free = 0  # the free space is unknown, so the disk may be full
         log_bytes = opened.tail.position - opened.segments[0].base
         about = (self._partition, log_bytes, free, shared.segment_bytes_max)
-        opened.segment_bytes_max = segment_bytes(*about)
+        opened.segment_bytes_max = segment_bytes(*about, self._pace(opened))
         opened.is_confined = is_confined(*about)
+
+    def _pace(self, opened: OpenLog) -> float:
+        """How many bytes a second have filled the segment that ends now; 0 if it was not begun here."""
+        began_s, self._segment_began_s = self._segment_began_s, self._now_s()
+        if began_s is None:
+            return 0.0
+        filled = opened.tail.position - opened.active.segment.base
+        return filled / max(self._segment_began_s - began_s, 0.001)
 
     def _acquire_files(self, epoch: int | None, rewritten_bytes_max: int) -> OpenLog:
         shared, known = self._shared, None

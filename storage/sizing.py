@@ -10,6 +10,9 @@ SEGMENT_BYTES_FIRST = 5 << 20
 through a short log would cost more syncs than they save in space."""
 SEGMENTS_PER_LOG = 16
 """A long log has about this many segments, so that what a few messages hold back is a small part of it."""
+SEGMENT_S = 3
+"""If there is room, a segment lasts this long at the pace at which the one before it was filled. The commit
+that begins a segment takes as long as ten others. With messages of 16 KiB, one commit in twenty began one."""
 SEGMENTS_PER_FREE = 64
 """This many segments fit into the free space: sixteen partitions fill four each before the disk is full."""
 SPREAD = 0.375
@@ -26,22 +29,32 @@ UPKEEP_RESERVES = 2
 """The reserve for upkeep alone is the reserve for settlements divided by this."""
 
 
-def segment_bytes(partition: int, log_bytes: int, free_bytes: int, bytes_max: int) -> int:
-    """The bound for a segment that begins now, from the log's partition and length, the disk's free space and
-    the setting."""
+def segment_bytes(
+    partition: int, log_bytes: int, free_bytes: int, bytes_max: int, bytes_per_s: float = 0
+) -> int:
+    """The bound for a segment that begins now, from the log's partition and length, the disk's free space,
+    the setting, and the pace at which the segment before it was filled."""
     return min(
-        _wanted(partition, log_bytes, bytes_max), max(SEGMENT_BYTES_MIN, free_bytes // SEGMENTS_PER_FREE)
+        max(_wanted(partition, log_bytes, bytes_max), _lasting(partition, bytes_per_s, bytes_max)),
+        max(SEGMENT_BYTES_MIN, free_bytes // SEGMENTS_PER_FREE),
     )
 
 
 def is_confined(partition: int, log_bytes: int, free_bytes: int, bytes_max: int) -> bool:
-    """Whether the disk's free space lowers that bound."""
+    """Whether the disk's free space lowers that bound, apart from the pace."""
     return free_bytes // SEGMENTS_PER_FREE < _wanted(partition, log_bytes, bytes_max)
 
 
 def _wanted(partition: int, log_bytes: int, bytes_max: int) -> int:
-    share = 1 - SPREAD * (partition * _GOLDEN % 1)
-    return min(bytes_max, int(share * max(SEGMENT_BYTES_FIRST, log_bytes // SEGMENTS_PER_LOG)))
+    return min(bytes_max, int(_share(partition) * max(SEGMENT_BYTES_FIRST, log_bytes // SEGMENTS_PER_LOG)))
+
+
+def _lasting(partition: int, bytes_per_s: float, bytes_max: int) -> int:
+    return min(bytes_max, int(_share(partition) * SEGMENT_S * bytes_per_s))
+
+
+def _share(partition: int) -> float:
+    return 1 - SPREAD * (partition * _GOLDEN % 1)
 
 
 def reserve_bytes_of(disk_bytes: int) -> int:

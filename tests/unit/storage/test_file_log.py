@@ -364,3 +364,10 @@ async def test_other_logs_commit_while_one_hangs() -> None:
     await hanging.close()
     await other.close()
     await store.close()
+
+
+async def test_a_log_that_is_filled_fast_begins_a_segment_only_now_and_then(tmp_path: Path) -> None:
+    async with acquired(tmp_path, fsync="never") as log:
+        for _ in range(20):
+            await append(log, bytes(1 << 20))
+        assert len(log.trim_points) <= 2, "five MiB each would make three"

@@ -38,6 +38,15 @@ def test_a_segment_suits_the_log_and_the_room_that_is_left(
     assert segment_bytes(0, log_bytes, free_bytes, 400) == 400, "the setting is the bound in any case"
 
 
+def test_a_segment_that_is_filled_fast_is_followed_by_one_that_lasts() -> None:
+    free_bytes = 100_000 * MIB
+    assert segment_bytes(0, 0, free_bytes, SETTING, 10 * MIB) == sizing.SEGMENT_S * 10 * MIB
+    assert segment_bytes(0, 0, free_bytes, SETTING, 1000) == SEGMENT_BYTES_FIRST
+    assert segment_bytes(0, 0, free_bytes, SETTING, 1000 * MIB) == SETTING
+    assert segment_bytes(0, 0, 640 * MIB, SETTING, 1000 * MIB) == 10 * MIB, "where there is room for it"
+    assert not is_confined(0, 0, 640 * MIB, SETTING), "for that alone, no checkpoint is due earlier"
+
+
 def test_a_log_is_confined_where_the_room_that_is_left_makes_its_segments_shorter() -> None:
     assert is_confined(0, 0, 64 * MIB, SETTING) and is_confined(0, 0, 0, 400)
     assert not is_confined(0, 0, 320 * MIB, SETTING) and not is_confined(0, 0, 64 * MIB, MIB)
