@@ -7,7 +7,8 @@
      "idle_ms": for how long it has been idle, as last noted; 0 where it is missing}
 
 A topic has "kind": "topic" and two more fields, "subscriptions" (`subscription_documents.py`) and
-"last_subscription", so creating a subscription or a rule is one atomic change of this document.
+"last_subscription", so creating a subscription or a rule is one atomic change of this document. A third one,
+"rule_changes_made", is there if it is not empty.
 
 Older documents lack fields that were added later, such as `namespace`, `file_settings` and some of the
 settings; such fields get their defaults. The namespace is that of the generation.
@@ -51,6 +52,8 @@ def encode_description(description: EntityDescription) -> bytes:
             fields[each] = _encode_settings(fields[each])
     if isinstance(description, TopicDescription):
         fields["subscriptions"] = []  # put in below
+        if not description.rule_changes_made:
+            del fields["rule_changes_made"]
     document = {
         "version": CATALOGUE_VERSION,
         "kind": kind,
@@ -79,6 +82,7 @@ def decode_description(content: bytes) -> EntityDescription:
     settings = _decode_settings(settings_of, fields.pop("settings"))
     if describe is TopicDescription:
         fields["subscriptions"] = tuple(map(decode_subscription, fields["subscriptions"]))
+        fields["rule_changes_made"] = tuple(fields.get("rule_changes_made", ()))
     return describe(
         **fields,
         settings=settings,

@@ -188,6 +188,9 @@ class TopicDescription(EntityDescription):
     """In the order of their creation."""
     last_subscription: int = 0
     """The highest number that a subscription of this topic ever had."""
+    rule_changes_made: tuple[str, ...] = ()
+    """Transactions whose changes of rules it has, although its partition may not have forgotten them: their
+    ids in hexadecimal digits."""
     _by_key: Mapping[str, SubscriptionDescription] = field(init=False, repr=False, compare=False)
     _by_number: Mapping[int, SubscriptionDescription] = field(init=False, repr=False, compare=False)
     _subqueues: SubqueueTable = field(init=False, repr=False, compare=False)

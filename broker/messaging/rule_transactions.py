@@ -7,7 +7,8 @@ comes in between, and the client is told after all this. If the description cann
 broker ends before, it is changed as soon as possible, or once the partition is open again.
 
 Once the description has the changes, only the forgetting is tried again: somebody may have changed the same
-rules since.
+rules since. So the description says which changes it has, until the partition is known to have forgotten
+them.
 
 Only plain topics take part: rules hold on all partitions, and a transaction is in one.
 """
@@ -15,7 +16,7 @@ Only plain topics take part: rules hold on all partitions, and a transaction is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 import structlog
 
@@ -69,7 +70,9 @@ class RuleTransactions:
         changes = decode_changes(operation.rule_changes)
         self._own.add(operation.change_id)
         try:
-            await self._subscriptions.make_changes(description, changes, carry_out)
+            noted = await _noted(topic)
+            made = self._made_with([operation.change_id], noted)
+            await self._subscriptions.make_changes(description, changes, made, carry_out)
         except Refused as why:
             self._own.discard(operation.change_id)
             if answer is None:
@@ -92,19 +95,31 @@ class RuleTransactions:
     async def _make_noted_changes(self, topic: Entity) -> bool:
         """Make the changes that are noted, and have them forgotten. Returns whether there were any. Raises
         Refused."""
-        found = await ask(topic.router.handles[0], FindRuleChanges())
-        assert isinstance(found, RuleChangesFound), f"{found} is not an answer to FindRuleChanges"
-        noted = dict(zip(found.ids, found.changes, strict=True))
+        noted = await _noted(topic)
         ids = [each for each in noted if each not in self._own]
         if not ids:
             return False
         description = topic.description
         assert isinstance(description, TopicDescription), "only topics have rules"
-        changes = [change for each in ids for change in decode_changes(noted[each])]
-        await self._subscriptions.make_changes(description, changes)
+        new = [each for each in ids if each.hex() not in description.rule_changes_made]
+        if new:
+            changes = [change for each in new for change in decode_changes(noted[each])]
+            await self._subscriptions.make_changes(description, changes, self._made_with(new, noted))
         self._own.update(ids)
         await self._forget(topic, ids)
         return True
+
+    def _made_with(
+        self, ids: Sequence[bytes], noted: Collection[bytes]
+    ) -> Callable[[Sequence[str]], Sequence[str]]:
+        """Adds changes to those that a topic has. Drops those that its partition has forgotten: it has not
+        `noted` them, and they were not made since it said so."""
+
+        def made(before: Sequence[str]) -> Sequence[str]:
+            kept = {each.hex() for each in (*noted, *self._own)}
+            return [*(each for each in before if each in kept), *(each.hex() for each in ids)]
+
+        return made
 
     async def _forget(self, topic: Entity, ids: Sequence[bytes]) -> None:
         """Have the partition forget changes that the description has, later if it cannot do so now."""
@@ -122,6 +137,14 @@ class RuleTransactions:
     async def _forget_later(self, topic: Entity, ids: Sequence[bytes]) -> None:
         if not await _retried(topic, lambda: self._forget_now(topic, ids)):
             self._own.difference_update(ids)
+
+
+async def _noted(topic: Entity) -> dict[bytes, bytes]:
+    """The changes that the partition of a topic has noted, by the ids of their transactions. Raises
+    Refused."""
+    found = await ask(topic.router.handles[0], FindRuleChanges())
+    assert isinstance(found, RuleChangesFound), f"{found} is not an answer to FindRuleChanges"
+    return dict(zip(found.ids, found.changes, strict=True))
 
 
 async def _retried(topic: Entity, do: Callable[[], Awaitable[bool]]) -> bool:

@@ -160,16 +160,19 @@ class Subscriptions:
         self,
         topic: TopicDescription,
         changes: Sequence[RuleChange],
+        made: Callable[[Sequence[str]], Sequence[str]],
         first: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Change rules of several subscriptions, durably and together. `first` is awaited once it is certain
-        that all changes can be made; if it raises Refused, none is. Without it, those that cannot be made, or
-        are made already, are left out. Raises as `create`."""
+        """Change rules of several subscriptions, durably and together. `made` gives the topic's
+        `rule_changes_made` after that, from those before. `first` is awaited once it is certain that all
+        changes can be made; if it raises Refused, none is. Without it, those that cannot be made, or are made
+        already, are left out. Raises as `create`."""
 
         def change(present: TopicDescription, now_ms: int) -> TopicDescription:
             if present.generation != topic.generation:
                 raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(topic.name))
-            return changed(present, changes, now_ms, may_be_made=first is None)
+            after = changed(present, changes, now_ms, may_be_made=first is None)
+            return replace(after, rule_changes_made=tuple(made(present.rule_changes_made)))
 
         await self._change(topic.name, change, first)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -60,6 +61,12 @@ def test_a_topic_survives_its_document_with_its_subscriptions_and_rules(rule_fil
         value for rule in read.subscriptions[0].rules for value in getattr(rule.filter, "properties", ())
     ]
     assert [type(value.value) for _, value in declared] in ([], [str, int, float, bool, int, int])
+
+
+def test_a_document_names_the_changes_of_rules_that_the_topic_has() -> None:
+    made = replace(EMPTY, rule_changes_made=("0a", "0b"))
+    assert decode_description(encode_description(made)) == made
+    assert b"rule_changes_made" not in encode_description(EMPTY), "earlier builds read it"
 
 
 def test_a_document_shows_rules_as_people_read_them() -> None:

@@ -92,12 +92,12 @@ class Topics(World):
         self.partition_started = self.forwarding._leftovers.look
 
     async def commit(
-        self, *changes: RuleChange, sends: int = 1, settles: list[bytes] | None = None
+        self, *changes: RuleChange, settles: list[bytes] | None = None, change_id: bytes = b"id"
     ) -> Answer:
         """Commit a transaction that sends a message and changes rules."""
         settlements = [Complete(settles)] if settles else []
         operation = Transact(
-            Send([RED], None), settlements, "c", change_id=b"id", rule_changes=encode_changes(changes)
+            Send([RED], None), settlements, "c", change_id=change_id, rule_changes=encode_changes(changes)
         )
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self.rules.commit(self.entities["t"], operation, answer.set_result)
@@ -259,3 +259,46 @@ async def test_changes_that_a_crash_has_left_are_made_once_although_they_cannot_
         await until(lambda: not (here.rules._own or here.rules._finishing))
         # Symptom: the rule that was removed came back, or the one that was added vanished.
         assert here.names == ["$Default"] and await here.noted() == []
+
+
+@pytest.mark.parametrize(
+    "crashes_first", [False, True], ids=["made by the transaction", "made from its note"]
+)
+@pytest.mark.parametrize("is_removal", [False, True])
+async def test_changes_that_were_made_and_not_forgotten_are_not_made_again_after_a_restart(
+    monkeypatch: pytest.MonkeyPatch, is_removal: bool, crashes_first: bool
+) -> None:
+    async with topics() as here:
+        with monkeypatch.context() as patch:
+
+            async def refusing(handle: PartitionHandle, operation: Operation) -> Answer:
+                if isinstance(operation, ForgetRuleChanges):
+                    raise Refused(Reason.DISK_FULL, "The disk is full.")
+                return await ask(handle, operation)
+
+            patch.setattr(rule_transactions, "ask", refusing)
+            here.fails = 1_000_000 if crashes_first else 0
+            assert await here.commit(REMOVED if is_removal else ADDED) == Transacted(1, "c")
+            if crashes_first:
+                await here.crash()
+                here.fails = 0
+                here.start()
+                await here.wake_all()
+            await until(lambda: here.names == ([] if is_removal else ["$Default", "red"]))
+            if is_removal:
+                await here.subscriptions.add_rule("t", "a", RuleDescription("$Default"))
+            else:
+                await here.subscriptions.remove_rule("t", "a", "red")
+            await here.crash()
+        here.start()
+        await here.wake_all()
+        async with asyncio.timeout(10):
+            while await here.noted():
+                pass
+        await until(lambda: not here.rules._finishing)
+        # Symptom: the rule that was removed came back, or the one that was added vanished.
+        assert here.names == ["$Default"]
+        assert await here.commit(ADDED, change_id=b"new") == Transacted(1, "c")
+        topic = here.descriptions["t"]
+        assert isinstance(topic, TopicDescription)
+        assert topic.rule_changes_made == (b"new".hex(),), "the earlier ones are forgotten by now"
