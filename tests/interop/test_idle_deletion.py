@@ -50,3 +50,37 @@ def test_an_idle_queue_is_deleted_and_one_with_a_receiver_is_not(tmp_path: Path)
             with pytest.raises(MessagingEntityNotFoundError), client.get_queue_receiver("used") as receiver:
                 receiver.receive_messages(1, max_wait_time=1)
         assert '"event": "entity.idle"' in broker.log
+
+
+def test_an_idle_subscription_is_deleted_after_a_restart_with_its_messages_and_no_other_is(
+    tmp_path: Path,
+) -> None:
+    with BrokerProcess(tmp_path, [], environment=MINIMUM) as broker:
+        admin = admin_of(broker)
+        admin.create_topic("events")
+        admin.create_subscription("events", "idle", auto_delete_on_idle=timedelta(seconds=4))
+        admin.create_subscription("events", "stays", auto_delete_on_idle=timedelta(minutes=5))
+        with (
+            azure_client(broker.addresses.connection_string()) as client,
+            client.get_topic_sender("events") as sender,
+        ):
+            sender.send_messages(ServiceBusMessage("for both"))
+        broker.kill()
+        broker.start()
+        admin = admin_of(broker)
+        until = time.monotonic() + WITHIN_S
+        while (left := names_of(admin)) != ["stays"] and time.monotonic() < until:
+            assert left == ["idle", "stays"]
+            time.sleep(0.2)
+        assert left == ["stays"]
+        with (
+            azure_client(broker.addresses.connection_string()) as client,
+            client.get_subscription_receiver("events", "stays") as receiver,
+        ):
+            (message,) = receiver.receive_messages(1, max_wait_time=WITHIN_S)
+            assert str(message) == "for both"
+
+
+def names_of(admin: ServiceBusAdministrationClient) -> list[str]:
+    """The subscriptions of the topic."""
+    return sorted(each.name for each in admin.list_subscriptions("events"))

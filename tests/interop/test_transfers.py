@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceiveMode
+from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceiveMode, ServiceBusSubQueue
 
 from protocol.codec import Described, ULong
+from tests.interop.own_management import management
+from tests.interop.proton_blocking import connected
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import DATA, message, sections
-from tests.support.broker_process import BrokerProcess, queue
+from tests.support.broker_process import BrokerProcess, queue, topic
 from tests.support.raw_amqp import RawConnection
 from tests.support.transactions import condition_of, coordinator_attach, declare, discharge, state_of
 
@@ -34,11 +36,11 @@ QUEUES = [
 class Mover:
     """A client that moves messages, each in a transaction."""
 
-    def __init__(self, port: int, to: str = "to-a") -> None:
+    def __init__(self, port: int, to: str = "to-a", source: str = "from") -> None:
         self._connection = RawConnection(port)
         self._connection.open()
         self._connection.begin()
-        self._connection.attach_receiver(RECEIVER, "from")
+        self._connection.attach_receiver(RECEIVER, source)
         self._connection.attach_sender(TO_A, to)
         self._connection.attach_sender(TO_B, "to-b")
         assert self._connection.attach(coordinator_attach(COORDINATOR)).code == raw.ATTACH
@@ -139,3 +141,32 @@ def test_a_destination_that_is_full_refuses_the_send_and_the_commit(tmp_path: Pa
         assert condition == "amqp:transaction:rollback" and "'full'" in text
         with client.get_queue_receiver("from") as receiver:
             assert [str(each) for each in receiver.peek_messages(5)] == ["stays"]
+
+
+def test_what_a_topic_cannot_pass_on_is_a_dead_letter_of_the_topic_and_can_be_published_again(
+    tmp_path: Path,
+) -> None:
+    queues = [queue("to-b", PartitionCount=1, MaxSizeInMegabytes=1)]
+    with (
+        BrokerProcess(tmp_path, queues, topics=[topic("events", ["s"])]) as broker,
+        ServiceBusClient.from_connection_string(broker.addresses.connection_string()) as client,
+    ):
+        with client.get_queue_sender("to-b") as sender, client.get_topic_sender("events") as publisher:
+            sender.send_messages(ServiceBusMessage(bytes(1_025_000)))
+            publisher.send_messages(ServiceBusMessage("x" * 12_000))
+        mover = Mover(broker.addresses.amqp_port, to="to-b", source="events/Subscriptions/s")
+        mover.move()  # twice to the same queue, which has room for one
+        mover.close()
+        failed = ServiceBusSubQueue.TRANSFER_DEAD_LETTER
+        with client.get_queue_receiver("events", sub_queue=failed) as receiver:
+            (dead,) = receiver.receive_messages(1, max_wait_time=WITHIN_S)
+            assert (dead.dead_letter_reason, str(dead)) == ("QuotaExceededException", "x" * 12_000)
+            receiver.abandon_message(dead)
+        with (
+            connected(broker.addresses) as connection,
+            management(connection, "events/$Transfer/$DeadLetterQueue") as node,
+        ):
+            assert node.ask("partibus:redrive-messages") == (200, {"message-count": 1})
+        with client.get_subscription_receiver("events", "s") as receiver:
+            (again,) = receiver.receive_messages(1, max_wait_time=WITHIN_S)
+            assert (again.dead_letter_reason, str(again)) == (None, "x" * 12_000)
