@@ -144,13 +144,13 @@ class OwnRequests:
         for right in operation.rights:
             self._rights.require_right(claim, address.path, right)
         body = await self._body(request, operation.request)
-        queue = found(self._namespace, address.entity)
+        entity = found(self._namespace, address.entity)
         try:
-            if queue.throttle is not None and operation.cost:
-                queue.throttle.admit(operation.cost, frees_memory=operation.frees_memory)
-            answer = await self._handlers[name](queue, address, body)
+            if entity.throttle is not None and operation.cost:
+                entity.throttle.admit(operation.cost, frees_memory=operation.frees_memory)
+            answer = await self._handlers[name](entity, address, body)
         except Refused as why:
-            queue.meter.refused(why.reason, 1)
+            entity.meter.refused(why.reason, 1)
             if why.reason is Reason.ENTITY_NOT_FOUND:
                 raise gone(why) from why
             raise
@@ -170,32 +170,32 @@ class OwnRequests:
 
     # --- operations -----------------------------------------------------------------------------------------
 
-    async def _delete(self, queue: Entity, address: Address, body: Named) -> DeleteAnswer:
-        queue.check_can_receive(address.subqueue)
-        done = await delete_exactly(queue, address.subqueue, body.sequence_numbers)
+    async def _delete(self, entity: Entity, address: Address, body: Named) -> DeleteAnswer:
+        entity.check_can_receive(address.subqueue)
+        done = await delete_exactly(entity, address.subqueue, body.sequence_numbers)
         return DeleteAnswer(deleted=done.done, locked=done.locked, missing=done.missing)
 
-    async def _purge(self, queue: Entity, address: Address, body: Purge) -> ProgressAnswer:
-        queue.check_can_receive(address.subqueue)
+    async def _purge(self, entity: Entity, address: Address, body: Purge) -> ProgressAnswer:
+        entity.check_can_receive(address.subqueue)
         states = sorted({STATES[name] for name in body.states or STATES})
         progress = await purge(
-            queue,
+            entity,
             address.subqueue,
             states,
             _before_ms(body.enqueued_before),
             body.message_count,
             body.from_sequence_number,
-            deleted_session_of(queue, address.subqueue, {"session-id": body.session_id}),
+            deleted_session_of(entity, address.subqueue, {"session-id": body.session_id}),
         )
         return ProgressAnswer(**_progress(progress))
 
-    async def _redrive(self, queue: Entity, address: Address, body: Redrive) -> RedriveAnswer:
-        check_redrive(queue, address.subqueue)
+    async def _redrive(self, entity: Entity, address: Address, body: Redrive) -> RedriveAnswer:
+        check_redrive(entity, address.subqueue)
         self._memory.admit(1)
         if body.sequence_numbers is not None:
             if others := body.model_fields_set - {"sequence_numbers"}:
                 raise Refused(Reason.ARGUMENT, f"{to_camel(min(others))} does not go with sequenceNumbers.")
-            done = await redrive_exactly(queue, address.subqueue, body.sequence_numbers, lambda: self._pages)
+            done = await redrive_exactly(entity, address.subqueue, body.sequence_numbers, lambda: self._pages)
             return RedriveAnswer(
                 message_count=len(done.done),
                 redriven=done.done,
@@ -203,7 +203,7 @@ class OwnRequests:
                 missing=done.missing,
             )
         progress = await redrive(
-            queue,
+            entity,
             address.subqueue,
             body.dead_letter_reason,
             _before_ms(body.enqueued_before),
@@ -213,12 +213,12 @@ class OwnRequests:
         )
         return RedriveAnswer(**_progress(progress))
 
-    async def _abandon(self, queue: Entity, address: Address, body: Abandon) -> AbandonAnswer:
+    async def _abandon(self, entity: Entity, address: Address, body: Abandon) -> AbandonAnswer:
         changes: dict[str, Any] = checked_properties(body.properties)
         if body.delay_milliseconds:
             changes[DELAY] = body.delay_milliseconds
         tokens = [token.bytes_le for token in body.lock_tokens]
-        settled, refusals = await settle(queue, address.subqueue, tokens, abandon(changes))
+        settled, refusals = await settle(entity, address.subqueue, tokens, abandon(changes))
         for why in refusals:
             if why.reason is not Reason.LOCK_LOST:
                 raise why
@@ -228,20 +228,20 @@ class OwnRequests:
             lost=[token for token in body.lock_tokens if token.bytes_le not in done],
         )
 
-    async def _reschedule(self, queue: Entity, address: Address, body: Reschedule) -> RescheduleAnswer:
+    async def _reschedule(self, entity: Entity, address: Address, body: Reschedule) -> RescheduleAnswer:
         at_ms = int(body.scheduled_enqueue_time.timestamp() * 1_000)
-        done, missing = await _at(queue, address, body.sequence_numbers, at_ms)
+        done, missing = await _at(entity, address, body.sequence_numbers, at_ms)
         return RescheduleAnswer(rescheduled=done, missing=missing)
 
-    async def _deliver(self, queue: Entity, address: Address, body: Named) -> DeliverAnswer:
-        done, missing = await _at(queue, address, body.sequence_numbers, 0)
+    async def _deliver(self, entity: Entity, address: Address, body: Named) -> DeliverAnswer:
+        done, missing = await _at(entity, address, body.sequence_numbers, 0)
         return DeliverAnswer(delivered=done, missing=missing)
 
-    async def _count(self, queue: Entity, address: Address, body: Nothing) -> CountAnswer:
-        queue.check_can_receive(address.subqueue)
+    async def _count(self, entity: Entity, address: Address, body: Nothing) -> CountAnswer:
+        entity.check_can_receive(address.subqueue)
         await self._namespace.runtime(address.entity)
-        counts = queue.counts().get(address.subqueue, SubqueueCounts())
-        kept_ready = queue.kept_ready.get(address.subqueue, 0)
+        counts = entity.counts().get(address.subqueue, SubqueueCounts())
+        kept_ready = entity.kept_ready.get(address.subqueue, 0)
         return CountAnswer(
             active=counts.active,
             locked=max(0, counts.locked - kept_ready),  # some locks may have just run out
@@ -251,12 +251,14 @@ class OwnRequests:
         )
 
 
-async def _at(queue: Entity, address: Address, numbers: list[int], at_ms: int) -> tuple[list[int], list[int]]:
+async def _at(
+    entity: Entity, address: Address, numbers: list[int], at_ms: int
+) -> tuple[list[int], list[int]]:
     """Have scheduled messages enqueued at this time, in wall time. Returns those that are, and the others."""
-    queue.check_can_send(MAIN)
-    check_schedules(queue, address.subqueue)
+    entity.check_can_send(MAIN)
+    check_schedules(entity, address.subqueue)
     numbers = list(dict.fromkeys(numbers))
-    missing = frozenset(await reschedule(queue, numbers, at_ms))
+    missing = frozenset(await reschedule(entity, numbers, at_ms))
     return [each for each in numbers if each not in missing], [each for each in numbers if each in missing]
 
 

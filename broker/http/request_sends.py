@@ -64,20 +64,20 @@ class RequestSends:
         """`message_id` makes ids for messages that have none."""
         self._memory, self._message_id = memory, message_id
 
-    async def send(self, queue: Entity, message: PlainMessage) -> None:
+    async def send(self, entity: Entity, message: PlainMessage) -> None:
         """Send one message; returns once it is durable. Raises Refused."""
         payload = encoded(message)
-        limit, refusal = size_limit(queue, is_batch=False)
+        limit, refusal = size_limit(entity, is_batch=False)
         if len(payload) > limit:
             raise refusal(len(payload))
-        request, sending = self._begin(queue)
+        request, sending = self._begin(entity)
         sending.send((payload,), (None,))
         await request.outcome
 
-    async def send_batch(self, queue: Entity, body: bytes) -> None:
+    async def send_batch(self, entity: Entity, body: bytes) -> None:
         """Send the messages of a JSON array, all or none; returns once they are durable. Raises Refused."""
         batch = bytearray()
-        limit, refusal = size_limit(queue, is_batch=True)
+        limit, refusal = size_limit(entity, is_batch=True)
         for count, message in enumerate(_batch(body), start=1):
             batch += enveloped(encoded(message))
             if len(batch) > limit:  # now: encoded, small messages are many times as large
@@ -86,15 +86,15 @@ class RequestSends:
                 await asyncio.sleep(0)
         if not batch:
             raise Refused(Reason.ARGUMENT, "The batch holds no message.")
-        request, sending = self._begin(queue)
+        request, sending = self._begin(entity)
         for _ in sending.send_batch(bytes(batch), (None,)):
             await asyncio.sleep(0)
         await request.outcome
 
-    def _begin(self, queue: Entity) -> tuple[_Request, Sending[None]]:
+    def _begin(self, entity: Entity) -> tuple[_Request, Sending[None]]:
         request = _Request(self._memory)
         sending = Sending(
-            queue,
+            entity,
             request,
             stored=request.stored,
             refused=request.refused,
@@ -104,12 +104,12 @@ class RequestSends:
         return request, sending
 
 
-def size_limit(queue: Entity, *, is_batch: bool) -> tuple[int, Callable[[int], Refused]]:
+def size_limit(entity: Entity, *, is_batch: bool) -> tuple[int, Callable[[int], Refused]]:
     """How large a message or a batch may be, in bytes, and what refuses a larger one, given its size. A batch
     as JSON may be no larger than it may be when it is encoded."""
-    if is_batch and queue.message_bytes_max > BATCH_BYTES_MAX:
+    if is_batch and entity.message_bytes_max > BATCH_BYTES_MAX:
         return BATCH_BYTES_MAX, batch_too_large
-    return queue.message_bytes_max, partial(too_large, queue)
+    return entity.message_bytes_max, partial(too_large, entity)
 
 
 def _batch(body: bytes) -> Iterator[PlainMessage]:

@@ -50,7 +50,7 @@ async def give_back(handle: PartitionHandle, tokens: Sequence[LockToken]) -> Non
 
 
 async def ask_about(
-    queue: Entity, tokens: Sequence[LockToken], make: Callable[[list[LockToken]], Operation]
+    entity: Entity, tokens: Sequence[LockToken], make: Callable[[list[LockToken]], Operation]
 ) -> list[tuple[list[int], Answer | Refused]]:
     """Ask the partitions of these lock tokens, all at once. `make` builds the operation for the tokens of one
     partition.
@@ -60,7 +60,7 @@ async def ask_about(
     groups: dict[bytes, list[int]] = {}
     for place, token in enumerate(tokens):
         groups.setdefault(token[:2], []).append(place)
-    find = queue.router.of_token
+    find = entity.router.of_token
     asked = [
         answer_of(find(tokens[places[0]]), make([tokens[place] for place in places]))
         for places in groups.values()
@@ -69,7 +69,7 @@ async def ask_about(
 
 
 async def renew_locks(
-    queue: Entity, subqueue: str, tokens: Sequence[LockToken], duration_ms: int | None = None
+    entity: Entity, subqueue: str, tokens: Sequence[LockToken], duration_ms: int | None = None
 ) -> list[int]:
     """Renew these locks of a subqueue, by the entity's lock duration unless another is given. Returns when
     each of them ends, in monotonic time. Raises the first refusal; the locks that could be renewed are
@@ -77,7 +77,7 @@ async def renew_locks(
     until_ms = [0] * len(tokens)
     refusals: list[Refused] = []
     for places, answer in await ask_about(
-        queue, tokens, lambda own: RenewLocks(own, duration_ms=duration_ms, subqueue=subqueue)
+        entity, tokens, lambda own: RenewLocks(own, duration_ms=duration_ms, subqueue=subqueue)
     ):
         if isinstance(answer, Refused):
             refusals.append(answer)

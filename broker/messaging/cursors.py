@@ -35,9 +35,9 @@ class CursorParts:
     parts: dict[int, CursorState] = field(default_factory=dict)
 
 
-async def ask_each(queue: Entity, operations: Mapping[int, Operation]) -> dict[int, Answer]:
+async def ask_each(entity: Entity, operations: Mapping[int, Operation]) -> dict[int, Answer]:
     """Ask partitions, all at once. Raises the first refusal; the others have done their part all the same."""
-    handles = queue.router.handles
+    handles = entity.router.handles
     asked = (answer_of(handles[number], operation) for number, operation in operations.items())
     answers = dict(zip(operations, await asyncio.gather(*asked), strict=True))
     found: dict[int, Answer] = {}
@@ -48,24 +48,24 @@ async def ask_each(queue: Entity, operations: Mapping[int, Operation]) -> dict[i
     return found
 
 
-async def create_cursor(queue: Entity, create: CreateCursor, begins: Mapping[int, int]) -> CursorParts:
+async def create_cursor(entity: Entity, create: CreateCursor, begins: Mapping[int, int]) -> CursorParts:
     """Create a cursor, or give one that exists to its owner again. `begins` has the partitions in which it
     begins somewhere else than `create` says. Raises Refused."""
 
-    first = await ask(queue.router.handles[0], replace(create, begin=begins.get(0, create.begin)))
+    first = await ask(entity.router.handles[0], replace(create, begin=begins.get(0, create.begin)))
     assert isinstance(first, CursorState), f"{first} is not an answer to CreateCursor"
     followed = replace(create, born_ms=first.born_ms, owned_since_ms=first.owned_since_ms)
     others = {
         number: replace(followed, begin=begins.get(number, create.begin))
-        for number in range(1, queue.description.partitions)
+        for number in range(1, entity.description.partitions)
     }
-    return _parts(first, await ask_each(queue, others))
+    return _parts(first, await ask_each(entity, others))
 
 
-async def get_cursor(queue: Entity, subqueue: str, name: bytes) -> CursorParts:
+async def get_cursor(entity: Entity, subqueue: str, name: bytes) -> CursorParts:
     """Where a cursor stands. Raises Refused."""
     answers = await ask_each(
-        queue, {number: GetCursor(subqueue, name) for number in range(queue.description.partitions)}
+        entity, {number: GetCursor(subqueue, name) for number in range(entity.description.partitions)}
     )
     first = answers.pop(0)
     assert isinstance(first, CursorState), f"{first} is not an answer to GetCursor"
@@ -73,11 +73,11 @@ async def get_cursor(queue: Entity, subqueue: str, name: bytes) -> CursorParts:
 
 
 async def advance_cursor(
-    queue: Entity, subqueue: str, name: bytes, owner: bytes, positions: Mapping[int, int], completes: bool
+    entity: Entity, subqueue: str, name: bytes, owner: bytes, positions: Mapping[int, int], completes: bool
 ) -> dict[int, CursorAdvanced]:
     """Move a cursor forward in some partitions. Raises Refused; other partitions may have moved."""
     answers = await ask_each(
-        queue,
+        entity,
         {
             number: AdvanceCursor(subqueue, name, owner, position, completes)
             for number, position in positions.items()
@@ -90,10 +90,10 @@ async def advance_cursor(
     return moved
 
 
-async def list_cursors(queue: Entity, subqueue: str) -> list[CursorParts]:
+async def list_cursors(entity: Entity, subqueue: str) -> list[CursorParts]:
     """All cursors of a subqueue. Raises Refused."""
     answers = await ask_each(
-        queue, {number: ListCursors(subqueue) for number in range(queue.description.partitions)}
+        entity, {number: ListCursors(subqueue) for number in range(entity.description.partitions)}
     )
     found: dict[bytes, CursorParts] = {}
     for number, answer in answers.items():
@@ -106,15 +106,15 @@ async def list_cursors(queue: Entity, subqueue: str) -> list[CursorParts]:
     return list(found.values())
 
 
-async def delete_cursor(queue: Entity, subqueue: str, name: bytes, owner: bytes) -> bool:
+async def delete_cursor(entity: Entity, subqueue: str, name: bytes, owner: bytes) -> bool:
     """Delete a cursor; returns whether there was one. Raises Refused."""
-    first, others = queue.router.handles[0], range(1, queue.description.partitions)
+    first, others = entity.router.handles[0], range(1, entity.description.partitions)
     listed = await ask(first, ListCursors(subqueue))
     assert isinstance(listed, CursorList), f"{listed} is not an answer to ListCursors"
     owned = next((each for each in listed.cursors if each.name == name), None)
     if owned is not None and owned.owner == owner:
         await ask_each(
-            queue,
+            entity,
             {number: DeleteCursor(subqueue, name, owner, owned.owned_since_ms) for number in others},
         )
     deleted = await ask(first, DeleteCursor(subqueue, name, owner))

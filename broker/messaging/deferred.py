@@ -23,7 +23,7 @@ Held = list[tuple[PartitionHandle, Locked]]
 """Locked messages, with the partition that has locked them."""
 
 
-async def receive_deferred(queue: Entity, subqueue: str, numbers: Sequence[int]) -> Held:
+async def receive_deferred(entity: Entity, subqueue: str, numbers: Sequence[int]) -> Held:
     """Lock deferred messages in their partitions.
 
     One partition is asked after the other, each for what fits beside the messages before. If a partition
@@ -33,7 +33,7 @@ async def receive_deferred(queue: Entity, subqueue: str, numbers: Sequence[int])
     groups: dict[int, list[int]] = {}
     for number in numbers:
         groups.setdefault(partition_of(number), []).append(number)
-    handles = [queue.router.of_sequence_number(group[0]) for group in groups.values()]
+    handles = [entity.router.of_sequence_number(group[0]) for group in groups.values()]
     held: Held = []
     left = room(numbers)
     try:

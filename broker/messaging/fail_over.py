@@ -36,27 +36,27 @@ class Tried(Protocol):
     """Partitions that refused them, and why."""
 
 
-def fail_over(queue: Entity, tried: Tried, failed: Failed, count: int, now: float) -> int | None:
+def fail_over(entity: Entity, tried: Tried, failed: Failed, count: int, now: float) -> int | None:
     """Choose another partition for `count` messages, in place of the one that has refused them. Returns its
     number; None if none may take them, or they have a key."""
     if tried.number is None:
         return None
     number = another_partition(
-        queue, tried.number, failed.reason, tried.refused_by, count, began=tried.began, now=now
+        entity, tried.number, failed.reason, tried.refused_by, count, began=tried.began, now=now
     )
     if number is not None:
         tried.number = number
     return number
 
 
-def refusal_of(queue: Entity, tried: Tried, failed: Failed) -> Refused:
+def refusal_of(entity: Entity, tried: Tried, failed: Failed) -> Refused:
     """The refusal for the client, once no partition has taken the messages."""
     why = Refused(failed.reason, failed.description)
-    return why if tried.number is None else refusal_of_all(queue, tried.refused_by, why)
+    return why if tried.number is None else refusal_of_all(entity, tried.refused_by, why)
 
 
 def another_partition(
-    queue: Entity,
+    entity: Entity,
     number: int,
     reason: Reason,
     refused_by: dict[int, Reason],
@@ -69,24 +69,24 @@ def another_partition(
 
     `refused_by` holds the partitions that refused them before. `began` is when the first one was asked.
     """
-    if reason not in (ONE_DISK if queue.description.folders == 1 else SEVERAL_DISKS):
+    if reason not in (ONE_DISK if entity.description.folders == 1 else SEVERAL_DISKS):
         return None
     if now - began > WITHIN_S:
         return None
     if reason is not Reason.PARTITION_UNAVAILABLE:
-        queue.router.full(number, now)
+        entity.router.full(number, now)
     refused_by[number] = reason
-    return queue.router.another(refused_by, count, now)
+    return entity.router.another(refused_by, count, now)
 
 
-def refusal_of_all(queue: Entity, refused_by: Mapping[int, Reason], last: Refused) -> Refused:
+def refusal_of_all(entity: Entity, refused_by: Mapping[int, Reason], last: Refused) -> Refused:
     """The refusal for the client, given the partition's last one. A queue is full only if every partition is,
     because one that is down may come back with room."""
-    full, partitions = list(refused_by.values()).count(Reason.QUOTA_EXCEEDED), queue.description.partitions
+    full, partitions = list(refused_by.values()).count(Reason.QUOTA_EXCEEDED), entity.description.partitions
     if last.reason is not Reason.QUOTA_EXCEEDED or full == partitions:
         return last
     return Refused(
         Reason.PARTITION_UNAVAILABLE,
-        f"{full} of the {partitions} partitions of '{queue.name}' are full, the others are not available. "
+        f"{full} of the {partitions} partitions of '{entity.name}' are full, the others are not available. "
         "Please try again.",
     )

@@ -39,14 +39,14 @@ class PagePlaces:
         """The places for partitions that are late, or for all others."""
         return self.late if late else self.prompt
 
-    async def read(self, queue: Entity, subqueue: str, number: int, page: Callable[[], Awaitable[T]]) -> T:
+    async def read(self, entity: Entity, subqueue: str, number: int, page: Callable[[], Awaitable[T]]) -> T:
         """Read a page of one partition. If that is late, the page is read anew in a place for late ones, so
         `page` must change nothing before it has the answer. Raises what `page` raises."""
-        if number not in queue.router.late:
+        if number not in entity.router.late:
             try:
                 async with self.prompt, asyncio.timeout(LATE_S):
                     return await page()
             except TimeoutError:
-                note_late(queue, number, Peek(subqueue, number << PARTITION_SHIFT, 1))
+                note_late(entity, number, Peek(subqueue, number << PARTITION_SHIFT, 1))
         async with self.late:
             return await page()

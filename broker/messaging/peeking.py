@@ -24,10 +24,10 @@ PAGE_WITHIN_S = 10.0
 """A partition that takes longer than this for a page is passed over as if it were down."""
 
 
-async def peek_partition(queue: Entity, number: int, peek: Peek) -> Peeked | None:
+async def peek_partition(entity: Entity, number: int, peek: Peek) -> Peeked | None:
     """Ask one partition for messages; returns None while it is down, which is logged once per outage. Raises
     Refused for any other refusal."""
-    router = queue.router
+    router = entity.router
     handle = router.handles[number]
     answer: object = None
     if handle.available:
@@ -37,7 +37,7 @@ async def peek_partition(queue: Entity, number: int, peek: Peek) -> Peeked | Non
             if why.reason not in (Reason.PARTITION_UNAVAILABLE, Reason.DISK_FULL):
                 raise
     if answer is None:
-        note_unseen(queue, number)
+        note_unseen(entity, number)
         return None
     router.unseen.discard(number)
     router.late.discard(number)
@@ -45,19 +45,19 @@ async def peek_partition(queue: Entity, number: int, peek: Peek) -> Peeked | Non
     return answer
 
 
-def note_unseen(queue: Entity, number: int) -> None:
+def note_unseen(entity: Entity, number: int) -> None:
     """Log, once per outage, that a client was not shown what a partition holds, because it is down."""
-    unseen = queue.router.unseen
+    unseen = entity.router.unseen
     # A partition that was stopped, with the broker or with its queue, is not down.
-    if number not in unseen and queue.health()[number] != "stopped":
+    if number not in unseen and entity.health()[number] != "stopped":
         unseen.add(number)
-        log.warning("peek.partition_unseen", entity=queue.name, partition=number)
+        log.warning("peek.partition_unseen", entity=entity.name, partition=number)
 
 
-def note_late(queue: Entity, number: int, peek: Peek) -> None:
+def note_late(entity: Entity, number: int, peek: Peek) -> None:
     """Count a partition that has not answered this peek in time as late, until it answers one for its first
     message. A partition that hangs gets one such peek, however many clients there are."""
-    late = queue.router.late
+    late = entity.router.late
     if number in late:
         return
     late.add(number)
@@ -65,4 +65,4 @@ def note_late(queue: Entity, number: int, peek: Peek) -> None:
     def answered(answer: Answer) -> None:
         late.discard(number)
 
-    queue.router.handles[number].post(replace(peek, count=1), next_client(), answered)
+    entity.router.handles[number].post(replace(peek, count=1), next_client(), answered)

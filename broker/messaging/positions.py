@@ -13,16 +13,16 @@ from broker.namespace.entity import Entity
 from broker.operations.streams import FindPositions, Positions
 
 
-def by_partition(queue: Entity, positions: Sequence[int]) -> dict[int, int]:
+def by_partition(entity: Entity, positions: Sequence[int]) -> dict[int, int]:
     """Positions by their partitions. Raises Refused(ARGUMENT) if a partition does not exist or has two."""
     found: dict[int, int] = {}
     for position in positions:
         number = partition_of(position)
-        if not 0 <= number < queue.description.partitions:
+        if not 0 <= number < entity.description.partitions:
             raise Refused(
                 Reason.ARGUMENT,
-                f"The position {position} is in partition {number}; '{queue.name}' has "
-                f"{queue.description.partitions} partitions.",
+                f"The position {position} is in partition {number}; '{entity.name}' has "
+                f"{entity.description.partitions} partitions.",
             )
         if number in found:
             raise Refused(Reason.ARGUMENT, f"There are two positions in partition {number}.")
@@ -31,7 +31,7 @@ def by_partition(queue: Entity, positions: Sequence[int]) -> dict[int, int]:
 
 
 async def find_positions(
-    queue: Entity,
+    entity: Entity,
     subqueue: str,
     enqueued_from_ms: int | None = None,
     backlogs_from: Mapping[int, int] | None = None,
@@ -46,7 +46,7 @@ async def find_positions(
             answer_of(
                 handle, FindPositions(subqueue, enqueued_from_ms, starts.get(number), undecided=undecided)
             )
-            for number, handle in enumerate(queue.router.handles)
+            for number, handle in enumerate(entity.router.handles)
         )
     )
     found: dict[int, Positions] = {}

@@ -32,7 +32,7 @@ CHANGED_AT_ONCE = 1024
 
 
 async def schedule(
-    queue: Entity, payloads: Sequence[bytes], *, memory: Memory, message_id: Callable[[], str]
+    entity: Entity, payloads: Sequence[bytes], *, memory: Memory, message_id: Callable[[], str]
 ) -> list[int]:
     """Store messages, each as its sender encoded it with its scheduled time. A message without a time, or
     whose time has passed, is enqueued at once.
@@ -48,46 +48,46 @@ async def schedule(
         made.add(new := message_id())
         return new
 
-    collected = to_store(queue, payloads, memory=memory, message_id=new_id)
-    outcomes = await store_all(queue, collected)
+    collected = to_store(entity, payloads, memory=memory, message_id=new_id)
+    outcomes = await store_all(entity, collected)
     if outcomes.refusals:
         again: Sequence[int] = range(len(outcomes.numbers))
         whole = collected.send
         if whole.identities is not None:  # those that a second attempt would not store are not cancelled
             again = [place for place in again if key_text(whole.messages[place]) in made]
-        await cancel(queue, [outcomes.numbers[place] for place in again if outcomes.numbers[place]])
+        await cancel(entity, [outcomes.numbers[place] for place in again if outcomes.numbers[place]])
         raise outcomes.refusals[0]
     return outcomes.numbers
 
 
-def check_schedules(queue: Entity, subqueue: str) -> None:
+def check_schedules(entity: Entity, subqueue: str) -> None:
     """Check that scheduled messages wait in this subqueue. Raises Refused."""
-    if not queue.description.subqueues.takes_sends(subqueue):
+    if not entity.description.subqueues.takes_sends(subqueue):
         raise Refused(Reason.NOT_ALLOWED, "Only the queue itself has scheduled messages.")
 
 
-async def cancel(queue: Entity, sequence_numbers: Sequence[int]) -> list[Refused]:
+async def cancel(entity: Entity, sequence_numbers: Sequence[int]) -> list[Refused]:
     """Remove scheduled messages durably. Returns why some could not be removed: they are not scheduled (any
     more), or their partition is down. The others are removed all the same."""
-    missing, refusals = await _change(queue, sequence_numbers, CancelScheduled)
+    missing, refusals = await _change(entity, sequence_numbers, CancelScheduled)
     return [_not_scheduled(number) for number in missing] + refusals
 
 
-async def reschedule(queue: Entity, sequence_numbers: Sequence[int], at_ms: int) -> list[int]:
+async def reschedule(entity: Entity, sequence_numbers: Sequence[int], at_ms: int) -> list[int]:
     """Give scheduled messages another time, in wall time; one that has passed means now. Each partition
     writes its part in one commit.
 
     Returns the numbers that no scheduled message has (any more). Raises Refused if a partition is down;
     messages in other partitions may have the new time by then, and asking again does no harm.
     """
-    missing, refusals = await _change(queue, sequence_numbers, lambda part: Reschedule(part, at_ms))
+    missing, refusals = await _change(entity, sequence_numbers, lambda part: Reschedule(part, at_ms))
     if refusals:
         raise refusals[0]
     return missing
 
 
 async def _change(
-    queue: Entity, sequence_numbers: Sequence[int], make: Callable[[list[int]], Operation]
+    entity: Entity, sequence_numbers: Sequence[int], make: Callable[[list[int]], Operation]
 ) -> tuple[list[int], list[Refused]]:
     """Ask the partitions of scheduled messages for an operation on them. Returns the numbers that no
     scheduled message has, and the refusals of partitions."""
@@ -98,12 +98,12 @@ async def _change(
         groups.setdefault(partition_of(number), []).append(number)
     asked = []
     for place, numbers in groups.items():
-        if not 0 <= place < queue.description.partitions:
+        if not 0 <= place < entity.description.partitions:
             missing += numbers
             continue
         for start in range(0, len(numbers), CHANGED_AT_ONCE):
             part = numbers[start : start + CHANGED_AT_ONCE]
-            asked.append((part, answer_of(queue.router.handles[place], make(part))))
+            asked.append((part, answer_of(entity.router.handles[place], make(part))))
     answers = await asyncio.gather(*(answer for _, answer in asked))
     for (part, _), answer in zip(asked, answers, strict=True):
         if isinstance(answer, Refused):

@@ -15,35 +15,35 @@ from broker.operations.columns import DESTINATION, SESSION_ID, ColumnLists
 from broker.operations.sending import Send
 
 
-def send_of(run: StoredRun, queue: Entity) -> Send:
+def send_of(run: StoredRun, entity: Entity) -> Send:
     """An operation that enqueues all messages of a run."""
     return Send(
         run.data,
         run.times_to_live_ms,
-        columns=_columns_of(run, queue) if queue.keeps_sessions else {},
+        columns=_columns_of(run, entity) if entity.keeps_sessions else {},
         scheduled_ms=run.scheduled_enqueue_times_ms,
-        identities=_identities_of(run, queue),
+        identities=_identities_of(run, entity),
     )
 
 
-def _identities_of(run: StoredRun, queue: Entity) -> list[bytes] | None:
+def _identities_of(run: StoredRun, entity: Entity) -> list[bytes] | None:
     """The messages' identities, if the queue detects duplicates (AMQP contract 10.5)."""
-    if not queue.description.settings.requires_duplicate_detection:
+    if not entity.description.settings.requires_duplicate_detection:
         return None
     none = [None] * len(run.data)
     sessions, keys = run.session_ids or none, run.partition_keys or none
-    if not queue.requires_session(MAIN):  # else an empty session-id is a session too
+    if not entity.requires_session(MAIN):  # else an empty session-id is a session too
         sessions = [session or None for session in sessions]
     either = [
         key or None if session is None else session for session, key in zip(sessions, keys, strict=True)
     ]
-    return identities(queue.description.generation, run.data, either)
+    return identities(entity.description.generation, run.data, either)
 
 
-def _columns_of(run: StoredRun, queue: Entity) -> ColumnLists:
+def _columns_of(run: StoredRun, entity: Entity) -> ColumnLists:
     """The columns of messages whose sessions are kept: the session of each."""
     session_ids = run.session_ids or [None] * len(run.data)
-    if not any(each is not None for each in session_ids) and not queue.requires_session(MAIN):
+    if not any(each is not None for each in session_ids) and not entity.requires_session(MAIN):
         return {}
     encoded = {each: None if each is None else encode_session_id(each) for each in set(session_ids)}
     return {SESSION_ID: [encoded[each] for each in session_ids]}

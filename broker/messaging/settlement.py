@@ -146,14 +146,14 @@ def not_settled(reason: Reason) -> Refused:
 
 
 async def settle(
-    queue: Entity, subqueue: str, tokens: Sequence[LockToken], settlement: Settlement
+    entity: Entity, subqueue: str, tokens: Sequence[LockToken], settlement: Settlement
 ) -> tuple[list[LockToken], list[Refused]]:
     """Settle messages of a subqueue by their lock tokens, in any partitions. Returns the tokens that were
     settled, durably, and the refusals of the others."""
     settled: list[LockToken] = []
     refusals: list[Refused] = []
     for places, answer in await ask_about(
-        queue, tokens, lambda own: settlement.operation(own, subqueue=subqueue)
+        entity, tokens, lambda own: settlement.operation(own, subqueue=subqueue)
     ):
         if isinstance(answer, Refused):
             refusals.append(answer)
@@ -161,5 +161,5 @@ async def settle(
         assert isinstance(answer, Settled), f"{answer} is not an answer to a settlement"
         refusals += map(not_settled, answer.failures.values())
         settled += [tokens[place] for index, place in enumerate(places) if index not in answer.failures]
-    settlement.count(queue.meter, len(settled))
+    settlement.count(entity.meter, len(settled))
     return settled, refusals

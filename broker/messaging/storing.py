@@ -37,37 +37,37 @@ class Outcomes:
 
 
 def to_store(
-    queue: Entity, payloads: Sequence[bytes], *, memory: Memory, message_id: Callable[[], str]
+    entity: Entity, payloads: Sequence[bytes], *, memory: Memory, message_id: Callable[[], str]
 ) -> Collected:
     """Check messages, each as its sender encoded it. Raises Refused if any of them cannot be sent.
     `message_id` makes ids for messages that have none."""
-    queue.check_can_send(MAIN)
-    if queue.throttle is not None:
-        queue.throttle.admit(len(payloads))
+    entity.check_can_send(MAIN)
+    if entity.throttle is not None:
+        entity.throttle.admit(len(payloads))
     memory.admit(len(payloads))
-    queue.admit(payloads)
+    entity.admit(payloads)
     for payload in payloads:
-        if len(payload) > queue.message_bytes_max:
-            raise too_large(queue, len(payload))
+        if len(payload) > entity.message_bytes_max:
+            raise too_large(entity, len(payload))
     run = store_run(payloads, message_id)
-    check(run, queue)
+    check(run, entity)
     if run.refused:
         raise run.refused[min(run.refused)]
-    send = send_of(run, queue)
+    send = send_of(run, entity)
     send.tells_numbers = True
-    return Collected(send, keys_of(run, queue) or [None] * len(payloads))
+    return Collected(send, keys_of(run, entity) or [None] * len(payloads))
 
 
-async def store_all(queue: Entity, collected: Collected) -> Outcomes:
+async def store_all(entity: Entity, collected: Collected) -> Outcomes:
     """Have all partitions store their messages. Returns once they are durable, or were refused."""
     whole, keys = collected.send, collected.keys
     groups: dict[int | None, list[int]] = {}
     for place, key in enumerate(keys):
-        groups.setdefault(None if key is None else queue.router.number_of(key), []).append(place)
+        groups.setdefault(None if key is None else entity.router.number_of(key), []).append(place)
     began = asyncio.get_running_loop().time()
     sends = [part_of(whole, at(places)) for places in groups.values()]
     answers = await asyncio.gather(
-        *(_sent(queue, number, send) for number, send in zip(groups, sends, strict=True))
+        *(_sent(entity, number, send) for number, send in zip(groups, sends, strict=True))
     )
     outcomes = Outcomes([0] * len(keys))
     for places, answer in zip(groups.values(), answers, strict=True):
@@ -76,20 +76,20 @@ async def store_all(queue: Entity, collected: Collected) -> Outcomes:
         else:
             _add(outcomes, places, answer)
     outcomes.duplicates.sort()
-    _count(queue, whole, outcomes, began)
+    _count(entity, whole, outcomes, began)
     return outcomes
 
 
 async def store_sink_batch(
-    queue: Entity, collected: Collected, sink: bytes, batch: int, sinks_max: int
+    entity: Entity, collected: Collected, sink: bytes, batch: int, sinks_max: int
 ) -> tuple[Outcomes, SinkBatchSent]:
     """Have one partition store all messages, and note the batch in its ledger in the same commit. Messages
     without a key go to the partition of the sink's name.
 
     Raises Refused if the messages belong to several partitions, or their partition refuses.
     """
-    home = home_of(queue, sink)
-    router = queue.router
+    home = home_of(entity, sink)
+    router = entity.router
     numbers = {home if key is None else router.number_of(key) for key in collected.keys}
     if len(numbers) > 1:
         raise Refused(
@@ -97,33 +97,33 @@ async def store_sink_batch(
             f"The messages of a batch must belong to one partition; these belong to {sorted(numbers)}.",
         )
     began = asyncio.get_running_loop().time()
-    answer = await _sink_batch(queue, numbers.pop(), collected.send, sink, batch, sinks_max)
+    answer = await _sink_batch(entity, numbers.pop(), collected.send, sink, batch, sinks_max)
     outcomes = Outcomes([0] * len(collected.keys))
     _add(outcomes, range(len(collected.keys)), answer)
-    _count(queue, collected.send, outcomes, began)
+    _count(entity, collected.send, outcomes, began)
     return outcomes, answer
 
 
 async def commit_sink_batch(
-    queue: Entity, number: int, sink: bytes, batch: int, sinks_max: int
+    entity: Entity, number: int, sink: bytes, batch: int, sinks_max: int
 ) -> SinkBatchSent:
     """Note a batch in the ledger of a partition, without messages. Raises Refused."""
-    queue.check_can_send(MAIN)
-    return await _sink_batch(queue, number, Send([], None), sink, batch, sinks_max)
+    entity.check_can_send(MAIN)
+    return await _sink_batch(entity, number, Send([], None), sink, batch, sinks_max)
 
 
 async def _sink_batch(
-    queue: Entity, number: int, send: Send, sink: bytes, batch: int, sinks_max: int
+    entity: Entity, number: int, send: Send, sink: bytes, batch: int, sinks_max: int
 ) -> SinkBatchSent:
-    answer = await ask(queue.router.pinned(number), SendSinkBatch(send, sink, batch, sinks_max))
+    answer = await ask(entity.router.pinned(number), SendSinkBatch(send, sink, batch, sinks_max))
     assert isinstance(answer, SinkBatchSent), f"{answer} is not an answer to SendSinkBatch"
     return answer
 
 
-def home_of(queue: Entity, sink: bytes) -> int:
+def home_of(entity: Entity, sink: bytes) -> int:
     """The partition whose ledger has a sink's batches, unless they were sent with messages of another
     one."""
-    return queue.router.number_of(sink.decode())
+    return entity.router.number_of(sink.decode())
 
 
 def _add(outcomes: Outcomes, places: Sequence[int], answer: Sent | SinkBatchSent) -> None:
@@ -134,9 +134,9 @@ def _add(outcomes: Outcomes, places: Sequence[int], answer: Sent | SinkBatchSent
         outcomes.numbers[place] = number
 
 
-def _count(queue: Entity, whole: Send, outcomes: Outcomes, began: float) -> None:
+def _count(entity: Entity, whole: Send, outcomes: Outcomes, began: float) -> None:
     """Count what was stored for the metrics."""
-    meter = queue.meter
+    meter = entity.meter
     meter.duplicate_messages += len(outcomes.duplicates)
     if not outcomes.refusals:
         meter.incoming_messages += len(whole.messages)
@@ -145,10 +145,10 @@ def _count(queue: Entity, whole: Send, outcomes: Outcomes, began: float) -> None
         meter.send_seconds.observe(asyncio.get_running_loop().time() - began)
 
 
-async def _sent(queue: Entity, number: int | None, send: Send) -> Sent | Refused:
+async def _sent(entity: Entity, number: int | None, send: Send) -> Sent | Refused:
     """Have a partition store messages: this one, or any if it is None. Returns the refusal if none
     does."""
-    router, loop = queue.router, asyncio.get_running_loop()
+    router, loop = entity.router, asyncio.get_running_loop()
     refused_by: dict[int, Reason] = {}
     began = loop.time()
     try:
@@ -163,10 +163,10 @@ async def _sent(queue: Entity, number: int | None, send: Send) -> Sent | Refused
         if not isinstance(answer, Refused):
             return _as_sent(answer)
         another = another_partition(
-            queue, another, answer.reason, refused_by, len(send.messages), began=began, now=loop.time()
+            entity, another, answer.reason, refused_by, len(send.messages), began=began, now=loop.time()
         )
         if another is None:
-            return refusal_of_all(queue, refused_by, answer)
+            return refusal_of_all(entity, refused_by, answer)
 
 
 def _as_sent(answer: object) -> Sent:

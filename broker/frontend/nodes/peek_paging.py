@@ -69,7 +69,7 @@ class PeekWalks:
 
     async def page(
         self,
-        queue: Entity,
+        entity: Entity,
         subqueue: str,
         start: int,
         count: int,
@@ -79,7 +79,7 @@ class PeekWalks:
         """Return the next `count` messages from `start` on, with at most `size_max` bytes in total but at
         least one message. A place is held while the page is built: one for late partitions while
         these are all that is left. Raises Refused."""
-        about = (queue, subqueue, start, count, size_max)
+        about = (entity, subqueue, start, count, size_max)
         async with places.prompt:
             page = await self._page(*about, waits_for_late=False)
         if page.is_for_late:
@@ -89,7 +89,7 @@ class PeekWalks:
 
     async def _page(
         self,
-        queue: Entity,
+        entity: Entity,
         subqueue: str,
         start: int,
         count: int,
@@ -97,10 +97,10 @@ class PeekWalks:
         *,
         waits_for_late: bool,
     ) -> Page:
-        walk = self._walks.pop(start, None) or _Walk(start, queue.description.partitions)
+        walk = self._walks.pop(start, None) or _Walk(start, entity.description.partitions)
         page, last = Page(), start - 1
         try:
-            last = await self._gather(page, walk, queue, subqueue, count, size_max, last, waits_for_late)
+            last = await self._gather(page, walk, entity, subqueue, count, size_max, last, waits_for_late)
         finally:
             if any(number < partition_of(last) for number in walk.due):
                 walk.is_straight = False
@@ -114,7 +114,7 @@ class PeekWalks:
         self,
         page: Page,
         walk: _Walk,
-        queue: Entity,
+        entity: Entity,
         subqueue: str,
         count: int,
         size_max: int,
@@ -123,7 +123,7 @@ class PeekWalks:
     ) -> int:
         """Ask the partitions that are due; returns the last sequence number shown."""
         walk.due = walk.due or list(walk.places)  # everything was shown: look for new messages
-        late = queue.router.late
+        late = entity.router.late
         unasked = deque(number for number in walk.due if number not in late)
         left = [number for number in walk.due if number in late]
         """Partitions to ask only if the others have nothing to show."""
@@ -142,14 +142,14 @@ class PeekWalks:
                     number = unasked.popleft()
                     wanted = count - len(page.messages)
                     peek = Peek(subqueue, walk.places[number], wanted, bytes_max=max(size_max - size, 1))
-                    task = asyncio.create_task(_within(PAGE_WITHIN_S, queue, number, peek), name="peek")
+                    task = asyncio.create_task(_within(PAGE_WITHIN_S, entity, number, peek), name="peek")
                     asked[task], waits = (number, peek), True
                 is_limited = unasked or page.messages or not waits_for_late
                 timeout = (LATE_S if waits else 0) if is_limited else None
                 answered, _ = await asyncio.wait(asked, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                 if not answered:
                     for number, peek in asked.values():
-                        note_late(queue, number, peek)
+                        note_late(entity, number, peek)
                     if not unasked:
                         page.is_for_late = not page.messages
                         return last  # late partitions come on a later page
@@ -161,7 +161,7 @@ class PeekWalks:
                         page.down.append(number)
                         walk.due.remove(number)
                         continue
-                    messages = peeked_messages(peeked, partitioned=len(queue.router.handles) > 1)
+                    messages = peeked_messages(peeked, partitioned=len(entity.router.handles) > 1)
                     for sequence_number, message in zip(peeked.sequence_numbers, messages, strict=True):
                         size += len(message)
                         if page.messages and (size > size_max or len(page.messages) == count):
@@ -180,11 +180,11 @@ class PeekWalks:
             await asyncio.gather(*asked, return_exceptions=True)
 
 
-async def _within(seconds: float, queue: Entity, number: int, peek: Peek) -> Peeked | None:
+async def _within(seconds: float, entity: Entity, number: int, peek: Peek) -> Peeked | None:
     """Peek at a partition; returns None if it is down or takes longer than `seconds`."""
     try:
         async with asyncio.timeout(seconds):
-            return await peek_partition(queue, number, peek)
+            return await peek_partition(entity, number, peek)
     except TimeoutError:
-        log.warning("peek.partition_late", entity=queue.name, partition=number)
+        log.warning("peek.partition_late", entity=entity.name, partition=number)
         return None

@@ -43,7 +43,7 @@ EVER_MS = 253_402_300_799_999
 some of them round up."""
 
 
-def session_of(queue: Entity, subqueue: str, body: dict[str, Any]) -> str | None:
+def session_of(entity: Entity, subqueue: str, body: dict[str, Any]) -> str | None:
     """The session that a request names; None if it names none. Raises Refused if the entity has no
     sessions."""
     session_id = body.get("session-id")
@@ -51,21 +51,21 @@ def session_of(queue: Entity, subqueue: str, body: dict[str, Any]) -> str | None
         return None
     if not isinstance(session_id, str):
         raise Refused(Reason.ARGUMENT, f"'session-id' must be a string, not {session_id!r:.80}.")
-    if not queue.requires_session(subqueue):
-        raise no_session(queue)
+    if not entity.requires_session(subqueue):
+        raise no_session(entity)
     return session_id
 
 
-def session_of_link(connection: ConnectionView, queue: Entity, name: object) -> str | None:
+def session_of_link(connection: ConnectionView, entity: Entity, name: object) -> str | None:
     """The session that a link of this connection holds, by the link's name; None if there is no such link."""
     for link in connection.engine.links():
         context = link.context
-        if isinstance(context, SessionLink) and link.name == name and context.queue is queue:
+        if isinstance(context, SessionLink) and link.name == name and context.queue is entity:
             return context.session_id
     return None
 
 
-def deleted_session_of(queue: Entity, subqueue: str, body: dict[str, Any]) -> str | None:
+def deleted_session_of(entity: Entity, subqueue: str, body: dict[str, Any]) -> str | None:
     """The session whose messages a request deletes; None if it deletes those of all sessions.
 
     Dead letters keep their session, so a dead-letter queue can be asked as well. Raises Refused if the entity
@@ -76,33 +76,34 @@ def deleted_session_of(queue: Entity, subqueue: str, body: dict[str, Any]) -> st
         return None
     if not isinstance(session_id, str):
         raise Refused(Reason.ARGUMENT, f"'session-id' must be a string, not {session_id!r:.80}.")
-    if not queue.requires_session(queue.description.subqueues.main_of(subqueue)):
+    if not entity.requires_session(entity.description.subqueues.main_of(subqueue)):
         raise Refused(
-            Reason.ARGUMENT, f"The entity '{queue.name}' has no sessions: leave out the session id."
+            Reason.ARGUMENT, f"The entity '{entity.name}' has no sessions: leave out the session id."
         )
     return session_id
 
 
-def needed_session_of(queue: Entity, subqueue: str, body: dict[str, Any]) -> str:
+def needed_session_of(entity: Entity, subqueue: str, body: dict[str, Any]) -> str:
     """As `session_of`, but raises Refused if the request names no session."""
-    session_id = session_of(queue, subqueue, body)
+    session_id = session_of(entity, subqueue, body)
     if session_id is None:
-        if not queue.requires_session(subqueue):
-            raise no_session(queue)
+        if not entity.requires_session(subqueue):
+            raise no_session(entity)
         raise Refused(
-            Reason.ARGUMENT, f"The entity '{queue.name}' requires sessions: the request needs a 'session-id'."
+            Reason.ARGUMENT,
+            f"The entity '{entity.name}' requires sessions: the request needs a 'session-id'.",
         )
     return session_id
 
 
-def holder_of(connection: ConnectionView, queue: Entity, subqueue: str, session_id: str) -> ClientId:
+def holder_of(connection: ConnectionView, entity: Entity, subqueue: str, session_id: str) -> ClientId:
     """The link of this connection that holds a session. Raises Refused(SESSION_LOCK_LOST)."""
     for link in connection.engine.links():
         context = link.context
         if (
             isinstance(context, SessionLink)
             and not link.gone
-            and context.queue is queue
+            and context.queue is entity
             and context.subqueue == subqueue
             and context.session_id == session_id
         ):
@@ -115,26 +116,26 @@ def holder_of(connection: ConnectionView, queue: Entity, subqueue: str, session_
 
 async def renew_session_lock(
     connection: ConnectionView,
-    queue: Entity,
+    entity: Entity,
     subqueue: str,
     body: dict[str, Any],
     duration_ms: int | None = None,
 ) -> dict[str, Any]:
     """Renew the lock of a session, by the entity's lock duration unless another is given. Raises Refused."""
-    session_id = needed_session_of(queue, subqueue, body)
-    holder = holder_of(connection, queue, subqueue, session_id)
+    session_id = needed_session_of(entity, subqueue, body)
+    holder = holder_of(connection, entity, subqueue, session_id)
     operation = RenewSession(subqueue, encode_session_id(session_id), holder, duration_ms=duration_ms)
-    answer = await ask(queue.router.keyed(session_id), operation)
+    answer = await ask(entity.router.keyed(session_id), operation)
     assert isinstance(answer, SessionRenewed), f"{answer} is not an answer to RenewSession"
     ahead_ms = wall_ahead_ms(connection.services.clock)
     return {"expiration": Timestamp(answer.locked_until_ms + ahead_ms)}
 
 
 async def set_session_state(
-    connection: ConnectionView, queue: Entity, subqueue: str, body: dict[str, Any]
+    connection: ConnectionView, entity: Entity, subqueue: str, body: dict[str, Any]
 ) -> dict[str, Any]:
     """Store the state of a session, or clear it. Raises Refused."""
-    session_id = needed_session_of(queue, subqueue, body)
+    session_id = needed_session_of(entity, subqueue, body)
     state = body.get("session-state")
     if "session-state" not in body or not isinstance(state, bytes | None):
         raise Refused(
@@ -142,42 +143,42 @@ async def set_session_state(
         )
     state = state or None  # the Go client sends empty bytes to clear it
     settings = connection.services.settings
-    size_max = min(settings.session_state_kb_max * 1024, queue.message_bytes_max)
+    size_max = min(settings.session_state_kb_max * 1024, entity.message_bytes_max)
     if state is not None and len(state) > size_max:
         raise Refused(
             Reason.QUOTA_EXCEEDED,
             f"The state has {len(state)} bytes; the maximum for a session is {size_max}.",
         )
-    holder = holder_of(connection, queue, subqueue, session_id)
+    holder = holder_of(connection, entity, subqueue, session_id)
     operation = SetSessionState(
         subqueue, encode_session_id(session_id), holder, state, settings.session_states_max
     )
-    answer = await ask(queue.router.keyed(session_id), operation)
+    answer = await ask(entity.router.keyed(session_id), operation)
     assert isinstance(answer, Updated), f"{answer} is not an answer to SetSessionState"
     return {}
 
 
 async def get_session_state(
-    connection: ConnectionView, queue: Entity, subqueue: str, body: dict[str, Any]
+    connection: ConnectionView, entity: Entity, subqueue: str, body: dict[str, Any]
 ) -> dict[str, Any]:
     """Fetch the state of a session. Raises Refused."""
-    session_id = needed_session_of(queue, subqueue, body)
-    holder = holder_of(connection, queue, subqueue, session_id)
+    session_id = needed_session_of(entity, subqueue, body)
+    holder = holder_of(connection, entity, subqueue, session_id)
     operation = GetSessionState(subqueue, encode_session_id(session_id), holder)
-    answer = await ask(queue.router.keyed(session_id), operation)
+    answer = await ask(entity.router.keyed(session_id), operation)
     assert isinstance(answer, SessionState), f"{answer} is not an answer to GetSessionState"
     return {"session-state": answer.state}
 
 
 async def list_sessions(
-    queue: Entity, subqueue: str, body: dict[str, Any], places: PagePlaces
+    entity: Entity, subqueue: str, body: dict[str, Any], places: PagePlaces
 ) -> dict[str, Any] | None:
     """One page of the sessions, over all partitions in order; None if there are none.
 
     Skips partitions that are down. Raises Refused, also if only these may have more to show.
     """
-    if not queue.requires_session(subqueue):
-        raise no_session(queue)
+    if not entity.requires_session(subqueue):
+        raise no_session(entity)
     skip, top = integer(body, "skip"), integer(body, "top")
     if not 0 <= skip <= SKIPPED_MAX or not 0 < top <= SESSIONS_MAX:
         raise Refused(
@@ -189,16 +190,16 @@ async def list_sessions(
     found: list[str] = []
     left = skip
     down: list[int] = []
-    for number, handle in enumerate(queue.router.handles):
+    for number, handle in enumerate(entity.router.handles):
         operation = ListSessions(subqueue, left, top - len(found), None if since_ms >= EVER_MS else since_ms)
-        answer = await places.read(queue, subqueue, number, partial(answer_of, handle, operation))
+        answer = await places.read(entity, subqueue, number, partial(answer_of, handle, operation))
         if isinstance(answer, Refused):
             if answer.reason is not Reason.PARTITION_UNAVAILABLE:
                 raise answer
             down.append(number)
-            note_unseen(queue, number)
+            note_unseen(entity, number)
             continue
-        queue.router.unseen.discard(number)
+        entity.router.unseen.discard(number)
         assert isinstance(answer, SessionList), f"{answer} is not an answer to ListSessions"
         found += map(decode_session_id, answer.session_ids)
         left -= answer.skipped
@@ -207,7 +208,7 @@ async def list_sessions(
     if not found and down:
         raise Refused(
             Reason.PARTITION_UNAVAILABLE,
-            f"There are no sessions to list but those that may be in partitions of '{queue.name}' that are "
+            f"There are no sessions to list but those that may be in partitions of '{entity.name}' that are "
             f"not available: {', '.join(map(str, down))}. Please try again.",
         )
     if not found:
@@ -216,7 +217,7 @@ async def list_sessions(
 
 
 async def peek_session(
-    queue: Entity,
+    entity: Entity,
     subqueue: str,
     session_id: str,
     start: int,
@@ -225,14 +226,14 @@ async def peek_session(
     places: PagePlaces,
 ) -> list[bytes]:
     """One page of a session's messages, from a sequence number on. Raises Refused."""
-    number = queue.router.number_of(session_id)
+    number = entity.router.number_of(session_id)
     if partition_of(start) > number:
         return []
     peek = Peek(subqueue, start, count, bytes_max=bytes_max, session_id=encode_session_id(session_id))
-    peeked = await places.read(queue, subqueue, number, partial(peek_partition, queue, number, peek))
+    peeked = await places.read(entity, subqueue, number, partial(peek_partition, entity, number, peek))
     if peeked is None:
         raise Refused(
             Reason.PARTITION_UNAVAILABLE,
             f"Partition {number}, which holds session '{session_id}', is not available. Please try again.",
         )
-    return peeked_messages(peeked, partitioned=queue.description.partitions > 1)
+    return peeked_messages(peeked, partitioned=entity.description.partitions > 1)

@@ -84,9 +84,9 @@ FIELDS: Final = {
 class StreamRequests:
     """Serves one connection's requests about one subqueue."""
 
-    def __init__(self, connection: ConnectionView, address: Address, queue: Callable[[], Entity]) -> None:
-        """`queue` gives the entity as it is found at the time of a request."""
-        self._connection, self._queue, self._subqueue = connection, queue, address.subqueue
+    def __init__(self, connection: ConnectionView, address: Address, entity: Callable[[], Entity]) -> None:
+        """`entity` gives the entity as it is found at the time of a request."""
+        self._connection, self._entity, self._subqueue = connection, entity, address.subqueue
         operations: Operations = {
             "partibus:get-positions": ("Listen", self._get_positions),
             "partibus:create-cursor": ("Listen", self._create_cursor),
@@ -104,23 +104,23 @@ class StreamRequests:
 
     async def _get_positions(self, body: dict[str, Any]) -> Response:
         """Where the messages of all partitions begin and end, and how many there are."""
-        queue = self._queue()
-        queue.check_can_receive(self._subqueue)
+        entity = self._entity()
+        entity.check_can_receive(self._subqueue)
         enqueued_from_ms = integer(body, "enqueued-time") if "enqueued-time" in body else None
-        backlogs_from = by_partition(queue, integers(body, "positions")) if "positions" in body else None
+        backlogs_from = by_partition(entity, integers(body, "positions")) if "positions" in body else None
         if "cursor" in body:
             if backlogs_from is not None:
                 raise Refused(Reason.ARGUMENT, "A request has 'positions' or a 'cursor', not both.")
-            cursor = await get_cursor(queue, self._subqueue, name_of(body, "cursor"))
+            cursor = await get_cursor(entity, self._subqueue, name_of(body, "cursor"))
             backlogs_from = {number: part.position for number, part in cursor.parts.items()}
         found, refusals = await find_positions(
-            queue, self._subqueue, enqueued_from_ms, backlogs_from, undecided=flag(body, "undecided")
+            entity, self._subqueue, enqueued_from_ms, backlogs_from, undecided=flag(body, "undecided")
         )
         if refusals and not found:
             raise next(iter(refusals.values()))
         positions = found.values()
         response: dict[str, Any] = {
-            "generation": queue.description.generation,
+            "generation": entity.description.generation,
             "partitions": uints(found),
             "starts": longs(each.start for each in positions),
             "heads": longs(each.head for each in positions),
@@ -137,9 +137,9 @@ class StreamRequests:
 
     async def _create_cursor(self, body: dict[str, Any]) -> Response:
         """Create a cursor, or give one that exists to its owner again."""
-        queue = self._queue()
-        queue.check_can_receive(self._subqueue)
-        begin, begins = _begin(queue, body)
+        entity = self._entity()
+        entity.check_can_receive(self._subqueue)
+        begin, begins = _begin(entity, body)
         expires_after_ms = integer(body, "expires-after", 0)
         if not 0 <= expires_after_ms <= EXPIRES_AFTER_MS_MAX:
             raise Refused(
@@ -155,22 +155,22 @@ class StreamRequests:
             expires_after_ms,
             self._connection.services.settings.cursors_max,
         )
-        cursor = await create_cursor(queue, create, begins)
-        return ok({"created": cursor.first.is_new, **_cursor(queue, cursor)})
+        cursor = await create_cursor(entity, create, begins)
+        return ok({"created": cursor.first.is_new, **_cursor(entity, cursor)})
 
     async def _get_cursor(self, body: dict[str, Any]) -> Response:
         """Where a cursor stands."""
-        queue = self._queue()
-        return ok(_cursor(queue, await get_cursor(queue, self._subqueue, name_of(body, "cursor"))))
+        entity = self._entity()
+        return ok(_cursor(entity, await get_cursor(entity, self._subqueue, name_of(body, "cursor"))))
 
     async def _advance_cursor(self, body: dict[str, Any]) -> Response:
         """Move a cursor forward, and complete what is before it if asked to."""
-        queue, completes = self._queue(), flag(body, "complete")
+        entity, completes = self._entity(), flag(body, "complete")
         if completes:
-            queue.check_can_receive(self._subqueue)
-        positions = _positions(queue, body)
+            entity.check_can_receive(self._subqueue)
+        positions = _positions(entity, body)
         name, owner = name_of(body, "cursor"), name_of(body, "owner")
-        moved = await advance_cursor(queue, self._subqueue, name, owner, positions, completes)
+        moved = await advance_cursor(entity, self._subqueue, name, owner, positions, completes)
         response = {
             "partitions": uints(moved),
             "positions": longs(each.position for each in moved.values()),
@@ -182,21 +182,21 @@ class StreamRequests:
 
     async def _list_cursors(self, body: dict[str, Any]) -> Response:
         """All cursors of the subqueue."""
-        queue = self._queue()
-        return ok({"cursors": [_cursor(queue, each) for each in await list_cursors(queue, self._subqueue)]})
+        entity = self._entity()
+        return ok({"cursors": [_cursor(entity, each) for each in await list_cursors(entity, self._subqueue)]})
 
     async def _delete_cursor(self, body: dict[str, Any]) -> Response:
         """Delete a cursor."""
         name, owner = name_of(body, "cursor"), name_of(body, "owner")
-        return ok({"deleted": await delete_cursor(self._queue(), self._subqueue, name, owner)})
+        return ok({"deleted": await delete_cursor(self._entity(), self._subqueue, name, owner)})
 
     async def _settle_through(self, body: dict[str, Any]) -> Response:
         """Complete everything before some positions that nobody has locked."""
-        queue = self._queue()
-        queue.check_can_receive(self._subqueue)
-        positions = _positions(queue, body)
+        entity = self._entity()
+        entity.check_can_receive(self._subqueue)
+        positions = _positions(entity, body)
         answers = await ask_each(
-            queue, {number: SettleThrough(self._subqueue, each) for number, each in positions.items()}
+            entity, {number: SettleThrough(self._subqueue, each) for number, each in positions.items()}
         )
         settled = [each for each in answers.values() if isinstance(each, SettledThrough)]
         assert len(settled) == len(answers), f"{answers} are not answers to SettleThrough"
@@ -210,18 +210,18 @@ class StreamRequests:
 
     async def _send(self, body: dict[str, Any]) -> Response:
         """Store messages, with an outcome for each of them."""
-        queue, services = self._queue(), self._connection.services
-        self._check_takes_sends(queue)
+        entity, services = self._entity(), self._connection.services
+        self._check_takes_sends(entity)
         payloads = _payloads(body)
         has_batch = "sink" in body or "batch" in body
         sink, batch = (name_of(body, "sink"), _batch(body)) if has_batch else (b"", 0)
-        collected = to_store(queue, payloads, memory=services.memory, message_id=services.message_id)
+        collected = to_store(entity, payloads, memory=services.memory, message_id=services.message_id)
         if has_batch:
             sinks_max = services.settings.sinks_max
-            outcomes, sent = await store_sink_batch(queue, collected, sink, batch, sinks_max)
+            outcomes, sent = await store_sink_batch(entity, collected, sink, batch, sinks_max)
             committed = {"committed": sent.is_new, "batch": Long(sent.batch)}
         else:
-            outcomes, committed = await store_all(queue, collected), {}
+            outcomes, committed = await store_all(entity, collected), {}
             if outcomes.refusals:
                 raise outcomes.refusals[0]
         return ok(
@@ -235,23 +235,23 @@ class StreamRequests:
 
     async def _commit_batch(self, body: dict[str, Any]) -> Response:
         """Note that a sink has committed a batch."""
-        queue, sink = self._queue(), name_of(body, "sink")
-        self._check_takes_sends(queue)
+        entity, sink = self._entity(), name_of(body, "sink")
+        self._check_takes_sends(entity)
         sinks_max = self._connection.services.settings.sinks_max
-        number = _ledger(queue, body, sink)
-        sent = await commit_sink_batch(queue, number, sink, _batch(body), sinks_max)
+        number = _ledger(entity, body, sink)
+        sent = await commit_sink_batch(entity, number, sink, _batch(body), sinks_max)
         return ok({"committed": sent.is_new, "batch": Long(sent.batch)})
 
     async def _get_batch(self, body: dict[str, Any]) -> Response:
         """Which batch a sink has committed."""
-        queue, sink = self._queue(), name_of(body, "sink")
-        self._check_takes_sends(queue)
-        answer = await ask(queue.router.handles[_ledger(queue, body, sink)], GetSinkBatch(sink))
+        entity, sink = self._entity(), name_of(body, "sink")
+        self._check_takes_sends(entity)
+        answer = await ask(entity.router.handles[_ledger(entity, body, sink)], GetSinkBatch(sink))
         assert isinstance(answer, SinkBatch), f"{answer} is not an answer to GetSinkBatch"
         return ok({"batch": None if answer.batch is None else Long(answer.batch)})
 
-    def _check_takes_sends(self, queue: Entity) -> None:
-        if not queue.description.subqueues.takes_sends(self._subqueue):
+    def _check_takes_sends(self, entity: Entity) -> None:
+        if not entity.description.subqueues.takes_sends(self._subqueue):
             raise Refused(Reason.NOT_ALLOWED, "Messages cannot be sent here.")
 
 
@@ -263,7 +263,7 @@ def _payloads(body: dict[str, Any]) -> list[bytes]:
     return payloads
 
 
-def _begin(queue: Entity, body: dict[str, Any]) -> tuple[int, dict[int, int]]:
+def _begin(entity: Entity, body: dict[str, Any]) -> tuple[int, dict[int, int]]:
     """Where a new cursor begins: EARLIEST or LATEST; and in which partitions at another position. Raises
     Refused."""
     start = body.get("start")
@@ -274,11 +274,11 @@ def _begin(queue: Entity, body: dict[str, Any]) -> tuple[int, dict[int, int]]:
                 f"'start' must be {' or '.join(STARTS)}, not {start!r:.80}, or give 'positions'.",
             )
         return STARTS[start], {}
-    begins = by_partition(queue, integers(body, "positions"))
-    if start is not None or len(begins) < queue.description.partitions:
+    begins = by_partition(entity, integers(body, "positions"))
+    if start is not None or len(begins) < entity.description.partitions:
         raise Refused(
             Reason.ARGUMENT,
-            f"'positions' must have one position for each of the {queue.description.partitions} partitions, "
+            f"'positions' must have one position for each of the {entity.description.partitions} partitions, "
             "and no 'start' beside it.",
         )
     return LATEST, begins
@@ -292,31 +292,31 @@ def _batch(body: dict[str, Any]) -> int:
     return batch
 
 
-def _ledger(queue: Entity, body: dict[str, Any], sink: bytes) -> int:
+def _ledger(entity: Entity, body: dict[str, Any], sink: bytes) -> int:
     """The partition whose ledger a request is about. Raises Refused."""
-    number = integer(body, "partition", home_of(queue, sink))
-    if not 0 <= number < queue.description.partitions:
+    number = integer(body, "partition", home_of(entity, sink))
+    if not 0 <= number < entity.description.partitions:
         raise Refused(
-            Reason.ARGUMENT, f"There is no partition {number}: there are {queue.description.partitions}."
+            Reason.ARGUMENT, f"There is no partition {number}: there are {entity.description.partitions}."
         )
     return number
 
 
-def _positions(queue: Entity, body: dict[str, Any]) -> dict[int, int]:
+def _positions(entity: Entity, body: dict[str, Any]) -> dict[int, int]:
     """At least one position. Raises Refused."""
-    positions = by_partition(queue, integers(body, "positions"))
+    positions = by_partition(entity, integers(body, "positions"))
     if not positions:
         raise Refused(Reason.ARGUMENT, "positions is empty.")
     return positions
 
 
-def _cursor(queue: Entity, cursor: CursorParts) -> dict[str, Any]:
+def _cursor(entity: Entity, cursor: CursorParts) -> dict[str, Any]:
     """A cursor in a response."""
     first, parts = cursor.first, cursor.parts
     return {
         "cursor": first.name.decode(),
         "owner": first.owner.decode(),
-        "generation": queue.description.generation,
+        "generation": entity.description.generation,
         "expires-after": Long(first.expires_after_ms),
         "partitions": uints(parts),
         "positions": longs(each.position for each in parts.values()),
