@@ -33,6 +33,7 @@ TOOLS = {
     "test_topics_java.py": ("java", "mvn"),
     "test_forwarding.py": ("node", "npm"),
     "test_throttling.py": ("node", "npm"),
+    "test_namespaces.py": ("node", "npm"),
     "test_error_conditions.py": ("node", "npm", "go", "java", "mvn"),
 }
 """Tools that each test file needs besides Python."""
@@ -61,6 +62,7 @@ PROGRAMS = {
     "test_error_conditions.py": (JS, GO, JAVA),
     "test_javascript.py": (JS,),
     "test_throttling.py": (JS,),
+    "test_namespaces.py": (JS,),
     "test_go.py": (GO,),
     "test_java.py": (JAVA,),
     "test_jms.py": (JMS,),

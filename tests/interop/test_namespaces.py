@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from azure.core.exceptions import ClientAuthenticationError
-from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceiveMode
+from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceiveMode, TransportType
+from azure.servicebus.aio import ServiceBusClient as AioServiceBusClient
 from azure.servicebus.exceptions import (
     ServiceBusAuthenticationError,
     ServiceBusAuthorizationError,
@@ -24,27 +25,50 @@ from proton import ConnectionException, Message
 from proton.utils import BlockingConnection
 
 from protocol.codec import Symbol
+from tests.interop.programs import run_node
 from tests.support import raw_amqp
-from tests.support.azure_client import azure_client
+from tests.support.amqp_messages import message
+from tests.support.azure_client import aio_client, azure_client
 from tests.support.broker_process import KEY, KEY_NAME, BrokerDied, BrokerProcess, queue
+from tests.support.command_line import check
 from tests.support.http_entries import queue_body
+from tests.support.logs import flip
 from tests.support.rest_client import RestClient
 from tests.support.sas import sas_token
+from tests.support.transactions import coordinator_attach, declare, discharge, state_of
 from tests.support.waiting import until
 
 OWN, SECOND = "b3duIGtleQ==", "c2Vjb25k"
 REFUSED = (ServiceBusAuthorizationError, ServiceBusAuthenticationError, ServiceBusConnectionError)
 BODY = b"hello"
+APPLICATION, APPLICATION_OF_FIRST, APPLICATION_OF_BILLS = "application", "Zmlyc3Q=", "YmlsbHM="
+"""A key of an entity: its name, and what it is in each of two namespaces."""
+KEY_FILE = "key"
+OTHERS = ["bills", "rotated", "slow", "small", "twin"]
 
 
-def bills(**settings: object) -> dict[str, object]:
+def application(key: str) -> list[dict[str, object]]:
+    """The authorization rules of an entity that one application may send to, with this key."""
+    return [{"KeyName": APPLICATION, "PrimaryKey": key, "Rights": ["Send"]}]
+
+
+def bills() -> dict[str, object]:
     """The second namespace."""
     return {
         "Name": "bills",
         "HostNames": ["bus.localhost"],
-        "Queues": [queue("same"), queue("onward", ForwardTo="same")],
-        "Settings": {"SasKey": OWN, "SasSecondaryKey": SECOND, **settings},
+        "Queues": [
+            queue("same", PartitionCount=1, AuthorizationRules=application(APPLICATION_OF_BILLS)),
+            queue("onward", PartitionCount=1, ForwardTo="same"),
+            queue("js"),
+        ],
+        "Settings": {"SasKey": OWN, "SasSecondaryKey": SECOND},
     }
+
+
+def further(name: str, **settings: object) -> dict[str, object]:
+    """One more namespace."""
+    return {"Name": name, "Queues": [queue("same")], "Settings": {"SasKey": OWN, **settings}}
 
 
 @pytest.fixture(autouse=True)
@@ -62,11 +86,21 @@ def names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker with two namespaces that have a queue of the same name."""
+    """A broker with two namespaces that have a queue of the same name, and further ones for single tests."""
+    folder = tmp_path_factory.mktemp("broker")
+    (folder / KEY_FILE).write_text(OWN)
+    rotated = further("rotated", SasKeyFile=str(folder / KEY_FILE))
+    del rotated["Settings"]["SasKey"]  # type: ignore[attr-defined]
     with BrokerProcess(
-        tmp_path_factory.mktemp("broker"),
-        [queue("same"), queue("mine")],
-        others=[bills()],
+        folder,
+        [queue("same", AuthorizationRules=application(APPLICATION_OF_FIRST)), queue("mine"), queue("js")],
+        others=[
+            bills(),
+            further("twin", SasKey=KEY),
+            further("slow", Tier="standard", ThrottleCredits=20),
+            further("small", EntitiesMax=3, MessageKbMax=64, ConnectionsMax=1),
+            rotated,
+        ],
         environment={"PARTIBUS_CERTIFICATE_NAMES": "bills.localhost,sbemulatorns.localhost"},
     ) as broker:
         yield broker
@@ -84,6 +118,10 @@ def admin_of(broker: BrokerProcess, host: str, key: str) -> ServiceBusAdministra
         connection_verify=str(broker.data_dir / "tls" / "ca.pem"),
         retry_total=0,
     )
+
+
+def rest_of(broker: BrokerProcess, host: str, key: str) -> RestClient:
+    return RestClient(broker.addresses.http_port, host=host, key=key)
 
 
 def send(client: ServiceBusClient, name: str, *bodies: str) -> None:
@@ -130,35 +168,117 @@ def test_each_namespace_is_administered_for_itself(both: BrokerProcess) -> None:
             "bills",
         )
         second.create_queue("new", max_delivery_count=7)
-        assert [each.name for each in second.list_queues()] == ["new", "onward", "same"]
-        assert [each.name for each in first.list_queues()] == ["mine", "same"]
+        assert [each.name for each in second.list_queues()] == ["js", "new", "onward", "same"]
+        assert [each.name for each in first.list_queues()] == ["js", "mine", "same"]
         second.delete_queue("new")
     health = json.loads(urllib.request.urlopen(f"{both.addresses.http_url}/health", timeout=10).read())
-    assert health["namespace"] == "sbemulatorns" and sorted(health["entities"]) == ["mine", "same"]
-    assert list(health["other_namespaces"]) == ["bills"]
-    assert sorted(health["other_namespaces"]["bills"]["entities"]) == ["onward", "same"]
+    assert health["namespace"] == "sbemulatorns" and sorted(health["entities"]) == ["js", "mine", "same"]
+    assert sorted(health["other_namespaces"]) == OTHERS
+    assert sorted(health["other_namespaces"]["bills"]["entities"]) == ["js", "onward", "same"]
     text = urllib.request.urlopen(f"{both.addresses.http_url}/metrics", timeout=10).read().decode()
     for name in ("sbemulatorns", "bills"):
         assert f'partibus_entity_available{{namespace="{name}",entity="same"}} 1.0' in text
 
 
-def test_a_token_is_for_one_namespace_even_if_keys_are_the_same(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path, [queue("same")], others=[bills(SasKey=KEY)]) as broker:
-        port = broker.addresses.http_port
-        with RestClient(port, host="bills.localhost") as rest, RestClient(port) as other:
-            rest.send("/same", BODY)
-            assert other.receive("/same").status == 204
-            for host, client in (("127.0.0.1", rest), ("bills.localhost", other), ("bus", rest)):
-                token = sas_token(f"http://{host}:{port}/")
-                assert client.ask("POST", "/same/messages", BODY, token=token).status == 401
+def test_a_token_is_for_one_namespace_even_if_keys_are_the_same(both: BrokerProcess) -> None:
+    port = both.addresses.http_port
+    with RestClient(port, host="twin.localhost") as rest, RestClient(port) as other:
+        rest.send("/same", BODY)
+        assert other.receive("/same").status == 204
+        for host, client in (("127.0.0.1", rest), ("twin.localhost", other), ("twins", rest)):
+            token = sas_token(f"http://{host}:{port}/")
+            assert client.ask("POST", "/same/messages", BODY, token=token).status == 401
+        assert rest.receive("/same", method="DELETE").body == BODY
+    for hostname, audience, outcome in (
+        ("twin.localhost", "amqp://twin.localhost/same", 202),
+        ("twin.localhost", "amqp://localhost/same", 401),
+        ("localhost", "amqp://twin.localhost/same", 401),
+        ("localhost", "amqp://anything/same", 202),
+    ):
+        assert put_token(both, hostname, audience) == outcome
+
+
+def test_a_key_of_an_entity_opens_nothing_in_another_namespace(both: BrokerProcess) -> None:
+    """Even if an entity of the same name there has a key of the same name."""
+    port = both.addresses.http_port
+    for host, own, foreign in (
+        ("127.0.0.1", APPLICATION_OF_FIRST, APPLICATION_OF_BILLS),
+        ("bills.localhost", APPLICATION_OF_BILLS, APPLICATION_OF_FIRST),
+    ):
+        for key, status in ((own, 201), (foreign, 401)):
+            token = sas_token(f"http://{host}:{port}/same", key_name=APPLICATION, key=key)
+            with RestClient(port, host=host) as rest:
+                assert rest.ask("POST", "/same/messages", BODY, token=token).status == status, (host, key)
+        with rest_of(both, host, OWN if host == "bills.localhost" else KEY) as rest:
             assert rest.receive("/same", method="DELETE").body == BODY
-        for hostname, audience, outcome in (
-            ("bills.localhost", "amqp://bills.localhost/same", 202),
-            ("bills.localhost", "amqp://localhost/same", 401),
-            ("localhost", "amqp://bills.localhost/same", 401),
-            ("localhost", "amqp://anything/same", 202),
-        ):
-            assert put_token(broker, hostname, audience) == outcome
+            assert rest.receive("/same").status == 204
+
+
+@pytest.mark.parametrize("endpoint", ["bills.localhost", "127.0.0.1"])
+async def test_a_websocket_leads_to_the_namespace_of_its_host_or_of_the_open(
+    both: BrokerProcess, endpoint: str
+) -> None:
+    def client(key: str) -> AioServiceBusClient:
+        return aio_client(
+            f"Endpoint=sb://bills.localhost;SharedAccessKeyName={KEY_NAME};SharedAccessKey={key}",
+            retry_total=0,
+            transport_type=TransportType.AmqpOverWebsocket,
+            custom_endpoint_address=f"sb://{endpoint}:{both.addresses.http_port}",
+            connection_verify=str(both.data_dir / "tls" / "ca.pem"),
+        )
+
+    async with client(OWN) as own, own.get_queue_sender("same") as sender:
+        await sender.send_messages(ServiceBusMessage("over a WebSocket"))
+    with pytest.raises(REFUSED):
+        async with client(KEY) as stranger, stranger.get_queue_sender("same") as sender:
+            await sender.send_messages(ServiceBusMessage("refused"))
+    with rest_of(both, "127.0.0.1", KEY) as first, rest_of(both, "bills", OWN) as second:
+        assert first.receive("/same").status == 204
+        assert second.receive("/same", method="DELETE").body == b"over a WebSocket"
+
+
+def test_the_javascript_client_finds_its_namespace(both: BrokerProcess) -> None:
+    addresses = both.addresses
+    extra = {
+        "PARTIBUS_SCENARIOS": "own-entities,foreign-key",
+        "PARTIBUS_OTHER_CONNECTION_STRING": addresses.connection_string("bills.localhost", key=OWN),
+        "PARTIBUS_FOREIGN_CONNECTION_STRING": addresses.connection_string("bills.localhost"),
+    }
+    report = run_node("namespaces.mjs", "javascript", addresses, extra)
+    report.check("own-entities")
+    report.check("foreign-key")
+
+
+def test_a_transaction_stays_in_its_namespace(both: BrokerProcess) -> None:
+    """Two entities of one transaction are in the namespace of the connection."""
+    with raw_amqp.RawConnection(both.addresses.amqp_port) as client:
+        init = [Symbol("PLAIN"), f"\0{KEY_NAME}\0{OWN}".encode(), "bills"]
+        client.open(raw_amqp.SASL_HEADER + raw_amqp.sasl_frame(raw_amqp.SASL_INIT, init))
+        client.begin()
+        for handle, address in enumerate(("same", "onward")):
+            client.attach_sender(handle, address)
+        assert client.attach(coordinator_attach(2)).code == raw_amqp.ATTACH
+        client.read_until(raw_amqp.FLOW)
+        sent = 0
+
+        def ask(handle: int, payload: bytes, **given: Any) -> Any:
+            nonlocal sent
+            client.send_frame(raw_amqp.TRANSFER, raw_amqp.transfer_fields(handle, sent, **given), payload)
+            sent += 1
+            return client.read_until(raw_amqp.DISPOSITION).field(4)
+
+        txn_id = bytes(ask(2, declare()).value[0])
+        for handle in (0, 1):
+            ask(handle, message(body=[b"together"]), state=state_of(txn_id))
+        assert ask(2, discharge(txn_id, False)).descriptor == raw_amqp.ACCEPTED
+        for handle, host in ((5, "sbemulatorns"), (6, "twin")):
+            fields = [*raw_amqp.sender_attach(handle, "same"), None, None, None]
+            fields.append({Symbol("com.microsoft:transfer-destination-address"): f"amqps://{host}/same"})
+            error = client.attach(fields).field(2)
+            assert f"is in the namespace '{host}', and this connection is to 'bills'" in error.value[1]
+    with client_of(both, "bills.localhost", OWN) as second, client_of(both, "127.0.0.1", KEY) as first:
+        assert drain(second, "same", 2) == ["together"] * 2
+        assert drain(first, "same", 0) == []
 
 
 def put_token(broker: BrokerProcess, hostname: str, audience: str) -> int:
@@ -278,110 +398,104 @@ def test_the_name_of_the_handshake_says_where_an_amqp_client_logs_in(
     assert heard.partition(b"SD")[2].endswith(bytes([outcome]))
 
 
-def test_one_namespace_is_throttled_and_the_other_is_not(tmp_path: Path) -> None:
-    settings = {"Tier": "standard", "ThrottleCredits": 20}
-    with BrokerProcess(tmp_path, [queue("same")], others=[bills(**settings)]) as broker:
-        with (
-            client_of(broker, "bills.localhost", OWN) as slow,
-            client_of(broker, "127.0.0.1", KEY) as quick,
-            slow.get_queue_sender("same") as throttled,
-            quick.get_queue_sender("same") as free,
-        ):
-            refused = 0
-            for _ in range(100):
-                free.send_messages([ServiceBusMessage("x")] * 10)
-                try:
-                    throttled.send_messages([ServiceBusMessage("x")] * 10)
-                except ServiceBusServerBusyError as busy:
-                    assert "Error code: 50009" in str(busy)
-                    refused += 1
-            assert refused > 0
-            assert len(drain(quick, "same", 1_000)) == 1_000
-        metrics = urllib.request.urlopen(f"{broker.addresses.http_url}/metrics", timeout=10).read().decode()
-        counts = {
-            line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
-            for line in metrics.splitlines()
-            if line.startswith("partibus_throttled_requests_total{")
-        }
-        name = 'partibus_throttled_requests_total{{namespace="{}",entity="same"}}'
-        assert counts[name.format("bills")] >= refused and counts[name.format("sbemulatorns")] == 0
+def test_one_namespace_is_throttled_and_the_other_is_not(both: BrokerProcess) -> None:
+    with (
+        client_of(both, "slow.localhost", OWN) as slow,
+        client_of(both, "127.0.0.1", KEY) as quick,
+        slow.get_queue_sender("same") as throttled,
+        quick.get_queue_sender("mine") as free,
+    ):
+        refused = 0
+        for _ in range(40):
+            free.send_messages([ServiceBusMessage("x")] * 10)
+            try:
+                throttled.send_messages([ServiceBusMessage("x")] * 10)
+            except ServiceBusServerBusyError as busy:
+                assert "Error code: 50009" in str(busy)
+                refused += 1
+        assert refused > 0
+        assert len(drain(quick, "mine", 400)) == 400
+    metrics = urllib.request.urlopen(f"{both.addresses.http_url}/metrics", timeout=10).read().decode()
+    counts = {
+        line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+        for line in metrics.splitlines()
+        if line.startswith(("partibus_throttled_requests_total{", "partibus_credits_refused_total{"))
+    }
+    requests = 'partibus_throttled_requests_total{{namespace="{}",entity="{}"}}'
+    assert counts[requests.format("slow", "same")] >= refused
+    assert counts[requests.format("sbemulatorns", "mine")] == 0
+    of_namespaces = 'partibus_credits_refused_total{{namespace="{}"}}'
+    assert counts[of_namespaces.format("slow")] >= refused
+    assert counts[of_namespaces.format("sbemulatorns")] == counts[of_namespaces.format("bills")] == 0
 
 
-def test_quotas_are_those_of_the_namespace(tmp_path: Path) -> None:
-    settings = {"EntitiesMax": 3, "MessageKbMax": 64, "ConnectionsMax": 1}
-    with BrokerProcess(tmp_path, [], others=[bills(**settings)]) as broker:
-        port = broker.addresses.http_port
-        with RestClient(port, host="bills.localhost", key=OWN) as second, RestClient(port) as first:
-            second.create("/third")
-            answer = second.ask("PUT", "/fourth", queue_body("", "QueueDescription"))
-            assert answer.status == 403 and b"the limit is 3" in answer.body
-            for name in ("one", "two", "three", "four"):
-                first.create(f"/{name}")
-            assert second.ask("POST", "/third/messages", b"x" * 70_000).status == 403
-            assert first.ask("POST", "/one/messages", b"x" * 70_000).status == 201
-        kept = login(broker, "bills", OWN)
-        with pytest.raises(ConnectionException, match="ConnectionsQuotaExceeded"):
-            login(broker, "bills", OWN).create_receiver("same")
-        login(broker, "localhost", KEY).close()
-        kept.close()
+def test_quotas_are_those_of_the_namespace(both: BrokerProcess) -> None:
+    with rest_of(both, "small", OWN) as small, rest_of(both, "twin", KEY) as other:
+        for name in ("second", "third"):
+            small.create(f"/{name}")
+        answer = small.ask("PUT", "/fourth", queue_body("", "QueueDescription"))
+        assert answer.status == 403 and b"the limit is 3" in answer.body
+        for name in ("one", "two", "three"):
+            other.create(f"/{name}")
+        assert small.ask("POST", "/third/messages", b"x" * 70_000).status == 403
+        assert other.ask("POST", "/one/messages", b"x" * 70_000).status == 201
+    kept = login(both, "small", OWN)
+    with pytest.raises(ConnectionException, match="ConnectionsQuotaExceeded"):
+        login(both, "small", OWN).create_receiver("same")
+    login(both, "localhost", KEY).close()
+    kept.close()
 
 
-async def test_keys_of_a_namespace_are_rotated_in_their_file(tmp_path: Path) -> None:
-    key = tmp_path / "key"
-    key.write_text(OWN)
-    other = bills()
-    other["Settings"] = {"SasKeyFile": str(key)}
-    with BrokerProcess(tmp_path / "broker", [queue("same")], others=[other]) as broker:
-        with client_of(broker, "bills.localhost", OWN) as client, client.get_queue_sender("same") as sender:
-            sender.send_messages(ServiceBusMessage("with the first key"))
-            key.write_text(SECOND)
-            await until(lambda: "keys.changed" in broker.log)
-            with pytest.raises(REFUSED):
-                sender.send_messages(ServiceBusMessage("with a key that is no longer in force"))
-        with client_of(broker, "bills.localhost", SECOND) as client:
-            assert drain(client, "same", 1) == ["with the first key"]
-        with client_of(broker, "127.0.0.1", KEY) as client:
-            send(client, "same", "with the key of the first namespace")
-        assert OWN not in broker.log and SECOND not in broker.log
+async def test_keys_of_a_namespace_are_rotated_in_their_file(both: BrokerProcess) -> None:
+    with client_of(both, "rotated.localhost", OWN) as client, client.get_queue_sender("same") as sender:
+        sender.send_messages(ServiceBusMessage("with the first key"))
+        (both.config_path.parent / KEY_FILE).write_text(SECOND)
+        await until(lambda: "keys.changed" in both.log)
+        with pytest.raises(REFUSED):
+            sender.send_messages(ServiceBusMessage("with a key that is no longer in force"))
+    with client_of(both, "rotated.localhost", SECOND) as client:
+        assert drain(client, "same", 1) == ["with the first key"]
+    login(both, "bills", OWN).close()  # another namespace with that key
+    assert OWN not in both.log and SECOND not in both.log
 
 
-def rest_of(broker: BrokerProcess, host: str, key: str) -> RestClient:
-    return RestClient(broker.addresses.http_port, host=host, key=key)
-
-
-def test_a_restart_keeps_both(tmp_path: Path) -> None:
+def test_both_outlive_restarts_damage_and_an_absence_from_the_file(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, [queue("same")], others=[bills()]) as broker:
-        for number, restart in enumerate((broker.terminate, broker.kill)):
-            with rest_of(broker, "127.0.0.1", KEY) as first, rest_of(broker, "bills", OWN) as second:
+        with rest_of(broker, "127.0.0.1", KEY) as first, rest_of(broker, "bills", OWN) as second:
+            for number in range(2):
                 first.send("/same", f"first {number}")
                 second.send("/same", f"second {number}")
-            restart()
-            broker.start()
-        with rest_of(broker, "127.0.0.1", KEY) as first, rest_of(broker, "bills", OWN) as second:
-            for client, name in ((first, "first"), (second, "second")):
-                found = {client.receive("/same", method="DELETE").body.decode() for _ in range(2)}
-                assert found == {f"{name} 0", f"{name} 1"}
-                assert client.receive("/same").status == 204
+        broker.kill()
+        first_part, second_part = json.loads(broker.config_path.read_text())["UserConfig"]["Namespaces"]
 
-
-def test_a_namespace_that_leaves_the_file_is_kept_and_cannot_become_the_first(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path, [queue("same")], others=[bills()]) as broker:
-        with rest_of(broker, "bills", OWN) as second:
-            second.send("/same", "kept")
-        config = json.loads(broker.config_path.read_text())
-        namespaces = config["UserConfig"]["Namespaces"]
-
-        def restart(*kept: object) -> None:
-            broker.terminate()
-            broker.config_path.write_text(json.dumps({"UserConfig": {"Namespaces": kept}}))
+        def start(*parts: object) -> None:
+            broker.config_path.write_text(json.dumps({"UserConfig": {"Namespaces": parts}}))
             broker.start()
 
-        restart(namespaces[0])
+        start(first_part)
         assert '"namespace": "bills"' in broker.log and "namespace.not_served" in broker.log
-        with rest_of(broker, "bills", KEY) as first:
-            assert first.receive("/same").status == 204  # a name that means none in particular any more
+        with rest_of(broker, "bills", KEY) as first:  # a name that means none in particular now
+            assert first.receive("/same", method="DELETE").body.startswith(b"first ")
+        broker.terminate()
         with pytest.raises(BrokerDied, match="it must not take the place of the first one"):
-            restart({**namespaces[1], "Settings": {}})
-        restart(*namespaces)
-        with rest_of(broker, "bills", OWN) as second:
-            assert second.receive("/same", method="DELETE").body == b"kept"
+            start({**second_part, "Settings": {}})
+        _damage_and_repair(broker.data_dir)
+        start(first_part, second_part)
+        with rest_of(broker, "127.0.0.1", KEY) as first, rest_of(broker, "bills", OWN) as second:
+            assert first.receive("/same", method="DELETE").body.startswith(b"first ")
+            assert second.receive("/same", method="DELETE").body == b"second 1"
+            assert first.receive("/same").status == second.receive("/same").status == 204
+
+
+def _damage_and_repair(data_dir: Path) -> None:
+    """Damage the first message of the second namespace. The check names it, and the repair leaves the other
+    namespace alone."""
+    assert check("check", "--data-dir", str(data_dir)).exit_code == 0
+    [segment] = [each for each in data_dir.rglob("*.segment") if b"second 0" in each.read_bytes()]
+    flip(segment, segment.read_bytes().index(b"second 0"))
+    report = check("check", "--data-dir", str(data_dir), "--json")
+    assert report.exit_code == 1
+    assert {each["queue"] for each in json.loads(report.stdout)["findings"]} == {"same (namespace bills)"}
+    repaired = check("repair", "--data-dir", str(data_dir), "--yes")
+    assert repaired.exit_code == 0 and "same (namespace bills)" in repaired.stdout, repaired.output
+    assert check("check", "--data-dir", str(data_dir)).exit_code == 0
