@@ -12,6 +12,7 @@ meanwhile, the others wait for their times again.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from operator import attrgetter
 
@@ -99,14 +100,13 @@ class Schedule:
             self.enqueue(due)
 
     def _start_again(self) -> None:
-        """The clock was set back, so messages that have come due may have to wait again. All are put back at
-        once, which takes a second for a million, because clocks are rarely set back."""
-        numbers = self._due.take()
+        """The clock was set back, so messages that have come due may have to wait again."""
+        due = self._due.take_all()
         if self._publishing is not None:
-            numbers += self._publishing.start_again()
+            due.append((None, array("Q", self._publishing.start_again())))
         schedule = self._space.messages.main.schedule
         if schedule is not None:
-            schedule.put_back(numbers)
+            schedule.put_back(due)
 
     def enqueue(self, references: Sequence[Reference]) -> None:
         """Make scheduled messages active, in this order, before any message is sent in this cycle."""

@@ -308,8 +308,8 @@ class Subqueue:
                 self._work.timed[self.number] = self
                 wheel.add(reference.lives_until_ms, reference.sequence_number)
 
-    def remove(self, sequence_numbers: Sequence[int]) -> list[Reference]:
-        """Remove messages that are not locked."""
+    def remove(self, sequence_numbers: Sequence[int], *, has_timers: bool = True) -> list[Reference]:
+        """Remove messages that are not locked. `has_timers`: their timers must be cancelled."""
         removed = self.references.pop_each(sequence_numbers)
         size = deferred = scheduled = cancelled = 0
         lives_until_ms: int | None = None
@@ -320,9 +320,9 @@ class Subqueue:
                     deferred += 1
                 else:
                     scheduled += 1
-                    if self.schedule is not None:
+                    if self.schedule is not None and has_timers:
                         self.schedule.cancel(reference.enqueued_at_ms)
-            if reference.lives_until_ms != lives_until_ms:  # messages that were sent together expire together
+            if has_timers and reference.lives_until_ms != lives_until_ms:  # those sent together are equal
                 self._cancel_expiry(lives_until_ms, cancelled)
                 lives_until_ms, cancelled = reference.lives_until_ms, 0
             cancelled += 1
@@ -353,18 +353,17 @@ class Subqueue:
         """Undo the latest `append`: remove all messages from sequence number `first` on, as if they had never
         come."""
         assert self._order is not None
-        removed = self.remove([number for number in self._order.numbers(first) if number in self.references])
+        numbers = [number for number in self._order.numbers(first) if number in self.references]
+        references = [self.references[number] for number in numbers]
+        if self.expiry is not None:
+            self.expiry.forget_latest([each.lives_until_ms for each in references], first)
+        if self.schedule is not None:
+            times = [each.enqueued_at_ms for each in references if each.state is SCHEDULED]
+            self.schedule.forget_latest(times, first)
+        self.remove(numbers, has_timers=False)
         self._order.cut(first)
         self._next = min(self._next, first)
-        if self.expiry is not None:
-            for due_ms in {
-                reference.lives_until_ms for reference in removed if reference.lives_until_ms is not None
-            }:
-                self.expiry.sift(due_ms)
-        if self.schedule is not None:
-            for due_ms in {each.enqueued_at_ms for each in removed if each.state is SCHEDULED}:
-                self.schedule.sift(due_ms)
-        return removed
+        return references
 
     # --- handing out and taking back ------------------------------------------------------------------------
 
