@@ -106,27 +106,27 @@ class Entries:
         self._unmatched: list[EntitySettings] = []
         """The settings without a template, kept for the same reason as `_Template.settings`."""
 
-    def entry(self, queue: Entity) -> bytes:
+    def entry(self, entity: Entity) -> bytes:
         """Write a queue's entry; nothing if the queue was deleted or is out of service."""
-        if queue.gone is not None:
+        if entity.gone is not None:
             return b""
-        description = queue.description
+        description = entity.description
         settings = description.settings
         try:
             template = self._templates[id(settings)]
         except KeyError:
             template = self._know(description)
         if template is None:
-            return self._write(description, self._runtime_of(queue))
+            return self._write(description, self._runtime_of(entity))
         name, created_ms, updated_ms = description.name, description.created_at_ms, description.updated_at_ms
         created = timestamp_bytes(created_ms)
         updated = created if updated_ms == created_ms else timestamp_bytes(updated_ms)
         quoted = shown = name.encode()
         if not _PLAIN(name):
             quoted, shown = _ascii(_quoted(name)), _ascii(name)
-        if queue.is_unused:
+        if entity.is_unused:
             return template.unused_text % template.unused_in_order((quoted, shown, created, updated))
-        runtime = self._runtime_of(queue)
+        runtime = self._runtime_of(entity)
         accessed = _NEVER if runtime.accessed_at_ms is None else timestamp_bytes(runtime.accessed_at_ms)
         values = (
             quoted, shown, created, updated, accessed, runtime.availability.encode(), runtime.size_bytes,
@@ -148,12 +148,12 @@ class Entries:
         quoted, name, availability = _TEXT_MARKS
         published, updated, accessed = _TIME_MARKS
         size, messages, active, dead, scheduled, transfer, transfer_dead = _NUMBER_MARKS
-        entity = replace(description, name=name, created_at_ms=published, updated_at_ms=updated)
+        marked = replace(description, name=name, created_at_ms=published, updated_at_ms=updated)
         runtime = EntityRuntime(
             active, dead, scheduled, transfer, transfer_dead, messages, size, availability, accessed
         )
         address = self._address
-        text = self._write(entity, runtime, address.start + quoted + address.end).replace(b"%", b"%%")
+        text = self._write(marked, runtime, address.start + quoted + address.end).replace(b"%", b"%%")
         if any(text.count(mark) != _TIMES_SEEN.get(place, 1) for place, mark in enumerate(_MARKS)):
             return None
         values = dict.fromkeys(_MARKS, b"%b") | dict.fromkeys(_MARKS[-len(_NUMBER_MARKS) :], b"%d")
@@ -167,15 +167,15 @@ class Entries:
             itemgetter(*(place for place in order if place < 4)),
         )
 
-    def _write(self, entity: EntityDescription, runtime: EntityRuntime, url: str | None = None) -> bytes:
+    def _write(self, description: EntityDescription, runtime: EntityRuntime, url: str | None = None) -> bytes:
         """Write an entry without a template."""
         address = self._address
+        name = description.name
         if url is None:
-            url = address.start + _quoted(entity.name) + address.end
-        description = xml_of(entity).write(entity, runtime, address.host)
-        return write_entry(
-            Entry(url, entity.name, self._author, entity.created_at_ms, entity.updated_at_ms, description)
-        )
+            url = address.start + _quoted(name) + address.end
+        content = xml_of(description).write(description, runtime, address.host)
+        created_ms, updated_ms = description.created_at_ms, description.updated_at_ms
+        return write_entry(Entry(url, name, self._author, created_ms, updated_ms, content))
 
 
 _EITHER = re.compile(b"|".join(map(re.escape, _MARKS)))

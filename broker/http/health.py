@@ -23,7 +23,7 @@ from broker.throttle.memory_mark import Memory
 
 HEALTHY = {"status": "healthy", "message": "Service is healthy."}
 UNHEALTHY = {"status": "unhealthy", "message": "Service not available. Please try after some time."}
-_QUEUES_PER_STEP = 16
+_ENTITIES_PER_STEP = 16
 
 
 class HealthHandler:
@@ -67,22 +67,22 @@ class HealthHandler:
 
 
 def _entities(namespace: Namespace, states: dict[str, int]) -> Iterator[bytes]:
-    """The members of the object `entities` with commas between them, a few queues per step. Adds all
+    """The members of the object `entities` with commas between them, a few entities per step. Adds all
     partitions to `states`, by their state."""
-    queues = list(namespace.live_entities())
-    for start in range(0, len(queues), _QUEUES_PER_STEP):
-        some = {queue.name: _entity(queue) for queue in queues[start : start + _QUEUES_PER_STEP]}
-        for queue in queues[start : start + _QUEUES_PER_STEP]:
-            queue.count_health(states)
+    entities = list(namespace.live_entities())
+    for start in range(0, len(entities), _ENTITIES_PER_STEP):
+        some = {entity.name: _entity(entity) for entity in entities[start : start + _ENTITIES_PER_STEP]}
+        for entity in entities[start : start + _ENTITIES_PER_STEP]:
+            entity.count_health(states)
         yield (", " if start else "").encode() + json.dumps(some)[1:-1].encode()
 
 
-def _entity(queue: Entity) -> dict[str, object]:
+def _entity(entity: Entity) -> dict[str, object]:
     about: dict[str, object] = {
-        "availability": "Available" if queue.available else "Limited",
-        "partitions": queue.health(),
-        "size_bytes_max": queue.size_bytes_max,
+        "availability": "Available" if entity.available else "Limited",
+        "partitions": entity.health(),
+        "size_bytes_max": entity.size_bytes_max,
     }
-    if uncounted := queue.uncounted():
+    if uncounted := entity.uncounted():
         about["uncounted_partitions"] = uncounted
     return about

@@ -67,11 +67,11 @@ class MessageRequests:
     async def handle(self, request: web.Request, path: MessagePath) -> web.StreamResponse:
         """Serve a request about messages. Raises HttpRefusal and Refused."""
         claim = self._authorize(request, path.address, "Send" if path.action is Action.SEND else "Listen")
-        queue = found(self._namespace, path.address.entity)
+        entity = found(self._namespace, path.address.entity)
         try:
-            return await self._carry_out(request, path, queue, claim)
+            return await self._carry_out(request, path, entity, claim)
         except Refused as why:
-            queue.meter.refused(why.reason, 1)
+            entity.meter.refused(why.reason, 1)
             if why.reason is Reason.ENTITY_NOT_FOUND:
                 raise gone(why) from why
             raise
@@ -93,28 +93,28 @@ class MessageRequests:
             receivers.stop()
 
     async def _carry_out(
-        self, request: web.Request, path: MessagePath, queue: Entity, claim: Claim
+        self, request: web.Request, path: MessagePath, entity: Entity, claim: Claim
     ) -> web.StreamResponse:
         match path.action:
             case Action.SEND:
-                return await self._send(request, path.address, queue)
+                return await self._send(request, path.address, entity)
             case Action.PEEK_LOCK:
-                return await self._receive(request, path.address, queue, claim, removes=False)
+                return await self._receive(request, path.address, entity, claim, removes=False)
             case Action.RECEIVE_AND_DELETE:
-                return await self._receive(request, path.address, queue, claim, removes=True)
+                return await self._receive(request, path.address, entity, claim, removes=True)
             case Action.RENEW:
-                await renew_locks(queue, path.address.subqueue, [path.token])
+                await renew_locks(entity, path.address.subqueue, [path.token])
             case Action.COMPLETE | Action.UNLOCK:
                 settlement = COMPLETE if path.action is Action.COMPLETE else abandon({})
-                _, refusals = await settle(queue, path.address.subqueue, [path.token], settlement)
+                _, refusals = await settle(entity, path.address.subqueue, [path.token], settlement)
                 if refusals:
                     raise refusals[0]
-        queue.note_access(path.address.subqueue, self._clock.now_ms())
+        entity.note_access(path.address.subqueue, self._clock.now_ms())
         return web.Response()
 
-    async def _send(self, request: web.Request, address: Address, queue: Entity) -> web.Response:
-        queue.check_can_send(address.subqueue)
-        queue.accessed_at_ms = self._clock.now_ms()
+    async def _send(self, request: web.Request, address: Address, entity: Entity) -> web.Response:
+        entity.check_can_send(address.subqueue)
+        entity.accessed_at_ms = self._clock.now_ms()
         content_type = request.headers.get("Content-Type")
         is_batch = (
             content_type is not None and content_type.partition(";")[0].strip().casefold() == BATCH_TYPE
@@ -125,33 +125,33 @@ class MessageRequests:
             if (properties := request.headers.get("BrokerProperties")) is not None:
                 read_properties(properties, message)
         with self._bodies.read() as body:
-            limit, refusal = size_limit(queue, is_batch=is_batch)
+            limit, refusal = size_limit(entity, is_batch=is_batch)
             if (length := request.content_length) is not None and length > limit:
                 raise refusal(length)
             message.body = await gather(request, body, limit, refusal)
             if is_batch:
-                await self._sends.send_batch(queue, message.body)
+                await self._sends.send_batch(entity, message.body)
             else:
-                await self._sends.send(queue, message)
+                await self._sends.send(entity, message)
         return web.Response(status=201)
 
     # --- receiving ------------------------------------------------------------------------------------------
 
     async def _receive(
-        self, request: web.Request, address: Address, queue: Entity, claim: Claim, *, removes: bool
+        self, request: web.Request, address: Address, entity: Entity, claim: Claim, *, removes: bool
     ) -> web.StreamResponse:
         wait_s = min(_timeout_s(request), self._rights.lasts_s(claim))
-        queue.check_can_receive(address.subqueue)
-        if queue.requires_session(address.subqueue):
+        entity.check_can_receive(address.subqueue)
+        if entity.requires_session(address.subqueue):
             raise Refused(
                 Reason.NOT_ALLOWED,
-                f"'{queue.path_of(address.subqueue)}' requires sessions, and messages of sessions cannot be "
+                f"'{entity.path_of(address.subqueue)}' requires sessions, and messages of sessions cannot be "
                 "received over HTTP.",
             )
-        if queue.throttle is not None:
-            queue.throttle.admit(0)
-        queue.note_access(address.subqueue, self._clock.now_ms())
-        receiver = self._receivers_of(request).of(queue, address.subqueue, removes=removes)
+        if entity.throttle is not None:
+            entity.throttle.admit(0)
+        entity.note_access(address.subqueue, self._clock.now_ms())
+        receiver = self._receivers_of(request).of(entity, address.subqueue, removes=removes)
         if wait_s > 0:
             self._waiting.begin()
         try:
@@ -164,7 +164,7 @@ class MessageRequests:
         if not removes and (request.transport is None or request.transport.is_closing()):
             receiver.give_back(locked)
             raise ConnectionResetError("the client is gone")
-        return await self._answer(request, address, queue, locked, removes=removes)
+        return await self._answer(request, address, entity, locked, removes=removes)
 
     def _receivers_of(self, request: web.Request) -> ConnectionReceivers:
         connection = request.protocol
@@ -180,11 +180,11 @@ class MessageRequests:
         return receivers
 
     async def _answer(
-        self, request: web.Request, address: Address, queue: Entity, locked: Locked, *, removes: bool
+        self, request: web.Request, address: Address, entity: Entity, locked: Locked, *, removes: bool
     ) -> web.StreamResponse:
         """Send a message that was received."""
         ahead_ms = wall_ahead_ms(self._clock)
-        partitioned = len(queue.router.handles) > 1
+        partitioned = len(entity.router.handles) > 1
         parts = deliverables(locked, peek_lock=not removes, partitioned=partitioned, wall_ahead_ms=ahead_ms)
         (payload,) = joined(parts)
         message = plain(payload)
@@ -193,8 +193,8 @@ class MessageRequests:
         if not removes:
             headers["Location"] = _location(request, address, locked)
         body, content_type = body_of(message)
-        queue.meter.outgoing_messages += 1
-        queue.meter.outgoing_bytes += len(payload)
+        entity.meter.outgoing_messages += 1
+        entity.meter.outgoing_bytes += len(payload)
         pieces = [body[at : at + PORTION_BYTES] for at in range(0, len(body), PORTION_BYTES)]
         self._waiting.answer_bytes += len(body)
         try:

@@ -57,7 +57,7 @@ PARTITION_GAUGES = {
 }
 """Gauges for the health of partitions, gathered at scrape time."""
 PARTITION_STATES = ("closed", "opening", "healthy", "recovering", "failed", "damaged", MISSING, "stopped")
-_QUEUES_PER_STEP = 16
+_ENTITIES_PER_STEP = 16
 
 
 class MetricsHandler:
@@ -94,15 +94,15 @@ class MetricsHandler:
         ]
         lines: list[str] = []
         incomplete: list[str] = []
-        queues = [queue for each in self._namespaces for queue in each.live_entities()]
-        for start in range(0, len(queues), _QUEUES_PER_STEP):
-            for queue in queues[start : start + _QUEUES_PER_STEP]:
-                queue.count_health(states)
-                if not queue.available:
-                    label = label_of(queue.name, queue.meter.namespace)
-                    if numbers := queue.uncounted():
+        entities = [entity for each in self._namespaces for entity in each.live_entities()]
+        for start in range(0, len(entities), _ENTITIES_PER_STEP):
+            for entity in entities[start : start + _ENTITIES_PER_STEP]:
+                entity.count_health(states)
+                if not entity.available:
+                    label = label_of(entity.name, entity.meter.namespace)
+                    if numbers := entity.uncounted():
                         incomplete.append(f"partibus_uncounted_partitions{{{label}}} {len(numbers)}.0\n")
-                    for number, state in enumerate(queue.health()):
+                    for number, state in enumerate(entity.health()):
                         if state in DOWN:
                             which = f'{label},partition="{number}",state="{state}"'
                             lines.append(f"partibus_partition_down{{{which}}} 1.0\n")
@@ -124,7 +124,7 @@ class MetricsHandler:
         for label, values in self._rows():
             for name, value, of_name in zip(ENTITY_GAUGES, values, lines, strict=False):
                 of_name.append(f"{name}{{{label}}} {value}.0\n")
-            if len(lines[0]) == _QUEUES_PER_STEP:
+            if len(lines[0]) == _ENTITIES_PER_STEP:
                 _join(lines, texts)
                 yield ""
         _join(lines, texts)
@@ -146,15 +146,15 @@ class MetricsHandler:
                     label = label_of(path, entity.meter.namespace)
                     yield label, _first_values(entity.subscription_runtime(each, counts))
 
-    def _values(self, queue: Entity) -> tuple[int, ...]:
+    def _values(self, entity: Entity) -> tuple[int, ...]:
         """The values of an entity's gauges, in the order of ENTITY_GAUGES. Most of ten thousand queues are
         empty, so an empty queue takes a shortcut."""
-        available = int(queue.available)
-        if not queue.counts():
-            return 0, 0, 0, 0, 0, 0, queue.size_bytes_max, available
-        runtime = queue.runtime()
+        available = int(entity.available)
+        if not entity.counts():
+            return 0, 0, 0, 0, 0, 0, entity.size_bytes_max, available
+        runtime = entity.runtime()
         message_ids = runtime.counts[MAIN].message_ids if MAIN in runtime.counts else 0
-        return *_first_values(runtime), message_ids, queue.size_bytes_max, available
+        return *_first_values(runtime), message_ids, entity.size_bytes_max, available
 
 
 def _join(lines: Sequence[list[str]], texts: Sequence[deque[str]]) -> None:

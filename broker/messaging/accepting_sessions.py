@@ -67,18 +67,18 @@ class HeldSession:
             if self._lost is not None:
                 self._lost()
 
-    def give_up(self, queue: Entity) -> None:
+    def give_up(self, entity: Entity) -> None:
         """Free the session."""
-        queue.router.handles[self.partition].post(Detach(), self.client, self.heard)
+        entity.router.handles[self.partition].post(Detach(), self.client, self.heard)
 
 
 async def accept_named(
-    queue: Entity, subqueue: str, session_id: str, *, is_shared: bool = False, token: bytes | None = None
+    entity: Entity, subqueue: str, session_id: str, *, is_shared: bool = False, token: bytes | None = None
 ) -> HeldSession:
     """Lock a session. Raises Refused: SESSION_LOCKED, PARTITION_UNAVAILABLE."""
     held = HeldSession()
-    held.partition = queue.router.number_of(session_id)
-    handle = queue.router.pinned(held.partition)
+    held.partition = entity.router.number_of(session_id)
+    handle = entity.router.pinned(held.partition)
     answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
     def sink(answer: Answer) -> None:
@@ -91,10 +91,10 @@ async def accept_named(
     try:
         answer = await answered
     except asyncio.CancelledError:
-        held.give_up(queue)
+        held.give_up(entity)
         raise
     if not isinstance(answer, SessionAccepted):
-        held.give_up(queue)
+        held.give_up(entity)
         raise _refusal(answer)
     held.accepted = answer
     return held
@@ -115,14 +115,14 @@ class _Waiting:
 class SessionFinder:
     """Finds free sessions in one subqueue of an entity, over all its partitions."""
 
-    def __init__(self, queue: Entity, subqueue: str) -> None:
-        self._queue, self._subqueue = queue, subqueue
-        self._subqueue_number = queue.description.subqueues.number_of(subqueue)
+    def __init__(self, entity: Entity, subqueue: str) -> None:
+        self._entity, self._subqueue = entity, subqueue
+        self._subqueue_number = entity.description.subqueues.number_of(subqueue)
         self._client = next_client()
         self._with_free: OrderedDict[int, None] = OrderedDict()
         """Partitions that have said they have a free session, in the order in which they are asked next. Each
         other one is watched, or will be (`_to_watch`)."""
-        self._asking = [0] * len(queue.router.handles)
+        self._asking = [0] * len(entity.router.handles)
         """How many clients ask each partition now."""
         self._to_watch: set[int] = set()
         """Partitions that will be watched again in a moment."""
@@ -134,7 +134,7 @@ class SessionFinder:
         self._left = 0
         """How many clients have stopped waiting since the heap was last rid of them."""
         self._is_over = False
-        for number in range(len(queue.router.handles)):
+        for number in range(len(entity.router.handles)):
             self._watch(number)
 
     async def accept(self, *, is_shared: bool = False) -> HeldSession:
@@ -148,7 +148,7 @@ class SessionFinder:
             return await waiting.accepted
         except asyncio.CancelledError:
             if waiting.accepted.done() and not waiting.accepted.cancelled():
-                waiting.held.give_up(self._queue)
+                waiting.held.give_up(self._entity)
             waiting.accepted.cancel()
             self._forget_some()
             raise
@@ -156,7 +156,7 @@ class SessionFinder:
     def detach(self) -> None:
         """Stop watching the partitions. No client may wait."""
         self._is_over = True
-        for handle in self._queue.router.handles:
+        for handle in self._entity.router.handles:
             handle.post(Detach(), self._client, _ignore)
 
     def end(self, why: Refused) -> None:
@@ -187,7 +187,7 @@ class SessionFinder:
             self._asking[number] += 1
             held = waiting.held
             held.partition = number
-            handle = self._queue.router.handles[number]
+            handle = self._entity.router.handles[number]
             accept = AcceptSession(self._subqueue, None, waiting.is_shared, cookie=number)
             handle.post(accept, held.client, partial(self._answered, waiting, held))
 
@@ -199,15 +199,15 @@ class SessionFinder:
         if isinstance(answer, SessionAccepted):
             held.accepted = answer
             if waiting.accepted.cancelled():
-                held.give_up(self._queue)
+                held.give_up(self._entity)
             else:
                 waiting.accepted.set_result(held)
             self._match()
         elif isinstance(answer, Failed):
-            held.give_up(self._queue)  # the partition forgets the client
+            held.give_up(self._entity)  # the partition forgets the client
             had_free = held.partition in self._with_free
             self._with_free.pop(held.partition, None)
-            if self._queue.gone is not None:
+            if self._entity.gone is not None:
                 if not waiting.accepted.cancelled():
                     waiting.accepted.set_exception(_refusal(answer))
                 return
@@ -227,7 +227,7 @@ class SessionFinder:
     def _watch(self, number: int) -> None:
         if self._is_over:
             return
-        handle = self._queue.router.handles[number]
+        handle = self._entity.router.handles[number]
         handle.post(WatchSessions(self._subqueue), self._client, partial(self._arrived, number))
 
     def _arrived(self, number: int, answer: Answer) -> None:
@@ -245,8 +245,8 @@ class SessionFinder:
 
     def _watch_again(self, number: int) -> None:
         self._to_watch.discard(number)
-        is_there = self._queue.description.subqueues.number_of(self._subqueue) == self._subqueue_number
-        if self._queue.gone is None and is_there:
+        is_there = self._entity.description.subqueues.number_of(self._subqueue) == self._subqueue_number
+        if self._entity.gone is None and is_there:
             self._watch(number)
 
 
@@ -271,22 +271,22 @@ class SessionFinders:
         """By entity and number of the subqueue: another one may get its name."""
 
     async def accept_next(
-        self, queue: Entity, subqueue: str, within_s: float, *, is_shared: bool = False
+        self, entity: Entity, subqueue: str, within_s: float, *, is_shared: bool = False
     ) -> HeldSession:
         """Lock the session that has been free for longest in some partition. Raises Refused(TIMEOUT) if none
         becomes free in time, or as the entity says if it is gone or does not allow receiving."""
-        if queue.gone is not None:
-            raise queue.gone
-        queue.check_can_receive(subqueue)
-        number = queue.description.subqueues.number_of(subqueue)
+        if entity.gone is not None:
+            raise entity.gone
+        entity.check_can_receive(subqueue)
+        number = entity.description.subqueues.number_of(subqueue)
         assert number is not None, "the entity has this subqueue"
-        finders = self._finders.get(queue)
+        finders = self._finders.get(entity)
         if finders is None:
-            finders = self._finders[queue] = {}
-            queue.at_end.append(partial(self._end, queue))
+            finders = self._finders[entity] = {}
+            entity.at_end.append(partial(self._end, entity))
         kept = finders.get(number)
         if kept is None:
-            kept = finders[number] = _Kept(SessionFinder(queue, subqueue))
+            kept = finders[number] = _Kept(SessionFinder(entity, subqueue))
         if kept.timer is not None:
             kept.timer.cancel()
             kept.timer = None
@@ -297,23 +297,23 @@ class SessionFinders:
         except TimeoutError as error:
             raise Refused(
                 Reason.TIMEOUT,
-                f"No session of '{queue.name}' with messages became free within {within_s:.1f} s.",
+                f"No session of '{entity.name}' with messages became free within {within_s:.1f} s.",
             ) from error
         finally:
             kept.users -= 1
-            if not kept.users and queue.gone is None:
+            if not kept.users and entity.gone is None:
                 loop = asyncio.get_running_loop()
-                kept.timer = loop.call_later(KEEP_S, self._drop, queue, number)
+                kept.timer = loop.call_later(KEEP_S, self._drop, entity, number)
 
-    def _drop(self, queue: Entity, number: int) -> None:
-        self._finders[queue].pop(number).finder.detach()
+    def _drop(self, entity: Entity, number: int) -> None:
+        self._finders[entity].pop(number).finder.detach()
 
-    def _end(self, queue: Entity) -> None:
-        assert queue.gone is not None, "this is called when the entity ends"
-        for kept in self._finders.pop(queue).values():
+    def _end(self, entity: Entity) -> None:
+        assert entity.gone is not None, "this is called when the entity ends"
+        for kept in self._finders.pop(entity).values():
             if kept.timer is not None:
                 kept.timer.cancel()
-            kept.finder.end(queue.gone)
+            kept.finder.end(entity.gone)
 
 
 def _ignore(answer: Answer) -> None:

@@ -65,12 +65,14 @@ class Scans:
 
     __slots__ = ("_wanted", "all")
 
-    def __init__(self, queue: Entity, subqueue: str, selection: Selection, wanted: Callable[[], int]) -> None:
+    def __init__(
+        self, entity: Entity, subqueue: str, selection: Selection, wanted: Callable[[], int]
+    ) -> None:
         """`wanted` says how many messages the client can be given now."""
         self._wanted = wanted
         self.all = [
-            _Scan(queue, subqueue, number, selection, self.room)
-            for number in range(len(queue.router.handles))
+            _Scan(entity, subqueue, number, selection, self.room)
+            for number in range(len(entity.router.handles))
         ]
 
     def room(self) -> int:
@@ -90,6 +92,7 @@ class _Scan:
         "_answered",
         "_client",
         "_demand",
+        "_entity",
         "_failed",
         "_generation",
         "_handle",
@@ -104,7 +107,6 @@ class _Scan:
         "_looking",
         "_next",
         "_number",
-        "_queue",
         "_returned",
         "_room",
         "_selection",
@@ -118,10 +120,10 @@ class _Scan:
     )
 
     def __init__(
-        self, queue: Entity, subqueue: str, number: int, selection: Selection, room: Callable[[], int]
+        self, entity: Entity, subqueue: str, number: int, selection: Selection, room: Callable[[], int]
     ) -> None:
-        self._queue, self._subqueue, self._number = queue, subqueue, number
-        self._handle: PartitionHandle = queue.router.handles[number]
+        self._entity, self._subqueue, self._number = entity, subqueue, number
+        self._handle: PartitionHandle = entity.router.handles[number]
         self._selection, self._room = selection, room
         self._answered = guarded(self._take, selection.fail)
         self._client = NO_CLIENT
@@ -224,7 +226,7 @@ class _Scan:
         """Read page after page while more is wanted."""
         try:
             while not self._has_ended and self._wants_more():
-                is_late = self._is_late or self._number in self._queue.router.late
+                is_late = self._is_late or self._number in self._entity.router.late
                 async with self._selection.pages.of(late=is_late):
                     generation = self._generation
                     page = await self._page(PAGE_WITHIN_S if is_late else LATE_S)
@@ -245,11 +247,11 @@ class _Scan:
         peek = self._next_peek()
         try:
             async with asyncio.timeout(within_s):
-                page = await peek_partition(self._queue, self._number, peek)
+                page = await peek_partition(self._entity, self._number, peek)
             self._is_late = False
         except TimeoutError:
             self._is_late = True
-            note_late(self._queue, self._number, peek)
+            note_late(self._entity, self._number, peek)
             self._timer = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._look_again)
             return None
         if page is None and not self._has_ended:
