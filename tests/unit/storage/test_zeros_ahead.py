@@ -68,25 +68,41 @@ async def low(log: FileLog, disk: FaultyDisk) -> None:
     await until_hanging(disk)
 
 
-async def test_the_commits_of_a_busy_log_find_zeros_written_ahead_of_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    in_threads = 0
+@pytest.fixture
+def in_threads(monkeypatch: pytest.MonkeyPatch) -> list[Append]:
+    """The commits that go through threads."""
+    found: list[Append] = []
     run = Append.run
 
-    def counting(job: Append) -> None:
-        nonlocal in_threads
-        in_threads += 1
+    def noting(job: Append) -> None:
+        found.append(job)
         run(job)
 
-    monkeypatch.setattr(Append, "run", counting)
+    monkeypatch.setattr(Append, "run", noting)
+    return found
+
+
+async def test_large_commits_of_a_busy_log_find_room_too(in_threads: list[Append]) -> None:
+    disk = FaultyDisk(RecordingDisk(queued=True))
+    async with opened(ROOT, disk, segment_bytes_max=16 << 20) as log:
+        while not log.trim_points:
+            await append(log, bytes(1_000_000))
+            await filled(log)
+        in_threads.clear()
+        while len(log.trim_points) == 1:
+            await append(log, bytes(1_000_000))
+            await filled(log)
+        assert len(in_threads) == 1, "the one that begins the next segment"
+
+
+async def test_the_commits_of_a_busy_log_find_zeros_written_ahead_of_them(in_threads: list[Append]) -> None:
     disk = FaultyDisk(RecordingDisk(queued=True))
     async with opened(ROOT, disk, segment_bytes_max=1 << 20) as log:
         for _ in range(750):
             await append(log, bytes(4_000))
             await filled(log)
         assert len(log.trim_points) == 2
-        assert in_threads == 3, "only the first commit of each segment"
+        assert len(in_threads) == 3, "only the first commit of each segment"
         assert len(await contents(log)) == 750
 
 
