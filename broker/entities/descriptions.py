@@ -53,10 +53,12 @@ class EntityStatus(enum.Enum):
 
     @property
     def can_send(self) -> bool:
+        """Whether clients may send."""
         return self in (EntityStatus.ACTIVE, EntityStatus.RECEIVE_DISABLED)
 
     @property
     def can_receive(self) -> bool:
+        """Whether clients may receive."""
         return self in (EntityStatus.ACTIVE, EntityStatus.SEND_DISABLED)
 
 
@@ -76,17 +78,20 @@ class DeliveryRules(Protocol):
     """How the messages of one subqueue are delivered."""
 
     @property
-    def lock_duration_ms(self) -> int: ...
+    def lock_duration_ms(self) -> int:
+        """How long a message stays locked unless its lock is renewed."""
 
     @property
-    def max_delivery_count(self) -> int: ...
+    def max_delivery_count(self) -> int:
+        """After how many failed deliveries a message is dead-lettered."""
 
     @property
     def requires_session(self) -> bool:
         """Messages are received with their session, if the subqueue's role allows that."""
 
     @property
-    def dead_lettering_on_expiration(self) -> bool: ...
+    def dead_lettering_on_expiration(self) -> bool:
+        """Whether messages that expire are dead-lettered instead of removed."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -133,6 +138,7 @@ class QueueSettings(EntitySettings):
 
     @property
     def forwarding(self) -> tuple[str | None, str | None]:
+        """The names of the entities to which messages, and dead letters, are forwarded; None for none."""
         return self.forward_to, self.forward_dead_lettered_to
 
 

@@ -178,6 +178,8 @@ def constants_of(
     partition_id: int | None = None,
     state: int | None = None,
 ) -> Constants:
+    """Encode those that are given: when the locks end (ms of wall time since the epoch), the partition's
+    number, and the state of the messages (`MessageState`)."""
     parts: list[bytes] = []
     if locked_until_ms is not None:
         parts += _LOCKED_UNTIL, encode(Timestamp(locked_until_ms))

@@ -52,6 +52,7 @@ class HeldSession:
 
     @property
     def session_id(self) -> str:
+        """The id of the session, as clients know it; "" until it is accepted."""
         return decode_session_id(self.accepted.session_id)
 
     def on_lost(self, lost: Callable[[], None]) -> None:

@@ -82,6 +82,7 @@ class Prepared:
         return part_of(whole, at([self.indexes[place] for place in places]))
 
     def reject(self, place: int, why: Rejection) -> None:
+        """Note that the message at this place cannot be forwarded."""
         self.rejected.setdefault(why, []).append(place)
 
 

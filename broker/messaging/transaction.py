@@ -78,10 +78,12 @@ class Everybody(Protocol):
     """What the transactions of all connections share."""
 
     @property
-    def limits(self) -> Limits: ...
+    def limits(self) -> Limits:
+        """The settings that bound transactions."""
 
     @property
-    def bytes_max(self) -> int: ...
+    def bytes_max(self) -> int:
+        """Bytes that all transactions together may hold."""
 
     bytes: int
     unclaimed: dict[Transaction, None]

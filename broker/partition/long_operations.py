@@ -27,6 +27,7 @@ class Parts:
 
     @property
     def is_done(self) -> bool:
+        """Whether all tokens are processed."""
         return self.done >= len(self.operation.tokens)
 
     def next(self, count: int) -> Divisible:

@@ -39,9 +39,10 @@ class Usage:
 
 
 class ResourceMeter(Protocol):
-    """Measures the usage."""
+    """Measures what the broker uses of the machine."""
 
-    def usage(self) -> Usage: ...
+    def usage(self) -> Usage:
+        """The usage now; that of the processor is the average since the last call."""
 
 
 @dataclass(slots=True, frozen=True)
