@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.entities.rules import CorrelationFilter, RuleDescription, SqlAction, SqlFilter
+from broker.entities.rules import CorrelationFilter, RuleDescription, SqlAction, SqlFilter, TrueFilter
 from broker.entities.topics import SubscriptionSettings, TopicDescription, TopicSettings
 from tests.support.partition_harness import Harness
 from tests.support.rule_messages import stored_with
@@ -33,6 +33,15 @@ def with_subscription(
 ) -> TopicDescription:
     """The topic with one more subscription."""
     return description.with_new(name, SubscriptionSettings(**settings), rules or FOR_ALL, 0)
+
+
+def copying(name: str, *subscriptions: str, partitions: int = 1) -> TopicDescription:
+    """A topic whose subscriptions each get a changed copy of every message."""
+    rule = RuleDescription("copy", TrueFilter(), SqlAction("SET sys.Label = 'changed'"))
+    description = TopicDescription(name, name.rjust(32, "0"), partitions)
+    for each in subscriptions:
+        description = with_subscription(description, each, rule)
+    return description
 
 
 def number_of(description: TopicDescription, name: str) -> int:

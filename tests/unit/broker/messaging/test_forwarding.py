@@ -11,8 +11,6 @@ import pytest
 
 from broker.base.errors import Refused
 from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER, EntityStatus, QueueSettings
-from broker.entities.rules import RuleDescription, SqlAction, TrueFilter
-from broker.entities.topics import SubscriptionSettings, TopicDescription
 from broker.message.changes import encode_changes, has_reason
 from broker.message.forwarded import trail_of
 from broker.messaging import forward_outlet
@@ -25,6 +23,7 @@ from broker.operations.settling import DeadLetter, Settled
 from broker.operations.transfers import HandOver
 from broker.partition import publishing
 from tests.support.forwarding_world import World, held_now, is_troubled, world
+from tests.support.topics import copying
 from tests.support.waiting import until
 
 PLAIN = QueueSettings()
@@ -249,16 +248,12 @@ async def test_no_message_loses_copies_because_of_those_that_are_forwarded_with_
         monkeypatch.setattr(publishing, name, 100_000)
     if is_refused_later:
         monkeypatch.setattr(publishing, "COPIES_OF_SEND_BYTES_MAX", 100_000)
-    rule = RuleDescription("copy", TrueFilter(), SqlAction("SET sys.Label = 'changed'"))
-    topic = TopicDescription("t", "t".rjust(32, "0"), 2)
-    for number in range(4):
-        topic = topic.with_new(f"s{number}", SubscriptionSettings(), [rule], 1)
     texts = [f"{number}".ljust(10_000, "x") for number in range(12)]
     async with world(a=(1, PLAIN)) as here:
         await here.send("a", *texts[:8], key="key")
         await here.send("a", *texts[8:])
         await here.crash()
-        here.descriptions["t"] = topic
+        here.descriptions["t"] = copying("t", "s0", "s1", "s2", "s3", partitions=2)
         here.start()
         await here.update("a", to("t"))
         if crashes:

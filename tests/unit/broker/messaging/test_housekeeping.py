@@ -10,8 +10,6 @@ import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER
-from broker.entities.rules import RuleDescription, SqlAction, TrueFilter
-from broker.entities.topics import SubscriptionSettings, TopicDescription
 from broker.identifiers import PARTITION_SHIFT, ClientId
 from broker.message.stored import store_run
 from broker.messaging import housekeeping
@@ -37,6 +35,7 @@ from broker.partition import publishing
 from tests.support.forwarding_world import message_of, world
 from tests.support.link_stack import LinkStack
 from tests.support.locked import locked
+from tests.support.topics import copying
 
 NEVER_MS = 1 << 60
 Respond = Callable[[int, Any], Answer]
@@ -205,12 +204,8 @@ async def test_failed_transfers_that_a_topic_publishes_again_lose_no_copies_beca
 ) -> None:
     for name in ("COMMIT_BYTES_MAX", "COPIES_OF_SEND_BYTES_MAX"):
         monkeypatch.setattr(publishing, name, 50_000)
-    topic = TopicDescription("t", "t".rjust(32, "0"), 1)
-    rule = RuleDescription("copy", TrueFilter(), SqlAction("SET sys.Label = 'changed'"))
-    for name in ("a", "b"):
-        topic = topic.with_new(name, SubscriptionSettings(), [rule], 1)
     async with world() as here:
-        here.descriptions["t"] = topic
+        here.descriptions["t"] = copying("t", "a", "b")
         await here.crash()
         here.start()
         entity = here.entities["t"]

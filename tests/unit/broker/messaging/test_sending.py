@@ -10,8 +10,6 @@ import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import QueueSettings
-from broker.entities.rules import RuleDescription, SqlAction, TrueFilter
-from broker.entities.topics import SubscriptionSettings, TopicDescription
 from broker.messaging.sending import Sending
 from broker.namespace.queue import Queue
 from broker.namespace.size_quota import SizeQuota
@@ -21,6 +19,7 @@ from broker.partition import publishing
 from tests.support.amqp_messages import DATA, message, section
 from tests.support.forwarding_world import message_of, world
 from tests.support.link_stack import LinkStack
+from tests.support.topics import copying
 from tests.support.waiting import until
 
 
@@ -70,13 +69,9 @@ async def test_messages_that_come_at_the_same_time_lose_no_copies_because_of_eac
 ) -> None:
     for name in ("COMMIT_BYTES_MAX", "SHARED_BYTES_MAX", "COPIES_OF_SEND_BYTES_MAX"):
         monkeypatch.setattr(publishing, name, 50_000)
-    topic = TopicDescription("t", "t".rjust(32, "0"), 1)
-    rule = RuleDescription("copy", TrueFilter(), SqlAction("SET sys.Label = 'changed'"))
-    for name in ("a", "b"):
-        topic = topic.with_new(name, SubscriptionSettings(), [rule], 1)
     async with world() as here:
         await here.crash()
-        here.descriptions["t"] = topic
+        here.descriptions["t"] = copying("t", "a", "b")
         here.start()
         stack = LinkStack(1)
         stack.queue = cast(Queue, here.entities["t"])
