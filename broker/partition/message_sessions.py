@@ -14,7 +14,7 @@ A session is known while it has messages, in whatever state, or is locked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from broker.base.sifted_heap import SiftedHeap
 from broker.operations.columns import SESSION_ID
@@ -119,11 +119,12 @@ class SessionLine:
 class MessageSessions:
     """The sessions of one subqueue. Owned by it."""
 
-    __slots__ = ("_by_id", "_references", "free", "hungry")
+    __slots__ = ("_by_id", "_count", "_references", "free", "hungry")
 
-    def __init__(self, references: ChunkedTable[Reference]) -> None:
-        """`references` are the subqueue's."""
-        self._references = references
+    def __init__(self, references: ChunkedTable[Reference], count: Callable[[int], None]) -> None:
+        """`references` are the subqueue's. `count` is told how many sessions come or, as a negative number,
+        how many go."""
+        self._references, self._count = references, count
         self._by_id: DividedTable[bytes, MessageSession] = DividedTable()
         self.free = SessionLine()
         """The longest free first."""
@@ -144,6 +145,7 @@ class MessageSessions:
         session = self._by_id.get(id)
         if session is None:
             session = self._by_id[id] = MessageSession(id)
+            self._count(1)
             untrack([session, *session.waiting.containers()])
         return session
 
@@ -162,6 +164,7 @@ class MessageSessions:
                 self.free.leave(session)
                 if not session.count:
                     self._by_id.pop(session.id)
+                    self._count(-1)
         else:
             self.free.leave(session)
             if any(holder.count for holder in lock.holders.values()) and self.has_next(session):

@@ -21,6 +21,7 @@ from broker.partition._untracked import untrack
 from broker.partition.blocks import Blocks
 from broker.partition.bodies import Bodies
 from broker.partition.clock_settings import ClockSettings
+from broker.partition.message_sessions import SESSION_BYTES
 from broker.partition.payloads import PayloadBudget
 from broker.partition.postponing import activate, put_off
 from broker.partition.records import (
@@ -121,11 +122,8 @@ class Messages:
     def _described_bytes(self) -> int:
         """What the subqueues know of their messages."""
         work = self.work
-        sessions = 0
-        for number, subqueue in work.indexed.items():
-            if number in work.occupied:
-                sessions += subqueue.session_bytes
-        return sessions + work.changed_bytes + work.column_bytes + MESSAGE_OVERHEAD_BYTES * work.messages
+        counted = SESSION_BYTES * work.sessions + MESSAGE_OVERHEAD_BYTES * work.messages
+        return counted + work.changed_bytes + work.column_bytes
 
     @property
     def relocatable_bytes(self) -> int:
@@ -587,6 +585,7 @@ class Messages:
                     in_memory[reference.sequence_number] = len(reference.payload)
         assert sum(in_memory.values()) == self.payloads.used
         work = self.work
+        assert SESSION_BYTES * work.sessions == sum(each.session_bytes for each in self.subqueues)
         assert (work.messages, work.bytes, work.changed_bytes, work.column_bytes) == (
             sum(len(each.references) for each in self.subqueues),
             sum(each.bytes for each in self.subqueues),

@@ -50,15 +50,9 @@ class Work:
     """
 
     __slots__ = (
-        "bytes",
-        "changed_bytes",
-        "column_bytes",
-        "indexed",
-        "messages",
-        "occupied",
-        "timed",
+        "bytes", "changed_bytes", "column_bytes", "indexed", "messages", "occupied", "sessions", "timed",
         "touched",
-    )
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.messages = self.bytes = self.changed_bytes = self.column_bytes = 0
@@ -71,6 +65,12 @@ class Work:
         """Subqueues whose `expiry` may hold keys, by number. `TimeToLive` removes them."""
         self.touched: set[int] = set()
         """Numbers of subqueues whose sums may have changed. `Totals` takes them out."""
+        self.sessions = 0
+        """How many message sessions the indexes of all subqueues have."""
+
+    def count_sessions(self, more: int) -> None:
+        """So many sessions have come, or gone if it is negative."""
+        self.sessions += more
 
 
 class Subqueue:
@@ -264,7 +264,7 @@ class Subqueue:
     def start_sessions(self) -> MessageSessions:
         """The index of sessions, made if there is none."""
         if self.sessions is None:
-            self.sessions = MessageSessions(self.references)
+            self.sessions = MessageSessions(self.references, self._work.count_sessions)
             self._work.indexed[self.number] = self
         return self.sessions
 

@@ -245,7 +245,7 @@ class PartitionTask:
 
     def size(self) -> int:
         """How many bytes its messages take in the quota, or took as far as is known. That is the sum of
-        `counts`, apart from sessions that are locked and empty, at far less cost if there are many."""
+        `counts`, at far less cost if there are many subqueues."""
         if self._partition is None or self._health is not Health.HEALTHY:
             return sum([each.bytes for each in self._last_counts.values()])
         return self._partition.messages.held_bytes

@@ -41,7 +41,7 @@ def index_of(*sessions: str | None) -> tuple[MessageSessions, ChunkedTable[Refer
     references: ChunkedTable[Reference] = ChunkedTable()
     for number, session in enumerate(sessions, 1):
         references[number] = message(number, session)
-    sessions_ = MessageSessions(references)
+    sessions_ = MessageSessions(references, lambda more: None)
     sessions_.add(references.values())
     sessions_.check()
     return sessions_, references

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from broker.entities.rules import FalseFilter, RuleDescription
+from broker.operations.columns import SESSION_ID
 from broker.operations.general import Failed
-from broker.operations.sending import Send
+from broker.operations.sending import Send, Sent
 from broker.operations.settling import Defer
 from broker.partition import totals
+from broker.partition.message_sessions import SESSION_BYTES
 from broker.partition.state import Partition
 from broker.partition.subqueue import Subqueue
 from broker.partition.task import Health
@@ -75,3 +77,22 @@ async def test_a_commit_that_fails_leaves_the_counts_that_were_durable(shared: i
     harness.log.on_acquire = lambda: DiskFailed("down")
     one(await harness.do(1, Send([b"y" * 500], None)), Failed)
     assert harness.task.health is Health.RECOVERING and harness.task.counts() == before
+
+
+async def test_the_quota_is_checked_without_a_look_at_the_sessions_of_each_subscription(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    description = topic()
+    for number in range(50):
+        description = with_subscription(description, f"s{number}", requires_session=True)
+    harness = Harness(description=description)
+    session: dict[str, list[int | bytes | None]] = {SESSION_ID: [b"s"]}
+    one(await harness.do(1, Send([BLUE], None, columns=session)), Sent)
+    partition = harness.task._partition
+    assert partition is not None
+    size = partition.messages.size_bytes
+    assert size == sum(each.bytes for each in harness.task.counts().values())
+    assert size > 50 * SESSION_BYTES
+    monkeypatch.setattr(Subqueue, "session_bytes", property(lambda subqueue: 1 / 0))
+    # Symptom: each send looked at all of them, several times.
+    assert partition.messages.size_bytes == size
