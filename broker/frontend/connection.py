@@ -19,7 +19,7 @@ import structlog
 from broker.access.sas import Claim
 from broker.base.errors import Reason, Refused
 from broker.frontend.attaching import Attaching, Resolve, attach_to_entity
-from broker.frontend.byte_stream import ByteStream
+from broker.frontend.byte_stream import ByteStream, limit_output
 from broker.frontend.connection_view import Waiting
 from broker.frontend.links.delayed_attach import DelayedAttach
 from broker.frontend.links.outgoing import OutgoingLink
@@ -302,7 +302,7 @@ class Connection:
             if events:
                 self._dispatch(events)
         if self._allowance.grows(self._written_in_all - self.stream.get_write_buffer_size()):
-            self.stream.set_write_buffer_limits(self._allowance.bytes)
+            limit_output(self.stream, self._allowance.bytes)
         self.output_room = self.allowance
         if self._waiting_for_room and self.writable:
             waiting, self._waiting_for_room = self._waiting_for_room, set()

@@ -7,11 +7,12 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import structlog
 from aiohttp import WSMsgType, web
 
+from broker.frontend.byte_stream import limit_output
 from broker.frontend.connection import Connection
 from broker.frontend.services import Services
 from broker.frontend.slow_readers import ALLOWANCE_BYTES_FIRST
@@ -20,7 +21,6 @@ from broker.settings.certificates import named_host
 
 log = structlog.get_logger("listener")
 
-UNSENT_BYTES_MAX = 128 * 1024
 BEING_REFUSED_MAX = 16
 """How many connections beyond `connections_max` may be open at a time, only to be told why they are refused.
 Any more are cut off at once. TLS handshakes count too."""
@@ -56,8 +56,7 @@ class StreamProtocol(asyncio.BufferedProtocol):
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _keep_little_unsent(sock)
-        stream.set_write_buffer_limits(high=ALLOWANCE_BYTES_FIRST)
+        limit_output(stream, ALLOWANCE_BYTES_FIRST)
         peer, tls = _peer(stream.get_extra_info("peername")), stream.get_extra_info("ssl_object")
         self._connection = Connection(stream, self._services, peer, host=named_host(tls))
         self._inbox = Inbox(self._connection)
@@ -109,6 +108,9 @@ class Gone:
     def set_write_buffer_limits(self, high: int) -> None:
         pass
 
+    def get_extra_info(self, name: str) -> Any:
+        return None
+
     def close(self) -> None:
         pass
 
@@ -120,14 +122,6 @@ class Gone:
 
     def resume_reading(self) -> None:
         pass
-
-
-def _keep_little_unsent(sock: socket.socket | None) -> None:
-    """Make the kernel buffer little unsent output (Linux), so that output the client does not read waits
-    here, where it is counted."""
-    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-        with contextlib.suppress(OSError, AttributeError):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
 
 
 def _peer(name: object) -> str:
@@ -167,6 +161,9 @@ class WebSocketStream:
 
     def set_write_buffer_limits(self, high: int) -> None:
         self._buffer_bytes_max = high
+
+    def get_extra_info(self, name: str) -> Any:
+        return None if self._transport is None else self._transport.get_extra_info(name)
 
     def close(self) -> None:
         self._closing = True
@@ -245,8 +242,7 @@ async def serve_websocket(
     After each message, until the client has a valid claim, `heard` is called with whether it has one now.
     """
     stream = WebSocketStream(websocket, request.transport, ALLOWANCE_BYTES_FIRST)
-    if request.transport is not None:
-        _keep_little_unsent(request.transport.get_extra_info("socket"))
+    limit_output(stream, ALLOWANCE_BYTES_FIRST)
     connection = stream.connection = Connection(
         stream, services, request.remote or "unknown", host=request.headers.get("Host", "")
     )

@@ -119,6 +119,10 @@ class ByteStream:
     def set_write_buffer_limits(self, high: int) -> None:
         """Does nothing: this stream never holds back output."""
 
+    def get_extra_info(self, name: str) -> Any:
+        """It has no socket."""
+        return None
+
     def close(self) -> None:
         self.closed = True
 
