@@ -34,6 +34,8 @@ class Endpoint:
     password: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)
     """A SAS token or other token for `$cbs`, instead of a password."""
+    signs_tokens: bool = False
+    """The key signs tokens for `$cbs`; it is no password for the login."""
     mechanism: str = "ANONYMOUS"
     ca_file: str | None = None
     cert_file: str | None = None
@@ -117,6 +119,6 @@ def _from_connection_string(text: str) -> Endpoint:
         username=None if token else name,
         password=None if token else key,
         token=token,
-        mechanism="ANONYMOUS" if token else "PLAIN",
+        signs_tokens=token is None,
         entity=values.get("entitypath"),
     )

@@ -371,13 +371,17 @@ def _endpoint(read: _Reader) -> Endpoint:
     if token is not None and (username or password):
         raise OptionError("token", "cannot be given together with sasl.username and sasl.password")
     if token is not None:
-        endpoint = replace(endpoint, token=token, username=None, password=None, mechanism="ANONYMOUS")
+        endpoint = replace(
+            endpoint, token=token, username=None, password=None, signs_tokens=False, mechanism="ANONYMOUS"
+        )
     elif username is not None or password is not None:
         if username is None or password is None:
             raise OptionError(
                 "sasl.password" if password is None else "sasl.username", "is missing beside the other one"
             )
-        endpoint = replace(endpoint, username=username, password=password, token=None, mechanism="PLAIN")
+        endpoint = replace(
+            endpoint, username=username, password=password, signs_tokens=False, token=None, mechanism="PLAIN"
+        )
     endpoint = replace(
         endpoint, ca_file=given("tls.caFile"), cert_file=given("tls.certFile"), key_file=given("tls.keyFile")
     )

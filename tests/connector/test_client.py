@@ -27,7 +27,7 @@ from pyspark_partibus.offsets import Range
 from pyspark_partibus.options import sink_options, source_options
 from pyspark_partibus.writers import commit_batch
 from pyspark_partibus.writing import TaskWriter
-from tests.support.broker_process import BrokerProcess
+from tests.support.broker_process import KEY, KEY_NAME, BrokerProcess
 from tests.support.sas import sas_token
 
 WAIT_S = 10.0
@@ -35,7 +35,8 @@ PATIENCE = Patience(WAIT_S, WAIT_S)
 
 
 def endpoint_of(broker: BrokerProcess) -> Endpoint:
-    return parse_endpoint(broker.addresses.connection_string())
+    """The endpoint of a client that logs in with the key, and so has its rights on all entities."""
+    return parse_endpoint(f"amqp://{KEY_NAME}:{KEY}@127.0.0.1:{broker.addresses.amqp_port}")
 
 
 def data(body: bytes) -> bytes:

@@ -62,7 +62,7 @@ class Connection:
         lib.pn_connection_set_container(self._pn, CONTAINER)
         lib.pn_connection_set_hostname(self._pn, endpoint.host.encode())
         lib.pn_transport_set_max_frame(self._transport, FRAME_BYTES_MAX)
-        if endpoint.username is not None:
+        if endpoint.mechanism == "PLAIN" and endpoint.username is not None:
             lib.pn_connection_set_user(self._pn, endpoint.username.encode())
             lib.pn_connection_set_password(self._pn, (endpoint.password or "").encode())
         sasl = lib.pn_sasl(self._transport)

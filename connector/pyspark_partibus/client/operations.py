@@ -81,9 +81,11 @@ class Node:
 
     def _ask_once(self, operation: str, body: dict[str, Any]) -> dict[str, Any]:
         try:
-            if self._requester is None:
-                self._connection = checked_out(self._endpoint, self._patience.request_s, self._address)
-                self._requester = Requester(self._connection, f"{self._address}/$management")
+            # Also in the middle of a long query: its token may need to be renewed.
+            connection = checked_out(self._endpoint, self._patience.request_s, self._address)
+            if self._requester is None or connection is not self._connection:
+                self._connection = connection
+                self._requester = Requester(connection, f"{self._address}/$management")
             return self._requester.ask(operation, body)
         except Unavailable:
             self.drop()

@@ -8,32 +8,36 @@ again. Connections are never shared with a process that was forked.
 from __future__ import annotations
 
 import os
+import time
 
 from pyspark_partibus.client.connection import Connection
 from pyspark_partibus.client.requests import put_token
+from pyspark_partibus.client.tokens import audience_of, has_tokens, token_for
 from pyspark_partibus.endpoint import Endpoint
 from pyspark_partibus.errors import Unavailable
 
 _connections: dict[tuple[int, Endpoint], Connection] = {}
-_authorised: dict[tuple[int, Endpoint], set[str]] = {}
+_authorised: dict[tuple[int, Endpoint], dict[str, float]] = {}
+"""Until when (monotonic seconds) each address needs no new token."""
 
 
 def checked_out(endpoint: Endpoint, timeout_s: float, address: str) -> Connection:
-    """A connection that is alive, with a right on `address` if the endpoint has a token. Raises Unavailable
-    or Refused."""
+    """A connection that is alive, with a right on `address` if rights come from tokens. Raises Unavailable or
+    Refused."""
     key = (os.getpid(), endpoint)
     connection = _connections.get(key)
     if connection is None or not connection.is_alive():
         connection = _connections[key] = Connection(endpoint, timeout_s)
-        _authorised[key] = set()
+        _authorised[key] = {}
     connection.timeout_s = timeout_s
-    if endpoint.token is not None and address not in _authorised[key]:
+    if has_tokens(endpoint) and _authorised[key].get(address, 0) <= time.monotonic():
+        token, valid_s = token_for(endpoint, address)
         try:
-            put_token(connection, f"sb://{endpoint.host}/{address}", endpoint.token)
+            put_token(connection, audience_of(endpoint, address), token)
         except Unavailable:
             dropped(connection)
             raise
-        _authorised[key].add(address)
+        _authorised[key][address] = time.monotonic() + valid_s
     return connection
 
 
