@@ -65,10 +65,11 @@ check: lint types test ## what CI runs
 crash: $(DEV) ## kill -9 under load, all 50 rounds (make test runs 10)
 	PARTIBUS_CRASH_ROUNDS=50 $(BIN)/python -m pytest tests/crash $(ARGS)
 
-simulate: $(DEV) ## the property tests from a new seed, with twenty times the examples (make test runs the same few each time), and Spark with 50 rounds of kills and 1,000,000 messages; an hour
+simulate: $(DEV) ## the property tests from a new seed, with twenty times the examples (make test runs the same few each time), and Spark with 50 rounds of kills, 1,000,000 messages and 1,000 batches; more than an hour
 	HYPOTHESIS_PROFILE=random MODEL_SEED=$${MODEL_SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')} MODEL_EXAMPLES=$${MODEL_EXAMPLES:-5000} \
-		PARTIBUS_SPARK_ROUNDS=50 PARTIBUS_SPARK_DRIVERS=10 PARTIBUS_SPARK_MESSAGES=1000000 PARTIBUS_SPARK_KILLS_EVERY_S=10 \
-		$(BIN)/python -m pytest tests/property tests/connector/test_kills.py tests/connector/test_end_to_end.py $(ARGS)
+		PARTIBUS_SPARK_ROUNDS=50 PARTIBUS_SPARK_DRIVERS=10 PARTIBUS_SPARK_MESSAGES=1000000 PARTIBUS_SPARK_KILLS_EVERY_S=10 PARTIBUS_SPARK_BATCHES=1000 \
+		$(BIN)/python -m pytest tests/property tests/connector/test_kills.py tests/connector/test_end_to_end.py \
+		tests/connector/test_many_batches.py $(ARGS)
 
 split-test: $(DEV) ## the interop and crash suites with the partitions in a process of their own
 	PARTIBUS_PARTITION_PROCESS=true $(BIN)/python -m pytest tests/interop tests/crash $(ARGS)

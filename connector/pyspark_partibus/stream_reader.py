@@ -56,6 +56,8 @@ class PartibusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The heads at the beginning of a run that ends by itself (`Trigger.AvailableNow`)."""
         self._waiting: Callable[[], float] | None = None
         """How long fewer messages than `minMessagesPerTrigger` have been waiting."""
+        self._backlog = 0
+        """Messages behind the last batch that was planned. Counts some that are gone."""
 
     # --- where to begin and to end ------------------------------------------------------------------------
 
@@ -89,20 +91,23 @@ class PartibusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Numbers before the oldest message have no message, so they do not count as backlog.
         firsts = {each: max(begins.get(each, FIRST), heads.starts[each]) for each in heads.heads}
         shares = {each: head - firsts[each] for each, head in heads.heads.items() if head > firsts[each]}
+        self._backlog = sum(shares.values())
         if not isinstance(limit, ReadAllAvailable):
-            if self._frozen is None and self._waits_for_more(sum(shares.values())):
+            if self._frozen is None and self._waits_for_more(self._backlog):
                 return start
             shares = share_out(shares, self._rows_max(limit, heads))
         self._waiting = None
+        self._backlog -= sum(shares.values())
         ends = {each: firsts[each] + share for each, share in shares.items()}
         return begin.ending({**begins, **ends}, heads.generation).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """The heads of all partitions, for the query's progress."""
+        """The heads of all partitions and the backlog, for the query's progress."""
         if self._heads is None:
             return None
         heads = self._heads.heads
-        return {"gen": self._heads.generation, "p": {str(each): heads[each] for each in sorted(heads)}}
+        positions = {str(each): heads[each] for each in sorted(heads)}
+        return {"gen": self._heads.generation, "p": positions, "backlog": self._backlog}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """From now on, messages that arrive later belong to the next run."""

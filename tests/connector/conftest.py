@@ -32,6 +32,8 @@ ON_SPARK = (
     "test_demo.py",
     "test_end_to_end.py",
     "test_kills.py",
+    "test_many_batches.py",
+    "test_restarts.py",
     "test_settlement.py",
     "test_stream_read.py",
     "test_subscriptions.py",

@@ -7,7 +7,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from tests.support.broker_process import BrokerProcess
-from tests.support.spark_queries import bodies, positions, run_to_the_end, send, stream, written
+from tests.support.spark_queries import bodies, offset_of, positions, run_to_the_end, send, stream, written
 
 LIMIT = 300
 
@@ -27,6 +27,8 @@ def test_a_stream_reads_what_is_there_in_limited_batches_and_goes_on_where_it_en
     assert bodies(written(spark, tmp_path)) == everything
     source = progress[-1]["sources"][0]
     assert positions(source["endOffset"]) == positions(source["latestOffset"])
+    reported = [offset_of(each["sources"][0]["latestOffset"]) for each in progress]
+    assert [each["backlog"] for each in reported] == [700, 400, 100, 0]
     send(broker, "orders", {"key-0": ["later"]})
     for _ in range(2):  # the second run finds nothing new
         run_to_the_end(frame, tmp_path)

@@ -63,8 +63,12 @@ def bodies(frame: DataFrame) -> list[str]:
     return sorted(bytes(row.body).decode() for row in frame.select("body").collect())
 
 
+def offset_of(progress: dict[str, Any] | str) -> dict[str, Any]:
+    """An offset of a query's progress, in which Spark has some as objects and some as text."""
+    value: dict[str, Any] = json.loads(progress) if isinstance(progress, str) else progress
+    return value
+
+
 def positions(offset: dict[str, Any] | str) -> dict[int, int]:
-    """The positions in an offset of a query's progress, in which Spark has some as objects and some as
-    text."""
-    value = json.loads(offset) if isinstance(offset, str) else offset
-    return {int(partition): counter for partition, counter in value["p"].items()}
+    """The positions in an offset of a query's progress."""
+    return {int(partition): counter for partition, counter in offset_of(offset)["p"].items()}

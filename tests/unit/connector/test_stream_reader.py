@@ -160,7 +160,7 @@ def test_heads_are_kept_for_a_while() -> None:
     for _ in range(10):
         assert stream.latestOffset(start, ALL) == start
     assert node.asked.count("heads") == 2
-    assert stream.reportLatestOffset() == {"gen": "gen", "p": {"0": 5}}
+    assert stream.reportLatestOffset() == {"gen": "gen", "p": {"0": 5}, "backlog": 0}
 
 
 def test_an_entity_that_was_created_again_is_data_loss_or_read_from_its_beginning() -> None:
