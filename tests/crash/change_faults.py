@@ -61,7 +61,7 @@ def state_now(task: PartitionTask) -> State:
             for subqueue in messages.subqueues
             for number, each in subqueue.references.items()
         },
-        dict(states.of(SessionStates).entries),
+        dict(states.of(SessionStates).entries.items()),
         dict(states.of(Delays).entries()),
         dict(states.of(RuleChanges).entries),
         {each for slot in states.duplicates.slots.values() for each in slot.identities},
