@@ -34,6 +34,10 @@ _REFERENCE_BYTES = _MARK_BYTES + 4
 _PLACES_MAX = 1024
 _U32 = struct.Struct(">I")
 
+_PLACE = struct.Struct("@NNI0N")
+"""`reference_t` of `native/large_payloads.h`."""
+assert _PLACE.size == ffi.sizeof("reference_t")
+
 _find = lib.large_find
 _places, _next = ffi.new("reference_t[]", _PLACES_MAX), ffi.new("size_t *")
 
@@ -58,22 +62,21 @@ class LargeOutput:
         """What to pass to proton behind each of the fronts, for messages that consist of a front and a rest
         without its first `skipped` bytes: a reference, or the rest itself."""
         room = frame_bytes_max - TRANSFER_BYTES_MAX
-        return [
-            self._reference(link, rest, skipped)
-            if len(rest) >= PAYLOAD_BYTES_MIN and len(front) + len(rest) <= room
-            else rest[skipped:]
-            for front, rest in zip(fronts, rests, strict=True)
-        ]
-
-    def _reference(self, link: Link, rest: bytes, skipped: int) -> bytes:
-        number = self._number
-        self._number = (number + 1) & 0xFFFF_FFFF
-        payload = memoryview(rest)[skipped:]
-        self._kept[number] = payload, link
-        size = len(payload)
-        self.bytes += size
-        link.session.kept_bytes += size
-        return self._mark + _U32.pack(number)
+        kept, mark, number, kept_bytes = self._kept, self._mark, self._number, 0
+        passed: list[bytes] = []
+        for front, rest in zip(fronts, rests, strict=True):
+            size = len(rest)
+            if size < PAYLOAD_BYTES_MIN or len(front) + size > room:
+                passed.append(rest[skipped:])
+                continue
+            kept[number] = memoryview(rest)[skipped:], link
+            kept_bytes += size - skipped
+            passed.append(mark + _U32.pack(number))
+            number = (number + 1) & 0xFFFF_FFFF
+        self._number = number
+        self.bytes += kept_bytes
+        link.session.kept_bytes += kept_bytes
+        return passed
 
     def __bool__(self) -> bool:
         """Whether there are payloads that proton has not written yet."""
@@ -88,11 +91,11 @@ class LargeOutput:
         while offset < size:
             count = _find(ffi.from_buffer(written), offset, size, self._mark, _places, _PLACES_MAX, _next)
             assert count or _next[0] == size, "proton writes whole frames"
-            for place in _places[0:count]:
-                payload = self._take(place.number)
-                _U32.pack_into(written, place.frame, place.reference - place.frame + len(payload))
-                pieces += (view[begin : place.reference], payload)
-                begin = place.reference + _REFERENCE_BYTES
+            for frame, reference, number in _PLACE.iter_unpack(ffi.buffer(_places, count * _PLACE.size)):
+                payload = self._take(number)
+                _U32.pack_into(written, frame, reference - frame + len(payload))
+                pieces += (view[begin:reference], payload)
+                begin = reference + _REFERENCE_BYTES
             offset = _next[0]
         if begin < size:
             pieces.append(view[begin:])

@@ -111,9 +111,15 @@ class Cycle:
         """Put messages read from the log into the holes."""
         read = {frame.position: frame for frame in frames}
         for messages, references in self.holes:
+            stored, data, start = None, b"", 0
             for index, reference in enumerate(references):
-                if not messages[index] and reference.size:
-                    messages[index] = read[reference.frame.position].part(reference.offset, reference.size)
+                if not messages[index] and (size := reference.size):
+                    if reference.frame is not stored:  # neighbours are mostly in one frame
+                        stored = reference.frame
+                        frame = read[stored.position]
+                        data, start = frame.data, frame.start
+                    begin = reference.offset - start
+                    messages[index] = data[begin : begin + size]
 
     def give_up_rest(self, reason: Reason, why: str) -> None:
         """Refuse the requests whose messages cannot be read, and those that wait for a sync. Drop grants with
