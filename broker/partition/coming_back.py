@@ -115,7 +115,7 @@ class ComingBack:
         """The log's epoch since it was last acquired."""
         self._clock_settings = ClockSettings()
         """Outlives the state, so that a recovery restores the deadlines that were in force before it."""
-        self.dropped: list[Messages] = []
+        self.dropped: list[Partition | Messages] = []
         """Discarded states that still have to be freed."""
 
     async def acquire(self) -> None:

@@ -12,10 +12,11 @@ when the partition is opened.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 
 from broker.entities.roles import OWN_END
 from broker.identifiers import PARTITION_SHIFT
+from broker.partition._untracked import untrack
 from broker.partition.delays import Delays, delayed
 from broker.partition.references import Reference
 from broker.partition.subqueue import Subqueue
@@ -53,20 +54,18 @@ def ended(space: Workspace, subqueue: Subqueue, references: Sequence[Reference])
 def restore(space: Workspace, wall_ahead_ms: int) -> Iterator[int]:
     """Hold delayed messages again after the partition was opened, in steps. `wall_ahead_ms` is how far wall
     time is ahead of monotonic time."""
-    found: dict[tuple[int, int], list[Reference]] = {}
-    delays = [state.entries() for state in space.messages.states.all if isinstance(state, Delays)]
-    for seen, (key, until_ms) in enumerate(chain.from_iterable(delays)):
-        for subqueue, number in _places_of(space, key):
-            reference = subqueue.references.get(number)
-            if reference is not None:
-                found.setdefault((subqueue.number, until_ms), []).append(reference)
-        if seen % RESTORED_AT_ONCE == RESTORED_AT_ONCE - 1:
-            yield RESTORED_AT_ONCE
-    for (subqueue_number, until_ms), references in found.items():
-        for start in range(0, len(references), RESTORED_AT_ONCE):
-            part = references[start : start + RESTORED_AT_ONCE]
-            _hold(space, space.subqueues[subqueue_number], part, until_ms - wall_ahead_ms)
-            yield len(part)
+    kinds = [state.entries() for state in space.messages.states.all if isinstance(state, Delays)]
+    entries = chain.from_iterable(kinds)
+    while part := list(islice(entries, RESTORED_AT_ONCE)):
+        found: dict[tuple[int, int], list[Reference]] = {}
+        for key, until_ms in part:
+            for subqueue, number in _places_of(space, key):
+                reference = subqueue.references.get(number)
+                if reference is not None:
+                    found.setdefault((subqueue.number, until_ms), []).append(reference)
+        for (subqueue_number, until_ms), references in found.items():
+            _hold(space, space.subqueues[subqueue_number], references, until_ms - wall_ahead_ms)
+        yield len(part)
 
 
 def _key_of(subqueue: Subqueue, reference: Reference) -> int:
@@ -95,5 +94,6 @@ def _places_of(space: Workspace, key: int) -> Iterator[tuple[Subqueue, int]]:
 def _hold(space: Workspace, subqueue: Subqueue, references: Sequence[Reference], until_ms: int) -> None:
     lease = space.locks.new_lease(subqueue.number, until_ms)
     lease.is_delay = True
+    untrack([lease])  # no client has it, and its end or `Messages.drop` frees its messages of it
     subqueue.lock_by_number(references, lease)
     space.locks.start(lease)

@@ -23,6 +23,8 @@ from typing import NamedTuple
 
 from broker.base.errors import Reason
 from broker.identifiers import NO_CLIENT, ClientId, LockToken
+from broker.partition._untracked import untrack
+from broker.partition.chunked_table import ChunkedTable
 from broker.partition.demand_and_recall import DemandBook
 from broker.partition.references import TOKEN, Lease, Reference, SessionLock
 from broker.partition.subqueue import Subqueue
@@ -31,6 +33,8 @@ from broker.partition.timers import DueKeys, TimerWheel
 
 TOKEN_BYTES = 16
 _NO_TOKEN = bytes(TOKEN_BYTES)
+DROPPED_AT_ONCE = 1024
+"""Leases that one step of `drop` forgets: less than a millisecond."""
 
 Unlocked = list[tuple[Subqueue, list[Reference]]]
 """Messages whose locks have ended, by subqueue."""
@@ -68,8 +72,9 @@ class Locks:
         """How many leases were made in this epoch."""
         self._subqueues, self._books = subqueues, books
         self._epoch = epoch & 0xFFFFFFFF
-        self._leases: dict[int, Lease] = {}
-        self._homes: dict[int, list[int]] = {}
+        self._leases: ChunkedTable[Lease] = ChunkedTable()
+        """By id. There may be one for each message, if messages were abandoned with a delay."""
+        self._homes: ChunkedTable[list[int]] = ChunkedTable()
         """By nonce: the number of the subqueue whose messages its leases lock, and the number of those
         leases."""
         self._ids = 0
@@ -90,7 +95,11 @@ class Locks:
     def start(self, lease: Lease) -> None:
         """Start a lease, once it holds messages. It expires at its `until_ms`, or with its session's lock."""
         self._leases[lease.id] = lease
-        self._homes.setdefault(lease.nonce, [lease.subqueue, 0])[1] += 1
+        home = self._homes.get(lease.nonce)
+        if home is None:
+            home = self._homes[lease.nonce] = [lease.subqueue, 0]
+            untrack([home, lease.references])
+        home[1] += 1
         if lease.session is None:
             self._ends.add(lease.until_ms, lease.id)
 
@@ -251,6 +260,14 @@ class Locks:
         if not lease.left:
             self._end(lease)
 
+    def drop(self) -> Iterator[int]:
+        """Forget all leases, in steps. Nothing here is used any more."""
+        while leases := self._leases.pop_some(DROPPED_AT_ONCE):
+            yield len(leases)
+        while homes := self._homes.pop_some(DROPPED_AT_ONCE):
+            yield len(homes)
+        yield from self._ends.drop()
+
     def check(self) -> None:
         """Assert the invariants above."""
         held: dict[int, int] = {}
@@ -268,7 +285,7 @@ class Locks:
         homes: dict[int, list[int]] = {}
         for lease in self._leases.values():
             homes.setdefault(lease.nonce, [lease.subqueue, 0])[1] += 1
-        assert homes == self._homes
+        assert homes == dict(self._homes.items())
         self._ends.check(lease.until_ms for lease in self._leases.values() if lease.session is None)
 
     def _make(self, subqueue: int, nonce: int, until_ms: int, session: SessionLock | None = None) -> Lease:
@@ -283,11 +300,11 @@ class Locks:
                 self._end(lease)
 
     def _end(self, lease: Lease) -> None:
-        del self._leases[lease.id]
+        self._leases.pop(lease.id)
         home = self._homes[lease.nonce]
         home[1] -= 1
         if not home[1]:
-            del self._homes[lease.nonce]
+            self._homes.pop(lease.nonce)
         if lease.session is None:
             self._ends.cancel(lease.until_ms)
         else:

@@ -10,6 +10,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
 
+from broker.partition.divided_table import DividedTable
 from broker.partition.references import Reference
 
 DROPPED_AT_ONCE = 1024
@@ -25,11 +26,11 @@ class Renumbered:
     __slots__ = ("_by_frame",)
 
     def __init__(self) -> None:
-        self._by_frame: dict[int, array[int]] = {}
+        self._by_frame: DividedTable[int, array[int]] = DividedTable()
         """Ascending numbers, by the frame's position."""
 
     def __bool__(self) -> bool:
-        return bool(self._by_frame)
+        return self._by_frame.count > 0
 
     def add(self, reference: Reference) -> None:
         """Add a message that has just got another number, or was read from a checkpoint."""
@@ -51,21 +52,20 @@ class Renumbered:
 
     def of_frame(self, position: int) -> Sequence[int]:
         """The numbers of messages in this frame whose records have another one."""
-        return self._by_frame.get(position, ())
+        return self._by_frame.get(position) or ()
 
     def forget(self, position: int) -> None:
         """Forget a frame that holds no live message any more."""
-        self._by_frame.pop(position, None)
+        self._by_frame.pop(position)
 
     def drop(self) -> Iterator[None]:
         """Free the memory, in steps."""
-        while self._by_frame:
-            for _ in range(min(len(self._by_frame), DROPPED_AT_ONCE)):
-                self._by_frame.popitem()
+        while self._by_frame.pop_some(DROPPED_AT_ONCE):
             yield
 
     def check(self, frames: Collection[int]) -> None:
         """Assert that only frames at these positions are known, and that their numbers ascend."""
-        assert self._by_frame.keys() <= set(frames)
-        for numbers in self._by_frame.values():
+        assert set(self._by_frame) <= set(frames)
+        for position in self._by_frame:
+            numbers = self._by_frame[position]
             assert list(numbers) == sorted(set(numbers))

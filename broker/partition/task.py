@@ -649,7 +649,7 @@ class PartitionTask:
         if self._partition is not None:
             self._note_counts()
             self._partition.messages.payloads.close()
-            self._coming_back.dropped.append(self._partition.messages)
+            self._coming_back.dropped.append(self._partition)
         self._partition = self._upkeep = None
 
     def _note_counts(self) -> None:

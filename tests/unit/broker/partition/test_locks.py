@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+
 from broker.base.errors import Reason
+from broker.entities.descriptions import QUEUE_SUBQUEUES
+from broker.entities.roles import SubqueueTable
 from broker.operations.settling import Complete, Renewed, RenewLocks, Settled
+from broker.partition.locks import DROPPED_AT_ONCE, Locks
+from broker.partition.references import Reference, StoredFrame
+from broker.partition.subqueues import Subqueues
+from storage.log import Position
 from tests.support.partition_harness import LOCK_MS, Harness, one
 
 
@@ -42,3 +50,18 @@ async def test_a_renewed_lock_keeps_its_token_and_lasts_longer() -> None:
     assert renewed == Renewed(harness.clock.monotonic_ms() + LOCK_MS, "mine", {1: Reason.LOCK_LOST})
     await harness.advance(LOCK_MS // 2 + 1000)
     assert await harness.do(1, Complete(tokens)) == [Settled(None, {1: Reason.LOCK_LOST})]
+
+
+def test_a_lease_for_each_of_many_messages_takes_little_and_is_forgotten_in_steps() -> None:
+    locks = Locks(Subqueues(SubqueueTable(QUEUE_SUBQUEUES, 4), 20), {}, 1, 0, 20)
+    frame, count = StoredFrame(Position(0)), 10_000
+    gc.collect()
+    before = len(gc.get_objects())
+    for number in range(count):
+        lease = locks.new_lease(0, 1_000 + number)
+        locks.start(lease)
+        lease.references.append(Reference(number, frame, 0, 1, 0, None))
+    assert len(gc.get_objects()) - before < 2 * count + 100, "only the leases, and the messages of this test"
+    assert locks._leases.count == locks._homes.count == count
+    assert max(locks.drop()) <= DROPPED_AT_ONCE
+    assert not locks._leases and not locks._homes and locks.next_due_ms() is None
