@@ -215,7 +215,7 @@ def check_targets(description: Description, elsewhere: Elsewhere) -> None:
     """Refuse to forward to another namespace, which the host of a target names (HTTP contract 1.5). Raises
     WrongProperty."""
     for name in ("ForwardTo", "ForwardDeadLetteredMessagesTo"):
-        target = description.values.get(name, "").strip()
+        target = _innermost(description.values.get(name, ""))
         other = elsewhere(address_host(target))
         if other is not None:
             raise WrongProperty(
@@ -268,9 +268,19 @@ def entity_of(target: str | None) -> str | None:
     contract 1.5)."""
     if not target or not target.strip():
         return None
-    _, scheme, rest = target.strip().partition("://")
-    path = rest.partition("/")[2] if scheme else target.strip()
+    target = _innermost(target)
+    _, scheme, rest = target.partition("://")
+    path = rest.partition("/")[2] if scheme else target
     return urllib.parse.unquote(path.partition("?")[0]).strip("/") or None
+
+
+def _innermost(target: str) -> str:
+    """A target without the address that Java puts in front of the absolute one that it was shown, since that
+    begins with `sb:`."""
+    target = target.strip()
+    while "://" in (inner := target.partition("://")[2].partition("/")[2]):
+        target = inner
+    return target
 
 
 def address_of(entity: str, host: str) -> str:

@@ -150,6 +150,7 @@ def test_a_value_of_no_sense_is_refused_by_its_element(element: str, value: str)
         ("sb://localhost:5300/q1", "q1"),
         ("http://host/dir/q%202", "dir/q 2"),
         ("https://host/q1/?api-version=2021-05", "q1"),
+        ("https://host/sb://host:5300/dir/q1", "dir/q1"),
         ("q1", "q1"),
         ("dir/q1", "dir/q1"),
         ("", None),
