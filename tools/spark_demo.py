@@ -61,7 +61,7 @@ def generate(spark: SparkSession, endpoint: str, count: int) -> None:
 
 def stream_totals(spark: SparkSession, endpoint: str, checkpoint: Path) -> None:
     """Read all orders, at most 8,000 in a batch, and write the sums of each batch. A batch that is run again
-    has the same `writeId`, so its sums are written once."""
+    has the same `writeVersion`, so its sums are written once."""
     orders = (
         spark.readStream.format("partibus")
         .options(endpoint=endpoint, entity="orders", cursor="totals", settle="complete")
@@ -76,7 +76,7 @@ def stream_totals(spark: SparkSession, endpoint: str, checkpoint: Path) -> None:
         totals = batch.groupBy("partition_key").agg(*sums)
         messages = totals.select("partition_key", f.to_json(f.struct("orders", "amount")).alias("body"))
         writer = messages.write.format("partibus").options(endpoint=endpoint, entity="totals")
-        writer.option("writeId", f"totals-{number}").mode("append").save()
+        writer.options(writeId="totals", writeVersion=number).mode("append").save()
         print(f"   batch {number}: {batch.count()} orders")
 
     query = orders.writeStream.foreachBatch(add_up).option("checkpointLocation", str(checkpoint))

@@ -68,7 +68,7 @@ def of_stream(
             "sinkId",
             f"this version of Spark does not tell a task its {missing}; "
             + (
-                "write from foreachBatch with option writeId"
+                "write from foreachBatch with options writeId and writeVersion"
                 if batch is None
                 else "give the sink a name of its own"
             ),
@@ -81,8 +81,8 @@ def of_stream(
 def of_batch(options: SinkOptions, strategy: str, partition: int, job: str) -> Identity:
     """The identity of a task of a batch query. job: a name that all attempts of its tasks share."""
     sink = None if options.write_id is None else f"write:{options.write_id}"
-    name = sink or job
-    return Identity(sink, 0, strategy, _scope(strategy, name, 0, partition), name)
+    name, version = sink or job, options.write_version
+    return Identity(sink, version, strategy, _scope(strategy, name, version, partition), name)
 
 
 def _scope(strategy: str, name: str, batch: int, partition: int) -> tuple[str | int, ...]:

@@ -26,6 +26,7 @@ JSON_LATEST, JSON_EARLIEST = -1, -2
 """What these numbers mean in offsets given as JSON, as with Kafka."""
 SINK_ID_BYTES_MAX, WRITE_ID_BYTES_MAX = 90, 100
 """The broker's names of sinks have at most 128 bytes; after a `sinkId` come 37 of the query's id."""
+WRITE_VERSION_MAX = (1 << 63) - 1
 OF_SPARK = frozenset(("path", "checkpointlocation", "queryname", "paths"))
 """Options that Spark itself adds."""
 
@@ -85,6 +86,7 @@ SINK = (
     "idStrategy",
     "sinkId",
     "writeId",
+    "writeVersion",
     "requireExactlyOnce",
     "unknownColumns",
     "sendMessages",
@@ -140,6 +142,8 @@ class SinkOptions:
     id_strategy: str | None
     sink_id: str | None
     write_id: str | None
+    write_version: int
+    """Of the writes with one `writeId`: the broker keeps the highest."""
     require_exactly_once: bool
     unknown_columns: str
     send_messages: int
@@ -254,6 +258,8 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
     endpoint = _endpoint(read)
     unknown = read.one_of("unknownColumns", ("error", "ignore", "property"), "error")
     assert unknown is not None
+    if read.text("writeVersion") is not None and read.text("writeId") is None:
+        raise OptionError("writeVersion", "needs option 'writeId'")
     return SinkOptions(
         endpoint=endpoint,
         address=_entity(read, endpoint),
@@ -263,6 +269,7 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
         ),
         sink_id=read.parsed("sinkId", partial(_short_name, SINK_ID_BYTES_MAX), None),
         write_id=read.parsed("writeId", partial(_short_name, WRITE_ID_BYTES_MAX), None),
+        write_version=read.number("writeVersion", 0, 0, WRITE_VERSION_MAX),
         require_exactly_once=read.flag("requireExactlyOnce", False),
         unknown_columns=unknown,
         send_messages=read.number("sendMessages", 1000, 1, 4000),

@@ -38,7 +38,7 @@ class PartibusBatchWriter(DataSourceArrowWriter):
 
     def commit(self, messages: Messages) -> None:
         """Note the write in the ledger, if it has a name."""
-        commit_batch(self._options, messages, 0)
+        commit_batch(self._options, messages, self._options.write_version)
 
     def abort(self, messages: Messages) -> None:
         """Say what was sent. Messages cannot be called back; a write with the same `writeId` does not repeat

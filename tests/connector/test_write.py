@@ -44,8 +44,9 @@ def test_a_write_with_a_name_happens_once(spark: SparkSession, broker: BrokerPro
     for _ in range(2):
         save(numbers(spark, 100), broker, "unique", writeId="day-1", requireExactlyOnce="true")
     assert batch(spark, broker, "unique").load().count() == before + 100
-    save(numbers(spark, 100), broker, "unique", writeId="day-2")
-    assert batch(spark, broker, "unique").load().count() == before + 200
+    for version in (1, 2, 1, 2):  # without a version, it is 0
+        save(numbers(spark, 100), broker, "unique", writeId="day-1", writeVersion=version)
+    assert batch(spark, broker, "unique").load().count() == before + 300
 
 
 def test_rows_may_name_their_targets_and_columns_become_properties(

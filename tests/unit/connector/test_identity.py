@@ -84,3 +84,8 @@ def test_a_batch_query_is_in_the_ledger_only_if_it_has_a_name() -> None:
     named = of_batch(options(writeId="day-1"), "content", 3, "job")
     assert (named.sink, named.scope) == ("write:day-1", ("write:day-1", 0, 3))
     assert named.writer == "write:day-1"
+
+
+def test_writes_of_one_name_are_told_apart_by_their_version() -> None:
+    third = of_batch(options(writeId="daily", writeVersion="3"), "content", 1, "job")
+    assert (third.sink, third.batch, third.scope) == ("write:daily", 3, ("write:daily", 3, 1))

@@ -89,6 +89,8 @@ def test_an_error_of_the_source_names_its_option(given: dict[str, str], option: 
         ({"idStrategy": "position"}, "idStrategy"),
         ({"sinkId": "x" * 91}, "sinkId"),
         ({"writeId": "x" * 101}, "writeId"),
+        ({"writeVersion": "1"}, "writeVersion"),
+        ({"writeId": "w", "writeVersion": "-1"}, "writeVersion"),
         ({"sendMessages": "0"}, "sendMessages"),
         ({"unknownColumns": "drop"}, "unknownColumns"),
     ],
