@@ -6,7 +6,7 @@ from tests.interop.programs import run_go
 from tests.support.broker_process import KEY, KEY_NAME, BrokerProcess
 
 
-def test_the_go_client_administers_topics_subscriptions_and_rules(broker: BrokerProcess) -> None:
+def test_the_go_client_administers_queues_topics_subscriptions_and_rules(broker: BrokerProcess) -> None:
     report = run_go(
         broker.addresses,
         {
@@ -15,7 +15,8 @@ def test_the_go_client_administers_topics_subscriptions_and_rules(broker: Broker
                 f"Endpoint=sb://localhost:{broker.addresses.http_port};SharedAccessKeyName={KEY_NAME};"
                 f"SharedAccessKey={KEY}"
             ),
-            "PARTIBUS_SCENARIOS": "topic-administration",
+            "PARTIBUS_SCENARIOS": "topic-administration,queue-administration",
         },
     )
     report.check("topic-administration")
+    report.check("queue-administration")

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"errors"
 	"os"
 
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore"
 	"github.com/Azure/azure-sdk-for-go/sdk/messaging/azservicebus"
 	"github.com/Azure/azure-sdk-for-go/sdk/messaging/azservicebus/admin"
 )
@@ -69,5 +71,69 @@ func topicAdministration(b *bench) {
 	must(client.DeleteTopic(b.ctx, topic, nil))
 	if found := must(client.GetTopic(b.ctx, topic, nil)); found != nil {
 		fail("%v, expected no topic", found)
+	}
+}
+
+// queueAdministration creates, changes, lists and deletes a queue with every property, and meets the errors.
+func queueAdministration(b *bench) {
+	client := must(admin.NewClientFromConnectionString(os.Getenv("PARTIBUS_ADMIN_CONNECTION_STRING"), nil))
+	queue := b.queue
+	wanted := admin.QueueProperties{
+		AutoDeleteOnIdle:                    pointer("PT10M"),
+		DeadLetteringOnMessageExpiration:    pointer(true),
+		DefaultMessageTimeToLive:            pointer("P2D"),
+		DuplicateDetectionHistoryTimeWindow: pointer("PT3M"),
+		EnableBatchedOperations:             pointer(false),
+		EnablePartitioning:                  pointer(false),
+		LockDuration:                        pointer("PT30S"),
+		MaxDeliveryCount:                    pointer(int32(5)),
+		MaxSizeInMegabytes:                  pointer(int32(2048)),
+		RequiresDuplicateDetection:          pointer(true),
+		RequiresSession:                     pointer(true),
+		Status:                              pointer(admin.EntityStatusSendDisabled),
+		UserMetadata:                        pointer("before"),
+	}
+	must(client.CreateQueue(b.ctx, queue, &admin.CreateQueueOptions{Properties: &wanted}))
+	found := must(client.GetQueue(b.ctx, queue, nil)).QueueProperties
+	equal(*found.AutoDeleteOnIdle, "PT10M", "idle")
+	equal(*found.DeadLetteringOnMessageExpiration, true, "dead-lettering")
+	equal(*found.DefaultMessageTimeToLive, "P2D", "time to live")
+	equal(*found.DuplicateDetectionHistoryTimeWindow, "PT3M", "window")
+	equal(*found.EnableBatchedOperations, false, "batched")
+	equal(*found.EnablePartitioning, false, "partitioned")
+	equal(*found.LockDuration, "PT30S", "lock")
+	equal(*found.MaxDeliveryCount, 5, "deliveries")
+	equal(*found.MaxSizeInMegabytes, 2048, "size")
+	equal(*found.RequiresDuplicateDetection, true, "duplicates")
+	equal(*found.RequiresSession, true, "sessions")
+	equal(*found.Status, admin.EntityStatusSendDisabled, "status")
+	found.UserMetadata = pointer("after")
+	equal(*must(client.UpdateQueue(b.ctx, queue, found, nil)).UserMetadata, "after", "metadata")
+	equal(must(client.GetQueueRuntimeProperties(b.ctx, queue, nil)).TotalMessageCount, 0, "messages")
+	listed := 0
+	for pager := client.NewListQueuesPager(nil); pager.More(); {
+		for _, each := range must(pager.NextPage(b.ctx)).Queues {
+			if each.QueueName == queue {
+				listed++
+			}
+		}
+	}
+	equal(listed, 1, "listed")
+	equal(must(client.GetNamespaceProperties(b.ctx, nil)).Name, "sbemulatorns", "namespace")
+
+	var refused *azcore.ResponseError
+	if _, err := client.CreateQueue(b.ctx, queue, nil); !errors.As(err, &refused) || refused.StatusCode != 409 {
+		fail("%v, expected a conflict", err)
+	}
+	tooLong := &admin.CreateQueueOptions{Properties: &admin.QueueProperties{LockDuration: pointer("PT9M")}}
+	if _, err := client.CreateQueue(b.ctx, queue+"-long", tooLong); !errors.As(err, &refused) || refused.StatusCode != 400 {
+		fail("%v, expected a bad request", err)
+	}
+	must(client.DeleteQueue(b.ctx, queue, nil))
+	if found := must(client.GetQueue(b.ctx, queue, nil)); found != nil {
+		fail("%v, expected no queue", found)
+	}
+	if _, err := client.DeleteQueue(b.ctx, queue, nil); !errors.As(err, &refused) || refused.StatusCode != 404 {
+		fail("%v, expected that there is no queue", err)
 	}
 }

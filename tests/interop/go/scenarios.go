@@ -14,6 +14,7 @@ import (
 
 var scenarios = map[string]func(*bench){
 	"topic-administration":        topicAdministration,
+	"queue-administration":        queueAdministration,
 	"send-one":                    sendOne,
 	"send-many":                   sendMany,
 	"send-batch":                  sendBatch,
