@@ -38,11 +38,13 @@ class Patience:
         "_task",
         "_timer",
         "_until",
+        "_why",
     )
 
     def __init__(self, limit_ms: int, owner: Callable[[], None]) -> None:
         """`owner` is called in the event loop, once for each block that exceeds the limit."""
         self._limit_s = limit_ms / 1_000
+        self._why = f"the disk has not answered within {self._limit_s:g} s"
         self._owner = owner
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -75,7 +77,12 @@ class Patience:
             and kind is not None
             and issubclass(kind, asyncio.CancelledError)
         ):
-            raise Hung(f"the disk has not answered within {self._limit_s:g} s") from None
+            raise Hung(self._why) from None
+
+    @property
+    def hung(self) -> Hung | None:
+        """What the latest block raises, or has raised, if it was given up."""
+        return Hung(self._why) if self._given_up else None
 
     def again(self) -> None:
         """Restart the time limit, because the block has made progress."""

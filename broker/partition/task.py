@@ -340,8 +340,8 @@ class PartitionTask:
         waiting = self._mailbox.gather(self._limits.cycle_operations_max, self._limits.cycle_bytes_max)
         try:
             commit = self._log.begin()
-        except StorageError as error:  # it was fenced just as the previous commit ended
-            await self._recover(error)
+        except StorageError as error:  # it was fenced just as the previous commit ended, or beside the cycles
+            await self._recover(self._beside.patience.hung or error)
             return False
         partition.note_totals()
         self._is_in_doubt = True

@@ -6,17 +6,24 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from broker.base.clock import ManualClock
-from broker.entities.descriptions import MAIN, QueueDescription
+from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueDescription
+from broker.identifiers import ClientId
+from broker.operations.general import Failed, Unavailable
+from broker.operations.interface import Answer
 from broker.operations.receiving import Demand, Locked
 from broker.operations.sending import Send, Sent
 from broker.operations.settling import Complete
 from broker.partition.payloads import PayloadBudget
 from broker.partition.task import PartitionTask, TaskLimits
 from broker.partition.upkeep import UpkeepLimits
+from storage.checkpoint import CHECKPOINT_SUFFIX
+from storage.disk import Disk, LocalDisk
 from storage.file_store import FileLogStore
+from tests.support.faulty_disk import FaultyDisk
 from tests.support.old_checkpoint import state_of_version_1, write_version_1
 from tests.support.partition_asking import WAIT_S, ask, pages
 from tests.support.waiting import until
@@ -29,9 +36,11 @@ QUEUE = QueueDescription("orders", "5" * 32, 16)
 
 
 @asynccontextmanager
-async def partition(root: Path, *, crash: bool = False) -> AsyncIterator[PartitionTask]:
+async def partition(
+    root: Path, *, crash: bool = False, disk: Disk | None = None, limits: TaskLimits = LIMITS
+) -> AsyncIterator[PartitionTask]:
     """A running partition on the files below `root`; with `crash`, it ends without a checkpoint."""
-    store = FileLogStore(root, fsync="never", segment_bytes_max=SEGMENT_BYTES, reserve_bytes=0)
+    store = FileLogStore(root, disk=disk, fsync="never", segment_bytes_max=SEGMENT_BYTES, reserve_bytes=0)
     log = store.log(QUEUE.generation, 3)
     task = PartitionTask(
         3,
@@ -39,7 +48,7 @@ async def partition(root: Path, *, crash: bool = False) -> AsyncIterator[Partiti
         clock=ManualClock(),
         description=QUEUE,
         payloads=PayloadBudget(30_000, 0),
-        limits=LIMITS,
+        limits=limits,
     )
     run = asyncio.create_task(task.run())
     try:
@@ -152,3 +161,25 @@ async def test_a_checkpoint_of_the_old_format_is_the_older_of_two_at_one_positio
     assert not old.exists()
     async with partition(tmp_path) as task:
         assert await everything(task) == expected
+
+
+async def test_waiting_clients_hear_that_a_checkpoint_hangs_and_that_the_partition_is_back(
+    tmp_path: Path,
+) -> None:
+    disk, heard = FaultyDisk(LocalDisk()), list[Answer]()
+    limits = replace(LIMITS, disk_timeout_ms=300)
+    async with partition(tmp_path, disk=disk, limits=limits) as task:
+        await task.opened()
+        task.post(Demand(DEAD_LETTER, 1), ClientId(77), heard.append)
+        disk.hang("write", CHECKPOINT_SUFFIX)
+        try:
+            while not disk.held:
+                assert isinstance(await ask(task, Send([b"x" * 5_000], None)), Sent)
+            await until(lambda: heard)
+            assert heard == [Unavailable(3)] and disk.held
+            assert isinstance(await ask(task, Send([b"y"], None)), Failed) and disk.held
+        finally:
+            disk.release()
+        await until(lambda: len(heard) == 2)
+        assert heard == [Unavailable(3)] * 2
+        assert isinstance(await ask(task, Send([b"z"], None)), Sent)
