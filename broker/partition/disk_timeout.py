@@ -38,13 +38,11 @@ class Patience:
         "_task",
         "_timer",
         "_until",
-        "_why",
     )
 
     def __init__(self, limit_ms: int, owner: Callable[[], None]) -> None:
         """`owner` is called in the event loop, once for each block that exceeds the limit."""
         self._limit_s = limit_ms / 1_000
-        self._why = f"the disk has not answered within {self._limit_s:g} s"
         self._owner = owner
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -77,12 +75,15 @@ class Patience:
             and kind is not None
             and issubclass(kind, asyncio.CancelledError)
         ):
-            raise Hung(self._why) from None
+            raise self._error() from None
 
     @property
     def hung(self) -> Hung | None:
         """What the latest block raises, or has raised, if it was given up."""
-        return Hung(self._why) if self._given_up else None
+        return self._error() if self._given_up else None
+
+    def _error(self) -> Hung:
+        return Hung(f"the disk has not answered within {self._limit_s:g} s")
 
     def again(self) -> None:
         """Restart the time limit, because the block has made progress."""
