@@ -21,6 +21,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from broker.base.clock import elapsed_s
 from broker.base.errors import Refused
 from broker.identifiers import NO_CLIENT, PARTITION_SHIFT, ClientId
 from broker.messaging.guarded_sink import guarded
@@ -39,6 +40,8 @@ from broker.rules.selectors import Selector
 
 PAGE_MESSAGES = 50
 """To look at this many takes about a millisecond of the event loop."""
+LOOKING_S = 0.001
+"""How long the messages of a page are looked at, but for the last of them. Those behind it are read again."""
 PAGE_BYTES_MAX = 256 * 1024
 """A page may exceed this by its last message."""
 LOOK_AGAIN_S = 0.25
@@ -274,15 +277,19 @@ class _Scan:
         return Peek(self._subqueue, begin, count, bytes_max=PAGE_BYTES_MAX)
 
     def _look_at(self, page: Peeked) -> None:
-        """Lock what the selector matches, as far as there is room. The place is then behind the page, or at
-        the first match without room."""
+        """Lock what the selector matches, as far as there is room and time. The place is then behind the
+        page, at the first match without room, or at the first message that was not looked at in time."""
         numbers, room = page.sequence_numbers, min(self._demand - self.under_way, self._room())
         matching: list[int] = []
         behind = numbers[-1] + 1 if numbers else None
         columns = zip(numbers, page.messages, page.changed, page.delivery_counts, page.states, strict=True)
+        ends_s = elapsed_s() + LOOKING_S
         for number, message, changed, delivery_count, state in columns:
             if self._looking and number >= self._next:
                 break  # the turn of those that follow comes later
+            if number > numbers[0] and elapsed_s() >= ends_s:
+                behind = number
+                break
             if state == MessageState.ACTIVE and self._selection.selector.matches(
                 message, changed, delivery_count
             ):

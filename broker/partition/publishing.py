@@ -70,6 +70,8 @@ another entity hands over, because they may come from many senders."""
 COPIES_OF_SEND_BYTES_MAX = 2 * COMMIT_BYTES_MAX
 """A send whose messages get more than one copy each is cut to COMMIT_BYTES_MAX. One that exceeds this all the
 same is refused: rules make large copies of its tiny messages, or fail for very many of them."""
+SEARCHED_CHARACTERS = 32
+"""Characters that LIKE searches one by one in the time that looking at a filter takes."""
 COPY_WORK = 16
 """Making or writing a copy counts as much as so many messages, however small it is."""
 COPIED_BYTES_OF_WORK = 4_096
@@ -148,9 +150,10 @@ class Publishing:
     ) -> Destinations:
         """Where an active message goes. `room`: what its copies may take together, in bytes."""
         matcher = self._matcher
-        looked_at, acted = matcher.looked_at, matcher.acted
+        looked_at, searched, acted = matcher.looked_at, matcher.searched, matcher.acted
         match = matcher.match(message, enqueued_ms, min(max(room, 0), COPIES_BYTES_MAX))
         self.effort += 1 + matcher.looked_at - looked_at + len(match.subscriptions)
+        self.effort += (matcher.searched - searched) // SEARCHED_CHARACTERS
         if matcher.acted > acted:
             self.effort += COPY_WORK * (matcher.acted - acted) + sum(map(_work_of_bytes, match.copies))
         if match.copies or match.failures:

@@ -13,11 +13,11 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from broker.rules.arithmetic import calculate, kind_of, negated, unchanged
 from broker.rules.covers import Property
-from broker.rules.like import PATTERN_CHARACTERS_MAX, Matches, WrongPattern, compile_like
+from broker.rules.like import PATTERN_CHARACTERS_MAX, Matches, WrongPattern, compile_like, searches
 from broker.rules.parsing import Invalid
 from broker.rules.syntax import (
     And,
@@ -40,7 +40,15 @@ from broker.rules.syntax import (
 )
 from broker.rules.values import EvaluationFailed, Value, equal, ordered
 
-M = TypeVar("M")
+
+class Searched(Protocol):
+    """What counts the characters that LIKE searches one by one."""
+
+    def search(self, characters: int) -> None:
+        """Raises EvaluationFailed if these are too many."""
+
+
+M = TypeVar("M", bound=Searched)
 """What is looked at: a view of a message."""
 
 Evaluate: TypeAlias = Callable[[M], Value]
@@ -171,6 +179,8 @@ class Compiler(Generic[M]):
             if node.pattern.value is None or (node.escape is not None and escape is None):
                 return lambda message: None
             matches = _constant_like(node, node.pattern.value, escape)
+            if searches(node.pattern.value, escape):
+                return _searching(matches, operand)
             return lambda message: matches(text) if isinstance(text := operand(message), str) else None
         escape_of: Evaluate[M] = (lambda message: "") if node.escape is None else self.value(node.escape)
         without_escape = node.escape is None
@@ -183,8 +193,11 @@ class Compiler(Generic[M]):
                 raise EvaluationFailed(
                     f"A LIKE has a pattern of {len(wanted)} characters, more than {PATTERN_CHARACTERS_MAX}."
                 )
+            chosen = None if without_escape else escape
             try:
-                return compile_like(wanted, None if without_escape else escape)(text)
+                if searches(wanted, chosen):
+                    message.search(len(text))
+                return compile_like(wanted, chosen)(text)
             except WrongPattern as wrong:
                 raise EvaluationFailed(f"A LIKE has no result: {wrong}.") from wrong
 
@@ -198,6 +211,17 @@ def _constant_like(node: Like, pattern: Value, escape: Value) -> Matches:
         return compile_like(pattern, escape)
     except WrongPattern as wrong:
         raise Invalid(node.position, str(wrong)) from wrong
+
+
+def _searching(matches: Matches, operand: Evaluate[M]) -> Decide[M]:
+    def decide(message: M) -> bool | None:
+        text = operand(message)
+        if not isinstance(text, str):
+            return None
+        message.search(len(text))
+        return matches(text)
+
+    return decide
 
 
 def _comparison(compare: Compare, left: Evaluate[M], right: Evaluate[M]) -> Decide[M]:

@@ -3,7 +3,9 @@ character before one of them, or before itself, takes its meaning away. Letters 
 
 A pattern is cut at its `%` into pieces. The first and the last piece are compared where the text begins and
 ends; each of the others is searched behind the one before. Nothing is tried twice, so the time is bounded for
-any pattern and any text: a regular expression would not promise that.
+any pattern and any text: a regular expression would not promise that. A piece with `_` is searched character
+by character, which takes far longer than finding a text: `searches` tells such patterns, so that whoever
+evaluates them can count the characters.
 """
 
 from __future__ import annotations
@@ -97,6 +99,12 @@ def compile_like(pattern: str, escape: str | None) -> Matches:
         return True
 
     return matches
+
+
+@lru_cache(256)
+def searches(pattern: str, escape: str | None) -> bool:
+    """Whether matching may look at each character of a text by itself. Raises WrongPattern."""
+    return any(ANY_CHARACTER in characters for characters in _cut(pattern, escape)[1:-1])
 
 
 def literal_prefix(pattern: str, escape: str | None) -> str:

@@ -126,6 +126,8 @@ class Matcher:
         self._faults: list[Fault] = []
         self.looked_at = 0
         """How many filters `match` has evaluated so far."""
+        self.searched = 0
+        """How many characters LIKE has searched one by one so far."""
         self.acted = 0
         """How many actions it has carried out so far, including those that failed."""
         self._to_all: Match | None = None
@@ -168,6 +170,8 @@ class Matcher:
             if entry in seen:
                 continue
             seen.add(entry)
+            if message.searched:
+                self.searched, message.searched = self.searched + message.searched, 0
             try:
                 if not entry.compiled.matches(message):
                     continue
@@ -180,6 +184,7 @@ class Matcher:
                 made = made or _Copies(copies_bytes_max)
                 failures += self._act(entry, message, len(stored), made)
         self.looked_at += len(seen)
+        self.searched += message.searched
         copies = made.copies if made else []
         if not (plain or copies or failures):
             return self._to_all

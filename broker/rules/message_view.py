@@ -32,11 +32,14 @@ from protocol.sections import (
 )
 from protocol.values import skip
 
+SEARCHED_MAX = 65_536
+"""Characters that LIKE may search one by one in a message for one expression: some 5 ms of the event loop."""
+
 
 class MessageView:
     """One stored message. `enqueued_ms` is its enqueued time, in wall time."""
 
-    __slots__ = ("_bare", "_fields", "_places", "_values", "enqueued_ms", "stored")
+    __slots__ = ("_bare", "_fields", "_places", "_values", "enqueued_ms", "searched", "stored")
 
     def __init__(self, stored: bytes, enqueued_ms: int) -> None:
         self.stored, self.enqueued_ms = stored, enqueued_ms
@@ -44,6 +47,18 @@ class MessageView:
         self._fields: list[int] | None = None
         self._places: dict[str, int] | None = None
         self._values: dict[str, Value] = {}
+        self.searched = 0
+        """Characters that LIKE has searched one by one. Whoever evaluates several expressions resets it."""
+
+    def search(self, characters: int) -> None:
+        """A LIKE is about to search so many characters one by one. Raises EvaluationFailed if these are too
+        many for one expression."""
+        self.searched += characters
+        if self.searched > SEARCHED_MAX:
+            self.searched -= characters
+            raise EvaluationFailed(
+                f"Searching the patterns of LIKE that have a '_' takes more than {SEARCHED_MAX} characters."
+            )
 
     def places(self) -> dict[str, int]:
         """Where the values of the application properties are, by folded names."""

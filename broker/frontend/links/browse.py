@@ -24,6 +24,7 @@ from collections.abc import Sequence
 import structlog
 
 from broker.access.addresses import Address
+from broker.base.clock import elapsed_s
 from broker.base.errors import Refused
 from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links.copies import CopyLink
@@ -33,6 +34,7 @@ from broker.identifiers import PARTITION_SHIFT
 from broker.message.annotations import peeked_messages
 from broker.messaging.guarded_sink import guarded
 from broker.messaging.peeking import LATE_S, PAGE_WITHIN_S, note_late, peek_partition
+from broker.messaging.selecting import LOOKING_S
 from broker.namespace.entity import ENDED, Entity, next_client
 from broker.operations.browsing import Arrived, Peek, Peeked, Watch
 from broker.operations.general import Detach, Unavailable
@@ -176,23 +178,32 @@ class BrowseLink(CopyLink):
         if not page.messages:
             return True
         messages = peeked_messages(page, partitioned=len(self._handles) > 1)
-        places = self._selected(page)
+        places, looked_at = self._selected(page)
         shown = places[: max(self._wanted(), 0)]
-        is_all = len(shown) == len(places)
-        # The place in the partition is behind the page, or at the first message that finds no room.
+        # The place in the partition is at the first message that finds no room, or behind those looked at.
         numbers = page.sequence_numbers
-        self._next[number] = numbers[-1] + 1 if is_all else numbers[places[len(shown)]]
+        has_room = len(shown) == len(places)
+        self._next[number] = numbers[looked_at - 1] + 1 if has_room else numbers[places[len(shown)]]
+        is_all = has_room and looked_at == len(numbers)
         if shown:
             self._deliver([messages[place] for place in shown], len(shown))
         return is_all
 
-    def _selected(self, page: Peeked) -> Sequence[int]:
-        """The places of the messages that the client wants to see."""
-        selector = self._selector
+    def _selected(self, page: Peeked) -> tuple[Sequence[int], int]:
+        """The places of the messages that the client wants to see, and how many were looked at: at least one,
+        and all of them unless it took too long."""
+        selector, looked_at = self._selector, len(page.messages)
         if selector is None:
-            return range(len(page.messages))
+            return range(looked_at), looked_at
+        places: list[int] = []
+        ends_s = elapsed_s() + LOOKING_S
         columns = zip(page.messages, page.changed, page.delivery_counts, strict=True)
-        return [place for place, message in enumerate(columns) if selector.matches(*message)]
+        for place, message in enumerate(columns):
+            if place and elapsed_s() >= ends_s:
+                return places, place
+            if selector.matches(*message):
+                places.append(place)
+        return places, looked_at
 
     def _finish_drain(self) -> None:
         """Answer a drain (§2.6.7) once there is nothing more to show."""

@@ -33,8 +33,9 @@ BLUE = stored_with({"colour": "blue"})
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No partition here is late because the machine is busy."""
+    """No partition here is late, and no page cut short, because the machine is busy."""
     monkeypatch.setattr(selecting, "LATE_S", 60.0)
+    monkeypatch.setattr(selecting, "LOOKING_S", 60.0)
 
 
 class SimulatedPartition:
@@ -189,6 +190,18 @@ async def test_each_message_is_looked_at_once() -> None:
     world.parts[0].add("red")
     assert len(numbers_of(await world.settled())) == 1
     assert world.parts[0].peeks <= 200 // selecting.PAGE_MESSAGES + 3
+
+
+async def test_a_selector_that_takes_long_is_applied_to_a_message_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(selecting, "LOOKING_S", 0.0)
+    world = World()
+    numbers = world.parts[0].add("blue", "red", "blue", "red", "blue")
+    assert numbers_of(await world.ask(Demand("", 3))) == numbers[1:4:2]
+    assert world.parts[0].peeks == len(numbers) + 1, "the last page is empty"
+    world.parts[0].give_back(numbers[1], numbers[3])
+    assert numbers_of(await world.settled()) == [numbers[1]], "one more was wanted"
 
 
 async def test_no_more_is_locked_in_all_partitions_together_than_the_client_wants() -> None:

@@ -263,3 +263,18 @@ def test_the_copies_of_a_message_have_a_limit_and_a_single_one_has_none() -> Non
     assert len(found.failures) == 2
     assert len(matcher.match(stored, ENQUEUED_MS, 0).copies) == 1
     assert len(matcher.match(stored, ENQUEUED_MS).copies) == 4
+
+
+@pytest.mark.parametrize("pattern", ["'%_x%'", "'%_' + 'x%'"])
+def test_a_rule_that_takes_too_long_to_search_fails_alone_and_searching_is_counted(pattern: str) -> None:
+    """Each filter may search as much, whatever the others have searched."""
+    matcher = Matcher()
+    twice, thrice = (SqlFilter(" OR ".join([f"long LIKE {pattern}"] * count + ["n = 1"])) for count in (2, 3))
+    matcher.set_rules(1, rules(twice))
+    matcher.set_rules(2, rules(thrice))
+    matcher.set_rules(3, rules(SqlFilter(f"n = 1 AND NOT long LIKE {pattern}")))
+    found = match(matcher, {"long": "a" * 32_000, "n": 1})
+    assert found.subscriptions == (1, 3)
+    assert [each.subscription for each in found.failures] == [2]
+    assert "more than 65536 characters" in found.failures[0].description
+    assert matcher.searched == 5 * 32_000

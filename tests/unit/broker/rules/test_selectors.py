@@ -139,3 +139,11 @@ def test_what_a_selector_cannot_decode_or_compute_does_not_match(monkeypatch: py
     assert not compile_selector("JMSTimestamp > 5").matches(stored_with(creation_time="then"), None, 0)
     monkeypatch.setattr(SelectedView, "application_property", lambda *_: 1 / 0)
     assert not compile_selector("colour = 'red'").matches(stored, None, 0)
+
+
+def test_what_takes_too_long_to_search_does_not_match() -> None:
+    """Two texts of the largest size can be searched for patterns with `_`, and any number of others."""
+    stored = stored_with({"long": "a" * 32_000, "n": 1})
+    for searches, matching in ((2, True), (3, False)):
+        terms = ["long LIKE '%x%'"] * 20 + ["long LIKE '%_x%'"] * searches
+        assert compile_selector(" OR ".join([*terms, "n = 1"])).matches(stored, None, 0) is matching

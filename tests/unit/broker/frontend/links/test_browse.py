@@ -195,7 +195,12 @@ async def test_no_more_is_shown_than_the_credit_and_the_next_credit_goes_on_from
     assert seen + shown(await client.hear()) == shelf.every()
 
 
-async def test_a_browse_with_a_selector_passes_over_what_it_does_not_want() -> None:
+@pytest.mark.parametrize("looking_s", [60.0, 0.0])
+async def test_a_browse_with_a_selector_passes_over_what_it_does_not_want(
+    monkeypatch: pytest.MonkeyPatch, looking_s: float
+) -> None:
+    """Also if a selector takes so long that each message is looked at by itself."""
+    monkeypatch.setattr(browse_link, "LOOKING_S", looking_s)
     stack = LinkStack(2)
     client = await stack.connect()
     fields = browser_attach()
@@ -208,6 +213,7 @@ async def test_a_browse_with_a_selector_passes_over_what_it_does_not_want() -> N
     await shelf.serve()
     assert shown(await client.hear()) == wanted[:3]
     assert {peek.count for _, peek in shelf.peeks} == {browse_link.SELECTED_FROM}
+    assert (len(shelf.peeks) > 90) == (looking_s == 0), "one peek for each message"
     client.flow(0, 3, 7, drain=True)
     await shelf.serve()
     frames = await client.hear()
