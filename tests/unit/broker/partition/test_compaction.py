@@ -23,6 +23,7 @@ from storage.file_log import FileLog
 from storage.file_store import FileLogStore
 from storage.log import FRAME_HEADER_BYTES, RECORD_HEADER, Commit, Frame, Position
 from tests.support.partition_asking import WAIT_S, ask, pages
+from tests.support.waiting import until
 
 SEGMENT_BYTES = 64 << 10
 FRAME_BYTES = 8 << 10
@@ -113,10 +114,11 @@ async def receive(task: PartitionTask, count: int) -> list[bytes]:
 
 
 async def flow(task: PartitionTask, size: int) -> None:
-    """Send and complete about `size` bytes."""
+    """Send and complete about `size` bytes, no faster than upkeep can follow on a slow disk."""
     for _ in range(max(1, size // 10_000)):
         await send(task, *[b"x" * 1000] * 10)
         await ask(task, Complete(await receive(task, 10)))
+        await until(lambda: not task._beside.is_under_way)
 
 
 async def everything(task: PartitionTask, subqueue: str = MAIN) -> dict[int, bytes]:
