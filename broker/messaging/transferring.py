@@ -33,6 +33,8 @@ class Transfers:
         self._shared = shared
         self._lanes: dict[str, dict[int, Lane]] = {}
         """By the generation of the via entity, and by partition."""
+        self._finding: asyncio.Task[None] | None = None
+        """Looks for what is left from before a restart; it opens partitions."""
         self._stopping = False
 
     def start(self) -> None:
@@ -40,7 +42,9 @@ class Transfers:
         entities = list(self._shared.namespace.live_entities())
         unknown = self._begin_known(entities[:LOOKED_AT_ONCE])
         if unknown or len(entities) > LOOKED_AT_ONCE:
-            self._shared.spawn(self._find(entities[LOOKED_AT_ONCE:], unknown), name="transfers left")
+            self._finding = self._shared.spawn(
+                self._find(entities[LOOKED_AT_ONCE:], unknown), name="transfers left"
+            )
 
     def passed_on(self, via: Entity, number: int) -> None:
         """A partition of an entity is about to get messages for other entities."""
@@ -68,8 +72,11 @@ class Transfers:
             self._begin_known([entity])  # it may have been out of service
 
     async def stop(self) -> None:
-        """End the loads under way, and transfer nothing more."""
+        """End the loads under way, transfer nothing more, and open no more partitions."""
         self._stopping = True
+        if self._finding is not None:
+            self._finding.cancel()
+            await asyncio.wait([self._finding])
         lanes = [lane for each in self._lanes.values() for lane in each.values()]
         await asyncio.gather(*(lane.stop(forgets=False) for lane in lanes))
 

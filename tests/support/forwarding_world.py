@@ -183,10 +183,6 @@ class World:
     async def stop(self) -> None:
         """Stop in order, and note what the partitions hold."""
         await self.forwarding.stop()
-        looking = [task for task in self.tasks if task.get_name() == "transfers left"]
-        for task in looking:
-            task.cancel()
-        await asyncio.gather(*looking, return_exceptions=True)
         for (name, number), partition in self.partitions.items():
             await partition.stop()
             counts = partition.counts()

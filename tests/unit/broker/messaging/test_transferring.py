@@ -173,6 +173,18 @@ async def test_what_is_left_is_transferred_after_a_restart(stops: bool) -> None:
         assert [via.may_hold(number, MAIN) for number in range(4)] == [False, False, False, True]
 
 
+async def test_a_stop_ends_the_look_for_what_is_left_which_opens_partitions() -> None:
+    async with world(via=(4, PLAIN)) as here:
+        await here.crash()
+        resting: Any = here.resting
+        resting.unknown = lambda generation: [0, 1, 2, 3]
+        here.on_log = lambda name, number, log: setattr(log, "on_acquire", lambda: DiskFailed("down"))
+        here.start()
+        (looking,) = [task for task in here.tasks if task.get_name() == "transfers left"]
+        await here.forwarding.stop()
+        assert looking.done() and not here.partitions
+
+
 async def test_what_a_partition_holds_that_is_down_after_a_restart_is_transferred_when_it_is_back() -> None:
     async with world(via=(2, PLAIN), b=(1, PLAIN)) as here:
         await pass_on(here, "b", "1", "2", partition=1, announced=False)
