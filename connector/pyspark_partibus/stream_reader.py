@@ -71,6 +71,8 @@ class PartibusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
             self._cursor().check_before_first_batch()
             self._initial = Offset(heads.generation, secrets.token_hex(16), positions, initial=True)
+            if self._frozen is not None:  # Spark asked for the end first; a run cannot end before it begins
+                self._frozen = self._heads = heads
         return self._initial.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802

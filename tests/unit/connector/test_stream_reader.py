@@ -120,6 +120,19 @@ def test_a_run_that_ends_by_itself_leaves_later_messages_to_the_next_one() -> No
     assert read == [4, 4, 2]
 
 
+def test_a_run_that_ends_by_itself_may_begin_after_messages_that_came_just_before() -> None:
+    node = FakeNode({0: 11})
+    stream = reader(node)
+    stream.prepareForTriggerAvailableNow()
+    node.move({0: 15})
+    start = stream.initialOffset()
+    node.move({0: 20})
+    assert stream.latestOffset(start, ALL) == start
+    next_run = reader(node)
+    next_run.prepareForTriggerAvailableNow()
+    assert ranges(next_run, start, next_run.latestOffset(start, ALL)) == [Range(0, 15, 20)]
+
+
 def test_small_batches_wait_for_more_but_not_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(stream_reader, "_stopwatch", lambda: lambda started=now[0]: now[0] - started)
