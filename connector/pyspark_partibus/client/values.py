@@ -243,7 +243,9 @@ def _symbol(view: memoryview) -> Symbol:
 
 def _character(number: int) -> Char:
     try:
-        return Char(chr(number))
+        character = chr(number)
+        character.encode()  # half of a surrogate pair is no character, though Python has a string of it
+        return Char(character)
     except (ValueError, OverflowError):
         raise BadMessage(f"{number} is no character") from None
 

@@ -41,6 +41,8 @@ _SECTION_OF = {
     "properties": APPLICATION_PROPERTIES,
 }
 _KEY, _SCHEDULED = "x-opt-partition-key", "x-opt-scheduled-enqueue-time"
+_TIME_MS_MAX = ((1 << 63) - 1) // 1000
+"""Spark counts microseconds in 64 bits."""
 Row = dict[str, Any]
 
 
@@ -198,7 +200,11 @@ def _annotation(found: dict[Any, Any], key: str) -> str | None:
 
 def _scheduled(found: dict[Any, Any]) -> int | None:
     value = _map_of(found.get(ANNOTATIONS)).get(_SCHEDULED)
-    return 1000 * value if isinstance(value, int) else None
+    if not isinstance(value, int):
+        return None
+    if not -_TIME_MS_MAX <= value <= _TIME_MS_MAX:
+        raise BadMessage(f"the annotation {_SCHEDULED} is {value} ms, which is beyond what a timestamp holds")
+    return 1000 * value
 
 
 def _text_map(value: Any) -> list[tuple[str, str | None]] | None:

@@ -148,6 +148,15 @@ def test_a_bad_message_can_be_kept_as_bytes_beside_the_others() -> None:
     assert [row["sequence_number"] for row in rows] == [1, 2, 3]
 
 
+def test_values_that_no_column_can_hold_make_a_bad_message() -> None:
+    """The broker stores such messages: the one has passed its scheduled time, the other has any property."""
+    scheduled = {proton.symbol("x-opt-scheduled-enqueue-time"): proton.timestamp(-(1 << 63))}
+    half_a_character = b"\x00\x53\x74\xc1\x09\x02\xa1\x01k\x73\x00\x00\xd8\x00" + message()
+    rows = decoded(message(annotations=scheduled), half_a_character, message(), by=decoder(keep_bad=True))
+    assert [row["body"] for row in rows] == [None, None, b"body"]
+    assert "is -9223372036854775808 ms" in rows[0]["error"] and "55296 is no character" in rows[1]["error"]
+
+
 def test_no_messages_are_an_empty_batch() -> None:
     assert decoded() == []
     assert pa.types.is_binary(decoder().schema.field("body").type)
