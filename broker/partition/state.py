@@ -94,6 +94,7 @@ from broker.operations.streams import (
     SendSinkBatch,
     SettledThrough,
     SettleThrough,
+    SinkBatch,
     SinkBatchSent,
 )
 from broker.operations.transactions import Transact, Transacted
@@ -370,8 +371,8 @@ class Partition:
     def undo_sends(self, commit: Commit) -> int:
         """On a full disk, undo what the cycle has sent and put its other records into another commit.
 
-        The senders' answers become `Failed(DISK_FULL)`; the other answers wait for the new commit. Returns
-        how many sends were undone.
+        The senders' answers become `Failed(DISK_FULL)`, and who has asked for a sink's batch must ask again;
+        the other answers wait for the new commit. Returns how many sends were undone.
         """
         cycle = self._space.cycle
         undone = 0
@@ -386,6 +387,9 @@ class Partition:
                     answer.cookie,
                 )
                 cycle.answers[index] = (client, failed)
+            elif isinstance(answer, SinkBatch):  # it may have seen a batch that is being undone
+                why = f"Partition {self.number}: the disk is full, and its ledger has gone back. Ask again."
+                cycle.answers[index] = (client, Failed(Reason.PARTITION_UNAVAILABLE, why, answer.cookie))
         if cycle.has_sent:
             self._schedule.pause()
             for grant in cycle.grants:

@@ -110,3 +110,13 @@ async def test_a_batch_is_not_noted_if_the_message_that_it_repeats_is_undone() -
     assert await send(harness, batch(1, b"a", ids=[identity])) == SinkBatchSent(
         FIRST + 1, [], True, 1, "mine"
     )
+
+
+async def test_nobody_hears_of_a_batch_that_a_full_disk_undoes() -> None:
+    harness = Harness()
+    await harness.send(b"open")
+    harness.log.fill_disk()
+    _, asked = await harness.do(8, batch(1, b"a"), GetSinkBatch(b"s"))
+    assert isinstance(asked, Failed) and asked.reason is Reason.PARTITION_UNAVAILABLE
+    harness.log.empty_disk()
+    assert await committed(harness) is None
