@@ -16,9 +16,11 @@ from urllib.parse import quote
 
 from pyspark_partibus.endpoint import Endpoint
 
-LIFETIME_S = 24 * 3600
-"""How long a token that we have signed is valid. It goes to the broker only, as the key itself would."""
-RENEWED_AFTER_S = LIFETIME_S / 2
+LIFETIME_S = 7 * 24 * 3600
+"""How long a token that we have signed is valid: by the broker's clock, so by days less if ours is behind. It
+goes to the broker only, as the key itself would."""
+RENEWED_AFTER_S = 12 * 3600
+"""Leaves days for a request or a range that takes long, and for a machine that was suspended."""
 
 
 def has_tokens(endpoint: Endpoint) -> bool:

@@ -28,6 +28,16 @@ def test_a_token_is_one_that_the_service_would_take(monkeypatch: pytest.MonkeyPa
     assert (token, valid_s) == (official, RENEWED_AFTER_S)
 
 
+def test_a_token_is_renewed_in_time_also_where_the_clock_is_days_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    day_s, now_s = 24 * 3600, 1_700_000_000
+    monkeypatch.setattr("time.time", lambda: now_s - 3 * day_s)
+    token, valid_s = token_for(parse_endpoint(CONNECTION_STRING), "orders")
+    (expires,) = (int(part[3:]) for part in token.split("&") if part.startswith("se="))
+    assert now_s + valid_s + day_s < expires
+
+
 def test_a_token_of_the_user_is_passed_on_and_a_login_needs_none() -> None:
     assert token_for(Endpoint("host", 1, False, token="mine"), "orders") == ("mine", math.inf)
     assert not has_tokens(parse_endpoint("amqp://user:key@host"))
