@@ -26,6 +26,7 @@ QUEUES = (
     queue("unique", **UNIQUE),
     queue("again", **UNIQUE),
     queue("executed", **UNIQUE),
+    queue("large", **UNIQUE, MaxMessageSizeInKilobytes=8192),
 )
 ON_SPARK = (
     "test_batch_read.py",

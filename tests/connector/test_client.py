@@ -170,6 +170,23 @@ def test_tasks_leave_no_links_on_the_connection_that_they_share(broker: BrokerPr
     assert lib.pn_link_head(connection._pn, 0) == ffi.NULL
 
 
+def test_a_row_that_is_larger_than_a_request_is_sent_by_itself(broker: BrokerProcess) -> None:
+    given = {"endpoint": broker.addresses.connection_string(), "entity": "large", "retryTimeout": "0s"}
+    bodies = [b"a", b"b" * (5 << 20), b"c"]
+    for _ in range(2):  # the second time, all of them are duplicates
+        written = TaskWriter(sink_options(given), Identity("s", 0, "content", ("s", 0), "s"), ()).write(
+            iter([pa.RecordBatch.from_pydict({"body": bodies, "partition_key": ["k"] * 3})])
+        )
+        assert written.rows == 3
+    reader = PartibusBatchReader(
+        source_options(given), full_schema(properties_as_json=False, with_error=False)
+    )
+    batches = [batch for task in reader.partitions() for batch in reader.read(task)]
+    assert [body.as_py() for batch in batches for body in batch.column("body")] == bodies
+    with pytest.raises(Refused, match="amqp:link:message-size-exceeded"):
+        Node(endpoint_of(broker), "large", PATIENCE).send([data(b"d" * (9 << 20))])
+
+
 def test_a_range_beyond_what_is_there_is_data_loss(broker: BrokerProcess) -> None:
     endpoint = endpoint_of(broker)
     heads = Node(endpoint, "plain", PATIENCE).heads()

@@ -23,6 +23,9 @@ from pyspark_partibus.offsets import Positions, counter_of, on_the_wire, partiti
 
 GENERATION, PARTITIONS = "partibus:generation", "partibus:partitions"
 DUPLICATE_WINDOW = "partibus:duplicate-detection-window"
+REQUESTED_BYTES_MAX = 3 << 20
+"""The largest message that is sent in a request, which the broker limits to 4 MiB. Entities may take larger
+ones."""
 CURSOR_NOT_FOUND, CURSOR_OWNED = "partibus:cursor-not-found", "partibus:cursor-owned"
 
 
@@ -195,8 +198,25 @@ class Node:
 
     def send(self, messages: Sequence[bytes]) -> Sent:
         """Send encoded messages; when this returns, they are durable."""
+        if len(messages) == 1 and len(messages[0]) > REQUESTED_BYTES_MAX:
+            patiently(lambda: self._transfer_once(messages[0]), self._patience)
+            return Sent(1, 0)
         answer = self._ask("partibus:send-messages", {"messages": messages})
         return Sent(int(answer["accepted"]), len(answer.get("duplicates") or ()))
+
+    def _transfer_once(self, message: bytes) -> None:
+        """Send a message by itself. The broker accepts a duplicate without a word."""
+        connection = checked_out(self._endpoint, self._patience.request_s, self._address)
+        try:
+            sender = Sender(connection, self._address)
+            try:
+                sender.send(message)
+                sender.outcome()
+            finally:
+                sender.close()
+        except Unavailable:
+            dropped(connection)
+            raise
 
     def last_batch(self, sink: str) -> int | None:
         """The highest batch that a sink has committed."""
