@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pyspark_partibus.client.operations import Heads, Node
+from pyspark_partibus.client.patience import patiently
 from pyspark_partibus.errors import OptionError, Unavailable
 from pyspark_partibus.offsets import Positions
 from pyspark_partibus.options import (
@@ -19,14 +20,18 @@ from pyspark_partibus.options import (
 def heads_of_all(
     node: Node, options: SourceOptions, enqueued_time_ms: int | None = None, *, undecided: bool = False
 ) -> Heads:
-    """Where all partitions begin and end. Raises Unavailable if one of them is down: where to begin in it is
-    unknown. undecided: as in `Node.heads`."""
-    heads = node.heads(enqueued_time_ms, undecided=undecided)
-    if heads.unavailable:
-        raise Unavailable(
-            f"partitions {', '.join(map(str, heads.unavailable))} of '{options.address}' are not available"
-        )
-    return heads
+    """Where all partitions begin and end. Waits for those that are down, because where to begin in them is
+    unknown. Raises Unavailable when patience is at its end. undecided: as in `Node.heads`."""
+
+    def of_all() -> Heads:
+        with node.trying_once():
+            heads = node.heads(enqueued_time_ms, undecided=undecided)
+        if heads.unavailable:
+            numbers = ", ".join(map(str, heads.unavailable))
+            raise Unavailable(f"partitions {numbers} of '{options.address}' are not available")
+        return heads
+
+    return patiently(of_all, options.patience)
 
 
 def starting_positions(

@@ -30,7 +30,6 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from pyspark_partibus.client.operations import Heads, Node
-from pyspark_partibus.client.patience import patiently
 from pyspark_partibus.cursor_keeper import CursorKeeper
 from pyspark_partibus.errors import DataLoss
 from pyspark_partibus.offsets import FIRST, Offset, Positions, ranges_between
@@ -66,9 +65,7 @@ class PartibusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         skipped."""
         if self._initial is None:
             default = EARLIEST if self._options.settle == "complete" else LATEST
-            heads, positions = patiently(
-                lambda: starting_positions(self._connected(), self._options, default), self._options.patience
-            )
+            heads, positions = starting_positions(self._connected(), self._options, default)
             self._cursor().check_before_first_batch()
             self._initial = Offset(heads.generation, secrets.token_hex(16), positions, initial=True)
             if self._frozen is not None:  # Spark asked for the end first; a run cannot end before it begins
@@ -113,10 +110,7 @@ class PartibusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """From now on, messages that arrive later belong to the next run."""
-        self._frozen = patiently(
-            lambda: heads_of_all(self._connected(), self._options), self._options.patience
-        )
-        self._heads = self._frozen
+        self._frozen = self._heads = heads_of_all(self._connected(), self._options)
 
     def _checked(self, begin: Offset, heads: Heads) -> Positions:
         """Where the next batch begins: at the start, unless there cannot be what was there."""

@@ -18,7 +18,9 @@ HEADS, STARTS = {0: 10, 1: 20}, {0: 3, 1: 4}
 
 
 def options(**given: str) -> SourceOptions:
-    return source_options({"endpoint": "amqp://host", "entity": "orders", "cursor": "c", **given})
+    return source_options(
+        {"endpoint": "amqp://host", "entity": "orders", "cursor": "c", "retryTimeout": "0s", **given}
+    )
 
 
 def starting(node: FakeNode, default: str = "latest", **given: str) -> Positions:
@@ -78,3 +80,11 @@ def test_a_partition_that_is_down_has_no_position() -> None:
     node.answer = replace(node.answer, unavailable=(3,))
     with pytest.raises(Unavailable, match="partitions 3 of 'orders'"):
         starting(node)
+
+
+def test_a_partition_that_comes_back_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = FakeNode(HEADS, STARTS)
+    whole, node.answer = node.answer, replace(node.answer, unavailable=(3,))
+    monkeypatch.setattr("time.sleep", lambda _: setattr(node, "answer", whole))
+    assert starting(node, retryTimeout="1s") == HEADS
+    assert node.asked == ["heads", "heads"]
