@@ -7,6 +7,7 @@ because one that is misspelt and ignored would do harm quietly.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -469,7 +470,7 @@ def parse_duration(text: str) -> float:
     number = text.rstrip("msh ")
     unit = text[len(number) :].strip()
     try:
-        if unit not in _UNITS or float(number) < 0:
+        if unit not in _UNITS or not 0 <= float(number) < math.inf:
             raise ValueError
         return float(number) * _UNITS[unit]
     except ValueError:

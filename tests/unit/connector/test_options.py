@@ -187,6 +187,6 @@ def test_times_and_durations() -> None:
         5400,
         2,
     ]
-    for text in ("5", "s", "5d", "-1s", "5 s m"):
+    for text in ("5", "s", "5d", "-1s", "5 s m", "infs", "nanms", "1e400h"):
         with pytest.raises(ValueError, match="duration"):
             parse_duration(text)
