@@ -29,11 +29,14 @@ QUEUES = (
     queue("large", **UNIQUE, MaxMessageSizeInKilobytes=8192),
 )
 ON_SPARK = (
+    "test_bad_messages.py",
     "test_batch_read.py",
     "test_demo.py",
     "test_end_to_end.py",
+    "test_failing_commits.py",
     "test_kills.py",
     "test_many_batches.py",
+    "test_order.py",
     "test_restarts.py",
     "test_settlement.py",
     "test_stream_read.py",

@@ -9,6 +9,7 @@ import pytest
 from pyspark.errors import PythonException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
+from tests.connector.faulty_sources import AT_THE_START, TrafficAtTheStart
 from tests.support.azure_client import admin_of, azure_client
 from tests.support.broker_process import BrokerProcess
 from tests.support.spark_queries import (
@@ -29,6 +30,11 @@ def created(broker: BrokerProcess, name: str, **given: Any) -> None:
         if any(each.name == name for each in admin.list_queues()):
             admin.delete_queue(name)
         admin.create_queue(name, enable_partitioning=True, **given)
+
+
+def numbers(frame: DataFrame) -> list[int]:
+    """The sequence numbers of all messages, sorted."""
+    return sorted(row.sequence_number for row in frame.select("sequence_number").collect())
 
 
 def test_a_queue_that_was_created_again_is_data_loss_unless_the_user_goes_on(
@@ -92,6 +98,33 @@ def test_a_stream_from_the_end_whose_first_batch_fails_reads_what_came_until_it_
     send(broker, "drivers", {"a": ["1"], "b": ["2"]})
     assert writer.trigger(availableNow=True).start().awaitTermination(ENDS_WITHIN_S)
     assert seen == [[], [], ["1", "2"]]
+
+
+def test_a_first_batch_that_is_run_again_has_the_messages_that_it_had_at_first(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    """The messages came after Spark had asked where to begin. At the next start, `latest` is behind them."""
+    spark.dataSource.register(TrafficAtTheStart)
+    before = numbers(batch(spark, broker, "again").load())
+    seen: list[list[int]] = []
+
+    def sink(rows: DataFrame, number: int) -> None:
+        seen.append(numbers(rows))
+        if len(seen) == 1:
+            raise RuntimeError("the sink fails")
+
+    reader = spark.readStream.format(TrafficAtTheStart.name())
+    rows = reader.options(**options(broker, "again", settle="none", startingOffsets="latest")).load()
+    writer = rows.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path))
+    with pytest.raises(StreamingQueryException, match="the sink fails"):
+        writer.start().awaitTermination(ENDS_WITHIN_S)
+    assert len(seen[0]) >= AT_THE_START
+    send(broker, "again", {"a": ["while the query is down"]})
+    there = numbers(batch(spark, broker, "again").load())
+    assert writer.trigger(availableNow=True).start().awaitTermination(ENDS_WITHIN_S)
+    first, again, rest = seen
+    assert again == first
+    assert sorted(before + again + rest) == there
 
 
 def test_a_stream_may_have_two_sinks_and_a_batch_two_actions(

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from pyspark import TaskContext
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -61,33 +57,6 @@ def test_rows_may_name_their_targets_and_columns_become_properties(
     assert bodies(batch(spark, broker, "plain").load()) == sorted(str(n) for n in range(5))
     rows = batch(spark, broker, "other", propertiesFormat="json").load().collect()
     assert sorted(row.properties for row in rows) == sorted(f'{{"amount":{n / 2}}}' for n in range(5, 20))
-
-
-def test_a_task_that_fails_halfway_and_runs_again_in_another_order_sends_every_row_once(
-    spark: SparkSession, broker: BrokerProcess
-) -> None:
-    """Rows are shuffled, so a second attempt has the same rows in another order."""
-    before = Counter(bodies(batch(spark, broker, "unique").load()))
-
-    def failing(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        task = TaskContext.get()
-        assert task is not None
-        rows = [row for each in batches for row in each.to_pylist()]
-        if task.attemptNumber():
-            rows.reverse()
-        for start in range(0, len(rows), 200):
-            yield pa.RecordBatch.from_pylist(rows[start : start + 200])
-            if start >= 400 and not task.attemptNumber():
-                raise RuntimeError("the first attempt fails when some rows are sent")
-
-    rows = spark.range(0, 2000, 1, 2).selectExpr("concat('retried-', id % 700) as body").repartition(2)
-    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "200")
-    try:
-        save(rows.mapInArrow(failing, "body string"), broker, "unique")
-    finally:
-        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
-    after = Counter(bodies(batch(spark, broker, "unique").load())) - before
-    assert after == Counter(f"retried-{n % 700}" for n in range(2000))
 
 
 @pytest.mark.parametrize(
