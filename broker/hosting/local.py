@@ -53,6 +53,8 @@ class LocalHost(SpreadStore):
         self.payloads = PayloadBudget(settings.payload_memory_bytes)
         self._opening = Slices(LONG_SLICE_S)
         """Time slices for opening, recovering and forgetting partitions."""
+        self._turns = Slices(LONG_SLICE_S)
+        """Time slices for operations of partitions that take several steps."""
         self._limits = TaskLimits(
             disk_timeout_ms=settings.disk_timeout_ms,
             rest_ms=settings.log_idle_ms if settings.fsync == "always" else None,
@@ -104,6 +106,7 @@ class LocalHost(SpreadStore):
             on_health=None if changed is None else lambda *_: changed(),
             meter=meter,
             slices=self._opening,
+            turns=self._turns,
             register=register,
         )
         self._tasks.add(partition)

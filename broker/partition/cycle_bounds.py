@@ -14,6 +14,9 @@ class Bounds:
     work_max: int = 4096
     """Messages that operations send, settle or look at. The operation that reaches the limit is the cycle's
     last."""
+    matching_max: int = 1024
+    """Work of matching messages with rules, and at most `work_max`: some ms. What takes longer is done in
+    steps, of which only the first may be taken by several partitions in one turn of the event loop."""
     settled_max: int = 2048
     """Messages that one operation settles or renews locks for. A longer operation takes several cycles."""
     granted_bytes_max: int = 4 * MIB

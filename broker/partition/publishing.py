@@ -44,7 +44,15 @@ from broker.partition.published import apply_published
 from broker.partition.records import Mark
 from broker.partition.scheduled_times import times_of
 from broker.partition.targets import Set, Target, Targets
-from broker.rules.matching import COPIES_BYTES_MAX, ChangedCopy, Match, Matcher
+from broker.rules.matching import (
+    COPIES_BYTES_MAX,
+    COPY_WORK,
+    WITHOUT_END,
+    ChangedCopy,
+    Match,
+    Matcher,
+    result_of,
+)
 
 _STAYS: Set = (Target(MAIN_PLACE, has_sessions=1),)
 """The targets of a scheduled message: it stays in the topic's own subqueue until its time."""
@@ -70,12 +78,6 @@ another entity hands over, because they may come from many senders."""
 COPIES_OF_SEND_BYTES_MAX = 2 * COMMIT_BYTES_MAX
 """A send whose messages get more than one copy each is cut to COMMIT_BYTES_MAX. One that exceeds this all the
 same is refused: rules make large copies of its tiny messages, or fail for very many of them."""
-SEARCHED_CHARACTERS = 32
-"""Characters that LIKE searches one by one in the time that looking at a filter takes."""
-COPY_WORK = 16
-"""Making or writing a copy counts as much as so many messages, however small it is."""
-COPIED_BYTES_OF_WORK = 4_096
-"""So many bytes of a copy count as much as one message more."""
 
 
 class Destinations(NamedTuple):
@@ -109,7 +111,8 @@ class Publishing:
         "_messages",
         "_subscriptions",
         "_targets",
-        "effort",
+        "_told",
+        "version",
     )
 
     def __init__(self, messages: Messages, description: TopicDescription) -> None:
@@ -124,13 +127,15 @@ class Publishing:
         """The target of each subscription that has got a message lately, shared by all sets."""
         self._ahead: dict[int, tuple[bytes, Destinations]] = {}
         """What `find_ahead` has found, by the identities of the messages, which it keeps."""
-        self.effort = 0
-        """What finding destinations has cost so far: messages, filters looked at, references, and copies. It
-        only rises; callers who must stop in time look at how far it has risen."""
+        self._told = 0
+        """Messages whose destinations have been found, and the references that they get."""
+        self.version = 0
+        """Of the subscriptions and rules. What was found before a change says nothing any more."""
         self.describe(description)
 
     def describe(self, description: TopicDescription) -> None:
         """The topic has these settings, subscriptions and rules from now on."""
+        self.version += 1
         self._description = description
         self._known.clear()
         self._known_bytes = 0
@@ -145,17 +150,25 @@ class Publishing:
             if number not in before or before[number].rules != each.rules:
                 self._matcher.set_rules(number, each.rules)
 
+    @property
+    def effort(self) -> int:
+        """What finding destinations has cost so far: messages, references, and the work of matching. It only
+        rises; callers who must stop in time look at how far it has risen."""
+        return self._told + self._matcher.work
+
     def destinations(
-        self, message: bytes, has_session: bool, enqueued_ms: int, room: int = COPIES_BYTES_MAX
-    ) -> Destinations:
-        """Where an active message goes. `room`: what its copies may take together, in bytes."""
-        matcher = self._matcher
-        looked_at, searched, acted = matcher.looked_at, matcher.searched, matcher.acted
-        match = matcher.match(message, enqueued_ms, min(max(room, 0), COPIES_BYTES_MAX))
-        self.effort += 1 + matcher.looked_at - looked_at + len(match.subscriptions)
-        self.effort += (matcher.searched - searched) // SEARCHED_CHARACTERS
-        if matcher.acted > acted:
-            self.effort += COPY_WORK * (matcher.acted - acted) + sum(map(_work_of_bytes, match.copies))
+        self,
+        message: bytes,
+        has_session: bool,
+        enqueued_ms: int,
+        room: int = COPIES_BYTES_MAX,
+        effort_max: int = WITHOUT_END,
+    ) -> Generator[None, None, Destinations]:
+        """Find out where an active message goes, in steps of about this effort. `room`: what its copies may
+        take together, in bytes."""
+        room = min(max(room, 0), COPIES_BYTES_MAX)
+        match = yield from self._matcher.match_steps(message, enqueued_ms, room, effort_max)
+        self._told += 1 + len(match.subscriptions)
         if match.copies or match.failures:
             return self._found(match, has_session)
         key = match.subscriptions, has_session
@@ -187,12 +200,16 @@ class Publishing:
         """Find the destinations of messages before the operations that send them are carried out, in steps of
         about this effort. They are known until `forget_ahead`.
 
+        A message that is hard to match is looked at in a later step than the first: many partitions may take
+        their first steps in one turn of the event loop, but take turns for the others.
+
         Returns how many of the operations may share a commit: the first one, and those after it as long as
         there is room for all their copies. So no message loses copies because of what others send. If not all
         of them may, this takes more than one step. It stops in a send whose copies take too much (`find` will
         refuse that), and in a `HandOver` behind the messages that may share a commit."""
         shared = 0
         until = self.effort + effort_max
+        is_first_step = True
         for count, send in enumerate(sends):
             sessions = send.columns.get(SESSION_ID)
             times = times_of(send.scheduled_ms, cycle.wall_ms)
@@ -206,7 +223,10 @@ class Publishing:
                 else:
                     has_session = sessions is not None and sessions[place] is not None
                     most = COPIES_BYTES_MAX if count or is_of_many else COMMIT_BYTES_MAX - made
-                    found = self.destinations(message, has_session, enqueued_ms, most)
+                    if is_first_step and self._matcher.is_hard(message, effort_max):
+                        is_first_step = False
+                        yield
+                    found = yield from self.destinations(message, has_session, enqueued_ms, most, effort_max)
                     self._ahead[id(message)] = message, found
                 made += found.made
                 if count and made and shared + made > SHARED_BYTES_MAX:
@@ -215,6 +235,7 @@ class Publishing:
                 if made > (SHARED_BYTES_MAX if is_of_many else COPIES_OF_SEND_BYTES_MAX):
                     break
                 if self.effort >= until:
+                    is_first_step = False
                     yield
                     until = self.effort + effort_max
             shared += made
@@ -252,7 +273,8 @@ class Publishing:
                 found.append(ahead[1])
             else:
                 has_session = sessions is not None and sessions[place] is not None
-                found.append(self.destinations(message, has_session, enqueued_ms, COMMIT_BYTES_MAX - made))
+                steps = self.destinations(message, has_session, enqueued_ms, COMMIT_BYTES_MAX - made)
+                found.append(result_of(steps))
             made += found[-1].made
             if made > COPIES_OF_SEND_BYTES_MAX:
                 raise Refused(
@@ -275,14 +297,14 @@ class Publishing:
         """Write and apply new messages with known destinations, in steps of about this effort. The copies
         come last. `keeps_numbers`: messages get a number even if nobody gets them, because a client is told
         it: a message that it could mistake for one of these must not get it."""
-        efforts = [1 + len(each.targets) for each in found]
+        efforts = [1 + len(each.targets) + COPY_WORK * len(each.dead) for each in found]
         for here in _steps(efforts, effort_max):
             if here.start:
                 yield
             self._write_some(cycle, new.part(here), found[here], keeps_numbers=keeps_numbers)
         copies = [copy for each in found for copy in each.copies]
         is_short = sum(efforts) < effort_max
-        for here in _steps(list(map(_work_of, copies)), effort_max):
+        for here in _steps([copy.work for copy in copies], effort_max):
             if here.start or not is_short:
                 yield
             self._write_copies(cycle, new.enqueued_at_ms, copies[here])
@@ -323,7 +345,7 @@ class Publishing:
     def _write_copies(self, cycle: Cycle, enqueued_ms: int, copies: Sequence[ChangedCopy]) -> None:
         default_ms = self._description.settings.default_time_to_live_ms
         stored = [copy.message for copy in copies]
-        cycle.work += sum(map(_work_of, copies))
+        cycle.work += sum([copy.work for copy in copies])
         found = [
             self._found(Match((copy.subscription,)), copy.message.session_id is not None) for copy in copies
         ]
@@ -357,24 +379,24 @@ class Publishing:
 
     def _found(self, match: Match, has_session: bool) -> Destinations:
         targets: list[Target] = []
-        dead: list[tuple[int, bytes | None]] = []
+        dead: dict[int, bytes | None] = {}
         for number in match.subscriptions:
             subscription = self._subscriptions[number]
             if subscription.settings.requires_session and not has_session:
-                dead.append((subscription.subqueue(DEAD_LETTER_PLACE), NO_SESSION))
+                dead[subscription.subqueue(DEAD_LETTER_PLACE)] = NO_SESSION
             else:
                 targets.append(self._target(subscription))
         for failure in match.failures:
             subscription = self._subscriptions[failure.subscription]
             if subscription.settings.dead_lettering_on_filter_errors:
                 place = subscription.subqueue(DEAD_LETTER_PLACE)
-                if all(subqueue != place for subqueue, _ in dead):
-                    dead.append((place, _reason_of(failure.rule, failure.description)))
-        every = sorted([*targets, *(Target(subqueue) for subqueue, _ in dead)])
+                if place not in dead:
+                    dead[place] = _reason_of(failure.rule, failure.description)
+        every = sorted([*targets, *map(Target, dead)])
         made = 0
         if match.copies or match.failures:
             made = MESSAGE_OVERHEAD_BYTES * (len(dead) + len(match.copies)) + _bytes_of(match.copies)
-        return Destinations(tuple(every), tuple(dead), match.copies, made)
+        return Destinations(tuple(every), tuple(dead.items()), match.copies, made)
 
     def _target(self, subscription: SubscriptionDescription) -> Target:
         target = self._targets.get(subscription.number)
@@ -409,14 +431,6 @@ def _steps(efforts: Sequence[int], effort_max: int) -> Iterator[slice]:
         effort += each
     if start < len(efforts):
         yield slice(start, len(efforts))
-
-
-def _work_of(copy: ChangedCopy) -> int:
-    return COPY_WORK + _work_of_bytes(copy)
-
-
-def _work_of_bytes(copy: ChangedCopy) -> int:
-    return len(copy.message.data) // COPIED_BYTES_OF_WORK
 
 
 def _bytes_of(copies: Sequence[ChangedCopy]) -> int:

@@ -40,6 +40,7 @@ class Sending:
     __slots__ = (
         "_duplicates",
         "_ids_max",
+        "_matching_max",
         "_messages",
         "_number",
         "_publishing",
@@ -64,6 +65,7 @@ class Sending:
         self._publishing = publishing
         self._number, self._messages, self._times, self._record = number, messages, times, record
         self._work_max, self._ids_max = bounds.work_max, bounds.message_ids_max
+        self._matching_max = min(bounds.matching_max, bounds.work_max)
         self._duplicates = messages.states.duplicates
         self._rest: Iterator[None] | None = None
         """The remaining steps of a long `Send`."""
@@ -174,7 +176,7 @@ class Sending:
         Returns how many of them may share a commit."""
         assert self._publishing is not None, "only topics publish"
         enqueued_ms = self._times.stamp(self._messages.latest_enqueued_ms, cycle.now_ms, cycle.wall_ms)
-        return (yield from self._publishing.find_ahead(cycle, enqueued_ms, sends, self._work_max))
+        return (yield from self._publishing.find_ahead(cycle, enqueued_ms, sends, self._matching_max))
 
     def sharing_a_commit(self, over: HandOver) -> int:
         """How many of these messages are enqueued now; the others have to come again. In a topic, only after
@@ -284,6 +286,11 @@ class Sending:
             firsts.append(number)
             number += len(send.messages)
         return firsts
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether `go_on` has anything to do."""
+        return self._rest is not None
 
     def go_on(self) -> Iterator[None]:
         """Enqueue the rest of a long `Send`, in steps. No other operation may be carried out before the last

@@ -43,6 +43,11 @@ class SettlingThrough:
         self._rest = steps
         self._space.cycle.work = max(self._space.cycle.work, self._space.bounds.work_max)
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether `go_on` has anything to do."""
+        return self._rest is not None
+
     def go_on(self) -> Iterator[None]:
         """Do the rest, in steps. No other operation may be carried out before the last step."""
         if self._rest is not None:

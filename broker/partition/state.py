@@ -272,8 +272,12 @@ class Partition:
             if room < 0 and count:
                 break
             count += 1
-        if self._publishing is not None and self._is_long(sends[:count]):
-            return count
+        if self._publishing is not None:
+            effort = self._publishing.effort
+            is_long = self._is_long(sends[:count])
+            space.cycle.work += self._publishing.effort - effort
+            if is_long:
+                return count
         if count > 1 and self._send_together(sends[:count]):
             return count
         for number, (client, send) in enumerate(sends[:count], 1):
@@ -321,6 +325,11 @@ class Partition:
         for client, operation in operations:
             self.handle(client, operation, arrived_ms)
             yield from self._sending.go_on()
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether `go_on` has anything to do."""
+        return self._later is not None or self._sending.is_under_way or self._settling_through.is_under_way
 
     def go_on(self) -> Iterator[None]:
         """Carry out the rest of the cycle's last operation, in steps. `finish` completes any remaining

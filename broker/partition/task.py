@@ -151,19 +151,18 @@ class PartitionTask:
         on_health: Callable[[int, Health], None] | None = None,
         meter: PartitionMeter | None = None,
         slices: Slices | None = None,
+        turns: Slices | None = None,
         register: Register | None = None,
     ) -> None:
-        """`on_health` is called for each change of health, in the event loop.
-
-        All partitions share `slices`, in which they are opened and freed; by default the partition has its
-        own.
-        """
+        """`on_health` is called for each change of health, in the event loop. All partitions share `slices`,
+        in which they are opened and freed, and `turns`, in which they carry out long operations; by default
+        the partition has its own."""
         self.number = number
         self._log, self._clock, self._description = log, clock, description
         self._limits = limits or TaskLimits()
         self._on_health, self._meter = on_health, meter
         self._rest = Rest(register, clock, self._limits.rest_ms)
-        self._slices = slices or Slices(LONG_SLICE_S)
+        self._slices, self._turns = slices or Slices(LONG_SLICE_S), turns or Slices(0)
         self._health = Health.CLOSED
         self.available = True
         """Whether the partition takes operations, now or as soon as it is open. An attribute, because routers
@@ -358,8 +357,8 @@ class PartitionTask:
                 is_done = partition.handle(client, operation, arrived_ms)
                 place += is_done
             if not is_done or partition.is_full:  # others get the rest of the loop's turn
-                for _ in partition.go_on():
-                    await asyncio.sleep(0)
+                if partition.is_under_way:
+                    await self._turns.run(partition.go_on())
                 self._mailbox.put_back(waiting, place - partition.left_over)
                 break
         cycle = partition.finish(self._mailbox.since_ms)

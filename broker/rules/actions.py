@@ -8,6 +8,7 @@ message. What it says about a session or a schedule has no effect before the cop
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -17,20 +18,30 @@ from broker.message.forwarded import trail_of, with_trail
 from broker.message.stored import FORWARDED, StoredMessage, store
 from broker.rules.drafts import REMOVABLE, SETTABLE, Draft
 from broker.rules.evaluating import Compiler
-from broker.rules.filters import COMPILED_MAX
+from broker.rules.filters import COMPILED_MAX, NODES_OF_WORK, size_of
 from broker.rules.message_view import SYSTEM_PROPERTIES, MessageView
 from broker.rules.parsing import Invalid, refusals
 from broker.rules.sql import SQL_DIALECT, parse_action
 from broker.rules.syntax import SetProperty, Statement
 from broker.rules.values import EvaluationFailed, parameters_of
 
-Action: TypeAlias = Callable[[MessageView, str], StoredMessage]
-"""Makes the copy of a message that the rule of this name produces. Raises EvaluationFailed."""
-
+STATEMENT_WORK = 2
+"""A statement takes as long as looking at so many filters, because what it sets must be encoded."""
 RULE_NAME = "RuleName"
 """The application property of a copy that has the name of its rule."""
 
 _Step: TypeAlias = Callable[[Draft], None]
+
+
+@dataclass(slots=True, frozen=True)
+class Action:
+    """An action that can be carried out."""
+
+    change: Callable[[MessageView, str], StoredMessage]
+    """Makes the copy of a message that the rule of this name produces. Raises EvaluationFailed."""
+    work: int = 0
+    """What its statements cost, in the time that looking at a filter takes. In addition come making the copy,
+    the message's properties, and texts that LIKE looks through."""
 
 
 @lru_cache(COMPILED_MAX)
@@ -44,11 +55,19 @@ def compile_action(action: SqlAction) -> Action:
     def change(message: MessageView, rule: str) -> StoredMessage:
         draft = Draft(message)
         draft.set_application_property(RULE_NAME, rule)
-        for step in steps:
-            step(draft)
-        return _stored(draft, message)
+        try:
+            for step in steps:
+                step(draft)
+            return _stored(draft, message)
+        finally:
+            message.work += draft.work
 
-    return change
+    return Action(change, sum(map(_work_of, statements)))
+
+
+def _work_of(statement: Statement) -> int:
+    nodes = size_of(statement.value) if isinstance(statement, SetProperty) else 0
+    return STATEMENT_WORK + nodes // NODES_OF_WORK
 
 
 def sets_session(action: SqlAction) -> bool:

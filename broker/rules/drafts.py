@@ -88,6 +88,7 @@ class Draft(MessageView):
         """Spellings and AMQP values of the application properties, by folded names."""
         for name, value in self._map(APPLICATION_PROPERTIES).items():
             self._application.setdefault(name.casefold(), (name, value))
+        self.work += len(self._application)  # to read them, and to write them again
         self._changed: dict[int, Any] = {}
         """New values of fields of the properties section."""
         self._annotations: dict[bytes, Timestamp | None] = {}

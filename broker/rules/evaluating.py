@@ -42,10 +42,13 @@ from broker.rules.values import EvaluationFailed, Value, equal, ordered
 
 
 class Searched(Protocol):
-    """What counts the characters that LIKE searches one by one."""
+    """What counts the characters that LIKE looks at."""
 
     def search(self, characters: int) -> None:
-        """Raises EvaluationFailed if these are too many."""
+        """So many are searched one by one. Raises EvaluationFailed if these are too many."""
+
+    def pass_over(self, characters: int) -> None:
+        """A text is found among so many, which takes far less."""
 
 
 M = TypeVar("M", bound=Searched)
@@ -181,7 +184,7 @@ class Compiler(Generic[M]):
             matches = _constant_like(node, node.pattern.value, escape)
             if searches(node.pattern.value, escape):
                 return _searching(matches, operand)
-            return lambda message: matches(text) if isinstance(text := operand(message), str) else None
+            return _finding(matches, operand)
         escape_of: Evaluate[M] = (lambda message: "") if node.escape is None else self.value(node.escape)
         without_escape = node.escape is None
 
@@ -197,6 +200,8 @@ class Compiler(Generic[M]):
             try:
                 if searches(wanted, chosen):
                     message.search(len(text))
+                else:
+                    message.pass_over(len(text))
                 return compile_like(wanted, chosen)(text)
             except WrongPattern as wrong:
                 raise EvaluationFailed(f"A LIKE has no result: {wrong}.") from wrong
@@ -219,6 +224,17 @@ def _searching(matches: Matches, operand: Evaluate[M]) -> Decide[M]:
         if not isinstance(text, str):
             return None
         message.search(len(text))
+        return matches(text)
+
+    return decide
+
+
+def _finding(matches: Matches, operand: Evaluate[M]) -> Decide[M]:
+    def decide(message: M) -> bool | None:
+        text = operand(message)
+        if not isinstance(text, str):
+            return None
+        message.pass_over(len(text))
         return matches(text)
 
     return decide

@@ -20,7 +20,7 @@ from broker.rules.expression_covers import can_fail, covers_of
 from broker.rules.message_view import MessageView
 from broker.rules.parsing import refusals
 from broker.rules.sql import SQL_DIALECT, parse_filter
-from broker.rules.syntax import Exists, NewId, Node, Read, ReadNamed, children
+from broker.rules.syntax import Constant, Exists, Like, NewId, Node, Read, ReadNamed, children
 from broker.rules.values import Value, equal, from_rule, parameters_of
 
 Predicate: TypeAlias = Callable[[MessageView], bool]
@@ -34,10 +34,17 @@ class CompiledFilter:
     matches: Predicate
     covers: tuple[Cover, ...] = ()
     """Any of them serves. Without one, the filter is evaluated for every message."""
+    work: int = 1
+    """What evaluating it costs, in the time that a filter takes that compares one property. Texts that LIKE
+    looks through come in addition."""
+    searches: bool = False
+    """LIKE may search texts character by character."""
     matches_all: bool = False
     """The filter matches every message: nobody needs to evaluate it."""
 
 
+NODES_OF_WORK = 8
+"""How many parts of a tree are evaluated in the time that a short filter takes."""
 COMPILED_MAX = 8_192
 """The most compiled filters of each kind that are remembered. A topic has at most 2,000 SQL filters, which
 take long to compile, but any number of correlation filters, so each kind is remembered by itself."""
@@ -81,7 +88,8 @@ def _correlation(filter: CorrelationFilter) -> CompiledFilter:
     def matches(message: MessageView) -> bool:
         return all(equal(message.value_of(property), value) for property, value in wanted)
 
-    return CompiledFilter(matches, tuple(equal_cover(property, value) for property, value in wanted))
+    covers = tuple(equal_cover(property, value) for property, value in wanted)
+    return CompiledFilter(matches, covers, 1 + len(wanted) // NODES_OF_WORK)
 
 
 @lru_cache(COMPILED_MAX)
@@ -92,13 +100,31 @@ def _sql(filter: SqlFilter) -> CompiledFilter:
         decide = Compiler(SQL_DIALECT, parameters).condition(tree, only_true=True)
     if _is_the_same_for_all(tree):  # `1 = 1` is how some clients write a true filter (HTTP contract 2.7)
         return CompiledFilter(lambda message: True, matches_all=True) if decide(_NO_MESSAGE) else _NEVER
-    return CompiledFilter(lambda message: bool(decide(message)), covers_of(tree, parameters))
+    return CompiledFilter(
+        lambda message: bool(decide(message)),
+        covers_of(tree, parameters),
+        1 + size_of(tree) // NODES_OF_WORK,
+        may_search(tree),
+    )
 
 
 def _is_the_same_for_all(tree: Node) -> bool:
     if isinstance(tree, Read | ReadNamed | Exists | NewId) or can_fail(tree):
         return False
     return all(map(_is_the_same_for_all, children(tree)))
+
+
+def size_of(tree: Node) -> int:
+    """How many parts an expression has."""
+    return 1 + sum(map(size_of, children(tree)))
+
+
+def may_search(tree: Node) -> bool:
+    """Whether evaluating an expression may search texts character by character."""
+    if isinstance(tree, Like):
+        pattern = tree.pattern
+        return not isinstance(pattern, Constant) or "_" in str(pattern.value)
+    return any(map(may_search, children(tree)))
 
 
 def forget_compiled() -> None:

@@ -7,12 +7,16 @@ does not match; the failure is reported if its subscription gets the message thr
 Subscriptions with the same filter share its evaluation, and an index finds the filters that may match. So
 the cost of a message follows the subscriptions that match. Changing the rules of one subscription costs
 nothing for the others.
+
+Matching one message with thousands of rules that make copies may take seconds, so it can be done in steps.
+What it costs is counted as *work*: a filter that compares one property counts as 1, which takes some 1 µs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from broker.base.errors import Refused
 from broker.entities.rules import Filter, RuleDescription, SqlAction
@@ -21,18 +25,41 @@ from broker.rules.actions import Action, compile_action
 from broker.rules.covers import Cover
 from broker.rules.filters import CompiledFilter, compile_filter
 from broker.rules.index import FilterIndex
-from broker.rules.message_view import MessageView
+from broker.rules.message_view import SEARCHED_CHARACTERS, SEARCHED_MAX, MessageView
 from broker.rules.values import EvaluationFailed
 
 COPIES_BYTES_MAX = 16 * 1024 * 1024
 """What the copies of one message may take together, unless it is a single one. Any number of rules with
 actions may match, and a commit has a limit."""
 
+COPY_WORK = 16
+"""Making or writing a copy counts as much as so many filters, however small it is. So does a failure."""
+COPIED_BYTES_OF_WORK = 4_096
+"""So many bytes of a copy count as much as one filter more."""
+SEARCH_WORK = SEARCHED_MAX // SEARCHED_CHARACTERS
+"""What LIKE may search for one filter."""
+WITHOUT_END = 2**63
+"""More work than there is: everything is one step."""
 FAULTS_MAX = 256
 """The most rules of which exceptions are reported."""
 _ERROR_CHARACTERS_MAX = 1_000
+_PROPERTIES_BYTES_OF_STEP = 8_192
+"""Decoding the properties of a message may take longer than a step if they are larger than this."""
 _NO_RULE = (0, "")
 """A message that the index cannot look at is nobody's rule."""
+
+
+T = TypeVar("T")
+
+
+def result_of(steps: Generator[None, None, T]) -> T:
+    """Carry out all steps, and return what they have found."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: T = end.value
+            return found
 
 
 def check_expressions(rule: RuleDescription) -> None:
@@ -51,6 +78,11 @@ class ChangedCopy:
     rule: str
     message: StoredMessage
     """The changed message, and what routing and timers need to know of it."""
+
+    @property
+    def work(self) -> int:
+        """What making or writing it costs."""
+        return COPY_WORK + len(self.message.data) // COPIED_BYTES_OF_WORK
 
 
 @dataclass(slots=True)
@@ -124,12 +156,12 @@ class Matcher:
         self._faulty: set[tuple[int, str]] = set()
         """Rules that have met an exception."""
         self._faults: list[Fault] = []
-        self.looked_at = 0
-        """How many filters `match` has evaluated so far."""
-        self.searched = 0
-        """How many characters LIKE has searched one by one so far."""
+        self.work = 0
+        """What matching has cost so far. It only rises."""
+        self.hard_work = 0
+        """What the copies of a message and searching its texts may cost, besides what its size adds."""
         self.acted = 0
-        """How many actions it has carried out so far, including those that failed."""
+        """How many actions have been carried out so far, including those that failed."""
         self._to_all: Match | None = None
         """What a message gets if no other rule matches it; None after a change of `_everything`."""
 
@@ -154,14 +186,39 @@ class Matcher:
             else:
                 self._remove(subscription, rule)
 
+    def is_hard(self, stored: bytes, work_max: int) -> bool:
+        """Whether matching a stored message may take far longer than a step of this work. That is known
+        without looking at its properties."""
+        if not self._entries:
+            return False
+        if self.hard_work >= work_max:
+            return True
+        try:
+            large = _PROPERTIES_BYTES_OF_STEP
+            return len(stored) > large and MessageView(stored, 0).properties_end() > large
+        except Exception:  # the failure of each rule, as in `match_steps`
+            return True
+
     def match(self, stored: bytes, enqueued_ms: int, copies_bytes_max: int = COPIES_BYTES_MAX) -> Match:
-        """Find who gets a stored message, whose enqueued time this is in wall time. A rule whose copy would
-        exceed `copies_bytes_max` together with those before it fails; the first copy is always made."""
+        """As `match_steps`, all at once."""
+        return result_of(self.match_steps(stored, enqueued_ms, copies_bytes_max))
+
+    def match_steps(
+        self,
+        stored: bytes,
+        enqueued_ms: int,
+        copies_bytes_max: int = COPIES_BYTES_MAX,
+        work_max: int = WITHOUT_END,
+    ) -> Generator[None, None, Match]:
+        """Find who gets a stored message, whose enqueued time this is in wall time, in steps of about this
+        work. No rules may be changed before the last one. A rule whose copy would exceed `copies_bytes_max`
+        together with those before it fails; the first copy is always made."""
         if self._to_all is None:
             self._to_all = Match(tuple(sorted(self._everything)))
         if not self._entries:
             return self._to_all
         message = MessageView(stored, enqueued_ms)
+        until = self.work + work_max
         seen: set[_Entry] = set()
         plain: set[int] = set()
         made: _Copies | None = None
@@ -170,8 +227,12 @@ class Matcher:
             if entry in seen:
                 continue
             seen.add(entry)
-            if message.searched:
-                self.searched, message.searched = self.searched + message.searched, 0
+            message.searched = 0
+            self.work += message.work + entry.compiled.work
+            message.work = 0
+            if self.work >= until:
+                yield
+                until = self.work + work_max
             try:
                 if not entry.compiled.matches(message):
                     continue
@@ -182,9 +243,12 @@ class Matcher:
             plain.update([subscription for subscription, _ in entry.plain])
             if entry.acting:
                 made = made or _Copies(copies_bytes_max)
-                failures += self._act(entry, message, len(stored), made)
-        self.looked_at += len(seen)
-        self.searched += message.searched
+                for failed in self._act(entry, message, len(stored), made):
+                    failures += failed
+                    if self.work >= until:
+                        yield
+                        until = self.work + work_max
+        self.work += message.take_work() + COPY_WORK * len(failures)
         copies = made.copies if made else []
         if not (plain or copies or failures):
             return self._to_all
@@ -194,18 +258,24 @@ class Matcher:
             failures = [failure for failure in failures if failure.subscription not in served]
         return Match(subscriptions, tuple(sorted(copies, key=_order)), tuple(sorted(failures, key=_order)))
 
-    def _act(self, entry: _Entry, message: MessageView, size: int, made: _Copies) -> list[Failure]:
-        """Make a copy of a message of `size` bytes for each action of a filter that matches, and return the
-        failures."""
-        self.acted += len(entry.acting)
-        failures = []
+    def _act(
+        self, entry: _Entry, message: MessageView, size: int, made: _Copies
+    ) -> Iterator[Sequence[Failure]]:
+        """Make a copy of a message of `size` bytes for each action of a filter that matches, in steps that
+        give the failures."""
         for (subscription, rule), action in entry.acting.items():
+            self.acted += 1
+            failures: Sequence[Failure] = ()
             try:
                 made.check_room(size)
-                made.add(ChangedCopy(subscription, rule, action(message, rule)))
+                copy = ChangedCopy(subscription, rule, action.change(message, rule))
+                made.add(copy)
             except Exception as why:
-                failures.append(Failure(subscription, rule, self._text_of(why, (subscription, rule))))
-        return failures
+                failures = (Failure(subscription, rule, self._text_of(why, (subscription, rule))),)
+                self.work += message.take_work() + action.work
+            else:
+                self.work += message.take_work() + action.work + copy.work
+            yield failures
 
     def _candidates(self, message: MessageView) -> Iterable[_Entry]:
         """The entries that may match; all of them if the message is one that the index cannot look at."""
@@ -239,20 +309,23 @@ class Matcher:
         entry = self._entries.get(rule.filter)
         if entry is None:
             entry = self._entries[rule.filter] = _Entry(rule.filter, _compiled(rule.filter))
+            self.hard_work += SEARCH_WORK * entry.compiled.searches
             entry.cover = self._index.add(entry, entry.compiled.covers)
         if rule.action is None:
             entry.plain[subscription, rule.name] = None
         else:
-            entry.acting[subscription, rule.name] = _compiled_action(rule.action)
+            action = entry.acting[subscription, rule.name] = _compiled_action(rule.action)
+            self.hard_work += COPY_WORK + action.work
 
     def _remove(self, subscription: int, rule: RuleDescription) -> None:
         entry = self._entries[rule.filter]
         if rule.action is None:
             del entry.plain[subscription, rule.name]
         else:
-            del entry.acting[subscription, rule.name]
+            self.hard_work -= COPY_WORK + entry.acting.pop((subscription, rule.name)).work
         if not entry.plain and not entry.acting:
             self._index.remove(entry, entry.cover)
+            self.hard_work -= SEARCH_WORK * entry.compiled.searches
             del self._entries[rule.filter]
 
 
@@ -285,4 +358,4 @@ def _compiled_action(action: SqlAction) -> Action:
     def fails(message: MessageView, rule: str) -> StoredMessage:
         raise EvaluationFailed(description)
 
-    return fails
+    return Action(fails)

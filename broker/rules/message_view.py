@@ -32,6 +32,11 @@ from protocol.sections import (
 )
 from protocol.values import skip
 
+SEARCHED_CHARACTERS, FOUND_CHARACTERS = 32, 512
+"""How many characters LIKE searches one by one, and how many it passes over when it finds a text, in the time
+that looking at a filter takes."""
+ANNOTATIONS_OF_WORK = 4
+"""How many annotations are passed over in that time, to find one."""
 SEARCHED_MAX = 65_536
 """Characters that LIKE may search one by one in a message for one expression: some 5 ms of the event loop."""
 
@@ -39,7 +44,7 @@ SEARCHED_MAX = 65_536
 class MessageView:
     """One stored message. `enqueued_ms` is its enqueued time, in wall time."""
 
-    __slots__ = ("_bare", "_fields", "_places", "_values", "enqueued_ms", "searched", "stored")
+    __slots__ = ("_bare", "_fields", "_places", "_values", "enqueued_ms", "searched", "stored", "work")
 
     def __init__(self, stored: bytes, enqueued_ms: int) -> None:
         self.stored, self.enqueued_ms = stored, enqueued_ms
@@ -49,6 +54,9 @@ class MessageView:
         self._values: dict[str, Value] = {}
         self.searched = 0
         """Characters that LIKE has searched one by one. Whoever evaluates several expressions resets it."""
+        self.work = 0
+        """What looking at the message has cost besides the expressions themselves, in filters: its properties
+        and the texts that LIKE looks through."""
 
     def search(self, characters: int) -> None:
         """A LIKE is about to search so many characters one by one. Raises EvaluationFailed if these are too
@@ -59,11 +67,32 @@ class MessageView:
             raise EvaluationFailed(
                 f"Searching the patterns of LIKE that have a '_' takes more than {SEARCHED_MAX} characters."
             )
+        self.work += characters // SEARCHED_CHARACTERS
+
+    def pass_over(self, characters: int) -> None:
+        """A LIKE is about to find a text among so many characters."""
+        self.work += characters // FOUND_CHARACTERS
+
+    def take_work(self) -> int:
+        """The work since the last call."""
+        work, self.work = self.work, 0
+        return work
+
+    def properties_end(self) -> int:
+        """Where the properties end, and annotations before them; the body follows."""
+        _, value = section_at(self.stored, self._bare)
+        end = section_end(self.stored, value)
+        if end < len(self.stored):
+            section, value = section_at(self.stored, end)
+            if section == APPLICATION_PROPERTIES:
+                return section_end(self.stored, value)
+        return end
 
     def places(self) -> dict[str, int]:
         """Where the values of the application properties are, by folded names."""
         if self._places is None:
             self._places = self._find_places()
+            self.work += len(self._places)
         return self._places
 
     def has(self, name: str) -> bool:
@@ -107,6 +136,7 @@ class MessageView:
     def annotation(self, key: bytes) -> Any:
         """The decoded value of one of the sender's message annotations; None if it is not there."""
         count, offset = self.stored[8] << 8 | self.stored[9], HEAD.size
+        self.work += count // ANNOTATIONS_OF_WORK
         for _ in range(count):
             found = text_bytes(self.stored, offset) == key
             offset = skip(self.stored, offset)

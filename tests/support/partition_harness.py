@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from broker.base.clock import ManualClock
+from broker.base.slices import Slices
 from broker.entities.descriptions import (
     DEAD_LETTER,
     MAIN,
@@ -55,12 +56,13 @@ class Harness:
         number: int = NUMBER,
         kind: type[QueueDescription] = QueueDescription,
         description: EntityDescription | None = None,
+        turns: Slices | None = None,
     ) -> None:
         self.description = description or kind("orders", "0" * 32, 16, settings or QueueSettings())
         self.clock = ManualClock()
         self.budget = PayloadBudget(payload_bytes, reserve_bytes)
         self.limits = limits or TaskLimits()
-        self.number = number
+        self.number, self.turns = number, turns
         self.healths: list[Health] = []
         self.received: defaultdict[int, list[Answer]] = defaultdict(list)
         self.log = MemoryLog(Disk(), segment_bytes)
@@ -162,6 +164,7 @@ class Harness:
             payloads=self.budget,
             limits=self.limits,
             on_health=lambda _, health: self.healths.append(health),
+            turns=self.turns,
         )
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from broker.base.errors import Reason
+from broker.base.slices import Slices
 from broker.entities.descriptions import TRANSFER, TRANSFER_DEAD_LETTER
 from broker.entities.roles import OWN_END
 from broker.entities.rules import CorrelationFilter, FalseFilter, RuleDescription, SqlAction, SqlFilter
@@ -435,6 +438,81 @@ async def test_others_use_the_event_loop_while_small_copies_are_made_and_written
     assert not any(isinstance(each, Failed) for each in harness.take(9))
     assert len(await bodies(harness, "subscriptions/s19")) == 60
     await check_restart(harness, "subscriptions/s0")
+
+
+async def test_others_use_the_event_loop_while_messages_are_dead_lettered_by_rules() -> None:
+    description = topic("a")
+    for number in range(20):
+        description = with_subscription(
+            description, f"s{number}", FAILING, dead_lettering_on_filter_errors=True
+        )
+    harness = Harness(description=description, limits=TaskLimits(bounds=Bounds(work_max=1_000)))
+    await harness.send(BLUE)
+    harness.post(9, Send([stored_with(subject="red") for _ in range(30)], None))
+    async with Ticker() as ticker:
+        await harness.until_quiet()
+    # A reason counts as 16 messages, so a step finds those of 4 messages, or gives those of 2.
+    # Symptom: no turn at all, for they counted as nothing.
+    assert ticker.turns >= 17
+    assert len(await bodies(harness, "subscriptions/s19" + DEAD)) == len(await bodies(harness, A)) == 31
+    await check_restart(harness, A, "subscriptions/s19" + DEAD)
+
+
+def hard_topic(rules: int) -> TopicDescription:
+    """A topic of whose messages so many rules make copies for one subscription, each with 31 statements."""
+    action = SqlAction(";".join(f"SET a{number} = p" for number in range(31)))
+    every = [RuleDescription(f"r{number}", SqlFilter("1=1"), action) for number in range(rules)]
+    return with_subscription(topic("a"), "b", *every)
+
+
+STEP_WORK = 200 + 16 + 2 * 31 + 10
+"""What a step takes if it ends after the rule with which its work reaches 200."""
+
+
+@pytest.mark.parametrize("kind", OPERATIONS)
+async def test_one_message_is_matched_in_steps_and_partitions_take_turns(kind: str) -> None:
+    turns = Slices(0)
+    limits = TaskLimits(bounds=Bounds(matching_max=200))
+    harnesses = [
+        Harness(description=hard_topic(50), limits=limits, turns=turns, number=number) for number in range(4)
+    ]
+    for harness in harnesses:
+        await harness.send(stored_with({"p": "x"}))
+        harness.post(9, OPERATIONS[kind]([stored_with({"p": "x"})]))
+    commits = len(harnesses[0].log.disk.frames)
+    matchers = [matcher_of(harness) for harness in harnesses]
+    works = [begin := sum([matcher.work for matcher in matchers])]
+
+    async def watch() -> None:
+        while True:
+            works.append(sum([matcher.work for matcher in matchers]))
+            await asyncio.sleep(0)
+
+    watching = asyncio.create_task(watch())
+    await asyncio.gather(*(harness.until_quiet() for harness in harnesses))
+    watching.cancel()
+    # Symptom: 4 x 50 copies in one turn of the event loop. With 16 partitions and 1,000 rules: seconds.
+    assert works[-1] - begin >= 4 * 50 * (16 + 2 * 31)
+    assert max(after - before for before, after in pairwise(works)) <= STEP_WORK
+    for harness in harnesses:
+        assert not any(isinstance(each, Failed) for each in harness.take(9))
+        assert len(await bodies(harness, A)) == 2 and len(await bodies(harness, B)) == 2 * 50
+        assert len(harness.log.disk.frames) == commits + 1, "the message and its copies are in one commit"
+        await check_restart(harness, A, B)
+
+
+async def test_sends_between_other_operations_fill_a_cycle_by_what_matching_them_takes() -> None:
+    harness = Harness(description=hard_topic(2), limits=TaskLimits(bounds=Bounds(work_max=1_000)))
+    await harness.send()
+    for _ in range(20):
+        harness.post(9, Send([stored_with({"p": "x"})], None))
+        harness.post(9, Complete([]))
+    cycles = 1
+    while await harness.task.step():
+        cycles += 1
+    # Symptom: one cycle, whatever was between the sends.
+    assert cycles >= 4
+    assert len(await bodies(harness, B)) == 40
 
 
 async def test_many_small_transactions_with_copies_do_not_share_one_cycle() -> None:

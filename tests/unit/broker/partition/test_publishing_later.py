@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from broker.base.errors import Reason
@@ -216,3 +218,54 @@ async def test_a_pause_ends_when_the_clock_is_set_back() -> None:
     await harness.advance(5_000)
     assert await bodies(harness, A) == [RED] * 4
     await check_restart(harness, A, C)
+
+
+async def test_one_scheduled_message_is_matched_in_several_cycles() -> None:
+    description = topic("a")
+    for number in range(50):
+        description = with_subscription(description, f"s{number}", CHANGING)
+    harness = Harness(description=description, limits=TaskLimits(bounds=Bounds(matching_max=100)))
+    due_ms = harness.clock.now_ms() + 1_000
+    await harness.do(9, Send([RED, BLUE, RED], None, scheduled_ms=[due_ms] * 3))
+    partition = harness.task._partition
+    assert partition is not None and partition._publishing is not None
+    harness.clock.advance(1_100)
+    efforts, more = [partition._publishing.effort], True
+    while more:
+        more = await harness.task.step()
+        efforts.append(partition._publishing.effort)
+    # Symptom: all copies of a message in one step, however many there are.
+    assert len(efforts) >= 18
+    assert max(after - before for before, after in pairwise(efforts)) <= 2 * (100 + 20) + 50
+    assert await bodies(harness, A) == [RED, BLUE, RED]
+    assert len(await bodies(harness, "subscriptions/s49")) == 2
+    await check_restart(harness, A, "subscriptions/s0")
+
+
+@pytest.mark.parametrize("change", ["rules", "cancelled", "clock"])
+async def test_matching_a_scheduled_message_begins_again_if_something_changes_meanwhile(change: str) -> None:
+    description = topic("a")
+    for number in range(50):
+        description = with_subscription(description, f"s{number}", CHANGING)
+    harness = Harness(description=description, limits=TaskLimits(bounds=Bounds(matching_max=100)))
+    due_ms = harness.clock.now_ms() + 1_000
+    first = one(await harness.do(9, Send([RED, RED], None, scheduled_ms=[due_ms] * 2)), Sent).first
+    harness.clock.advance(1_100)
+    for _ in range(3):
+        assert await harness.task.step()
+    kept = 2
+    if change == "rules":
+        await harness.describe(topic("a"))
+    elif change == "cancelled":
+        one(await harness.do(9, CancelScheduled([first])), Settled)
+        kept = 1
+    else:
+        harness.clock.step(-500)
+        await harness.until_quiet()
+        assert await bodies(harness, A) == []
+        harness.clock.advance(600)
+    await harness.until_quiet()
+    assert await bodies(harness, A) == [RED] * kept
+    if change != "rules":
+        assert len(await bodies(harness, "subscriptions/s49")) == kept
+    await check_restart(harness, A)

@@ -19,7 +19,7 @@ from tests.support.rule_messages import ENQUEUED_MS, FIELDS, stored_with
 
 
 def copy_of(stored: bytes, text: str, *parameters: tuple[str, RuleValue]) -> StoredMessage:
-    return compile_action(SqlAction(text, parameters))(MessageView(stored, ENQUEUED_MS), "rule")
+    return compile_action(SqlAction(text, parameters)).change(MessageView(stored, ENQUEUED_MS), "rule")
 
 
 def changed(text: str, application: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:

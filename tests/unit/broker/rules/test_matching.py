@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -277,4 +278,78 @@ def test_a_rule_that_takes_too_long_to_search_fails_alone_and_searching_is_count
     assert found.subscriptions == (1, 3)
     assert [each.subscription for each in found.failures] == [2]
     assert "more than 65536 characters" in found.failures[0].description
-    assert matcher.searched == 5 * 32_000
+    assert 5 * 1_000 <= matcher.work <= 5 * 1_000 + 50
+
+
+MANY = {str(number): 1 for number in range(5_000)}
+ACTION = SqlAction(";".join(f"SET a{number} = p" for number in range(31)))
+
+
+@pytest.mark.parametrize(
+    "rule, message, work",
+    [
+        # Symptom: it was 17, as if the action had a single statement.
+        (RuleDescription("r", SqlFilter("1=1"), ACTION), {"p": "x"}, 16 + 2 * 31),
+        # Symptom: these were 1, and 17.
+        (RuleDescription("r", SqlFilter(" OR ".join(["p = 1 + 2"] * 40))), {"p": "x"}, 200 // 8),
+        (RuleDescription("r", SqlFilter("p LIKE '%ab%' OR p LIKE '%c%'")), {"p": "x" * 32_000}, 125),
+        (RuleDescription("r", SqlFilter("NOT EXISTS(p)")), MANY, 5_000),
+        (RuleDescription("r", SqlFilter("1=1"), SqlAction("REMOVE p")), MANY, 5_000),
+    ],
+)
+def test_the_work_of_matching_follows_what_takes_long(
+    rule: RuleDescription, message: dict[str, Any], work: int
+) -> None:
+    matcher = Matcher()
+    matcher.set_rules(1, [rule])
+    match(matcher, message)
+    assert work <= matcher.work <= work * 1.5 + 30
+
+
+def test_each_look_at_many_prefixes_or_ranges_is_counted() -> None:
+    matcher = Matcher()
+    matcher.set_rules(1, rules(*(SqlFilter(f"p LIKE '{'x' * number}y%'") for number in range(500))))
+    matcher.set_rules(2, rules(*(SqlFilter(f"n > {number} AND n < {number}.5") for number in range(500))))
+    match(matcher, {"p": "z", "n": 1_000})
+    assert matcher.work >= 500 + 500 // 16
+
+
+def test_one_message_is_matched_in_steps() -> None:
+    matcher = Matcher()
+    matcher.set_rules(1, [RuleDescription(f"r{number}", SqlFilter("1=1"), ACTION) for number in range(100)])
+    failing = SqlAction("SET a = 1 / 0")
+    matcher.set_rules(2, [RuleDescription(f"f{number}", SqlFilter("1=1"), failing) for number in range(100)])
+    matcher.set_rules(3, rules(*(SqlFilter(f"p LIKE '%_{number}%'") for number in range(20)), TrueFilter()))
+    stored = stored_with({"p": "x" * 1_000})
+    at_once, before = matcher.match(stored, ENQUEUED_MS), matcher.work
+    steps = matcher.match_steps(stored, ENQUEUED_MS, work_max=200)
+    works = [before]
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            in_steps: Match = end.value
+            break
+        works.append(matcher.work)
+    # Symptom: one step. With 1,000 rules, nobody else was served for as long as that took.
+    assert len(works) >= 35
+    assert max(after - before for before, after in pairwise(works)) <= 200 + 16 + 2 * 31 + 100
+    assert in_steps == at_once and len(in_steps.copies) == 100 and in_steps.subscriptions == (3,)
+
+
+def test_whether_matching_a_message_may_take_long_is_known_before() -> None:
+    matcher = Matcher()
+    small, large = stored_with({"p": 1}), stored_with({"p": "x" * 10_000})
+    matcher.set_rules(1, rules(TrueFilter()))
+    assert not matcher.is_hard(large, 100), "nobody looks at its properties"
+    matcher.set_rules(2, rules(*(SqlFilter(f"p = {number} OR q = 1") for number in range(200))))
+    assert not matcher.is_hard(small, 100), "the filters may be found by an index"
+    assert not matcher.is_hard(stored_with({"p": 1}, body=b"x" * 10_000), 100)
+    assert matcher.is_hard(large, 100)
+    assert matcher.is_hard(large[:9_000], 100), "what is malformed is met with care"
+    matcher.set_rules(3, [RuleDescription(f"r{number}", SqlFilter("1=1"), ACTION) for number in range(2)])
+    assert matcher.is_hard(small, 100) and not matcher.is_hard(small, 1_000)
+    matcher.set_rules(3, rules(SqlFilter("p LIKE '%_b%'")))
+    assert matcher.is_hard(small, 1_000)
+    matcher.set_rules(3, rules(SqlFilter("p LIKE '%b%'")))
+    assert matcher.hard_work == 0
