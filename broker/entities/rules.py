@@ -21,6 +21,9 @@ DATE_TIME_TICKS_MIN, DATE_TIME_TICKS_MAX = -EPOCH_TICKS, 2_534_023_007_999_999_9
 """The years 1 to 9999, in ticks since the Unix epoch: what clients and XML have dates for."""
 EXPRESSION_CHARACTERS_MAX = 1_024
 """Limit of the text of a filter or an action (AMQP contract 11.6)."""
+VALUES_BYTES_MAX, VALUE_BYTES_MAX = 65_536, 32_768
+"""Limits of all names and values of a filter or an action together, and of each of them (AMQP contract 11.6).
+They are those of a message's properties: no message would match a larger filter."""
 DURATION_TICKS_MIN, DURATION_TICKS_MAX = -(2**63), 2**63 - 1
 
 

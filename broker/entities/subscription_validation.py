@@ -6,15 +6,18 @@ Pure; raises what `validation.py` raises. This module does not understand SQL: `
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import EntityStatus, key_of
 from broker.entities.rules import (
     DEFAULT_RULE_NAME,
     EXPRESSION_CHARACTERS_MAX,
+    VALUE_BYTES_MAX,
+    VALUES_BYTES_MAX,
     CorrelationFilter,
+    NamedValues,
     RuleDescription,
     SqlAction,
     SqlFilter,
@@ -106,10 +109,12 @@ def check_subscription_update(
 
 
 def check_rule(rule: RuleDescription) -> None:
-    """Check a rule's name, that its filter says something, and the lengths of its expressions."""
+    """Check a rule's name, that its filter says something, and the sizes of its expressions and values."""
     check_rule_name(rule.name)
     if rule.filter == CorrelationFilter():
         refuse("CorrelationFilter", "A correlation filter needs at least one property.")
+    if isinstance(rule.filter, CorrelationFilter):
+        _check_sizes("CorrelationFilter", rule.name, _texts_of(rule.filter), rule.filter.properties)
     for sql, element in ((rule.filter, "SqlFilter"), (rule.action, "SqlRuleAction")):
         if isinstance(sql, SqlFilter | SqlAction):
             if not sql.expression.strip():
@@ -120,6 +125,38 @@ def check_rule(rule: RuleDescription) -> None:
                     f"The SqlExpression of the rule '{rule.name}' has {len(sql.expression)} characters; the "
                     f"limit is {EXPRESSION_CHARACTERS_MAX}.",
                 )
+            _check_sizes(element, rule.name, (), sql.parameters)
+
+
+def _texts_of(filter: CorrelationFilter) -> Iterator[str]:
+    """What a filter wants the properties of the properties section to be."""
+    for field in fields(filter):
+        value = getattr(filter, field.name)
+        if isinstance(value, str):
+            yield value
+
+
+def _check_sizes(element: str, rule: str, texts: Iterable[str], values: NamedValues) -> None:
+    """Check that names and values are no larger than those of a message's properties may be."""
+    sizes = [_bytes_of(text) for text in texts]
+    for name, value in values:
+        sizes += [_bytes_of(name), _bytes_of(str(value.value))]
+    total, largest = sum(sizes), max(sizes, default=0)
+    if largest > VALUE_BYTES_MAX:
+        refuse(
+            element,
+            f"A name or a value of the rule '{rule}' takes {largest} bytes; the limit is {VALUE_BYTES_MAX}.",
+        )
+    if total > VALUES_BYTES_MAX:
+        refuse(
+            element,
+            f"The names and values of the rule '{rule}' take {total} bytes together; the limit is "
+            f"{VALUES_BYTES_MAX}.",
+        )
+
+
+def _bytes_of(text: str) -> int:
+    return len(text.encode(errors="surrogatepass"))
 
 
 def check_rules(rules: Sequence[RuleDescription]) -> None:

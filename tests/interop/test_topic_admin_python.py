@@ -193,6 +193,7 @@ def test_rules_of_all_kinds_come_back_as_they_were_made(
         (SqlRuleFilter("color ="), "position"),
         (SqlRuleFilter("a" * 1_025), "1024"),
         (CorrelationRuleFilter(), "at least one"),
+        (CorrelationRuleFilter(label="x" * 32_769), "32769 bytes"),
     ],
 )
 def test_a_wrong_rule_is_refused_with_the_reason(

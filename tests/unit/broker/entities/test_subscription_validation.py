@@ -8,7 +8,15 @@ import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import EntityStatus
-from broker.entities.rules import CorrelationFilter, RuleDescription, SqlAction, SqlFilter, TrueFilter
+from broker.entities.rules import (
+    CorrelationFilter,
+    RuleDescription,
+    RuleValue,
+    SqlAction,
+    SqlFilter,
+    TrueFilter,
+    ValueType,
+)
 from broker.entities.subscription_validation import (
     TopicLimits,
     check_limits,
@@ -98,6 +106,20 @@ def test_sessions_are_fixed_at_creation() -> None:
     assert caught.value.element == "RequiresSession"
 
 
+def text(value: str) -> RuleValue:
+    return RuleValue(ValueType.STRING, value)
+
+
+LONG = "x" * 32_769
+MANY = tuple((f"{number:08}", text("x" * 8)) for number in range(4_097))
+
+
+def test_the_values_of_a_filter_may_be_as_large_as_the_properties_of_a_message() -> None:
+    check_rule(RuleDescription("r", CorrelationFilter(label="x" * 32_768, to="x" * 32_768)))
+    check_rule(RuleDescription("r", CorrelationFilter(properties=MANY[1:])))
+    check_rule(RuleDescription("r", SqlFilter("a = @x", (("@x", text("x" * 32_768)),))))
+
+
 @pytest.mark.parametrize(
     ("element", "rule"),
     [
@@ -105,6 +127,18 @@ def test_sessions_are_fixed_at_creation() -> None:
         ("SqlFilter", RuleDescription("r", SqlFilter(" "))),
         ("SqlFilter", RuleDescription("r", SqlFilter("x" * 1_025))),
         ("SqlRuleAction", RuleDescription("r", TrueFilter(), SqlAction(""))),
+        # Symptom: these were accepted, and kept in memory, on the disk and in every answer.
+        ("CorrelationFilter", RuleDescription("r", CorrelationFilter(label="x" * 32_769))),
+        ("CorrelationFilter", RuleDescription("r", CorrelationFilter(to="\N{PILE OF POO}" * 8_193))),
+        (
+            "CorrelationFilter",
+            RuleDescription("r", CorrelationFilter("x" * 30_000, "x" * 30_000, "x" * 30_000)),
+        ),
+        ("CorrelationFilter", RuleDescription("r", CorrelationFilter(properties=((LONG, text("x")),)))),
+        ("CorrelationFilter", RuleDescription("r", CorrelationFilter(properties=(("x", text(LONG)),)))),
+        ("CorrelationFilter", RuleDescription("r", CorrelationFilter(properties=MANY))),
+        ("SqlFilter", RuleDescription("r", SqlFilter("a = 1", parameters=(("@x", text(LONG)),)))),
+        ("SqlRuleAction", RuleDescription("r", TrueFilter(), SqlAction("SET a = 1", parameters=MANY))),
     ],
 )
 def test_a_rule_that_says_nothing_or_too_much_is_refused(element: str, rule: RuleDescription) -> None:

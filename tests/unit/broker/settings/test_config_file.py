@@ -376,6 +376,14 @@ def test_a_wrong_rule_is_refused(tmp_path: Path, rule: object, message: str) -> 
     assert message in str(caught.value)
 
 
+def test_a_filter_that_is_larger_than_the_properties_of_a_message_is_refused(tmp_path: Path) -> None:
+    properties = {"FilterType": "Correlation", "CorrelationFilter": {"Properties": {"x" * 60_000: 1}}}
+    subscription = {"Name": "s", "Rules": [{"Name": "r", "Properties": properties}]}
+    with pytest.raises(WrongConfigFile, match="'r' takes 60000 bytes; the limit is 32768") as caught:
+        load(tmp_path, queues(Topics=[{"Name": "t", "Subscriptions": [subscription]}]))
+    assert "UserConfig.Namespaces[0].Topics[0].Subscriptions[0].Rules" in str(caught.value)
+
+
 def test_two_entities_of_one_name_are_refused_in_whatever_case(tmp_path: Path) -> None:
     with pytest.raises(
         WrongConfigFile,

@@ -19,6 +19,9 @@ from tests.unit.broker.namespace.test_subscriptions import Entities
 RED = {"rule-name": "red", "rule-description": {"correlation-filter": {"label": "red"}}}
 
 
+LARGE = {"correlation-filter": {"label": "x" * 900_000}}
+
+
 class Work:
     """The node of one subqueue of the topic `events`, which has a subscription."""
 
@@ -72,6 +75,7 @@ async def test_a_rule_that_exists_or_does_not_is_refused() -> None:
         ("add-rule", RED, Reason.ENTITY_EXISTS),
         ("remove-rule", {"rule-name": "blue"}, Reason.ENTITY_NOT_FOUND),
         ("remove-rule", {}, Reason.ARGUMENT),
+        ("add-rule", {"rule-name": "large", "rule-description": LARGE}, Reason.ARGUMENT),
     ):
         with pytest.raises(Refused) as caught:
             await work.ask(operation, body)
