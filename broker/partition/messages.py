@@ -188,10 +188,6 @@ class Messages:
         if self.renumbered:
             self.renumbered.forget(frame.position)
 
-    def live_frames(self) -> list[StoredFrame]:
-        """All frames that hold live messages, in the order of the log."""
-        return [frame for frame in self._frames if frame.live]
-
     def adopt_frames(self, frames: Iterable[StoredFrame]) -> None:
         """Add some of a checkpoint's frames. They must come in the order of the log, after all frames added
         before."""

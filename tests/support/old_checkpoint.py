@@ -10,11 +10,12 @@ from broker.partition.tables import table
 from storage.disk import LocalDisk
 from storage.record import crc32c
 from storage.segment import SEGMENT_HEADER_BYTES, decode_segment_header
+from tests.support.partition_messages import live_frames
 
 
 def state_of_version_1(messages: Messages) -> bytes:
     """The state as releases before blocks wrote it."""
-    frames = messages.live_frames()
+    frames = live_frames(messages)
     parts = [
         struct.pack(
             "<4sIQQII",

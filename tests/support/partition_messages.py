@@ -10,6 +10,7 @@ from broker.partition import records
 from broker.partition.messages import Messages
 from broker.partition.payloads import PayloadBudget
 from broker.partition.records import Enqueued, Mark
+from broker.partition.references import StoredFrame
 from broker.partition.snapshot import Snapshot
 from storage.log import FRAME_HEADER_BYTES, Checkpoint, Commit, Frame, Position
 
@@ -73,6 +74,11 @@ def contents(messages: Messages) -> list[Any]:
     found = [[describe(each) for each in subqueue.browse(0)] for subqueue in messages.subqueues]
     sums = [(each.available, each.deferred, each.bytes, each.changed_bytes) for each in messages.subqueues]
     return [found, sums, messages.next_number, messages.latest_enqueued_ms, messages.first_live()]
+
+
+def live_frames(messages: Messages) -> list[StoredFrame]:
+    """All frames that hold live messages, in the order of the log."""
+    return [frame for frame in messages._frames if frame.live]
 
 
 def changed_blocks(checkpoint: Checkpoint) -> dict[int, bytes]:

@@ -19,6 +19,7 @@ from broker.partition.subqueue import REBUILT_AT_ONCE
 from broker.partition.task import TaskLimits
 from storage.log import Position
 from tests.support.partition_harness import NUMBER, Harness
+from tests.support.partition_messages import live_frames
 from tests.support.topics import topic
 
 MANY = 20_000
@@ -40,7 +41,7 @@ async def test_a_log_is_replayed_in_steps_of_bounded_size_and_to_the_same_state(
     messages.check()
     assert messages.count == MANY - 3_000 and messages.main.deferred == 2_000
     assert max(messages.drop()) <= DROPPED_AT_ONCE
-    assert messages.count == 0 and not messages.live_frames()
+    assert messages.count == 0 and not live_frames(messages)
     await harness.restart()
     assert (await harness.receive(1, 1)).messages == [b"x5000"]
 

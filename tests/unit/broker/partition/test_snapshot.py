@@ -22,6 +22,7 @@ from tests.support.partition_messages import (
     changed_blocks,
     contents,
     fresh,
+    live_frames,
     loaded,
     mark,
     new_messages,
@@ -141,8 +142,8 @@ def test_no_step_of_bringing_back_a_checkpoint_touches_more_than_a_block_of_mess
     deque(again.finish_steps(0), maxlen=0)
     again.check()
     assert contents(again) == contents(messages)
-    assert [frame.position for frame in again.live_frames()] == sorted(
-        frame.position for frame in messages.live_frames()
+    assert [frame.position for frame in live_frames(again)] == sorted(
+        frame.position for frame in live_frames(messages)
     )
 
 
