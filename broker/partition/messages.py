@@ -154,26 +154,42 @@ class Messages:
 
     def first_live(self) -> Position | None:
         """The oldest frame that holds a live message; None if there is none. Nothing below it will be read
-        again."""
+        again.
+
+        Drops the dead frames before it, FRAMES_LOOKED_AT at most. If there are more (`begins_dead`), the
+        result is the oldest of these.
+        """
         frames = self._frames
-        while frames and not frames[0].live:
+        for _ in range(min(FRAMES_LOOKED_AT, len(frames))):
+            if frames[0].live:
+                break
             self._leave_behind(frames.popleft())
         return frames[0].position if frames else None
+
+    @property
+    def begins_dead(self) -> bool:
+        """Whether the oldest frame that was not dropped holds no live message."""
+        return bool(self._frames) and not self._frames[0].live
+
+    def drop_dead_frames(self) -> Iterator[None]:
+        """Drop all dead frames before the oldest with a live message, in steps: there may be millions."""
+        while self.begins_dead:
+            self.first_live()
+            yield
 
     def oldest_frames(self, count: int, reach: int, below: Position) -> list[Position]:
         """The oldest frames with live messages below a position: at most `count`, and none more than `reach`
         bytes behind the first.
 
         Looks at FRAMES_LOOKED_AT frames at most, and drops the dead ones among them, so that later searches
-        need not skip them again.
+        need not skip them again. First call `drop_dead_frames`, or it may find none.
         """
-        first = self.first_live()
         frames = self._frames
         kept: list[StoredFrame] = []
         looks = 0
-        while frames and first is not None and len(kept) < count and looks < FRAMES_LOOKED_AT:
+        while frames and len(kept) < count and looks < FRAMES_LOOKED_AT:
             frame = frames[0]
-            if frame.position >= below or (frame.live and kept and frame.position - first > reach):
+            if frame.position >= below or (kept and frame.live and frame.position - kept[0].position > reach):
                 break
             frames.popleft()
             looks += 1
@@ -448,6 +464,8 @@ class Messages:
         """
         self.clock_settings.read_back(wall_ahead_ms)
         yield from self.subqueues.finish_steps(self.clock_settings)
+        for _ in self.drop_dead_frames():
+            yield 0
         frames = iter(self._frames)
         while part := list(islice(frames, REPLAYED_AT_ONCE)):
             untrack(part)

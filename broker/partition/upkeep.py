@@ -176,6 +176,7 @@ class Upkeep:
             self._garbage_to_compact() is not None
             or self._place_to_trim() is not None
             or self._is_checkpoint_due()
+            or self._messages.begins_dead  # so the log may have more garbage
         ):
             return True
         self._look_at = end + self._bytes_to_next_look()
@@ -189,6 +190,7 @@ class Upkeep:
         disk is waited out."""
         log = self._log
         try:
+            await self._drop_dead_frames()
             if self._is_pressed(now_ms):
                 return await self._make_room(now_ms)
             more = await self._compact()
@@ -205,6 +207,10 @@ class Upkeep:
             self._appended = 0
             if now_ms < self._paused_until_ms:
                 self._come_back(self._paused_until_ms)
+
+    async def _drop_dead_frames(self) -> None:
+        if self._messages.begins_dead:
+            await self._slices.run(self._messages.drop_dead_frames())
 
     async def _append(self, commit: Commit, *, urgent: bool = False) -> None:
         """Append records of upkeep. Raises what `Log.append` raises."""
@@ -410,6 +416,7 @@ class Upkeep:
         moved = False
         while to_write > 0:
             if not self._candidates:
+                await self._drop_dead_frames()
                 positions = (
                     self._messages.oldest_frames(_FRAMES_AT_ONCE, to_read, below) if to_read > 0 else []
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 
 import pytest
 
@@ -104,6 +105,30 @@ async def test_dead_frames_behind_a_live_one_are_looked_at_once() -> None:
     harness.task.check()
     await harness.do(1, Complete(kept.tokens))
     assert messages.oldest_frames(1, 1 << 30, harness.log.end) == oldest[1:]
+
+
+async def test_dead_frames_before_a_live_one_are_dropped_in_steps_of_bounded_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(messages_module, "FRAMES_LOOKED_AT", 50)
+    harness = Harness()
+    for _ in range(300):
+        harness.post(1000, Send([b"x"], None))
+        await harness.task.step()
+    gone, kept = await harness.receive(1, 250), await harness.receive(1, 1)
+    harness.post(1, Complete(gone.tokens))
+    await harness.task.step()
+    assert harness.task._partition is not None
+    messages = harness.task._partition.messages
+    left = [len(messages._frames)]
+    messages.first_live()
+    left.append(len(messages._frames))
+    assert messages.begins_dead
+    left += [len(messages._frames) for _ in messages.drop_dead_frames()]
+    # Symptom: all went at once, a million in 127 ms.
+    assert max(before - after for before, after in pairwise(left)) == 50 and left[-1] <= left[0] - 250
+    assert messages.first_live() == messages.main.references[kept.sequence_numbers[0]].frame.position
+    harness.task.check()
 
 
 async def test_a_compaction_moves_a_bounded_number_of_messages_with_each_commit() -> None:

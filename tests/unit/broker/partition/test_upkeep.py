@@ -13,6 +13,7 @@ from broker.operations.general import Failed
 from broker.operations.receiving import Demand, Locked
 from broker.operations.sending import Send
 from broker.operations.settling import Complete, DeadLetter, Defer
+from broker.partition import messages as messages_module
 from broker.partition import records, snapshot
 from broker.partition.task import Health, TaskLimits
 from broker.partition.upkeep import UpkeepLimits
@@ -69,6 +70,23 @@ async def test_a_log_at_rest_gives_back_all_but_a_little_without_traffic(deferre
     assert len((await harness.peek()).messages) == deferred + 1
     await harness.restart()
     assert len((await harness.peek()).messages) == deferred + 1
+
+
+async def test_however_many_dead_frames_there_are_upkeep_drops_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(messages_module, "FRAMES_LOOKED_AT", 4)
+    limits = UpkeepLimits(checkpoint_bytes=1 << 30, garbage_bytes_max=1 << 30, garbage_bytes_at_rest=4_000)
+    harness = Harness(limits=TaskLimits(upkeep=limits))
+    for _ in range(200):
+        await harness.send(b"x" * 200)
+    locked = await harness.receive(1, 200)
+    await harness.do(1, Complete(locked.tokens[:199]), Defer(locked.tokens[199:]))
+    for _ in range(5):
+        await harness.advance(limits.look_ms)
+    assert log_bytes(harness) < 6_000
+    await harness.restart()
+    assert len((await harness.peek()).messages) == 1, "frames of before are not missed"
 
 
 async def test_what_is_written_by_and_by_leaves_no_more_behind_than_a_log_at_rest() -> None:
