@@ -172,9 +172,10 @@ class Upkeep:
             return True
         if not must_look and end < self._look_at and self._messages.count:
             return False
+        place = self._trim_place()
         if (
-            self._garbage_to_compact() is not None
-            or self._place_to_trim() is not None
+            self._garbage_to_compact(place) is not None
+            or self._is_trim_due(place)
             or self._is_checkpoint_due()
             or self._messages.begins_dead  # so the log may have more garbage
         ):
@@ -321,17 +322,15 @@ class Upkeep:
         return points[place - 1] if place else None
 
     async def _trim(self, now_ms: int, is_urgent: bool = False) -> None:
-        place = self._place_to_trim(is_urgent)
-        if place is not None:
+        place = self._trim_place()
+        if place is not None and (is_urgent or self._is_trim_due(place)):
             await self._trim_to(place, now_ms)
 
-    def _place_to_trim(self, is_urgent: bool = False) -> Position | None:
-        """The position up to which the log should be trimmed now; None if that is not worthwhile."""
-        log, place = self._log, self._trim_place()
-        if place is None or not (is_urgent or place - log.start >= self._bound.bytes // 2):
-            return None
-        saved = self._checkpoints(2) >= place
-        return place if saved or is_urgent or self._is_checkpoint_paid(freed=place - log.start) else None
+    def _is_trim_due(self, place: Position | None) -> bool:
+        """Whether it is worthwhile to trim the log up to the place where that is possible."""
+        if place is None or place - self._log.start < self._bound.bytes // 2:
+            return False
+        return self._checkpoints(2) >= place or self._is_checkpoint_paid(freed=place - self._log.start)
 
     async def _trim_to(self, place: Position, now_ms: int) -> None:
         log = self._log
@@ -386,10 +385,11 @@ class Upkeep:
                     pass
                 await self._trim(now_ms, is_urgent=True)
 
-    def _garbage_to_compact(self) -> int | None:
-        """The bytes of garbage that only compaction would free; None if that is not worthwhile."""
+    def _garbage_to_compact(self, place: Position | None) -> int | None:
+        """The bytes of garbage that only compaction would free, while the next trim frees the log up to
+        `place`; None if that is not worthwhile."""
         log, live_bytes = self._log, self._messages.relocatable_bytes
-        garbage = log.end - (self._trim_place() or log.start) - live_bytes  # without what the next trim frees
+        garbage = log.end - (place or log.start) - live_bytes
         if garbage <= max(self._bound.bytes, self._limits.garbage_per_live * live_bytes):
             self._candidates.clear()
             return None
@@ -398,7 +398,7 @@ class Upkeep:
     async def _compact(self) -> bool:
         """Append the oldest live messages again, so that the beginning of the log can be trimmed. True if
         something was moved."""
-        log, limits, garbage = self._log, self._limits, self._garbage_to_compact()
+        log, limits, garbage = self._log, self._limits, self._garbage_to_compact(self._trim_place())
         if garbage is None:
             return False
         last = max(log.trim_points, default=log.start)
