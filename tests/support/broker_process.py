@@ -20,6 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.support.ports import take_ports
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 KEY_NAME, KEY = "RootManageSharedAccessKey", "SAS_KEY_VALUE"
 """The emulator's key. Its documentation publishes it, so it protects nothing."""
@@ -91,10 +93,9 @@ def configuration(
 class BrokerProcess:
     """`python -m broker serve` with its own folder.
 
-    `folder` receives the configuration and the data. The system chooses the ports at the first start; later
-    starts reuse them, so that clients find a restarted broker at the same address. With `keeps_ports` false
-    each start uses new ports: while a broker is down, the system may give its port to any client on this
-    machine. `addresses` are the ports for the first start.
+    `folder` receives the configuration and the data. All starts use the same ports, so that clients find a
+    restarted broker at the same address (`ports.py`); with `keeps_ports` false, the system chooses new ones
+    at each start. `addresses` are the ports for the first start.
     """
 
     def __init__(
@@ -160,7 +161,9 @@ class BrokerProcess:
     def start(self) -> Addresses:
         """Start the broker and wait until it is ready. Raises `BrokerDied`."""
         assert self._process is None, "the broker is running already"
-        ports = (self._addresses if self._keeps_ports else None) or Addresses(0, 0, 0)
+        ports = Addresses(0, 0, 0)
+        if self._keeps_ports:
+            ports = self._addresses or Addresses(*take_ports(3))
         command = [
             sys.executable,
             "-m",
