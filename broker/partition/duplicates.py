@@ -19,8 +19,7 @@ A block holds one slot and has its number. Slots are numbered by positions in th
 again. All numbers are little endian. The window counts in monotonic time; only a restart has to go by wall
 time.
 
-Memory is about 100 bytes for each identity: an object of 48 bytes, its place in a table and in the slot. The
-tables are divided, so that none takes long to grow.
+Memory is about 100 bytes for each identity: an object of 48 bytes, its place in the table and in the slot.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from collections.abc import Collection, Iterator, Sequence
 from broker.base.errors import Reason, Refused
 from broker.partition._untracked import untrack
 from broker.partition.blocks import InBlocks
+from broker.partition.divided_table import DividedTable
 from broker.partition.durable_state import NewRecord
 from broker.partition.tables import UnreadableRecord
 from storage.log import Position, Record
@@ -45,7 +45,8 @@ SLOT_MAX = 2048
 """Identities in one slot: it is encoded, or forgotten, in less than a millisecond."""
 FORGOTTEN_AT_ONCE = 2
 """Slots that one cycle forgets."""
-_TABLES = 64
+DROPPED_AT_ONCE = 2048
+"""Identities that one step of `drop` frees: less than a millisecond."""
 _RECORD, _BLOCK = struct.Struct("<QQ"), struct.Struct("<Q")
 
 
@@ -54,7 +55,7 @@ class _Slot:
 
     def __init__(self, number: int, begun_ms: int | None = None) -> None:
         self.number = number
-        """Also the value in the tables; one object for all of them."""
+        """Also the value in the table; one object for all of its identities."""
         self.identities: list[bytes] = []
         self.begun_ms = begun_ms
         """Monotonic time of its first identity; None if the slot was read back, and so takes no more."""
@@ -72,15 +73,18 @@ class Duplicates(InBlocks):
         super().__init__()
         self.name, self.version = "message-ids", 1
         self.record_kinds: Collection[int] = (SENT_IDS,)
-        self._tables: list[dict[bytes, int]] = []
-        """Numbers of slots by identity. Empty until there is one, else _TABLES tables."""
+        self._known: DividedTable[bytes, int] = DividedTable()
+        """Numbers of slots by identity."""
         self.slots: dict[int, _Slot] = {}
         """By number, ascending."""
         self._latest: _Slot | None = None
         self._unanchored = False
         """Whether a slot has no monotonic time yet."""
-        self.count = 0
+
+    @property
+    def count(self) -> int:
         """Identities, including those of slots that have ended but are not forgotten."""
+        return self._known.count
 
     @property
     def state_bytes(self) -> int:
@@ -93,9 +97,9 @@ class Duplicates(InBlocks):
         """The places of those that were sent within the window, or that come a second time here."""
         found: list[int] = []
         here: set[bytes] = set()
-        tables, slots = self._tables, self.slots
+        number_of, slots = self._known.get, self.slots
         for place, identity in enumerate(identities):
-            number = tables[identity[0] % _TABLES].get(identity) if tables else None
+            number = number_of(identity)
             if number is not None:
                 since_ms = slots[number].now_ms
                 if since_ms is not None and since_ms + window_ms > now_ms:
@@ -163,10 +167,8 @@ class Duplicates(InBlocks):
             slot.begun_ms = None  # its number must not come again
 
     def _take_out(self, slot: _Slot, identity: bytes) -> None:
-        table = self._tables[identity[0] % _TABLES]
-        if table.get(identity) == slot.number:  # else it was sent again after the window
-            del table[identity]
-            self.count -= 1
+        if self._known.get(identity) == slot.number:  # else it was sent again after the window
+            del self._known[identity]
 
     # --- records --------------------------------------------------------------------------------------------
 
@@ -199,15 +201,11 @@ class Duplicates(InBlocks):
             slot = self._latest = self.slots[number] = _Slot(number)
         if slot.now_ms is None:
             self._unanchored = True
-        if not self._tables:
-            self._tables = [{} for _ in range(_TABLES)]
         slot.wall_ms = wall_ms
-        tables, number = self._tables, slot.number
+        known, number = self._known, slot.number
         for start in range(0, len(identities), IDENTITY_BYTES):
             identity = identities[start : start + IDENTITY_BYTES]
-            table = tables[identity[0] % _TABLES]
-            self.count += identity not in table
-            table[identity] = number
+            known[identity] = number
             slot.identities.append(identity)
 
     # --- checkpoints ----------------------------------------------------------------------------------------
@@ -234,18 +232,16 @@ class Duplicates(InBlocks):
         while self.slots:
             self.slots.popitem()
             yield
-        while self._tables:
-            self._tables.pop()
+        while self._known.pop_some(DROPPED_AT_ONCE):
             yield
 
     def check(self) -> None:
         """Assert all invariants."""
         self._changed.check_blocks({number for number, slot in self.slots.items() if slot.identities})
         assert list(self.slots) == sorted(self.slots)
-        assert self.count == sum(map(len, self._tables))
-        for table in self._tables:
-            for identity, number in table.items():
-                assert identity in self.slots[number].identities
+        self._known.check()
+        for identity, number in self._known.items():
+            assert identity in self.slots[number].identities
         assert self._unanchored or all(slot.now_ms is not None for slot in self.slots.values())
 
 
