@@ -7,8 +7,10 @@ setup(
     cffi_modules=["protocol/native/build.py:ffibuilder"],
     ext_modules=[
         Extension("broker.partition._untracked", ["broker/native/untracked.c"]),
+        Extension("broker.partition._references", ["broker/native/references.c"]),
         Extension("broker.message._stored", ["broker/native/stored.c"]),
         Extension("broker.namespace._placing", ["broker/native/placing.c"]),
         Extension("broker.message._annotations", ["broker/native/annotations.c"]),
+        Extension("broker.frontend.links._unsettled", ["broker/native/unsettled.c"]),
     ],
 )

@@ -24,7 +24,7 @@ from protocol.events import (
 )
 from protocol.large_input import LargeInput
 from protocol.links import Delivery, Link
-from protocol.proton_values import ffi, lib, transaction_of, update_of
+from protocol.proton_values import ffi, lib, number_of, transaction_of, update_of
 
 JOINED_BYTES_MAX = 8 * 1024
 """Pieces of an unfinished message are joined up to this size: a peer may send one byte in each frame."""
@@ -149,7 +149,7 @@ class Deliveries:
         lib.pn_link_advance(link.pn)
         if settled:
             lib.pn_delivery_settle(delivery)
-        return [] if settled else [delivery]
+        return [] if settled else [number_of(delivery)]
 
     def _take_message(
         self,
@@ -166,12 +166,12 @@ class Deliveries:
             self.forget_partial(link)
         if settled:
             lib.pn_delivery_settle(delivery)
-        self._report(link, [] if settled else [delivery], payload, settled, is_batch, transaction)
+        self._report(link, [] if settled else [number_of(delivery)], payload, settled, is_batch, transaction)
 
     def _report(
         self,
         link: Link,
-        own: list[Any],
+        own: list[Delivery],
         payload: bytes,
         settled: bool,
         is_batch: bool,
@@ -233,6 +233,6 @@ class Deliveries:
         update = update_of(link, delivery, outcome, settled)
         last = self._events[-1] if self._events else None
         if type(last) is DeliveriesUpdated and same_update(last, update):
-            last.deliveries.append(Delivery(delivery))
+            last.deliveries += update.deliveries
         else:
             self._events.append(update)

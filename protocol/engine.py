@@ -42,6 +42,7 @@ from protocol.link_table import LinkTable
 from protocol.links import Delivery, Link
 from protocol.proton_values import (
     condition_of,
+    delivery_of,
     echo_terminus,
     encoded_error,
     ffi,
@@ -447,13 +448,14 @@ class Engine:
         without one."""
         for delivery in deliveries:
             if error is not None:
-                set_condition(lib.pn_disposition_condition(lib.pn_delivery_local(delivery)), error)
+                local = lib.pn_delivery_local(delivery_of(delivery))
+                set_condition(lib.pn_disposition_condition(local), error)
         runs.settle(deliveries, _REJECTED)
 
     def declare(self, deliveries: Sequence[Delivery], txn_id: bytes) -> None:
         """Settle the delivery that holds a declare, giving the id of the new transaction (§4.5.5)."""
         for delivery in deliveries:
-            set_state(delivery, declared(txn_id))
+            set_state(delivery_of(delivery), declared(txn_id))
         runs.settle(deliveries, _DECLARED)
 
     # --- outgoing links -------------------------------------------------------------------------------------
@@ -519,7 +521,7 @@ class Engine:
         0.4.10)."""
         if outcome == _MODIFIED:
             for delivery in deliveries:
-                local = lib.pn_delivery_local(delivery)
+                local = lib.pn_delivery_local(delivery_of(delivery))
                 lib.pn_disposition_set_failed(local, failed)
                 lib.pn_disposition_set_undeliverable(local, undeliverable_here)
         runs.settle(deliveries, int(outcome))
@@ -546,7 +548,7 @@ class Engine:
             undeliverable_here=undeliverable_here,
         )
         for delivery in deliveries:
-            set_state(delivery, state)
+            set_state(delivery_of(delivery), state)
         runs.settle(deliveries, _TRANSACTIONAL)
 
     # --- events ---------------------------------------------------------------------------------------------

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NewType
 
-Delivery = NewType("Delivery", object)
-"""A delivery (§2.6.12), opaque and hashable. Users keep it only to pass it back to the engine."""
+Delivery = NewType("Delivery", int)
+"""A delivery (§2.6.12). Users keep it only to pass it back to the engine. It is the address of proton's
+object as a plain number, because Python's object for a pointer costs four times as much."""
 
 UNSETTLED, SETTLED, MIXED = 0, 1, 2
 """Sender settle modes (§2.8.2)."""

@@ -11,12 +11,13 @@ from cproton_ffi import ffi, lib
 
 from protocol import codec, runs
 from protocol.events import DeliveriesUpdated, ErrorCondition, Outcome, TransactionalState
-from protocol.links import Link, Session
+from protocol.links import Delivery, Link, Session
 from protocol.transactional_state import read_transactional_state
 from protocol.values import decode_bounded
 
 __all__ = [
     "condition_of",
+    "delivery_of",
     "echo_terminus",
     "encoded_error",
     "encoded_of",
@@ -27,6 +28,7 @@ __all__ = [
     "lib",
     "link_of",
     "map_of",
+    "number_of",
     "put",
     "set_condition",
     "set_state",
@@ -38,6 +40,7 @@ __all__ = [
 ]
 
 PRODUCT = "partibus"
+_cast = ffi.cast
 # Plain numbers, because comparing with an enum's members costs more than the calls around it.
 _REJECTED, _MODIFIED = int(Outcome.REJECTED), int(Outcome.MODIFIED)
 _TRANSACTIONAL = int(Outcome.TRANSACTIONAL)
@@ -75,9 +78,19 @@ def free_if_settled(link: Link) -> None:
         free_link(link)
 
 
+def number_of(delivery: Any) -> Delivery:
+    """What stands for one of proton's deliveries outside of the engine."""
+    return Delivery(int(_cast("uintptr_t", delivery)))
+
+
+def delivery_of(number: Delivery) -> Any:
+    """The opposite of `number_of`."""
+    return _cast("pn_delivery_t *", number)
+
+
 def update_of(link: Link, delivery: Any, outcome: int, settled: bool) -> DeliveriesUpdated:
     """The state that the peer gave one delivery. `runs.forget` frees proton's copy of it."""
-    update = DeliveriesUpdated(link, [delivery], outcome, settled)
+    update = DeliveriesUpdated(link, [number_of(delivery)], outcome, settled)
     if outcome == _REJECTED:
         update.error = condition_of(lib.pn_disposition_condition(lib.pn_delivery_remote(delivery)))
     elif outcome == _MODIFIED:

@@ -3,7 +3,7 @@ what proton does one by one.
 
 `native/runs.c` defines what is plain, and says why this is worth a file of C. The caller of `bind` provides
 proton's functions, so that only one file names proton's module. Proton's objects pass through unchanged in
-both directions.
+both directions; deliveries are plain numbers (`links.Delivery`).
 
 The buffers are valid until the next call: all engines run in one thread, and these functions do not nest.
 """
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from protocol._runs import ffi, lib
+from protocol.links import Delivery
 
 MESSAGES_MAX = 1024
 BYTES_MAX = 256 * 1024
@@ -30,10 +31,11 @@ _trim_all = lib.deliveries_trim_all
 forget = lib.deliveries_forget
 """Free what proton keeps of the peer's state of a delivery, and the memory of its payload if nothing of that
 is left."""
-_new, _unpack, _from_buffer = ffi.new, ffi.unpack, ffi.from_buffer
+_new, _unpack, _from_buffer, _cast = ffi.new, ffi.unpack, ffi.from_buffer, ffi.cast
 _run = _new("run_t *")
 _messages = _new("messages_t *")
-_deliveries = _new("void *[]", MESSAGES_MAX)
+_deliveries = _new("uintptr_t[]", MESSAGES_MAX)
+_delivery_pointers = _cast("void **", _deliveries)
 _sizes = _new("uint32_t[]", MESSAGES_MAX)
 _bytes = _new("char[]", BYTES_MAX)
 _left = _new("ssize_t *")
@@ -84,11 +86,11 @@ def take(collector: Any) -> Any:
     outcomes `accepted` of sent ones; `settled`, by the peer; `last`, true if nothing follows in the
     collector, false if another run follows, or an event that is not plain.
     """
-    _take(collector, _run, _deliveries, _sizes, MESSAGES_MAX, _bytes, BYTES_MAX)
+    _take(collector, _run, _delivery_pointers, _sizes, MESSAGES_MAX, _bytes, BYTES_MAX)
     return _run
 
 
-def deliveries() -> list[Any]:
+def deliveries() -> list[Delivery]:
     """The deliveries of the run just taken; none for messages that were sent settled."""
     return [] if _run.incoming and _run.settled else _unpack(_deliveries, _run.count)
 
@@ -112,7 +114,7 @@ def send(
     settled: bool,
     rests: Sequence[bytes],
     skipped: int,
-) -> tuple[list[Any], bool]:
+) -> tuple[list[Delivery], bool]:
     """Send messages; gives their deliveries, and whether any is large. If so, pass all of them to `trim_all`
     once they are written.
 
@@ -127,24 +129,25 @@ def send(
     pointers = messages.tags, messages.fronts, messages.rests = list(map(_from_buffer, parts))
     front_sizes = messages.front_sizes = _new("uint32_t[]", list(map(len, fronts)))
     rest_sizes = messages.rest_sizes = _new("uint32_t[]", list(map(len, rests))) if rests else ffi.NULL
-    sent = _new("void *[]", count)
-    any_large = _send(link, messages, settled, sent)
+    sent = _new("uintptr_t[]", count)
+    any_large = _send(link, messages, settled, _cast("void **", sent))
     del pointers, front_sizes, rest_sizes  # `messages` has pointed to them until here
     return _unpack(sent, count) if any_large or not settled else [], any_large
 
 
-def settle(deliveries: Sequence[Any], outcome: int) -> None:
+def settle(deliveries: Sequence[Delivery], outcome: int) -> None:
     """Settle deliveries, with an outcome unless it is 0."""
-    _settle(_new("void *[]", deliveries), len(deliveries), outcome)
+    each = _new("uintptr_t[]", deliveries)
+    _settle(_cast("void **", each), len(deliveries), outcome)
 
 
-def trim_all(deliveries: Sequence[Any]) -> list[Any]:
+def trim_all(deliveries: Sequence[Delivery]) -> list[Delivery]:
     """Free the memory of large messages that have been written; gives the deliveries of those that have not.
 
     Their connection must not have been freed.
     """
-    each = _new("void *[]", deliveries)
-    return _unpack(each, left) if (left := _trim_all(each, len(deliveries))) else []
+    each = _new("uintptr_t[]", deliveries)
+    return _unpack(each, left) if (left := _trim_all(_cast("void **", each), len(deliveries))) else []
 
 
 def push(transport: Any, data: bytes | bytearray, begin: int, end: int) -> int:

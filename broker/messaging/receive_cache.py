@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Container, Iterator
 from dataclasses import fields
+from itertools import accumulate, islice
 from operator import attrgetter
 from typing import Any
 
@@ -49,12 +50,11 @@ class Shelf:
         cache = self._cache
         room = min(cache.messages_max - cache.messages, len(locked.tokens))
         size = 0
-        for index in range(room):
-            size += len(locked.messages[index])
-            if cache.bytes + size > cache.bytes_max:
-                size -= len(locked.messages[index])
+        for index, until in enumerate(accumulate(map(len, islice(locked.messages, max(room, 0))))):
+            if cache.bytes + until > cache.bytes_max:
                 room = index
                 break
+            size = until
         kept, rest = split(locked, room)
         if kept is not None:
             cache.messages += room

@@ -18,6 +18,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from typing import Any, TypeVar
 
 from broker.identifiers import PARTITION_SHIFT
+from broker.partition import _references
 from broker.partition.divided_table import DividedTable
 from broker.partition.gradual_sort import sort_gradually
 from broker.partition.tables import UnreadableRecord
@@ -176,9 +177,8 @@ class Blocks(ChangedBlocks):
     def touch(self, subqueue: int, sequence_numbers: Collection[int], position: Position) -> None:
         """Call `touch_blocks` for the blocks of these messages."""
         above = subqueue << SUBQUEUE_SHIFT
-        self.touch_blocks(
-            {number >> BLOCK_SHIFT & _PLACE_MASK | above for number in sequence_numbers}, position
-        )
+        places = _references.shifted(list(sequence_numbers), BLOCK_SHIFT)
+        self.touch_blocks({place & _PLACE_MASK | above for place in places}, position)
 
     def touch_run(self, subqueue: int, first: int, count: int, position: Position) -> None:
         """Call `touch_blocks` for the blocks of consecutive sequence numbers."""

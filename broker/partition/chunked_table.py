@@ -83,6 +83,10 @@ class ChunkedTable(Generic[V]):
         (chunk,) = self._chunks.values()
         return chunk.get
 
+    def chunk_of(self, number: int) -> dict[int, V]:
+        """The values of some numbers, among them this one's if it has one. Valid until the table changes."""
+        return self._chunks.get(number >> CHUNK_SHIFT) or {}
+
     def get_each(self, numbers: Sequence[int]) -> Iterator[V | None]:
         """As `get`, for each of several ascending numbers."""
         if not numbers:

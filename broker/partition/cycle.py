@@ -8,7 +8,6 @@ The state machine (`state.py`) fills it in for the task (`task.py`); it is plain
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
 from operator import attrgetter
 from typing import Any
 
@@ -21,9 +20,10 @@ from broker.operations.interface import Answer
 from broker.operations.receiving import Locked
 from broker.operations.streams import RangeRead
 from broker.operations.transfers import HandedOver
+from broker.partition import _references
 from broker.partition.columns import answered, of_references
 from broker.partition.durable_state import NewRecord
-from broker.partition.references import TOKEN, Lease, Reference
+from broker.partition.references import Lease, Reference
 from storage.log import Commit, Frame, Position
 
 Hole = tuple[list[bytes], Sequence[Reference]]
@@ -137,7 +137,6 @@ class Cycle:
         self.answers = answers
 
 
-_GETTERS = [(name, attrgetter(attribute)) for name, attribute in KNOWN_COLUMNS.items()]
 _STATE = attrgetter("state")
 
 
@@ -145,9 +144,9 @@ def write_locked(answer: Locked, lease: Lease) -> None:
     """Write the columns of a `Locked` answer. Called when the answer is complete, and again if a grant is
     undone. Messages that are not in memory are empty."""
     references = lease.references
-    for name, get in _GETTERS:
-        setattr(answer, name, list(map(get, references)))
-    answer.tokens = list(map(TOKEN.pack, answer.sequence_numbers, repeat(lease.nonce)))
+    for name, values in zip(KNOWN_COLUMNS, _references.shown(references), strict=True):
+        setattr(answer, name, values)
+    answer.tokens = _references.tokens(answer.sequence_numbers, lease.nonce)
     if COLUMNS:
         answer.columns = of_references(references) if answer.deferred else answered(references)
 
@@ -155,5 +154,5 @@ def write_locked(answer: Locked, lease: Lease) -> None:
 def peeked(found: Sequence[Reference], cookie: object, more: bool) -> Peeked:
     """Make the answer that shows these messages. Messages that are not in memory are empty."""
     states: list[int] = list(map(_STATE, found))
-    known: dict[str, list[Any]] = {name: list(map(get, found)) for name, get in _GETTERS}
+    known: dict[str, list[Any]] = dict(zip(KNOWN_COLUMNS, _references.shown(list(found)), strict=True))
     return Peeked(**known, states=states, cookie=cookie, more=more, columns=answered(found))

@@ -17,12 +17,12 @@ timer: `session_locks.py` ends them, and moves `until_ms` when the session's loc
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from broker.base.errors import Reason
 from broker.identifiers import NO_CLIENT, ClientId, LockToken
+from broker.partition import _references
 from broker.partition._untracked import untrack
 from broker.partition.chunked_table import ChunkedTable
 from broker.partition.demand_and_recall import DemandBook
@@ -32,7 +32,6 @@ from broker.partition.subqueues import Subqueues
 from broker.partition.timers import DueKeys, TimerWheel
 
 TOKEN_BYTES = 16
-_NO_TOKEN = bytes(TOKEN_BYTES)
 DROPPED_AT_ONCE = 1024
 """Leases that one step of `drop` forgets: less than a millisecond."""
 
@@ -127,34 +126,24 @@ class Locks:
 
         `within` is the number of the only subqueue in which locks are found; None for all.
         """
-        if not tokens:
-            return []
-        if set(map(len, tokens)) != {TOKEN_BYTES}:
-            tokens = [token if len(token) == TOKEN_BYTES else _NO_TOKEN for token in tokens]
-        words = struct.unpack(f">{2 * len(tokens)}Q", b"".join(tokens))
+        tokens = list(tokens)
         unlocked: dict[int, list[Reference]] = {}
-        find: Callable[[int], Reference | None] = _find_nothing
-        found_for = -1
-        latest: Lease | None = None
-        group: list[Reference] = []
-        ended = 0
-        for index, (number, nonce) in enumerate(zip(words[::2], words[1::2], strict=True)):
-            if nonce != found_for:  # messages locked together are mostly settled together
-                find, found_for = self._find_for(nonce, within), nonce
-            reference = find(number)
-            lease = reference.lease if reference is not None else None
-            if reference is None or lease is None or lease.nonce != nonce or lease.until_ms <= now_ms:
+        place = 0
+        while place < len(tokens):
+            found = self._find(tokens[place], now_ms, within)
+            if found is None:
                 if failures is not None:
-                    failures[index] = Reason.LOCK_LOST
+                    failures[place] = Reason.LOCK_LOST
+                place += 1
                 continue
-            if lease is not latest:
-                self._let_go(latest, ended)
-                latest, ended = lease, 0
-                group = unlocked.setdefault(lease.subqueue, [])
-            reference.lease = None
-            group.append(reference)
-            ended += 1
-        self._let_go(latest, ended)
+            begin, (number, lease) = place, found
+            # Messages locked together are mostly settled together.
+            table = self._subqueues[lease.subqueue].references.chunk_of(number)
+            group = unlocked.setdefault(lease.subqueue, [])
+            place = _references.unlock(tokens, begin, table, lease, group)
+            lease.left -= place - begin
+            if not lease.left:
+                self._end(lease)
         groups = [(self._subqueues[number], each) for number, each in unlocked.items()]
         for subqueue, each in groups:
             subqueue.unlock(each)
@@ -163,12 +152,8 @@ class Locks:
     def subqueue_of(self, token: LockToken, now_ms: int, within: int | None = None) -> Subqueue | None:
         """The subqueue of the message that a token locks, or None if the lock is gone. `within` is as for
         `unlock`."""
-        number, nonce = TOKEN.unpack(token if len(token) == TOKEN_BYTES else _NO_TOKEN)
-        reference = self._find_for(nonce, within)(number)
-        lease = reference.lease if reference is not None else None
-        if lease is None or lease.nonce != nonce or lease.until_ms <= now_ms:
-            return None
-        return self._subqueues[lease.subqueue]
+        found = self._find(token, now_ms, within)
+        return None if found is None else self._subqueues[found[1].subqueue]
 
     def renew(
         self, tokens: Sequence[LockToken], now_ms: int, until_ms: int, within: int | None = None
@@ -178,23 +163,23 @@ class Locks:
         failures: dict[int, Reason] = {}
         renewed: dict[int, Lease] = {}
         for index, token in enumerate(tokens):
-            number, nonce = TOKEN.unpack(token if len(token) == TOKEN_BYTES else _NO_TOKEN)
-            reference = self._find_for(nonce, within)(number)
-            old = reference.lease if reference is not None else None
-            if reference is None or old is None or old.nonce != nonce or old.until_ms <= now_ms:
+            found = self._find(token, now_ms, within)
+            if found is None:
                 failures[index] = Reason.LOCK_LOST
                 continue
+            number, old = found
             if old.session is not None:  # it is renewed with its session
                 failures[index] = Reason.NOT_ALLOWED
                 continue
             new = renewed.get(old.id)
             if new is None:
-                new = renewed[old.id] = self._make(old.subqueue, nonce, until_ms)
+                new = renewed[old.id] = self._make(old.subqueue, old.nonce, until_ms)
                 renewed[new.id] = new  # a token named twice is renewed once
                 self.start(new)
                 self._books[old.subqueue].renewed(old, new)
             if new is not old:
-                self._subqueues[old.subqueue].renew(reference, new)
+                subqueue = self._subqueues[old.subqueue]
+                subqueue.renew(subqueue.references[number], new)
                 if not old.left:
                     self._end(old)
         return failures
@@ -205,10 +190,9 @@ class Locks:
 
         `kept` collects what is kept, by the id of the lease that the messages had.
         """
-        number, nonce = TOKEN.unpack(token)
-        reference = self._find_for(nonce)(number)
-        assert reference is not None and reference.lease is not None and reference.lease.nonce == nonce
-        old = reference.lease
+        found = self._find(token, -1)
+        assert found is not None, "the caller has looked"
+        number, old = found
         held = kept.get(old.id)
         if held is None:
             lease = self.new_lease(old.subqueue, HELD_UNTIL_MS)
@@ -217,6 +201,7 @@ class Locks:
             holder = session.leases.get(old, NO_CLIENT) if session is not None else NO_CLIENT
             held = kept[old.id] = Held(old.nonce, old.until_ms, lease, session, holder)
         subqueue = self._subqueues[old.subqueue]
+        reference = subqueue.references[number]
         self._move(subqueue, reference, held.lease)
         return subqueue, reference
 
@@ -251,7 +236,7 @@ class Locks:
                     self.take_back(lease, references)
                     yield lease, self._subqueues[lease.subqueue], references
 
-    def take_back(self, lease: Lease, references: Sequence[Reference]) -> None:
+    def take_back(self, lease: Lease, references: list[Reference]) -> None:
         """End the locks of some of a lease's messages."""
         for reference in references:
             reference.lease = None
@@ -292,13 +277,6 @@ class Locks:
         self._ids += 1
         return Lease(self._ids, nonce, subqueue, None, until_ms, session)
 
-    def _let_go(self, lease: Lease | None, count: int) -> None:
-        """A lease now holds `count` fewer messages."""
-        if lease is not None:
-            lease.left -= count
-            if not lease.left:
-                self._end(lease)
-
     def _end(self, lease: Lease) -> None:
         self._leases.pop(lease.id)
         home = self._homes[lease.nonce]
@@ -311,14 +289,17 @@ class Locks:
             lease.session.leases.pop(lease, None)
         self._books[lease.subqueue].ended(lease)
 
-    def _find_for(self, nonce: int, within: int | None = None) -> Callable[[int], Reference | None]:
-        """A function that finds messages by sequence number in the subqueue of the leases with this nonce; it
-        finds nothing if that is not the subqueue `within`."""
+    def _find(self, token: LockToken, now_ms: int, within: int | None = None) -> tuple[int, Lease] | None:
+        """The sequence number of the message that a token locks, and the lease that holds it; None if the
+        lock is gone, or is not in the subqueue `within`."""
+        if len(token) != TOKEN_BYTES:
+            return None
+        number, nonce = TOKEN.unpack(token)
         home = self._homes.get(nonce)
         if home is None or (within is not None and within != home[0]):
-            return _find_nothing
-        return self._subqueues[home[0]].references.finder()
-
-
-def _find_nothing(number: int) -> Reference | None:
-    return None
+            return None
+        reference = self._subqueues[home[0]].references.get(number)
+        lease = reference.lease if reference is not None else None
+        if lease is None or lease.nonce != nonce or lease.until_ms <= now_ms:
+            return None
+        return number, lease

@@ -16,7 +16,7 @@ from itertools import accumulate, islice, repeat
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.entities.roles import OWN_END, SubqueueTable
 from broker.identifiers import PARTITION_SHIFT
-from broker.partition import columns, records
+from broker.partition import _references, columns, records
 from broker.partition._untracked import untrack
 from broker.partition.blocks import Blocks
 from broker.partition.bodies import Bodies
@@ -385,16 +385,11 @@ class Messages:
             self._frames.append(frame)
         return self._frames[-1]
 
-    def forget(self, removed: Sequence[Reference]) -> None:
+    def forget(self, removed: list[Reference]) -> None:
         """Release removed references: their frames no longer count them, and their bodies leave memory."""
         in_memory = self.bodies.forget(removed) if self.bodies else 0
-        for reference in removed:
-            reference.frame.live -= 1
-            payload = reference.payload
-            if payload:
-                in_memory += len(payload)
-                # A lease may keep the reference for as long as any of its other messages is locked.
-                reference.payload = b""
+        # A lease may keep a reference for as long as any of its other messages is locked.
+        in_memory += _references.let_go(removed)
         if in_memory:
             self.payloads.give(in_memory)
 

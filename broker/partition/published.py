@@ -118,7 +118,7 @@ def apply_distributed(messages: Messages, activated: Activated, now_ms: int | No
     for place, reference in enumerate(before):
         count = len(targets.sets[targets.of_messages[place]])
         if not count:
-            messages.forget((reference,))
+            messages.forget([reference])
             continue
         messages.renumbered.add(reference)
         reference.frame.live += count - 1

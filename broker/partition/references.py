@@ -20,8 +20,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from broker.identifiers import ClientId
-from broker.operations.columns import COLUMNS
+from broker.operations.columns import COLUMNS, KNOWN_COLUMNS
 from broker.operations.message_states import MessageState
+from broker.partition import _references
 from broker.partition._untracked import keep_untracked
 from storage.log import Position
 
@@ -107,6 +108,8 @@ class ColumnedReference(Reference):
 
     __slots__ = tuple(column.name for column in COLUMNS)  # set by `columns.give`
 
+
+_references.bind(Reference, StoredFrame, tuple(KNOWN_COLUMNS.values()))
 
 _SIZE_OF = attrgetter("size")
 

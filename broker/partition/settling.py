@@ -22,7 +22,7 @@ from broker.operations.settling import (
     Settled,
 )
 from broker.operations.transfers import FailTransfer
-from broker.partition import records
+from broker.partition import _references, records
 from broker.partition.dead_lettering import dead_letter, fail_transfer
 from broker.partition.delivery_count import failed_delivery
 from broker.partition.quotas import check_changes
@@ -169,9 +169,7 @@ class Settling:
         )
 
     def _remove(self, subqueue: Subqueue, references: list[Reference]) -> None:
-        self._space.mark(
-            Mark(records.REMOVED, subqueue.number, [reference.sequence_number for reference in references])
-        )
+        self._space.mark(Mark(records.REMOVED, subqueue.number, _references.numbers(references)))
 
     def _defer(self, subqueue: Subqueue, references: list[Reference], changed: bytes | None) -> None:
         numbers = [reference.sequence_number for reference in references]

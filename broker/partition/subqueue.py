@@ -24,6 +24,7 @@ from broker.base.sifted_heap import SiftedHeap
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.entities.roles import SubqueueDescription
 from broker.message.changes import merge_changes
+from broker.partition import _references
 from broker.partition._untracked import untrack
 from broker.partition.chunked_table import ChunkedTable
 from broker.partition.clock_settings import ClockSettings
@@ -311,22 +312,10 @@ class Subqueue:
     def remove(self, sequence_numbers: Sequence[int], *, has_timers: bool = True) -> list[Reference]:
         """Remove messages that are not locked. `has_timers`: their timers must be cancelled."""
         removed = self.references.pop_each(sequence_numbers)
-        size = deferred = scheduled = cancelled = 0
-        lives_until_ms: int | None = None
-        for reference in removed:
-            size += reference.size
-            if reference.state is not ACTIVE:
-                if reference.state is DEFERRED:
-                    deferred += 1
-                else:
-                    scheduled += 1
-                    if self.schedule is not None and has_timers:
-                        self.schedule.cancel(reference.enqueued_at_ms)
-            if has_timers and reference.lives_until_ms != lives_until_ms:  # those sent together are equal
-                self._cancel_expiry(lives_until_ms, cancelled)
-                lives_until_ms, cancelled = reference.lives_until_ms, 0
-            cancelled += 1
-        self._cancel_expiry(lives_until_ms, cancelled)
+        size, active, deferred = _references.tally(removed, ACTIVE, DEFERRED)
+        scheduled = len(removed) - active - deferred
+        if has_timers:
+            self._cancel_timers(removed, scheduled)
         changed = columns = 0
         if self.column_bytes:
             columns = value_bytes(removed)
@@ -338,16 +327,22 @@ class Subqueue:
         self._add(-size, -changed, -columns)
         self.deferred -= deferred
         self.scheduled -= scheduled
-        self.available -= len(removed) - deferred - scheduled
+        self.available -= active
         if self._order is not None:
             self._order.left(sequence_numbers)
         if not self.references.count:
             self._work.occupied.pop(self.number, None)
         return removed
 
-    def _cancel_expiry(self, lives_until_ms: int | None, count: int) -> None:
-        if lives_until_ms is not None and self.expiry is not None:
-            self.expiry.cancel(lives_until_ms, count)
+    def _cancel_timers(self, removed: list[Reference], scheduled: int) -> None:
+        """Cancel the timers of messages that are removed; this many of them are scheduled."""
+        if self.expiry is not None:
+            for lives_until_ms, count in _references.lives(removed):
+                self.expiry.cancel(lives_until_ms, count)
+        if scheduled and self.schedule is not None:
+            for reference in removed:
+                if reference.state is SCHEDULED:
+                    self.schedule.cancel(reference.enqueued_at_ms)
 
     def cut(self, first: int) -> list[Reference]:
         """Undo the latest `append`: remove all messages from sequence number `first` on, as if they had never
@@ -381,33 +376,20 @@ class Subqueue:
         expired: list[Reference] = []
         order, returned, references = self._order, self._returned, self.references
         expires = self.expiry is not None
-        is_plain, active = True, ACTIVE
+        is_plain = True
         looks = 0
         # The fast path, while nothing was given back: take the next messages in order if each is present,
         # active, unlocked and unexpired.
         while is_plain and not returned and count > 0 and bytes_max > 0 and looks < looks_max:
-            numbers = order.take(self._next, min(count, looks_max - looks))
-            before = len(taken)
-            for reference in references.get_each(numbers):
-                if (
-                    reference is None
-                    or reference.state is not active
-                    or reference.lease is not None
-                    or bytes_max <= 0
-                ):
-                    is_plain = False
-                    break
-                if expires and reference.lives_until_ms is not None and reference.lives_until_ms <= now_ms:
-                    is_plain = False
-                    break
-                reference.lease = lease
-                taken.append(reference)
-                bytes_max -= reference.size
-            if len(taken) == before:
+            found = list(references.get_each(order.take(self._next, min(count, looks_max - looks))))
+            locked, bytes_max = _references.lock(found, ACTIVE, lease, bytes_max, now_ms if expires else None)
+            if not locked:
                 break
-            self._next = taken[-1].sequence_number + 1
-            count -= len(taken) - before
-            looks += len(taken) - before
+            is_plain = len(locked) == len(found)
+            taken += locked
+            self._next = locked[-1].sequence_number + 1
+            count -= len(locked)
+            looks += len(locked)
         if count > 0 and bytes_max > 0 and looks < looks_max:
             ahead = order.numbers(self._next)
             coming = next(ahead, None)
@@ -496,13 +478,12 @@ class Subqueue:
         lease.references.append(reference)
         lease.left += 1
 
-    def unlock(self, references: Sequence[Reference]) -> None:
+    def unlock(self, references: list[Reference]) -> None:
         """Account for messages whose locks have ended (`lease` is already None). The caller must next give
         them back, remove them or take them out."""
         self.locked -= len(references)
-        for reference in references:
-            if reference.state is ACTIVE:
-                self.available += 1
+        _, active, _ = _references.tally(references, ACTIVE, DEFERRED)
+        self.available += active
         if self.sessions is not None:
             self.sessions.unlock(references)
 

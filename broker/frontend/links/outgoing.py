@@ -14,6 +14,7 @@ from typing import Any
 from broker.access.addresses import Address
 from broker.base.errors import Reason, Refused
 from broker.frontend.connection_view import ConnectionView
+from broker.frontend.links._unsettled import take
 from broker.frontend.links.receive_watch import ReceiveWatch
 from broker.frontend.links.termini import check_sessions, generation_of, selector_of
 from broker.identifiers import LockToken
@@ -190,28 +191,19 @@ class OutgoingLink:
     def updated(self, event: DeliveriesUpdated) -> None:
         """Settle deliveries as the client's outcome says (§2.7.6). The answer follows when that is durable
         (durability rule 1)."""
-        unsettled = self._unsettled
-        known: list[Delivery] = []
-        groups: dict[int, tuple[list[Delivery], list[LockToken]]] = {}
-        for delivery in event.deliveries:
-            token = unsettled.pop(delivery, None)
-            if token is None:  # settled before, or reported twice
-                continue
-            known.append(delivery)
-            group = groups.get(number := token[0] << 8 | token[1])
-            if group is None:
-                group = groups[number] = ([], [])
-            group[0].append(delivery)
-            group[1].append(token)
-        self._memory.settled(len(known))
+        before = len(self._unsettled)
+        groups = take(self._unsettled, event.deliveries)  # without those settled before, or reported twice
+        self._memory.settled(before - len(self._unsettled))
         if event.settled:
-            self._engine.settle(known, 0)
+            for deliveries, _ in groups.values():
+                self._engine.settle(deliveries, 0)
         if groups and event.transaction is not None:
             tokens = [token for _, group in groups.values() for token in group]
+            known = [delivery for group, _ in groups.values() for delivery in group]
             self._settle_in_transaction(event.transaction, tokens, [] if event.settled else known)
         elif groups:
             self._settle(groups, event)
-        if len(unsettled) + len(known) >= self._unsettled_max:
+        if before >= self._unsettled_max:
             self.credit_granted()  # the bound had held messages back
         self._connection.flush_soon()
 
