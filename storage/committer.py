@@ -9,8 +9,8 @@ One job's failure affects no other. The caller ensures that no two jobs of one f
 submitted job runs to its end and its `finish` is called even if the caller is cancelled meanwhile, because
 what has begun cannot be undone. The caller waits for that end unless the job was let go (`Job.is_let_go`).
 
-*A lull*: a caller with little to commit may wait until what is being synced has been (`lull`). More gathers
-meanwhile, and all callers that have waited go on together, so that their files are synced together.
+*A lull*: a caller with little to commit may wait until what is being synced has been (`at_lull`). More
+gathers meanwhile, and all callers that have waited go on together, so that their files are synced together.
 
 *A disk that hangs* delays only the files for which it does not answer. While a sync has been under way for
 longer than SLOW_S, the event loop writes nothing, because the write might wait as well. A thread that has
@@ -26,8 +26,7 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterable
-from itertools import count
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import structlog
@@ -123,13 +122,16 @@ class Committer:
         self._dispatch_due = False
         self._sync_queue: SyncQueue | None = None
         self._sync_queue_sought = False
-        self._numbers = count(1)
+        self._number = 0
+        """Of the latest sync."""
         self._to_sync: list[tuple[int, int]] = []
         self._syncing: dict[int, _Entry] = {}
-        self._waiting_for_lull: list[asyncio.Future[None]] = []
+        self._waiting_for_lull: list[Callable[[], None]] = []
         self._lull_timer: asyncio.TimerHandle | None = None
         self._lull_after = 0
         """The lull comes once all syncs up to this number have ended."""
+        self._first_goes = False
+        """In this turn, somebody was told not to wait for a lull, and will begin in the next one."""
 
     async def run(self, job: Job) -> None:
         """Carry the job out. Raises what the job raises."""
@@ -149,29 +151,38 @@ class Committer:
         if entry.error is not None:
             raise entry.error
 
-    async def lull(self) -> None:
-        """Return when work that could gather more should begin: at once if no file is being synced, else once
-        those have been that are now, or after LULL_S."""
+    def at_lull(self, begin: Callable[[], None]) -> bool:
+        """If files are being synced, call `begin` once those of now have been, or after LULL_S. It begins
+        work that can gather more until then. Returns False if there is nothing to wait for, or the disk is
+        slow. Of several callers in one turn of the event loop, the first goes on, and the others wait for its
+        sync."""
         loop = asyncio.get_running_loop()
-        # What is not submitted yet can be joined.
-        if len(self._syncing) == len(self._to_sync) or self._is_slow(loop.time()):
-            return
+        if self._sync_queue is None or self._is_slow(loop.time()):
+            return False
+        last = self._number
+        if len(self._syncing) == len(self._to_sync):  # what is not submitted yet can be joined
+            if not self._first_goes:
+                self._first_goes = True
+                loop.call_soon(self._first_has_gone)
+                return False
+            last += 1  # the number that its sync gets
         if self._lull_timer is None:
             self._lull_timer = loop.call_later(LULL_S, self._end_lull_wait, loop)
-            self._lull_after = next(reversed(self._syncing))
-        waiter: asyncio.Future[None] = loop.create_future()
-        self._waiting_for_lull.append(waiter)
-        await waiter
+            self._lull_after = last
+        self._waiting_for_lull.append(begin)
+        return True
+
+    def _first_has_gone(self) -> None:
+        self._first_goes = False
 
     def _end_lull_wait(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._lull_timer is not None:
             self._lull_timer.cancel()
             self._lull_timer = None
-        waiters, self._waiting_for_lull = self._waiting_for_lull, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        if len(waiters) > 1:
+        waiting, self._waiting_for_lull = self._waiting_for_lull, []
+        for begin in waiting:
+            begin()
+        if len(waiting) > 1:
             self._dispatch_soon(loop)  # after them, so that what they begin is synced together
 
     def _begin(self, loop: asyncio.AbstractEventLoop, entry: _Entry) -> None:
@@ -185,13 +196,15 @@ class Committer:
         except Exception as error:
             entry.error = error
             fd = ENDED
+        if fd < 0 and self._waiting_for_lull and not self._syncing:
+            self._end_lull_wait(loop)  # they wait for a sync that this job does not need, or a thread does
         if fd == ENDED:
             self._end(entry)
             return
         if fd == NEEDS_THREAD:
             self._waiting.append(entry)
         else:
-            number = next(self._numbers)
+            number = self._number = self._number + 1
             is_alone = not self._syncing and not self._dispatch_due
             self._syncing[number] = entry
             self._to_sync.append((number, fd))

@@ -338,8 +338,8 @@ class FileLog:
     def begin(self) -> Commit:
         return Commit(self._open().tail.position)
 
-    async def lull(self) -> None:
-        await self._shared.committer.lull()
+    def at_lull(self, begin: Callable[[], None]) -> bool:
+        return self._shared.committer.at_lull(begin)
 
     async def append(self, commit: Commit, urgent: bool = False, *, frees: bool = False) -> None:
         async with self._one_at_a_time:

@@ -246,9 +246,10 @@ class Log(Protocol):
     async def room(self) -> int:
         """Roughly how many bytes a commit with `frees` could write. Raises DiskFailed."""
 
-    async def lull(self) -> None:
-        """Wait while the disk is busy with the commits of other logs, a few milliseconds at most, if the next
-        commit is small and can gather more meanwhile: what a commit costs depends little on its size."""
+    def at_lull(self, begin: Callable[[], None]) -> bool:
+        """If the disk is busy with commits, call `begin` when it is done with them, after a few milliseconds
+        at most; otherwise return False. For a commit that is small and can gather more meanwhile: what a
+        commit costs depends little on its size. `begin` does little, and raises nothing."""
 
     async def append(self, commit: Commit, urgent: bool = False, *, frees: bool = False) -> None:
         """Make the commit durable, then move `end` behind it. One at a time.

@@ -56,6 +56,7 @@ from broker.partition.cycle import Cycle
 from broker.partition.cycle_bounds import MIB, Bounds
 from broker.partition.disk_timeout import Hung, Patience
 from broker.partition.full_disk_log import FullDiskLog
+from broker.partition.gathering import Gathering
 from broker.partition.going_down import GoingDown
 from broker.partition.mailbox import Mailbox, sends_from
 from broker.partition.payloads import PayloadBudget
@@ -182,6 +183,7 @@ class PartitionTask:
         """Whether a cycle is under way, so that only what was noted before it is known to be durable."""
         self._upkeep: Upkeep | None = None
         self._wake = Signal()
+        self._gathering = Gathering(log, self._mailbox, self._wake.set)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_ms = 0
         self._patience = Patience(self._limits.disk_timeout_ms, self._disk_hangs)
@@ -225,16 +227,14 @@ class PartitionTask:
         partition is down."""
         if isinstance(operation, Update):
             self._description = operation.description
-        if self._health is not _HEALTHY and self._health in _FOR_GOOD:
-            entry = (client, operation, sink, 0)
-            asyncio.get_running_loop().call_soon(self._going_down.refuse_for_good, entry)
-            return
-        if self._is_late:
-            entry = (client, operation, sink, 0)
-            asyncio.get_running_loop().call_soon(self._going_down.refuse, entry)
+        if self._is_late or (self._health is not _HEALTHY and self._health in _FOR_GOOD):
+            down = self._going_down
+            refuse = down.refuse_for_good if self._health in _FOR_GOOD else down.refuse
+            asyncio.get_running_loop().call_soon(refuse, (client, operation, sink, 0))
             return
         self._mailbox.waiting.append((client, operation, sink, self._clock.monotonic_ms()))
-        self._wake.set()
+        if self._health is not _HEALTHY or not self._gathering.holds(operation):
+            self._wake.set()
 
     def counts(self) -> dict[str, SubqueueCounts]:
         """What each subqueue holds, or last held as far as is known. Does not wait."""
@@ -326,16 +326,17 @@ class PartitionTask:
             self._going_down.refuse_waiting()
             if self._clock.monotonic_ms() >= self._coming_back.retry_at_ms:
                 await self._open()
-        if self._health is not Health.HEALTHY:
+        if self._health is not _HEALTHY:
             return False
-        return await self._do_cycle() or bool(self._mailbox)
+        self._gathering.is_in_cycle = True
+        has_more = await self._do_cycle()
+        self._gathering.is_in_cycle = False
+        return has_more or (bool(self._mailbox) and not self._gathering.begin())
 
     async def _do_cycle(self) -> bool:
         """Carry out one cycle and then the log's upkeep. True if either has more to do."""
         partition = self._partition
         assert partition is not None
-        if self._mailbox.can_gather():
-            await self._log.lull()
         waiting = self._mailbox.gather(self._limits.cycle_operations_max, self._limits.cycle_bytes_max)
         try:
             commit = self._log.begin()

@@ -47,8 +47,8 @@ class MemoryLog:
         self.segment_bytes = segment_bytes
         self.gate: asyncio.Event | None = None
         """If set, every append waits for this event."""
-        self.lull_comes: asyncio.Event | None = None
-        """If set, whoever waits for a lull waits for this event."""
+        self.at_next_lull: list[Callable[[], None]] | None = None
+        """If set, the disk is busy, and these wait for a lull."""
         self.on_append: Callable[[Commit, bool], Exception | None] = lambda commit, urgent: None
         """Called before each append with the commit and whether it is urgent; an exception it returns is
         raised.
@@ -157,9 +157,11 @@ class MemoryLog:
     async def room(self) -> int:
         return self.room_bytes
 
-    async def lull(self) -> None:
-        if self.lull_comes is not None:
-            await self.lull_comes.wait()
+    def at_lull(self, begin: Callable[[], None]) -> bool:
+        if self.at_next_lull is None:
+            return False
+        self.at_next_lull.append(begin)
+        return True
 
     async def append(self, commit: Commit, urgent: bool = False, *, frees: bool = False) -> None:
         assert self.usable and commit and commit.start == self.end and not self._appending

@@ -7,6 +7,7 @@ import errno
 import os
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -274,6 +275,13 @@ async def _turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
+async def _lull(committer: Committer) -> None:
+    """Return when the lull comes; at once if there is none to wait for."""
+    comes = asyncio.Event()
+    if committer.at_lull(comes.set):
+        await comes.wait()
+
+
 async def test_those_who_wait_for_a_lull_wait_for_the_syncs_of_now_and_are_synced_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -282,10 +290,10 @@ async def test_those_who_wait_for_a_lull_wait_for_the_syncs_of_now_and_are_synce
     queue, committer = disk.queue, Committer(disk, 1)
 
     async def run_in_lull() -> None:
-        await committer.lull()
+        await _lull(committer)
         await committer.run(Recorded(fd=7))
 
-    await committer.lull()  # nothing is being synced
+    assert not committer.at_lull(lambda: None)  # nothing is being synced
     tasks = [asyncio.create_task(committer.run(Recorded(fd=7))) for _ in range(3)]
     await _turns()
     assert queue.submitted == [[1], [2, 3]]
@@ -309,6 +317,34 @@ async def test_those_who_wait_for_a_lull_wait_for_the_syncs_of_now_and_are_synce
     assert await committer.close()
 
 
+async def test_of_those_who_come_in_one_turn_the_first_goes_on_and_the_others_wait_for_its_sync(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("storage.committer.LULL_S", 60)
+    disk = _CountedDisk()
+    queue, committer = disk.queue, Committer(disk, 1)
+    running = asyncio.create_task(committer.run(Recorded(fd=7)))
+    await _turns()
+    queue.end(1)
+    async with asyncio.timeout(20):
+        await running
+    came: list[int] = []
+    assert [committer.at_lull(partial(came.append, number)) for number in range(3)] == [False, True, True]
+    running = asyncio.create_task(committer.run(Recorded(fd=7)))
+    await _turns()
+    assert queue.submitted == [[1], [2]] and came == []
+    queue.end(2)
+    async with asyncio.timeout(20):
+        await running
+    await _turns()
+    assert came == [1, 2]
+    assert not committer.at_lull(partial(came.append, 3)), "the next turn has its own first"
+    assert committer.at_lull(partial(came.append, 4))
+    async with asyncio.timeout(20):
+        await committer.run(Recorded(fd=ENDED))  # the first needs no sync after all
+    assert came == [1, 2, 4] and await committer.close()
+
+
 async def test_a_disk_that_hangs_holds_nobody_up_who_waits_for_a_lull(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -319,30 +355,13 @@ async def test_a_disk_that_hangs_holds_nobody_up_who_waits_for_a_lull(
     await _turns()
     async with asyncio.timeout(20):
         while not committer._is_slow(asyncio.get_running_loop().time()):
-            await committer.lull()
+            await _lull(committer)
     monkeypatch.setattr("storage.committer.LULL_S", 60)
-    async with asyncio.timeout(20):
-        await committer.lull()
+    assert not committer.at_lull(lambda: None)
     disk.queue.end(1)
     async with asyncio.timeout(20):
         await hanging
     assert await committer.close()
-
-
-async def test_who_no_longer_waits_for_a_lull_delays_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.committer.LULL_S", 60)
-    disk = _CountedDisk()
-    committer = Committer(disk, 1)
-    running = asyncio.create_task(committer.run(Recorded(fd=7)))
-    await _turns()
-    gone, stays = (asyncio.create_task(committer.lull()) for _ in range(2))
-    await _turns()
-    gone.cancel()
-    await _turns()
-    disk.queue.end(1)
-    async with asyncio.timeout(20):
-        await asyncio.gather(running, stays)
-    assert gone.cancelled() and await committer.close()
 
 
 async def test_a_thread_that_cannot_be_started_is_tried_again_or_another_one_does_its_work(

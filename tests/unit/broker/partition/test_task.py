@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -60,14 +61,50 @@ async def test_a_few_messages_wait_for_a_lull_of_the_disk_and_gather() -> None:
     harness = Harness()
     async with running(harness):
         await harness.task.opened()
-        lull = harness.log.lull_comes = asyncio.Event()
+        waiting: list[Callable[[], None]] = []
+        harness.log.at_next_lull = waiting
         for number in range(5):
             harness.post(1, Send([b"x"], None, number))
             await asyncio.sleep(0)
-        assert harness.log.appends == 0
-        lull.set()
+        assert harness.log.appends == 0 and len(waiting) == 1
+        waiting.pop()()
         await until(lambda: len(harness.received[1]) == 5)
         assert harness.log.appends == 1
+
+
+async def test_messages_that_come_during_a_commit_wait_for_a_lull_as_well() -> None:
+    harness = Harness()
+    async with running(harness):
+        await harness.task.opened()
+        harness.log.gate = asyncio.Event()
+        harness.post(1, Send([b"first"], None))
+        await until(lambda: harness.log._appending)
+        waiting: list[Callable[[], None]] = []
+        harness.log.at_next_lull = waiting
+        harness.post(1, Send([b"x"], None))
+        harness.log.gate.set()
+        await until(lambda: bool(waiting))
+        assert harness.log.appends == 1 and len(harness.received[1]) == 1
+        waiting.pop()()
+        await until(lambda: len(harness.received[1]) == 2)
+
+
+async def test_what_cannot_wait_for_a_lull_takes_along_the_messages_that_do() -> None:
+    harness = Harness()
+    async with running(harness):
+        await harness.task.opened()
+        waiting: list[Callable[[], None]] = []
+        harness.log.at_next_lull = waiting
+        harness.post(1, Send([b"x"], None))
+        await asyncio.sleep(0)
+        assert harness.log.appends == 0
+        harness.post(2, Demand(MAIN, 1))
+        await until(lambda: harness.received[1] and harness.received[2])
+        assert harness.log.appends == 1
+        for comes in waiting:  # nobody waits any more
+            comes()
+        harness.post(1, Send([b"x"] * 100, None))  # many messages do not wait
+        await until(lambda: len(harness.received[1]) == 2)
 
 
 async def test_a_cycle_is_bounded_in_operations_and_bytes() -> None:

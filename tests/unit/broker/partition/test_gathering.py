@@ -1,0 +1,50 @@
+"""A few messages wait in the mailbox for a lull of the disk; nothing else does."""
+
+from __future__ import annotations
+
+from broker.identifiers import ClientId
+from broker.operations.browsing import Peek
+from broker.operations.interface import Operation
+from broker.operations.sending import Send
+from broker.partition.gathering import Gathering
+from broker.partition.mailbox import Mailbox
+from tests.support.memory_log import MemoryLog
+
+
+def _gathering(*operations: Operation, is_busy: bool = True) -> tuple[Gathering, MemoryLog, list[bool]]:
+    log, mailbox, woken = MemoryLog(), Mailbox(), list[bool]()
+    if is_busy:
+        log.at_next_lull = []
+    mailbox.waiting.extend((ClientId(1), each, lambda _: None, 0) for each in operations)
+    return Gathering(log, mailbox, lambda: woken.append(True)), log, woken
+
+
+def test_a_few_messages_wait_and_the_lull_wakes_the_task_once() -> None:
+    few = Send([b"x"], None)
+    gathering, log, woken = _gathering(few)
+    assert gathering.holds(few) and gathering.holds(few) and gathering.begin()
+    assert log.at_next_lull is not None and len(log.at_next_lull) == 1
+    log.at_next_lull.pop()()
+    assert woken == [True] and not gathering.is_awaited
+
+
+def test_other_operations_many_messages_and_an_idle_disk_wake_the_task() -> None:
+    few, many, other = Send([b"x"], None), Send([b"x"] * 64, None), Peek("", 0, 1)
+    for operation, is_busy in ((other, True), (many, True), (few, False)):
+        gathering, _, _ = _gathering(operation, is_busy=is_busy)
+        assert not gathering.holds(operation)
+
+
+def test_messages_wait_for_the_end_of_a_cycle_but_nothing_else_does() -> None:
+    gathering, _, _ = _gathering(is_busy=False)
+    gathering.is_in_cycle = True
+    assert gathering.holds(Send([b"x"] * 64, None)) and not gathering.holds(Peek("", 0, 1))
+
+
+def test_a_lull_after_a_cycle_has_taken_everything_wakes_nobody() -> None:
+    few = Send([b"x"], None)
+    gathering, log, woken = _gathering(few)
+    assert gathering.holds(few) and log.at_next_lull is not None
+    gathering._mailbox.waiting.clear()
+    log.at_next_lull.pop()()
+    assert not woken
