@@ -8,6 +8,7 @@ setup(
     ext_modules=[
         Extension("broker.partition._untracked", ["broker/native/untracked.c"]),
         Extension("broker.partition._references", ["broker/native/references.c"]),
+        Extension("broker.partition._new_references", ["broker/native/new_references.c"]),
         Extension("broker.message._stored", ["broker/native/stored.c"]),
         Extension("broker.namespace._placing", ["broker/native/placing.c"]),
         Extension("broker.message._annotations", ["broker/native/annotations.c"]),

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, islice, repeat
+from itertools import islice
 
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.entities.roles import OWN_END, SubqueueTable
 from broker.identifiers import PARTITION_SHIFT
 from broker.partition import _references, columns, records
+from broker.partition._new_references import make as make_references
 from broker.partition._untracked import untrack
 from broker.partition.blocks import Blocks
 from broker.partition.bodies import Bodies
@@ -232,43 +233,37 @@ class Messages:
         self.blocks.touch_run(self.main.number, first, count, position)
         frame = self.frame_at(position)
         frame.live += count
-        numbers = range(first, first + count)
-        expiry_column: Iterable[int | None] = repeat(None)
-        life_column: list[int | None] = []
+        life_column: list[int | None] | None = None
         lives: dict[int, int | None] = {}
-        if expiries is not None:
-            expiry_column = [each or None for each in expiries]
-            if now_ms is not None:
-                begun_ms = enqueued_ms - now_ms
-                self.clock_settings.add(first, begun_ms)
-                lives = {each: each - begun_ms if each else None for each in set(expiries)}
-                life_column = list(map(lives.__getitem__, expiries))
-                if scheduled_ms is not None:  # their time to live has not begun
-                    life_column = [
-                        None if at_ms else until_ms
-                        for at_ms, until_ms in zip(scheduled_ms, life_column, strict=True)
-                    ]
-                    lives[0] = None
-        references = list(
-            map(
-                columns.class_for(column_lists),
-                numbers,
-                repeat(frame),
-                accumulate(sizes[:-1], initial=offset),
-                sizes,
-                repeat(enqueued_ms),
-                expiry_column,
-                messages if messages is not None else repeat(b"", count),
-                *([life_column] if lives else []),
-            )
+        if expiries is not None and now_ms is not None:
+            begun_ms = enqueued_ms - now_ms
+            self.clock_settings.add(first, begun_ms)
+            lives = {each: each - begun_ms if each else None for each in set(expiries)}
+            life_column = list(map(lives.__getitem__, expiries))
+            if scheduled_ms is not None:  # their time to live has not begun
+                life_column = [
+                    None if at_ms else until_ms
+                    for at_ms, until_ms in zip(scheduled_ms, life_column, strict=True)
+                ]
+                lives[0] = None
+        # The references' number objects are also the table's keys, so each number exists only once.
+        references, numbers = make_references(
+            columns.class_for(column_lists),
+            first,
+            frame,
+            offset,
+            sizes,
+            enqueued_ms,
+            expiries,
+            life_column,
+            messages,
+            ACTIVE,
         )
-        untrack(references)
         columns.give(references, column_lists)
-        # The references' number objects are also the dictionary's keys, so each number exists only once.
-        self.main.append(references, [reference.sequence_number for reference in references], size)
+        self.main.append(references, numbers, size)
         if scheduled_ms is not None:
             self.main.postpone(put_off(references, scheduled_ms))
-        if lives:
+        if life_column is not None:
             self.main.watch_lives(first, lives, life_column)
         self.next_number = first + count
         self.latest_enqueued_ms = enqueued_ms

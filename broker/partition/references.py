@@ -23,6 +23,7 @@ from broker.identifiers import ClientId
 from broker.operations.columns import COLUMNS, KNOWN_COLUMNS
 from broker.operations.message_states import MessageState
 from broker.partition import _references
+from broker.partition._new_references import learn
 from broker.partition._untracked import keep_untracked
 from storage.log import Position
 
@@ -44,9 +45,10 @@ class StoredFrame:
         """How many references point into this frame, over all subqueues."""
 
 
+@learn
 @keep_untracked
 class Reference:
-    """What a subqueue knows of a message."""
+    """What a subqueue knows of a message. Runs of new ones are made by `broker/native/new_references.c`."""
 
     __slots__ = (
         "changed",
