@@ -1,92 +1,77 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"os"
+	"strings"
 
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore"
-	"github.com/Azure/azure-sdk-for-go/sdk/messaging/azservicebus"
 	"github.com/Azure/azure-sdk-for-go/sdk/messaging/azservicebus/admin"
 )
 
 func pointer[T any](value T) *T { return &value }
 
-// topicAdministration creates, changes, lists and deletes a topic, its subscriptions and rules. SSL_CERT_FILE names the broker's authority.
-func topicAdministration(b *bench) {
-	client := must(admin.NewClientFromConnectionString(os.Getenv("PARTIBUS_ADMIN_CONNECTION_STRING"), nil))
-	topic := b.queue
-	created := must(client.CreateTopic(b.ctx, topic, &admin.CreateTopicOptions{Properties: &admin.TopicProperties{UserMetadata: pointer("before")}}))
-	equal(*created.UserMetadata, "before", "metadata")
-	created.UserMetadata = pointer("after")
-	must(client.UpdateTopic(b.ctx, topic, created.TopicProperties, nil))
-	equal(*must(client.GetTopic(b.ctx, topic, nil)).UserMetadata, "after", "metadata")
+// administration gives the client that all these scenarios use. SSL_CERT_FILE names the broker's authority.
+func administration() *admin.Client {
+	return must(admin.NewClientFromConnectionString(os.Getenv("PARTIBUS_ADMIN_CONNECTION_STRING"), nil))
+}
 
-	for _, name := range []string{"one", "two"} {
-		must(client.CreateSubscription(b.ctx, topic, name, &admin.CreateSubscriptionOptions{
-			Properties: &admin.SubscriptionProperties{MaxDeliveryCount: pointer(int32(4))},
-		}))
+// alike compares all properties of two descriptions, which are full of pointers.
+func alike(seen, expected any, what string) {
+	equal(string(must(json.Marshal(seen))), string(must(json.Marshal(expected))), what)
+}
+
+// status expects an answer with this status.
+func status(err error, expected int, what string) {
+	var answer *azcore.ResponseError
+	if !errors.As(err, &answer) || answer.StatusCode != expected {
+		fail("%s: %v, expected status %d", what, err, expected)
 	}
-	var names []string
-	for pager := client.NewListSubscriptionsPager(topic, &admin.ListSubscriptionsOptions{MaxPageSize: 1}); pager.More(); {
-		for _, each := range must(pager.NextPage(b.ctx)).Subscriptions {
-			names = append(names, each.SubscriptionName)
-			equal(*each.MaxDeliveryCount, 4, "deliveries")
+}
+
+// ends expects the address of an entity, and replaces it by the entity's name.
+func ends(address **string, name string) {
+	if *address == nil || !strings.HasSuffix(**address, "/"+name) {
+		fail("forwards to %v, expected %s", *address, name)
+	}
+	*address = &name
+}
+
+var manager = []admin.AuthorizationRule{{
+	AccessRights: []admin.AccessRight{admin.AccessRightManage, admin.AccessRightSend, admin.AccessRightListen},
+	KeyName:      pointer("manager"),
+	PrimaryKey:   pointer("cHJpbWFyeXByaW1hcnlwcmltYXJ5cHJpbWFyeXByaW0="),
+	SecondaryKey: pointer("c2Vjb25kYXJ5c2Vjb25kYXJ5c2Vjb25kYXJ5c2Vjb24="),
+}}
+
+// undated expects the rules to have times, and leaves these out.
+func undated(rules []admin.AuthorizationRule) []admin.AuthorizationRule {
+	for number := range rules {
+		if rules[number].CreatedTime == nil || rules[number].ModifiedTime == nil {
+			fail("an authorization rule has no times")
 		}
+		rules[number].CreatedTime, rules[number].ModifiedTime = nil, nil
 	}
-	equal(len(names), 2, "subscriptions")
-	equal(must(client.GetTopicRuntimeProperties(b.ctx, topic, nil)).SubscriptionCount, 2, "subscription count")
-
-	must(client.CreateRule(b.ctx, topic, "one", &admin.CreateRuleOptions{
-		Name:   pointer("sql"),
-		Filter: &admin.SQLFilter{Expression: "color = @color", Parameters: map[string]any{"@color": "red"}},
-		Action: &admin.SQLAction{Expression: "SET size = 7"},
-	}))
-	must(client.CreateRule(b.ctx, topic, "one", &admin.CreateRuleOptions{
-		Name:   pointer("correlation"),
-		Filter: &admin.CorrelationFilter{Subject: pointer("red"), ApplicationProperties: map[string]any{"size": 7.5, "flag": true}},
-	}))
-	must(client.DeleteRule(b.ctx, topic, "one", "$Default", nil))
-	var rules []admin.RuleProperties
-	for pager := client.NewListRulesPager(topic, "one", nil); pager.More(); {
-		rules = append(rules, must(pager.NextPage(b.ctx)).Rules...)
-	}
-	equal(len(rules), 2, "rules")
-	equal(rules[0].Filter.(*admin.SQLFilter).Expression, "color = @color", "expression")
-	equal(rules[0].Filter.(*admin.SQLFilter).Parameters["@color"].(string), "red", "parameter")
-	equal(rules[0].Action.(*admin.SQLAction).Expression, "SET size = 7", "action")
-	equal(*rules[1].Filter.(*admin.CorrelationFilter).Subject, "red", "subject")
-	equal(rules[1].Filter.(*admin.CorrelationFilter).ApplicationProperties["size"].(float64), 7.5, "size")
-
-	sender := must(b.client.NewSender(topic, nil))
-	check(sender.SendMessage(b.ctx, &azservicebus.Message{Body: []byte("m"), ApplicationProperties: map[string]any{"color": "red"}}, nil))
-	for _, name := range []string{"one", "two"} {
-		receiver := must(b.client.NewReceiverForSubscription(topic, name, &azservicebus.ReceiverOptions{ReceiveMode: azservicebus.ReceiveModeReceiveAndDelete}))
-		equal(string(b.exactly(receiver, 1)[0].Body), "m", name)
-	}
-
-	must(client.DeleteSubscription(b.ctx, topic, "two", nil))
-	if found := must(client.GetSubscription(b.ctx, topic, "two", nil)); found != nil {
-		fail("%v, expected no subscription", found)
-	}
-	must(client.DeleteTopic(b.ctx, topic, nil))
-	if found := must(client.GetTopic(b.ctx, topic, nil)); found != nil {
-		fail("%v, expected no topic", found)
-	}
+	return rules
 }
 
 // queueAdministration creates, changes, lists and deletes a queue with every property, and meets the errors.
 func queueAdministration(b *bench) {
-	client := must(admin.NewClientFromConnectionString(os.Getenv("PARTIBUS_ADMIN_CONNECTION_STRING"), nil))
-	queue := b.queue
+	client, queue, target := administration(), b.queue, b.queue+"-target"
+	must(client.CreateQueue(b.ctx, target, nil))
 	wanted := admin.QueueProperties{
+		AuthorizationRules:                  manager,
 		AutoDeleteOnIdle:                    pointer("PT10M"),
 		DeadLetteringOnMessageExpiration:    pointer(true),
 		DefaultMessageTimeToLive:            pointer("P2D"),
 		DuplicateDetectionHistoryTimeWindow: pointer("PT3M"),
 		EnableBatchedOperations:             pointer(false),
 		EnablePartitioning:                  pointer(false),
+		ForwardDeadLetteredMessagesTo:       pointer(target),
 		LockDuration:                        pointer("PT30S"),
 		MaxDeliveryCount:                    pointer(int32(5)),
+		MaxMessageSizeInKilobytes:           pointer(int64(2048)),
 		MaxSizeInMegabytes:                  pointer(int32(2048)),
 		RequiresDuplicateDetection:          pointer(true),
 		RequiresSession:                     pointer(true),
@@ -95,45 +80,71 @@ func queueAdministration(b *bench) {
 	}
 	must(client.CreateQueue(b.ctx, queue, &admin.CreateQueueOptions{Properties: &wanted}))
 	found := must(client.GetQueue(b.ctx, queue, nil)).QueueProperties
-	equal(*found.AutoDeleteOnIdle, "PT10M", "idle")
-	equal(*found.DeadLetteringOnMessageExpiration, true, "dead-lettering")
-	equal(*found.DefaultMessageTimeToLive, "P2D", "time to live")
-	equal(*found.DuplicateDetectionHistoryTimeWindow, "PT3M", "window")
-	equal(*found.EnableBatchedOperations, false, "batched")
-	equal(*found.EnablePartitioning, false, "partitioned")
-	equal(*found.LockDuration, "PT30S", "lock")
-	equal(*found.MaxDeliveryCount, 5, "deliveries")
-	equal(*found.MaxSizeInMegabytes, 2048, "size")
-	equal(*found.RequiresDuplicateDetection, true, "duplicates")
-	equal(*found.RequiresSession, true, "sessions")
-	equal(*found.Status, admin.EntityStatusSendDisabled, "status")
-	found.UserMetadata = pointer("after")
-	equal(*must(client.UpdateQueue(b.ctx, queue, found, nil)).UserMetadata, "after", "metadata")
+	seen := found
+	ends(&seen.ForwardDeadLetteredMessagesTo, target)
+	seen.AuthorizationRules = undated(seen.AuthorizationRules)
+	alike(seen, wanted, "created")
+
+	found.AutoDeleteOnIdle, wanted.AutoDeleteOnIdle = pointer("PT20M"), pointer("PT20M")
+	found.DeadLetteringOnMessageExpiration, wanted.DeadLetteringOnMessageExpiration = pointer(false), pointer(false)
+	found.DefaultMessageTimeToLive, wanted.DefaultMessageTimeToLive = pointer("P3D"), pointer("P3D")
+	found.DuplicateDetectionHistoryTimeWindow, wanted.DuplicateDetectionHistoryTimeWindow = pointer("PT4M"), pointer("PT4M")
+	found.EnableBatchedOperations, wanted.EnableBatchedOperations = pointer(true), pointer(true)
+	found.LockDuration, wanted.LockDuration = pointer("PT40S"), pointer("PT40S")
+	found.MaxDeliveryCount, wanted.MaxDeliveryCount = pointer(int32(6)), pointer(int32(6))
+	found.MaxMessageSizeInKilobytes, wanted.MaxMessageSizeInKilobytes = pointer(int64(4096)), pointer(int64(4096))
+	found.MaxSizeInMegabytes, wanted.MaxSizeInMegabytes = pointer(int32(3072)), pointer(int32(3072))
+	found.Status, wanted.Status = pointer(admin.EntityStatusActive), pointer(admin.EntityStatusActive)
+	found.UserMetadata, wanted.UserMetadata = pointer("after"), pointer("after")
+	must(client.UpdateQueue(b.ctx, queue, found, nil))
+	seen = must(client.GetQueue(b.ctx, queue, nil)).QueueProperties
+	ends(&seen.ForwardDeadLetteredMessagesTo, target)
+	seen.AuthorizationRules = undated(seen.AuthorizationRules)
+	alike(seen, wanted, "updated")
+
 	equal(must(client.GetQueueRuntimeProperties(b.ctx, queue, nil)).TotalMessageCount, 0, "messages")
 	listed := 0
-	for pager := client.NewListQueuesPager(nil); pager.More(); {
+	for pager := client.NewListQueuesPager(&admin.ListQueuesOptions{MaxPageSize: 3}); pager.More(); {
 		for _, each := range must(pager.NextPage(b.ctx)).Queues {
 			if each.QueueName == queue {
 				listed++
+				equal(*each.MaxDeliveryCount, 6, "deliveries in the list")
 			}
 		}
 	}
-	equal(listed, 1, "listed")
-	equal(must(client.GetNamespaceProperties(b.ctx, nil)).Name, "sbemulatorns", "namespace")
+	for pager := client.NewListQueuesRuntimePropertiesPager(nil); pager.More(); {
+		for _, each := range must(pager.NextPage(b.ctx)).QueueRuntimeProperties {
+			if each.QueueName == queue {
+				listed++
+				equal(each.TotalMessageCount, 0, "messages in the list")
+			}
+		}
+	}
+	equal(listed, 2, "listed")
+	namespace := must(client.GetNamespaceProperties(b.ctx, nil))
+	equal(namespace.Name, "sbemulatorns", "namespace")
+	equal(namespace.SKU, "Premium", "tier")
 
-	var refused *azcore.ResponseError
-	if _, err := client.CreateQueue(b.ctx, queue, nil); !errors.As(err, &refused) || refused.StatusCode != 409 {
-		fail("%v, expected a conflict", err)
-	}
-	tooLong := &admin.CreateQueueOptions{Properties: &admin.QueueProperties{LockDuration: pointer("PT9M")}}
-	if _, err := client.CreateQueue(b.ctx, queue+"-long", tooLong); !errors.As(err, &refused) || refused.StatusCode != 400 {
-		fail("%v, expected a bad request", err)
-	}
+	_, err := client.CreateQueue(b.ctx, queue, nil)
+	status(err, 409, "a queue of this name")
+	_, err = client.CreateQueue(b.ctx, queue+"-long", &admin.CreateQueueOptions{Properties: &admin.QueueProperties{LockDuration: pointer("PT9M")}})
+	status(err, 400, "a long lock")
+	found.RequiresSession = pointer(false)
+	_, err = client.UpdateQueue(b.ctx, queue, found, nil)
+	status(err, 400, "a property that cannot change")
+	_, err = client.UpdateQueue(b.ctx, queue+"-none", admin.QueueProperties{}, nil)
+	status(err, 404, "a queue that is not there")
 	must(client.DeleteQueue(b.ctx, queue, nil))
 	if found := must(client.GetQueue(b.ctx, queue, nil)); found != nil {
 		fail("%v, expected no queue", found)
 	}
-	if _, err := client.DeleteQueue(b.ctx, queue, nil); !errors.As(err, &refused) || refused.StatusCode != 404 {
-		fail("%v, expected that there is no queue", err)
+	if found := must(client.GetQueueRuntimeProperties(b.ctx, queue, nil)); found != nil {
+		fail("%v, expected no queue", found)
 	}
+	_, err = client.DeleteQueue(b.ctx, queue, nil)
+	status(err, 404, "a queue that is gone")
+	must(client.DeleteQueue(b.ctx, target, nil))
+	wrong := must(admin.NewClientFromConnectionString(os.Getenv("PARTIBUS_ADMIN_CONNECTION_STRING")+"x", nil))
+	_, err = wrong.GetQueue(b.ctx, b.queue, nil)
+	status(err, 401, "a wrong key")
 }

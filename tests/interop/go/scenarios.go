@@ -14,6 +14,8 @@ import (
 
 var scenarios = map[string]func(*bench){
 	"topic-administration":        topicAdministration,
+	"subscription-administration": subscriptionAdministration,
+	"rule-administration":         ruleAdministration,
 	"queue-administration":        queueAdministration,
 	"send-one":                    sendOne,
 	"send-many":                   sendMany,
