@@ -19,6 +19,7 @@ from broker.http.server import SPARE_CONNECTIONS
 from broker.settings.settings import Settings
 
 DESCRIPTORS_WANTED = 65_536
+"""The limit that suits all but unusual settings."""
 LOG_FILES_MAX = 8_192
 """The most log files kept open unless a setting says otherwise: opening a file again costs less than a
 sync."""
@@ -30,10 +31,20 @@ OTHERS = 36
 log = structlog.get_logger("server")
 
 
-def raise_limit() -> None:
-    """Raise the process's limit as far as the system permits, up to DESCRIPTORS_WANTED."""
+def limit_for(settings: Settings) -> int:
+    """A limit under which these settings count as they are."""
+    files = max(LOG_FILES_MAX, settings.log_files_max or 0)
+    http = settings.http_connections_max
+    clients = max(settings.connections_max + http, 4 * http)
+    others = OTHERS + BEING_REFUSED_MAX + SPARE_CONNECTIONS
+    return max(DESCRIPTORS_WANTED, 2 * files, files + clients + others)
+
+
+def raise_limit(wanted: int) -> None:
+    """Raise the process's limit to the wanted one, as far as the system permits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(DESCRIPTORS_WANTED, hard) if hard != resource.RLIM_INFINITY else DESCRIPTORS_WANTED
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
     if soft < wanted:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -25,7 +25,7 @@ import uvloop
 from broker.base.clock import Clock, ClockWatch, SystemClock
 from broker.base.metrics import Metrics
 from broker.base.sockets import addresses_text
-from broker.descriptors import Shares, raise_limit
+from broker.descriptors import Shares, limit_for, raise_limit
 from broker.frontend.listener import serve_websocket
 from broker.frontend.ports import AmqpPorts
 from broker.frontend.services import Services
@@ -85,7 +85,7 @@ files."""
 
 def run(settings: Settings, file: ConfigFile | None, announce: Announce | None = None) -> None:
     """Run the broker until it is told to stop. Raises OSError if it cannot listen, WrongCertificate."""
-    raise_limit()
+    raise_limit(limit_for(_with_all_connections(settings, file)))
     uvloop.run(Broker(settings, file, announce=announce).run())
 
 
@@ -107,7 +107,7 @@ class Broker:
             check_namespaces(file, settings.namespace)
         others = file.others if file else ()
         settings_of_first = settings
-        settings, shares = _of_all(settings, [each.settings for each in others])
+        settings, shares = _within_limit(_with_all_connections(settings, file))
         self.settings = settings
         self.clock = clock or SystemClock()
         self.metrics = Metrics(has_namespaces=bool(others))
@@ -400,11 +400,15 @@ class Broker:
         return task
 
 
-def _of_all(settings: Settings, others: Sequence[Settings]) -> tuple[Settings, Shares]:
-    """The settings with the connections of all namespaces, as far as the system has files for them; and how
-    the files are shared out."""
-    connections_max = settings.connections_max + sum(each.connections_max for each in others)
-    shares = Shares.of(settings.model_copy(update={"connections_max": connections_max}))
+def _with_all_connections(settings: Settings, file: ConfigFile | None) -> Settings:
+    """The settings with the connections of all namespaces."""
+    others = sum(each.settings.connections_max for each in file.others) if file else 0
+    return settings.model_copy(update={"connections_max": settings.connections_max + others})
+
+
+def _within_limit(settings: Settings) -> tuple[Settings, Shares]:
+    """The settings as far as the system has files for the connections, and how the files are shared out."""
+    shares = Shares.of(settings)
     update = {"connections_max": shares.amqp, "http_connections_max": shares.http}
     return settings.model_copy(update=update), shares
 

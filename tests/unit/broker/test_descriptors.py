@@ -7,7 +7,7 @@ import resource
 import pytest
 from structlog.testing import capture_logs
 
-from broker.descriptors import OTHERS, Shares
+from broker.descriptors import OTHERS, Shares, limit_for
 from broker.frontend.listener import BEING_REFUSED_MAX
 from broker.http.server import SPARE_CONNECTIONS
 from broker.settings.settings import Settings
@@ -24,6 +24,25 @@ def test_the_shares_fit_into_the_limit_and_clients_have_what_the_documentation_s
     shares = Shares.of(Settings(), limit)
     assert sum(shares) + SPARE <= limit and min(shares) >= 16
     assert shares.amqp >= amqp
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"connections_max": 70_000},
+        {"connections_max": 10, "http_connections_max": 40_000},
+        {"log_files_max": 40_000},
+        {"connections_max": 60_000, "http_connections_max": 60_000, "log_files_max": 9_000},
+    ],
+)
+def test_the_limit_that_is_asked_for_suits_the_settings(given: dict[str, int]) -> None:
+    """Those of many namespaces, too: their connections are added up."""
+    settings = Settings(**given)  # type: ignore[arg-type]
+    with capture_logs() as lines:
+        shares = Shares.of(settings, limit_for(settings))
+    assert not lines
+    assert (shares.amqp, shares.http) == (settings.connections_max, settings.http_connections_max)
 
 
 def test_with_room_enough_the_settings_count() -> None:
