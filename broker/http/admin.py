@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 from aiohttp import web
 
@@ -63,17 +64,18 @@ class Administration:
         tokens: TokenVerifier,
         clock: Clock,
         slices: Slices,
+        bodies: Bodies,
         elsewhere: Elsewhere,
     ) -> None:
-        """`slices` makes long lists take turns with other long work on the event loop. `elsewhere` knows the
-        hosts of other namespaces."""
+        """`slices` makes long lists take turns with other long work on the event loop. `bodies` are those of
+        the whole port. `elsewhere` knows the hosts of other namespaces."""
         self._namespace, self._clock, self._slices = namespace, clock, slices
         self._rights = Rights(namespace, tokens, clock, settings.sas_grace_ms)
         self._defaults = EntityDefaults(settings.partitioned_by_default, settings.message_kb_max)
-        self._bodies = Bodies(settings.http_body_bytes_max)
+        self._description = partial(bodies.description, bytes_max=settings.http_body_bytes_max)
         self._elsewhere = elsewhere
         self._subscriptions = SubscriptionAdministration(
-            namespace, self._rights, self._bodies, clock, slices, elsewhere
+            namespace, self._rights, self._description, clock, slices, elsewhere
         )
         self._started_ms = clock.now_ms()
         self._entries = EntryTexts(namespace.name, namespace.runtime_now)
@@ -157,7 +159,7 @@ class Administration:
     async def _put(self, request: web.Request, claim: Claim, name: str) -> web.Response:
         updating = "If-Match" in request.headers
         self._rights.require(claim, name, WRITE, of_namespace=not updating)
-        description = await self._bodies.description(request)
+        description = await self._description(request)
         kind = KINDS.get(description.kind)
         if kind is None:
             raise HttpRefusal(
@@ -205,7 +207,7 @@ class Administration:
         """Change the messaging units, which may be changed until the broker ends. Other elements are
         ignored."""
         self._rights.require(claim, NAMESPACE_INFO, WRITE, of_namespace=True)
-        description = await self._bodies.description(request)
+        description = await self._description(request)
         throttle = self._namespace.throttle
         if not isinstance(throttle, ResourceThrottle):
             raise HttpRefusal(400, 40000, "Messaging units can be changed in the premium tier only.")

@@ -1,10 +1,11 @@
 """Limits the memory that all request bodies being read take together.
 
 Each body has its own limit, but every connection may be sending one, and the part of a body that a stalled
-client has sent stays in memory until the client's time is up. The first FREE_BYTES of a body do not count, so
-that a queue's description, which is rarely larger, gets through even when other bodies have used up the
-total. When they have, clients that have been sending for long make room, so a few that stall keep nobody
-from sending. Used in the event loop.
+client has sent stays in memory until the client's time is up. So there is a total for the whole port,
+whatever the namespaces and the kinds of requests; a body may take more while it is the only one. The first
+FREE_BYTES of a body do not count, so that a queue's description, which is rarely larger, gets through even
+when other bodies have used up the total. When they have, clients that have been sending for long make room,
+so a few that stall keep nobody from sending. Used in the event loop.
 """
 
 from __future__ import annotations
@@ -28,20 +29,18 @@ SLOW_S = 2.0
 class Bodies:
     """All bodies being read. One per HTTP port."""
 
-    def __init__(self, body_bytes_max: int) -> None:
-        """`body_bytes_max` is the limit of one body. A body of that size always fits when no other is being
-        read."""
-        self._body_bytes_max = body_bytes_max
+    def __init__(self, bytes_max: int = TOTAL_BYTES_MAX) -> None:
+        self.bytes_max = bytes_max
         self.bytes = 0
         """Bytes counted now: what the bodies have beyond their first FREE_BYTES."""
         self.arriving: dict[Body, None] = {}
         """Bodies that have not arrived as a whole, the earliest first."""
-        self.bytes_max = max(TOTAL_BYTES_MAX, body_bytes_max)
 
-    async def description(self, request: web.Request) -> Description:
-        """Read the description that a request's body holds. Raises HttpRefusal: 400, 413, 503."""
+    async def description(self, request: web.Request, bytes_max: int) -> Description:
+        """Read the description that a request's body of at most `bytes_max` holds. Raises HttpRefusal: 400,
+        413, 503."""
         with self.read() as counted:
-            body = await gather(request, counted, self._body_bytes_max)
+            body = await gather(request, counted, bytes_max)
             try:
                 return parse_entry(body)
             except WrongXml as wrong:
@@ -50,16 +49,19 @@ class Bodies:
     def make_room(self, size: int, own: Body) -> bool:
         """Whether there is room for more bytes of a body. If need be, clients that have been sending for
         SLOW_S are disconnected, the slowest first."""
-        if self.bytes + size > self.bytes_max and self.arriving:
+        if not self._fits(size, own) and self.arriving:
             slow_since_s = asyncio.get_running_loop().time() - SLOW_S
             for body in list(self.arriving):
-                if body.began_s > slow_since_s or self.bytes + size <= self.bytes_max:
+                if body.began_s > slow_since_s or self._fits(size, own):
                     break
-                if body is not own and body.counts and body.end is not None:
+                if body is not own and body.counted and body.end is not None:
                     body.is_whole()
                     body.release()
                     body.end()
-        return self.bytes + size <= self.bytes_max
+        return self._fits(size, own)
+
+    def _fits(self, size: int, own: Body) -> bool:
+        return not size or self.bytes + size <= self.bytes_max or self.bytes == own.counted
 
     def read(self) -> Body:
         """Begin a body. Use it in a `with` statement, which releases its bytes however it ends."""
@@ -96,10 +98,12 @@ async def gather(
 class Body:
     """One body being read."""
 
-    __slots__ = ("_bodies", "_counted", "_free", "began_s", "end")
+    __slots__ = ("_bodies", "_free", "began_s", "counted", "end")
 
     def __init__(self, bodies: Bodies) -> None:
-        self._bodies, self._counted, self._free = bodies, 0, FREE_BYTES
+        self._bodies, self._free = bodies, FREE_BYTES
+        self.counted = 0
+        """The bytes that count: those beyond the free ones."""
         self.began_s = 0.0
         self.end: Callable[[], object] | None = None
         """Ends the client's connection, while the body is being read."""
@@ -120,18 +124,13 @@ class Body:
         if not self._bodies.make_room(counted, self):
             raise HttpRefusal(503, 0, "Too many bodies are being read at this time.", {"Retry-After": "2"})
         self._free -= free
-        self._counted += counted
+        self.counted += counted
         self._bodies.bytes += counted
 
     def release(self) -> None:
         """Stop counting it."""
-        self._bodies.bytes -= self._counted
-        self._counted = 0
-
-    @property
-    def counts(self) -> bool:
-        """Whether it takes more than is free."""
-        return self._counted > 0
+        self._bodies.bytes -= self.counted
+        self.counted = 0
 
     def __enter__(self) -> Body:
         return self

@@ -14,7 +14,6 @@ from aiohttp import web
 from broker.access.addresses import Address
 from broker.base.clock import Clock, wall_ahead_ms
 from broker.base.errors import Reason, Refused
-from broker.entities.validation import MAX_MESSAGE_SIZE_KB
 from broker.http.answer_portions import PORTION_BYTES, answer_whole
 from broker.http.bodies import Bodies, gather
 from broker.http.broker_properties import body_of, read_properties, token_text, written
@@ -50,19 +49,19 @@ class MessageRequests:
         clock: Clock,
         memory: Memory,
         waiting: Waiting,
+        bodies: Bodies,
         receivers_max: int,
         message_id: Callable[[], str],
     ) -> None:
-        """`waiting` is that of the whole port; `receivers_max` is the limit of one entity; `message_id` makes
-        ids for messages that have none."""
+        """`waiting` and `bodies` are those of the whole port; `receivers_max` is the limit of one entity;
+        `message_id` makes ids for messages that have none."""
         self._namespace, self._rights, self._clock = namespace, rights, clock
         self._receivers_max = receivers_max
         self._sends = RequestSends(memory, message_id)
-        self._waiting = waiting
+        self._waiting, self._bodies = waiting, bodies
         self._receivers: dict[HttpConnection, ConnectionReceivers] = {}
         """Of connections whose clients receive."""
         namespace.when_rules_change.append(self._rules_changed)
-        self._bodies = Bodies(MAX_MESSAGE_SIZE_KB[1] * 1024)
 
     async def handle(self, request: web.Request, path: MessagePath) -> web.StreamResponse:
         """Serve a request about messages. Raises HttpRefusal and Refused."""

@@ -9,6 +9,7 @@ from aiohttp import web
 from broker.base.clock import Clock
 from broker.base.slices import Slices
 from broker.http.admin import Administration
+from broker.http.bodies import Bodies
 from broker.http.description_xml import Elsewhere
 from broker.http.message_paths import read_message_path
 from broker.http.messages import MessageRequests
@@ -29,18 +30,19 @@ class NamespaceRequests:
         slices: Slices,
         memory: Memory,
         waiting: Waiting,
+        bodies: Bodies,
         message_id: Callable[[], str],
         elsewhere: Elsewhere,
     ) -> None:
-        """`waiting` is that of the whole port; `message_id` makes ids for messages that have none;
-        `elsewhere` knows the hosts of other namespaces."""
+        """`waiting` and `bodies` are those of the whole port; `message_id` makes ids for messages that have
+        none; `elsewhere` knows the hosts of other namespaces."""
         namespace, tokens, settings = served.namespace, served.authorizer, served.settings
         rights = Rights(namespace, tokens, clock, settings.sas_grace_ms)
-        self._administration = Administration(settings, namespace, tokens, clock, slices, elsewhere)
+        self._administration = Administration(settings, namespace, tokens, clock, slices, bodies, elsewhere)
         self._messages = MessageRequests(
-            namespace, rights, clock, memory, waiting, settings.receivers_per_entity_max, message_id
+            namespace, rights, clock, memory, waiting, bodies, settings.receivers_per_entity_max, message_id
         )
-        self._own = OwnRequests(namespace, rights, memory)
+        self._own = OwnRequests(namespace, rights, memory, bodies)
 
     def stop(self) -> None:
         """The broker stops: receivers that wait for messages are answered now."""

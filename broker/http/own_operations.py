@@ -109,9 +109,10 @@ def is_own(raw_path: str) -> bool:
 class OwnRequests:
     """Answers requests for our own operations. One per namespace."""
 
-    def __init__(self, namespace: Namespace, rights: Rights, memory: Memory) -> None:
+    def __init__(self, namespace: Namespace, rights: Rights, memory: Memory, bodies: Bodies) -> None:
+        """`bodies` are those of the whole port."""
         self._namespace, self._rights, self._memory = namespace, rights, memory
-        self._bodies = Bodies(BODY_BYTES_MAX)
+        self._bodies = bodies
         self._description = json.dumps(describe(OWN_OPERATIONS, PREFIX)).encode()
         self._pages = asyncio.Semaphore(REDRIVES_MAX)
         """Held while dead letters are in memory to be sent again."""

@@ -30,6 +30,7 @@ from broker.base.errors import Refused
 from broker.base.metrics import Metrics
 from broker.base.slices import Slices
 from broker.base.sockets import accept_each, listen, readable
+from broker.http.bodies import Bodies
 from broker.http.connection import HttpConnection, Limits
 from broker.http.crowd import Crowd, Guest
 from broker.http.health import HealthHandler
@@ -103,6 +104,7 @@ class HttpServer:
             settings.receive_cache_bytes,
             traffic_bytes(settings.total_output_bytes_max, memory.mark),
         )
+        bodies = Bodies()
         self._requests = {
             served: NamespaceRequests(
                 served,
@@ -110,6 +112,7 @@ class HttpServer:
                 slices,
                 memory,
                 self._waiting,
+                bodies,
                 message_id,
                 partial(namespaces.elsewhere, served=served),
             )

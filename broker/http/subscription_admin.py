@@ -22,7 +22,6 @@ from broker.entities.topics import SubscriptionDescription, TopicDescription, su
 from broker.http.addressing import ManagedPath, next_url_of, page_of, url_of
 from broker.http.answer_portions import answer_in_slices
 from broker.http.atom import ENTRY_TYPE, FEED_TYPE, Description, Entry, write_entry, write_feed
-from broker.http.bodies import Bodies
 from broker.http.description_xml import Elsewhere, check_targets, note_ignored
 from broker.http.refusals import HttpRefusal, not_allowed, only_reads
 from broker.http.rights import DELETE, LISTEN, READ, WRITE, Rights
@@ -48,13 +47,14 @@ class SubscriptionAdministration:
         self,
         namespace: Namespace,
         rights: Rights,
-        bodies: Bodies,
+        description: Callable[[web.Request], Awaitable[Description]],
         clock: Clock,
         slices: Slices,
         elsewhere: Elsewhere,
     ) -> None:
+        """`description` reads the one that a request's body holds."""
         self._namespace, self._subscriptions, self._rights = namespace, namespace.subscriptions, rights
-        self._bodies, self._clock, self._slices = bodies, clock, slices
+        self._description, self._clock, self._slices = description, clock, slices
         self._elsewhere = elsewhere
 
     async def handle(self, request: web.Request, claim: Claim, where: ManagedPath) -> web.StreamResponse:
@@ -206,7 +206,7 @@ class SubscriptionAdministration:
             self._rights.require(claim, path, READ)
 
     async def _read(self, request: web.Request, kind: str) -> Description:
-        description = await self._bodies.description(request)
+        description = await self._description(request)
         if description.kind != kind:
             raise HttpRefusal(400, 40000, f"'{description.kind:.60}' is not a {kind}.")
         return description

@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 
 from broker.entities.descriptions import QueueSettings
+from broker.http.bodies import FREE_BYTES, Bodies
 from broker.server import Broker
 from broker.settings.config_file import WrongConfigFile, load_config_file
 from broker.settings.settings import load_settings
@@ -186,3 +187,28 @@ def test_the_setting_cannot_give_the_first_of_several_a_name_that_is_no_label(
     with pytest.raises(WrongConfigFile, match="PARTIBUS_NAMESPACE: "):
         make(tmp_path, BILLS, namespace=name)
     make(tmp_path, namespace=name)
+
+
+async def test_request_bodies_have_one_bound_over_all_namespaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not matter whether they are descriptions or messages."""
+    bodies = Bodies(0)  # only one that is large at a time
+    monkeypatch.setattr("broker.http.server.Bodies", lambda: bodies)
+    async with running(tmp_path, BILLS) as broker:
+        port = port_of(broker.addresses["http"])
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        token = sas_token("http://bills.localhost/", key="own")
+        head = (
+            f"PUT /new HTTP/1.1\r\nHost: bills.localhost\r\nAuthorization: {token}\r\n"
+            "Content-Length: 500000\r\n\r\n"
+        )
+        writer.write(head.encode() + bytes(100_000))
+        await until(lambda: bodies.bytes == 100_000 - FREE_BYTES)
+        status, text = await ask(broker, "first", "SAS_KEY_VALUE", "POST", "/same/messages", bytes(50_000))
+        assert status == 503 and "Too many bodies" in text
+        assert (await ask(broker, "first", "SAS_KEY_VALUE", "POST", "/same/messages", bytes(10)))[0] == 201
+        writer.close()
+        await until(lambda: not bodies.bytes)
+        status, _ = await ask(broker, "first", "SAS_KEY_VALUE", "POST", "/same/messages", bytes(50_000))
+        assert status == 201

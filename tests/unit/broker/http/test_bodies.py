@@ -19,10 +19,9 @@ async def test_bodies_that_nobody_finishes_are_bounded_in_total(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A body gives its room back however it ends, and small bodies are always read."""
-    monkeypatch.setattr("broker.http.bodies.TOTAL_BYTES_MAX", 0)  # the total is then the largest body's size
     monkeypatch.setattr("broker.http.bodies.SLOW_S", 3_600.0)
-    bodies = Bodies(512 * 1024)
-    monkeypatch.setattr("broker.http.admin.Bodies", lambda _: bodies)
+    bodies = Bodies(0)  # only one that is large at a time
+    monkeypatch.setattr("broker.http.server.Bodies", lambda: bodies)
     async with http_stack(tmp_path, http_transfer_timeout_ms=60_000, http_body_bytes_max=512 * 1024) as stack:
         token = sas_token(f"https://127.0.0.1:{stack.port}")
         head = (
@@ -76,10 +75,9 @@ async def test_a_client_that_stalls_makes_room_for_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is slow keeps its connection until its room is needed."""
-    monkeypatch.setattr("broker.http.bodies.TOTAL_BYTES_MAX", 0)
     monkeypatch.setattr("broker.http.bodies.SLOW_S", 0.0)
-    bodies = Bodies(512 * 1024)
-    monkeypatch.setattr("broker.http.admin.Bodies", lambda _: bodies)
+    bodies = Bodies(0)
+    monkeypatch.setattr("broker.http.server.Bodies", lambda: bodies)
     async with http_stack(tmp_path, http_transfer_timeout_ms=60_000) as stack:
         token = sas_token(f"https://127.0.0.1:{stack.port}")
         head = (
