@@ -17,6 +17,7 @@ from broker.base.metrics import Metrics
 from broker.entities.descriptions import NAMESPACE, EntityDescription, namespace_of
 from broker.entities.subscription_validation import TopicLimits
 from broker.hosting.host import HostedPartition, PartitionHost
+from broker.message.property_sizes import limits_of
 from broker.messaging.forwarding import Forwarding
 from broker.messaging.rule_transactions import RuleTransactions
 from broker.namespace.apply_file import apply_file, check_rules, check_targets
@@ -72,8 +73,13 @@ class NamespaceParts:
         if shared.has_labels:
             refused = refused.labels(settings.namespace)
         self._throttle: Throttling | None = throttle_of(
-            settings.namespace, settings.credits_per_second, clock, refused.inc
+            settings.namespace,
+            settings.credits_per_second,
+            clock,
+            refused.inc,
+            settings.throttle_filter_credits,
         )
+        self._property_limits = limits_of(settings.properties_kb_max, settings.property_kb_max)
         self.resources: ResourceThrottle | None = None
         """Its throttling, if that goes by resources."""
         if settings.tier == "premium" and self._throttle is None:
@@ -138,7 +144,7 @@ class NamespaceParts:
         meter = EntityMeter(shared.metrics, description.name, label)
         size_bytes_max = self.settings.entity_mb_max * MIB
         entity = make_entity(description, meter, self._start_partition, shared.resting, size_bytes_max)
-        entity.throttle = self._throttle
+        entity.throttle, entity.property_limits = self._throttle, self._property_limits
         return entity
 
     def _start_partition(self, entity: Entity, number: int) -> HostedPartition:

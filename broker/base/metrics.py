@@ -111,7 +111,7 @@ class Metrics:
         )
         self.credits_refused = counter(
             "credits_refused",
-            "Credits that refused operations would have cost.",
+            "Credits that refused operations would have cost; 1 for a batch that is refused unread.",
             ("namespace",) if has_namespaces else (),
         )
         self.messaging_units = gauge("messaging_units", "Messaging units; 0 except in the premium tier.")

@@ -198,6 +198,8 @@ class TopicDescription(EntityDescription):
     """Whether some subscription requires sessions. Every send asks."""
     makes_copies: bool = field(init=False, repr=False, compare=False)
     """Whether a rule of some subscription has an action. Every send asks."""
+    filters: int = field(init=False, repr=False, compare=False)
+    """How many rules all subscriptions have together. Every send to a throttled namespace asks."""
 
     def __post_init__(self) -> None:
         subqueues = dict(TOPIC_SUBQUEUES)
@@ -211,6 +213,7 @@ class TopicDescription(EntityDescription):
         object.__setattr__(self, "keeps_sessions", keeps)
         makes = any(rule.action is not None for each in self.subscriptions for rule in each.rules)
         object.__setattr__(self, "makes_copies", makes)
+        object.__setattr__(self, "filters", sum(len(each.rules) for each in self.subscriptions))
 
     @property
     def subqueues(self) -> SubqueueTable:

@@ -25,7 +25,7 @@ from email.utils import format_datetime, parsedate_to_datetime
 from typing import Any, Final
 
 from broker.base.errors import Reason, Refused
-from broker.message.stored import METADATA_BYTES_MAX
+from broker.message.property_sizes import METADATA_BYTES_MAX
 
 OTHER_PROPERTIES: Final = "Partibus-Properties"
 """The header for properties that cannot be headers of their own, as a JSON object."""

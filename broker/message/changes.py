@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from broker.base.errors import Reason, Refused
-from broker.message.stored import METADATA_BYTES_MAX, PROPERTY_BYTES_MAX
+from broker.message.property_sizes import METADATA_BYTES_MAX, PROPERTY_BYTES_MAX
 from protocol.codec import EncodeError, encode, encode_map, encode_text
 from protocol.sections import APPLICATION_PROPERTIES, PROPERTIES, find_sections, pairs, text_bytes
 

@@ -32,11 +32,12 @@ import os
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import count, pairwise
+from itertools import count
 from typing import TypeVar
 
 from broker.base.errors import Reason, Refused
 from broker.message._stored import store as native_store
+from broker.message.property_sizes import check_sizes
 from protocol.codec import DecodeError, encode
 from protocol.sections import (
     APPLICATION_PROPERTIES,
@@ -62,11 +63,6 @@ HAS_PRIORITY, HAS_TIME_TO_LIVE, HAS_DEAD_LETTER_SOURCE = 1, 2, 4
 
 KEY_CHARACTERS_MAX = 128
 """Limit of a message-id, session-id or partition-key (AMQP contract 10.1)."""
-METADATA_BYTES_MAX = 65_536
-"""Limit of all annotations, properties and application-properties together (AMQP contract 10.1, header
-size)."""
-PROPERTY_BYTES_MAX = 32_768
-"""Limit of one encoded property (AMQP contract 10.1, header size)."""
 
 BROKER_ANNOTATIONS = frozenset(
     (
@@ -258,15 +254,7 @@ def store_by_rules(payload: bytes, fallback_message_id: Callable[[], str]) -> St
 def _store(payload: bytes, fallback_message_id: Callable[[], str]) -> StoredMessage:
     sections = find_sections(payload)
     begins, values, ends = sections.begins, sections.values, sections.ends
-    metadata_bytes = ends[1] + ends[2] + ends[3] + ends[4] - begins[1] - begins[2] - begins[3] - begins[4]
-    if metadata_bytes > METADATA_BYTES_MAX:
-        raise Refused(
-            Reason.MESSAGE_TOO_LARGE,
-            f"The message's annotations and properties take {metadata_bytes} bytes; the limit is "
-            f"{METADATA_BYTES_MAX}.",
-        )
-    if metadata_bytes > PROPERTY_BYTES_MAX:  # rare: if the total is smaller, no property can be too large
-        _check_property_sizes(payload, sections)
+    check_sizes(payload, sections)
     flags = priority = ttl_ms = 0
     if ends[HEADER] - values[HEADER] > 1:  # many clients send it empty
         flags, priority, ttl_ms = _header(payload, values[HEADER], ends[HEADER])
@@ -435,26 +423,6 @@ def _check_application_properties(payload: bytes, value: int, end: int) -> None:
     for at_key in pairs(payload, value, end)[:-1:2]:
         if payload[at_key] != 0xA1 and payload[at_key] != 0xB1:
             raise DecodeError("the key of an application property is not a string")
-
-
-def _check_property_sizes(payload: bytes, sections: Sections) -> None:
-    values, ends = sections.values, sections.ends
-    if ends[PROPERTIES]:
-        places = fields(payload, values[PROPERTIES], ends[PROPERTIES], FIELDS_MAX[PROPERTIES])
-        for number, (at, behind) in enumerate(pairwise(places)):
-            _check_property_size(f"number {number} of the properties list", behind - at)
-    if ends[APPLICATION_PROPERTIES]:
-        places = pairs(payload, values[APPLICATION_PROPERTIES], ends[APPLICATION_PROPERTIES])
-        for at_key, at, behind in zip(places[:-1:2], places[1::2], places[2::2], strict=True):
-            _check_property_size(f"'{(text_bytes(payload, at_key) or b'').decode():.80}'", behind - at)
-
-
-def _check_property_size(name: str, size: int) -> None:
-    if size > PROPERTY_BYTES_MAX:
-        raise Refused(
-            Reason.MESSAGE_TOO_LARGE,
-            f"The property {name} takes {size} bytes; the limit is {PROPERTY_BYTES_MAX}.",
-        )
 
 
 def _with_message_id(payload: bytes, places: list[int], message_id: str) -> bytes:

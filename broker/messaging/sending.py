@@ -21,6 +21,7 @@ from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MAIN
 from broker.message.batch_envelope import RoutingHint, split
 from broker.message.identity import key_text
+from broker.message.property_sizes import beyond
 from broker.message.stored import StoredRun, store_run
 from broker.messaging.fail_over import fail_over, refusal_of
 from broker.messaging.guarded_sink import guarded
@@ -157,7 +158,7 @@ class Sending(Generic[R]):
         Raises Refused if the broker takes none of them for now, and has refused none by itself.
         """
         throttle, count = self._queue.throttle, len(payloads)
-        admitted = count if throttle is None else throttle.admit_some(count)
+        admitted = count if throttle is None else throttle.admit_some(count, self._queue.filters)
         if admitted == count:
             self._send_admitted(payloads, receipts)
             return
@@ -173,7 +174,7 @@ class Sending(Generic[R]):
         """Send messages that the throttling has let through. Raises Refused if none of them is taken."""
         self._memory.admit(len(payloads))
         run = store_run(payloads, self._message_id)
-        check(run, self._queue)
+        check_sent(run, payloads, self._queue)
         self._queue.admit(payloads)
         for index, why in run.refused.items():
             self._refused(receipts[index : index + 1], why, 1)
@@ -238,7 +239,7 @@ class Sending(Generic[R]):
             throttle.admit(0)  # the same without any credits
         inner, hint = split(payload)
         if throttle is not None:
-            throttle.admit(len(inner))
+            throttle.admit_all(len(inner), self._queue.filters)
         self._memory.admit(len(inner))
         made: set[str] = set()
 
@@ -254,8 +255,9 @@ class Sending(Generic[R]):
         groups: dict[int | None, list[int]] = {}
         for start in range(0, len(inner), TAKEN_APART_AT_ONCE):
             yield
-            run = store_run(inner[start : start + TAKEN_APART_AT_ONCE], message_id)
-            check(run, self._queue)
+            some = inner[start : start + TAKEN_APART_AT_ONCE]
+            run = store_run(some, message_id)
+            check_sent(run, some, self._queue)
             if run.refused:
                 raise run.refused.pop(min(run.refused))
             keys.update(_given_keys(run, self._queue))
@@ -340,10 +342,10 @@ class Sending(Generic[R]):
             if not payloads:
                 raise Refused(Reason.ARGUMENT, "The batch holds no message.")
         if self._queue.throttle is not None:
-            self._queue.throttle.admit(len(payloads))
+            self._queue.throttle.admit_all(len(payloads), self._queue.filters)
         self._memory.admit(len(payloads))
         run = store_run(payloads, self._message_id)
-        check(run, self._queue)
+        check_sent(run, payloads, self._queue)
         if run.refused:
             raise run.refused.pop(min(run.refused))
         whole = send_of(run, self._queue)
@@ -422,6 +424,13 @@ class Sending(Generic[R]):
         self._waiting[sent.send.cookie] = sent
         self._queue.router.handles[number].post(sent.send, self._client, self._answered)
         return True
+
+
+def check_sent(run: StoredRun, payloads: Sequence[bytes], queue: Entity) -> None:
+    """Refuse messages that clients may not send to this queue. `payloads` are the messages as they came."""
+    if queue.property_limits is not None:
+        run.refused.update(beyond(payloads, run.refused, queue.property_limits))
+    check(run, queue)
 
 
 def check(run: StoredRun, queue: Entity) -> None:

@@ -15,7 +15,7 @@ from broker.entities.descriptions import MAIN
 from broker.message.stored import store_run
 from broker.messaging.asking import answer_of
 from broker.messaging.fail_over import another_partition, refusal_of_all
-from broker.messaging.sending import Collected, check, keys_of, too_large
+from broker.messaging.sending import Collected, check_sent, keys_of, too_large
 from broker.messaging.sends import send_of
 from broker.namespace.entity import Entity, ask
 from broker.operations.sending import Send, Sent
@@ -43,14 +43,14 @@ def to_store(
     `message_id` makes ids for messages that have none."""
     entity.check_can_send(MAIN)
     if entity.throttle is not None:
-        entity.throttle.admit(len(payloads))
+        entity.throttle.admit_all(len(payloads), entity.filters)
     memory.admit(len(payloads))
     entity.admit(payloads)
     for payload in payloads:
         if len(payload) > entity.message_bytes_max:
             raise too_large(entity, len(payload))
     run = store_run(payloads, message_id)
-    check(run, entity)
+    check_sent(run, payloads, entity)
     if run.refused:
         raise run.refused[min(run.refused)]
     send = send_of(run, entity)

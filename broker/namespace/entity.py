@@ -17,6 +17,7 @@ from broker.base.errors import Reason, Refused, not_found_text
 from broker.entities.descriptions import MAIN, EntityDescription
 from broker.entities.roles import CountedAs, SubqueueDescription
 from broker.identifiers import ClientId
+from broker.message.property_sizes import PropertyLimits
 from broker.namespace.meter import EntityMeter
 from broker.namespace.resting import Resting, add_counts
 from broker.namespace.router import PartitionHandle, Router
@@ -154,6 +155,9 @@ class Entity:
         """Called with the number of each partition that starts."""
         self.throttle: Throttling | None = None
         """The throttling of the namespace; None if it is not throttled. Set by whoever made the entity."""
+        self.property_limits: PropertyLimits | None = None
+        """What the properties of a message may take; None if the namespace has no limits of its own. Set by
+        whoever made the entity."""
         self.gone: Refused | None = None
         """Why the entity was deleted or is out of service; None while it is live. Once this is set, no
         partition starts, because its log would outlive the queue."""
@@ -191,6 +195,11 @@ class Entity:
                 f"'{self.name}' has {len(self.receivers)} receivers; the maximum is {receivers_max}. Please "
                 "try again once some are closed.",
             )
+
+    @property
+    def filters(self) -> int:
+        """With how many filters each message is compared that is sent to it."""
+        return 0
 
     @property
     def size_bytes_max(self) -> int:

@@ -90,6 +90,11 @@ class Topic(Entity):
         """Whether a rule of some subscription has an action."""
         return self.description.makes_copies
 
+    @property
+    def filters(self) -> int:
+        """One for each rule of its subscriptions."""
+        return self.description.filters
+
     def path_of(self, subqueue: str) -> str:
         """The path of the topic, or of a subscription."""
         subscription = self.description.subscription_of(subqueue)

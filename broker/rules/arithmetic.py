@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from decimal import Decimal, DecimalException
 
-from broker.message.stored import PROPERTY_BYTES_MAX
+from broker.message.property_sizes import PROPERTY_BYTES_MAX
 from broker.rules.values import NUMBERS, Duration, EvaluationFailed, Instant, Value
 
 _INTEGER_MIN, _INTEGER_MAX = -(2**63), 2**64 - 1

@@ -20,6 +20,7 @@ NAMESPACE_SETTINGS = frozenset(
     {
         "tier",
         "throttle_credits",
+        "throttle_filter_credits",
         "sas_key_name",
         "sas_key",
         "sas_key_file",
@@ -34,6 +35,8 @@ NAMESPACE_SETTINGS = frozenset(
         "partitioned_entities_max",
         "entity_mb_max",
         "message_kb_max",
+        "properties_kb_max",
+        "property_kb_max",
         "peek_kb_max",
         "connections_max",
         "receivers_per_entity_max",

@@ -116,6 +116,14 @@ class Settings(BaseSettings):
         description="Credits that the namespace is given per second: a message costs 1, a management request "
         "10. 0: it is not throttled. If unset: 1,000 in the `basic` and `standard` tiers, 0 in the others.",
     )
+    throttle_filter_credits: int = Field(
+        0,
+        ge=0,
+        le=1_000,
+        description="Credits that it costs to compare a message that is sent to a topic with one rule of its "
+        "subscriptions, besides the message itself. Azure Service Bus takes 1. Needs a namespace that is "
+        "throttled by credits.",
+    )
     messaging_units: int = Field(
         1,
         description="Messaging units of the `premium` tier: 1, 2, 4, 8 or 16. They can be changed while the "
@@ -311,6 +319,19 @@ class Settings(BaseSettings):
         description="Default for the largest message that an entity accepts, in KiB. In the `basic` and "
         "`standard` tiers, it is 256 if unset, and applies to every entity. In a partitioned namespace of "
         "the `premium` tier, no entity accepts larger ones.",
+    )
+    properties_kb_max: int = Field(
+        64,
+        ge=1,
+        le=64,
+        description="Largest size of all annotations and properties of a message that is sent, in KiB (its "
+        "header size).",
+    )
+    property_kb_max: int = Field(
+        32,
+        ge=1,
+        le=32,
+        description="Largest value of one property of a message that is sent, in KiB.",
     )
     peek_kb_max: int = Field(
         1024,
@@ -548,6 +569,15 @@ class Settings(BaseSettings):
             raise ValueError(f"{variable_of('messaging_units')} must be 1, 2, 4, 8 or 16")
         if self.tier != "premium" and "messaging_units" in self.model_fields_set:
             raise ValueError(f"{variable_of('messaging_units')} needs the `premium` tier")
+        return self
+
+    @model_validator(mode="after")
+    def _filters_cost_credits_that_there_are(self) -> Self:
+        if self.throttle_filter_credits and not self.credits_per_second:
+            raise ValueError(
+                f"{variable_of('throttle_filter_credits')} needs a namespace that is throttled by credits: "
+                f"set {variable_of('throttle_credits')}, or choose the `standard` tier"
+            )
         return self
 
     @model_validator(mode="after")

@@ -42,11 +42,13 @@ class Credits:
         self._balance = balance - cost
         return True
 
-    def admit_some(self, count: int, now_ms: int) -> int:
-        """Pay for as many of `count` operations as the balance covers, at one credit each; returns how many
-        these are."""
-        admitted = max(min(count, self.balance(now_ms)), 0)
-        self._balance -= admitted
+    def admit_some(self, count: int, cost: int, now_ms: int) -> int:
+        """Pay for as many of `count` operations as the balance covers, each at this cost; returns how many
+        these are. A full balance pays for one at least, as in `admit`."""
+        balance = self.balance(now_ms)
+        covered = max(balance // cost, 0) or int(balance == self.per_period)
+        admitted = min(count, covered)
+        self._balance -= admitted * cost
         return admitted
 
     def charge(self, cost: int, now_ms: int) -> None:

@@ -125,11 +125,15 @@ class ResourceThrottle:
             self._counted(cost)
             raise throttled()
 
-    def admit_some(self, count: int) -> int:
-        """All of `count` messages, or none of them."""
+    def admit_all(self, messages: int, filters: int) -> None:
+        """As `admit`: filters cost nothing."""
+        self.admit(messages)
+
+    def admit_some(self, messages: int, filters: int) -> int:
+        """All of the messages, or none of them."""
         if not self.over:
-            return count
-        self._counted(count)
+            return messages
+        self._counted(messages)
         return 0
 
     def gate(self, resume: Callable[[], None], refuse: Callable[[Refused], None]) -> Gate | None:

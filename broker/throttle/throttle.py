@@ -44,8 +44,13 @@ class Throttling(Protocol):
         """Admit an operation; `frees_memory` says that it removes messages or an entity. Raises
         Refused(THROTTLED)."""
 
-    def admit_some(self, count: int) -> int:
-        """Admit messages; returns how many of them. The caller refuses the others as `throttled`."""
+    def admit_all(self, messages: int, filters: int) -> None:
+        """Admit messages that a client sends together, each of which is compared with so many filters. Raises
+        Refused(THROTTLED)."""
+
+    def admit_some(self, messages: int, filters: int) -> int:
+        """Admit messages that have an outcome each; returns how many of them. The caller refuses the others
+        as `throttled`."""
 
     def gate(self, resume: Callable[[], None], refuse: Callable[[Refused], None]) -> Gate | None:
         """A gate for one receiver; None if receivers are not throttled."""
@@ -60,10 +65,19 @@ class Throttling(Protocol):
 class Throttle:
     """The throttling of one namespace by credits."""
 
-    def __init__(self, namespace: str, credits: int, clock: Clock, counted: Callable[[int], None]) -> None:
-        """`credits` are given per period. `counted` gets the number of operations that were refused."""
+    def __init__(
+        self,
+        namespace: str,
+        credits: int,
+        clock: Clock,
+        counted: Callable[[int], None],
+        filter_credits: int = 0,
+    ) -> None:
+        """`credits` are given per period. `counted` gets the credits that refused operations would have cost.
+        `filter_credits` is what it costs to compare one message with one filter."""
         self._namespace, self._clock, self._counted = namespace, clock, counted
         self._credits = Credits(credits, clock.monotonic_ms())
+        self._filter_credits = filter_credits
         self._received = 0
         """Credits that receivers have used in the period that began at `_received_in_ms`."""
         self._received_in_ms = self._refused_at_ms = self._logged_at_ms = clock.monotonic_ms() - LOG_EVERY_MS
@@ -82,13 +96,22 @@ class Throttle:
             self._note_refused(max(cost, 1))
             raise throttled()
 
-    def admit_some(self, count: int) -> int:
-        """Pay for as many of `count` messages as there are credits for; returns how many these are. The
-        caller refuses the others as `throttled`."""
-        admitted = self._credits.admit_some(count, self._clock.monotonic_ms())
-        if admitted < count:
-            self._note_refused(count - admitted)
+    def admit_all(self, messages: int, filters: int) -> None:
+        """Pay for messages that are sent together, or for none of them. Raises Refused(THROTTLED)."""
+        self.admit(messages * self._cost_of_one(filters))
+
+    def admit_some(self, messages: int, filters: int) -> int:
+        """Pay for as many of the messages as there are credits for; returns how many these are. The caller
+        refuses the others as `throttled`."""
+        cost = self._cost_of_one(filters)
+        admitted = self._credits.admit_some(messages, cost, self._clock.monotonic_ms())
+        if admitted < messages:
+            self._note_refused((messages - admitted) * cost)
         return admitted
+
+    def _cost_of_one(self, filters: int) -> int:
+        """What it costs to send a message that is compared with so many filters."""
+        return 1 + filters * self._filter_credits
 
     def _note_refused(self, credits: int) -> None:
         now_ms = self._clock.monotonic_ms()
@@ -221,11 +244,11 @@ class Gate:
 
 
 def throttle_of(
-    namespace: str, credits: int, clock: Clock, counted: Callable[[int], None]
+    namespace: str, credits: int, clock: Clock, counted: Callable[[int], None], filter_credits: int = 0
 ) -> Throttle | None:
     """The throttling of a namespace that is given so many credits; None if these are 0, which means without
     limit."""
-    return Throttle(namespace, credits, clock, counted) if credits else None
+    return Throttle(namespace, credits, clock, counted, filter_credits) if credits else None
 
 
 def throttled() -> Refused:

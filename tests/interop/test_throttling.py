@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import time
+import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from azure.servicebus.exceptions import ServiceBusServerBusyError
 
 from tests.interop.programs import run_node
 from tests.support.azure_client import admin_of, aio_client, azure_client
-from tests.support.broker_process import Addresses, BrokerProcess, queue
+from tests.support.broker_process import Addresses, BrokerProcess, queue, topic
 
 SECONDS = float(os.environ.get("PARTIBUS_OVERLOAD_SECONDS", "8"))
 """`make interop` offers messages for longer."""
@@ -156,3 +157,39 @@ def test_the_python_clients_see_the_tier_and_its_throttling(tmp_path: Path) -> N
                 assert more, "there are credits again within a second"
                 found += more
             assert len({message.sequence_number for message in found}) == 30
+
+
+def test_filters_of_a_topic_cost_what_the_setting_says(tmp_path: Path) -> None:
+    """The price is so high that one message takes many periods: no refill comes in between by chance."""
+    environment = {
+        "PARTIBUS_TIER": "standard",
+        "PARTIBUS_THROTTLE_CREDITS": "10",
+        "PARTIBUS_THROTTLE_FILTER_CREDITS": "1000",
+    }
+    topics = [topic("events", ["one", "two"])]
+    with (
+        BrokerProcess(tmp_path, [queue(NAME)], topics=topics, environment=environment) as broker,
+        azure_client(broker.addresses.connection_string(), retry_total=0) as client,
+        client.get_topic_sender("events") as publisher,
+        client.get_queue_sender(NAME) as sender,
+    ):
+        sender.send_messages(ServiceBusMessage(b"a queue has no filters"))
+        sender.send_messages(ServiceBusMessage(b"as cheap as before"))
+        while True:
+            try:
+                publisher.send_messages(ServiceBusMessage(b"needs a full balance"))
+                break
+            except ServiceBusServerBusyError as busy:
+                assert "Error code: 50009" in str(busy)
+        for link, cost in ((publisher, 2_001), (sender, 1)):
+            before = credits_refused(broker.addresses)
+            with pytest.raises(ServiceBusServerBusyError, match="Error code: 50009"):
+                link.send_messages(ServiceBusMessage(b"the debt lasts for 200 seconds"))
+            assert credits_refused(broker.addresses) - before == cost
+
+
+def credits_refused(addresses: Addresses) -> float:
+    with urllib.request.urlopen(f"{addresses.http_url}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    (line,) = (line for line in text.splitlines() if line.startswith("partibus_credits_refused_total"))
+    return float(line.split()[-1])

@@ -18,10 +18,12 @@ from tests.support.rest_client import RestClient
 
 LIMITS = {
     "PARTIBUS_TIER": "standard",
-    "PARTIBUS_ENTITIES_MAX": "2",
+    "PARTIBUS_ENTITIES_MAX": "3",
     "PARTIBUS_SUBSCRIPTIONS_MAX": "1",
     "PARTIBUS_RULES_MAX": "1",
     "PARTIBUS_RECEIVERS_PER_ENTITY_MAX": "1",
+    "PARTIBUS_PROPERTIES_KB_MAX": "4",
+    "PARTIBUS_PROPERTY_KB_MAX": "2",
 }
 LARGEST = 256 * 1024
 
@@ -30,7 +32,7 @@ LARGEST = 256 * 1024
 def standard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """A broker of the standard tier that has room for one more entity, subscription and rule each."""
     folder: Path = tmp_path_factory.mktemp("standard")
-    with BrokerProcess(folder, [queue("orders")], environment=LIMITS) as broker:
+    with BrokerProcess(folder, [queue("orders"), queue("labels")], environment=LIMITS) as broker:
         yield broker
 
 
@@ -57,6 +59,31 @@ def test_messages_batches_and_pages_of_the_standard_tier_have_256_kib(standard: 
                 assert last is not None
                 next_number = last + 1
             assert shown == [2, 2]
+
+
+def test_messages_with_more_properties_than_the_settings_permit_are_too_large(
+    standard: BrokerProcess,
+) -> None:
+    fits = ServiceBusMessage(b"x", application_properties={"one": "x" * 2_000, "two": "x" * 1_900})
+    with client_of(standard) as client, client.get_queue_sender("labels") as sender:
+        for sizes, words in (
+            ([2_050], "The property '0' takes 2055 bytes; the limit is 2048"),
+            ([1_000] * 5, "annotations and properties take .* is 4096"),
+        ):
+            large = ServiceBusMessage(
+                b"x", application_properties={str(place): "x" * size for place, size in enumerate(sizes)}
+            )
+            with pytest.raises(MessageSizeExceededError, match=words):
+                sender.send_messages(large)
+            with pytest.raises(MessageSizeExceededError, match=words):
+                sender.send_messages([fits, large])
+        sender.send_messages(fits)
+    with RestClient(standard.addresses.http_port) as rest:
+        refused = rest.ask("POST", "/labels/messages", b"x", {"one": "x" * 2_050})
+        assert refused.status == 403 and b"The property 'one' takes 2055 bytes" in refused.body
+        assert rest.ask("POST", "/labels/messages", b"x", {"one": "x" * 2_000}).status == 201
+        received = [rest.receive("/labels") for _ in range(2)]
+        assert [len(answer.headers["one"].strip('"')) for answer in received] == [2_000, 2_000]
 
 
 def test_an_entity_that_has_all_its_receivers_is_busy(standard: BrokerProcess) -> None:

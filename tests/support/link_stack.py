@@ -23,6 +23,7 @@ from broker.frontend.attaching import Resolve, attach_to_entity
 from broker.frontend.connection import Connection
 from broker.frontend.services import Services
 from broker.identifiers import ClientId
+from broker.message.property_sizes import limits_of
 from broker.message.stored import MessageIds
 from broker.namespace.entity import Entity, EntityRuntime
 from broker.namespace.meter import EntityMeter
@@ -179,7 +180,11 @@ class LinkStack:
         self.namespace = FixedNamespace()
         self.resting = Resting(PartitionIndex(Path("never-read"), LocalDisk()), self.clock)
         self.throttle = throttle_of(
-            "test", self.settings.credits_per_second, self.clock, self.metrics.credits_refused.inc
+            "test",
+            self.settings.credits_per_second,
+            self.clock,
+            self.metrics.credits_refused.inc,
+            self.settings.throttle_filter_credits,
         )
         self.queue = self.add_queue("queue", partitions, settings)
         self.tasks: set[asyncio.Task[None]] = set()
@@ -212,6 +217,7 @@ class LinkStack:
             self.resting,
         )
         queue.throttle = self.throttle
+        queue.property_limits = limits_of(self.settings.properties_kb_max, self.settings.property_kb_max)
         for number in range(partitions):
             queue.partition(number)
         self.namespace.queues[key_of(name)] = queue

@@ -2,7 +2,7 @@ import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.message.changes import encode_changes, merge_changes, with_changes
-from broker.message.stored import METADATA_BYTES_MAX, PROPERTY_BYTES_MAX
+from broker.message.property_sizes import METADATA_BYTES_MAX, PROPERTY_BYTES_MAX
 from protocol.codec import Symbol, ULong, decode_all
 from tests.support.amqp_messages import APPLICATION, DATA, PROPERTIES, message, section, sections
 

@@ -6,7 +6,6 @@ import pytest
 from broker.base.errors import Reason, Refused
 from broker.message.stored import (
     HEAD,
-    PROPERTY_BYTES_MAX,
     MessageIds,
     StoredMessage,
     bare_message_offset,
@@ -271,35 +270,6 @@ def test_keys_too_long_or_of_a_wrong_type_are_argument_errors(payload: bytes) ->
 )
 def test_what_is_malformed_is_refused_as_such(payload: bytes) -> None:
     assert refusal(payload) is Reason.DECODE
-
-
-def test_more_metadata_than_the_quota_is_refused() -> None:
-    assert (
-        refusal(message(application={"a": "x" * 30_000, "c": "x" * 10_000}, annotations={"b": "x" * 26_000}))
-        is Reason.MESSAGE_TOO_LARGE
-    )
-    some = "x" * 32_000
-    exact = 65_536 - len(message(application={"a": some, "b": some, "c": "x" * 300}, body=[])) + 300
-    stored(message(application={"a": some, "b": some, "c": "x" * exact}))
-    assert (
-        refusal(message(application={"a": some, "b": some, "c": "x" * (exact + 1)}))
-        is Reason.MESSAGE_TOO_LARGE
-    )
-
-
-def test_one_property_has_a_limit_of_its_own() -> None:
-    longest = "x" * (PROPERTY_BYTES_MAX - 5)  # after the constructor and four bytes of length
-    for large, name in (
-        (message(application={"small": 1, "large": longest + "x"}), "'large'"),
-        (message(properties=["id", None, None, longest + "x"]), "number 3 of the properties list"),
-    ):
-        with pytest.raises(
-            Refused, match=f"The property {name} takes {PROPERTY_BYTES_MAX + 1} bytes"
-        ) as refused:
-            stored(large)
-        assert refused.value.reason is Reason.MESSAGE_TOO_LARGE
-    stored(message(application={"small": 1, "large": longest}, properties=["id", None, None, "x" * 20_000]))
-    stored(message(properties=["id", None, None, longest]))
 
 
 def test_a_message_of_nothing_at_all_gets_an_id() -> None:

@@ -199,6 +199,48 @@ async def test_a_batch_costs_as_much_as_its_messages_and_is_refused_as_a_whole()
     assert caller.messages == 4
 
 
+async def test_filters_of_a_topic_may_cost_credits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They do for messages alone, in a batch, and in a transaction."""
+    stack = LinkStack(1, throttle_credits=10, throttle_filter_credits=1)
+    caller = Caller(stack)
+    monkeypatch.setattr(type(stack.queue), "filters", 2)
+    caller.sending.send([message()] * 4, [1, 2, 3, 4])
+    assert caller.heard == [([4], Reason.THROTTLED)] and caller.messages == 3
+    for send in (
+        lambda: list(caller.sending.send_batch(message(body=[message()]), [5])),
+        lambda: caller.sending.collect([message()], is_batch=False),
+    ):
+        with pytest.raises(Refused) as why:
+            send()
+        assert why.value.reason is Reason.THROTTLED
+        stack.clock.advance(1_000)
+        send()
+        list(caller.sending.send_batch(message(body=[message()] * 2), [5]))
+
+
+async def test_a_namespace_bounds_the_properties_of_what_is_sent() -> None:
+    """Messages are refused one by one, batches and transactions as a whole."""
+    stack = LinkStack(1, properties_kb_max=2, property_kb_max=1)
+    caller = Caller(stack)
+    small = message(application={"a": "x" * 1_000, "b": "x" * 900})
+    large = message(application={"a": "x" * 1_020})
+    many = message(application={"a": "x" * 1_000, "b": "x" * 1_000, "c": "x" * 100})
+    caller.sending.send([small, large, b"no message", many], [1, 2, 3, 4])
+    assert sorted(caller.heard) == [
+        ([2], Reason.MESSAGE_TOO_LARGE),
+        ([3], Reason.DECODE),
+        ([4], Reason.MESSAGE_TOO_LARGE),
+    ]
+    for send in (
+        lambda: list(caller.sending.send_batch(message(body=[small, large]), [5])),
+        lambda: caller.sending.collect([large], is_batch=False),
+    ):
+        with pytest.raises(Refused, match="'a' takes 1025 bytes; the limit is 1024") as why:
+            send()
+        assert why.value.reason is Reason.MESSAGE_TOO_LARGE
+    assert caller.messages == 1
+
+
 async def test_a_batch_larger_than_a_period_leaves_a_debt() -> None:
     stack = LinkStack(1, throttle_credits=2)
     caller = Caller(stack)

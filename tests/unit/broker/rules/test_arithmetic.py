@@ -8,7 +8,7 @@ from decimal import Decimal
 
 import pytest
 
-from broker.message.stored import PROPERTY_BYTES_MAX
+from broker.message.property_sizes import PROPERTY_BYTES_MAX
 from broker.rules.arithmetic import calculate, negated, unchanged
 from broker.rules.values import Duration, EvaluationFailed, Instant, Value
 

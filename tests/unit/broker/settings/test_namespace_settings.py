@@ -71,6 +71,11 @@ def test_a_premium_broker_has_other_namespaces_too() -> None:
         ({"SasKey": "own", "SasRules": [{"key_name": "secret"}]}, ".SasRules: is no setting of a namespace"),
         ({"SasKey": "own", "EntitiesMax": "100"}, ".EntitiesMax: must be a whole number"),
         ({"SasKey": "own", "ThrottleCredits": True}, ".ThrottleCredits: must be a whole number"),
+        (
+            {"SasKey": "own", "ThrottleFilterCredits": 1},
+            ": ThrottleFilterCredits needs a namespace that is throttled by credits: set ThrottleCredits, or",
+        ),
+        ({"SasKey": "own", "PropertiesKbMax": 65}, ".PropertiesKbMax: Input should be less than or equal"),
         ({"SasKey": "own", "PartitionedByDefault": 1}, ".PartitionedByDefault: must be true or false"),
         (
             {"SasKey": "own", "Tier": "standard", "PartitionsDefault": 5},

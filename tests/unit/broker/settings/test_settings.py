@@ -172,6 +172,23 @@ def test_the_tier_says_how_many_credits_there_are_unless_a_number_is_given() -> 
     assert load_settings(throttle_credits=50).credits_per_second == 50
 
 
+def test_filters_cost_credits_only_where_there_are_some() -> None:
+    assert load_settings(tier="standard").throttle_filter_credits == 0
+    assert load_settings(tier="standard", throttle_filter_credits=1).throttle_filter_credits == 1
+    assert load_settings(throttle_credits=50, throttle_filter_credits=1).throttle_filter_credits == 1
+    for given in ({}, {"tier": "premium"}, {"tier": "standard", "throttle_credits": 0}):
+        with pytest.raises(WrongSettings, match="PARTIBUS_THROTTLE_FILTER_CREDITS needs a namespace that"):
+            load_settings(throttle_filter_credits=1, **given)
+
+
+@pytest.mark.parametrize(("name", "largest"), [("properties_kb_max", 64), ("property_kb_max", 32)])
+def test_properties_are_no_larger_than_at_the_service(name: str, largest: int) -> None:
+    assert getattr(load_settings(), name) == getattr(load_settings(**{name: largest}), name) == largest
+    for wrong in (0, largest + 1):
+        with pytest.raises(WrongSettings, match=variable_of(name)):
+            load_settings(**{name: wrong})
+
+
 def test_messages_are_as_large_as_in_the_tier_unless_a_number_is_given() -> None:
     tiers = ("basic", "standard", "premium", "unlimited")
     assert [load_settings(tier=tier).message_kb_max for tier in tiers] == [256, 256, 1_024, 1_024]

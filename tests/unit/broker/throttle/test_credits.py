@@ -38,9 +38,17 @@ def test_an_operation_larger_than_a_period_needs_a_full_balance_and_leaves_a_deb
 
 def test_some_of_many_are_admitted_as_far_as_the_credits_go() -> None:
     credits = Credits(10, 0)
-    assert [credits.admit_some(count, 0) for count in (4, 9, 1)] == [4, 6, 0]
+    assert [credits.admit_some(count, 1, 0) for count in (4, 9, 1)] == [4, 6, 0]
     credits.charge(5, 0)
-    assert credits.admit_some(3, 0) == 0 and credits.balance(1_000) == 5
+    assert credits.admit_some(3, 1, 0) == 0 and credits.balance(1_000) == 5
+    assert [credits.admit_some(5, cost, 2_000) for cost in (3, 2, 1)] == [3, 0, 1]
+
+
+def test_one_of_many_that_cost_more_than_a_period_each_is_admitted_on_a_full_balance() -> None:
+    credits = Credits(10, 0)
+    assert [credits.admit_some(count, 25, 0) for count in (0, 3, 3)] == [0, 1, 0]
+    assert credits.balance(1_000) == -5 and credits.admit_some(3, 25, 2_000) == 0
+    assert credits.admit_some(1, 25, 3_000) == 1 and credits.balance(3_000) == -15
 
 
 operations = st.lists(
@@ -67,7 +75,7 @@ def test_periods_never_cost_more_than_they_give_except_for_one_operation(
                 paid = cost if credits.admit(cost, now_ms) else 0
                 assert paid == 0 or paid <= before or before == per_period
             case "admit_some":
-                paid = credits.admit_some(cost, now_ms)
+                paid = credits.admit_some(cost, 1, now_ms)
                 assert paid == max(min(cost, before), 0)
             case _:  # a receiver never takes more than there is
                 paid = max(min(cost, before), 0)

@@ -56,11 +56,15 @@ def test_operations_are_refused_while_a_resource_is_above_its_threshold(
             with pytest.raises(Refused):
                 busy.admit(10, frees_memory=True)
             refused.pop()
-        assert busy.admit_some(7) == 0 and refused == [10, 7]
+        assert busy.admit_some(7, 3) == 0 and refused == [10, 7]
+        with pytest.raises(Refused):
+            busy.admit_all(4, 3)
+        assert refused.pop() == 4
         meter.shown = CALM
         busy.look()
     busy.admit(10)
-    assert busy.admit_some(7) == 7 and not busy.over
+    busy.admit_all(4, 3)
+    assert busy.admit_some(7, 3) == 7 and not busy.over
 
 
 def test_a_threshold_of_0_is_none() -> None:

@@ -14,9 +14,9 @@ from broker.throttle.throttle import HELD_MS_MAX, RESUMED_AT_ONCE, Throttle, thr
 
 
 class World:
-    def __init__(self, credits: int = 10) -> None:
+    def __init__(self, credits: int = 10, filter_credits: int = 0) -> None:
         self.clock, self.counted = ManualClock(), 0
-        self.throttle = Throttle("shop", credits, self.clock, self.count)
+        self.throttle = Throttle("shop", credits, self.clock, self.count, filter_credits)
 
     def count(self, credits: int) -> None:
         self.counted += credits
@@ -50,7 +50,7 @@ def test_what_is_refused_is_counted_and_logged_now_and_then() -> None:
     with capture_logs() as lines:
         for _ in range(100):
             world.refused(10)
-        assert world.throttle.admit_some(7) == 0
+        assert world.throttle.admit_some(7, 0) == 0
         world.clock.advance(9_999)
         world.throttle.admit(10)
         world.refused(1)
@@ -62,6 +62,30 @@ def test_what_is_refused_is_counted_and_logged_now_and_then() -> None:
         ("throttle.refused", 10),
         ("throttle.refused", 999),
     ]
+
+
+def test_filters_cost_nothing_unless_they_have_a_price() -> None:
+    world = World()
+    world.throttle.admit_all(4, 1_000)
+    assert world.throttle.admit_some(7, 1_000) == 6
+
+
+def test_each_message_pays_for_the_filters_that_it_is_compared_with() -> None:
+    world = World(filter_credits=2)
+    assert world.throttle.admit_some(7, 1) == 3 and world.counted == 4 * 3
+    with pytest.raises(Refused):
+        world.throttle.admit_all(1, 1)
+    assert world.counted == 4 * 3 + 3
+    world.throttle.admit_all(1, 0)
+    world.clock.advance(1_000)
+    world.throttle.admit_all(2, 2)
+    world.clock.advance(1_000)
+    assert world.throttle.admit_some(2, 50) == 1, "which leaves a debt"
+    world.clock.advance(9_000)
+    with pytest.raises(Refused):
+        world.throttle.admit(1)
+    world.clock.advance(1_000)
+    world.throttle.admit(9)
 
 
 async def test_receivers_get_half_while_others_are_refused_and_everything_otherwise() -> None:
