@@ -1,25 +1,20 @@
-"""The Go administration client, unchanged, over TLS with the generated certificate authority."""
+"""The Go administration client, unchanged."""
 
 from __future__ import annotations
 
-from tests.interop.programs import run_go
-from tests.support.broker_process import KEY, KEY_NAME, BrokerProcess
+import pytest
 
-SCENARIOS = ("queue", "topic", "subscription", "rule")
+from tests.interop.admin_programs import IN_GO, administer_in_go
+from tests.interop.programs import Report
+from tests.support.broker_process import BrokerProcess
 
 
-def test_the_go_client_administers_queues_topics_subscriptions_and_rules(broker: BrokerProcess) -> None:
-    names = [f"{each}-administration" for each in SCENARIOS]
-    report = run_go(
-        broker.addresses,
-        {
-            "SSL_CERT_FILE": str(broker.data_dir / "tls" / "ca.pem"),
-            "PARTIBUS_ADMIN_CONNECTION_STRING": (
-                f"Endpoint=sb://localhost:{broker.addresses.http_port};SharedAccessKeyName={KEY_NAME};"
-                f"SharedAccessKey={KEY}"
-            ),
-            "PARTIBUS_SCENARIOS": ",".join(names),
-        },
-    )
-    for name in names:
-        report.check(name)
+@pytest.fixture(scope="module")
+def report(broker: BrokerProcess) -> Report:
+    """The program's report; it runs once."""
+    return administer_in_go(broker)
+
+
+@pytest.mark.parametrize("scenario", IN_GO)
+def test_the_go_administration_client(report: Report, scenario: str) -> None:
+    report.check(scenario)

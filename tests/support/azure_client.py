@@ -16,6 +16,7 @@ from azure.servicebus.aio._transport._pyamqp_transport_async import PyamqpTransp
 from azure.servicebus.management import ApiVersion, ServiceBusAdministrationClient
 
 from tests.support.broker_process import KEY, KEY_NAME, BrokerProcess
+from tests.support.broker_thread import BrokerThread
 
 
 class _Transport(PyamqpTransport):
@@ -68,7 +69,7 @@ def _not_kept_alive(config: Any) -> Any:
 
 
 def admin_of(
-    broker: BrokerProcess, key: str = KEY, api_version: str | ApiVersion | None = None
+    broker: BrokerProcess | BrokerThread, key: str = KEY, api_version: str | ApiVersion | None = None
 ) -> ServiceBusAdministrationClient:
     """The administration client, which tries nothing twice. `api_version` is the client's own if None."""
     more = {"api_version": api_version} if api_version else {}

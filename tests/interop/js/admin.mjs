@@ -16,6 +16,13 @@ async function codeOf(promise) {
 }
 
 const scenarios = {
+  // How available PARTIBUS_QUEUE is, by itself and in the list.
+  availability: async () => {
+    const name = process.env.PARTIBUS_QUEUE;
+    const found = [(await client.getQueue(name)).availabilityStatus];
+    for await (const queue of client.listQueues()) if (queue.name === name) found.push(queue.availabilityStatus);
+    return found.join();
+  },
   "create-and-get": async (queue) => {
     const created = await client.createQueue(queue);
     assert.equal(created.name, queue);
@@ -254,7 +261,7 @@ for (const scenario of process.env.PARTIBUS_SCENARIOS.split(",")) {
   let ok = true;
   let detail = "";
   try {
-    await scenarios[scenario](`${run}-${scenario}`);
+    detail = (await scenarios[scenario](`${run}-${scenario}`)) ?? "";
   } catch (error) {
     ok = false;
     detail = error.stack;
