@@ -137,18 +137,22 @@ def a_driver(arguments: dict[str, object], batches: int) -> Iterator[subprocess.
     has ended. It is killed in the end."""
     checkpoint = Path(str(arguments["checkpoint"]))
     wanted = newest(checkpoint / "commits") + batches
-    program = subprocess.Popen(
-        [sys.executable, "-m", "tests.connector.copying", json.dumps(arguments)],
-        cwd=REPOSITORY,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'connector'}"},
-        start_new_session=True,
-    )
+    log = Path(str(arguments["scratch"])) / "driver.log"
+    with log.open("wb") as output:
+        program = subprocess.Popen(
+            [sys.executable, "-m", "tests.connector.copying", json.dumps(arguments)],
+            cwd=REPOSITORY,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'connector'}"},
+            start_new_session=True,
+        )
     try:
         gives_up = time.monotonic() + PLANS_WITHIN_S
         while program.poll() is None and newest(checkpoint / "offsets") < wanted:
-            assert time.monotonic() < gives_up, f"no batch within {PLANS_WITHIN_S} s"
+            assert time.monotonic() < gives_up, (
+                f"no batch within {PLANS_WITHIN_S} s: {log.read_text(errors='replace')[-4000:]}"
+            )
             time.sleep(LOOKS_EVERY_S)
         yield program
     finally:
@@ -180,6 +184,7 @@ def test_a_killed_executor_of_a_cluster_loses_nothing_and_repeats_nothing(
         executors = processes_of_group(driver.pid, EXECUTOR)
         assert len(executors) == 2
         os.kill(executors[0], signal.SIGKILL)
-        assert driver.wait(ENDS_WITHIN_S) == 0
+        ended = driver.wait(ENDS_WITHIN_S)
+    assert ended == 0, (tmp_path / "driver.log").read_text()[-4000:]
     assert Counter(bodies(batch(spark, broker, "executed").load())) == Counter(sent)
     check_cursor(broker, "executors", "copy")
