@@ -124,3 +124,7 @@ class Ending(ABC):
     def expire(self, wall_ms: int, position: Position) -> None:
         """Forget what has ended, some at a time. Marks the changed blocks with `position`, the end of the
         log."""
+
+    def clock_set(self, by_ms: int) -> None:  # noqa: B027 - a kind whose entries are dates has nothing to do
+        """The wall clock was set by so much, negative if back. Move the ends of entries that last for a
+        duration along with it."""

@@ -2,8 +2,9 @@
 Pure.
 
 A record sets the entry of a key, or removes it. A block of the section holds the entries whose keys have the
-same checksum modulo BLOCKS: for each, a 4-byte length and the body of its record. An entry may end at a
-certain time; it is then forgotten without a record.
+same checksum modulo BLOCKS: for each, a 4-byte length and the body of its record. An entry may last for a
+certain time; it is then forgotten without a record. Records have its end in wall time. While the process
+runs, setting the clock ends no entry early and keeps none longer.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ class KeyedEntries(InBlocks, Ending, Generic[E]):
         self.state_bytes = 0
         self._by_block: dict[int, dict[Key, int]] = {}
         """The keys of each block, with the sizes of their records."""
+        self._due: dict[Key, int] = {}
+        """When entries end, in the wall time of now: as their records say, and as the clock was set since."""
         self.ends: list[tuple[int, Key]] = []
-        """A heap of the times at which entries end, in wall time, with those of entries replaced since."""
+        """A heap of these times, with those of entries replaced since."""
 
     @abstractmethod
     def record_of(self, key: Key, entry: E | None) -> NewRecord:
@@ -56,7 +59,7 @@ class KeyedEntries(InBlocks, Ending, Generic[E]):
 
     @abstractmethod
     def _ends_at_ms(self, entry: E) -> int | None:
-        """When an entry is forgotten, in wall time; None if it is not."""
+        """When an entry that is set now is forgotten, in wall time; None if it is not."""
 
     # --- records --------------------------------------------------------------------------------------------
 
@@ -81,6 +84,7 @@ class KeyedEntries(InBlocks, Ending, Generic[E]):
         keys = self._by_block.setdefault(block, {})
         if key in self.entries:
             del self.entries[key]
+            self._due.pop(key, None)
             self.state_bytes -= ENTRY_BYTES + keys.pop(key)
         if entry is not None:
             self.entries[key] = entry
@@ -88,6 +92,7 @@ class KeyedEntries(InBlocks, Ending, Generic[E]):
             self.state_bytes += ENTRY_BYTES + size
             ends_at_ms = self._ends_at_ms(entry)
             if ends_at_ms is not None:
+                self._due[key] = ends_at_ms
                 heapq.heappush(self.ends, (ends_at_ms, key))
                 if len(self.ends) > 2 * len(self.entries) + EXPIRED_AT_ONCE:
                     self._sift()
@@ -102,15 +107,18 @@ class KeyedEntries(InBlocks, Ending, Generic[E]):
             if not self.ends or self.ends[0][0] > wall_ms:
                 return
             ends_at_ms, key = heapq.heappop(self.ends)
-            entry = self.entries.get(key)
-            if entry is not None and self._ends_at_ms(entry) == ends_at_ms:
+            if self._due.get(key) == ends_at_ms:
                 self._changed.touch_blocks((_block_of(key),), position)
                 self._set(key, None)
 
+    def clock_set(self, by_ms: int) -> None:
+        """See `Ending`. There are hundreds of entries, thousands at most."""
+        self._due = {key: at_ms + by_ms for key, at_ms in self._due.items()}
+        self._sift()
+
     def _sift(self) -> None:
         """Drop the ends of entries that were replaced."""
-        ends = ((self._ends_at_ms(entry), key) for key, entry in self.entries.items())
-        self.ends = [(at_ms, key) for at_ms, key in ends if at_ms is not None]
+        self.ends = [(at_ms, key) for key, at_ms in self._due.items()]
         heapq.heapify(self.ends)
 
     # --- checkpoints ----------------------------------------------------------------------------------------
@@ -140,6 +148,7 @@ class KeyedEntries(InBlocks, Ending, Generic[E]):
     def drop(self) -> Iterator[None]:
         """Free the memory, in steps."""
         self.ends.clear()
+        self._due.clear()
         yield from drop_steps(self._by_block, self.entries)
 
     def check(self) -> None:
@@ -149,10 +158,10 @@ class KeyedEntries(InBlocks, Ending, Generic[E]):
         assert sizes == {key: size for keys in self._by_block.values() for key, size in keys.items()}
         assert all(_block_of(key) == block for block, keys in self._by_block.items() for key in keys)
         assert self.state_bytes == sum(ENTRY_BYTES + size for size in sizes.values())
-        ends = set(self.ends)
-        for key, entry in self.entries.items():
-            ends_at_ms = self._ends_at_ms(entry)
-            assert ends_at_ms is None or (ends_at_ms, key) in ends
+        assert self._due.keys() == {
+            key for key, entry in self.entries.items() if self._ends_at_ms(entry) is not None
+        }
+        assert {(at_ms, key) for key, at_ms in self._due.items()} <= set(self.ends)
 
 
 def _block_of(key: Key) -> int:

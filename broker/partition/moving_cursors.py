@@ -99,7 +99,7 @@ class MovingCursors:
             raise _owned(advance.name)
         self._reading.check_end(subqueue, advance.position)
         position = max(entry.position, advance.position)
-        idle_ms = wall_ms - entry.used_at_ms
+        idle_ms = abs(wall_ms - entry.used_at_ms)  # a use before the clock was set back is noted, too
         if position > entry.position or (
             entry.expires_after_ms and idle_ms * USES_PER_EXPIRY >= entry.expires_after_ms
         ):

@@ -231,7 +231,7 @@ class Partition:
         self.left_over = 0
         self.messages.position = commit.start
         self._wall_ahead_ms = wall_ms - now_ms
-        self.messages.states.expire(wall_ms, commit.start)
+        self.messages.states.expire(now_ms, wall_ms, commit.start)
         if self._duplicates.slots:
             self._duplicates.forget_old(now_ms, wall_ms, self._window_ms, commit.start)
         if self._abandoned.has_more:

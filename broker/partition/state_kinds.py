@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from broker.base.clock import STEP_MS_MIN
 from broker.partition.cursors import Cursors
 from broker.partition.delays import Delays
 from broker.partition.duplicates import Duplicates
@@ -37,11 +38,13 @@ T = TypeVar("T")
 class DurableStates:
     """All durable states of one partition. Owned by its state machine."""
 
-    __slots__ = ("_by_kind", "_ending", "all")
+    __slots__ = ("_ahead_ms", "_by_kind", "_ending", "all")
 
     def __init__(self) -> None:
         self.all: tuple[DurableState, ...] = tuple(make() for make in KINDS)
         self._ending = [state for state in self.all if isinstance(state, Ending)]
+        self._ahead_ms: int | None = None
+        """How far wall time is ahead of monotonic time; None until the first cycle."""
         self._by_kind: dict[int, DurableState] = {}
         for state in self.all:
             assert not self._by_kind.keys() & set(state.record_kinds), "each record kind has one owner"
@@ -92,8 +95,15 @@ class DurableStates:
                 due_ms = state.ends[0][0]
         return due_ms
 
-    def expire(self, wall_ms: int, position: Position) -> None:
-        """Forget what has ended, in all states."""
+    def expire(self, now_ms: int, wall_ms: int, position: Position) -> None:
+        """Forget what has ended at a monotonic and a wall time, in all states."""
+        ahead_ms = wall_ms - now_ms
+        if self._ahead_ms is None:
+            self._ahead_ms = ahead_ms
+        elif abs(ahead_ms - self._ahead_ms) >= STEP_MS_MIN:
+            for state in self._ending:
+                state.clock_set(ahead_ms - self._ahead_ms)
+            self._ahead_ms = ahead_ms
         for state in self._ending:
             if state.ends and state.ends[0][0] <= wall_ms:
                 state.expire(wall_ms, position)

@@ -79,6 +79,21 @@ def test_entries_end_in_the_order_of_their_ends_a_bounded_number_at_a_time() -> 
     state.check()
 
 
+def test_the_ends_of_entries_move_along_with_the_clock() -> None:
+    state = made((b"a", 10), (b"b", 0), (b"c", 50))
+    state.clock_set(100)
+    state.check()
+    state.expire(100, Position(200))
+    assert len(state.entries) == 3 and state.ends[0][0] == 110
+    state.apply(read_back(state.record_of((0, b"a"), 120)), Position(201))
+    state.expire(119, Position(202))
+    assert len(state.entries) == 3
+    state.clock_set(-100)
+    state.expire(50, Position(203))
+    assert state.entries == {(0, b"b"): 0}
+    state.check()
+
+
 def test_an_entry_that_is_set_ever_anew_keeps_few_of_its_ends() -> None:
     state = Ends()
     for number in range(5 * EXPIRED_AT_ONCE):

@@ -200,3 +200,31 @@ async def test_a_cursor_that_nobody_uses_expires_and_any_advance_is_a_use(clean:
     assert (await state(harness)).position == FIRST
     await harness.advance(1)
     assert reason((await harness.do(3, GetCursor(MAIN, b"c")))[0]) is Reason.CURSOR_NOT_FOUND
+
+
+HOUR_MS = 3_600_000
+
+
+@pytest.mark.parametrize("step_ms", [2 * HOUR_MS, -2 * HOUR_MS], ids=["forward", "back"])
+async def test_setting_the_clock_ends_a_cursor_neither_early_nor_late(step_ms: int) -> None:
+    harness = Harness()
+    await created(harness, expires_after_ms=HOUR_MS)
+    harness.clock.step(step_ms)
+    await harness.advance(HOUR_MS - 1)
+    assert (await state(harness)).position == FIRST
+    await harness.advance(1)
+    assert reason((await harness.do(3, GetCursor(MAIN, b"c")))[0]) is Reason.CURSOR_NOT_FOUND
+
+
+@pytest.mark.parametrize("step_ms", [2 * HOUR_MS, -2 * HOUR_MS], ids=["forward", "back"])
+async def test_a_cursor_is_used_also_while_the_clock_is_set(step_ms: int) -> None:
+    harness = Harness()
+    await created(harness, expires_after_ms=HOUR_MS)
+    for sign in (1, -1):
+        harness.clock.step(sign * step_ms)
+        await harness.advance(HOUR_MS // 2)
+        await advance(harness, FIRST)
+        await harness.restart()
+        await harness.advance(HOUR_MS // 2)
+        assert (await state(harness)).position == FIRST
+        await advance(harness, FIRST)

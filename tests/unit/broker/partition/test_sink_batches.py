@@ -11,6 +11,7 @@ from broker.entities.descriptions import QueueSettings
 from broker.operations.general import Failed
 from broker.operations.sending import Send
 from broker.operations.streams import GetSinkBatch, SendSinkBatch, SinkBatch, SinkBatchSent
+from broker.partition.sink_ledger import KEPT_MS
 from storage.errors import DiskFull
 from storage.log import Commit
 from tests.support.partition_harness import NUMBER, Harness, one
@@ -43,6 +44,17 @@ async def test_a_batch_is_stored_once_also_after_a_restart(clean: bool) -> None:
     assert await send(harness, batch(5, b"d")) == SinkBatchSent(FIRST + 2, [], True, 5, "mine")
     assert (await harness.peek()).messages == [b"a", b"b", b"d"]
     assert await committed(harness) == 5
+
+
+@pytest.mark.parametrize("sign", [1, -1], ids=["forward", "back"])
+async def test_setting_the_clock_forgets_no_batch(sign: int) -> None:
+    harness = Harness()
+    await send(harness, batch(4, b"a"))
+    harness.clock.step(sign * 2 * KEPT_MS)
+    await harness.advance(KEPT_MS - 1)
+    assert not (await send(harness, batch(4, b"a"))).is_new
+    await harness.advance(1)
+    assert await committed(harness) is None, "forgotten in its time"
 
 
 async def test_a_batch_may_have_no_messages() -> None:
