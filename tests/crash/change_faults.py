@@ -18,9 +18,11 @@ from broker.entities.descriptions import MAIN, EntityDescription
 from broker.operations.browsing import Peek
 from broker.operations.general import Failed
 from broker.operations.interface import Operation
+from broker.partition.cursors import Cursors
 from broker.partition.delays import Delays
 from broker.partition.rule_changes import RuleChanges
 from broker.partition.session_states import SessionStates
+from broker.partition.sink_ledger import SinkLedger
 from broker.partition.task import PartitionTask
 from storage.disk import Disk
 from storage.log import FRAME_HEADER_BYTES, Log, Position
@@ -64,6 +66,8 @@ def state_now(task: PartitionTask) -> State:
         dict(states.of(SessionStates).entries.items()),
         dict(states.of(Delays).entries()),
         dict(states.of(RuleChanges).entries),
+        dict(states.of(Cursors).entries),
+        dict(states.of(SinkLedger).entries),
         {each for slot in states.duplicates.slots.values() for each in slot.identities},
         messages.next_number,
     )
