@@ -90,6 +90,18 @@ def test_what_the_broker_refuses_is_an_error_with_its_condition(broker: BrokerPr
     assert Requester(connection, "orders/$management").ask("partibus:count-messages", {})["active"] >= 0
 
 
+def test_an_address_means_the_entity_that_it_spells(broker: BrokerProcess) -> None:
+    """C's strings end at a zero. A request to the node of `orders\\0x` would go to the queue `orders`, whose
+    messages the client would take for responses."""
+    connection = Connection(endpoint_of(broker), WAIT_S)
+    for made in (Receiver, Sender):
+        with pytest.raises(Refused, match="has a character zero"):
+            made(connection, "orders\0x")
+    for address in ("orders/$management", "$cbs"):
+        with pytest.raises(Refused, match="no queue or topic"):
+            Node(endpoint_of(broker), address, PATIENCE).facts()
+
+
 def test_a_token_is_presented_once_for_each_entity(broker: BrokerProcess) -> None:
     sas = sas_token("sb://127.0.0.1/")
     endpoint = replace(endpoint_of(broker), mechanism="ANONYMOUS", username=None, password=None, token=sas)

@@ -18,6 +18,14 @@ from pyspark_partibus.errors import Refused, Unavailable
 _numbers = itertools.count(1)
 
 
+def address_of(text: str) -> bytes:
+    """An address for C, whose strings end at the first zero: what is behind it would be left out, and another
+    entity be meant. Raises Refused."""
+    if "\0" in text:
+        raise Refused("attaching", "amqp:invalid-field", f"the address {text!r} has a character zero")
+    return text.encode()
+
+
 class Link:
     """What both kinds of links have in common: attaching, detaching, and the broker's reasons for either."""
 
@@ -59,6 +67,8 @@ class Link:
     def remote_properties(self) -> dict[str, Any]:
         """The properties of the broker's attach."""
         data = lib.pn_link_remote_properties(self.pn)
+        if data == ffi.NULL:  # the attach has none
+            return {}
         size = lib.pn_data_encoded_size(data)
         if size <= 0:
             return {}
@@ -87,11 +97,12 @@ class Receiver(Link):
         filters: Mapping[str, Described] | None = None,
     ) -> None:
         """copy: browse instead of consuming (distribution-mode, §3.5.7)."""
+        wanted = address_of(address)
         pn = lib.pn_receiver(connection.session, b"receiver-%d" % next(_numbers))
         super().__init__(connection, pn, f"receiver of '{address}'")
         source = lib.pn_link_source(pn)
         lib.pn_terminus_set_type(source, lib.PN_SOURCE)
-        lib.pn_terminus_set_address(source, address.encode())
+        lib.pn_terminus_set_address(source, wanted)
         lib.pn_terminus_set_type(lib.pn_link_target(pn), lib.PN_TARGET)
         if target is not None:
             lib.pn_terminus_set_address(lib.pn_link_target(pn), target.encode())
@@ -132,11 +143,12 @@ class Sender(Link):
     def __init__(
         self, connection: Connection, address: str, properties: Mapping[str, Any] | None = None
     ) -> None:
+        wanted = address_of(address)
         pn = lib.pn_sender(connection.session, b"sender-%d" % next(_numbers))
         super().__init__(connection, pn, f"sender to '{address}'")
         target = lib.pn_link_target(pn)
         lib.pn_terminus_set_type(target, lib.PN_TARGET)
-        lib.pn_terminus_set_address(target, address.encode())
+        lib.pn_terminus_set_address(target, wanted)
         lib.pn_terminus_set_type(lib.pn_link_source(pn), lib.PN_SOURCE)
         if properties:
             put(lib.pn_link_properties(pn), {Symbol(name): value for name, value in properties.items()})

@@ -194,6 +194,12 @@ class Node:
             raise
         told = sender.remote_properties
         sender.close()
+        if GENERATION not in told:
+            raise Refused(
+                f"sender to '{self._address}'",
+                "amqp:not-allowed",
+                "this is no queue or topic, or the broker is not Partibus",
+            )
         return Facts(str(told[GENERATION]), int(told[PARTITIONS]), told.get(DUPLICATE_WINDOW))
 
     def send(self, messages: Sequence[bytes]) -> Sent:
