@@ -6,7 +6,7 @@ import logging
 import time
 
 from pyspark_partibus.client.operations import CURSOR_NOT_FOUND, CURSOR_OWNED, Node
-from pyspark_partibus.errors import OptionError, Refused, Unavailable
+from pyspark_partibus.errors import DataLoss, OptionError, Refused, Unavailable
 from pyspark_partibus.offsets import FIRST, Offset, Positions
 from pyspark_partibus.options import SourceOptions
 
@@ -36,7 +36,7 @@ class CursorKeeper:
 
     def settle(self, offset: Offset) -> None:
         """Note that everything before this offset is done with. Raises OptionError if the cursor is another
-        query's.
+        query's, and DataLoss as `_check_checkpoint`.
 
         Does nothing for the beginning of a query, and for positions of an entity that is gone or that ends
         before them: at these numbers there are, or will be, messages that the query has not read."""
@@ -71,6 +71,8 @@ class CursorKeeper:
         if options.cursor is None:
             node.settle_through(offset.positions)
             return
+        if self._settled is None:
+            self._check_checkpoint(options.cursor, offset)
         if self._settled is None and options.cursor_takeover:
             node.create_cursor(options.cursor, offset.owner, offset.positions, take_over=True)
         try:
@@ -80,6 +82,28 @@ class CursorKeeper:
                 raise
             node.create_cursor(options.cursor, offset.owner, offset.positions, take_over=False)
             node.advance_cursor(options.cursor, offset.owner, offset.positions, complete)
+
+    def _check_checkpoint(self, name: str, offset: Offset) -> None:
+        """Notice a checkpoint that is older than the query's own cursor, which never passes what Spark has
+        committed. Raises DataLoss if messages behind the checkpoint were completed, unless the user is
+        content with what is there."""
+        options, cursor = self._options, self._node.cursor(name)
+        if cursor is None or (cursor.owner, cursor.generation) != (offset.owner, offset.generation):
+            return
+        ahead = [each for each, at in cursor.positions.items() if at > offset.positions.get(each, at)]
+        if not ahead:
+            return
+        text = (
+            f"the checkpoint is older than the cursor '{name}' of '{options.address}', which is at "
+            f"{cursor.positions[ahead[0]]} in partition {ahead[0]} and the checkpoint at "
+            f"{offset.positions[ahead[0]]}: was it restored from a copy?"
+        )
+        if options.settle == "complete" and options.fail_on_data_loss:
+            raise DataLoss(
+                f"{text} What is between the two was completed. With option failOnDataLoss=false the query "
+                "goes on with what is there."
+            )
+        _log.warning("%s Batches are planned again", text)
 
 
 def _owned(options: SourceOptions) -> OptionError:

@@ -31,6 +31,8 @@ class Identity:
     """What ids by content depend on besides the content."""
     writer: str
     """What ids of rows that were read from an entity depend on besides their positions there."""
+    repeats_only_the_latest: bool = False
+    """Batches come in the order of their numbers, and only the latest one is ever written again."""
 
 
 def choose_strategy(options: SinkOptions, columns: Collection[str]) -> str:
@@ -75,7 +77,8 @@ def of_stream(
         )
     # Another checkpoint counts its batches anew, so a name alone does not say which batch is meant.
     sink = f"{name}/{query}" if options.sink_id and query else name
-    return Identity(sink, int(batch), strategy, _scope(strategy, sink, int(batch), partition), name)
+    scope = _scope(strategy, sink, int(batch), partition)
+    return Identity(sink, int(batch), strategy, scope, name, repeats_only_the_latest=True)
 
 
 def of_batch(options: SinkOptions, strategy: str, partition: int, job: str) -> Identity:

@@ -95,7 +95,7 @@ def _look_at(report: Report, whole: Range, options: SourceOptions) -> None:
     )
     if options.fail_on_missing:
         raise DataLoss(f"{text}. With option onMissing=report the query goes on.")
-    _log.info(text)
+    _log.warning(text)
 
 
 def tune_garbage_collector() -> None:

@@ -118,11 +118,30 @@ class TaskWriter:
         node = self._nodes.enter_context(self._connect(address))
         facts, identity = node.facts(), self._identity
         check_guarantee(self._options, address, facts)
-        is_done = False
-        if identity.sink is not None:
-            last = node.last_batch(identity.sink)
-            is_done = last is not None and last >= identity.batch
-        return Target(node, is_done, facts.partitions)
+        last = None if identity.sink is None else node.last_batch(identity.sink)
+        if last is not None and identity.repeats_only_the_latest:
+            self._check_order(address, last)
+        return Target(node, last is not None and last >= identity.batch, facts.partitions)
+
+    def _check_order(self, address: str, last: int) -> None:
+        """Compare a stream's batch with the last one that its target has. Raises OptionError if the stream's
+        checkpoint is older than that: its batches would be skipped, whatever they hold now."""
+        batch = self._identity.batch
+        if last > batch:
+            raise OptionError(
+                "checkpointLocation",
+                f"is older than '{address}', which has batch {last} of this query already, and this is batch "
+                f"{batch}: was it restored from a copy, or does the query run twice? Begin with a new "
+                "checkpoint, or write all of it again under another sinkId",
+            )
+        if self._options.address is not None and last < batch - 1:
+            _log.warning(
+                "'%s' has batch %d of this query and none of the batches up to %d: they are lost there if it "
+                "was restored from an older copy",
+                address,
+                last,
+                batch - 1,
+            )
 
     def _make_id(self, batch: pa.RecordBatch) -> MakeId:
         strategy = self._identity.strategy

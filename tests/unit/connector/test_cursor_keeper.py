@@ -9,7 +9,7 @@ import pytest
 
 from pyspark_partibus.client.operations import Cursor, Node
 from pyspark_partibus.cursor_keeper import PAUSE_S, CursorKeeper
-from pyspark_partibus.errors import OptionError, Refused
+from pyspark_partibus.errors import DataLoss, OptionError, Refused
 from pyspark_partibus.offsets import Offset
 from pyspark_partibus.options import source_options
 from tests.support.fake_node import FakeNode
@@ -88,7 +88,7 @@ def test_requests_that_settle_are_not_repeated(monkeypatch: pytest.MonkeyPatch) 
     keeps = keeper(node)
     keeps.check_before_first_batch()
     keeps.settle(OFFSET)
-    assert once == [False, True, True, True, True]
+    assert once == [False, True, True, True, True, True]
 
 
 def test_the_cursor_of_another_query_is_left_alone() -> None:
@@ -99,6 +99,28 @@ def test_the_cursor_of_another_query_is_left_alone() -> None:
         with pytest.raises(OptionError, match=r"option 'cursor'.*cursorTakeover"):
             settles()
     assert node.cursors["c"] == THEIRS
+
+
+@pytest.mark.parametrize("settle", ["cursor", "complete"])
+def test_a_checkpoint_that_is_older_than_the_cursor_is_noticed(
+    settle: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = FakeNode({0: 10})
+    keeper(node, settle=settle).settle(LATER)
+    assert "older" not in caplog.text
+    restored = keeper(node, settle=settle)
+    if settle == "complete":
+        with pytest.raises(
+            DataLoss, match=r"older than the cursor 'c' of 'orders'.*at 9 in partition 0.*at 5"
+        ):
+            restored.settle(OFFSET)
+        restored = keeper(node, settle=settle, failOnDataLoss="false")
+    restored.settle(OFFSET)
+    assert "the checkpoint is older than the cursor 'c'" in caplog.text
+    caplog.clear()
+    restored.settle(LATER)
+    keeper(node, settle=settle).settle(LATER)
+    assert "older" not in caplog.text
 
 
 def test_a_cursor_can_be_taken_over() -> None:

@@ -57,6 +57,13 @@ def test_missing_numbers_fail_the_query_if_the_user_wants_that() -> None:
         list(read_task(source_options({**OPTIONS, "onMissing": "fail"}), SCHEMA, task))
 
 
+def test_missing_numbers_are_in_the_task_s_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Python shows warnings where nobody has set up its logging, as in Spark's workers."""
+    caplog.set_level("WARNING")
+    list(read_task(source_options(OPTIONS), SCHEMA, Task("gen", (Range(0, 1, 5),))))
+    assert "2 of the 4 numbers from 1 to 5 of partition 0 of 'orders' have no message" in caplog.text
+
+
 def test_a_task_goes_on_after_a_data_loss_if_the_user_wants_that(monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(_: object, whole: Range) -> Iterator[Envelope]:
         if whole.partition == 0:

@@ -67,10 +67,11 @@ def write(
     batch: int = 5,
     task: int = 0,
     sink: str = "sink",
+    is_stream: bool = True,
     **given: str,
 ) -> Written:
     options = sink_options({"endpoint": "amqp://host", "entity": "orders", "tuneWorkerGc": "false", **given})
-    identity = Identity(sink, batch, strategy, (sink, batch, task), sink)
+    identity = Identity(sink, batch, strategy, (sink, batch, task), sink, repeats_only_the_latest=is_stream)
     writer = TaskWriter(options, identity, (), lambda address: cast(Node, target))
     return writer.write(iter([pa.RecordBatch.from_pydict(rows)]))
 
@@ -121,6 +122,21 @@ def test_a_batch_that_was_committed_before_is_skipped() -> None:
     written = write(target, {"body": ["a", "b"]})
     assert (written.rows, written.skipped, target.requests) == (0, 2, [])
     assert write(FakeTarget(last=4), {"body": ["a"]}).rows == 1
+
+
+def test_a_stream_whose_checkpoint_is_older_than_its_target_does_not_skip_its_rows() -> None:
+    target = FakeTarget(last=7)
+    with pytest.raises(OptionError, match="'checkpointLocation': is older than 'orders', which has batch 7"):
+        write(target, {"body": ["a"]})
+    assert target.requests == []
+    assert write(target, {"body": ["a"]}, is_stream=False).skipped == 1, "an earlier version of a write"
+
+
+def test_a_target_that_lacks_batches_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    write(FakeTarget(last=4), {"body": ["a"]})
+    assert "lost" not in caplog.text
+    assert write(FakeTarget(last=2), {"body": ["a"]}).rows == 1
+    assert "'orders' has batch 2 of this query and none of the batches up to 4" in caplog.text
 
 
 def test_ids_may_come_from_a_column_from_the_source_or_from_nowhere() -> None:
