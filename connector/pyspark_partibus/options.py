@@ -25,9 +25,16 @@ ENDPOINT_VARIABLE = "PARTIBUS_ENDPOINT"
 LATEST, EARLIEST, COMMITTED = "latest", "earliest", "committed"
 JSON_LATEST, JSON_EARLIEST = -1, -2
 """What these numbers mean in offsets given as JSON, as with Kafka."""
+CURSOR_BYTES_MAX = 128
+"""The longest name of a cursor that the broker takes."""
 SINK_ID_BYTES_MAX, WRITE_ID_BYTES_MAX = 90, 100
 """The broker's names of sinks have at most 128 bytes; after a `sinkId` come 37 of the query's id."""
-WRITE_VERSION_MAX = (1 << 63) - 1
+NUMBER_MAX = (1 << 63) - 1
+"""The largest number of the broker, and of Spark."""
+WAIT_S_MAX = 366 * 24 * 3600.0
+"""The longest wait that can be asked for: what an operating system may wait at once is about as long."""
+TIME_MS_MAX = 253_402_300_799_999
+"""The end of the year 9999."""
 OF_SPARK = frozenset(("path", "checkpointlocation", "queryname", "paths"))
 """Options that Spark itself adds."""
 
@@ -166,6 +173,8 @@ class _Reader:
 
     def text(self, name: str) -> str | None:
         value = self._given.get(name.lower())
+        if value is not None and "\0" in value:
+            raise OptionError(name, "has a character zero")
         return None if value is None or not value.strip() else value.strip()
 
     def one_of(self, name: str, choices: tuple[str, ...], default: str | None) -> str | None:
@@ -176,7 +185,7 @@ class _Reader:
             raise OptionError(name, f"is '{value}', but must be one of {', '.join(choices)}")
         return value.lower()
 
-    def number(self, name: str, default: int, lowest: int, highest: int | None = None) -> int:
+    def number(self, name: str, default: int, lowest: int, highest: int = NUMBER_MAX) -> int:
         value = self.text(name)
         if value is None:
             return default
@@ -184,9 +193,8 @@ class _Reader:
             number = int(value)
         except ValueError:
             raise OptionError(name, f"is '{value}', but must be a whole number") from None
-        if number < lowest or (highest is not None and number > highest):
-            bounds = f"at least {lowest}" if highest is None else f"from {lowest} to {highest}"
-            raise OptionError(name, f"is {number}, but must be {bounds}")
+        if not lowest <= number <= highest:
+            raise OptionError(name, f"is {number}, but must be from {lowest} to {highest}")
         return number
 
     def flag(self, name: str, default: bool) -> bool:
@@ -218,7 +226,7 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         raise OptionError("endingTimestamp", "cannot be given together with 'endingOffsets'")
     if ending in (EARLIEST, COMMITTED):
         raise OptionError("endingOffsets", "must be 'latest' or a JSON object")
-    cursor = read.text("cursor")
+    cursor = read.parsed("cursor", partial(_short_name, CURSOR_BYTES_MAX), None)
     if starting == COMMITTED and cursor is None:
         raise OptionError("cursor", "is needed for startingOffsets=committed")
     if read.text("maxTriggerDelay") is not None and not read.number("minMessagesPerTrigger", 0, 0):
@@ -248,7 +256,7 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         fail_on_data_loss=read.flag("failOnDataLoss", True),
         fail_on_missing=read.one_of("onMissing", ("report", "fail"), "report") == "fail",
         keep_bad=read.one_of("onBadMessage", ("fail", "null"), "fail") == "null",
-        head_poll_s=read.number("headPollMs", 100, 0) / 1000,
+        head_poll_s=read.number("headPollMs", 100, 0, int(WAIT_S_MAX * 1000)) / 1000,
         tune_gc=read.flag("tuneWorkerGc", True),
     )
 
@@ -270,7 +278,7 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
         ),
         sink_id=read.parsed("sinkId", partial(_short_name, SINK_ID_BYTES_MAX), None),
         write_id=read.parsed("writeId", partial(_short_name, WRITE_ID_BYTES_MAX), None),
-        write_version=read.number("writeVersion", 0, 0, WRITE_VERSION_MAX),
+        write_version=read.number("writeVersion", 0, 0),
         require_exactly_once=read.flag("requireExactlyOnce", False),
         unknown_columns=unknown,
         send_messages=read.number("sendMessages", 1000, 1, 4000),
@@ -428,7 +436,7 @@ def parse_start(text: str) -> Start:
     try:
         value: Any = json.loads(text)
         entries = {int(partition): number for partition, number in value.items()}
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         raise ValueError("must be 'earliest', 'latest', 'committed' or a JSON object of partitions") from None
     return {partition: _position(partition, number) for partition, number in entries.items()}
 
@@ -449,17 +457,21 @@ def _position(partition: int, number: object) -> int:
 def parse_time(text: str) -> int:
     """Milliseconds since the epoch, or an ISO date and time, which is UTC unless it says otherwise. Raises
     ValueError."""
-    if text.lstrip("-").isdigit():
-        return int(text)
     try:
-        moment = datetime.fromisoformat(text)
+        if text.lstrip("-").isdecimal():
+            moment_ms = int(text)
+        else:
+            moment = datetime.fromisoformat(text)
+            if moment.tzinfo is None:
+                moment = moment.replace(tzinfo=UTC)
+            moment_ms = round(moment.timestamp() * 1000)
     except ValueError:
         raise ValueError(
             f"is '{text}', but must be milliseconds since 1970 or an ISO date and time"
         ) from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return round(moment.timestamp() * 1000)
+    if abs(moment_ms) > TIME_MS_MAX:
+        raise ValueError(f"is '{text}', which is beyond the year 9999")
+    return moment_ms
 
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -472,6 +484,9 @@ def parse_duration(text: str) -> float:
     try:
         if unit not in _UNITS or not 0 <= float(number) < math.inf:
             raise ValueError
-        return float(number) * _UNITS[unit]
+        seconds = float(number) * _UNITS[unit]
     except ValueError:
         raise ValueError(f"is '{text}', but must be a duration such as 500ms, 30s, 15m or 1h") from None
+    if seconds > WAIT_S_MAX:
+        raise ValueError(f"is '{text}', which is longer than a year")
+    return seconds

@@ -41,21 +41,28 @@ def starting_positions(
     heads = heads_of_all(node, options, options.starting_time_ms, undecided=undecided)
     if options.starting_time_ms is not None:
         return heads, heads.by_time
-    return heads, _positions(node, heads, options, options.starting or default, "startingOffsets")
+    starts = _positions(node, heads, options, options.starting or default, "startingOffsets")
+    _check_heads("startingOffsets", starts, heads)
+    return heads, starts
 
 
 def ending_positions(node: Node, heads: Heads, options: SourceOptions) -> Positions:
-    """Where a batch query ends. A position beyond the head cannot be read yet."""
+    """Where a batch query ends. Raises OptionError."""
     if options.ending_time_ms is not None:
         return heads_of_all(node, options, options.ending_time_ms, undecided=True).by_time
     ends = _positions(node, heads, options, options.ending or LATEST, "endingOffsets")
-    for partition, end in ends.items():
-        if end > heads.heads[partition]:
-            raise OptionError(
-                "endingOffsets",
-                f"is {end} in partition {partition}, which ends at {heads.heads[partition]} so far",
-            )
+    _check_heads("endingOffsets", ends, heads)
     return ends
+
+
+def _check_heads(option: str, positions: Positions, heads: Heads) -> None:
+    """A position beyond the head cannot be read yet. Raises OptionError."""
+    for partition, position in positions.items():
+        if position > heads.heads[partition]:
+            raise OptionError(
+                option,
+                f"is {position} in partition {partition}, which ends at {heads.heads[partition]} so far",
+            )
 
 
 def _positions(node: Node, heads: Heads, options: SourceOptions, start: Start, option: str) -> Positions:

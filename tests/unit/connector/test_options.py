@@ -75,6 +75,18 @@ def test_the_address_of_each_subqueue(given: dict[str, str], address: str) -> No
         ({"maxTriggerDelay": "1m"}, "maxTriggerDelay"),
         ({"credentialsFile": "/nowhere.json"}, "credentialsFile"),
         ({"onBadMessage": "deadletter"}, "onBadMessage"),
+        ({"maxMessagesPerTrigger": "1" + "0" * 30}, "maxMessagesPerTrigger"),
+        ({"headPollMs": "1" + "0" * 400}, "headPollMs"),
+        ({"requestTimeout": "1e300s"}, "requestTimeout"),
+        ({"retryTimeout": "1e308h"}, "retryTimeout"),
+        ({"startingTimestamp": "1" + "0" * 30}, "startingTimestamp"),
+        ({"startingTimestamp": "²"}, "startingTimestamp"),
+        ({"startingTimestamp": "--5"}, "startingTimestamp"),
+        ({"startingOffsets": "[" * 100_000}, "startingOffsets"),
+        ({"startingOffsets": '{"0": ' + "9" * 30 + "}"}, "startingOffsets"),
+        ({"entity": "orders\0x"}, "entity"),
+        ({"subscription": "all\0x"}, "subscription"),
+        ({"cursor": "x" * 129}, "cursor"),
     ],
 )
 def test_an_error_of_the_source_names_its_option(given: dict[str, str], option: str) -> None:

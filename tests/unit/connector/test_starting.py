@@ -70,6 +70,12 @@ def test_a_batch_query_cannot_end_beyond_what_is_there() -> None:
         ending_positions(cast(Node, node), node.answer, options(endingOffsets='{"0": 11}'))
 
 
+def test_a_query_cannot_begin_beyond_what_is_there() -> None:
+    with pytest.raises(OptionError, match=r"startingOffsets.*is 21 in partition 1, which ends at 20"):
+        starting(FakeNode(HEADS, STARTS), startingOffsets='{"1": 21}')
+    assert starting(FakeNode(HEADS, STARTS), startingOffsets='{"1": 20}') == {0: 3, 1: 20}
+
+
 def test_an_unknown_partition_is_an_error() -> None:
     with pytest.raises(OptionError, match="names partition 2; 'orders' has 2"):
         starting(FakeNode(HEADS, STARTS), startingOffsets='{"2": 1}')
