@@ -56,20 +56,25 @@ class Offset:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Offset:
         """Read what `to_json` gave, perhaps in an earlier run. Raises ValueError."""
-        version = value.get("v")
-        if version != VERSION:
+        version = value.get("v") if isinstance(value, Mapping) else None
+        if isinstance(version, int) and version != VERSION:
             raise ValueError(
                 f"the checkpoint has offsets of version {version}; this version of pyspark-partibus reads "
                 f"version {VERSION}"
             )
-        base = value.get("base")
-        return cls(
-            str(value["gen"]),
-            str(value["own"]),
-            _number_keys(value["p"]),
-            initial=bool(value.get("init")),
-            base=None if base is None else _number_keys(base),
-        )
+        try:
+            base = value.get("base")
+            return cls(
+                str(value["gen"]),
+                str(value["own"]),
+                _number_keys(value["p"]),
+                initial=bool(value.get("init")),
+                base=None if base is None else _number_keys(base),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise ValueError(
+                f"the checkpoint is damaged, or another source's: {str(value)[:200]} is no offset of Partibus"
+            ) from None
 
     def ending(self, positions: Positions, generation: str) -> Offset:
         """The end of a batch that begins here."""

@@ -38,6 +38,9 @@ from pyspark_partibus.reading import Task, read_task, tasks
 from pyspark_partibus.sharing import share_out
 from pyspark_partibus.starting import heads_of_all, starting_positions
 
+PAUSE_PER_LOOK = 10
+"""Heads are kept this many times as long as it took to get them, so that a stream that waits does not occupy
+a broker with hundreds of partitions: 30 ms for each look at 256 of them."""
 _log = logging.getLogger("pyspark_partibus")
 
 
@@ -51,6 +54,8 @@ class PartibusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: Offset | None = None
         self._heads: Heads | None = None
         self._heads_age: Callable[[], float] = _stopwatch()
+        self._heads_last_s = 0.0
+        """For how long the heads are kept."""
         self._frozen: Heads | None = None
         """The heads at the beginning of a run that ends by itself (`Trigger.AvailableNow`)."""
         self._waiting: Callable[[], float] | None = None
@@ -152,9 +157,13 @@ class PartibusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return rows or max(1, sum(heads.heads.values()))
 
     def _current_heads(self) -> Heads:
-        """The heads, at most `headPollMs` old. A partition that is down ends where it is known to end."""
-        if self._heads is None or self._heads_age() >= self._options.head_poll_s:
+        """The heads, at most `headPollMs` old, or a little more if they take long to get. A partition that is
+        down ends where it is known to end."""
+        if self._heads is None or self._heads_age() >= self._heads_last_s:
+            look = _stopwatch()
             self._heads = self._connected().heads()
+            wanted_s = self._options.head_poll_s
+            self._heads_last_s = wanted_s and max(wanted_s, PAUSE_PER_LOOK * look())
             self._heads_age = _stopwatch()
         return self._heads
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,14 @@ def test_an_offset_survives_its_json() -> None:
     end = START.ending({0: 9, 1: 7}, "gen")
     for each in (START, end):
         assert Offset.from_json(json.loads(json.dumps(each.to_json()))) == each
+
+
+@pytest.mark.parametrize(
+    "value", [{}, [1], None, {"topic": {"0": 5}}, {"v": 1}, {"v": 1, "gen": "g", "own": "o", "p": {"a": "b"}}]
+)
+def test_what_is_no_offset_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="the checkpoint is damaged, or another source's"):
+        Offset.from_json(value)
 
 
 def test_offsets_of_another_version_are_refused() -> None:

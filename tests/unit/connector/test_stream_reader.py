@@ -176,6 +176,27 @@ def test_heads_are_kept_for_a_while() -> None:
     assert stream.reportLatestOffset() == {"gen": "gen", "p": {"0": 5}, "backlog": 0}
 
 
+def test_heads_that_take_long_to_get_are_kept_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(stream_reader, "_stopwatch", lambda: lambda started=now[0]: now[0] - started)
+    node = FakeNode({0: 5})
+    stream = reader(node, headPollMs="100")
+    start = stream.initialOffset()
+    heads = node.heads
+
+    def slow() -> Any:
+        now[0] += 0.04
+        return heads()
+
+    monkeypatch.setattr(node, "heads", slow)
+    stream.latestOffset(start, ALL)
+    node.move({0: 6})
+    now[0] += 0.39
+    assert stream.latestOffset(start, ALL) == start
+    now[0] += 0.02
+    assert stream.latestOffset(start, ALL) != start
+
+
 def test_an_entity_that_was_created_again_is_data_loss_or_read_from_its_beginning() -> None:
     node = FakeNode({0: 5})
     start = reader(node).initialOffset()
