@@ -63,7 +63,8 @@ class CopyLink(ABC):
         first, self._tags = self._tags, self._tags + len(messages)
         tags = [tag.to_bytes(8, "big") for tag in range(first, self._tags)]
         settled = self.link.snd_settle_mode == SETTLED
-        deliveries = self._engine.send(self.link, tags, messages, settled)
+        # As rests, large ones are not copied by the engine.
+        deliveries = self._engine.send(self.link, tags, [b""] * len(messages), settled, messages)
         services = self._connection.services
         if not settled:
             self._unsettled.update(deliveries)

@@ -25,7 +25,8 @@ from pyspark_partibus.errors import Busy, OptionError, Refused, TimedOut, Unavai
 
 CONTAINER = b"pyspark-partibus"
 CHUNK_BYTES = 256 * 1024
-FRAME_BYTES_MAX = 1024 * 1024
+FRAME_BYTES_MAX = 2 * 1024 * 1024
+"""Holds an envelope of the largest size with its columns, so that the broker sends it without copying it."""
 UNSENT_BYTES_MAX = 1024 * 1024
 """While this much waits for the socket, no more is taken from proton."""
 TRANSIENT = frozenset(

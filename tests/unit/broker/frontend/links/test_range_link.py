@@ -19,6 +19,7 @@ from broker.operations.general import Failed
 from broker.operations.interface import Answer
 from broker.operations.streams import RangeRead, ReadRange
 from protocol.codec import Described, Long, Symbol, UInt, ULong
+from protocol.large_output import PAYLOAD_BYTES_MIN, LargeOutput
 from tests.support import raw_amqp as raw
 from tests.support.link_stack import Client, LinkStack, turn, until
 from tests.support.locked import stored
@@ -126,6 +127,32 @@ async def test_an_envelope_has_bounds() -> None:
     client = await reading(asked(messages=UInt(7), bytes=UInt(500)), credit=1)
     (read,) = await serve(client, FIRST + 9)
     assert (read.count, read.bytes_max) == (7, 500)
+
+
+async def test_the_engine_gets_a_reference_to_a_large_envelope(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would copy the envelope into four buffers, which a connection keeps."""
+    client = await reading(asked(), credit=1)
+    kept: list[int] = []
+    rests = LargeOutput.rests
+
+    def noted(self: LargeOutput, *given: Any) -> list[bytes]:
+        passed = rests(self, *given)
+        kept.append(self.bytes)
+        return passed
+
+    monkeypatch.setattr(LargeOutput, "rests", noted)
+    body = bytes(PAYLOAD_BYTES_MIN)
+
+    def large(read: ReadRange) -> RangeRead:
+        found = answered(read, FIRST + 1)
+        assert isinstance(found, RangeRead)
+        return replace(found, messages=[stored(body)])
+
+    await turn()
+    client.stack.parts[1].answer(ReadRange, large)
+    await turn()
+    (envelope,) = envelopes(await client.hear())
+    assert [size > PAYLOAD_BYTES_MIN for size in kept] == [True] and envelope.fields["last"]
 
 
 async def test_a_drain_is_answered_at_the_end_of_the_range() -> None:
