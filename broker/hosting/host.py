@@ -63,6 +63,10 @@ class HostedPartition(Protocol):
     it often."""
 
     @property
+    def gathers(self) -> bool:
+        """Whether messages wait there for others to go with them. False if that is not known."""
+
+    @property
     def health(self) -> str:
         """The partition's state, as people read it."""
 

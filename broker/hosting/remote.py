@@ -65,6 +65,8 @@ class ProcessEnded(Exception):
 class RemotePartition:
     """One partition in the other process. See `broker.hosting.host.HostedPartition`."""
 
+    gathers = False
+
     def __init__(
         self,
         host: RemoteHost,

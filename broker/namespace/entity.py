@@ -20,7 +20,7 @@ from broker.identifiers import ClientId
 from broker.message.property_sizes import PropertyLimits
 from broker.namespace.meter import EntityMeter
 from broker.namespace.resting import Resting, add_counts
-from broker.namespace.router import PartitionHandle, Router
+from broker.namespace.router import PartitionHandle, RoutedPartition, Router
 from broker.namespace.size_quota import SizeQuota
 from broker.operations.general import Detach, Failed, Update
 from broker.operations.interface import Answer, Operation, Sink, refusal_of
@@ -41,7 +41,7 @@ ENDED = frozenset({"failed", "damaged", "stopped", "gone"})
 """States that a partition never leaves while the broker runs."""
 
 
-class Partition(PartitionHandle, Protocol):
+class Partition(RoutedPartition, Protocol):
     """What a queue needs from a partition's task besides its mailbox."""
 
     @property
@@ -80,6 +80,7 @@ class _Sleeping:
 
     __slots__ = ("_number", "_queue")
     available = True
+    gathers = False
 
     def __init__(self, queue: Entity, number: int) -> None:
         self._queue, self._number = queue, number
@@ -167,7 +168,7 @@ class Entity:
         self._partitions: dict[int, Partition] = {}
         self._at_rest: dict[str, SubqueueCounts] | None = None
         """Totals for the partitions that have not started; None until they are added up."""
-        self._handles: list[PartitionHandle] = [
+        self._handles: list[RoutedPartition] = [
             _Sleeping(self, number) for number in range(description.partitions)
         ]
         self.router = Router(self._handles)

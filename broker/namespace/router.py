@@ -41,6 +41,14 @@ class PartitionHandle(Protocol):
         """Put an operation into the partition's mailbox. Never blocks, never drops."""
 
 
+class RoutedPartition(PartitionHandle, Protocol):
+    """A partition among which a router chooses."""
+
+    @property
+    def gathers(self) -> bool:
+        """Whether messages wait there for others to go with them. False if that is not known."""
+
+
 def partition_of_key(key: str, partitions: int) -> int:
     """The partition that a key pins its messages to."""
     return (
@@ -52,7 +60,7 @@ def partition_of_key(key: str, partitions: int) -> int:
 class Router:
     """Chooses among the partitions of one entity. Owned by the event loop."""
 
-    def __init__(self, handles: Sequence[PartitionHandle]) -> None:
+    def __init__(self, handles: Sequence[RoutedPartition]) -> None:
         self.handles = handles
         self._given = [0] * len(handles)
         """Messages without a key so far, by partition."""
@@ -65,6 +73,8 @@ class Router:
         self.late: set[int] = set()
         """Partitions that were late for a browser and have not answered since. Browsers ask others first."""
         self._next = 0
+        self._last = self._run_left = 0
+        """The partition that got a run last, and how many more messages the run may have."""
 
     def keyed(self, key: str) -> PartitionHandle:
         """The partition of a key. Raises Refused(PARTITION_UNAVAILABLE) while it is down."""
@@ -102,9 +112,16 @@ class Router:
         a run, because a commit costs the same for one message as for thirty. A run is at most a sixteenth of
         what each partition got before, so the counts stay even to one part in sixteen (and to one message
         while they are small). It is also at most RUN_MESSAGES_MAX, unless there are more messages than that
-        for every partition. Raises Refused(PARTITION_UNAVAILABLE) if no partition is available.
+        for every partition. Messages that come while the last run still waits for its commit join it, within
+        these bounds. Raises Refused(PARTITION_UNAVAILABLE) if no partition is available.
         """
         given, handles = self._given, self.handles
+        if count <= self._run_left:
+            last = handles[self._last]
+            if last.gathers and last.available:
+                self._run_left -= count
+                given[self._last] += count
+                return [(self._last, 0, count)]
         numbers = [number for number, handle in enumerate(handles) if handle.available]
         if not numbers:
             raise Refused(
@@ -115,7 +132,8 @@ class Router:
         if self._passed or len(numbers) < len(handles):
             self._keep_pace(numbers)
         least = min(map(given.__getitem__, numbers))
-        run = max(-(-count // len(numbers)), min(RUN_MESSAGES_MAX, least // EVEN_TO))
+        even = min(RUN_MESSAGES_MAX, least // EVEN_TO)
+        run = max(-(-count // len(numbers)), even)
         first = bisect_left(numbers, self._next)
         numbers = numbers[first:] + numbers[:first]
         runs, start = [], 0
@@ -124,11 +142,13 @@ class Router:
             number = min(numbers, key=given.__getitem__)  # on a tie, the next in order
             given[number] += stop - start
             runs.append((number, start, stop))
+            self._last, self._run_left = number, even - (stop - start)
             start, self._next = stop, number + 1
         return runs
 
     def full(self, number: int, now: float) -> None:
         """A partition has refused messages because it is full: prefer others for a while."""
+        self._run_left = 0
         self._full_until[number] = now + FULL_S
 
     def another(self, refused_by: Collection[int], count: int, now: float) -> int | None:

@@ -166,8 +166,7 @@ class PartitionTask:
         self._slices, self._turns = slices or Slices(LONG_SLICE_S), turns or Slices(0)
         self._health = Health.CLOSED
         self.available = True
-        """Whether the partition takes operations, now or as soon as it is open. An attribute, because routers
-        read it often."""
+        """Whether it takes operations, now or as soon as it is open. An attribute: it is read often."""
         self._mailbox = Mailbox()
         self._going_down = GoingDown(number, description.name, self._mailbox)
         self._partition: Partition | None = None
@@ -199,15 +198,13 @@ class PartitionTask:
             delay_ms=self._limits.recovery_delay_ms,
             delay_ms_max=self._limits.recovery_delay_ms_max,
         )
-        self._is_opening = False
+        self._is_opening = self._open_wanted = False
         self._is_late = False
         """The disk does not answer while the log is being opened or reopened; operations are refused at
         once."""
-        self._open_wanted = False
         self._close_at_ms: int | None = None
         """When to look whether the partition is unused, in monotonic time."""
-        self._stopping = self._is_deleted = False
-        self._running = False
+        self._stopping = self._is_deleted = self._running = False
         self._opening_ended = Once()
         """The log has been opened, or could not be."""
         self._ended = Once()
@@ -221,6 +218,11 @@ class PartitionTask:
     def health(self) -> Health:
         """The partition's health, which is also a string."""
         return self._health
+
+    @property
+    def gathers(self) -> bool:
+        """Whether messages wait in the mailbox for a lull of the disk, so that others go with them."""
+        return self._gathering.is_awaited
 
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
         """Put an operation into the mailbox. Never blocks and never drops it; the answer may be that the
@@ -592,8 +594,7 @@ class PartitionTask:
         assert self._upkeep is not None
         with contextlib.suppress(Hung):
             await self._upkeep.save_last_checkpoint(self._clock.monotonic_ms())
-        self._close_at_ms = None
-        self._open_wanted, self._opening_ended = False, Once()
+        self._close_at_ms, self._open_wanted, self._opening_ended = None, False, Once()
         self._discard()
         self._become(Health.CLOSED)
         try:
@@ -616,9 +617,8 @@ class PartitionTask:
         self._opening_ended.set()
 
     async def _shut_down(self) -> None:
-        if self._health is Health.HEALTHY:
-            while self._mailbox and self._health is Health.HEALTHY:
-                await self._do_cycle()
+        while self._mailbox and self._health is Health.HEALTHY:
+            await self._do_cycle()
         await self._beside.end()
         if self._health is Health.HEALTHY and self._upkeep is not None and not self._is_deleted:
             with contextlib.suppress(Hung):

@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[4]
 class Handle:
     number: int
     available: bool = True
+    gathers: bool = False
 
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
         raise AssertionError("a router posts nothing")
@@ -186,6 +187,51 @@ def test_a_pattern_of_counts_favours_no_partition_for_ever() -> None:
             for number, start, stop in spread(router, count):
                 got[number] += stop - start
     assert max(got.values()) - min(got.values()) <= RUN_MESSAGES_MAX
+
+
+def routed_evenly(parts: list[Handle]) -> Router:
+    """A router whose runs may have four messages, and whose partitions have had the same so far."""
+    router = Router(parts)
+    assert {stop - start for _, start, stop in spread(router, len(parts) * 4 * EVEN_TO)} == {4 * EVEN_TO}
+    return router
+
+
+def test_messages_join_the_last_run_while_it_waits_and_has_room() -> None:
+    parts = handles(4)
+    router = routed_evenly(parts)
+    assert spread(router, 1) == [(0, 0, 1)] and spread(router, 1) == [(1, 0, 1)], "nobody waits"
+    parts[1].gathers = True
+    assert spread(router, 2) == [(1, 0, 2)]
+    assert spread(router, 2) == [(2, 0, 2)], "the run would have five"
+    assert spread(router, 1) == [(3, 0, 1)], "the last run is that of another one"
+    parts[3].gathers = True
+    assert [spread(router, 1)[0][0] for _ in range(4)] == [3, 3, 3, 0]
+
+
+def test_no_message_joins_a_run_in_a_partition_that_is_down_or_full() -> None:
+    parts = handles(4)
+    router = routed_evenly(parts)
+    for part in parts:
+        part.gathers = True
+    assert spread(router, 1) == [(0, 0, 1)]
+    parts[0].available = False
+    assert spread(router, 1) == [(1, 0, 1)]
+    router.full(1, 0.0)
+    assert spread(router, 1) == [(2, 0, 1)]
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 15)), min_size=1, max_size=60))
+def test_counts_stay_even_when_messages_join_runs(reads: list[tuple[int, int]]) -> None:
+    parts = handles(16)
+    router, got = Router(parts), Counter(dict.fromkeys(range(16), 0))
+    for count, waiting in reads:
+        for part in parts:
+            part.gathers = part.number >= waiting
+        for number, start, stop in spread(router, count):
+            got[number] += stop - start
+        assert max(got.values()) - min(got.values()) <= max(
+            -(-max(each for each, _ in reads) // 16), RUN_MESSAGES_MAX, 1
+        )
 
 
 def test_partitions_that_are_down_are_stepped_over_and_get_no_flood_when_they_come_back() -> None:
