@@ -80,6 +80,8 @@ class Pace:
 
     def holds(self, sender: Sender) -> bool:
         """Return whether too much is under way in total, and this sender has more than its share."""
+        if not sender.cost_under_way:
+            return False
         limit = self._limit_now()
         return self.cost > limit and sender.cost_under_way > limit // max(self._senders, 1)
 

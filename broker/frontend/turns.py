@@ -61,7 +61,7 @@ JOINED_BYTES_MAX = 2 * 1024
 least 60 bytes of memory."""
 QUICK_BYTES, QUICK_S = 4 * 1024, 0.000_5
 """Up to QUICK_BYTES from a light client with nothing waiting are served as they are read, for at most QUICK_S
-between two turns."""
+between two polls of the sockets."""
 
 
 class Client(Protocol):
@@ -187,7 +187,8 @@ class Turns:
         """The clock of the inbox that was served last."""
         self._slice_s, self._slice_ends = SLICE_S, 0.0
         self._quick_s = 0.0
-        """Seconds spent since the last turn on bytes that were served as they were read."""
+        """Seconds spent since the last poll of the sockets on bytes that were served as they were read."""
+        self._renewal_is_due = False
         self.has_light = False
         """Whether a light client that waits for an outcome was served recently."""
         self._light_until_s = 0.0
@@ -253,6 +254,9 @@ class Turns:
             self._list(inbox)
 
     def _serve_at_once(self, inbox: Inbox, data: bytes, began: float) -> None:
+        if not self._renewal_is_due:
+            self._renewal_is_due = True
+            asyncio.get_running_loop().call_soon(self._renew)
         self._slice_ends = began + SLICE_BESIDE_LIGHT_S
         inbox.is_unfinished = inbox.client.serve(data)
         if inbox.client.waits():
@@ -262,6 +266,10 @@ class Turns:
         inbox.served_s = max(inbox.served_s, self._stands_s) + took
         if inbox.is_unfinished:
             self._list(inbox)
+
+    def _renew(self) -> None:
+        self._renewal_is_due = False
+        self._quick_s = 0.0
 
     def _list(self, inbox: Inbox) -> None:
         if not inbox.is_listed:
@@ -277,7 +285,6 @@ class Turns:
 
     def _turn(self) -> None:
         self._is_due = False
-        self._quick_s = 0.0
         began = self._worked_s()
         self.has_light = began < self._light_until_s
         self._slice_s = SLICE_BESIDE_LIGHT_S if self.has_light else SLICE_S

@@ -51,6 +51,8 @@ O = TypeVar("O")  # noqa: E741
 class Part:
     """A partition that queues its operations for a test to inspect and answer."""
 
+    gathers = False
+
     def __init__(self, number: int) -> None:
         self.number = number
         self.available, self.health = True, "healthy"

@@ -34,6 +34,8 @@ from tests.support.faulty_disk import FaultyDisk
 class Part:
     """A partition that answers as a test says."""
 
+    gathers = False
+
     def __init__(self) -> None:
         self.available, self.health, self.stopped = True, "healthy", False
         self.held: dict[str, SubqueueCounts] = {}

@@ -105,6 +105,15 @@ async def test_a_light_client_is_served_as_its_bytes_are_read_however_much_other
         assert bench.served[-1] == ("light", 9), "others were served before it"
 
 
+async def test_messages_that_come_one_at_a_time_are_all_served_as_they_are_read() -> None:
+    bench = Bench()
+    light = bench.client("light", seconds_per_byte=10 * MICROSECOND)
+    for number in range(20):
+        light.receive(b"a message ")
+        assert len(bench.served) == number + 1, "0.1 ms each, and the sockets are polled between them"
+        await asyncio.sleep(0)
+
+
 async def test_small_reads_take_turns_too_once_their_time_is_used_up() -> None:
     bench = Bench()
     crowd = [bench.client(f"small {number}", seconds_per_byte=0.1 * MICROSECOND) for number in range(20)]
