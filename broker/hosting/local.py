@@ -95,7 +95,7 @@ class LocalHost(SpreadStore):
         changed: Callable[[], None] | None = None,
     ) -> PartitionTask:
         """See `PartitionHost.start`. `changed` is called in the event loop whenever the partition's health
-        changes."""
+        or counts change."""
         partition = PartitionTask(
             number,
             log=self.log(description.generation, number, description.folders),
@@ -104,6 +104,7 @@ class LocalHost(SpreadStore):
             payloads=self.payloads,
             limits=self._limits,
             on_health=None if changed is None else lambda *_: changed(),
+            on_counts=changed,
             meter=meter,
             slices=self._opening,
             turns=self._turns,

@@ -159,13 +159,21 @@ class Detached:
 
 @dataclass(slots=True)
 class Status:
-    """A partition's report about itself, sent when it changes and before the answers of the same commit."""
+    """A partition's report about itself, sent when it changes and before the answers of the same commit.
+
+    It does not grow with the subscriptions of a topic that nothing has happened to.
+    """
 
     partition: int
     health: str
     available: bool
+    size: int
+    """What all subqueues hold together, in bytes."""
     counts: dict[str, SubqueueCounts]
-    """By subqueue."""
+    """By subqueue: those that may have changed since the last report."""
+    is_whole: bool
+    """Whether `counts` has all subqueues; earlier reports say nothing any more. So it is at first, when the
+    partition is opened, goes down or is closed, and when subqueues were deleted."""
 
 
 @dataclass(slots=True)

@@ -88,12 +88,14 @@ class _Hosted:
         self._process.answers.append(messages.Detached(self._partition, client))
 
     def changed(self) -> None:
-        """The partition's health has changed."""
+        """The partition's health or its counts have changed."""
         self._process.changed(self)
 
     def status(self) -> messages.Status:
         """The partition's report about itself."""
-        return messages.Status(self._partition, self.task.health, self.task.available, self.task.counts())
+        task = self.task
+        counts, is_whole = task.report_counts()
+        return messages.Status(self._partition, task.health, task.available, task.size(), counts, is_whole)
 
     # --- the register (`broker.partition.rest.Register`) ----------------------------------------------------
 

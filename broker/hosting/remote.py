@@ -84,8 +84,7 @@ class RemotePartition:
         self._health = "closed"
         summary = register.summary()
         self._counts = named(summary.counts, subqueues) if summary is not None else {}
-        self._size: int | None = None
-        """The bytes in `_counts`; None until they are added up."""
+        self._size = sum([each.bytes for each in self._counts.values()])
         self._sinks: dict[ClientId, Sink] = {}
         self._stopped: asyncio.Task[None] | None = None
 
@@ -97,8 +96,6 @@ class RemotePartition:
         return self._counts
 
     def size(self) -> int:
-        if self._size is None:
-            self._size = sum([each.bytes for each in self._counts.values()])
         return self._size
 
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
@@ -154,8 +151,11 @@ class RemotePartition:
 
     def heard(self, status: messages.Status) -> None:
         """The partition has reported a change."""
-        self._health, self.available, self._counts = status.health, status.available, status.counts
-        self._size = None
+        self._health, self.available, self._size = status.health, status.available, status.size
+        if status.is_whole:
+            self._counts = status.counts
+        else:
+            self._counts |= status.counts
 
 
 class RemoteHost:

@@ -66,7 +66,6 @@ from broker.operations.browsing import Peek, Watch
 from broker.operations.deleting import Delete, DeleteExactly
 from broker.operations.general import Detach, Failed, Update, Updated
 from broker.operations.interface import Operation
-from broker.operations.message_states import SubqueueCounts
 from broker.operations.receiving import Demand, Locked, LockExactly, Recalled, ReceiveDeferred, Withdraw
 from broker.operations.redriving import FindDeadLetters, Redrive, Redriven
 from broker.operations.rule_changes import FindRuleChanges, ForgetRuleChanges
@@ -101,6 +100,7 @@ from broker.operations.transactions import Transact, Transacted
 from broker.operations.transfers import FailTransfer, FindSources, HandedOver, HandOver, LockNext
 from broker.partition.abandoned import Abandoned
 from broker.partition.browsing import Browsing
+from broker.partition.counting import Counting
 from broker.partition.cycle import Cycle
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.delaying import restore as restore_delays
@@ -125,7 +125,6 @@ from broker.partition.settling import Settling
 from broker.partition.settling_through import SettlingThrough
 from broker.partition.sink_batches import SinkBatches
 from broker.partition.time_to_live import TimeToLive
-from broker.partition.totals import Totals, totals_of
 from broker.partition.transactions import UNSEEING, Transactions
 from broker.partition.workspace import NO_CYCLE, Workspace
 from storage.log import Commit, Frame
@@ -184,7 +183,7 @@ class Partition:
         self._moving_cursors = MovingCursors(self._space, self._reading, self._settling_through)
         self._deleting = Deleting(self._space, self._time_to_live)
         self._redriving = Redriving(self._space, self._sending)
-        self._noted = Totals(messages)
+        self.counting = Counting(messages)
         self._wall_ahead_ms = 0
         """How far wall time was ahead of monotonic time when the latest cycle began."""
         self._later: Iterator[None] | None = None
@@ -650,40 +649,10 @@ class Partition:
         if self._sessions.is_due(until_ms):
             self._sessions.run_out(until_ms)
 
-    def note_totals(self) -> None:
-        """Note what is durable, before a cycle. See `counts`."""
-        self._noted.note()
-
-    def counts(self, *, as_noted: bool = False) -> dict[str, SubqueueCounts]:
-        """The message counts and size of each subqueue: now, or as of `note_totals`, without locks."""
-        counts = {subqueue.name: SubqueueCounts() for subqueue in self.messages.subqueues}
-        for number, each in self.counts_by_number(as_noted=as_noted).items():
-            counts[self.messages.subqueues[number].name] = each
-        return counts
-
-    def counts_by_number(self, *, as_noted: bool = False) -> dict[int, SubqueueCounts]:
-        """As `counts`, by number, without subqueues that hold nothing."""
-        now = not as_noted
-        counts: dict[int, SubqueueCounts] = {}
-        sums = self._noted.sums() if as_noted else totals_of(self.messages)
-        for number, (messages, deferred, scheduled, size) in sums.items():
-            subqueue = self.messages.subqueues[number]
-            counts[number] = SubqueueCounts(
-                active=messages - deferred - scheduled,
-                locked=subqueue.locked if now else 0,
-                deferred=deferred,
-                scheduled=scheduled,
-                bytes=size,
-            )
-        if now and self._duplicates.count:
-            counts.setdefault(0, SubqueueCounts()).message_ids = self._duplicates.count
-        return counts
-
     def check(self) -> None:
         """Assert all invariants of the whole state, between cycles."""
         self.messages.check()
-        self._noted.note()
-        assert self._noted.sums() == totals_of(self.messages)
+        self.counting.check()
         self._space.locks.check()
         self._sessions.check()
         for number, book in self._space.books.items():

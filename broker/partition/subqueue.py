@@ -26,6 +26,7 @@ from broker.entities.roles import SubqueueDescription
 from broker.message.changes import merge_changes
 from broker.partition import _references
 from broker.partition._untracked import untrack
+from broker.partition.changed_counts import ChangedCounts
 from broker.partition.chunked_table import ChunkedTable
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.columns import value_bytes
@@ -51,8 +52,8 @@ class Work:
     """
 
     __slots__ = (
-        "bytes", "changed_bytes", "column_bytes", "indexed", "messages", "occupied", "sessions", "timed",
-        "touched",
+        "bytes", "changed", "changed_bytes", "column_bytes", "indexed", "messages", "occupied", "sessions",
+        "timed",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -64,14 +65,9 @@ class Work:
         """Subqueues with an index of message sessions, by number."""
         self.timed: dict[int, Subqueue] = {}
         """Subqueues whose `expiry` may hold keys, by number. `TimeToLive` removes them."""
-        self.touched: set[int] = set()
-        """Numbers of subqueues whose sums may have changed. `Totals` takes them out."""
+        self.changed = ChangedCounts()
         self.sessions = 0
         """How many message sessions the indexes of all subqueues have."""
-
-    def count_sessions(self, more: int) -> None:
-        """So many sessions have come, or gone if it is negative."""
-        self.sessions += more
 
 
 class Subqueue:
@@ -239,7 +235,7 @@ class Subqueue:
     def _add(self, size: int, changed: int = 0, columns: int = 0) -> None:
         """Count bytes that have come, or negative ones that have gone."""
         work = self._work
-        work.touched.add(self.number)
+        work.changed.sums(self.number)
         self.bytes += size
         work.bytes += size
         if changed:
@@ -265,9 +261,14 @@ class Subqueue:
     def start_sessions(self) -> MessageSessions:
         """The index of sessions, made if there is none."""
         if self.sessions is None:
-            self.sessions = MessageSessions(self.references, self._work.count_sessions)
+            self.sessions = MessageSessions(self.references, self._count_sessions)
             self._work.indexed[self.number] = self
         return self.sessions
+
+    def _count_sessions(self, more: int) -> None:
+        """So many sessions have come, or gone if it is negative."""
+        self._work.sessions += more
+        self._work.changed.sums(self.number)
 
     def bring_back(self, references: Sequence[Reference]) -> None:
         """Add messages read from a log or checkpoint, by ascending numbers; `rebuild` puts them in order
@@ -482,6 +483,7 @@ class Subqueue:
         """Account for messages whose locks have ended (`lease` is already None). The caller must next give
         them back, remove them or take them out."""
         self.locked -= len(references)
+        self._work.changed.locks(self.number)
         _, active, _ = _references.tally(references, ACTIVE, DEFERRED)
         self.available += active
         if self.sessions is not None:
@@ -507,7 +509,7 @@ class Subqueue:
         if self.sessions is not None:
             references = list(references)
             self.sessions.take_out(references)
-        self._work.touched.add(self.number)
+        self._work.changed.sums(self.number)
         for reference in references:
             if reference.state is ACTIVE:
                 reference.state = DEFERRED
@@ -525,6 +527,7 @@ class Subqueue:
         lease.references.extend(references)
         lease.left += len(references)
         self.locked += len(references)
+        self._work.changed.locks(self.number)
 
     # --- looking --------------------------------------------------------------------------------------------
 

@@ -71,8 +71,9 @@ class Subqueues:
         """The entity has these subqueues from now on."""
         self._table = table
         for number, subqueue in self._made.items():
-            if number not in table:
+            if number not in table and subqueue.name != _deleted_name(number):
                 subqueue.name = _deleted_name(number)  # another one may have its name now
+                self.work.changed.since_reported = None  # nobody looks for its counts under the earlier name
 
     def abandoned(self) -> list[Subqueue]:
         """The subqueues that hold messages but were deleted."""
@@ -96,6 +97,7 @@ class Subqueues:
                 )
             described = SubqueueDescription(_deleted_name(number), _ABANDONED)
         subqueue = self._made[number] = Subqueue(number, described, self.work)
+        self.work.changed.sums(number)
         if self._is_replayed:
             if subqueue.role.enforces_time_to_live:
                 subqueue.expiry = TimerWheel(self._tick_ms, subqueue.references.__contains__)

@@ -247,7 +247,7 @@ def summary_of(partition: Partition, clock: Clock, has_garbage: bool = False) ->
         wakes[Wake.SCHEDULE] = schedule_ms
     if has_garbage:
         wakes[Wake.GARBAGE] = clock.now_ms()
-    return Summary(partition.counts_by_number(), wakes)
+    return Summary(partition.counting.by_number(), wakes)
 
 
 EMPTY = Summary({}, {})

@@ -44,7 +44,6 @@ from broker.base.clock import Clock
 from broker.base.errors import Reason
 from broker.base.slices import LONG_SLICE_S, Slices
 from broker.entities.descriptions import EntityDescription
-from broker.entities.roles import OWN_END
 from broker.identifiers import ClientId
 from broker.operations.general import Update
 from broker.operations.interface import Operation, Sink
@@ -58,12 +57,13 @@ from broker.partition.disk_timeout import Hung, Patience
 from broker.partition.full_disk_log import FullDiskLog
 from broker.partition.gathering import Gathering
 from broker.partition.going_down import GoingDown
+from broker.partition.known_counts import KnownCounts
 from broker.partition.mailbox import Mailbox, sends_from
 from broker.partition.payloads import PayloadBudget
 from broker.partition.rest import Register, Rest
 from broker.partition.signals import Once, Signal
 from broker.partition.state import Partition
-from broker.partition.summary import named, summary_of
+from broker.partition.summary import summary_of
 from broker.partition.tables import UnreadableRecord
 from broker.partition.upkeep import Upkeep, UpkeepLimits
 from storage.errors import CommitFailed, CorruptRecord, DiskFull, Fenced, StorageError
@@ -150,14 +150,15 @@ class PartitionTask:
         payloads: PayloadBudget,
         limits: TaskLimits | None = None,
         on_health: Callable[[int, Health], None] | None = None,
+        on_counts: Callable[[], None] | None = None,
         meter: PartitionMeter | None = None,
         slices: Slices | None = None,
         turns: Slices | None = None,
         register: Register | None = None,
     ) -> None:
-        """`on_health` is called for each change of health, in the event loop. All partitions share `slices`,
-        in which they are opened and freed, and `turns`, in which they carry out long operations; by default
-        the partition has its own."""
+        """`on_health` is called for each change of health, in the event loop, and `on_counts` when
+        `report_counts` has something to report. All partitions share `slices`, in which they are opened and
+        freed, and `turns`, in which they carry out long operations; by default the partition has its own."""
         self.number = number
         self._log, self._clock, self._description = log, clock, description
         self._limits = limits or TaskLimits()
@@ -171,13 +172,7 @@ class PartitionTask:
         self._going_down = GoingDown(number, description.name, self._mailbox)
         self._partition: Partition | None = None
         at_rest = register.summary() if register is not None else None
-        subqueues = description.subqueues
-        self._last_counts = {
-            each.name: SubqueueCounts() for number, each in subqueues.items() if number < OWN_END
-        }
-        """The counts as last known to be durable, for as long as there is no state."""
-        if at_rest is not None:
-            self._last_counts |= named(at_rest.counts, subqueues)
+        self._known = KnownCounts(description.subqueues, at_rest, on_counts)
         self._is_in_doubt = False
         """Whether a cycle is under way, so that only what was noted before it is known to be durable."""
         self._upkeep: Upkeep | None = None
@@ -240,16 +235,21 @@ class PartitionTask:
 
     def counts(self) -> dict[str, SubqueueCounts]:
         """What each subqueue holds, or last held as far as is known. Does not wait."""
-        if self._partition is None or self._health is not Health.HEALTHY:
-            return self._last_counts
-        return self._partition.counts()
+        return self._known.counts(self._healthy)
+
+    def report_counts(self) -> tuple[dict[str, SubqueueCounts], bool]:
+        """Those of the `counts` that may have changed since the last call, and whether these are all there
+        are. There can be one caller only."""
+        return self._known.report(self._healthy)
 
     def size(self) -> int:
         """How many bytes its messages take in the quota, or took as far as is known. That is the sum of
         `counts`, at far less cost if there are many subqueues."""
-        if self._partition is None or self._health is not Health.HEALTHY:
-            return sum([each.bytes for each in self._last_counts.values()])
-        return self._partition.messages.held_bytes
+        return self._known.size(self._healthy)
+
+    @property
+    def _healthy(self) -> Partition | None:
+        return self._partition if self._health is _HEALTHY else None
 
     async def opened(self) -> None:
         """Open the log unless it is open. Returns once it is open or could not be opened."""
@@ -345,7 +345,7 @@ class PartitionTask:
         except StorageError as error:  # it was fenced just as the previous commit ended, or beside the cycles
             await self._recover(self._beside.patience.hung or error)
             return False
-        partition.note_totals()
+        partition.counting.note()
         self._is_in_doubt = True
         partition.begin(
             commit, self._clock.monotonic_ms(), self._clock.now_ms(), waiting[0][3] if waiting else None
@@ -387,6 +387,7 @@ class PartitionTask:
             return False
         # The commit is durable: the answers may be released (durability rules 1 and 2).
         self._mailbox.deliver(cycle.answers, waiting)
+        self._known.tell(partition)
         partition.let_go()
         has_more = partition.has_more
         # The next cycle follows at once, and this one may not have awaited anything: let others run.
@@ -504,6 +505,7 @@ class PartitionTask:
         if self._description is not description:  # it was changed meanwhile, and the `Update` may be refused
             partition.describe(self._description)
         self._partition, self._is_in_doubt = partition, False
+        self._known.tell(partition)
         held, limits = (partition.messages, replay.snapshot), self._limits.upkeep
         self._upkeep = Upkeep(self._log, *held, self._slices, self._beside, limits, self._output)
         self._output.debug(
@@ -516,7 +518,8 @@ class PartitionTask:
 
     async def _recover(self, error: StorageError) -> None:
         """A commit or a read failed: reload the state from the log (durability rule 4)."""
-        self._note_counts()
+        if self._partition is not None:
+            self._known.note(self._partition, is_in_doubt=self._is_in_doubt)
         await self._beside.end()
         if isinstance(error, CorruptRecord | Fenced):
             self._fail(error)
@@ -647,15 +650,10 @@ class PartitionTask:
     def _discard(self) -> None:
         """Discard the state and release its message bodies from memory."""
         if self._partition is not None:
-            self._note_counts()
+            self._known.note(self._partition, is_in_doubt=self._is_in_doubt)
             self._partition.messages.payloads.close()
             self._coming_back.dropped.append(self._partition)
         self._partition = self._upkeep = None
-
-    def _note_counts(self) -> None:
-        """Keep the counts of what is durable, without the cycle whose commit failed."""
-        if self._partition is not None:
-            self._last_counts = self._partition.counts(as_noted=self._is_in_doubt)
 
     def _become(self, health: Health) -> None:
         if health is not self._health:

@@ -184,6 +184,7 @@ class PartitionDriver(RuleBasedStateMachine):
                 ran[f"{type(operation).__name__} done"] += bool(tokens)
             self.harness.post(client, operation)
         self.loop.run_until_complete(self.harness.until_quiet())
+        self.harness.reported.check(self.harness.task)
         left: dict[int, list[Answer]] = {}
         losers: list[int] = []
         for client in list(self.harness.received):

@@ -359,6 +359,7 @@ class World:
         waiting = {known(each)[0] for each in (await self.harness.peek()).messages}
         assert waiting == self.scheduled.keys()
         task = self.harness.task
+        self.harness.reported.check(task)
         assert task.size() == sum(each.bytes for each in task.counts().values())
         partition = task._partition
         assert partition is not None

@@ -22,6 +22,7 @@ from broker.identifiers import ClientId
 from broker.operations.browsing import Peek, Peeked
 from broker.operations.general import Update, Updated
 from broker.operations.interface import Answer, Operation
+from broker.operations.message_states import SubqueueCounts
 from broker.operations.receiving import Demand, Locked
 from broker.operations.sending import Send, Sent
 from broker.operations.settling import Abandon, DeadLetter
@@ -40,6 +41,27 @@ LOCK_MS = QueueSettings().lock_duration_ms
 
 NUMBER = 3
 """The partition's number. It is not 0, so that sequence numbers have high bits set."""
+
+
+class ReportedCounts:
+    """What is known of a partition's counts to one who hears of changes alone, as the broker does of a
+    partition in another process."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, SubqueueCounts] = {}
+        self._is_due = True
+
+    def changed(self) -> None:
+        """There is something to report."""
+        self._is_due = True
+
+    def check(self, task: PartitionTask) -> None:
+        """Take the report that is due, if one is, and assert that all counts are known now."""
+        if self._is_due:
+            counts, is_whole = task.report_counts()
+            self.counts = counts if is_whole else self.counts | counts
+            self._is_due = False
+        assert self.counts == task.counts()
 
 
 class Harness:
@@ -65,6 +87,7 @@ class Harness:
         self.number, self.turns = number, turns
         self.healths: list[Health] = []
         self.received: defaultdict[int, list[Answer]] = defaultdict(list)
+        self.reported = ReportedCounts()
         self.log = MemoryLog(Disk(), segment_bytes)
         self.task = self._new_task()
 
@@ -134,6 +157,7 @@ class Harness:
         self.budget.used = self.budget.state_bytes = 0
         log = MemoryLog(self.log.disk, self.log.segment_bytes)
         self.log = log
+        self.reported = ReportedCounts()
         self.task = self._new_task()
 
     def _is_due(self) -> bool:
@@ -163,9 +187,14 @@ class Harness:
             description=self.description,
             payloads=self.budget,
             limits=self.limits,
-            on_health=lambda _, health: self.healths.append(health),
+            on_health=self._note_health,
+            on_counts=self.reported.changed,
             turns=self.turns,
         )
+
+    def _note_health(self, number: int, health: Health) -> None:
+        self.healths.append(health)
+        self.reported.changed()
 
 
 def one(answers: list[Answer], kind: type[T]) -> T:

@@ -13,8 +13,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from types import FunctionType
 from typing import TypeVar
+from unittest.mock import Mock
+
+import pytest
 
 from broker.entities.descriptions import MAIN
+from broker.entities.rules import CorrelationFilter, RuleDescription
+from broker.entities.topics import TOPIC_SUBQUEUES
 from broker.hosting.channel import Channel
 from broker.hosting.messages import (
     Answered,
@@ -43,16 +48,20 @@ from broker.hosting.process import PartitionProcess
 from broker.hosting.schema import decode_to_broker, encode
 from broker.identifiers import ClientId
 from broker.operations.general import Detach
-from broker.operations.receiving import Demand, Locked
+from broker.operations.message_states import SubqueueCounts
+from broker.operations.receiving import Demand, Locked, LockExactly
 from broker.operations.sending import Send, Sent
 from broker.operations.settling import Release
+from broker.partition import totals
 from broker.partition.summary import decode
 from tests.support.hosting import QUEUE, settings_of
 from tests.support.logging_kept import logging_kept
+from tests.support.topics import BLUE, ONLY_RED, RED, topic, with_subscription
 from tests.support.waiting import WAIT_S
 
 M = TypeVar("M")
 PARTITION, CLIENT = 9, ClientId(77)
+ONLY_BLUE = RuleDescription("blue", CorrelationFilter(label="blue"))
 
 
 class Broker:
@@ -123,6 +132,54 @@ async def test_a_partitions_status_comes_before_the_answers_of_its_commit(tmp_pa
         (counted,) = [each for each in before[-2:] if isinstance(each, Counted)]
         assert (status.health, status.available, status.counts[MAIN].active) == ("healthy", True, 2)
         assert sum(records for records, _, _ in counted.commits) == 1 and counted.commit_failures == 0
+
+
+@pytest.mark.parametrize("subscriptions", [3, 200])
+async def test_what_is_published_costs_nothing_for_subscriptions_that_do_not_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subscriptions: int
+) -> None:
+    description = with_subscription(topic(), "red", ONLY_RED)
+    for number in range(subscriptions):
+        description = with_subscription(description, f"s{number}", ONLY_BLUE)
+    async with process(tmp_path) as broker:
+        broker.say(Start(PARTITION, 3, description, None))
+        broker.say(Post(PARTITION, CLIENT, Send([BLUE], None)))  # which all others keep
+        before, _ = await broker.hear(until=Answered)
+        known: dict[str, SubqueueCounts] = {}
+        for status in [each for each in before if isinstance(each, Status)]:
+            known = status.counts if status.is_whole else known | status.counts
+        assert len(known) == len(TOPIC_SUBQUEUES) + subscriptions
+        looks = Mock(wraps=totals._row_of)
+        monkeypatch.setattr(totals, "_row_of", looks)
+        for count in (1, 2):
+            broker.say(Post(PARTITION, CLIENT, Send([RED], None)))
+            before, _ = await broker.hear(until=Answered)
+            (status,) = [each for each in before if isinstance(each, Status)]
+            # Symptom: the counts of all subscriptions were found out and sent with each answer.
+            assert not status.is_whole and status.counts.keys() == {MAIN, "subscriptions/red"}
+            assert status.counts["subscriptions/red"].active == count
+            known |= status.counts
+            assert status.size == sum(each.bytes for each in known.values())
+            if count == 1:
+                looks.reset_mock()
+        assert {each.args[0].name for each in looks.mock_calls} == {"subscriptions/red"}
+        assert looks.call_count <= 2
+
+
+async def test_the_broker_hears_of_counts_that_change_without_an_answer(tmp_path: Path) -> None:
+    async with process(tmp_path) as broker:
+        broker.say(Start(PARTITION, 3, QUEUE, None))
+        broker.say(Post(PARTITION, CLIENT, Send([b"one"], None)))
+        await broker.hear(until=Answered)
+        broker.say(Post(PARTITION, CLIENT, LockExactly(MAIN, [3 << 48 | 1])))
+        before, answered = await broker.hear(until=Answered)
+        assert isinstance(answered.answer, Locked)
+        (status,) = [each for each in before if isinstance(each, Status)]
+        assert status.counts[MAIN].locked == 1
+        broker.say(Post(PARTITION, CLIENT, Release(answered.answer.tokens)))
+        _, status = await broker.hear(until=Status)
+        # Symptom: the message counted as locked until something else happened.
+        assert status.counts[MAIN].locked == 0
 
 
 async def test_a_client_that_has_detached_gets_this_as_the_last_it_hears(tmp_path: Path) -> None:

@@ -19,13 +19,14 @@ from broker.namespace.entity import ask, next_client
 from broker.operations.browsing import Peek, Peeked
 from broker.operations.general import Detach, Unavailable, Update
 from broker.operations.interface import Answer
-from broker.operations.receiving import Demand, Locked
+from broker.operations.receiving import Demand, Locked, LockExactly
 from broker.operations.sending import Send, Sent
-from broker.operations.settling import Complete, Release, RenewLocks, Settled
+from broker.operations.settling import Complete, Defer, Release, RenewLocks, Settled
 from broker.operations.transactions import Transact
 from broker.partition.summary import Summary
 from storage.file_store import FolderInUse
 from tests.support.hosting import QUEUE, Meter, Register, settings_of
+from tests.support.topics import BLUE, ONLY_RED, RED, A, B, topic, with_subscription
 from tests.support.waiting import WAIT_S
 
 
@@ -85,6 +86,30 @@ async def test_operations_pass_and_cookies_come_back_as_they_were(tmp_path: Path
         assert made.meter.records >= 2
         assert not made.host._cookies and not partition._sinks, "nothing is kept of clients that are gone"
         assert made.failures == []
+
+
+async def test_the_counts_of_a_topic_are_known_and_those_of_deleted_subscriptions_are_forgotten(
+    tmp_path: Path,
+) -> None:
+    description = with_subscription(topic("a"), "b", ONLY_RED)
+    async with stack(tmp_path) as made:
+        partition = made.host.start(description, 3, made.meter, made.register)
+        for message in (BLUE, RED, BLUE):
+            await ask(partition, Send([message], None))
+        assert (partition.counts()[A].active, partition.counts()[B].active) == (3, 1)
+        first, second = (await ask(partition, Peek(A, 0, 2))).sequence_numbers  # type: ignore[union-attr]
+        locked = await ask(partition, LockExactly(A, [first, second]))
+        assert isinstance(locked, Locked) and partition.counts()[A].locked == 2
+        await ask(partition, Defer(locked.tokens[:1]))
+        await ask(partition, Complete(locked.tokens[1:]))
+        counts = partition.counts()
+        assert (counts[A].active, counts[A].locked, counts[A].deferred, counts[B].active) == (1, 0, 1, 1)
+        assert partition.size() == sum(each.bytes for each in counts.values())
+        deleted = description.subscription("b")
+        assert deleted is not None
+        await ask(partition, Update(description.without(deleted.number)))
+        assert B not in partition.counts() and partition.counts()[A].active == 1
+        await partition.stop()
 
 
 async def test_clients_that_send_or_give_back_and_ask_nothing_more_are_forgotten(tmp_path: Path) -> None:

@@ -136,8 +136,9 @@ def test_the_bytes_are_those_that_the_page_describes() -> None:
     frame = schema.encode(messages.Answered(3, ClientId(7), Unmet(2, "$DeadLetterQueue")))
     assert schema.LENGTH.unpack_from(frame) == (len(frame) - 4,)
     assert msgspec.msgpack.decode(frame[4:]) == [33, 3, 7, [99, 2, "$DeadLetterQueue"]]
-    frame = schema.encode(messages.Status(3, "healthy", True, {"": SubqueueCounts(1, 2, 3, 4, 5, 6)}))
-    assert msgspec.msgpack.decode(frame[4:]) == [35, 3, "healthy", True, {"": [120, 1, 2, 3, 4, 5, 6]}]
+    status = messages.Status(3, "healthy", True, 7, {"": SubqueueCounts(1, 2, 3, 4, 5, 6)}, is_whole=False)
+    fields = [35, 3, "healthy", True, 7, {"": [120, 1, 2, 3, 4, 5, 6]}, False]
+    assert msgspec.msgpack.decode(schema.encode(status)[4:]) == fields
 
 
 def test_the_page_lists_every_kind_with_its_fields() -> None:

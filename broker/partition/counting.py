@@ -1,0 +1,80 @@
+"""How many messages each subqueue of a partition holds: now, before the current cycle, and as reports of what
+has changed. Pure.
+
+A report is for the broker if the partition runs in another process. It costs nothing for the subqueues in
+which nothing has happened; a topic may have thousands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from broker.operations.message_states import SubqueueCounts
+from broker.partition.messages import Messages
+from broker.partition.totals import Totals, totals_of
+
+
+class Counting:
+    """Owned by the state machine."""
+
+    __slots__ = ("_messages", "_noted", "_reported_ids")
+
+    def __init__(self, messages: Messages) -> None:
+        self._messages, self._noted = messages, Totals(messages)
+        self._reported_ids = 0
+        """The message-ids of the last report."""
+
+    def note(self) -> None:
+        """Note what is durable, before a cycle."""
+        self._noted.note()
+
+    def counts(self, *, as_noted: bool = False) -> dict[str, SubqueueCounts]:
+        """The message counts and size of each subqueue: now, or as of `note`, without locks."""
+        counts = {subqueue.name: SubqueueCounts() for subqueue in self._messages.subqueues}
+        return counts | self._named(self.by_number(as_noted=as_noted))
+
+    def by_number(
+        self, *, as_noted: bool = False, only: Collection[int] | None = None
+    ) -> dict[int, SubqueueCounts]:
+        """As `counts`, by number, without subqueues that hold nothing; or of `only` those, whether they do or
+        not."""
+        now = not as_noted
+        messages, counts = self._messages, dict[int, SubqueueCounts]()
+        sums = self._noted.sums() if as_noted else totals_of(messages, only)
+        for number, (count, deferred, scheduled, size) in sums.items():
+            counts[number] = SubqueueCounts(
+                active=count - deferred - scheduled,
+                locked=messages.subqueues[number].locked if now else 0,
+                deferred=deferred,
+                scheduled=scheduled,
+                bytes=size,
+            )
+        if now and (ids := messages.states.duplicates.count):
+            counts.setdefault(messages.main.number, SubqueueCounts()).message_ids = ids
+        return counts
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `report` would have anything new."""
+        changed, ids = self._messages.work.changed.since_reported, self._messages.states.duplicates.count
+        return changed is None or bool(changed) or ids != self._reported_ids
+
+    def report(self, *, whole: bool) -> tuple[dict[str, SubqueueCounts], bool]:
+        """The counts of the subqueues in which anything may have changed since the last report, and whether
+        these are all there are: in the first report, after a subqueue was deleted, and if the `whole` is
+        asked for."""
+        changes = self._messages.work.changed
+        changed, changes.since_reported = changes.since_reported, set()
+        self._reported_ids = self._messages.states.duplicates.count
+        if changed is None or whole:
+            return self.counts(), True
+        changed.add(self._messages.main.number)  # what subqueues share, and message-ids, count as its own
+        return self._named(self.by_number(only=changed)), False
+
+    def _named(self, counts: dict[int, SubqueueCounts]) -> dict[str, SubqueueCounts]:
+        return {self._messages.subqueues[number].name: each for number, each in counts.items()}
+
+    def check(self) -> None:
+        """Assert that what was noted agrees with what there is."""
+        self._noted.note()
+        assert self._noted.sums() == totals_of(self._messages)
