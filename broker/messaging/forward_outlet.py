@@ -21,8 +21,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
-import structlog
-
 from broker.base.errors import Reason, Refused
 from broker.identifiers import LockToken
 from broker.messaging.asking import answer_of
@@ -43,8 +41,6 @@ RENEWED_BEFORE_S = 60.0
 """The locks of messages that were set aside are renewed when they last for less than this."""
 _WHOLE = -1
 """Stands for all partitions of a target that is out of service."""
-
-log = structlog.get_logger("forwarding")
 
 
 class Source(Protocol):
@@ -300,11 +296,10 @@ class Outlet:
             settlements.append(
                 (places, DeadLetter(tokens, changes) if has_dead_letters else FailTransfer(tokens, changes))
             )
-            log.warning(
-                "forward.dead_lettered",
+            self._route.shared.dead_lettered.warning(
+                len(places),
                 entity=self._route.source.name,
                 target=self._target_name,
-                messages=len(places),
                 reason=rejection.reason,
             )
         answers = await asyncio.gather(*(self._source.ask(operation) for _, operation in settlements))

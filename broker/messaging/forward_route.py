@@ -7,7 +7,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import structlog
+
 from broker.base.clock import Clock
+from broker.base.counted_log import CountedLog
 from broker.entities.descriptions import key_of
 from broker.entities.roles import KEEPS_DEAD_LETTERS, PASSES_ON
 from broker.namespace.entity import Entity
@@ -18,6 +21,8 @@ from broker.throttle.memory_mark import Memory
 
 LOADS_MAX = 8
 """Loads that are in memory at a time, over all entities."""
+
+log = structlog.get_logger("forwarding")
 
 
 class Waiting(Protocol):
@@ -44,6 +49,8 @@ class Shared:
     lanes_to: dict[str, dict[Waiting, None]] = field(default_factory=dict)
     """By the key of a target's name: the lanes that have forwarded to it of late, or have something that
     waits for it. Each lane enters itself."""
+    dead_lettered: CountedLog = field(default_factory=lambda: CountedLog(log, "forward.dead_lettered"))
+    """Logs messages that no target takes. One entity may have as many of them as it has messages."""
 
     def find(self, name: str) -> Entity:
         """The entity of this name, if clients may send to it. Raises Refused."""

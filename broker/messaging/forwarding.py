@@ -123,6 +123,7 @@ class Forwarding:
         if self._ending:
             await asyncio.wait(list(self._ending.values()))
         await self.transfers.stop()
+        self._shared.dead_lettered.close()
 
     def _note(self, entity: Entity) -> None:
         generation = entity.description.generation

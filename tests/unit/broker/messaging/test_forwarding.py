@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker.base.errors import Refused
 from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER, EntityStatus, QueueSettings
@@ -179,6 +180,22 @@ async def test_what_does_not_fit_into_the_target_becomes_a_dead_letter_and_the_r
         there, dead = await here.texts("b"), await here.texts("a", DEAD_LETTER)
         assert 5 < len(there) < 16 and sorted(there + dead) == sorted(texts)
         assert await reasons(here, "a", DEAD_LETTER, "QuotaExceededException") == len(dead)
+
+
+async def test_many_dead_letters_are_few_log_lines() -> None:
+    texts = [f"{number}" for number in range(600)]
+    with capture_logs() as lines:
+        async with world(a=(2, to("gone"))) as here:
+            for number in range(2):
+                await here.send("a", *texts, partition=number)
+            await here.until_at("a", 1200, DEAD_LETTER)
+            await here.stop()
+    told = [line for line in lines if line["event"] == "forward.dead_lettered"]
+    # Symptom: a line for each load, of 256 messages at most, of each partition.
+    assert len(told) == 2 and sum(line["messages"] for line in told) == 1200
+    assert {(line["entity"], line["target"], line["log_level"]) for line in told} == {
+        ("a", "gone", "warning")
+    }
 
 
 async def test_a_message_without_a_session_becomes_a_dead_letter() -> None:
