@@ -112,7 +112,6 @@ class Publishing:
         "_subscriptions",
         "_targets",
         "_told",
-        "version",
     )
 
     def __init__(self, messages: Messages, description: TopicDescription) -> None:
@@ -129,13 +128,10 @@ class Publishing:
         """What `find_ahead` has found, by the identities of the messages, which it keeps."""
         self._told = 0
         """Messages whose destinations have been found, and the references that they get."""
-        self.version = 0
-        """Of the subscriptions and rules. What was found before a change says nothing any more."""
         self.describe(description)
 
     def describe(self, description: TopicDescription) -> None:
         """The topic has these settings, subscriptions and rules from now on."""
-        self.version += 1
         self._description = description
         self._known.clear()
         self._known_bytes = 0

@@ -2,8 +2,8 @@
 
 They are matched then, so rules that were changed meanwhile count. That needs their bytes, which may have to
 be read from the log: the cycle in which they come due asks for those that are not in memory, and the next one
-goes on with them. A cycle publishes only as many as its work allows, and a message that takes more to match
-takes several cycles.
+goes on with them. A cycle publishes only as many as its work allows, in steps that come before its
+operations. All partitions take turns at these steps, because many of them have messages for the same time.
 
 Most only get targets (ACTIVATED), and their bytes stay where they are. A message of which some rule makes a
 changed copy is enqueued as a new one together with its copies, and the old one is removed in the same commit.
@@ -13,7 +13,7 @@ tried again some time later.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Iterator, Sequence
 
 from broker.operations.columns import ColumnLists
 from broker.partition import records
@@ -32,7 +32,7 @@ PAUSE_MS = 1_000
 class PublishingLater:
     """Owned by the state machine."""
 
-    __slots__ = ("_begun", "_matching_max", "_paused_until_ms", "_publishing", "_read", "_space", "_waiting")
+    __slots__ = ("_matching_max", "_paused_until_ms", "_publishing", "_read", "_space", "_waiting")
 
     def __init__(self, space: Workspace, publishing: Publishing) -> None:
         self._space, self._publishing = space, publishing
@@ -41,9 +41,6 @@ class PublishingLater:
         """Bodies that the latest cycle has asked for, and their messages."""
         self._waiting: list[tuple[Reference, bytes]] = []
         """Messages that the latest cycle has left, with their bodies."""
-        self._begun: tuple[Reference, int, Generator[None, None, Destinations]] | None = None
-        """The first of those if one cycle was not enough to match it, the version of the rules, and the steps
-        that are left."""
         self._paused_until_ms = 0
         """The end of the pause, in wall time; 0 if there is none."""
 
@@ -74,7 +71,7 @@ class PublishingLater:
     def _give_up(self) -> list[int]:
         """Forget the messages that have been taken and not published; returns their sequence numbers."""
         taken = [*(reference for reference, _ in self._waiting), *self._read[1]]
-        self._read, self._waiting, self._begun = ([], ()), [], None
+        self._read, self._waiting = ([], ()), []
         return [reference.sequence_number for reference in taken]
 
     def end_pause(self) -> None:
@@ -91,9 +88,10 @@ class PublishingLater:
         """The disk was full a moment ago."""
         return self._paused_until_ms > 0
 
-    def publish(self, due: Sequence[Reference]) -> None:
-        """Publish messages that have come due, in this order, or ask for their bodies and publish them in the
-        next cycle. Those whose bodies were read come first."""
+    def publish(self, due: Sequence[Reference]) -> Iterator[None]:
+        """Publish messages that have come due, in this order and in steps, or ask for their bodies and
+        publish them in the next cycle. Those whose bodies were read come first. Nothing else may happen to
+        the partition before the last step."""
         cycle = self._space.cycle
         bodies, asked = self._read
         waiting, self._waiting = self._waiting, []
@@ -112,20 +110,20 @@ class PublishingLater:
             self._read = [b""] * len(missing), missing
             cycle.holes.append(self._read)
         if here:
-            self._publish(list(here.values()))
+            yield from self._publish(list(here.values()))
 
-    def _publish(self, due: Sequence[tuple[Reference, bytes]]) -> None:
-        space, cycle = self._space, self._space.cycle
+    def _publish(self, due: Sequence[tuple[Reference, bytes]]) -> Iterator[None]:
+        space, cycle, publishing = self._space, self._space.cycle, self._publishing
         messages = space.messages
         enqueued_ms = space.times.stamp(messages.latest_enqueued_ms, cycle.now_ms, cycle.wall_ms)
         found: list[Destinations] = []
-        until = self._publishing.effort + self._matching_max
+        effort_max = self._matching_max
+        until = publishing.effort + effort_max
         for reference, body in due:
-            destinations = self._find(reference, body, enqueued_ms)
-            if destinations is None:
-                break
-            found.append(destinations)
-            if self._publishing.effort >= until:  # this also bounds what their copies take
+            has_session = reference.session_id is not None
+            steps = publishing.destinations(body, has_session, enqueued_ms, effort_max=effort_max)
+            found.append((yield from steps))
+            if publishing.effort >= until:  # this also bounds what their copies take
                 break
         due, self._waiting = due[: len(found)], list(due[len(found) :])
         references = [reference for reference, _ in due]
@@ -135,24 +133,6 @@ class PublishingLater:
         cycle.first_sent = messages.next_number
         if first_copied < len(found):  # and all that follow, so that they keep their order
             self._enqueue_anew(due[first_copied:], found[first_copied:], enqueued_ms)
-
-    def _find(self, reference: Reference, body: bytes, enqueued_ms: int) -> Destinations | None:
-        """Where a message goes; None if the next cycle must go on to find out."""
-        publishing = self._publishing
-        begun, self._begun = self._begun, None
-        if begun is not None and begun[0] is reference and begun[1] == publishing.version:
-            steps = begun[2]
-        else:
-            has_session = reference.session_id is not None
-            effort_max = self._matching_max
-            steps = publishing.destinations(body, has_session, enqueued_ms, effort_max=effort_max)
-        try:
-            next(steps)
-        except StopIteration as end:
-            found: Destinations = end.value
-            return found
-        self._begun = reference, publishing.version, steps
-        return None
 
     def _activate(
         self, references: Sequence[Reference], found: Sequence[Destinations], enqueued_ms: int

@@ -8,6 +8,8 @@ in `state.py` cuts the new messages off, and `restore` puts the old ones back.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from broker.base.errors import Reason, Refused
 from broker.identifiers import ClientId, sequence_of_token
 from broker.message.changes import has_reason
@@ -22,6 +24,17 @@ from broker.partition.references import ACTIVE, Reference
 from broker.partition.sending import Sending
 from broker.partition.subqueue import Subqueue
 from broker.partition.workspace import Workspace
+
+
+class _Again(NamedTuple):
+    """What a re-drive enqueues."""
+
+    send: Send
+    target: int
+    """The number of the subqueue that the dead letters return to."""
+    places: list[int]
+    """Those of the tokens whose locks have not ended."""
+    dead: list[Reference]
 
 
 class Redriving:
@@ -60,8 +73,37 @@ class Redriving:
         space.cycle.work += looked_at + 1
         space.answer(client, Found(numbers, next_number, find.cookie, recalls))
 
+    def published_by(self, redrive: Redrive) -> Send | None:
+        """What a re-drive sends to all subscriptions of a topic, if it sends anything to them. Raises Refused
+        as `redrive` does."""
+        again = self._again(redrive)
+        return again.send if again.target == self._space.messages.main.number else None
+
     def redrive(self, client: ClientId, redrive: Redrive) -> None:
         """Enqueue locked dead letters anew. Raises Refused; the locks then stay."""
+        space = self._space
+        again = self._again(redrive)
+        # A topic publishes what comes back to itself, as it does with everything that is sent to it.
+        only = None if again.target == space.messages.main.number else again.target
+        freed = freed_by(again.dead, space.messages.bodies)
+        first = self._sending.send(space.cycle, space.description, again.send, freed, only=only)
+        for subqueue, references in space.locks.unlock(
+            [redrive.tokens[place] for place in again.places], space.arrived_ms
+        ):
+            space.cycle.redriven.append((subqueue.number, references))
+            for reference in references:
+                reference.frame.live += 1  # until the cycle is durable, so that the frame is kept
+            mark = Mark(records.REMOVED, subqueue.number, [each.sequence_number for each in references])
+            # Not `Workspace.mark`: on a full disk, this record must not outlive the new messages.
+            space.cycle.commit.add(mark.kind, [records.encode_mark(mark)], records.VERSION)
+            space.messages.apply_mark(mark)
+        numbers = [0] * len(redrive.tokens)
+        for new_number, place in enumerate(again.places, first):
+            numbers[place] = new_number
+        space.answer(client, Redriven(numbers, redrive.cookie))
+
+    def _again(self, redrive: Redrive) -> _Again:
+        """What a re-drive enqueues. Raises Refused."""
         space = self._space
         found: list[int] = []
         dead: list[Reference] = []
@@ -94,24 +136,7 @@ class Redriving:
             columns=columns,
             tells_numbers=True,
         )
-        # A topic publishes what comes back to itself, as it does with everything that is sent to it.
-        only = None if target == space.messages.main.number else target
-        freed = freed_by(dead, space.messages.bodies)
-        first = self._sending.send(space.cycle, space.description, send, freed, only=only)
-        for subqueue, references in space.locks.unlock(
-            [redrive.tokens[place] for place in found], space.arrived_ms
-        ):
-            space.cycle.redriven.append((subqueue.number, references))
-            for reference in references:
-                reference.frame.live += 1  # until the cycle is durable, so that the frame is kept
-            mark = Mark(records.REMOVED, subqueue.number, [each.sequence_number for each in references])
-            # Not `Workspace.mark`: on a full disk, this record must not outlive the new messages.
-            space.cycle.commit.add(mark.kind, [records.encode_mark(mark)], records.VERSION)
-            space.messages.apply_mark(mark)
-        numbers = [0] * len(redrive.tokens)
-        for new_number, place in enumerate(found, first):
-            numbers[place] = new_number
-        space.answer(client, Redriven(numbers, redrive.cookie))
+        return _Again(send, target, found, dead)
 
     def _lacks_session(self, subqueue: Subqueue, dead: Reference) -> bool:
         """Whether nobody could receive the message again. A transfer to another entity that failed keeps

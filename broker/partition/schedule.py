@@ -13,7 +13,7 @@ meanwhile, the others wait for their times again.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 from broker.base.errors import Reason, Refused
@@ -65,9 +65,12 @@ class Schedule:
         if self._publishing is not None:
             self._due.put_back(self._publishing.pause())
 
-    def enqueue_due(self) -> None:
+    def enqueue_due(self) -> Iterator[None] | None:
         """Make messages active whose time has come, as many as one cycle may. Call this before the cycle's
-        operations: those sent in the cycle get higher numbers."""
+        operations: those sent in the cycle get higher numbers.
+
+        In a topic, this gives the steps in which they are published, all of them before the operations; None
+        if there is nothing to publish."""
         space = self._space
         main = space.messages.main
         wall_ms = space.cycle.wall_ms
@@ -77,14 +80,14 @@ class Schedule:
         if self._publishing is not None:
             self._publishing.end_pause()
             if self._publishing.is_paused:
-                return
+                return None
         if main.schedule is None:
-            return
+            return None
         at_once = space.bounds.activated_max
         if not self._due:
             self._due.add(main.schedule.expire(wall_ms, at_once))
         if not self.has_more:
-            return
+            return None
         if self._publishing is not None and self._publishing.is_behind:
             at_once = 0
         due: list[Reference] = []
@@ -95,9 +98,10 @@ class Schedule:
                 due.append(reference)
         due.sort(key=_IN_ORDER)
         if self._publishing is not None:
-            self._publishing.publish(due)
-        elif due:
+            return self._publishing.publish(due)
+        if due:
             self.enqueue(due)
+        return None
 
     def _start_again(self) -> None:
         """The clock was set back, so messages that have come due may have to wait again."""

@@ -186,6 +186,9 @@ class Partition:
         self.counting = Counting(messages)
         self._wall_ahead_ms = 0
         """How far wall time was ahead of monotonic time when the latest cycle began."""
+        self._due: Iterator[None] | None = None
+        """The steps that publish scheduled messages of a topic; the operations of the cycle come after
+        them."""
         self._later: Iterator[None] | None = None
         """The steps of operations that a topic takes long to carry out; they end the cycle."""
         self.left_over = 0
@@ -221,7 +224,8 @@ class Partition:
     # --- one cycle ------------------------------------------------------------------------------------------
 
     def begin(self, commit: Commit, now_ms: int, wall_ms: int, since_ms: int | None = None) -> None:
-        """Start a cycle at a monotonic and a wall time, and first do what has come due.
+        """Start a cycle at a monotonic and a wall time, and first do what has come due. Afterwards, `go_on`
+        may have something to do before the first operation.
 
         `since_ms` is when the oldest operation of the cycle arrived. Locks that have ended since then are
         ended after the operations.
@@ -235,7 +239,7 @@ class Partition:
             self._duplicates.forget_old(now_ms, wall_ms, self._window_ms, commit.start)
         if self._abandoned.has_more:
             self._abandoned.remove_some()
-        self._schedule.enqueue_due()
+        self._due = self._schedule.enqueue_due()
         self.messages.evicted_below = self.messages.next_number
         self._end_locks(now_ms if since_ms is None else since_ms)
         self._time_to_live.expire_overdue()
@@ -247,6 +251,7 @@ class Partition:
         Returns False if the cycle ends before the operation is done; it must then be the first one of the
         next cycle.
         """
+        assert self._due is None, "what has come due comes first"
         self._space.arrived_ms = self._space.cycle.now_ms if arrived_ms is None else arrived_ms
         effort = 0 if self._publishing is None else self._publishing.effort
         try:
@@ -264,6 +269,7 @@ class Partition:
         """Carry out the first of these sends, together if possible: as many as the cycle has room for.
         Returns how many; it may turn out later that the last ones of them are `left_over`. Each of them is
         stored or refused as a whole, and has its own answer."""
+        assert self._due is None, "what has come due comes first"
         space = self._space
         count, room = 0, space.bounds.work_max - space.cycle.work
         for _, send in sends:
@@ -301,13 +307,18 @@ class Partition:
     def _is_long(self, operations: Sequence[tuple[ClientId, Operation]]) -> bool:
         """Whether it takes several steps to find out who gets what these operations send to a topic, or one
         commit has no room for all copies. Then they are carried out in `go_on`."""
-        sends = [send for _, operation in operations if (send := published_by(operation)) is not None]
+        sends = [send for _, operation in operations if (send := self._published_by(operation)) is not None]
         steps = self._sending.find_ahead(self._space.cycle, sends)
         if next(steps, _ENDED) is _ENDED:
             return False
         self._later = self._carry_out_later(operations, steps, self._space.arrived_ms)
         self._space.cycle.work = max(self._space.cycle.work, self._space.bounds.work_max)
         return True
+
+    def _published_by(self, operation: Operation) -> Send | HandOver | None:
+        if isinstance(operation, Redrive):
+            return self._redriving.published_by(operation)
+        return published_by(operation)
 
     def _carry_out_later(
         self,
@@ -328,11 +339,15 @@ class Partition:
     @property
     def is_under_way(self) -> bool:
         """Whether `go_on` has anything to do."""
-        return self._later is not None or self._sending.is_under_way or self._settling_through.is_under_way
+        is_behind = self._due is not None or self._later is not None
+        return is_behind or self._sending.is_under_way or self._settling_through.is_under_way
 
     def go_on(self) -> Iterator[None]:
-        """Carry out the rest of the cycle's last operation, in steps. `finish` completes any remaining
-        steps."""
+        """Carry out the rest of what has come due, or of the cycle's last operation, in steps. `finish`
+        completes any remaining steps."""
+        if self._due is not None:
+            yield from self._due
+            self._due = None
         if self._later is not None:
             yield from self._later
             self._later = None

@@ -350,6 +350,8 @@ class PartitionTask:
         partition.begin(
             commit, self._clock.monotonic_ms(), self._clock.now_ms(), waiting[0][3] if waiting else None
         )
+        if partition.is_under_way:
+            await self._turns.run(partition.go_on())
         place, is_done = 0, True
         while place < len(waiting):
             client, operation, sink, arrived_ms = waiting[place]

@@ -391,6 +391,18 @@ async def test_others_use_the_event_loop_while_many_messages_are_matched_and_dis
     await check_restart(harness, "subscriptions/s0", "subscriptions/r9")
 
 
+async def redrives_of(harness: Harness, messages: list[bytes]) -> list[Operation]:
+    """Have these messages sent to another entity, which does not take them; gives what re-drives each."""
+    count = len(messages)
+    failed = Send(messages, None, columns={DESTINATION: [b"another"] * count})
+    one(await harness.do(1, Transact(Send([], None), [], transfers=failed)), Transacted)
+    tokens = one(await harness.do(1, LockNext(TRANSFER, count, 1 << 20, 60_000, None)), Locked).tokens
+    await harness.do(1, FailTransfer(tokens))
+    dead = await harness.peek(TRANSFER_DEAD_LETTER)
+    locked = one(await harness.do(9, LockExactly(TRANSFER_DEAD_LETTER, dead.sequence_numbers)), Locked)
+    return [Redrive([token], [each], None) for token, each in zip(locked.tokens, messages, strict=True)]
+
+
 @pytest.mark.parametrize("kind", ["transactions", "re-drives"])
 async def test_a_cycle_takes_few_operations_whose_messages_are_hard_to_match(
     kind: str,
@@ -403,14 +415,7 @@ async def test_a_cycle_takes_few_operations_whose_messages_are_hard_to_match(
     messages = [stored_with(subject="red", body=b"%d" % number) for number in range(30)]
     operations: list[Operation] = [Transact(Send([message], None), []) for message in messages]
     if kind == "re-drives":
-        failed = Send(messages, None, columns={DESTINATION: [b"another"] * 30})
-        one(await harness.do(1, Transact(Send([], None), [], transfers=failed)), Transacted)
-        tokens = one(await harness.do(1, LockNext(TRANSFER, 30, 1 << 20, 60_000, None)), Locked).tokens
-        await harness.do(1, FailTransfer(tokens))
-        dead = await harness.peek(TRANSFER_DEAD_LETTER)
-        locked = one(await harness.do(9, LockExactly(TRANSFER_DEAD_LETTER, dead.sequence_numbers)), Locked)
-        parts = zip(locked.tokens, messages, strict=True)
-        operations = [Redrive([token], [message], None) for token, message in parts]
+        operations = await redrives_of(harness, messages)
     commits = len(harness.log.disk.frames)
     await harness.do(9, *operations)
     # Symptom: one commit. Each of them is less than a cycle's work, so all of them shared one step.
@@ -469,16 +474,23 @@ STEP_WORK = 200 + 16 + 2 * 31 + 10
 """What a step takes if it ends after the rule with which its work reaches 200."""
 
 
-@pytest.mark.parametrize("kind", OPERATIONS)
+@pytest.mark.parametrize("kind", [*OPERATIONS, "re-drive", "scheduled"])
 async def test_one_message_is_matched_in_steps_and_partitions_take_turns(kind: str) -> None:
-    turns = Slices(0)
+    turns, hard = Slices(0), stored_with({"p": "x"})
     limits = TaskLimits(bounds=Bounds(matching_max=200))
     harnesses = [
         Harness(description=hard_topic(50), limits=limits, turns=turns, number=number) for number in range(4)
     ]
     for harness in harnesses:
-        await harness.send(stored_with({"p": "x"}))
-        harness.post(9, OPERATIONS[kind]([stored_with({"p": "x"})]))
+        await harness.send(hard)
+        if kind == "scheduled":
+            due_ms = harness.clock.now_ms() + 1_000
+            await harness.do(9, Send([hard], None, scheduled_ms=[due_ms]))
+            harness.clock.advance(1_100)
+        elif kind == "re-drive":
+            harness.post(9, *await redrives_of(harness, [hard]))
+        else:
+            harness.post(9, OPERATIONS[kind]([stored_with({"p": "x"})]))
     commits = len(harnesses[0].log.disk.frames)
     matchers = [matcher_of(harness) for harness in harnesses]
     works = [begin := sum([matcher.work for matcher in matchers])]
