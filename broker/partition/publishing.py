@@ -51,7 +51,6 @@ from broker.rules.matching import (
     ChangedCopy,
     Match,
     Matcher,
-    result_of,
 )
 
 _STAYS: Set = (Target(MAIN_PLACE, has_sessions=1),)
@@ -201,8 +200,8 @@ class Publishing:
 
         Returns how many of the operations may share a commit: the first one, and those after it as long as
         there is room for all their copies. So no message loses copies because of what others send. If not all
-        of them may, this takes more than one step. It stops in a send whose copies take too much (`find` will
-        refuse that), and in a `HandOver` behind the messages that may share a commit."""
+        of them may, this takes more than one step. It stops in a send whose copies take too much
+        (`found_ahead` will refuse that), and in a `HandOver` behind the messages that may share a commit."""
         shared = 0
         until = self.effort + effort_max
         is_first_step = True
@@ -252,25 +251,16 @@ class Publishing:
         """Forget what `find_ahead` has found."""
         self._ahead.clear()
 
-    def find(
-        self, cycle: Cycle, enqueued_ms: int, send: Send, scheduled_ms: Sequence[int] | None
-    ) -> list[Destinations]:
-        """Where the messages of a send go, which are scheduled for these times. Raises Refused if their
-        copies take too much."""
-        sessions = send.columns.get(SESSION_ID)
+    def found_ahead(self, send: Send, scheduled_ms: Sequence[int] | None) -> list[Destinations]:
+        """Where the messages of a send go, which are scheduled for these times, as `find_ahead` has found.
+        Raises Refused if their copies take too much."""
         found: list[Destinations] = []
         made = 0
         for place, message in enumerate(send.messages):
             if scheduled_ms is not None and scheduled_ms[place]:
                 found.append(_STAY)
                 continue
-            ahead = self._ahead.get(id(message))
-            if ahead is not None:
-                found.append(ahead[1])
-            else:
-                has_session = sessions is not None and sessions[place] is not None
-                steps = self.destinations(message, has_session, enqueued_ms, COMMIT_BYTES_MAX - made)
-                found.append(result_of(steps))
+            found.append(self._ahead[id(message)][1])
             made += found[-1].made
             if made > COPIES_OF_SEND_BYTES_MAX:
                 raise Refused(

@@ -196,7 +196,7 @@ class Sending:
         first, sizes = self._messages.next_number, list(map(len, send.messages))
         new = self._new(cycle, description, send, sizes)
         if only is None:
-            found = publishing.find(cycle, new.enqueued_at_ms, send, new.scheduled_ms)
+            found = publishing.found_ahead(send, new.scheduled_ms)
         else:
             found = [publishing.only(only)] * len(sizes)
         room = sum([each.room(size) for each, size in zip(found, sizes, strict=True)])
@@ -228,8 +228,7 @@ class Sending:
         """What each of these messages takes in the quota."""
         if self._publishing is None:
             return list(map(_room, send.messages))
-        enqueued_ms = self._times.stamp(self._messages.latest_enqueued_ms, cycle.now_ms, cycle.wall_ms)
-        found = self._publishing.find(cycle, enqueued_ms, send, times_of(send.scheduled_ms, cycle.wall_ms))
+        found = self._publishing.found_ahead(send, times_of(send.scheduled_ms, cycle.wall_ms))
         return [each.room(len(message)) for each, message in zip(found, send.messages, strict=True)]
 
     def fitting(

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from broker.base.errors import Refused
 from broker.entities.rules import Filter, RuleDescription, SqlAction
@@ -47,19 +46,6 @@ _PROPERTIES_BYTES_OF_STEP = 8_192
 """Decoding the properties of a message may take longer than a step if they are larger than this."""
 _NO_RULE = (0, "")
 """A message that the index cannot look at is nobody's rule."""
-
-
-T = TypeVar("T")
-
-
-def result_of(steps: Generator[None, None, T]) -> T:
-    """Carry out all steps, and return what they have found."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            found: T = end.value
-            return found
 
 
 def check_expressions(rule: RuleDescription) -> None:
@@ -198,10 +184,6 @@ class Matcher:
             return len(stored) > large and MessageView(stored, 0).properties_end() > large
         except Exception:  # the failure of each rule, as in `match_steps`
             return True
-
-    def match(self, stored: bytes, enqueued_ms: int, copies_bytes_max: int = COPIES_BYTES_MAX) -> Match:
-        """As `match_steps`, all at once."""
-        return result_of(self.match_steps(stored, enqueued_ms, copies_bytes_max))
 
     def match_steps(
         self,

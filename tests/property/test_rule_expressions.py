@@ -28,7 +28,7 @@ from tests.property.rule_expressions import (
     text_of,
     truth,
 )
-from tests.support.rule_messages import ENQUEUED_MS, stored_with
+from tests.support.rule_messages import ENQUEUED_MS, matched, stored_with
 
 TYPES = {int: ValueType.INT, str: ValueType.STRING, bool: ValueType.BOOLEAN}
 GIVEN = tuple((name, RuleValue(TYPES[type(value)], value)) for name, value in PARAMETERS.items())
@@ -79,7 +79,7 @@ def check_many(several: list[Expression], message: Message) -> None:
     matcher = Matcher()
     for number, expression in enumerate(several):
         matcher.set_rules(number, [RuleDescription("rule", filter_of(expression))])
-    match = matcher.match(stored(message), ENQUEUED_MS)
+    match = matched(matcher, stored(message))
     results = [expected(expression, message) for expression in several]
     assert match.subscriptions == tuple(number for number, result in enumerate(results) if result)
     assert [each.subscription for each in match.failures] == [
@@ -87,7 +87,7 @@ def check_many(several: list[Expression], message: Message) -> None:
     ]
     for number in range(len(several)):
         matcher.forget(number)
-    assert matcher.match(stored(message), ENQUEUED_MS).subscriptions == ()
+    assert matched(matcher, stored(message)).subscriptions == ()
 
 
 @settings(max_examples=300, deadline=None)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from broker.message.stored import store
+from broker.rules.matching import COPIES_BYTES_MAX, Match, Matcher
 from broker.rules.message_view import MessageView
 from protocol.codec import Symbol, UInt
 from tests.support.amqp_messages import message
@@ -47,3 +50,12 @@ def symbol_or_same(name: str, value: Any) -> Any:
 def view_of(application: dict[str, Any] | None = None, **more: Any) -> MessageView:
     """The view of such a message."""
     return MessageView(stored_with(application, **more), ENQUEUED_MS)
+
+
+def matched(matcher: Matcher, stored: bytes, copies_bytes_max: int = COPIES_BYTES_MAX) -> Match:
+    """Who gets a stored message, found in a single step."""
+    steps = matcher.match_steps(stored, ENQUEUED_MS, copies_bytes_max)
+    with pytest.raises(StopIteration) as end:
+        next(steps)
+    assert isinstance(end.value.value, Match)
+    return end.value.value

@@ -25,6 +25,7 @@ from tests.bench.load.traffic import Target
 from tests.bench.topics import RULES, peers_of
 from tests.support.bare_peers import endpoint_of, running_bare_peer
 from tests.support.broker_process import configuration
+from tests.support.rule_messages import matched
 
 
 def loaded(folder: Path, fan_out: FanOut) -> TopicSpec:
@@ -42,7 +43,7 @@ def subscribers(topic: TopicSpec, message: bytes) -> tuple[int, ...]:
     matcher = Matcher()
     for number, subscription in enumerate(topic.subscriptions):
         matcher.set_rules(number, subscription.rules)
-    found = matcher.match(store(message, lambda: "none").data, 0)
+    found = matched(matcher, store(message, lambda: "none").data)
     assert (found.copies, found.failures) == ((), ())
     return found.subscriptions
 

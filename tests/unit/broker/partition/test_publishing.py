@@ -256,6 +256,21 @@ async def test_no_message_loses_copies_because_of_what_others_send(
     await check_restart(harness, A, *(f"subscriptions/s{number}" for number in range(5)))
 
 
+async def test_sends_without_copies_share_a_commit_with_one_whose_copies_fill_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(publishing, "SHARED_BYTES_MAX", 10_000)
+    harness = Harness(description=with_subscription(topic("a"), "c", CHANGING))
+    await harness.send(BLUE)
+    red = stored_with(subject="red", body=b"x" * 20_000)
+    commits = len(harness.log.disk.frames)
+    answers = await harness.do(9, Send([red], None), Send([BLUE], None), Send([BLUE], None))
+    assert [type(each) for each in answers] == [Sent] * 3 and len(harness.log.disk.frames) == commits + 1
+    answers = await harness.do(9, Send([red], None), Send([BLUE], None), Send([RED], None))
+    assert [type(each) for each in answers] == [Sent] * 3 and len(harness.log.disk.frames) == commits + 3
+    assert await bodies(harness, A) == [BLUE, red, BLUE, BLUE, red, BLUE, RED]
+
+
 async def test_a_send_that_waits_because_of_its_copies_is_refused_if_the_disk_is_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

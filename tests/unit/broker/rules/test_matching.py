@@ -23,7 +23,7 @@ from broker.entities.rules import (
 from broker.rules.matching import FAULTS_MAX, Failure, Fault, Match, Matcher, check_expressions
 from broker.rules.message_view import MessageView
 from protocol.codec import Decimal64
-from tests.support.rule_messages import ENQUEUED_MS, stored_with
+from tests.support.rule_messages import ENQUEUED_MS, matched, stored_with
 
 
 def colour(value: str) -> CorrelationFilter:
@@ -38,7 +38,7 @@ def rules(*filters: Filter) -> list[RuleDescription]:
 
 
 def match(matcher: Matcher, *args: Any, **more: Any) -> Match:
-    return matcher.match(stored_with(*args, **more), ENQUEUED_MS)
+    return matched(matcher, stored_with(*args, **more))
 
 
 def test_without_subscriptions_nobody_gets_anything() -> None:
@@ -186,7 +186,7 @@ def test_a_malformed_value_equals_nothing_and_an_action_on_its_message_fails(enc
     well_formed = b"\xa1\x06colour\xa1%c%s" % (len(placeholder), placeholder.encode())
     stored = stored_with({"colour": placeholder})
     assert stored.count(well_formed) == 1
-    found = matcher.match(stored.replace(well_formed, b"\xa1\x06colour" + encoded), ENQUEUED_MS)
+    found = matched(matcher, stored.replace(well_formed, b"\xa1\x06colour" + encoded))
     assert found.subscriptions == (3,)
     if encoded != MALFORMED["an infinite time span"]:  # which can be decoded
         (failure,) = found.failures
@@ -205,7 +205,7 @@ def test_a_malformed_system_property_equals_nothing() -> None:
     matcher.set_rules(1, rules(CorrelationFilter(to="there"), SqlFilter("sys.To LIKE 't%'")))
     matcher.set_rules(2, rules(TrueFilter()))
     stored = stored_with(to="there").replace(b"\xa1\x05there", b"\xa1\x05the\xffe")
-    assert matcher.match(stored, ENQUEUED_MS) == Match((2,))
+    assert matched(matcher, stored) == Match((2,))
 
 
 def test_whatever_a_rule_raises_is_the_failure_of_that_rule_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,12 +258,12 @@ def test_the_copies_of_a_message_have_a_limit_and_a_single_one_has_none() -> Non
     for number in range(1, 5):
         matcher.set_rules(number, [RuleDescription("acting", TrueFilter(), SqlAction("SET a = 1"))])
     stored = stored_with(body=b"x" * 10_000)
-    found = matcher.match(stored, ENQUEUED_MS, 30_000)
+    found = matched(matcher, stored, 30_000)
     assert [copy.subscription for copy in found.copies] == [1, 2]
     assert found.failures[0] == Failure(3, "acting", "The copies of the message exceed 30000 bytes.")
     assert len(found.failures) == 2
-    assert len(matcher.match(stored, ENQUEUED_MS, 0).copies) == 1
-    assert len(matcher.match(stored, ENQUEUED_MS).copies) == 4
+    assert len(matched(matcher, stored, 0).copies) == 1
+    assert len(matched(matcher, stored).copies) == 4
 
 
 @pytest.mark.parametrize("pattern", ["'%_x%'", "'%_' + 'x%'"])
@@ -321,7 +321,7 @@ def test_one_message_is_matched_in_steps() -> None:
     matcher.set_rules(2, [RuleDescription(f"f{number}", SqlFilter("1=1"), failing) for number in range(100)])
     matcher.set_rules(3, rules(*(SqlFilter(f"p LIKE '%_{number}%'") for number in range(20)), TrueFilter()))
     stored = stored_with({"p": "x" * 1_000})
-    at_once, before = matcher.match(stored, ENQUEUED_MS), matcher.work
+    at_once, before = matched(matcher, stored), matcher.work
     steps = matcher.match_steps(stored, ENQUEUED_MS, work_max=200)
     works = [before]
     while True:
