@@ -498,10 +498,12 @@ class Connection:
         try:
             self._choice.open(event.hostname)
             self.tokens.opened()
-            check_connections(len(self.services.connections), self.services.settings.connections_max)
+            check_connections(self.services.opened + 1, self.services.settings.connections_max)
             self._choice.check_quota()
         except Refused as why:
             self.close(why)
+        else:
+            self.services.unopened.pop(self, None)
         self.tokens.watch_unclaimed()
         idle_timeout_ms = self.engine.remote_idle_timeout_ms
         if 0 < idle_timeout_ms < REMOTE_IDLE_TIMEOUT_MS_MIN:

@@ -83,6 +83,9 @@ class Services:
             settings, traffic_bytes(settings.total_transaction_bytes_max, memory.mark), metrics
         )
         self.connections: set[Client] = set()
+        self.unopened: dict[Client, float] = {}
+        """Connections that are not open, also those that were refused as they opened, each with the time when
+        it joined by the loop's clock. The earliest comes first."""
         self.handshakes: dict[object, Callable[[], object]] = {}
         """Unfinished TLS handshakes, oldest first, each with a function that ends it. Written by
         `handshakes.py`, except that `listener.py` also removes entries."""
@@ -121,9 +124,15 @@ class Services:
         for connection in list(self.connections):
             connection.rules_changed()
 
+    @property
+    def opened(self) -> int:
+        """The number of open connections."""
+        return len(self.connections) - len(self.unopened)
+
     def joined(self, connection: Client) -> None:
         """Add a new connection."""
         self.connections.add(connection)
+        self.unopened[connection] = asyncio.get_running_loop().time()
         self.memory.connections = len(self.connections)
         self._alone.clear()
         self.metrics.connections_opened.inc()
@@ -131,6 +140,7 @@ class Services:
     def left(self, connection: Client) -> None:
         """Remove a connection that is gone."""
         self.connections.discard(connection)
+        self.unopened.pop(connection, None)
         self.memory.connections = len(self.connections)
         self.inflight.forget(connection)
         self.output.forget(connection)

@@ -1,4 +1,5 @@
-"""TLS handshakes on the amqps port are bounded in time and, together with all connections, in number."""
+"""TLS handshakes and connections that are not open yet are bounded in time and, with all others, in
+number."""
 
 from __future__ import annotations
 
@@ -9,10 +10,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from broker.frontend.listener import BEING_REFUSED_MAX
 from storage.disk import LocalDisk
+from tests.support import raw_amqp as raw
 from tests.support.broker_thread import BrokerThread
-from tests.support.raw_amqp import SASL_HEADER, opened
+from tests.support.raw_amqp import SASL_HEADER, RawConnection, opened
 
 WITHIN_S = 20.0
 CONNECTIONS = 2
@@ -51,6 +55,15 @@ def served_securely(port: int) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def refused(port: int) -> Iterator[None]:
+    """A client that the broker refuses because there are too many, and that stays."""
+    with RawConnection(port) as client:
+        client.open()
+        assert raw.condition_of(client.read_until(raw.CLOSE)) == "amqp:resource-limit-exceeded"
+        yield
+
+
 def still_open(clients: list[socket.socket]) -> int:
     """How many of these clients the broker has not hung up on."""
     count = 0
@@ -75,6 +88,45 @@ def test_clients_that_do_not_finish_their_handshake_make_room_for_others(tmp_pat
                 assert still_open(clients[12:]) == ROOM - 2
             began = time.monotonic()
     assert time.monotonic() - began < WITHIN_S, "they do not hold up the stop"
+
+
+def test_clients_that_do_not_open_their_connection_make_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.frontend.listener.UNOPENED_S", 0.0)
+    with BrokerThread(tmp_path, [], LocalDisk(), connections_max=CONNECTIONS) as broker:
+        port = broker.addresses.amqp_port
+        with silent_clients(port, ROOM) as clients, opened(port), opened(port):
+            assert all(map(is_hung_up_on, clients[:2])), "the oldest give way"
+            with refused(port):
+                pass
+            assert is_hung_up_on(clients[2])
+            assert still_open(clients[3:]) == ROOM - 3
+
+
+def test_clients_that_were_refused_make_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stay although they have been told why."""
+    monkeypatch.setattr("broker.frontend.listener.UNOPENED_S", 0.0)
+    with (
+        BrokerThread(tmp_path, [], LocalDisk(), connections_max=1) as broker,
+        contextlib.ExitStack() as stack,
+    ):
+        port = broker.addresses.amqp_port
+        stack.enter_context(opened(port))
+        for _ in range(2 * BEING_REFUSED_MAX):
+            stack.enter_context(refused(port))
+
+
+def test_a_client_has_the_time_to_open_its_connection(tmp_path: Path) -> None:
+    with (
+        BrokerThread(tmp_path, [], LocalDisk(), connections_max=CONNECTIONS) as broker,
+        silent_clients(broker.addresses.amqp_port, ROOM) as clients,
+        silent_clients(broker.addresses.amqp_port, 1) as (late,),
+    ):
+        assert is_hung_up_on(late)
+        assert still_open(clients) == ROOM
 
 
 def test_a_client_that_does_not_finish_its_handshake_in_time_is_hung_up_on(tmp_path: Path) -> None:
