@@ -552,16 +552,28 @@ def _stall(name: str, what: str) -> tuple[Figure, Figure]:
     )
 
 
-STALLS: Mapping[str, tuple[Figure, Figure]] = {
-    "fill": _stall(
-        "fill", "a queue of one partition is filled with 1,000,000 messages, and checkpoints are made"
-    ),
-    "browse": _stall("browse", "all of them are paged through"),
-    "open_again": _stall("open_again", "the partition is opened and its log replayed, after kill -9"),
-    "empty": _stall("empty", "nine of ten messages are received and completed, and the rest is compacted"),
-    "delete": _stall("delete", "the queue is deleted with more than 1,000,000 messages"),
+def _stalls(prefix: str, entity: str, *, are_scheduled: bool = False) -> dict[str, tuple[Figure, Figure]]:
+    """The figures of all steps with one kind of entity."""
+    steps = {
+        "fill": f"{entity} of one partition is filled with 1,000,000 messages, and checkpoints are made",
+        "browse": f"all messages of {entity} are paged through",
+        "open_again": f"the partition of {entity} is opened and its log replayed, after kill -9",
+        "empty": f"nine of ten messages of {entity} are received and completed, and the rest is compacted",
+        "delete": f"{entity} is deleted with more than 1,000,000 messages",
+    }
+    if are_scheduled:
+        steps["come_due"] = f"1,000,000 messages of {entity} come due together"
+    return {step: _stall(prefix + step, what) for step, what in steps.items()}
+
+
+STALLS: Mapping[str, Mapping[str, tuple[Figure, Figure]]] = {
+    "plain": _stalls("", "a queue"),
+    "sessions": _stalls("sessions_", "a queue with 50,000 message sessions"),
+    "duplicates": _stalls("duplicates_", "a queue that detects duplicates"),
+    "schedules": _stalls("schedules_", "a queue whose messages are scheduled", are_scheduled=True),
+    "topic": _stalls("topic_", "a topic whose two subscriptions get all messages"),
 }
-"""99th percentile and worst, by the step's name."""
+"""99th percentile and worst, by kind of entity (`backlogs.py`) and step."""
 
 TRAFFIC: Sequence[Figure] = (
     SEND, RECEIVE, EIGHT_CONNECTIONS, TRANSACTIONS, SEND_LATENCY, PEER_SEND_LATENCY
@@ -593,7 +605,9 @@ FAIRNESS: Sequence[Figure] = (
 NEIGHBOURS: Sequence[Figure] = (NEIGHBOUR,)
 OUTPUT_ATTACK: Sequence[Figure] = (OUTPUT_ATTACK_MEMORY, OUTPUT_ATTACK_ROUND_TRIP, OUTPUT_ATTACK_PEEK)
 ATTACKED: Sequence[Figure] = tuple(figure for pair in ATTACKS.values() for figure in pair)
-STALLED: Sequence[Figure] = tuple(figure for pair in STALLS.values() for figure in pair)
+STALLED: Sequence[Figure] = tuple(
+    figure for steps in STALLS.values() for pair in steps.values() for figure in pair
+)
 FIGURES: Mapping[str, Figure] = {
     figure.name: figure
     for figure in (

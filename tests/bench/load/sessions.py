@@ -42,45 +42,49 @@ class Drained:
 
 def drained(folder: Path, count: int, consumers: int) -> Drained:
     """Send MESSAGES messages to each of `count` sessions, all sessions in turn, and drain them."""
-    load = Load([_message(place % count, place // count) for place in range(count * MESSAGES)], BODY_BYTES)
+    places = range(count * MESSAGES)
+    load = Load([session_message(place % count, place // count) for place in places], BODY_BYTES)
     with fresh_broker(folder, properties={"RequiresSession": True}) as broker:
         target = target_of(broker.addresses)
         before_mib = resident_mib(broker.pid)
         traffic.send(target, count * MESSAGES, FILL_WINDOW, load)
         began = time.perf_counter()
         with ThreadPoolExecutor(consumers) as threads:
-            found = sum(threads.map(_consume, [target.endpoint] * consumers))
+            found = sum(threads.map(consume, [target.endpoint] * consumers))
         took_s = time.perf_counter() - began - ACCEPT_WITHIN_MS / 1000
         if found != count * MESSAGES:
             raise LoadError(f"{found} of {count * MESSAGES} messages were received")
         return Drained(took_s, peak_mib(broker.pid) - before_mib)
 
 
-def _message(session: int, number: int) -> bytes:
+def session_message(session: int, number: int) -> bytes:
+    """One message of a session."""
     body = (b"%d " % number).ljust(BODY_BYTES, b".")
     return message(properties=[f"{session}/{number}", *[None] * 9, f"session-{session}"], body=[body])
 
 
-def _consume(endpoint: Endpoint) -> int:
-    """Drain sessions until none is free; gives the number of messages."""
+def consume(endpoint: Endpoint, sessions_max: int = 1 << 62, messages: int = MESSAGES) -> int:
+    """Drain sessions with so many messages each, until none is free or enough are drained; gives the number
+    of messages."""
     total = 0
     with RawConnection(endpoint.port) as connection:
         connection.open(raw.sasl_plain(endpoint.user, endpoint.password))
         connection.begin()
-        while True:
+        while total < sessions_max * messages:
             answer = connection.attach(session_attach(0, endpoint.address, None, within_ms=ACCEPT_WITHIN_MS))
             if answer.code != raw.ATTACH:
-                return total
-            total += _drain(connection)
+                break
+            total += _drain(connection, messages)
             connection.send_frame(raw.DETACH, raw.detach_fields(0))
             connection.read_until(raw.DETACH)
+    return total
 
 
-def _drain(connection: RawConnection) -> int:
+def _drain(connection: RawConnection, messages: int) -> int:
     """Receive and complete the messages of one session."""
-    connection.send_frame(raw.FLOW, raw.flow_fields(0, 0, MESSAGES))
+    connection.send_frame(raw.FLOW, raw.flow_fields(0, 0, messages))
     deliveries = []
-    for expected in range(MESSAGES):
+    for expected in range(messages):
         found = connection.read_until(raw.TRANSFER)
         deliveries.append(found.field(1))
         number = int(bytes(sections(found.payload)[DATA]).split()[0])
@@ -90,7 +94,7 @@ def _drain(connection: RawConnection) -> int:
     accepted = raw.disposition_fields(raw.RECEIVER, first, last, False, raw.outcome(raw.ACCEPTED))
     connection.send_frame(raw.DISPOSITION, accepted)
     settled = 0
-    while settled < MESSAGES:
+    while settled < messages:
         found = connection.read_until(raw.DISPOSITION)
         settled += (found.field(2) or found.field(1)) - found.field(1) + 1
-    return MESSAGES
+    return messages

@@ -1,9 +1,10 @@
-"""How long an unrelated client waits while the broker works on one queue with a million messages.
+"""How long an unrelated client waits while the broker works on one entity with a million messages.
 
-Responsible for one round: a queue of one partition is filled (with checkpoints), browsed, opened again after
-kill -9, emptied except for a tenth (with compaction), filled again, and deleted. A separate process performs
-each step; meanwhile this one begins and ends AMQP sessions (§2.5), which needs only the broker's event loop.
-`python -m tests.bench.load.stalls STEP AMQP_PORT HTTP_PORT COUNT` is one step.
+Responsible for one round: an entity of one partition (`backlogs.py`) is filled (with checkpoints), browsed,
+opened again after kill -9, emptied except for a tenth (with compaction), filled again, and deleted. If its
+messages are scheduled, they come due before it is emptied. A separate process performs each step; meanwhile
+this one begins and ends AMQP sessions (§2.5), which needs only the broker's event loop.
+`python -m tests.bench.load.stalls KIND STEP AMQP_PORT HTTP_PORT COUNT` is one step.
 """
 
 from __future__ import annotations
@@ -14,31 +15,33 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from protocol.codec import Described, Symbol, UByte, UInt, ULong
+from protocol.codec import Described, Int, Long, Symbol, UByte, UInt, ULong
 from tests.bench.load import traffic
 from tests.bench.load.attacks import ASK_EVERY_S, Asker
-from tests.bench.load.client import Receiver, Sender, drive, encode_message
+from tests.bench.load.backlogs import BACKLOGS, NAME, Backlog
 from tests.bench.load.fairness import percentile
 from tests.bench.load.footprint import target_of
 from tests.support import raw_amqp as raw
-from tests.support.broker_process import Addresses, BrokerProcess, queue
+from tests.support.amqp_messages import APPLICATION, PROPERTIES, VALUE, section
+from tests.support.broker_process import Addresses, BrokerProcess
 from tests.support.raw_amqp import RawConnection
 from tests.support.sas import sas_token
 
-QUEUE = "waiting"
-BODY_BYTES = 64
-WINDOW = 2_000
 CHECKPOINT_BYTES = 16 * 1024 * 1024
 """Log bytes between two checkpoints; filling the queue makes several."""
 BROWSE_CREDIT = 10_000
 """Credit that the browsing receiver gives at a time."""
+PEEKED_AT_ONCE = 250
 ENVIRONMENT = {"PARTIBUS_CHECKPOINT_BYTES": str(CHECKPOINT_BYTES)}
-PROPERTIES = {"PartitionCount": 1, "LockDuration": "PT5M", "MaxSizeInMegabytes": 5120}
-"""The broker's settings, and those of the queue."""
+"""The broker's settings."""
+LOOK_EVERY_S = 0.5
+"""How often to look whether messages are still scheduled."""
 SETTLE_S = 3.0
 """Pause after a step, since the broker's background work belongs to it."""
 
@@ -54,91 +57,142 @@ class Wait:
 # --- the steps ----------------------------------------------------------------------------------------------
 
 
-def fill(addresses: Addresses, count: int) -> None:
+def fill(addresses: Addresses, count: int, backlog: Backlog) -> None:
     """Send messages."""
-    with target_of(addresses, QUEUE).connect() as connection:
-        sender = Sender(connection, encode_message(BODY_BYTES), WINDOW)
-        drive([connection], lambda: sender.is_ready, traffic.READY_WITHIN_S)
-        sender.send(count)
-        drive([connection], lambda: sender.is_done, traffic.DONE_WITHIN_S)
+    backlog.fill(target_of(addresses, NAME), count)
 
 
-def browse(addresses: Addresses, count: int) -> None:
-    """Page through the first `count` messages of the queue with a browsing receiver."""
+def browse(addresses: Addresses, count: int, backlog: Backlog) -> None:
+    """Page through the first `count` messages: with a browsing receiver, or by peeking, because sessions have
+    no other receivers than those that lock one."""
     with RawConnection(addresses.amqp_port) as connection:
         connection.open()
         connection.begin()
-        source = Described(ULong(raw.SOURCE), [QUEUE, None, None, None, None, None, Symbol("copy")])
-        connection.attach(
-            ["browser", UInt(0), raw.RECEIVER, UByte(1), UByte(0), source, Described(ULong(raw.TARGET), [])]
+        if backlog.in_sessions:
+            _peek(connection, backlog.sources[0], count)
+        else:
+            _receive_copies(connection, backlog.sources[0], count)
+
+
+def _receive_copies(connection: RawConnection, address: str, count: int) -> None:
+    source = Described(ULong(raw.SOURCE), [address, None, None, None, None, None, Symbol("copy")])
+    connection.attach(
+        ["browser", UInt(0), raw.RECEIVER, UByte(1), UByte(0), source, Described(ULong(raw.TARGET), [])]
+    )
+    for seen in range(0, count, BROWSE_CREDIT):
+        credit = min(BROWSE_CREDIT, count - seen)
+        connection.send_frame(raw.FLOW, raw.flow_fields(0, seen, credit, received=seen))
+        for _ in range(credit):
+            connection.read_until(raw.TRANSFER, within_s=traffic.DONE_WITHIN_S)
+
+
+def _peek(connection: RawConnection, address: str, count: int) -> None:
+    """The sequence numbers of the only partition begin with 1."""
+    connection.attach_sender(0, f"{address}/$management")
+    connection.attach_receiver(1, f"{address}/$management")
+    read = 0
+    for number, first in enumerate(range(1, count + 1, PEEKED_AT_ONCE)):
+        connection.send_frame(raw.FLOW, raw.flow_fields(1, number, 1, received=read))
+        body = {"from-sequence-number": Long(first), "message-count": Int(PEEKED_AT_ONCE)}
+        request = (
+            section(PROPERTIES, [f"peek-{number}"])
+            + section(APPLICATION, {"operation": "com.microsoft:peek-message"})
+            + section(VALUE, body)
         )
-        for seen in range(0, count, BROWSE_CREDIT):
-            credit = min(BROWSE_CREDIT, count - seen)
-            connection.send_frame(raw.FLOW, raw.flow_fields(0, seen, credit, received=seen))
-            for _ in range(credit):
-                connection.read_until(raw.TRANSFER, within_s=traffic.DONE_WITHIN_S)
+        connection.send_frame(raw.TRANSFER, raw.transfer_fields(0, number, settled=True), request)
+        more = True
+        while more:
+            more = bool(connection.read_until(raw.TRANSFER, within_s=traffic.DONE_WITHIN_S).field(5))
+            read += 1
 
 
-def open_again(addresses: Addresses, count: int) -> None:
+def open_again(addresses: Addresses, count: int, backlog: Backlog) -> None:
     """Peek at the first message, for which the partition is opened."""
-    browse(addresses, 1)
+    browse(addresses, 1, backlog)
 
 
-def empty(addresses: Addresses, count: int) -> None:
+def come_due(addresses: Addresses, count: int, backlog: Backlog) -> None:
+    """Wait until no message is scheduled."""
+    while b"ScheduledMessageCount>0<" not in _ask(addresses, "GET"):
+        time.sleep(LOOK_EVERY_S)
+
+
+def empty(addresses: Addresses, count: int, backlog: Backlog) -> None:
     """Receive and complete nine messages out of ten."""
-    with target_of(addresses, QUEUE).connect() as connection:
-        receiver = Receiver(connection, WINDOW, BODY_BYTES)
-        drive([connection], lambda: receiver.is_ready, traffic.READY_WITHIN_S)
-        receiver.receive(count * 9 // 10)
-        drive([connection], lambda: receiver.is_done, traffic.DONE_WITHIN_S)
+    backlog.empty(addresses, count)
 
 
-def delete(addresses: Addresses, count: int) -> None:
-    """Delete the queue."""
+def delete(addresses: Addresses, count: int, backlog: Backlog) -> None:
+    """Delete the entity."""
+    _ask(addresses, "DELETE")
+
+
+def _ask(addresses: Addresses, method: str) -> bytes:
+    """Make a request about the entity."""
     headers = {"Authorization": sas_token("https://127.0.0.1")}
     request = urllib.request.Request(
-        f"{addresses.http_url}/{QUEUE}?api-version=2021-05", headers=headers, method="DELETE"
+        f"{addresses.http_url}/{NAME}?api-version=2021-05", headers=headers, method=method
     )
     with urllib.request.urlopen(request, timeout=traffic.DONE_WITHIN_S) as answer:
         assert answer.status == 200
+        return bytes(answer.read())
 
 
-STEPS: Mapping[str, Callable[[Addresses, int], None]] = {
-    step.__name__: step for step in (fill, browse, open_again, empty, delete)
+STEPS: Mapping[str, Callable[[Addresses, int, Backlog], None]] = {
+    step.__name__: step for step in (fill, browse, open_again, come_due, empty, delete)
 }
 
 
-def command(name: str, addresses: Addresses, count: int) -> list[str]:
+def command(kind: str, step: str, addresses: Addresses, count: int) -> list[str]:
     """The command that performs a step in a process of its own."""
     numbers = (addresses.amqp_port, addresses.http_port, count)
-    return [sys.executable, "-m", __name__, name, *map(str, numbers)]
+    return [sys.executable, "-m", __name__, kind, step, *map(str, numbers)]
+
+
+@contextmanager
+def broker_of(folder: Path, kind: str) -> Iterator[BrokerProcess]:
+    """A broker with an entity of a kind."""
+    backlog = BACKLOGS[kind]
+    with BrokerProcess(folder, backlog.queues, topics=backlog.topics, environment=ENVIRONMENT) as broker:
+        yield broker
+
+
+W = TypeVar("W")
+
+
+def each_step(broker: BrokerProcess, kind: str, during: Callable[[str], W]) -> dict[str, W]:
+    """One round; `during` performs a step. Gives what it returns, by step."""
+    found = {step: during(step) for step in ("fill", "browse")}
+    broker.kill()
+    broker.start()
+    found["open_again"] = during("open_again")
+    if BACKLOGS[kind].are_scheduled:
+        found["come_due"] = during("come_due")
+    found["empty"] = during("empty")
+    during("fill")
+    found["delete"] = during("delete")
+    return found
 
 
 # --- the meter ----------------------------------------------------------------------------------------------
 
 
-def waits(folder: Path, count: int) -> dict[str, Wait]:
+def waits(folder: Path, kind: str, count: int) -> dict[str, Wait]:
     """One round with `count` messages on a fresh broker; gives the waits by step."""
     data = Path(tempfile.mkdtemp(prefix="broker-", dir=folder))
     try:
-        with BrokerProcess(data, [queue(QUEUE, **PROPERTIES)], environment=ENVIRONMENT) as broker:
-            found = {name: _during(broker, name, count) for name in ("fill", "browse")}
-            broker.kill()
-            broker.start()
-            found |= {name: _during(broker, name, count) for name in ("open_again", "empty")}
-            _during(broker, "fill", count)
-            found["delete"] = _during(broker, "delete", count)
-            return found
+        with broker_of(data, kind) as broker:
+            return each_step(broker, kind, lambda step: _during(broker, kind, step, count))
     finally:
         shutil.rmtree(data, ignore_errors=True)
 
 
-def _during(broker: BrokerProcess, name: str, count: int) -> Wait:
+def _during(broker: BrokerProcess, kind: str, name: str, count: int) -> Wait:
     """Perform a step, and measure during it and a little longer."""
     addresses = broker.addresses
     asker = Asker(addresses.amqp_port)
     took_ms: list[float] = []
-    step = subprocess.Popen(command(name, addresses, count), stdout=subprocess.DEVNULL)
+    step = subprocess.Popen(command(kind, name, addresses, count), stdout=subprocess.DEVNULL)
     try:
         ends: float | None = None
         while ends is None or time.monotonic() < ends:
@@ -159,4 +213,5 @@ def _during(broker: BrokerProcess, name: str, count: int) -> Wait:
 
 
 if __name__ == "__main__":
-    STEPS[sys.argv[1]](Addresses(int(sys.argv[2]), 0, int(sys.argv[3])), int(sys.argv[4]))
+    amqp_port, http_port, count = map(int, sys.argv[3:])
+    STEPS[sys.argv[2]](Addresses(amqp_port, 0, http_port), count, BACKLOGS[sys.argv[1]])
