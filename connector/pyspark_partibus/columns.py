@@ -71,6 +71,17 @@ OF_SOURCE_ONLY = frozenset(
     )
 )
 """Columns of the source that say nothing about a message that is to be sent."""
+SENT = (
+    "body",
+    *TEXT,
+    "partition_key",
+    "entity",
+    "time_to_live_ms",
+    "scheduled_enqueue_time",
+    PROPERTIES,
+    PROPERTIES_JSON,
+)
+"""The columns of the sink."""
 _SIMPLE = (
     StringType,
     LongType,
@@ -100,6 +111,7 @@ def check_source_schema(schema: StructType, *, properties_as_json: bool) -> None
     known = {**COLUMNS, **MORE_COLUMNS}
     if properties_as_json:
         known[PROPERTIES] = _text
+    _check_names(schema, known)
     for field in schema.fields:
         kind = known.get(field.name)
         if kind is None:
@@ -121,13 +133,15 @@ def check_sink_schema(
     """Raise SchemaError unless rows of this schema can become messages. Gives the names of the columns that
     become application properties."""
     as_properties = []
+    _check_names(schema, SENT)
     kinds = {field.name: field.dataType for field in schema.fields}
+    if "body" not in kinds:
+        raise SchemaError(f"there is no column 'body', which holds the message; there is {', '.join(kinds)}")
     for name, kind in kinds.items():
         if (wanted := _sink_types(name)) is not None:
             if not isinstance(kind, wanted):
-                raise SchemaError(
-                    f"column '{name}' is {kind.simpleString()}, which cannot be sent as '{name}'"
-                )
+                names = " or ".join(each().simpleString() for each in wanted)
+                raise SchemaError(f"column '{name}' is {kind.simpleString()}, but must be {names}")
         elif name == PROPERTIES:
             _check_properties(kind)
         elif name in used_for_ids:
@@ -144,13 +158,20 @@ def check_sink_schema(
                 "property to send it "
                 "as an application property)"
             )
-    if "body" not in kinds:
-        raise SchemaError("there is no column 'body'")
     if not has_target and "entity" not in kinds:
         raise SchemaError("there is neither the option 'entity' nor a column 'entity'")
     if PROPERTIES in kinds and PROPERTIES_JSON in kinds:
         raise SchemaError(f"there are both '{PROPERTIES}' and '{PROPERTIES_JSON}'")
     return as_properties
+
+
+def _check_names(schema: StructType, known: Collection[str]) -> None:
+    """Raise SchemaError for two columns of one name, and for a known name in capitals."""
+    for name in schema.names:
+        if schema.names.count(name) > 1:
+            raise SchemaError(f"there are two columns '{name}'")
+        if name not in known and name.lower() in known:
+            raise SchemaError(f"column '{name}' must be called '{name.lower()}'")
 
 
 def _sink_types(name: str) -> tuple[type[DataType], ...] | None:

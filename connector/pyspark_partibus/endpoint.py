@@ -12,6 +12,7 @@ from pyspark_partibus.errors import OptionError
 
 AMQP_PORT, AMQPS_PORT = 5672, 5671
 OPTION = "endpoint"
+ENCODED = "A name or key with / + = @ : and the like must be percent-encoded (urllib.parse.quote)"
 PARTS = (
     "Endpoint",
     "SharedAccessKeyName",
@@ -43,6 +44,14 @@ class Endpoint:
     entity: str | None = None
     """The entity that a connection string names (`EntityPath`)."""
 
+    needs_credentials: bool = False
+    """A connection string without a key or token; the options have to have one."""
+
+    @property
+    def has_credentials(self) -> bool:
+        """Whether there is somebody to log in as, or a token."""
+        return self.username is not None or self.token is not None
+
     @property
     def address(self) -> str:
         """Host and port, for texts."""
@@ -66,11 +75,11 @@ def _from_url(text: str) -> Endpoint:
         parts = urlsplit(text)
         port = parts.port
     except ValueError:
-        raise OptionError(OPTION, "is not a valid address") from None
+        raise OptionError(OPTION, f"is not a valid address. {ENCODED}") from None
     if not parts.hostname:
         raise OptionError(OPTION, "names no host")
     if parts.path.strip("/") or parts.query or parts.fragment:
-        raise OptionError(OPTION, "has a path; name the queue or topic in the option 'entity'")
+        raise OptionError(OPTION, f"has a path; name the queue or topic in the option 'entity'. {ENCODED}")
     tls = parts.scheme.lower() == "amqps"
     username = None if parts.username is None else unquote(parts.username)
     return Endpoint(
@@ -106,19 +115,23 @@ def _from_connection_string(text: str) -> Endpoint:
     tls = values.get("usedevelopmentemulator", "").lower() != "true"
     token = values.get("sharedaccesssignature")
     name, key = values.get("sharedaccesskeyname"), values.get("sharedaccesskey")
-    if token is None and (name is None or key is None):
+    if (name is None) != (key is None):
         raise OptionError(
             OPTION,
-            "has a connection string without SharedAccessKeyName and SharedAccessKey, or "
-            "SharedAccessSignature",
+            "has a connection string with one of SharedAccessKeyName and SharedAccessKey; it needs both",
+        )
+    if token is not None and key is not None:
+        raise OptionError(
+            OPTION, "has a connection string with both SharedAccessKey and SharedAccessSignature"
         )
     return Endpoint(
         host,
         port or (AMQPS_PORT if tls else AMQP_PORT),
         tls,
-        username=None if token else name,
-        password=None if token else key,
+        username=name,
+        password=key,
         token=token,
-        signs_tokens=token is None,
+        signs_tokens=key is not None,
+        needs_credentials=key is None and token is None,
         entity=values.get("entitypath"),
     )

@@ -43,7 +43,7 @@ def choose_strategy(options: SinkOptions, columns: Collection[str]) -> str:
         chosen = "column" if has_column else "content"
     if chosen == "column" and not has_column:
         raise OptionError("idStrategy", "is 'column', but there is no column 'message_id'")
-    if chosen != "column" and has_column and options.unknown_columns == "error":
+    if chosen != "column" and has_column and options.unknown_columns != "ignore":
         raise OptionError(
             "idStrategy",
             f"is '{chosen}', but there is a column 'message_id', whose ids would be lost; drop it, or use "

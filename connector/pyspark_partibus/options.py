@@ -6,37 +6,39 @@ because one that is misspelt and ignored would do harm quietly.
 
 from __future__ import annotations
 
+import difflib
 import json
-import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pyspark_partibus.client.patience import Patience
 from pyspark_partibus.endpoint import OPTION, Endpoint, parse_endpoint
 from pyspark_partibus.errors import OptionError
-from pyspark_partibus.offsets import FIRST, counter_of, partition_of
+from pyspark_partibus.option_values import (
+    COMMITTED,
+    EARLIEST,
+    WAIT_S_MAX,
+    Start,
+    parse_duration,
+    parse_start,
+    parse_time,
+)
 
 ENDPOINT_VARIABLE = "PARTIBUS_ENDPOINT"
-LATEST, EARLIEST, COMMITTED = "latest", "earliest", "committed"
-JSON_LATEST, JSON_EARLIEST = -1, -2
-"""What these numbers mean in offsets given as JSON, as with Kafka."""
 CURSOR_BYTES_MAX = 128
 """The longest name of a cursor that the broker takes."""
 SINK_ID_BYTES_MAX, WRITE_ID_BYTES_MAX = 90, 100
 """The broker's names of sinks have at most 128 bytes; after a `sinkId` come 37 of the query's id."""
 NUMBER_MAX = (1 << 63) - 1
 """The largest number of the broker, and of Spark."""
-WAIT_S_MAX = 366 * 24 * 3600.0
-"""The longest wait that can be asked for: what an operating system may wait at once is about as long."""
-TIME_MS_MAX = 253_402_300_799_999
-"""The end of the year 9999."""
-OF_SPARK = frozenset(("path", "checkpointlocation", "queryname", "paths"))
-"""Options that Spark itself adds."""
+OF_SPARK = ("checkpointLocation", "queryName")
+"""Options that Spark hands on to the sink of a stream, for which they do nothing more."""
+PATHS = ("path", "paths")
+"""What Spark makes of the arguments of `load`, `save` and `start`."""
 
 CONNECTION = (
     "endpoint",
@@ -103,10 +105,6 @@ SINK = (
 )
 Value = TypeVar("Value")
 
-Start = str | dict[int, int]
-"""`earliest`, `latest`, `committed`, or a counter for each partition (`JSON_LATEST` and `JSON_EARLIEST`
-too)."""
-
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
@@ -163,19 +161,26 @@ class _Reader:
     """The given options, each of which may be taken once."""
 
     def __init__(self, given: Mapping[str, str], allowed: tuple[str, ...], direction: str) -> None:
-        self._given = {name.lower(): value for name, value in given.items()}
-        known = {name.lower() for name in allowed} | OF_SPARK
-        others = {name.lower(): name for name in (*SOURCE, *SINK)}
-        for name in sorted(self._given.keys() - known):
+        self._given = {name.lower(): value.strip() for name, value in given.items() if value is not None}
+        known = {name.lower(): name for name in allowed}
+        others = {name.lower(): name for name in (*SOURCE, *SINK, *OF_SPARK)}
+        for name in sorted(self._given.keys() - known.keys()):
+            if name in PATHS:
+                raise OptionError(name, "names nothing here; the queue or topic is the option 'entity'")
             if name in others:
                 raise OptionError(others[name], f"is not an option of the {direction}")
-            raise OptionError(name, f"is unknown; the {direction} knows {', '.join(allowed)}")
+            similar = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean '{known[similar[0]]}'? " if similar else ""
+            raise OptionError(name, f"is unknown; {hint}the {direction} knows {', '.join(allowed)}")
+        for name, value in sorted(self._given.items()):
+            if not value:
+                raise OptionError(known[name], "is empty; give it a value, or leave it out")
 
     def text(self, name: str) -> str | None:
         value = self._given.get(name.lower())
         if value is not None and "\0" in value:
             raise OptionError(name, "has a character zero")
-        return None if value is None or not value.strip() else value.strip()
+        return value
 
     def one_of(self, name: str, choices: tuple[str, ...], default: str | None) -> str | None:
         value = self.text(name)
@@ -263,7 +268,7 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
 
 def sink_options(given: Mapping[str, str]) -> SinkOptions:
     """Check and read the options of a sink. Raises OptionError."""
-    read = _Reader(given, SINK, "sink")
+    read = _Reader(given, (*SINK, *OF_SPARK), "sink")
     endpoint = _endpoint(read)
     unknown = read.one_of("unknownColumns", ("error", "ignore", "property"), "error")
     assert unknown is not None
@@ -298,6 +303,15 @@ def _patience(read: _Reader) -> Patience:
     if request <= 0:
         raise OptionError("requestTimeout", "must be longer than 0")
     return Patience(request, read.parsed("retryTimeout", parse_duration, 120.0))
+
+
+def check_batch_sink(given: Mapping[str, str], options: SinkOptions) -> None:
+    """Refuse what only a stream has, and what a batch query cannot keep. Raises OptionError."""
+    _refuse(given, OF_SPARK, "is for streams only")
+    if options.require_exactly_once and options.write_id is None:
+        raise OptionError("requireExactlyOnce", "needs option 'writeId' in a batch query")
+    if options.sink_id is not None:
+        raise OptionError("sinkId", "is for streams; a batch query has 'writeId'")
 
 
 def check_batch_source(given: Mapping[str, str], options: SourceOptions) -> None:
@@ -343,7 +357,7 @@ def _refuse(given: Mapping[str, str], names: tuple[str, ...], problem: str) -> N
 
 def _names(given: Mapping[str, str]) -> set[str]:
     """The names of the options that have a value."""
-    return {name.lower() for name, value in given.items() if value is not None and value.strip()}
+    return {name.lower() for name, value in given.items() if value is not None}
 
 
 def _entity(read: _Reader, endpoint: Endpoint) -> str | None:
@@ -369,43 +383,65 @@ def _source_address(read: _Reader, endpoint: Endpoint) -> str:
 
 
 def _endpoint(read: _Reader) -> Endpoint:
-    """The endpoint with the credentials of all options; the options take precedence over a file with
-    credentials."""
+    """The endpoint with the credentials, from the options or a file. Each may be given once, so that none is
+    ignored."""
     nothing: dict[str, str] = {}
     file = read.parsed("credentialsFile", _credentials, nothing)
-    text = read.text("endpoint") or file.get("endpoint") or os.environ.get(ENDPOINT_VARIABLE)
-    if text is None:
+
+    def given(name: str) -> str | None:
+        option, in_file = read.text(name), file.get(name.lower())
+        if option is not None and in_file is not None and option != in_file:
+            raise OptionError(name, "has another value in 'credentialsFile'; give it in one place")
+        return option or in_file
+
+    text = given(OPTION) or os.environ.get(ENDPOINT_VARIABLE)
+    if not text:
         raise OptionError(
             OPTION, f"is missing; it may also be in the environment variable {ENDPOINT_VARIABLE}"
         )
-    endpoint = parse_endpoint(text)
+    endpoint = _with_credentials(
+        parse_endpoint(text), given("sasl.username"), given("sasl.password"), given("token")
+    )
+    files = {name: given(name) for name in ("tls.caFile", "tls.certFile", "tls.keyFile")}
+    for name, path in files.items():
+        if path is not None and not endpoint.tls:
+            raise OptionError(name, "needs an endpoint with TLS: amqps://, or no UseDevelopmentEmulator=true")
+    if files["tls.keyFile"] is not None and files["tls.certFile"] is None:
+        raise OptionError("tls.keyFile", "needs tls.certFile")
+    return replace(
+        endpoint,
+        ca_file=files["tls.caFile"],
+        cert_file=files["tls.certFile"],
+        key_file=files["tls.keyFile"],
+    )
 
-    def given(name: str) -> str | None:
-        return read.text(name) or file.get(name.lower())
 
-    username, password, token = given("sasl.username"), given("sasl.password"), given("token")
+def _with_credentials(
+    endpoint: Endpoint, username: str | None, password: str | None, token: str | None
+) -> Endpoint:
+    """The endpoint with those credentials of the options that are given."""
+    if username is None and password is None and token is None:
+        if endpoint.needs_credentials:
+            raise OptionError(
+                OPTION,
+                "has a connection string without SharedAccessKeyName and SharedAccessKey, or "
+                "SharedAccessSignature; and there is neither 'token' nor 'sasl.username' and 'sasl.password'",
+            )
+        return endpoint
     if token is not None and (username or password):
         raise OptionError("token", "cannot be given together with sasl.username and sasl.password")
+    if token is None and (username is None or password is None):
+        raise OptionError(
+            "sasl.password" if password is None else "sasl.username", "is missing beside the other one"
+        )
+    if endpoint.has_credentials:
+        raise OptionError(
+            "sasl.username" if token is None else "token",
+            "cannot be given together with a key or token in the endpoint",
+        )
     if token is not None:
-        endpoint = replace(
-            endpoint, token=token, username=None, password=None, signs_tokens=False, mechanism="ANONYMOUS"
-        )
-    elif username is not None or password is not None:
-        if username is None or password is None:
-            raise OptionError(
-                "sasl.password" if password is None else "sasl.username", "is missing beside the other one"
-            )
-        endpoint = replace(
-            endpoint, username=username, password=password, signs_tokens=False, token=None, mechanism="PLAIN"
-        )
-    endpoint = replace(
-        endpoint, ca_file=given("tls.caFile"), cert_file=given("tls.certFile"), key_file=given("tls.keyFile")
-    )
-    if not endpoint.tls and (endpoint.ca_file or endpoint.cert_file or endpoint.key_file):
-        raise OptionError("tls.caFile", "needs an endpoint with TLS (amqps://)")
-    if endpoint.key_file is not None and endpoint.cert_file is None:
-        raise OptionError("tls.keyFile", "needs tls.certFile")
-    return endpoint
+        return replace(endpoint, token=token)
+    return replace(endpoint, username=username, password=password, mechanism="PLAIN")
 
 
 def _credentials(path: str) -> dict[str, str]:
@@ -427,66 +463,3 @@ def _credentials(path: str) -> dict[str, str]:
     if unknown := lowered.keys() - allowed:
         raise ValueError(f"'{path}' has the unknown key '{sorted(unknown)[0]}'")
     return lowered
-
-
-def parse_start(text: str) -> Start:
-    """`earliest`, `latest`, `committed`, or JSON such as `{"0": 12, "1": -1}`. Raises ValueError."""
-    if text.lower() in (EARLIEST, LATEST, COMMITTED):
-        return text.lower()
-    try:
-        value: Any = json.loads(text)
-        entries = {int(partition): number for partition, number in value.items()}
-    except (ValueError, AttributeError, RecursionError):
-        raise ValueError("must be 'earliest', 'latest', 'committed' or a JSON object of partitions") from None
-    return {partition: _position(partition, number) for partition, number in entries.items()}
-
-
-def _position(partition: int, number: object) -> int:
-    """A counter, or a whole sequence number of the partition."""
-    if type(number) is not int or number < JSON_EARLIEST:
-        raise ValueError(f"has {number!r} for partition {partition}; -1 is the latest, -2 the earliest")
-    if number < 0:
-        return number
-    if partition_of(number) not in (0, partition):
-        raise ValueError(
-            f"has a sequence number of partition {partition_of(number)} for partition {partition}"
-        )
-    return max(FIRST, counter_of(number))
-
-
-def parse_time(text: str) -> int:
-    """Milliseconds since the epoch, or an ISO date and time, which is UTC unless it says otherwise. Raises
-    ValueError."""
-    try:
-        if text.lstrip("-").isdecimal():
-            moment_ms = int(text)
-        else:
-            moment = datetime.fromisoformat(text)
-            if moment.tzinfo is None:
-                moment = moment.replace(tzinfo=UTC)
-            moment_ms = round(moment.timestamp() * 1000)
-    except ValueError:
-        raise ValueError(
-            f"is '{text}', but must be milliseconds since 1970 or an ISO date and time"
-        ) from None
-    if abs(moment_ms) > TIME_MS_MAX:
-        raise ValueError(f"is '{text}', which is beyond the year 9999")
-    return moment_ms
-
-
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-def parse_duration(text: str) -> float:
-    """Seconds of `500ms`, `30s`, `15m` or `1h`. Raises ValueError."""
-    number = text.rstrip("msh ")
-    unit = text[len(number) :].strip()
-    try:
-        if unit not in _UNITS or not 0 <= float(number) < math.inf:
-            raise ValueError
-        seconds = float(number) * _UNITS[unit]
-    except ValueError:
-        raise ValueError(f"is '{text}', but must be a duration such as 500ms, 30s, 15m or 1h") from None
-    if seconds > WAIT_S_MAX:
-        raise ValueError(f"is '{text}', which is longer than a year")
-    return seconds

@@ -13,12 +13,13 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from pyspark_partibus.batch_reader import PartibusBatchReader
-from pyspark_partibus.columns import check_sink_schema, check_source_schema, full_schema
+from pyspark_partibus.columns import PROPERTIES, check_sink_schema, check_source_schema, full_schema
 from pyspark_partibus.errors import OptionError, SchemaError
 from pyspark_partibus.identity import SOURCE_ID_COLUMNS, choose_strategy
 from pyspark_partibus.options import (
     SinkOptions,
     SourceOptions,
+    check_batch_sink,
     check_batch_source,
     check_stream_source,
     sink_options,
@@ -53,10 +54,7 @@ class PartibusDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """A batch query's sink."""
         options, strategy, as_properties = self._sink(schema, overwrite)
-        if options.require_exactly_once and options.write_id is None:
-            raise OptionError("requireExactlyOnce", "needs option 'writeId' in a batch query")
-        if options.sink_id is not None:
-            raise OptionError("sinkId", "is for streams; a batch query has 'writeId'")
+        check_batch_sink(self.options, options)
         return PartibusBatchWriter(options, strategy, as_properties)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
@@ -82,4 +80,6 @@ class PartibusDataSource(DataSource):
     def _source(self, schema: StructType) -> SourceOptions:
         options = source_options(self.options)
         check_source_schema(schema, properties_as_json=options.properties_as_json)
+        if options.properties_as_json and PROPERTIES not in schema.names:
+            raise OptionError("propertiesFormat", f"does nothing: the schema has no column '{PROPERTIES}'")
         return options

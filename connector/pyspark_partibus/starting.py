@@ -6,15 +6,15 @@ from pyspark_partibus.client.operations import Heads, Node
 from pyspark_partibus.client.patience import patiently
 from pyspark_partibus.errors import OptionError, Unavailable
 from pyspark_partibus.offsets import Positions
-from pyspark_partibus.options import (
+from pyspark_partibus.option_values import (
     COMMITTED,
     EARLIEST,
     JSON_EARLIEST,
     JSON_LATEST,
     LATEST,
-    SourceOptions,
     Start,
 )
+from pyspark_partibus.options import SourceOptions
 
 
 def heads_of_all(

@@ -33,7 +33,8 @@ from pyspark_partibus.client.operations import Heads, Node
 from pyspark_partibus.cursor_keeper import CursorKeeper
 from pyspark_partibus.errors import DataLoss
 from pyspark_partibus.offsets import FIRST, Offset, Positions, ranges_between
-from pyspark_partibus.options import EARLIEST, LATEST, SourceOptions
+from pyspark_partibus.option_values import EARLIEST, LATEST
+from pyspark_partibus.options import SourceOptions
 from pyspark_partibus.reading import Task, read_task, tasks
 from pyspark_partibus.sharing import share_out
 from pyspark_partibus.starting import heads_of_all, starting_positions

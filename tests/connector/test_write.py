@@ -63,7 +63,7 @@ def test_rows_may_name_their_targets_and_columns_become_properties(
     ("select", "queue", "given", "problem"),
     [
         ("1 as body", "other", {}, "column 'body' is int"),
-        ("'a' as text", "other", {}, "column 'text' cannot be sent"),
+        ("'a' as text", "other", {}, "there is no column 'body'"),
         ("'a' as body", "other", {"requireExactlyOnce": "true"}, "needs option 'writeId'"),
         ("'a' as body", "other", {"sinkId": "me"}, "'sinkId'"),
         (

@@ -37,6 +37,8 @@ def test_the_full_schema_is_nullable_and_passes_its_own_check() -> None:
         (StructType().add("body", BinaryType(), nullable=False), "must be nullable"),
         (StructType().add("properties", StringType()), "'properties' is string"),
         (StructType(), "no columns"),
+        (StructType().add("Body", BinaryType()), "'Body' must be called 'body'"),
+        (StructType().add("body", BinaryType()).add("body", BinaryType()), "two columns 'body'"),
     ],
 )
 def test_a_schema_that_the_source_does_not_have_is_refused(schema: StructType, problem: str) -> None:
@@ -47,8 +49,13 @@ def test_a_schema_that_the_source_does_not_have_is_refused(schema: StructType, p
 @pytest.mark.parametrize(
     ("schema", "problem"),
     [
-        (StructType().add("message_id", StringType()), "no column 'body'"),
-        (StructType().add("body", IntegerType()), "'body' is int"),
+        (
+            StructType().add("value", StringType()),
+            "no column 'body', which holds the message; there is value",
+        ),
+        (StructType().add("BODY", BinaryType()), "'BODY' must be called 'body'"),
+        (StructType().add("body", BinaryType()).add("body", StringType()), "two columns 'body'"),
+        (StructType().add("body", IntegerType()), "'body' is int, but must be binary or string"),
         (StructType().add("body", BinaryType()).add("amount", LongType()), "'amount' cannot be sent"),
         (
             StructType().add("body", BinaryType()).add("partition", IntegerType()),

@@ -19,8 +19,9 @@ LATER = Offset("gen", "me", {0: 9})
 THEIRS = Cursor("them", "gen", {0: 3})
 
 
-def keeper(node: FakeNode, **given: str) -> CursorKeeper:
-    options = source_options({"endpoint": "amqp://host", "entity": "orders", "cursor": "c", **given})
+def keeper(node: FakeNode, cursor: str | None = "c", **given: str) -> CursorKeeper:
+    named = {} if cursor is None else {"cursor": cursor}
+    options = source_options({"endpoint": "amqp://host", "entity": "orders", **named, **given})
     return CursorKeeper(cast(Node, node), options)
 
 
@@ -49,7 +50,7 @@ def test_messages_are_completed_if_wanted_with_a_cursor_or_without() -> None:
     keeper(node, settle="complete").settle(OFFSET)
     assert (node.completed, node.cursors["c"].positions) == ({0: 5}, {0: 5})
     node = FakeNode({0: 10})
-    keeper(node, settle="complete", cursor="").settle(OFFSET)
+    keeper(node, settle="complete", cursor=None).settle(OFFSET)
     assert (node.completed, node.cursors) == ({0: 5}, {})
 
 

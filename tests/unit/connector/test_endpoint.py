@@ -35,6 +35,7 @@ KEY = "SharedAccessKeyName=root;SharedAccessKey=c2VjcmV0PQ=="
                 entity="orders",
             ),
         ),
+        ("Endpoint=sb://bus", Endpoint("bus", 5671, True, needs_credentials=True)),
         (
             "Endpoint=sb://bus;SharedAccessSignature=SharedAccessSignature sr=a&sig=b&se=1&skn=k",
             Endpoint("bus", 5671, True, token="SharedAccessSignature sr=a&sig=b&se=1&skn=k"),
@@ -53,6 +54,11 @@ def test_an_endpoint_is_an_address_or_a_connection_string(text: str, endpoint: E
         ("amqp://", "names no host"),
         ("amqp://host:port", "not a valid address"),
         ("amqp://host/orders", "option 'entity'"),
+        ("amqp://root:a/b=@host", "percent-encoded"),
+        (
+            f"Endpoint=sb://host;{KEY};SharedAccessSignature=s",
+            "both SharedAccessKey and SharedAccessSignature",
+        ),
         (f"Endpoint=http://host;{KEY}", "sb://"),
         (f"Endpoint=sb://host:many;{KEY}", "valid Endpoint"),
         ("Endpoint=sb://host;SharedAccessKeyName=a", "SharedAccessKey"),

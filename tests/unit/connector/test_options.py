@@ -14,9 +14,7 @@ from pyspark_partibus.options import (
     ENDPOINT_VARIABLE,
     SINK,
     SOURCE,
-    parse_duration,
-    parse_start,
-    parse_time,
+    check_batch_sink,
     sink_options,
     source_options,
 )
@@ -64,6 +62,7 @@ def test_the_address_of_each_subqueue(given: dict[str, str], address: str) -> No
         ({"maxMessagesPerTrigger": "-1"}, "maxMessagesPerTrigger"),
         ({"fetchMessages": "5000"}, "fetchMessages"),
         ({"settle": "all"}, "settle"),
+        ({"cursor": "x" * 129}, "cursor"),
         ({"cursorTakeover": "yes"}, "cursorTakeover"),
         ({"maxTriggerDelay": "soon"}, "maxTriggerDelay"),
         ({"requestTimeout": "0s"}, "requestTimeout"),
@@ -150,27 +149,80 @@ def test_credentials_may_be_in_a_file_or_the_environment(
     assert source_options({"entity": "orders"}).endpoint.host == "elsewhere"
 
 
-def test_a_token_replaces_the_key_of_a_connection_string() -> None:
-    connection = "Endpoint=sb://host;SharedAccessKeyName=k;SharedAccessKey=s;EntityPath=orders"
-    options = source_options({"endpoint": connection, "token": "t"})
-    assert (options.endpoint.token, options.endpoint.password, options.endpoint.mechanism) == (
-        "t",
-        None,
-        "ANONYMOUS",
+KEYLESS = "Endpoint=sb://host;EntityPath=orders"
+KEYED = f"{KEYLESS};SharedAccessKeyName=k;SharedAccessKey=s"
+LOGIN = {"sasl.username": "me", "sasl.password": "pw"}
+
+
+def test_credentials_are_in_the_endpoint_or_beside_it() -> None:
+    token = source_options({"endpoint": KEYLESS, "token": "t"})
+    assert (token.endpoint.token, token.endpoint.mechanism, token.address) == ("t", "ANONYMOUS", "orders")
+    login = source_options({"endpoint": KEYLESS, **LOGIN}).endpoint
+    assert (login.username, login.password, login.mechanism, login.signs_tokens) == (
+        "me",
+        "pw",
+        "PLAIN",
+        False,
     )
-    assert options.address == "orders"
+    with pytest.raises(OptionError, match=r"option 'endpoint': .* neither 'token' nor 'sasl"):
+        source_options({"endpoint": KEYLESS})
 
 
-@pytest.mark.parametrize(
-    ("text", "start"),
-    [
-        ("Earliest", "earliest"),
-        ('{"0": -1, "1": -2, "2": 7}', {0: -1, 1: -2, 2: 7}),
-        ('{"146": 41095346599755778, "0": 0}', {146: 2, 0: 1}),
-    ],
-)
-def test_starting_offsets(text: str, start: object) -> None:
-    assert parse_start(text) == start
+@pytest.mark.parametrize("endpoint", [KEYED, f"{KEYLESS};SharedAccessSignature=s", "amqp://user:pw@host"])
+@pytest.mark.parametrize(("given", "option"), [({"token": "t"}, "token"), (LOGIN, "sasl.username")])
+def test_one_of_two_credentials_is_not_ignored(endpoint: str, given: dict[str, str], option: str) -> None:
+    with pytest.raises(OptionError, match=f"option '{option}': cannot be given together with a key"):
+        source_options({"endpoint": endpoint, "entity": "orders", **given})
+
+
+def test_an_option_that_differs_from_the_file_is_not_ignored(tmp_path: Path) -> None:
+    file = tmp_path / "credentials.json"
+    file.write_text(json.dumps({"endpoint": "amqps://host"}))
+    given = {"credentialsFile": str(file), "entity": "orders"}
+    assert source_options({**given, "endpoint": "amqps://host"}).endpoint.host == "host"
+    with pytest.raises(OptionError, match="option 'endpoint': has another value in 'credentialsFile'"):
+        source_options({**given, "endpoint": "amqps://other"})
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCE if name != "entity"])
+def test_an_empty_option_of_the_source_is_refused(name: str) -> None:
+    with pytest.raises(OptionError, match=f"option '{name}': is empty"):
+        source_options({**BASE, name: " "})
+
+
+@pytest.mark.parametrize("name", SINK)
+def test_an_empty_option_of_the_sink_is_refused(name: str) -> None:
+    with pytest.raises(OptionError, match=f"option '{name}': is empty"):
+        sink_options({**BASE, name: ""})
+
+
+@pytest.mark.parametrize("name", ["path", "paths"])
+def test_a_path_names_no_entity(name: str) -> None:
+    for read in (source_options, sink_options):
+        with pytest.raises(OptionError, match=f"option '{name}': .* is the option 'entity'"):
+            read({**BASE, name: "others"})
+
+
+def test_what_belongs_to_the_sink_of_a_stream_is_refused_elsewhere() -> None:
+    for name in ("checkpointLocation", "queryName"):
+        with pytest.raises(OptionError, match=f"option '{name}': is not an option of the source"):
+            source_options({**BASE, name: "x"})
+        with pytest.raises(OptionError, match=f"option '{name}': is for streams only"):
+            given = {**BASE, name: "x"}
+            check_batch_sink(given, sink_options(given))
+
+
+def test_a_misspelt_option_gets_a_hint() -> None:
+    with pytest.raises(
+        OptionError, match="option 'startingoffset': is unknown; did you mean 'startingOffsets'"
+    ):
+        source_options({**BASE, "startingOffset": "latest"})
+
+
+@pytest.mark.parametrize("name", ["tls.caFile", "tls.certFile"])
+def test_a_file_for_tls_without_tls_is_named(name: str) -> None:
+    with pytest.raises(OptionError, match=f"option '{name}': needs an endpoint with TLS"):
+        source_options({**BASE, name: "/some.pem"})
 
 
 def test_the_page_on_spark_has_every_option_and_column_and_no_other() -> None:
@@ -187,18 +239,3 @@ def test_the_page_on_spark_has_every_option_and_column_and_no_other() -> None:
     ]
     named = {name for row in rows for name in re.findall(r"`([\w.]+)`", row)}
     assert named == {*SOURCE, *SINK, *COLUMNS, *MORE_COLUMNS}
-
-
-def test_times_and_durations() -> None:
-    assert parse_time("1700000000000") == 1_700_000_000_000
-    assert parse_time("2023-11-14T22:13:20") == parse_time("2023-11-14T23:13:20+01:00") == 1_700_000_000_000
-    assert [parse_duration(text) for text in ("500ms", "30s", "15m", "1.5h", "2 s")] == [
-        0.5,
-        30,
-        900,
-        5400,
-        2,
-    ]
-    for text in ("5", "s", "5d", "-1s", "5 s m", "infs", "nanms", "1e400h"):
-        with pytest.raises(ValueError, match="duration"):
-            parse_duration(text)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql.datasource import DataSource
-from pyspark.sql.types import StringType, StructType
+from pyspark.sql.types import BinaryType, StringType, StructType
 
 import pyspark_partibus
 from pyspark_partibus.errors import OptionError, SchemaError
@@ -55,6 +55,17 @@ def test_options_and_schemas_are_checked_before_anything_connects() -> None:
     schema = source().schema()
     assert source().reader(schema)
     assert "raw" in source(onBadMessage="null").schema().names
+
+
+def test_a_format_of_properties_that_nobody_reads_is_refused() -> None:
+    body = StructType().add("body", BinaryType())
+    for make in (
+        source(propertiesFormat="json").reader,
+        source(propertiesFormat="json", cursor="c").streamReader,
+    ):
+        with pytest.raises(OptionError, match="option 'propertiesFormat': does nothing"):
+            make(body)
+    assert source(propertiesFormat="json").reader(source(propertiesFormat="json").schema())
 
 
 def test_a_stream_needs_a_cursor_unless_it_settles_nothing_or_completes() -> None:
