@@ -38,6 +38,11 @@ class Browsing:
         """Some clients have not been told yet."""
         return bool(self._telling)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no client waits to be told of messages."""
+        return not (self._watches or self._returned or self._telling)
+
     def peek(self, client: ClientId, peek: Peek) -> bool:
         """Show messages. Returns False if it passed over so many that it must continue in the next cycle."""
         space = self._space

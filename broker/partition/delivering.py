@@ -53,6 +53,11 @@ class Delivering:
             subqueue.available and book for subqueue, book in self._asked.values()
         )
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no client waits for messages, or holds some that can be recalled."""
+        return not (self._asked or self._to_tell)
+
     def demand(self, client: ClientId, demand: Demand) -> None:
         """Raise a client's demand. First completes the client's withdrawal if one is pending."""
         space = self._space

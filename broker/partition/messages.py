@@ -85,6 +85,8 @@ class Messages:
         self.evicted_below = NO_NUMBER
         """Bodies from this sequence number on are not evicted: the current cycle has sent them, and not all
         of them are counted in the budget. Another partition may ask for room while the cycle lasts."""
+        self.soonest_end_ms = NO_NUMBER
+        """No message whose time to live has begun since this was set ends earlier, in monotonic time."""
         self._evicted_to = (0, 0)
         """The subqueue and sequence number where the last eviction stopped."""
         self.clock_settings = clock_settings or ClockSettings()
@@ -265,6 +267,7 @@ class Messages:
             self.main.postpone(put_off(references, scheduled_ms))
         if life_column is not None:
             self.main.watch_lives(first, lives, life_column)
+            self.soonest_end_ms = min(self.soonest_end_ms, *(each or NO_NUMBER for each in lives.values()))
         self.next_number = first + count
         self.latest_enqueued_ms = enqueued_ms
         return keep or messages is None

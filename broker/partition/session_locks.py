@@ -78,6 +78,11 @@ class SessionLocks:
         return bool(self._ended) or self._has_broken_off
 
     @property
+    def is_idle(self) -> bool:
+        """Whether no session was ever locked, and no client waits for a free one."""
+        return not (self._subqueues or self._watches)
+
+    @property
     def is_hungry(self) -> bool:
         """Whether a holder waits for messages that are available in its session."""
         return any(

@@ -110,6 +110,7 @@ from broker.partition.durable_state import read_back
 from broker.partition.handing_over import HandingOver
 from broker.partition.lock_expiry import run_out_locks
 from broker.partition.long_operations import Divisible, Parts
+from broker.partition.looking_ahead import LookingAhead
 from broker.partition.messages import NO_NUMBER, Messages
 from broker.partition.moving_cursors import MovingCursors
 from broker.partition.promises import Promises
@@ -184,8 +185,10 @@ class Partition:
         self._deleting = Deleting(self._space, self._time_to_live)
         self._redriving = Redriving(self._space, self._sending)
         self.counting = Counting(messages)
-        self._wall_ahead_ms = 0
-        """How far wall time was ahead of monotonic time when the latest cycle began."""
+        self._ahead = LookingAhead(
+            self._space, self._time_to_live, self._abandoned, self._schedule, self._sessions,
+            self._delivering, self._browsing, self._transactions, can_be_quiet=self._publishing is None
+        )  # fmt: skip
         self._due: Iterator[None] | None = None
         """The steps that publish scheduled messages of a topic; the operations of the cycle come after
         them."""
@@ -233,10 +236,15 @@ class Partition:
         self._space.cycle = Cycle(commit, now_ms, wall_ms, self.messages.next_number)
         self.left_over = 0
         self.messages.position = commit.start
-        self._wall_ahead_ms = wall_ms - now_ms
+        self._ahead.wall_ahead_ms = wall_ms - now_ms
         self.messages.states.expire(now_ms, wall_ms, commit.start)
+        if self._ahead.is_quiet(now_ms):
+            self.messages.evicted_below = self.messages.next_number
+            return
+        self._ahead.disturb()
         if self._duplicates.slots:
-            self._duplicates.forget_old(now_ms, wall_ms, self._window_ms, commit.start)
+            window_ms = self._space.description.settings.duplicate_detection_window_ms
+            self._duplicates.forget_old(now_ms, wall_ms, window_ms, commit.start)
         if self._abandoned.has_more:
             self._abandoned.remove_some()
         self._due = self._schedule.enqueue_due()
@@ -253,6 +261,8 @@ class Partition:
         """
         assert self._due is None, "what has come due comes first"
         self._space.arrived_ms = self._space.cycle.now_ms if arrived_ms is None else arrived_ms
+        if not isinstance(operation, Send):
+            self._ahead.disturb()
         effort = 0 if self._publishing is None else self._publishing.effort
         try:
             return self._carry_out(client, operation) is not False
@@ -365,16 +375,14 @@ class Partition:
         `waiting_since_ms` is when the oldest operation that waits for the next cycle arrived.
         """
         cycle = self._space.cycle
-        for _ in self.go_on():
-            pass
-        if self._publishing is not None:
-            self._publishing.forget_ahead()
-        self._end_locks(cycle.now_ms if waiting_since_ms is None else waiting_since_ms)
-        self._transactions.has_more = False
-        self._delivering.finish()
-        self._browsing.tell_watchers()
-        self._sessions.tell_watchers()
-        self._delivering.write_answers()
+        if self.is_under_way:
+            for _ in self.go_on():
+                pass
+        until_ms = cycle.now_ms if waiting_since_ms is None else waiting_since_ms
+        if self._ahead.is_quiet(until_ms):
+            self._ahead.look_at_new_messages()
+        else:
+            self._look_after(until_ms)
         for reference in cycle.passing:
             reference.payload = b""
         self.messages.evicted_below = NO_NUMBER
@@ -383,6 +391,19 @@ class Partition:
         if cycle.grants:
             payloads.read(cycle.now_ms)
         return cycle
+
+    def _look_after(self, until_ms: int) -> None:
+        """Hand out messages and tell those who wait, after the cycle's operations. End locks that end by
+        `until_ms`."""
+        self._ahead.disturb()
+        if self._publishing is not None:
+            self._publishing.forget_ahead()
+        self._end_locks(until_ms)
+        self._transactions.has_more = False
+        self._delivering.finish()
+        self._browsing.tell_watchers()
+        self._sessions.tell_watchers()
+        self._delivering.write_answers()
 
     def let_go(self) -> None:
         """Release the answered cycle with its commit, answers and messages: some MiB, and the next cycle may
@@ -397,6 +418,7 @@ class Partition:
         The senders' answers become `Failed(DISK_FULL)`, and who has asked for a sink's batch must ask again;
         the other answers wait for the new commit. Returns how many sends were undone.
         """
+        self._ahead.disturb()
         cycle = self._space.cycle
         undone = 0
         for index, (client, answer) in enumerate(cycle.answers):
@@ -461,9 +483,7 @@ class Partition:
     @property
     def has_more(self) -> bool:
         """Whether work is left for the next cycle, which should follow at once."""
-        waits = self._time_to_live.has_more or self._browsing.has_more or self._space.locks.has_ended
-        waits = waits or self._schedule.has_more or self._sessions.has_more or self._abandoned.has_more
-        return waits or self._delivering.has_more or self._transactions.has_more
+        return self._ahead.has_more
 
     @property
     def holds_anything(self) -> bool:
@@ -473,23 +493,7 @@ class Partition:
 
     def next_due_ms(self) -> int | None:
         """When a cycle is due even if no operation arrives."""
-        due_ms = self._time_to_live.next_due_ms()
-        for lock_ends_ms in (self._space.locks.next_due_ms(), self._sessions.next_due_ms()):
-            if due_ms is None or (lock_ends_ms is not None and lock_ends_ms < due_ms):
-                due_ms = lock_ends_ms
-        if self._duplicates.slots:
-            forget_ms = self._duplicates.next_due_ms(self._window_ms)
-            if forget_ms is not None and (due_ms is None or forget_ms < due_ms):
-                due_ms = forget_ms
-        for wall_ms in (self.messages.states.next_expiry_ms(), self._schedule.next_due_ms()):
-            if wall_ms is not None:
-                wall_ms -= self._wall_ahead_ms
-                due_ms = wall_ms if due_ms is None else min(due_ms, wall_ms)
-        return due_ms
-
-    @property
-    def _window_ms(self) -> int:
-        return self._space.description.settings.duplicate_detection_window_ms
+        return self._ahead.next_due_ms()
 
     def next_expiry_ms(self) -> int | None:
         """When the next message expires if the partition is closed; None if none does. Locks need no wake-up:
@@ -670,6 +674,7 @@ class Partition:
         self.counting.check()
         self._space.locks.check()
         self._sessions.check()
+        self._ahead.check()
         for number, book in self._space.books.items():
             book.check()
             assert self.has_more or not (self._space.subqueues[number].available and book), (
