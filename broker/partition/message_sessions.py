@@ -46,7 +46,7 @@ class MessageSession:
         """Messages that are ACTIVE and not locked."""
         self.delayed: set[int] = _NONE_DELAYED
         """Messages that were abandoned with a delay. Those behind them wait for them."""
-        self.waiting: SiftedHeap[int] = SiftedHeap()
+        self.waiting: SiftedHeap[int] = SiftedHeap(untrack)
         self.lock: SessionLock | None = None
         self.line: SessionLine | None = None
         """The line in which it stands. This and its neighbours there are set by the line."""
@@ -146,7 +146,7 @@ class MessageSessions:
         if session is None:
             session = self._by_id[id] = MessageSession(id)
             self._count(1)
-            untrack([session, *session.waiting.containers()])
+            untrack([session])
         return session
 
     def walk(self) -> Iterator[bytes]:

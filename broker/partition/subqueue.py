@@ -137,7 +137,7 @@ class Subqueue:
         self._order: Order | None = None
         """None until `rebuild`."""
         self._next = 0
-        self._returned: SiftedHeap[int] = SiftedHeap()
+        self._returned: SiftedHeap[int] = SiftedHeap(untrack)
         self.came_back: list[int] | None = None
         """Messages that were given back or moved here in this cycle; None if no client wants to know."""
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from broker.base.sifted_heap import SiftedHeap
+from broker.partition._untracked import untrack
 from broker.partition.chunked_table import ChunkedTable
 from broker.partition.timer_buckets import ARRAY_MAX, UNCOUNTED, Bucket, LongBucket, Seen
 
@@ -40,7 +41,7 @@ class TimerWheel:
         self._tick_ms = tick_ms
         self._is_live = is_live
         self._buckets: ChunkedTable[Bucket] = ChunkedTable()
-        self._ticks: SiftedHeap[int] = SiftedHeap()
+        self._ticks: SiftedHeap[int] = SiftedHeap(untrack)
 
     def add(self, due_ms: int, key: int) -> None:
         """Add a key that comes due at `due_ms`."""

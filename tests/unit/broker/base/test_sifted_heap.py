@@ -3,9 +3,14 @@ numbers."""
 
 from __future__ import annotations
 
+import heapq
 import random
 from collections.abc import Iterator
+from typing import Any
 
+import pytest
+
+from broker.base import sifted_heap
 from broker.base.sifted_heap import SIFTED_AT_ONCE, SiftedHeap
 
 
@@ -77,3 +82,44 @@ def test_a_number_that_was_gone_and_is_back_comes_out() -> None:
 def test_an_empty_heap_has_no_least_number() -> None:
     heap: SiftedHeap[int] = SiftedHeap()
     assert heap.least() is None and not heap
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_happens_the_lowest_number_comes_first_and_no_list_gets_long(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(sifted_heap, "HEAP_MAX", 16)
+    chance = random.Random(seed)
+    hidden: list[Any] = []
+    heap, model = SiftedHeap[int](hidden.extend), list[int]()
+    live, most = set[int](), 0
+    for _ in range(3_000):
+        if chance.random() < 0.55:
+            number = chance.randrange(1_000)
+            live.add(number)
+            heap.push(number)
+            heapq.heappush(model, number)
+        elif heap and chance.random() < 0.9:
+            assert heap.least() == heap.first == model[0]
+            assert heap.pop() == heapq.heappop(model)
+        else:
+            live = {number for number in live if chance.random() < 0.3}
+            stale_before = sorted(number for number in heap if number not in live)
+            heap.tidy(live, len(live))
+            left = sorted(heap)
+            assert [number for number in left if number in live] == sorted(
+                number for number in model if number in live
+            ), "only stale ones are sifted out"
+            assert len(stale_before) >= sum(number not in live for number in left)
+            model = left
+        # Symptom: a list of three million numbers held the loop for 12 ms when it grew.
+        lists = [heap._numbers, *(heap._old or ())]
+        most = max(most, len(lists))
+        assert all(len(each) <= 16 for each in lists) and len(heap) == len(model)
+        assert all(
+            any(each is shown for shown in hidden) for each in [heap, *lists, *filter(None, [heap._old])]
+        )
+    assert most > 3
+    while heap:
+        heap.shorten(5)
+    assert heap._old is None
