@@ -5,7 +5,8 @@ the event loop for 45 ms. And it keeps its largest table, 50 MB after a million 
 numbers share a dictionary of their own, a chunk, whose growing takes a millisecond at most. It is freed with
 its last entry, and made smaller once few are left.
 
-Numbers should be dense, as sequence numbers are: a chunk with a single entry takes some 300 bytes.
+Numbers should be dense, as sequence numbers are, or positions of small frames: a chunk with a single entry
+takes some 300 bytes.
 """
 
 from __future__ import annotations

@@ -51,6 +51,7 @@ from broker.entities.roles import OWN_END
 from broker.partition import columns, snapshot_v1
 from broker.partition._untracked import untrack
 from broker.partition.blocks import BLOCK_MESSAGES, Blocks, place_of
+from broker.partition.chunked_table import ChunkedTable
 from broker.partition.columns import NO_COLUMNS
 from broker.partition.durable_state import Section
 from broker.partition.gradual_sort import sort_gradually
@@ -214,8 +215,8 @@ class _MessagesSection:
     def __init__(self, messages: Messages) -> None:
         self._messages = messages
         self._blocks: Blocks = messages.blocks
-        self._frames: dict[int, StoredFrame] = {}
-        """Frames by position, while blocks are being read."""
+        self._frames: ChunkedTable[StoredFrame] = ChunkedTable()
+        """Frames by position, while blocks are being read. There may be one for each message."""
 
     def changed_since(self, base: Position | None) -> Sequence[int]:
         return self._blocks.changed_since(base)
@@ -340,9 +341,7 @@ class _MessagesSection:
         for part in sort_gradually(self._frames.values(), attrgetter("position")):
             self._messages.adopt_frames(part)
             yield
-        while self._frames:
-            for _ in range(min(len(self._frames), BLOCK_MESSAGES)):
-                self._frames.popitem()
+        while self._frames.pop_some(BLOCK_MESSAGES):
             yield
         yield from self._blocks.adopt(taken)
 
