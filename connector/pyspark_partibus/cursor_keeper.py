@@ -34,9 +34,16 @@ class CursorKeeper:
         if self._node.cursor(options.cursor) is not None:
             raise _owned(options)
 
+    def confirmed(self, generation: str) -> Positions | None:
+        """Where the query's cursor is, as far as the broker has confirmed to this process; None if it has
+        not."""
+        if self._settled is None or self._settled[0] != generation or self._options.cursor is None:
+            return None
+        return self._settled[1]
+
     def settle(self, offset: Offset) -> None:
         """Note that everything before this offset is done with. Raises OptionError if the cursor is another
-        query's, and DataLoss as `_check_checkpoint`.
+        query's, and DataLoss as `_check_cursor`.
 
         Does nothing for the beginning of a query, and for positions of an entity that is gone or that ends
         before them: at these numbers there are, or will be, messages that the query has not read."""
@@ -72,7 +79,7 @@ class CursorKeeper:
             node.settle_through(offset.positions)
             return
         if self._settled is None:
-            self._check_checkpoint(options.cursor, offset)
+            self._check_cursor(options.cursor, offset)
         if self._settled is None and options.cursor_takeover:
             node.create_cursor(options.cursor, offset.owner, offset.positions, take_over=True)
         try:
@@ -83,27 +90,39 @@ class CursorKeeper:
             node.create_cursor(options.cursor, offset.owner, offset.positions, take_over=False)
             node.advance_cursor(options.cursor, offset.owner, offset.positions, complete)
 
-    def _check_checkpoint(self, name: str, offset: Offset) -> None:
-        """Notice a checkpoint that is older than the query's own cursor, which never passes what Spark has
-        committed. Raises DataLoss if messages behind the checkpoint were completed, unless the user is
-        content with what is there."""
+    def _check_cursor(self, name: str, offset: Offset) -> None:
+        """Compare a checkpoint with the query's own cursor, which never passes what Spark has committed, and
+        never goes back. Raises DataLoss if messages are gone unread, unless the user is content with what is
+        there."""
         options, cursor = self._options, self._node.cursor(name)
         if cursor is None or (cursor.owner, cursor.generation) != (offset.owner, offset.generation):
             return
-        ahead = [each for each, at in cursor.positions.items() if at > offset.positions.get(each, at)]
-        if not ahead:
-            return
-        text = (
-            f"the checkpoint is older than the cursor '{name}' of '{options.address}', which is at "
-            f"{cursor.positions[ahead[0]]} in partition {ahead[0]} and the checkpoint at "
-            f"{offset.positions[ahead[0]]}: was it restored from a copy?"
-        )
-        if options.settle == "complete" and options.fail_on_data_loss:
-            raise DataLoss(
-                f"{text} What is between the two was completed. With option failOnDataLoss=false the query "
-                "goes on with what is there."
+        at, where = cursor.positions, f"the cursor '{name}' of '{options.address}'"
+        if (ahead := _beyond(at, offset.positions)) is not None:
+            text = (
+                f"the checkpoint is older than {where}, which is at {at[ahead]} in partition {ahead} and the "
+                f"checkpoint at {offset.positions[ahead]}: was it restored from a copy? "
             )
-        _log.warning("%s Batches are planned again", text)
+            if options.settle == "complete":
+                self._lose(f"{text}What is between the two was completed.")
+            else:
+                _log.warning("%sIts messages are read again", text)
+        elif offset.settled and (behind := _beyond(offset.settled, at)) is not None:
+            self._lose(
+                f"{where} has gone back to {at[behind]} in partition {behind}, and was at "
+                f"{offset.settled[behind]}: the broker's data were restored from an older copy, or damaged. "
+                "Messages that were sent since have numbers that the query has read already."
+            )
+
+    def _lose(self, text: str) -> None:
+        if self._options.fail_on_data_loss:
+            raise DataLoss(f"{text} With option failOnDataLoss=false the query goes on with what is there.")
+        _log.warning("%s Going on with what is there", text)
+
+
+def _beyond(positions: Positions, others: Positions) -> int | None:
+    """A partition in which the position is beyond the other one; None if there is none."""
+    return next((each for each, at in sorted(positions.items()) if at > others.get(each, at)), None)
 
 
 def _owned(options: SourceOptions) -> OptionError:

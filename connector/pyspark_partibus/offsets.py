@@ -1,6 +1,6 @@
 """Positions in all partitions of an entity, and the JSON that Spark keeps of them.
 
-    {"v":1, "gen":"…", "own":"…", "p":{"0":1200,"1":1187}, "init":1, "base":{"0":1000,"1":1001}}
+    {"v":1, "gen":"…", "own":"…", "p":{"0":1200,"1":1187}, "init":1, "base":{"0":1000,"1":1001}, "set":{…}}
 
 A position is the counter of the next message to read; the sequence number has the partition in its upper 16
 bits (AMQP contract 10.2), which the key already says. Spark compares offsets as text, so keys have a fixed
@@ -9,6 +9,9 @@ order.
 `init` marks the value of `initialOffset`, which Spark does not keep: it keeps the end of batch 0 only. So
 that end has the positions where the batch began as its `base`, and a batch 0 that is run again begins where
 it did the first time.
+
+`set` has the positions of the query's cursor that the broker had confirmed when the batch was planned. A
+broker whose data are restored from an older copy gives numbers again, and its cursor is behind these.
 """
 
 from __future__ import annotations
@@ -38,6 +41,8 @@ class Offset:
     positions: Positions
     initial: bool = False
     base: Positions | None = field(default=None)
+    settled: Positions | None = field(default=None)
+    """Where the broker's cursor was, durably, before the batch that ends here."""
 
     def to_json(self) -> dict[str, Any]:
         """For Spark; equal offsets give equal text."""
@@ -51,6 +56,8 @@ class Offset:
             value["init"] = 1
         if self.base is not None:
             value["base"] = _text_keys(self.base)
+        if self.settled is not None:
+            value["set"] = _text_keys(self.settled)
         return value
 
     @classmethod
@@ -63,25 +70,31 @@ class Offset:
                 f"version {VERSION}"
             )
         try:
-            base = value.get("base")
+            base, settled = value.get("base"), value.get("set")
             return cls(
                 str(value["gen"]),
                 str(value["own"]),
                 _number_keys(value["p"]),
                 initial=bool(value.get("init")),
                 base=None if base is None else _number_keys(base),
+                settled=None if settled is None else _number_keys(settled),
             )
         except (AttributeError, KeyError, TypeError, ValueError):
             raise ValueError(
                 f"the checkpoint is damaged, or another source's: {str(value)[:200]} is no offset of Partibus"
             ) from None
 
-    def ending(self, positions: Positions, generation: str) -> Offset:
-        """The end of a batch that begins here."""
+    def ending(self, positions: Positions, generation: str, settled: Positions | None = None) -> Offset:
+        """The end of a batch that begins here. settled: where the query's cursor is, durably,
+        if that is known."""
         base = dict(self.positions) if self.initial else None
         if positions == self.positions and generation == self.generation:
             return self  # nothing new: Spark must see the same text
-        return replace(self, positions=positions, generation=generation, initial=False, base=base)
+        if settled is None and generation == self.generation:
+            settled = self.settled
+        return replace(
+            self, positions=positions, generation=generation, initial=False, base=base, settled=settled
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,8 @@ class PartibusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._waiting = None
         self._backlog -= sum(shares.values())
         ends = {each: firsts[each] + share for each, share in shares.items()}
-        return begin.ending({**begins, **ends}, heads.generation).to_json()
+        settled = self._cursor().confirmed(heads.generation)
+        return begin.ending({**begins, **ends}, heads.generation, settled).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """The heads of all partitions and the backlog, for the query's progress."""

@@ -124,6 +124,25 @@ def test_a_checkpoint_that_is_older_than_the_cursor_is_noticed(
     assert "older" not in caplog.text
 
 
+def test_a_broker_that_was_restored_from_an_older_copy_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    """Its head has passed the query's position again, with other messages."""
+    node = FakeNode({0: 90})
+    keeps = keeper(node)
+    assert keeps.confirmed("gen") is None
+    keeps.settle(LATER)
+    assert (keeps.confirmed("gen"), keeps.confirmed("other")) == ({0: 9}, None)
+    latest = LATER.ending({0: 12}, "gen", keeps.confirmed("gen"))
+    keeper(node).settle(latest)
+    node.cursors["c"] = Cursor("me", "gen", {0: 8})
+    with pytest.raises(
+        DataLoss, match=r"'c' of 'orders' has gone back to 8 in partition 0, and was at 9: the b"
+    ):
+        keeper(node).settle(latest)
+    keeper(node, failOnDataLoss="false").settle(latest)
+    assert "Going on with what is there" in caplog.text
+    assert node.cursors["c"].positions == {0: 12}
+
+
 def test_a_cursor_can_be_taken_over() -> None:
     node = FakeNode({0: 10})
     node.cursors["c"] = THEIRS

@@ -21,9 +21,16 @@ def test_the_same_offset_has_the_same_text_whatever_its_order() -> None:
     )
 
 
+def test_where_the_cursor_was_is_kept_until_more_is_known() -> None:
+    first = START.ending({0: 9, 1: 7}, "gen", {0: 5, 1: 7})
+    assert first.ending({0: 9, 1: 8}, "gen").settled == {0: 5, 1: 7}
+    assert first.ending({0: 9, 1: 8}, "gen", {0: 9, 1: 7}).settled == {0: 9, 1: 7}
+    assert first.ending({0: 1}, "new").settled is None
+
+
 def test_an_offset_survives_its_json() -> None:
     end = START.ending({0: 9, 1: 7}, "gen")
-    for each in (START, end):
+    for each in (START, end, end.ending({0: 9, 1: 8}, "gen", {0: 5, 1: 7})):
         assert Offset.from_json(json.loads(json.dumps(each.to_json()))) == each
 
 

@@ -164,6 +164,7 @@ def test_both_calls_settle_what_spark_has_committed_and_never_more() -> None:
     assert node.cursors["c"].positions == {0: 8}
     stream.commit(second)
     assert (node.cursors["c"].owner, node.cursors["c"].positions) == (second["own"], {0: 9})
+    assert ("set" in first, second["set"]) == (False, {"0": 8}), "what the broker had confirmed"
 
 
 def test_heads_are_kept_for_a_while() -> None:
