@@ -13,9 +13,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from broker.descriptors import limit_for
 from broker.entities.descriptions import QueueSettings
 from broker.http.bodies import FREE_BYTES, Bodies
-from broker.server import Broker
+from broker.server import Broker, run
 from broker.settings.config_file import WrongConfigFile, load_config_file
 from broker.settings.settings import load_settings
 from tests.support.broker_process import configuration, port_of, queue
@@ -187,6 +188,22 @@ def test_the_setting_cannot_give_the_first_of_several_a_name_that_is_no_label(
     with pytest.raises(WrongConfigFile, match="PARTIBUS_NAMESPACE: "):
         make(tmp_path, BILLS, namespace=name)
     make(tmp_path, namespace=name)
+
+
+def test_the_limit_of_open_files_suits_the_connections_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr("broker.server.raise_limit", asked.append)
+    monkeypatch.setattr("broker.server.uvloop.run", lambda broker: broker.close())
+    others = [
+        {"Name": f"n{number}", "Queues": [], "Settings": {"SasKey": "own", "ConnectionsMax": 30_000}}
+        for number in range(4)
+    ]
+    broker = make(tmp_path, *others)
+    config = load_config_file(tmp_path / "config.json", broker.settings)
+    run(load_settings(data_dir=tmp_path / "other", connections_max=1_000), config)
+    assert asked == [limit_for(load_settings(connections_max=121_000))] and asked[0] > 121_000
 
 
 async def test_request_bodies_have_one_bound_over_all_namespaces(
