@@ -6,6 +6,8 @@ from setuptools import Extension, setup
 setup(
     cffi_modules=["protocol/native/build.py:ffibuilder"],
     ext_modules=[
+        Extension("protocol._spans", ["protocol/native/spans.c"]),
+        Extension("broker.base._sizes", ["broker/native/sizes.c"]),
         Extension("broker.partition._untracked", ["broker/native/untracked.c"]),
         Extension("broker.partition._references", ["broker/native/references.c"]),
         Extension("broker.partition._new_references", ["broker/native/new_references.c"]),

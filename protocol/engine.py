@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from protocol import codec, runs
+from protocol._spans import largest
 from protocol.deliveries import Deliveries
 from protocol.events import (
     ConnectionClosed,
@@ -491,8 +492,8 @@ class Engine:
         rests: Sequence[bytes] = (),
         skipped: int = 0,
     ) -> list[Delivery]:
-        """Send whole messages, within the credit. `tags` are delivery tags, all of the same size of at most
-        32 bytes, and unique among unsettled deliveries.
+        """Send whole messages, within the credit. `tags` are delivery tags of at most 32 bytes, unique among
+        unsettled deliveries.
 
         Each message consists of its entry in `fronts`, followed by its entry in `rests` (if there are any)
         without the first `skipped` bytes. Gives the deliveries; none if they are sent settled.
@@ -501,10 +502,11 @@ class Engine:
             return []
         if self._accepted:
             self._settle_accepted()  # a response does not overtake the outcome of its request
-        if rests and max(map(len, rests)) >= PAYLOAD_BYTES_MIN:
+        rests = list(rests)
+        if largest(rests) >= PAYLOAD_BYTES_MIN:
             frame_bytes_max = self.remote_max_frame_bytes or FRAME_BYTES_UNBOUNDED
             rests, skipped = self._large_output.rests(link, fronts, rests, skipped, frame_bytes_max), 0
-        deliveries, any_large = runs.send(link.pn, tags, fronts, settled, rests, skipped)
+        deliveries, any_large = runs.send(link.pn, list(tags), list(fronts), settled, rests, skipped)
         if any_large:
             self._untrimmed += deliveries
         return [] if settled else deliveries

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from protocol._runs import ffi, lib
+from protocol._spans import spans
 from protocol.links import Delivery
 
 MESSAGES_MAX = 1024
@@ -109,10 +110,10 @@ def payloads() -> list[bytes]:
 
 def send(
     link: Any,
-    tags: Sequence[bytes],
-    fronts: Sequence[bytes],
+    tags: list[bytes],
+    fronts: list[bytes],
     settled: bool,
-    rests: Sequence[bytes],
+    rests: list[bytes],
     skipped: int,
 ) -> tuple[list[Delivery], bool]:
     """Send messages; gives their deliveries, and whether any is large. If so, pass all of them to `trim_all`
@@ -120,18 +121,17 @@ def send(
 
     Deliveries that were sent settled may be used for nothing else. See `Engine.send`.
     """
-    count, tag_size = len(tags), len(tags[0])
-    parts = [b"".join(tags), b"".join(fronts), b"".join(rests)]
-    if len(fronts) != count or len(rests) not in (0, count) or len(parts[0]) != count * tag_size:
-        raise ValueError("every message has a front, a rest if there are any, and a tag of the same size")
+    count = len(tags)
+    if len(fronts) != count or len(rests) not in (0, count):
+        raise ValueError("every message has a tag, a front, and a rest if there are any")
     messages = _messages
-    messages.count, messages.tag_size, messages.skipped = count, tag_size, skipped
-    pointers = messages.tags, messages.fronts, messages.rests = list(map(_from_buffer, parts))
-    front_sizes = messages.front_sizes = _new("uint32_t[]", list(map(len, fronts)))
-    rest_sizes = messages.rest_sizes = _new("uint32_t[]", list(map(len, rests))) if rests else ffi.NULL
+    messages.count, messages.skipped = count, skipped
+    found = [_from_buffer("span_t[]", spans(each)) for each in (tags, fronts, rests)]
+    messages.tags, messages.fronts = found[:2]
+    messages.rests = found[2] if rests else ffi.NULL
     sent = _new("uintptr_t[]", count)
     any_large = _send(link, messages, settled, _cast("void **", sent))
-    del pointers, front_sizes, rest_sizes  # `messages` has pointed to them until here
+    del found  # `messages` has pointed to them until here
     return _unpack(sent, count) if any_large or not settled else [], any_large
 
 

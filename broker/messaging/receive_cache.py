@@ -16,6 +16,7 @@ from itertools import accumulate, islice
 from operator import attrgetter
 from typing import Any
 
+from broker.base._sizes import total_bytes
 from broker.identifiers import LockToken
 from broker.operations.columns import KNOWN_COLUMNS
 from broker.operations.receiving import Locked
@@ -108,7 +109,7 @@ class Shelf:
     def _left(self, chunk: Locked) -> None:
         self._cache.messages -= len(chunk.tokens)
         self._kept_ready[chunk.subqueue] -= len(chunk.tokens)
-        self._cache.bytes -= sum(map(len, chunk.messages))
+        self._cache.bytes -= total_bytes(chunk.messages)
 
 
 def split(locked: Locked, count: int) -> tuple[Locked | None, Locked | None]:

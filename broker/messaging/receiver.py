@@ -21,6 +21,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
+from broker.base._sizes import total_bytes
 from broker.base.clock import Clock
 from broker.base.errors import Reason, Refused
 from broker.identifiers import LockToken
@@ -330,7 +331,7 @@ class Receiver(Generic[R]):
         if self._has_ended:
             self._handles[locked.partition].post(Release(locked.tokens), self._client, self._answered)
             return
-        self._message_bytes = max(64, (self._message_bytes + sum(map(len, locked.messages)) // count) // 2)
+        self._message_bytes = max(64, (self._message_bytes + total_bytes(locked.messages) // count) // 2)
         rest: Locked | None = locked
         if not self._shelf:
             wanted = self._wanted()

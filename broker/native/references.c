@@ -264,6 +264,19 @@ static PyObject *shifted(PyObject *module, PyObject *const *arguments, Py_ssize_
     return made;
 }
 
+static PyObject *bounds(PyObject *module, PyObject *numbers)
+{
+    (void)module;
+    if (!has_arguments(&numbers, 1, 1)) return NULL;
+    int64_t least = INT64_MAX, greatest = INT64_MIN, number;
+    for (Py_ssize_t index = 0; index < PyList_GET_SIZE(numbers); index++) {
+        if (!read_number(PyList_GET_ITEM(numbers, index), &number)) return NULL;
+        if (number < least) least = number;
+        if (number > greatest) greatest = number;
+    }
+    return Py_BuildValue("ll", (long)least, (long)greatest);
+}
+
 static PyObject *tally(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {
     (void)module;
@@ -405,6 +418,7 @@ static PyMethodDef methods[] = {
     {"numbers", numbers, METH_O, "numbers(references): their sequence numbers."},
     {"shifted", FAST(shifted),
      "shifted(numbers, shift): each number without its lowest bits, once for neighbours that give the same."},
+    {"bounds", bounds, METH_O, "bounds(numbers): the lowest and the highest of them; there must be some."},
     {"tally", FAST(tally),
      "tally(references, state, other): their size, and how many are in each of two states."},
     {"lives", lives, METH_O,

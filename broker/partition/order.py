@@ -13,6 +13,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
+from broker.partition import _references
+
 CHUNK = 4096
 """Numbers in a new chunk. A chunk holds at most twice as many."""
 _SLACK = 64
@@ -85,7 +87,7 @@ class Order:
         """The messages with these numbers are no longer present."""
         if not numbers:
             return
-        low, high = self._chunk_of(min(numbers)), self._chunk_of(max(numbers))
+        low, high = map(self._chunk_of, _references.bounds(list(numbers)))
         if low == high:
             self._leave(low, len(numbers))
             return

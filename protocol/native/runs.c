@@ -132,22 +132,17 @@ void runs_take(void *collector, run_t *run, void **deliveries, uint32_t *sizes, 
 }
 
 bool runs_send(void *link, const messages_t *messages, bool settled, void **deliveries) {
-    const char *front = messages->fronts, *rest = messages->rests;
     size_t skipped = messages->skipped;
     bool any_large = false;
     for (size_t i = 0; i < messages->count; i++) {
-        void *delivery =
-            pn.delivery(link, (bytes_t){messages->tag_size, messages->tags + i * messages->tag_size});
-        size_t sent = messages->front_sizes[i];
-        pn.link_send(link, front, sent);
-        front += sent;
-        if (messages->rest_sizes) {
-            size_t size = messages->rest_sizes[i];
-            if (size > skipped) {
-                pn.link_send(link, rest + skipped, size - skipped);
-                sent += size - skipped;
-            }
-            rest += size;
+        span_t tag = messages->tags[i], front = messages->fronts[i];
+        void *delivery = pn.delivery(link, (bytes_t){tag.size, tag.start});
+        size_t sent = front.size;
+        pn.link_send(link, front.start, front.size);
+        if (messages->rests && messages->rests[i].size > skipped) {
+            size_t size = messages->rests[i].size - skipped;
+            pn.link_send(link, messages->rests[i].start + skipped, size);
+            sent += size;
         }
         pn.link_advance(link);
         if (settled) pn.delivery_settle(delivery);

@@ -24,13 +24,16 @@ void runs_bind(const uintptr_t *functions, int transport_event, int attached, ui
 void runs_take(void *collector, run_t *run, void **deliveries, uint32_t *sizes, size_t count_max, char *bytes,
                size_t bytes_max);
 
-/* Messages to send. Each consists of a front and a rest; all fronts are stored end to end, and so are all
-   rests. The first `skipped` bytes of each rest are left out (a rest may be empty). Each message has a
-   delivery tag of `tag_size` bytes. */
 typedef struct {
-    size_t count, tag_size, skipped;
-    const char *tags, *fronts, *rests;
-    const uint32_t *front_sizes, *rest_sizes; /* rest_sizes is null if there are only fronts */
+    const char *start;
+    size_t size;
+} span_t; /* a bytes object, see spans.c */
+
+/* Messages to send. Each consists of a front and a rest, without the first `skipped` bytes of the rest (which
+   may be empty), and has a delivery tag. */
+typedef struct {
+    size_t count, skipped;
+    const span_t *tags, *fronts, *rests; /* rests is null if there are only fronts */
 } messages_t;
 
 /* Send the messages; returns their deliveries. Settled ones may only be passed to `deliveries_trim`. True if

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from broker.access.addresses import Address
+from broker.base._sizes import total_bytes
 from broker.base.errors import Reason, Refused
 from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links._unsettled import take
@@ -176,7 +177,7 @@ class OutgoingLink:
             partitioned=self._partitioned,
             wall_ahead_ms=now_ms - clock.monotonic_ms(),
         )
-        size = sum(map(len, fronts)) + sum(map(len, rests)) - HEAD.size * (len(rests) - rests.count(b""))
+        size = total_bytes(fronts) + total_bytes(rests) - HEAD.size * (len(rests) - rests.count(b""))
         deliveries = self._engine.send(self.link, locked.tokens, fronts, self._settled_mode, rests, HEAD.size)
         if not self._settled_mode:
             self._unsettled.update(zip(deliveries, locked.tokens, strict=True))

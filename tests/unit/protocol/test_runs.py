@@ -3,11 +3,14 @@ they leave to the engine."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import groupby
+from typing import Any
 
 import pytest
 
 from protocol import runs
+from protocol._spans import largest, spans
 from protocol.events import DeliveriesUpdated, ErrorCondition, Event, MessagesReceived, Outcome
 from tests.support import raw_amqp as raw
 from tests.support.engine_frames import detach, disposition, payloads, tags, transfer
@@ -228,14 +231,31 @@ def test_many_messages_larger_than_the_buffer_together_are_written_in_order(peer
     assert [frame.payload for frame in peer.heard(raw.TRANSFER)] == sent
 
 
+def test_tags_may_differ_in_size(peer: EnginePeer) -> None:
+    link = peer.receiver()
+    given = [b"x" * 16, b"y"]
+    peer.engine.send(link, given, [b"a", b"b"], False)
+    assert [(frame.fields[2], frame.payload) for frame in peer.heard(raw.TRANSFER)] == [
+        (given[0], b"a"),
+        (given[1], b"b"),
+    ]
+
+
+@pytest.mark.parametrize("call", [spans, largest])
+def test_bytes_alone_have_spans_and_sizes(call: Callable[[Any], Any]) -> None:
+    assert largest([]) == 0 and largest([b"a", b"abc", b""]) == 3 and spans([]) == b""
+    for wrong in ((b"a",), [bytearray(b"a")], ["a"]):
+        with pytest.raises(TypeError):
+            call(wrong)
+
+
 @pytest.mark.parametrize(
     ("given", "fronts", "rests"),
     [
         (tags(1, 2, 3), [b"a"], []),
         (tags(1, 2), [b"a", b"b"], [b"HEADx"]),
-        ([b"x" * 16, b"y"], [b"a", b"b"], []),
     ],
-    ids=["fewer fronts", "fewer rests", "uneven tags"],
+    ids=["fewer fronts", "fewer rests"],
 )
 def test_what_does_not_belong_together_is_not_sent(
     peer: EnginePeer, given: list[bytes], fronts: list[bytes], rests: list[bytes]

@@ -155,6 +155,7 @@ def test_neighbours_that_give_the_same_are_named_once() -> None:
     assert _references.shifted([], 10) == []
     numbers = [FIRST, FIRST + 1, FIRST + 1_024, FIRST + 2_047, FIRST + 1, 0]
     first = FIRST >> 10
+    assert _references.bounds(numbers) == (0, FIRST + 2_047)
     assert _references.shifted(numbers, 10) == [first, first + 1, first, 0]
 
 
