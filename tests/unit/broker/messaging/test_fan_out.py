@@ -62,7 +62,7 @@ def test_a_partition_that_answered_in_full_is_asked_for_a_run_and_is_to_tell_whe
         (1, 1, ANY_RUN, 1),
         (10, 1, ANY_RUN, 5),
         (1_000, 1, ANY_RUN, RUN_MESSAGES),
-        (1_000, 200, ANY_RUN, 200),
+        (1_000, RUN_MESSAGES + 100, ANY_RUN, RUN_MESSAGES + 100),
         (1_000, 1_000, ANY_RUN, RUN_MESSAGES_MAX),
         (1_000, 1_000, 50, 50),
         (1_000, 1_000, 0, 1),
