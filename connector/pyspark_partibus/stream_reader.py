@@ -42,6 +42,9 @@ from pyspark_partibus.starting import heads_of_all, starting_positions
 PAUSE_PER_LOOK = 10
 """Heads are kept this many times as long as it took to get them, so that a stream that waits does not occupy
 a broker with hundreds of partitions: 30 ms for each look at 256 of them."""
+PAUSE_GROWS, PAUSES_MAX = 1.25, 10
+"""While nothing arrives, each pause between two looks is so much longer than the last one, up to so many
+times `headPollMs`: a look costs a throttled namespace ten credits."""
 _log = logging.getLogger("pyspark_partibus")
 
 
@@ -57,6 +60,8 @@ class PartibusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._heads_age: Callable[[], float] = _stopwatch()
         self._heads_last_s = 0.0
         """For how long the heads are kept."""
+        self._pause_s = 0.0
+        """The same, if it did not matter how long they take to get."""
         self._frozen: Heads | None = None
         """The heads at the beginning of a run that ends by itself (`Trigger.AvailableNow`)."""
         self._waiting: Callable[[], float] | None = None
@@ -159,13 +164,17 @@ class PartibusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return rows or max(1, sum(heads.heads.values()))
 
     def _current_heads(self) -> Heads:
-        """The heads, at most `headPollMs` old, or a little more if they take long to get. A partition that is
-        down ends where it is known to end."""
+        """The heads, at most `headPollMs` old, or more if they take long to get or have not moved. A
+        partition that is down ends where it is known to end."""
         if self._heads is None or self._heads_age() >= self._heads_last_s:
-            look = _stopwatch()
+            look, before = _stopwatch(), self._heads
             self._heads = self._connected().heads()
             wanted_s = self._options.head_poll_s
-            self._heads_last_s = wanted_s and max(wanted_s, PAUSE_PER_LOOK * look())
+            if before is None or before.heads != self._heads.heads:
+                self._pause_s = wanted_s
+            else:
+                self._pause_s = min(self._pause_s * PAUSE_GROWS, wanted_s * PAUSES_MAX)
+            self._heads_last_s = wanted_s and max(self._pause_s, PAUSE_PER_LOOK * look())
             self._heads_age = _stopwatch()
         return self._heads
 

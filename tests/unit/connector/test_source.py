@@ -42,9 +42,20 @@ def test_without_its_dependencies_other_data_sources_are_still_found() -> None:
         "pyspark_partibus; "
         "assert not hasattr(pyspark_partibus, 'DefaultSource')"
     )
-    subprocess.run([sys.executable, "-I", "-c", program], check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", program], check=True, timeout=60, capture_output=True, text=True
+    )
+    assert "the Partibus data source cannot be loaded" in done.stderr
     with pytest.raises(AttributeError, match="no attribute 'Other'"):
         _ = pyspark_partibus.Other
+
+
+def test_a_version_of_spark_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark_partibus.source", None)
+    monkeypatch.setattr("pyspark.__version__", "4.1.4")
+    with pytest.raises(ImportError, match=r"needs pyspark 4\.2 or newer, not 4\.1\.4"):
+        _ = pyspark_partibus.PartibusDataSource
+    assert not hasattr(pyspark_partibus, "DefaultSource")
 
 
 def test_options_and_schemas_are_checked_before_anything_connects() -> None:

@@ -198,6 +198,30 @@ def test_heads_that_take_long_to_get_are_kept_longer(monkeypatch: pytest.MonkeyP
     assert stream.latestOffset(start, ALL) != start
 
 
+def test_a_stream_that_waits_looks_less_and_less_often_until_something_arrives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(stream_reader, "_stopwatch", lambda: lambda started=now[0]: now[0] - started)
+    node = FakeNode({0: 5})
+    stream = reader(node, headPollMs="100")
+    start = stream.initialOffset()
+
+    def looks_in(seconds: int) -> int:
+        before = node.asked.count("heads")
+        for _ in range(seconds * 100):
+            now[0] += 0.01
+            stream.latestOffset(start, ALL)
+        return node.asked.count("heads") - before
+
+    assert looks_in(10) < 25
+    assert looks_in(10) in (9, 10, 11)
+    node.move({0: 6})
+    looks_in(1)
+    assert stream.latestOffset(start, ALL) != start
+    assert looks_in(1) > 3
+
+
 def test_an_entity_that_was_created_again_is_data_loss_or_read_from_its_beginning() -> None:
     node = FakeNode({0: 5})
     start = reader(node).initialOffset()
