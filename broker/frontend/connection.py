@@ -644,6 +644,7 @@ class Connection:
                     self.engine.release_link(link)
                     if was_served and link.context is not None:
                         link.context.detached()
+                    self.services.ended_links.add()
                 case ConnectionOpened():
                     self._opened(event)
                 case ConnectionClosed(error=error):

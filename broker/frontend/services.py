@@ -15,6 +15,7 @@ from broker.base.clock import Clock, elapsed_s, worked_s
 from broker.base.limited_log import SparingLog
 from broker.base.metrics import Metrics
 from broker.frontend.byte_stream import ByteStream
+from broker.frontend.ended_links import EndedLinks
 from broker.frontend.inflight import Inflight, Reading
 from broker.frontend.pace import Pace
 from broker.frontend.slow_readers import LOOK_AGAIN_S, Output, OutputTotal
@@ -83,6 +84,7 @@ class Services:
             settings, traffic_bytes(settings.total_transaction_bytes_max, memory.mark), metrics
         )
         self.connections: set[Client] = set()
+        self.ended_links = EndedLinks()
         self.unopened: dict[Client, float] = {}
         """Connections that are not open, also those that were refused as they opened, each with the time when
         it joined by the loop's clock. The earliest comes first."""
