@@ -140,9 +140,11 @@ class SendSinkBatch:
 
 @dataclass(slots=True)
 class GetSinkBatch:
-    """Say which batch a sink has committed in this partition. Answered with `SinkBatch`."""
+    """Say which batch a sink has committed in this partition. Answered with `SinkBatch` or `Failed`."""
 
     sink: bytes
+    sinks_max: int | None = None
+    """The most sinks of a partition, if a new one that has no room is to be refused."""
     cookie: object = None
 
 

@@ -33,7 +33,7 @@ class SinkBatches:
             space.answer(client, SinkBatchSent(0, everything, False, stored.batch, operation.cookie))
             return
         if stored is None:
-            self._check_room(operation)
+            self._check_room(operation.sinks_max)
         first, known = self._sending.send_new(space.cycle, space.description, send)
         before = None if stored is None else stored.batch
         # Undone with all sends on a full disk, even if no message is new: a duplicate may be one of a message
@@ -43,16 +43,19 @@ class SinkBatches:
         space.answer(client, SinkBatchSent(first, known, True, operation.batch, operation.cookie))
 
     def get(self, client: ClientId, get: GetSinkBatch) -> None:
-        """Say what a sink has committed."""
+        """Say what a sink has committed. Raises Refused."""
         stored = self._ledger.entries.get(key_of(get.sink))
+        if stored is None and get.sinks_max is not None:
+            self._check_room(get.sinks_max)
         self._space.answer(client, SinkBatch(None if stored is None else stored.batch, get.cookie))
 
-    def _check_room(self, operation: SendSinkBatch) -> None:
+    def _check_room(self, sinks_max: int) -> None:
+        """A sink that is not in the ledger yet has room there. Raises Refused."""
         space, count = self._space, len(self._ledger.entries)
-        if count >= operation.sinks_max:
+        if count >= sinks_max:
             raise Refused(
                 Reason.QUOTA_EXCEEDED,
                 f"{count} sinks have written to partition {space.number} of '{space.description.name}'; "
-                f"{operation.sinks_max} are the maximum (PARTIBUS_SINKS_MAX).",
+                f"{sinks_max} are the maximum (PARTIBUS_SINKS_MAX).",
             )
         space.check_room(ENTRY_BYTES)

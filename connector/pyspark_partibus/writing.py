@@ -73,6 +73,8 @@ class TaskWriter:
             tune_garbage_collector()
         began = time.monotonic()
         with self._nodes:
+            if self._options.address is not None:  # also for a task without rows: a query fails at its start
+                self._target(self._options.address)
             for batch in batches:
                 self._write(batch)
         written = self._written

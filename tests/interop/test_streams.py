@@ -257,6 +257,10 @@ def test_a_batch_that_is_written_again_is_stored_once(connection: BlockingConnec
             {"committed": False, "batch": 5},
         )
         assert node.ask("partibus:get-batch", sink="mine") == (200, {"batch": 5})
+        assert node.ask("partibus:get-batch", **{"sink": "new", "will-commit": True}) == (
+            200,
+            {"batch": None},
+        )
         messages = [*encoded("c", key="1"), *encoded("d", key="2"), *encoded("e", key="3")]
         assert node.ask("partibus:send-messages", messages=messages, sink="mine", batch=9)[0] == 400
     (part,) = read(connection, "sinking", from_=written["sequence-numbers"][0])

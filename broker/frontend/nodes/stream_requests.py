@@ -76,7 +76,7 @@ FIELDS: Final = {
     "partibus:settle-through": frozenset(("positions",)),
     "partibus:send-messages": frozenset(("messages", "sink", "batch")),
     "partibus:commit-batch": frozenset(("sink", "batch", "partition")),
-    "partibus:get-batch": frozenset(("sink", "partition")),
+    "partibus:get-batch": frozenset(("sink", "partition", "will-commit")),
 }
 """The fields that the request of each operation may have."""
 
@@ -243,10 +243,12 @@ class StreamRequests:
         return ok({"committed": sent.is_new, "batch": Long(sent.batch)})
 
     async def _get_batch(self, body: dict[str, Any]) -> Response:
-        """Which batch a sink has committed."""
+        """Which batch a sink has committed; a refusal if it has none, means to, and there is no room."""
         entity, sink = self._entity(), name_of(body, "sink")
         self._check_takes_sends(entity)
-        answer = await ask(entity.router.handles[_ledger(entity, body, sink)], GetSinkBatch(sink))
+        sinks_max = self._connection.services.settings.sinks_max if flag(body, "will-commit") else None
+        get = GetSinkBatch(sink, sinks_max)
+        answer = await ask(entity.router.handles[_ledger(entity, body, sink)], get)
         assert isinstance(answer, SinkBatch), f"{answer} is not an answer to GetSinkBatch"
         return ok({"batch": None if answer.batch is None else Long(answer.batch)})
 

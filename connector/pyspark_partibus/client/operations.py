@@ -225,8 +225,8 @@ class Node:
             raise
 
     def last_batch(self, sink: str) -> int | None:
-        """The highest batch that a sink has committed."""
-        batch = self._ask("partibus:get-batch", {"sink": sink}).get("batch")
+        """The highest batch that a sink has committed. Raises Refused if the ledger has no room for it."""
+        batch = self._ask("partibus:get-batch", {"sink": sink, "will-commit": True}).get("batch")
         return None if batch is None else int(batch)
 
     def commit_batch(self, sink: str, batch: int) -> bool:

@@ -211,3 +211,9 @@ def test_exactly_once_is_refused_where_duplicates_are_not_detected(caplog: pytes
     write(target, {"body": ["a"]})
     write(FakeTarget(window_ms=20_000), {"body": ["a"]}, requireExactlyOnce="true")
     assert "the last 20 s only" in caplog.text
+
+
+def test_a_task_without_rows_looks_at_its_target_all_the_same() -> None:
+    with pytest.raises(OptionError, match="does not detect duplicates"):
+        write(FakeTarget(window_ms=None), {"body": []}, requireExactlyOnce="true")
+    assert write(FakeTarget(), {"body": []}).targets == ("orders",)

@@ -84,6 +84,10 @@ async def test_sinks_are_bounded_and_known_ones_may_always_commit() -> None:
     assert (refused.reason, refused.cookie) == (Reason.QUOTA_EXCEEDED, "mine")
     assert "PARTIBUS_SINKS_MAX" in refused.description and (await harness.peek()).messages == []
     assert (await send(harness, batch(2, sink=b"1"))).is_new
+    full = one(await harness.do(8, GetSinkBatch(b"3", sinks_max=2, cookie="mine")), Failed)
+    assert (full.reason, full.cookie) == (Reason.QUOTA_EXCEEDED, "mine")
+    assert one(await harness.do(8, GetSinkBatch(b"3")), SinkBatch).batch is None
+    assert one(await harness.do(8, GetSinkBatch(b"1", sinks_max=2)), SinkBatch).batch == 2
 
 
 async def test_a_batch_that_does_not_fit_is_not_noted() -> None:

@@ -281,12 +281,14 @@ async def test_messages_and_the_batch_of_a_sink_are_one_operation() -> None:
 
 async def test_the_batch_of_a_sink_is_read_from_its_partition_or_another_one() -> None:
     asked: list[int] = []
+    bounds: list[int | None] = []
 
     def get(number: int, operation: GetSinkBatch) -> SinkBatch:
         asked.append(number)
+        bounds.append(operation.sinks_max)
         return SinkBatch(None if number == 0 else 9, operation.cookie)
 
-    work = await bench(2)
+    work = await bench(2, sinks_max=3)
     for number, batch in ((0, None), (1, 9)):
         response = await work.ask(
             "partibus:get-batch", {"sink": "s", "partition": number}, {GetSinkBatch: get}
@@ -294,6 +296,8 @@ async def test_the_batch_of_a_sink_is_read_from_its_partition_or_another_one() -
         assert response.body == {"batch": batch}
     await work.ask("partibus:get-batch", {"sink": "s"}, {GetSinkBatch: get})
     assert asked == [0, 1, work.stack.queue.router.number_of("s")]
+    await work.ask("partibus:get-batch", {"sink": "s", "will-commit": True}, {GetSinkBatch: get})
+    assert bounds == [None, None, None, 3]
 
 
 @pytest.mark.parametrize(
@@ -309,6 +313,7 @@ async def test_the_batch_of_a_sink_is_read_from_its_partition_or_another_one() -
         ("commit-batch", {"batch": 1}),
         ("commit-batch", {"sink": "s", "batch": 1, "partition": 2}),
         ("get-batch", {"sink": "s", "partition": -1}),
+        ("get-batch", {"sink": "s", "will-commit": 1}),
     ],
 )
 async def test_a_malformed_request_of_a_sink_asks_nothing_of_a_partition(
