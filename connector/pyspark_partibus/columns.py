@@ -154,9 +154,8 @@ def check_sink_schema(
             as_properties.append(name)
         elif unknown_columns == "error":
             raise SchemaError(
-                f"column '{name}' cannot be sent; drop it, or use option 'unknownColumns' (ignore, or "
-                "property to send it "
-                "as an application property)"
+                f"column '{name}' cannot be sent; drop it, or use option 'unknownColumns': 'ignore', or "
+                "'property' to send it as an application property"
             )
     if not has_target and "entity" not in kinds:
         raise SchemaError("there is neither the option 'entity' nor a column 'entity'")

@@ -6,7 +6,8 @@ import logging
 import time
 
 from pyspark_partibus.client.operations import CURSOR_NOT_FOUND, CURSOR_OWNED, Node
-from pyspark_partibus.errors import DataLoss, OptionError, Refused, Unavailable
+from pyspark_partibus.data_loss import report_loss
+from pyspark_partibus.errors import OptionError, Refused, Unavailable
 from pyspark_partibus.offsets import FIRST, Offset, Positions
 from pyspark_partibus.options import SourceOptions
 
@@ -56,7 +57,10 @@ class CursorKeeper:
                 if self._is_still_true(offset):
                     self._settle(offset)
                 else:
-                    _log.warning("'%s' is not what was read; nothing is settled", self._options.address)
+                    _log.warning(
+                        "'%s' was created again or restored since it was read; nothing is settled",
+                        self._options.address,
+                    )
         except Unavailable as error:
             _log.warning("settling is put off: %s", error)
             self._rests_until = time.monotonic() + PAUSE_S
@@ -66,7 +70,7 @@ class CursorKeeper:
             self._settled = offset.generation, offset.positions
 
     def _is_still_true(self, offset: Offset) -> bool:
-        """Whether the entity is the one that was read, and has all that was read."""
+        """Whether the entity is the one that was read, and still reaches as far."""
         heads = self._node.heads()
         return offset.generation == heads.generation and all(
             offset.positions.get(each, FIRST) <= head for each, head in heads.heads.items()
@@ -104,20 +108,16 @@ class CursorKeeper:
                 f"checkpoint at {offset.positions[ahead]}: was it restored from a copy? "
             )
             if options.settle == "complete":
-                self._lose(f"{text}What is between the two was completed.")
+                report_loss(options, f"{text}What is between the two was completed")
             else:
                 _log.warning("%sIts messages are read again", text)
         elif offset.settled and (behind := _beyond(offset.settled, at)) is not None:
-            self._lose(
+            report_loss(
+                options,
                 f"{where} has gone back to {at[behind]} in partition {behind}, and was at "
                 f"{offset.settled[behind]}: the broker's data were restored from an older copy, or damaged. "
-                "Messages that were sent since have numbers that the query has read already."
+                "Messages that were sent since have numbers that the query has read already",
             )
-
-    def _lose(self, text: str) -> None:
-        if self._options.fail_on_data_loss:
-            raise DataLoss(f"{text} With option failOnDataLoss=false the query goes on with what is there.")
-        _log.warning("%s Going on with what is there", text)
 
 
 def _beyond(positions: Positions, others: Positions) -> int | None:
@@ -129,6 +129,5 @@ def _owned(options: SourceOptions) -> OptionError:
     return OptionError(
         "cursor",
         f"'{options.cursor}' of '{options.address}' belongs to another query, or to a checkpoint that was "
-        "deleted; use another "
-        "name, delete the cursor, or take it over with option cursorTakeover=true",
+        "deleted; use another name, delete the cursor, or take it over with option cursorTakeover=true",
     )

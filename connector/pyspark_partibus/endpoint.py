@@ -21,7 +21,7 @@ PARTS = (
     "EntityPath",
     "UseDevelopmentEmulator",
 )
-"""What a connection string may have."""
+"""The parts that a connection string may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +45,16 @@ class Endpoint:
     """The entity that a connection string names (`EntityPath`)."""
 
     needs_credentials: bool = False
-    """A connection string without a key or token; the options have to have one."""
+    """Set for a connection string without a key or token: the options must give one."""
 
     @property
     def has_credentials(self) -> bool:
-        """Whether there is somebody to log in as, or a token."""
+        """Whether the endpoint has a user name or a token."""
         return self.username is not None or self.token is not None
 
     @property
     def address(self) -> str:
-        """Host and port, for texts."""
+        """Scheme, host and port, for logs and errors."""
         return f"{'amqps' if self.tls else 'amqp'}://{self.host}:{self.port}"
 
 
@@ -92,19 +92,23 @@ def _from_url(text: str) -> Endpoint:
     )
 
 
-def _from_connection_string(text: str) -> Endpoint:
-    """A Service Bus connection string. `UseDevelopmentEmulator=true` asks for AMQP without TLS."""
+def _parts_of(connection_string: str) -> dict[str, str]:
+    """Its values by name in lower case. Raises OptionError."""
     values: dict[str, str] = {}
-    for part in text.split(";"):
-        named, equals, value = part.partition("=")
+    for part in connection_string.split(";"):
+        name, equals, value = part.partition("=")
         if not part.strip():
             continue
         if not equals:
             raise OptionError(OPTION, "has a part without '=' in its connection string")
-        values[named.strip().lower()] = value.strip()
+        values[name.strip().lower()] = value.strip()
     if values.keys() - {part.lower() for part in PARTS}:  # not named: it may be half of a secret
         raise OptionError(OPTION, f"has a part that is none of {', '.join(PARTS)} in its connection string")
-    address = values.get("endpoint", "")
+    return values
+
+
+def _host_and_port(address: str) -> tuple[str, int | None]:
+    """Those of the part `Endpoint` of a connection string. Raises OptionError."""
     try:
         parts = urlsplit(address)
         host, port = parts.hostname, parts.port
@@ -112,6 +116,13 @@ def _from_connection_string(text: str) -> Endpoint:
         raise OptionError(OPTION, "has a connection string without a valid Endpoint") from None
     if parts.scheme.lower() != "sb" or not host:
         raise OptionError(OPTION, "has a connection string without Endpoint=sb://…")
+    return host, port
+
+
+def _from_connection_string(text: str) -> Endpoint:
+    """A Service Bus connection string. `UseDevelopmentEmulator=true` asks for AMQP without TLS."""
+    values = _parts_of(text)
+    host, port = _host_and_port(values.get("endpoint", ""))
     tls = values.get("usedevelopmentemulator", "").lower() != "true"
     token = values.get("sharedaccesssignature")
     name, key = values.get("sharedaccesskeyname"), values.get("sharedaccesskey")

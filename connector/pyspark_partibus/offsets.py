@@ -81,7 +81,7 @@ class Offset:
             )
         except (AttributeError, KeyError, TypeError, ValueError):
             raise ValueError(
-                f"the checkpoint is damaged, or another source's: {str(value)[:200]} is no offset of Partibus"
+                f"the checkpoint is damaged or belongs to another source: {str(value)[:200]} is not an offset"
             ) from None
 
     def ending(self, positions: Positions, generation: str, settled: Positions | None = None) -> Offset:

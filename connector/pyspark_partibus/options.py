@@ -32,13 +32,14 @@ ENDPOINT_VARIABLE = "PARTIBUS_ENDPOINT"
 CURSOR_BYTES_MAX = 128
 """The longest name of a cursor that the broker takes."""
 SINK_ID_BYTES_MAX, WRITE_ID_BYTES_MAX = 90, 100
-"""The broker's names of sinks have at most 128 bytes; after a `sinkId` come 37 of the query's id."""
+"""The broker takes names of sinks up to 128 bytes. To a `sinkId` we append a slash and the query's id, which
+are 37 bytes."""
 NUMBER_MAX = (1 << 63) - 1
 """The largest number of the broker, and of Spark."""
 OF_SPARK = ("checkpointLocation", "queryName")
-"""Options that Spark hands on to the sink of a stream, for which they do nothing more."""
+"""Options of Spark itself, which it also passes to the sink of a stream. The sink does not use them."""
 PATHS = ("path", "paths")
-"""What Spark makes of the arguments of `load`, `save` and `start`."""
+"""The options that Spark makes of the paths given to `load`, `save` and `start`."""
 
 CONNECTION = (
     "endpoint",
@@ -158,7 +159,7 @@ class SinkOptions:
 
 
 class _Reader:
-    """The given options, each of which may be taken once."""
+    """Reads the given options one at a time, and refuses those that the direction does not have."""
 
     def __init__(self, given: Mapping[str, str], allowed: tuple[str, ...], direction: str) -> None:
         self._given = {name.lower(): value.strip() for name, value in given.items() if value is not None}
@@ -166,7 +167,7 @@ class _Reader:
         others = {name.lower(): name for name in (*SOURCE, *SINK, *OF_SPARK)}
         for name in sorted(self._given.keys() - known.keys()):
             if name in PATHS:
-                raise OptionError(name, "names nothing here; the queue or topic is the option 'entity'")
+                raise OptionError(name, "is not used: name the queue or topic with option 'entity'")
             if name in others:
                 raise OptionError(others[name], f"is not an option of the {direction}")
             similar = difflib.get_close_matches(name, known, 1)
@@ -179,7 +180,7 @@ class _Reader:
     def text(self, name: str) -> str | None:
         value = self._given.get(name.lower())
         if value is not None and "\0" in value:
-            raise OptionError(name, "has a character zero")
+            raise OptionError(name, "contains a NUL character")
         return value
 
     def one_of(self, name: str, choices: tuple[str, ...], default: str | None) -> str | None:
@@ -219,16 +220,8 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
     """Check and read the options of a source. Raises OptionError."""
     read = _Reader(given, SOURCE, "source")
     endpoint = _endpoint(read)
-    starting, ending = (
-        read.parsed("startingOffsets", parse_start, None),
-        read.parsed("endingOffsets", parse_start, None),
-    )
-    starting_time = read.parsed("startingTimestamp", parse_time, None)
-    ending_time = read.parsed("endingTimestamp", parse_time, None)
-    if starting is not None and starting_time is not None:
-        raise OptionError("startingTimestamp", "cannot be given together with 'startingOffsets'")
-    if ending is not None and ending_time is not None:
-        raise OptionError("endingTimestamp", "cannot be given together with 'endingOffsets'")
+    starting, starting_time = _offsets_or_time(read, "starting")
+    ending, ending_time = _offsets_or_time(read, "ending")
     if ending in (EARLIEST, COMMITTED):
         raise OptionError("endingOffsets", "must be 'latest' or a JSON object")
     cursor = read.parsed("cursor", partial(_short_name, CURSOR_BYTES_MAX), None)
@@ -264,6 +257,17 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         head_poll_s=read.number("headPollMs", 100, 0, int(WAIT_S_MAX * 1000)) / 1000,
         tune_gc=read.flag("tuneWorkerGc", True),
     )
+
+
+def _offsets_or_time(read: _Reader, side: str) -> tuple[Start | None, int | None]:
+    """Where to begin or to end, which is given as positions or as a time, but not as both."""
+    nowhere: Start | None = None
+    never: int | None = None
+    offsets = read.parsed(f"{side}Offsets", parse_start, nowhere)
+    time_ms = read.parsed(f"{side}Timestamp", parse_time, never)
+    if offsets is not None and time_ms is not None:
+        raise OptionError(f"{side}Timestamp", f"cannot be given together with '{side}Offsets'")
+    return offsets, time_ms
 
 
 def sink_options(given: Mapping[str, str]) -> SinkOptions:
@@ -334,7 +338,7 @@ def check_stream_source(given: Mapping[str, str], options: SourceOptions) -> Non
         )
     if options.settle == "none" and options.cursor is not None and options.starting != COMMITTED:
         raise OptionError(
-            "cursor", "would not move with settle=none: it is for startingOffsets=committed then"
+            "cursor", "is not moved with settle=none; there it is only for startingOffsets=committed"
         )
     if options.cursor_takeover and (options.cursor is None or options.settle == "none"):
         raise OptionError("cursorTakeover", "needs a cursor that moves: option 'cursor', without settle=none")
@@ -383,10 +387,10 @@ def _source_address(read: _Reader, endpoint: Endpoint) -> str:
 
 
 def _endpoint(read: _Reader) -> Endpoint:
-    """The endpoint with the credentials, from the options or a file. Each may be given once, so that none is
-    ignored."""
+    """The endpoint with the credentials, from the options or a file. Two different values for one of them are
+    an error, so that none is ignored."""
     nothing: dict[str, str] = {}
-    file = read.parsed("credentialsFile", _credentials, nothing)
+    file = read.parsed("credentialsFile", _credentials_file, nothing)
 
     def given(name: str) -> str | None:
         option, in_file = read.text(name), file.get(name.lower())
@@ -402,7 +406,13 @@ def _endpoint(read: _Reader) -> Endpoint:
     endpoint = _with_credentials(
         parse_endpoint(text), given("sasl.username"), given("sasl.password"), given("token")
     )
-    files = {name: given(name) for name in ("tls.caFile", "tls.certFile", "tls.keyFile")}
+    return _with_tls_files(
+        endpoint, {name: given(name) for name in ("tls.caFile", "tls.certFile", "tls.keyFile")}
+    )
+
+
+def _with_tls_files(endpoint: Endpoint, files: Mapping[str, str | None]) -> Endpoint:
+    """The endpoint with the PEM files of the options. Raises OptionError."""
     for name, path in files.items():
         if path is not None and not endpoint.tls:
             raise OptionError(name, "needs an endpoint with TLS: amqps://, or no UseDevelopmentEmulator=true")
@@ -419,7 +429,7 @@ def _endpoint(read: _Reader) -> Endpoint:
 def _with_credentials(
     endpoint: Endpoint, username: str | None, password: str | None, token: str | None
 ) -> Endpoint:
-    """The endpoint with those credentials of the options that are given."""
+    """The endpoint with the credentials that the options give. Raises OptionError."""
     if username is None and password is None and token is None:
         if endpoint.needs_credentials:
             raise OptionError(
@@ -432,7 +442,8 @@ def _with_credentials(
         raise OptionError("token", "cannot be given together with sasl.username and sasl.password")
     if token is None and (username is None or password is None):
         raise OptionError(
-            "sasl.password" if password is None else "sasl.username", "is missing beside the other one"
+            "sasl.password" if password is None else "sasl.username",
+            "is missing: sasl.username and sasl.password must be given together",
         )
     if endpoint.has_credentials:
         raise OptionError(
@@ -444,19 +455,16 @@ def _with_credentials(
     return replace(endpoint, username=username, password=password, mechanism="PLAIN")
 
 
-def _credentials(path: str) -> dict[str, str]:
-    """A JSON object with any of the options of the endpoint and the credentials."""
+def _credentials_file(path: str) -> dict[str, str]:
+    """The JSON object in a file, whose keys are options of the endpoint and its credentials. Raises
+    ValueError."""
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"'{path}' cannot be read: {error.strerror}") from None
     except ValueError:
         raise ValueError(f"'{path}' is not JSON") from None
-    allowed = {name.lower() for name in CONNECTION} - {
-        "credentialsfile",
-        "requesttimeout",
-        "retrytimeout",
-    }
+    allowed = {name.lower() for name in CONNECTION} - {"credentialsfile", "requesttimeout", "retrytimeout"}
     if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
         raise ValueError(f"'{path}' must have one JSON object of strings")
     lowered = {name.lower(): each for name, each in value.items()}

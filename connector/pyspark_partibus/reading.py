@@ -3,7 +3,6 @@ streams."""
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,15 +14,16 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from pyspark_partibus.client.ranges import RangeReader
+from pyspark_partibus.data_loss import report_loss
 from pyspark_partibus.errors import DataLoss
 from pyspark_partibus.messages.decoding import Decoder
 from pyspark_partibus.messages.envelope import Envelope, Report
 from pyspark_partibus.offsets import Range
 from pyspark_partibus.options import SourceOptions
 from pyspark_partibus.sharing import tasks_of
+from pyspark_partibus.worker_memory import tune_garbage_collector
 
 _log = logging.getLogger("pyspark_partibus")
-_tuned = False
 
 
 @dataclass
@@ -70,7 +70,7 @@ def read_task(options: SourceOptions, schema: StructType, task: Any) -> Iterator
             report += envelope.report
             if envelope.sequence_numbers:
                 yield decoder.decode(envelope)
-        _look_at(report, whole, options)
+        _report_gaps(report, whole, options)
 
 
 def _envelopes(reader: RangeReader, whole: Range, options: SourceOptions) -> Iterator[Envelope]:
@@ -78,32 +78,18 @@ def _envelopes(reader: RangeReader, whole: Range, options: SourceOptions) -> Ite
     try:
         yield from reader.envelopes(whole)
     except DataLoss as loss:
-        if options.fail_on_data_loss:
-            raise
-        _log.warning("%s; going on with what is there", loss)
+        report_loss(options, str(loss))
 
 
-def _look_at(report: Report, whole: Range, options: SourceOptions) -> None:
+def _report_gaps(report: Report, whole: Range, options: SourceOptions) -> None:
     """Say which numbers of a range had no message, or fail if the user wants that."""
     gone = report.expired + report.dead_lettered + report.missing
     if not gone:
         return
     text = (
-        f"{gone} of the {len(whole)} numbers from {whole.start} to {whole.end} of partition "
-        f"{whole.partition} of "
-        f"'{options.address}' have no message: {report}"
+        f"{gone} of the {len(whole)} numbers from {whole.start} up to {whole.end} in partition "
+        f"{whole.partition} of '{options.address}' have no message: {report}"
     )
     if options.fail_on_missing:
         raise DataLoss(f"{text}. With option onMissing=report the query goes on.")
     _log.warning(text)
-
-
-def tune_garbage_collector() -> None:
-    """Exempt what a worker has imported from garbage collection, once for each process. After every task
-    Spark collects garbage in its workers, which takes 40 ms with pyarrow and pandas loaded, and 1 ms when
-    they are exempt."""
-    global _tuned
-    if not _tuned:
-        _tuned = True
-        gc.collect()
-        gc.freeze()

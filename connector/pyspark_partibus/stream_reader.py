@@ -12,7 +12,6 @@ query for a moment's trouble: it is tried again at a later call.
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -31,7 +30,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_partibus.client.operations import Heads, Node
 from pyspark_partibus.cursor_keeper import CursorKeeper
-from pyspark_partibus.errors import DataLoss
+from pyspark_partibus.data_loss import report_loss
 from pyspark_partibus.offsets import FIRST, Offset, Positions, ranges_between
 from pyspark_partibus.option_values import EARLIEST, LATEST
 from pyspark_partibus.options import SourceOptions
@@ -45,7 +44,6 @@ a broker with hundreds of partitions: 30 ms for each look at 256 of them."""
 PAUSE_GROWS, PAUSES_MAX = 1.25, 10
 """While nothing arrives, each pause between two looks is so much longer than the last one, up to so many
 times `headPollMs`: a look costs a throttled namespace ten credits."""
-_log = logging.getLogger("pyspark_partibus")
 
 
 class PartibusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -133,9 +131,7 @@ class PartibusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         what = f"'{self._options.address}' was deleted and created again since the last batch"
         if not recreated:
             what = f"'{self._options.address}' ends before the query's position in partition {behind[0]}"
-        if self._options.fail_on_data_loss:
-            raise DataLoss(f"{what}. With option failOnDataLoss=false the query goes on with what is there.")
-        _log.warning("%s; going on with what is there", what)
+        report_loss(self._options, what)
         if recreated:
             return dict.fromkeys(heads.heads, FIRST)
         return {

@@ -89,7 +89,10 @@ def commit_batch(options: SinkOptions, messages: Messages, batch: int) -> None:
 def _log_abort(messages: Messages) -> None:
     done = [each for each in messages if isinstance(each, Written)]
     _log.warning(
-        "given up; %d of %d tasks had finished: %s", len(done), len(messages), _described(_sum(done))
+        "the write was given up after %d of %d tasks had finished: %s",
+        len(done),
+        len(messages),
+        _described(_sum(done)),
     )
 
 
@@ -107,9 +110,8 @@ def _sum(done: Sequence[Written]) -> Written:
 
 def _described(total: Written) -> str:
     return (
-        f"{total.rows} messages of {total.size} bytes sent in {total.seconds:.2f} s, {total.duplicates} "
-        "of them duplicates; "
-        f"{total.skipped} skipped, because their batch was committed before"
+        f"{total.rows} messages of {total.size} bytes sent in {total.seconds:.2f} s, {total.duplicates} of "
+        f"them duplicates; {total.skipped} skipped, because their batch was committed before"
     )
 
 

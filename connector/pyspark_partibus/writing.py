@@ -25,7 +25,7 @@ from pyspark_partibus.identity import SOURCE_ID_COLUMNS, Identity
 from pyspark_partibus.ids import ContentIds, partition_of_key, random_id, source_id
 from pyspark_partibus.messages.encoding import Encoder, MakeId
 from pyspark_partibus.options import SinkOptions
-from pyspark_partibus.reading import tune_garbage_collector
+from pyspark_partibus.worker_memory import tune_garbage_collector
 
 WINDOW_MS_MIN = 3_600_000
 """An outage may last this long before a batch is written again; a shorter window of duplicate detection gets

@@ -22,7 +22,7 @@ def address_of(text: str) -> bytes:
     """An address for C, whose strings end at the first zero: what is behind it would be left out, and another
     entity be meant. Raises Refused."""
     if "\0" in text:
-        raise Refused("attaching", "amqp:invalid-field", f"the address {text!r} has a character zero")
+        raise Refused("attaching", "amqp:invalid-field", f"the address {text!r} contains a NUL character")
     return text.encode()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_partibus.client.values import Symbol, Timestamp, UInt, encode, encode_compound
+from pyspark_partibus.columns import SENT
 from pyspark_partibus.errors import BadRow
 from pyspark_partibus.messages.sections import PROPERTY_FIELDS
 from pyspark_partibus.messages.text import properties_from_json
@@ -17,19 +18,6 @@ from pyspark_partibus.messages.text import properties_from_json
 NULL = b"\x40"
 TTL_MS_MAX = 0xFFFFFFFF
 KEY_CHARACTERS_MAX = 128
-_COLUMNS = frozenset(
-    (
-        *(each for each in PROPERTY_FIELDS if each),
-        "body",
-        "entity",
-        "partition_key",
-        "properties",
-        "properties_json",
-        "time_to_live_ms",
-        "scheduled_enqueue_time",
-    )
-)
-"""All columns that mean something to the sink."""
 _KEY = encode("x-opt-partition-key").replace(b"\xa1", b"\xa3", 1)
 _SCHEDULED = encode("x-opt-scheduled-enqueue-time").replace(b"\xa1", b"\xa3", 1)
 
@@ -93,7 +81,7 @@ class Encoder:
     def _is_used(self, name: str) -> bool:
         if name == "message_id" and self._makes_ids:
             return False
-        return name in _COLUMNS or name in self._as_properties
+        return name in SENT or name in self._as_properties
 
     def _application_properties(self, columns: dict[str, list[Any]]) -> Callable[[int], bytes] | None:
         """The section with the application properties of a row."""

@@ -38,8 +38,7 @@ class Report:
     def __str__(self) -> str:
         return (
             f"{self.deferred} deferred, {self.scheduled} scheduled, {self.expired} expired, "
-            f"{self.dead_lettered} "
-            f"dead-lettered, {self.missing} missing (completed, deleted or never there)"
+            f"{self.dead_lettered} dead-lettered, {self.missing} missing (completed, deleted or never there)"
         )
 
 

@@ -38,7 +38,7 @@ def test_an_offset_survives_its_json() -> None:
     "value", [{}, [1], None, {"topic": {"0": 5}}, {"v": 1}, {"v": 1, "gen": "g", "own": "o", "p": {"a": "b"}}]
 )
 def test_what_is_no_offset_is_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match="the checkpoint is damaged, or another source's"):
+    with pytest.raises(ValueError, match="the checkpoint is damaged or belongs to another source"):
         Offset.from_json(value)
 
 

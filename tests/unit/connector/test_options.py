@@ -199,7 +199,7 @@ def test_an_empty_option_of_the_sink_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", ["path", "paths"])
 def test_a_path_names_no_entity(name: str) -> None:
     for read in (source_options, sink_options):
-        with pytest.raises(OptionError, match=f"option '{name}': .* is the option 'entity'"):
+        with pytest.raises(OptionError, match=f"option '{name}': .* with option 'entity'"):
             read({**BASE, name: "others"})
 
 
