@@ -81,7 +81,10 @@ def test_an_empty_queue_is_an_empty_table(spark: SparkSession, broker: BrokerPro
         ({"fetchSize": 1}, "option 'fetchsize': is unknown"),
         ({"endingOffsets": '{"0": 999999}'}, "option 'endingOffsets'"),
         ({"startingOffsets": '{"77": 1}'}, "option 'startingOffsets': names partition 77"),
-        ({"sasl__username": "me", "sasl__password": "guess"}, "the broker refused the credentials"),
+        (
+            {"sasl__username": "me", "sasl__password": "guess"},
+            "option 'sasl.username': cannot be given",
+        ),
     ],
 )
 def test_a_wrong_option_fails_at_planning_and_names_it(
@@ -91,6 +94,17 @@ def test_a_wrong_option_fails_at_planning_and_names_it(
         batch(spark, broker, "orders", **given).load().count()
     assert problem in str(raised.value)
     assert "SAS_KEY_VALUE" not in str(raised.value)
+    assert "guess" not in str(raised.value)
+
+
+def test_credentials_that_the_broker_refuses_are_in_no_error(
+    spark: SparkSession, broker: BrokerProcess
+) -> None:
+    address = f"amqp://me:guess@127.0.0.1:{broker.addresses.amqp_port}"
+    with pytest.raises(
+        (AnalysisException, PythonException), match="the broker refused the credentials"
+    ) as raised:
+        batch(spark, broker, "orders", endpoint=address).load().count()
     assert "guess" not in str(raised.value)
 
 
