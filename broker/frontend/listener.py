@@ -31,16 +31,14 @@ _HEADER_BYTES = 8
 
 
 def has_room(services: Services) -> bool:
-    """Return whether there is room for one more connection. If there is none, first end the oldest handshake,
-    or the oldest connection that has had the time to open.
+    """Return whether there is room for one more connection. If there is none, first end the oldest connection
+    that has had the time to open, or else the oldest handshake.
 
     Namespaces have quotas for the connections that are open. So clients of one that are not, or are refused
     because it has too many, must not take the room of others.
     """
     handshakes, unopened = services.handshakes, services.unopened
     room = services.settings.connections_max + BEING_REFUSED_MAX - len(services.connections)
-    if len(handshakes) >= room and handshakes:
-        handshakes.pop(next(iter(handshakes)))()
     if len(handshakes) < room:
         return True
     if unopened:
@@ -49,7 +47,9 @@ def has_room(services: Services) -> bool:
             del unopened[oldest]  # it is gone once the loop comes to it; the next client ends another one
             oldest.stream.abort()
             return True
-    return False
+    if handshakes:
+        handshakes.pop(next(iter(handshakes)))()
+    return len(handshakes) < room
 
 
 class StreamProtocol(asyncio.BufferedProtocol):

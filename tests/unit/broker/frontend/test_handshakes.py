@@ -119,6 +119,23 @@ def test_clients_that_were_refused_make_room_for_others(
             stack.enter_context(refused(port))
 
 
+def test_clients_that_do_not_open_their_connection_give_way_before_handshakes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or clients that come at the same time would end each other's handshakes."""
+    monkeypatch.setattr("broker.frontend.listener.UNOPENED_S", 0.0)
+    with (
+        BrokerThread(tmp_path, [], LocalDisk(), amqps_port=0, connections_max=CONNECTIONS) as broker,
+        silent_clients(broker.addresses.amqp_port, ROOM) as clients,
+        contextlib.ExitStack() as stack,
+    ):
+        shaking: list[socket.socket] = []
+        for client in clients[:3]:
+            shaking += stack.enter_context(silent_clients(broker.addresses.amqps_port, 1))
+            assert is_hung_up_on(client)
+        assert (still_open(shaking), still_open(clients[3:])) == (3, ROOM - 3)
+
+
 def test_a_client_has_the_time_to_open_its_connection(tmp_path: Path) -> None:
     with (
         BrokerThread(tmp_path, [], LocalDisk(), connections_max=CONNECTIONS) as broker,
