@@ -17,8 +17,8 @@ from pyspark_partibus.client.operations import Node
 from pyspark_partibus.offsets import Range
 from pyspark_partibus.option_values import EARLIEST
 from pyspark_partibus.options import SourceOptions
-from pyspark_partibus.reading import Task, read_task, tasks
 from pyspark_partibus.starting import ending_positions, starting_positions
+from pyspark_partibus.task_reader import Task, read_task, tasks
 
 
 class PartibusBatchReader(DataSourceReader):

@@ -25,8 +25,8 @@ from pyspark_partibus.options import (
     sink_options,
     source_options,
 )
+from pyspark_partibus.query_writers import PartibusBatchWriter, PartibusStreamWriter
 from pyspark_partibus.stream_reader import PartibusStreamReader
-from pyspark_partibus.writers import PartibusBatchWriter, PartibusStreamWriter
 
 
 class PartibusDataSource(DataSource):

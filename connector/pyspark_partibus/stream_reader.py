@@ -34,9 +34,9 @@ from pyspark_partibus.data_loss import report_loss
 from pyspark_partibus.offsets import FIRST, Offset, Positions, ranges_between
 from pyspark_partibus.option_values import EARLIEST, LATEST
 from pyspark_partibus.options import SourceOptions
-from pyspark_partibus.reading import Task, read_task, tasks
 from pyspark_partibus.sharing import share_out
 from pyspark_partibus.starting import heads_of_all, starting_positions
+from pyspark_partibus.task_reader import Task, read_task, tasks
 
 PAUSE_PER_LOOK = 10
 """Heads are kept this many times as long as it took to get them, so that a stream that waits does not occupy

@@ -25,8 +25,8 @@ from pyspark_partibus.errors import DataLoss, OptionError, Refused, TimedOut, Un
 from pyspark_partibus.identity import Identity
 from pyspark_partibus.offsets import Range
 from pyspark_partibus.options import sink_options, source_options
-from pyspark_partibus.writers import commit_batch
-from pyspark_partibus.writing import TaskWriter
+from pyspark_partibus.query_writers import commit_batch
+from pyspark_partibus.task_writer import TaskWriter
 from tests.support.broker_process import KEY, KEY_NAME, BrokerProcess
 from tests.support.sas import sas_token
 

@@ -15,8 +15,8 @@ from pyspark_partibus.columns import full_schema
 from pyspark_partibus.endpoint import Endpoint, parse_endpoint
 from pyspark_partibus.identity import Identity
 from pyspark_partibus.options import SinkOptions, SourceOptions, sink_options, source_options
-from pyspark_partibus.writers import commit_batch
-from pyspark_partibus.writing import TaskWriter
+from pyspark_partibus.query_writers import commit_batch
+from pyspark_partibus.task_writer import TaskWriter
 from tests.support.broker_process import BrokerProcess
 from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
 

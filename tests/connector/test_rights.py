@@ -13,7 +13,7 @@ from pyspark_partibus.errors import Refused
 from pyspark_partibus.identity import Identity
 from pyspark_partibus.options import SinkOptions, SourceOptions, sink_options, source_options
 from pyspark_partibus.stream_reader import PartibusStreamReader
-from pyspark_partibus.writing import TaskWriter
+from pyspark_partibus.task_writer import TaskWriter
 from tests.support.broker_process import BrokerProcess, queue
 
 SCHEMA = full_schema(properties_as_json=False, with_error=False)

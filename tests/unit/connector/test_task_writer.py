@@ -14,7 +14,7 @@ from pyspark_partibus.errors import BadRow, OptionError
 from pyspark_partibus.identity import Identity
 from pyspark_partibus.ids import partition_of_key
 from pyspark_partibus.options import sink_options
-from pyspark_partibus.writing import TaskWriter, Written
+from pyspark_partibus.task_writer import TaskWriter, Written
 
 HOUR_MS = 3_600_000
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from pyspark_partibus import reading
+from pyspark_partibus import task_reader
 from pyspark_partibus.columns import full_schema
 from pyspark_partibus.errors import DataLoss
 from pyspark_partibus.messages.envelope import Envelope, Report, read_envelope
 from pyspark_partibus.offsets import Range
 from pyspark_partibus.options import source_options
-from pyspark_partibus.reading import Task, read_task, tasks
+from pyspark_partibus.task_reader import Task, read_task, tasks
 from tests.support.spark_envelopes import envelope, section
 
 OPTIONS = {"endpoint": "amqp://host", "entity": "orders", "tuneWorkerGc": "false"}
@@ -34,7 +34,7 @@ class FakeRanges:
 
 @pytest.fixture(autouse=True)
 def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "RangeReader", FakeRanges)
+    monkeypatch.setattr(task_reader, "RangeReader", FakeRanges)
 
 
 def test_a_task_makes_one_arrow_batch_of_each_envelope_with_messages() -> None:

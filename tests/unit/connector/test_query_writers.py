@@ -6,10 +6,10 @@ import pickle
 
 import pytest
 
-from pyspark_partibus import writers
+from pyspark_partibus import query_writers
 from pyspark_partibus.options import sink_options
-from pyspark_partibus.writers import PartibusBatchWriter, PartibusStreamWriter
-from pyspark_partibus.writing import Written
+from pyspark_partibus.query_writers import PartibusBatchWriter, PartibusStreamWriter
+from pyspark_partibus.task_writer import Written
 
 OPTIONS = sink_options({"endpoint": "amqp://host", "entity": "orders"})
 Ledger = dict[tuple[str, str], int]
@@ -33,7 +33,7 @@ def ledger(monkeypatch: pytest.MonkeyPatch) -> Ledger:
             entries[self._address, sink] = batch
             return True
 
-    monkeypatch.setattr(writers, "Node", FakeNode)
+    monkeypatch.setattr(query_writers, "Node", FakeNode)
     return entries
 
 

@@ -18,7 +18,7 @@ from pyspark_partibus.client.operations import Node
 from pyspark_partibus.identity import BATCH_PROPERTY, QUERY_PROPERTY, of_batch, of_stream
 from pyspark_partibus.ids import random_id
 from pyspark_partibus.options import SinkOptions
-from pyspark_partibus.writing import TaskWriter, Written
+from pyspark_partibus.task_writer import TaskWriter, Written
 
 _log = logging.getLogger("pyspark_partibus")
 Messages = Sequence[WriterCommitMessage | None]
