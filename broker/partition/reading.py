@@ -118,9 +118,9 @@ class Reading:
         answer = _range_read(found, read.cookie)
         answer.next, answer.end, answer.start = next_number, end, self._start(subqueue, head)
         answer.head, answer.locked, answer.left_out = head, locked, left_out
-        holes = next_number - start - len(found) - sum(left_out)
-        answer.dead_lettered = self._dead_lettered(subqueue, start, next_number) if holes > 0 else 0
-        answer.missing = holes - answer.dead_lettered
+        absent = next_number - start - len(found) - sum(left_out)
+        answer.dead_lettered = self._dead_lettered(subqueue, start, next_number) if absent > 0 else 0
+        answer.missing = absent - answer.dead_lettered
         if b"" in answer.messages:
             cycle.holes.append((answer.messages, found))
         space.answer(client, answer)
