@@ -146,7 +146,7 @@ class Node:
         )
 
     def cursor(self, name: str) -> Cursor | None:
-        """A cursor, or None if there is none of this name."""
+        """The cursor of this name; None if there is none."""
         try:
             answer = self._ask("partibus:get-cursor", {"cursor": name})
         except Refused as refused:
@@ -186,14 +186,8 @@ class Node:
         return patiently(self._facts_once, self._patience)
 
     def _facts_once(self) -> Facts:
-        connection = checked_out(self._endpoint, self._patience.request_s, self._address)
-        try:
-            sender = Sender(connection, self._address, {GENERATION: None})
-        except Unavailable:
-            dropped(connection)
-            raise
-        told = sender.remote_properties
-        sender.close()
+        with self._sender({GENERATION: None}) as sender:
+            told = sender.remote_properties
         if GENERATION not in told:
             raise Refused(
                 f"sender to '{self._address}'",
@@ -211,13 +205,19 @@ class Node:
         return Sent(int(answer["accepted"]), len(answer.get("duplicates") or ()))
 
     def _transfer_once(self, message: bytes) -> None:
-        """Send a message by itself. The broker accepts a duplicate without a word."""
+        """Send a message by itself. The broker accepts a duplicate without saying that it is one."""
+        with self._sender() as sender:
+            sender.send(message)
+            sender.outcome()
+
+    @contextmanager
+    def _sender(self, properties: Mapping[str, Any] | None = None) -> Iterator[Sender]:
+        """A sender, which is detached in the end. A connection that fails meanwhile is not used again."""
         connection = checked_out(self._endpoint, self._patience.request_s, self._address)
         try:
-            sender = Sender(connection, self._address)
+            sender = Sender(connection, self._address, properties)
             try:
-                sender.send(message)
-                sender.outcome()
+                yield sender
             finally:
                 sender.close()
         except Unavailable:

@@ -25,6 +25,9 @@ _CONTENT_TYPE = PROPERTY_FIELDS.index("content_type")
 
 MakeId = Callable[[int, Sequence[bytes]], str]
 """The message-id of a row, from its place in the batch and its content."""
+IdOfRow = Callable[[int, bytes, list[bytes], bytes], str]
+"""The message-id of a row, from its place in the batch, the sections before the properties, the fields of the
+properties (of which the first is the id), and the sections after them."""
 Outgoing = tuple[str | None, str, bytes]
 """A message to send: its target if the row names one, the key that decides its partition, and its bytes."""
 
@@ -47,7 +50,7 @@ class Encoder:
         fields = [columns.get(name) if name else None for name in PROPERTY_FIELDS]
         kinds = columns.get("content_type")
         sessions, keys = columns.get("session_id"), columns.get("partition_key")
-        targets, ids = columns.get("entity"), None if self._makes_ids else columns.get("message_id")
+        targets, id_of = columns.get("entity"), self._ids(columns, make_id)
         before = _before(columns)
         after = self._application_properties(columns)
         for row in range(batch.num_rows):
@@ -58,16 +61,7 @@ class Encoder:
             head = before(row) if before else b""
             tail = (after(row) if after else b"") + _data_section(content)
             items = [NULL if each is None else _text(each[row]) for each in fields]
-            message_id: str | None
-            if self._makes_ids:
-                target = targets[row] if targets else None
-                message_id = make_id(
-                    row, (b"" if target is None else target.encode(), head, b"".join(items[1:]), tail)
-                )
-            else:
-                message_id = ids[row] if ids else None
-                if message_id is None:
-                    raise BadRow("a row has no id (column 'message_id' is null)")
+            message_id = id_of(row, head, items, tail)
             items[0] = _text(message_id)
             if kinds is not None:
                 items[_CONTENT_TYPE] = _symbol(kinds[row])
@@ -77,6 +71,27 @@ class Encoder:
                 message_id if key is None else key,
                 head + _properties_section(items) + tail,
             )
+
+    def _ids(self, columns: dict[str, list[Any]], make_id: MakeId) -> IdOfRow:
+        """What gives a row its message-id: its content, or the column `message_id`."""
+        if self._makes_ids:
+            targets = columns.get("entity")
+
+            def from_content(row: int, head: bytes, fields: list[bytes], tail: bytes) -> str:
+                target = targets[row] if targets else None
+                content = (b"" if target is None else target.encode(), head, b"".join(fields[1:]), tail)
+                return make_id(row, content)
+
+            return from_content
+        given = columns.get("message_id")
+
+        def from_column(row: int, head: bytes, fields: list[bytes], tail: bytes) -> str:
+            message_id: str | None = given[row] if given else None
+            if message_id is None:
+                raise BadRow("a row has no id (column 'message_id' is null)")
+            return message_id
+
+        return from_column
 
     def _is_used(self, name: str) -> bool:
         if name == "message_id" and self._makes_ids:
