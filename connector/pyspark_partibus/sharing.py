@@ -33,7 +33,7 @@ def share_out(backlogs: Mapping[int, int], limit: int) -> dict[int, int]:
     return shares
 
 
-def tasks_of(ranges: Sequence[Range], tasks_max: int, split_rows: int | None) -> list[list[Range]]:
+def ranges_of_tasks(ranges: Sequence[Range], tasks_max: int, split_rows: int | None) -> list[list[Range]]:
     """Which ranges each task reads: at most `tasks_max` tasks, of about the same length.
 
     With `split_rows`, a longer range is cut into pieces that several tasks may read; without it, a

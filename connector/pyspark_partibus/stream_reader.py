@@ -42,8 +42,8 @@ PAUSE_PER_LOOK = 10
 """Heads are kept this many times as long as it took to get them, so that a stream that waits does not occupy
 a broker with hundreds of partitions: 30 ms for each look at 256 of them."""
 PAUSE_GROWS, PAUSES_MAX = 1.25, 10
-"""While nothing arrives, each pause between two looks is so much longer than the last one, up to so many
-times `headPollMs`: a look costs a throttled namespace ten credits."""
+"""While nothing arrives, each pause between two looks is PAUSE_GROWS times as long as the last one, but at
+most PAUSES_MAX times `headPollMs`: a look costs a throttled namespace ten credits."""
 
 
 class PartibusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -59,7 +59,7 @@ class PartibusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._heads_last_s = 0.0
         """For how long the heads are kept."""
         self._pause_s = 0.0
-        """The same, if it did not matter how long they take to get."""
+        """The same, before the time that it took to get them is considered."""
         self._frozen: Heads | None = None
         """The heads at the beginning of a run that ends by itself (`Trigger.AvailableNow`)."""
         self._waiting: Callable[[], float] | None = None
@@ -94,7 +94,7 @@ class PartibusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next batch: `start` itself if there is nothing to read yet."""
         begin = Offset.from_json(start)
         heads = self._frozen or self._current_heads()
-        begins = self._checked(begin, heads)
+        begins = self._where_to_go_on(begin, heads)
         self._cursor().settle(begin)
         # Numbers before the oldest message have no message, so they do not count as backlog.
         firsts = {each: max(begins.get(each, FIRST), heads.starts[each]) for each in heads.heads}
@@ -122,15 +122,16 @@ class PartibusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """From now on, messages that arrive later belong to the next run."""
         self._frozen = self._heads = heads_of_all(self._connected(), self._options)
 
-    def _checked(self, begin: Offset, heads: Heads) -> Positions:
-        """Where the next batch begins: at the start, unless there cannot be what was there."""
+    def _where_to_go_on(self, begin: Offset, heads: Heads) -> Positions:
+        """Where the next batch begins: where the last one ended, unless the entity was created again or ends
+        before that. Raises DataLoss."""
         recreated = begin.generation != heads.generation
-        behind = [each for each, head in heads.heads.items() if begin.positions.get(each, FIRST) > head]
-        if not recreated and not behind:
+        short = [each for each, head in heads.heads.items() if begin.positions.get(each, FIRST) > head]
+        if not recreated and not short:
             return begin.positions
         what = f"'{self._options.address}' was deleted and created again since the last batch"
         if not recreated:
-            what = f"'{self._options.address}' ends before the query's position in partition {behind[0]}"
+            what = f"'{self._options.address}' ends before the query's position in partition {short[0]}"
         report_loss(self._options, what)
         if recreated:
             return dict.fromkeys(heads.heads, FIRST)

@@ -20,7 +20,7 @@ from pyspark_partibus.messages.decoding import Decoder
 from pyspark_partibus.messages.envelope import Envelope, Report
 from pyspark_partibus.offsets import Range
 from pyspark_partibus.options import SourceOptions
-from pyspark_partibus.sharing import tasks_of
+from pyspark_partibus.sharing import ranges_of_tasks
 from pyspark_partibus.worker_memory import tune_garbage_collector
 
 _log = logging.getLogger("pyspark_partibus")
@@ -42,7 +42,7 @@ def tasks(
     """The tasks of a batch; none if there is nothing to read."""
     return [
         Task(generation, tuple(each), undecided)
-        for each in tasks_of(ranges, options.read_tasks, options.split_rows)
+        for each in ranges_of_tasks(ranges, options.read_tasks, options.split_rows)
     ]
 
 

@@ -80,7 +80,7 @@ class Array:
     items: Iterable[Any]
 
 
-ULONGS, LONGS, TIMESTAMPS, STRINGS, SYMBOLS = 0x80, 0x81, 0x83, 0xB1, 0xB3
+LONGS, TIMESTAMPS, STRINGS = 0x81, 0x83, 0xB1
 
 _U16, _U32, _U64 = struct.Struct(">H"), struct.Struct(">I"), struct.Struct(">Q")
 _I16, _I32, _I64 = struct.Struct(">h"), struct.Struct(">i"), struct.Struct(">q")

@@ -17,10 +17,11 @@ from pyspark_partibus.messages.text import properties_from_json
 
 NULL = b"\x40"
 TTL_MS_MAX = 0xFFFFFFFF
+"""The longest time to live that a header can hold (§3.2.1); longer ones are sent as this."""
 KEY_CHARACTERS_MAX = 128
-_KEY = encode("x-opt-partition-key").replace(b"\xa1", b"\xa3", 1)
-_SCHEDULED = encode("x-opt-scheduled-enqueue-time").replace(b"\xa1", b"\xa3", 1)
-
+"""The longest key that the broker takes."""
+_KEY = encode(Symbol("x-opt-partition-key"))
+_SCHEDULED = encode(Symbol("x-opt-scheduled-enqueue-time"))
 _CONTENT_TYPE = PROPERTY_FIELDS.index("content_type")
 
 MakeId = Callable[[int, Sequence[bytes]], str]

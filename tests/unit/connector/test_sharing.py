@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_partibus.offsets import Range
-from pyspark_partibus.sharing import share_out, tasks_of
+from pyspark_partibus.sharing import ranges_of_tasks, share_out
 
 BACKLOGS = st.dictionaries(st.integers(0, 40), st.integers(0, 10_000), max_size=20)
 RANGES = st.dictionaries(st.integers(0, 40), st.tuples(st.integers(1, 100), st.integers(1, 300)), max_size=20)
@@ -37,8 +37,8 @@ def test_tasks_read_every_number_once(
     ranges: dict[int, tuple[int, int]], tasks_max: int, split: int | None
 ) -> None:
     whole = [Range(each, start, start + size) for each, (start, size) in ranges.items()]
-    tasks = tasks_of(whole, tasks_max, split)
-    assert tasks == tasks_of(whole[::-1], tasks_max, split)
+    tasks = ranges_of_tasks(whole, tasks_max, split)
+    assert tasks == ranges_of_tasks(whole[::-1], tasks_max, split)
     assert all(tasks)
     assert len(tasks) <= tasks_max
     read = sorted((piece.partition, number) for task in tasks for piece in task for number in _numbers(piece))
@@ -47,8 +47,8 @@ def test_tasks_read_every_number_once(
 
 def test_a_partition_is_read_by_one_task_unless_it_may_be_split() -> None:
     hot = [Range(0, 1, 1001), Range(1, 1, 11)]
-    assert tasks_of(hot, 2, None) == [[hot[0]], [hot[1]]]
-    assert tasks_of(hot, 2, 500) == [[Range(0, 1, 501), Range(1, 1, 11)], [Range(0, 501, 1001)]]
+    assert ranges_of_tasks(hot, 2, None) == [[hot[0]], [hot[1]]]
+    assert ranges_of_tasks(hot, 2, 500) == [[Range(0, 1, 501), Range(1, 1, 11)], [Range(0, 501, 1001)]]
 
 
 def _numbers(piece: Range) -> range:
