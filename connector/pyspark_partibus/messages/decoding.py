@@ -59,7 +59,7 @@ class Decoder:
     the task."""
 
     def decode(self, envelope: Envelope) -> pa.RecordBatch:
-        """Raises BadMessage."""
+        """The rows of an envelope. Raises BadMessage unless bad messages are kept."""
         names = self.schema.names
         of_messages = [name for name in names if name not in _OF_ENVELOPE]
         columns: dict[str, Any] = {}
@@ -67,7 +67,7 @@ class Decoder:
         if of_messages == ["body"] and NOT_ONE_SECTION not in envelope.body_sizes:
             columns["body"] = _bodies(envelope)  # without a look at any other section
         elif of_messages:
-            columns, errors = self._walked(envelope, of_messages)
+            columns, errors = self._columns_of_messages(envelope, of_messages)
         count = len(envelope.sequence_numbers)
         columns |= {
             "partition": [envelope.partition] * count,
@@ -83,7 +83,9 @@ class Decoder:
         arrays = [_array(columns[field.name], field.type) for field in self.schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _walked(self, envelope: Envelope, names: list[str]) -> tuple[dict[str, list[Any]], list[str | None]]:
+    def _columns_of_messages(
+        self, envelope: Envelope, names: list[str]
+    ) -> tuple[dict[str, list[Any]], list[str | None]]:
         """The columns that are inside the messages, and the errors of messages that cannot be decoded."""
         wanted = {_SECTION_OF[name] for name in names if name in _SECTION_OF}
         has_body = "body" in names or "body_type" in names
@@ -98,10 +100,9 @@ class Decoder:
             except BadMessage as error:
                 if not self.keep_bad:
                     raise BadMessage(
-                        f"message {counter_of(number)} of partition {envelope.partition} of "
-                        f"'{self.entity}' (sequence number "
-                        f"{number}) cannot be decoded: {error}. With option onBadMessage=null it becomes "
-                        "a row with its bytes."
+                        f"message {counter_of(number)} of partition {envelope.partition} of '{self.entity}' "
+                        f"(sequence number {number}) cannot be decoded: {error}. With option "
+                        "onBadMessage=null it becomes a row with its bytes."
                     ) from error
                 row = [None] * len(names)
                 errors.append(str(error))
