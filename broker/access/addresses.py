@@ -103,7 +103,8 @@ def host_of(authority: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     name, _, port = host.rpartition(":")
-    return (name if name and port.isdecimal() and ":" not in name else host).removesuffix(".")
+    has_port = name != "" and ":" not in name and (port == "" or port.isdecimal())
+    return (name if has_port else host).removesuffix(".")
 
 
 def _path(text: str) -> str:

@@ -79,16 +79,21 @@ async def gather(
     if transport is None:
         raise ConnectionResetError("the client is gone")
     counted.begins(transport.abort)
-    async for chunk in request.content.iter_any():
-        for piece in (chunk,) if unpacker is None else unpacker.pieces(chunk):
-            if (size := len(body) + len(piece)) > bytes_max:
-                if too_large is not None:
-                    raise too_large(size)
-                raise HttpRefusal(413, 0, f"The body is larger than the limit of {bytes_max} bytes.")
-            counted.grows(len(piece))
-            body += piece
-            if len(piece) == PIECE_BYTES_MAX:
-                await asyncio.sleep(0)  # a small chunk may hold a thousand times as much
+    try:
+        async for chunk in request.content.iter_any():
+            for piece in (chunk,) if unpacker is None else unpacker.pieces(chunk):
+                if (size := len(body) + len(piece)) > bytes_max:
+                    if too_large is not None:
+                        raise too_large(size)
+                    raise HttpRefusal(413, 0, f"The body is larger than the limit of {bytes_max} bytes.")
+                counted.grows(len(piece))
+                body += piece
+                if len(piece) == PIECE_BYTES_MAX:
+                    await asyncio.sleep(0)  # a small chunk may hold a thousand times as much
+    except BaseException:
+        # The exception keeps this frame, often until the next collection of cycles.
+        body.clear()
+        raise
     if unpacker is not None:
         unpacker.finish()
     counted.is_whole()

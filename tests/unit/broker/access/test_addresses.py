@@ -87,6 +87,7 @@ def test_an_audience_is_the_path_behind_its_authority(audience: str, path: str) 
     [
         ("Orders.Example.com", "orders.example.com"),
         ("orders:5671", "orders"),
+        ("orders:", "orders"),
         ("orders.", "orders"),
         ("user@orders:80", "orders"),
         ("[::1]:5671", "::1"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -100,3 +102,29 @@ def test_a_body_that_has_arrived_is_not_taken_for_a_slow_one() -> None:
     with bodies.read() as waiting_for_the_disk, bodies.read() as other:
         waiting_for_the_disk.grows(FREE_BYTES + bodies.bytes_max)
         assert not bodies.make_room(1, other)
+
+
+async def test_what_has_arrived_of_a_broken_body_is_given_back_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only when cycles of objects are collected: by then, many more bodies may have broken off."""
+    bodies = Bodies()
+    monkeypatch.setattr("broker.http.server.Bodies", lambda: bodies)
+    async with http_stack(tmp_path, http_body_bytes_max=1 << 20) as stack:
+        token = sas_token(f"https://127.0.0.1:{stack.port}")
+        head = (
+            f"PUT /orders HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\nContent-Length: "
+            "1048576\r\n\r\n"
+        ).encode()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            for _ in range(8):
+                async with client(stack, head + bytes(1_000_000)):
+                    await until(lambda: bodies.bytes >= 1_000_000 - FREE_BYTES)
+                await until(lambda: bodies.bytes == 0)
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+        assert held < 4_000_000

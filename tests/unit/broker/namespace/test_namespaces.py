@@ -33,6 +33,7 @@ ALL = Namespaces(FIRST, ORDERS, BILLS)
         ("ORDERS.servicebus.windows.net", ORDERS),
         ("orders.localhost:5671", ORDERS),
         ("orders.", ORDERS),
+        ("orders:", ORDERS),  # a port may be empty (RFC 3986 3.2.3)
         ("bus.example.com", ORDERS),
         ("Bus.Example.Com:443", ORDERS),
         ("bills", BILLS),
