@@ -1,5 +1,6 @@
-"""Arithmetic of expressions (AMQP contract 11.3), as C# does it: integers have 64 bits, their division
-truncates towards zero, and a remainder has the sign of the dividend. Dates and time spans can be added and
+"""Arithmetic of expressions (AMQP contract 11.3), as C# does it: integers have 64 bits (results
+beyond those of a long need an operand that is one, an unsigned long), their division truncates towards zero,
+and a remainder has the sign of the dividend. Dates and time spans can be added and
 subtracted, and texts joined with `+` if the result can be a property. What has no result fails.
 """
 
@@ -11,8 +12,7 @@ from decimal import Decimal, DecimalException
 from broker.message.property_sizes import PROPERTY_BYTES_MAX
 from broker.rules.values import NUMBERS, Duration, EvaluationFailed, Instant, Value
 
-_INTEGER_MIN, _INTEGER_MAX = -(2**63), 2**64 - 1
-"""A long, or an unsigned long if it is not negative."""
+_LONG_MIN, _LONG_MAX, _UNSIGNED_LONG_MAX = -(2**63), 2**63 - 1, 2**64 - 1
 
 Number = int | float | Decimal
 
@@ -82,7 +82,8 @@ def _integers(operator: str, left: int, right: int) -> int:
         result = quotient if operator == "/" else left - quotient * right
     else:
         result = left + right if operator == "+" else left - right if operator == "-" else left * right
-    if not _INTEGER_MIN <= result <= _INTEGER_MAX:
+    highest = _LONG_MAX if max(left, right) <= _LONG_MAX else _UNSIGNED_LONG_MAX
+    if not _LONG_MIN <= result <= highest:
         raise EvaluationFailed(f"The result of {left} {operator} {right} does not fit 64 bits.")
     return result
 

@@ -189,7 +189,7 @@ _CLOSED_BY = {"'": "closing '", '"': 'closing "', "[": "closing ]"}
 
 
 def _unexpected(text: str, unexpected: UnexpectedToken) -> Invalid:
-    expected = _expected(unexpected.expected)
+    expected = _expected(unexpected.accepts)
     if unexpected.token.type == "$END":
         return Invalid(len(text) + 1, f"the text ends where {expected} is expected")
     token = unexpected.token
@@ -212,5 +212,12 @@ def _expected(terminals: Iterable[str]) -> str:
     for terminal, words in _EXPECTATIONS:
         if terminal in found:
             return words
-    known = {"RPAR": "')'", "LPAR": "'('", "EQUAL": "'='", "$END": "the end", "COMMA": "','"}
+    known = {
+        "RPAR": "')'",
+        "LPAR": "'('",
+        "EQUAL": "'='",
+        "$END": "the end",
+        "COMMA": "','",
+        "SEMICOLON": "';'",
+    }
     return " or ".join(sorted(known.get(each, each.strip("_")) for each in found))

@@ -116,6 +116,8 @@ class _SelectorBuilder(ExpressionBuilder):
         name = token[1:-1].replace('""', '"') if token.type == "QUOTED" else str(token)
         if name in _NO_SELECTOR:
             raise Invalid(position_of(token), f"no selector can use the header '{name}'")
+        if name.startswith("JMS") and not (name in _HEADERS or _may_be_sent(name)):
+            raise Invalid(position_of(token), f"there is no header '{name:.40}'")
         return Read(Property(name, is_system=name in _HEADERS), position_of(token))
 
     def integer(self, tokens: list[Token]) -> Node:
@@ -198,6 +200,12 @@ _NO_SELECTOR = frozenset(
     ("JMSDestination", "JMSReplyTo", "JMSExpiration", "JMSRedelivered", "JMSDeliveryTime")
 )
 """Headers that selectors must not use (JMS 2.0, 3.8.1.1)."""
+
+
+def _may_be_sent(name: str) -> bool:
+    """Whether an application property may have this name, which begins with JMS (JMS 2.0, 3.5.9 and
+    3.5.10)."""
+    return name.startswith("JMS_") or name in ("JMSXAppID", "JMSXProducerTXID")
 
 
 def _reader(property: Property) -> Evaluate[SelectedView]:

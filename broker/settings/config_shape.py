@@ -52,6 +52,18 @@ def _checked(check: Callable[[str], None]) -> AfterValidator:
     return AfterValidator(checked)
 
 
+def _some_text(text: str) -> str:
+    if not text:
+        raise ValueError("cannot be empty: leave it out, or match an empty text with a SqlFilter")
+    return text
+
+
+def _no_null(rules: object) -> object:
+    if rules is None:
+        raise ValueError("null is no list of rules: leave the field out, or write [], for the rule $Default")
+    return rules
+
+
 def _limited(value: int | None) -> int:
     if value is None:
         raise ValueError("cannot be without limit")
@@ -67,6 +79,9 @@ SubscriptionName = Annotated[str, _checked(check_subscription_name)]
 RuleName = Annotated[str, _checked(check_rule_name)]
 Target = Annotated[str | None, BeforeValidator(lambda value: value or None)]
 """The entity to forward to; empty means none."""
+
+MatchedText = Annotated[str, AfterValidator(_some_text)]
+"""What a filter wants a property to be. The administration API takes an empty element for a missing one."""
 
 
 NAMESPACES_MAX = 100
@@ -205,14 +220,14 @@ class Queue(_Part):
 class CorrelationFilter(_Part):
     """`CorrelationFilter` of a rule: at least one field."""
 
-    content_type: str | None = None
-    correlation_id: str | None = None
-    label: str | None = None
-    message_id: str | None = None
-    reply_to: str | None = None
-    reply_to_session_id: str | None = None
-    session_id: str | None = None
-    to: str | None = None
+    content_type: MatchedText | None = None
+    correlation_id: MatchedText | None = None
+    label: MatchedText | None = None
+    message_id: MatchedText | None = None
+    reply_to: MatchedText | None = None
+    reply_to_session_id: MatchedText | None = None
+    session_id: MatchedText | None = None
+    to: MatchedText | None = None
     properties: dict[str, str | int | float | bool] | None = Field(None, min_length=1)
 
     @model_validator(mode="after")
@@ -229,7 +244,7 @@ class SqlText(_Part):
 
 
 class RuleProperties(_Part):
-    """`Rules[].Properties`. The filter of `FilterType` must be there; another one is ignored."""
+    """`Rules[].Properties`. There is one filter, that of `FilterType`."""
 
     filter_type: Literal["Correlation", "Sql"]
     correlation_filter: CorrelationFilter | None = None
@@ -238,10 +253,15 @@ class RuleProperties(_Part):
 
     @model_validator(mode="after")
     def _has_its_filter(self) -> RuleProperties:
-        if self.filter_type == "Correlation" and self.correlation_filter is None:
-            raise ValueError("FilterType is Correlation, but there is no CorrelationFilter")
-        if self.filter_type == "Sql" and self.sql_filter is None:
-            raise ValueError("FilterType is Sql, but there is no SqlFilter")
+        filters = {"Correlation": self.correlation_filter, "Sql": self.sql_filter}
+        if filters.pop(self.filter_type) is None:
+            raise ValueError(f"FilterType is {self.filter_type}, but there is no {self.filter_type}Filter")
+        for other, filter in filters.items():
+            if filter is not None:
+                raise ValueError(
+                    f"FilterType is {self.filter_type}, so the rule cannot have a {other}Filter beside the "
+                    f"{self.filter_type}Filter"
+                )
         return self
 
 
@@ -263,7 +283,7 @@ class Subscription(_Part):
 
     name: SubscriptionName
     properties: SubscriptionProperties = SubscriptionProperties()
-    rules: tuple[Rule, ...] = ()
+    rules: Annotated[tuple[Rule, ...], BeforeValidator(_no_null)] = ()
 
 
 class Topic(_Part):

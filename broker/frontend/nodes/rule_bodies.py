@@ -75,6 +75,8 @@ def rule_of(body: Mapping[str, Any]) -> RuleDescription:
     name = rule_name_of(body)
     description = _map(body, "rule-description")
     check_fields(description, _DESCRIPTION_FIELDS, "'rule-description'")
+    if (inner := description.get("rule-name")) not in (None, name):
+        raise _wrong(f"'rule-name' is '{name:.80}', but {inner!r:.80} in 'rule-description'")
     action = None
     if description.get("sql-rule-action") is not None:
         action = SqlAction(_expression(description, "sql-rule-action"))
@@ -114,6 +116,8 @@ def _filter_of(description: Mapping[str, Any]) -> Filter:
         value = fields.get(name)
         if not (value is None or isinstance(value, str)):
             raise _wrong(f"'{name}' must be a string")
+        if value == "":
+            raise _wrong(f"'{name}' cannot be empty: leave it out, or match an empty text with a SQL filter")
         given[field] = None if value is None else str(value)
     return CorrelationFilter(**given, properties=_values_of(fields))
 

@@ -47,6 +47,8 @@ def test_an_invalid_filter_is_refused_with_position_and_reason(text: str, positi
     [
         ("a = 1", 1, "'a' stands where SET or REMOVE is expected"),
         ("SET a", 6, "the text ends where '=' is expected"),
+        ("SET a 'x'", 7, "''x'' stands where '=' is expected"),
+        ("REMOVE a 'x'", 10, "''x'' stands where ',' or ';' or the end is expected"),
         ("SET a = 1 SET b = 2", 11, "'SET' stands where an operator is expected"),
         ("REMOVE 5", 8, "'5' stands where the name of a property is expected"),
     ],

@@ -88,6 +88,12 @@ def test_headers() -> None:
     assert matches("JMSMessageID = 'ID:7'", message_id=b"7")
 
 
+def test_names_of_vendors_are_those_of_application_properties() -> None:
+    assert matches("JMS_ACME_colour = 'red'", changed={"JMS_ACME_colour": "red"})
+    assert matches("JMSXAppID = 'shop'", changed={"JMSXAppID": "shop"})
+    assert matches("jmsColour = 'red'", changed={"jmsColour": "red"})
+
+
 def test_the_priority_is_that_of_the_sender() -> None:
     stored = store(message(header=[None, UByte(9)]), lambda: "id").data
     assert compile_selector("JMSPriority = 9").matches(stored, None, 0)
@@ -113,6 +119,10 @@ def test_changes_of_a_settlement_are_seen() -> None:
         ("flag OR -(n + 1)", 11, "a number stands where a condition is expected"),
         ("NOT 5", 5, "a value stands where a condition is expected"),
         ("flag OR JMSReplyTo = 'x'", 9, "no selector can use the header 'JMSReplyTo'"),
+        ("JMSCorelationID = 'x'", 1, "there is no header 'JMSCorelationID'"),
+        ("a = 1 AND JMSFoo = 1", 11, "there is no header 'JMSFoo'"),
+        ("JMSXRcvTimestamp = 1", 1, "there is no header 'JMSXRcvTimestamp'"),
+        ('"JMSFoo" = 1', 1, "there is no header 'JMSFoo'"),
         ("a LIKE 'x' ESCAPE 'yy'", 3, "the escape of a LIKE is one character, not 'yy'"),
         ("a = 0x8000000000000000", 5, "the integer 9223372036854775808 does not fit 64 bits"),
         ("a = b()", 6, "'(' stands where an operator is expected"),

@@ -20,7 +20,10 @@ from broker.entities.rules import (
 from broker.settings.config_file import ConfigFile, WrongConfigFile, load_config_file, without_comments
 from broker.settings.settings import load_settings
 
-RULE = {"Name": "r", "Properties": {"FilterType": "Sql", "SqlFilter": {"SqlExpression": "1=1"}}}
+RULE: dict[str, Any] = {
+    "Name": "r",
+    "Properties": {"FilterType": "Sql", "SqlFilter": {"SqlExpression": "1=1"}},
+}
 SAMPLE = Path(__file__).parents[4] / "docker" / "config.json"
 
 
@@ -359,6 +362,18 @@ def test_a_wrong_queue_is_refused_with_file_field_and_reason(
         ({"FilterType": "Sqll"}, "FilterType: Input should be 'Correlation' or 'Sql'"),
         ({"FilterType": "Sql"}, "Properties: FilterType is Sql, but there is no SqlFilter"),
         (
+            {**RULE["Properties"], "CorrelationFilter": {"Label": "a"}},
+            "Properties: FilterType is Sql, so the rule cannot have a CorrelationFilter",
+        ),
+        (
+            {**RULE["Properties"], "FilterType": "Correlation", "CorrelationFilter": {"Label": "a"}},
+            "Properties: FilterType is Correlation, so the rule cannot have a SqlFilter",
+        ),
+        (
+            {"FilterType": "Correlation", "CorrelationFilter": {"Label": "", "To": "x"}},
+            "CorrelationFilter.Label: cannot be empty: leave it out, or match an empty text with a SqlFilter",
+        ),
+        (
             {"FilterType": "Correlation", "CorrelationFilter": {}},
             "CorrelationFilter: a correlation filter needs at least one property",
         ),
@@ -374,6 +389,18 @@ def test_a_wrong_rule_is_refused(tmp_path: Path, rule: object, message: str) -> 
         load(tmp_path, queues(Topics=[topic]))
     assert "UserConfig.Namespaces[0].Topics[0].Subscriptions[0].Rules[0].Properties" in str(caught.value)
     assert message in str(caught.value)
+
+
+def test_no_rules_are_an_empty_list_or_none_and_null_is_refused(tmp_path: Path) -> None:
+    for subscription in ({"Name": "s"}, {"Name": "s", "Rules": []}):
+        config = load(tmp_path, queues(Topics=[{"Name": "t", "Subscriptions": [subscription]}]))
+        assert config.first.topics[0].subscriptions[0].rules == (RuleDescription("$Default"),)
+    with pytest.raises(WrongConfigFile) as caught:
+        load(tmp_path, queues(Topics=[{"Name": "t", "Subscriptions": [{"Name": "s", "Rules": None}]}]))
+    assert str(caught.value).endswith(
+        "Subscriptions[0].Rules: null is no list of rules: "
+        "leave the field out, or write [], for the rule $Default"
+    )
 
 
 def test_a_filter_that_is_larger_than_the_properties_of_a_message_is_refused(tmp_path: Path) -> None:

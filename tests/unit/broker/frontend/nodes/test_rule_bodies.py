@@ -77,6 +77,11 @@ def test_a_correlation_rule_keeps_the_types_of_its_properties() -> None:
         {},
         {"rule-name": 7, "rule-description": {"sql-filter": {"expression": "1=1"}}},
         {"rule-name": "r"},
+        {
+            "rule-name": "r",
+            "rule-description": {"rule-name": "other", "sql-filter": {"expression": "1=1"}},
+        },
+        {"rule-name": "r", "rule-description": {"correlation-filter": {"label": "", "to": "x"}}},
         request(),
         request(sql_filter={"expression": "1=1"}, correlation_filter={"label": "x"}),
         request(sql_filter={}),
