@@ -12,7 +12,7 @@ creation stay as they were when an update leaves them out. An explicit value alw
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -250,12 +250,17 @@ def note_ignored(description: Description, known: Set[str], path: str) -> None:
     """Warn of elements that have no effect on the entity or subscription with this path. `known` are those of
     its kind."""
     if unknown := unknown_elements(description, known):
-        log.warning(
-            "entity.elements_ignored",
-            entity=path,
-            elements=[element[:60] for element in unknown[:10]],
-            advice="No setting of this kind of entity has these names.",
-        )
+        warn_of_ignored(path, unknown, "No setting of this kind of entity has these names.")
+
+
+def warn_of_ignored(path: str, elements: Sequence[str], advice: str) -> None:
+    """Warn that these elements of a request have no effect on the entity or subscription with this path."""
+    log.warning(
+        "entity.elements_ignored",
+        entity=path,
+        elements=[element[:60] for element in elements[:10]],
+        advice=advice,
+    )
 
 
 def put(parent: Element, name: str, value: str | int | bool) -> None:

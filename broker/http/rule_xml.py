@@ -1,10 +1,13 @@
 """Converts rules between XML and `RuleDescription` (HTTP contract 2.7).
 
 The type of a filter decides, and not its text: clients write the expression of a false filter differently.
+Whatever cannot be understood is refused: a part of a rule that got lost would make it match or change other
+messages than its author meant.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -36,6 +39,10 @@ _CORRELATION: Final = (
     ("ReplyToSessionId", "reply_to_session_id"),
     ("ContentType", "content_type"),
 )
+_RULE_PARTS: Final = ("Filter", "Action", "CreatedAt", "Name")
+_SQL_PARTS: Final = ("SqlExpression", "CompatibilityLevel", "Parameters", "RequiresPreprocessing")
+_CORRELATION_PARTS: Final = (*(name for name, _ in _CORRELATION), "Properties")
+_NIL: Final = f"{{{INSTANCE}}}nil"
 
 
 def read_rule(description: Description, name: str) -> RuleDescription:
@@ -46,11 +53,12 @@ def read_rule(description: Description, name: str) -> RuleDescription:
 
 def read_rule_element(element: Element, name: str) -> RuleDescription:
     """Read a rule as an element has it. `name` is for a rule without one. Raises WrongProperty."""
-    of_filter, of_action = _find(element, "Filter"), _find(element, "Action")
+    parts = _parts(element, _RULE_PARTS)
+    of_filter, of_action = parts.get("Filter"), parts.get("Action")
     return RuleDescription(
-        _text(element, "Name") or name,
-        TrueFilter() if of_filter is None else _read_filter(of_filter),
-        None if of_action is None else _read_action(of_action),
+        _text(parts, "Name") or name,
+        TrueFilter() if of_filter is None or _is_empty(of_filter) else _read_filter(of_filter),
+        None if of_action is None or _is_empty(of_action) else _read_action(of_action),
     )
 
 
@@ -71,49 +79,59 @@ def write_rule(rule: RuleDescription) -> Element:
 
 def _read_filter(element: Element) -> Filter:
     match type_of(element):
-        case "TrueFilter" | None:
+        case "TrueFilter":
+            _parts(element, _SQL_PARTS)
             return TrueFilter()
         case "FalseFilter":
+            _parts(element, _SQL_PARTS)
             return FalseFilter()
         case "SqlFilter":
-            expression, parameters, level = _read_sql(element, "SqlFilter")
+            expression, parameters, level = _read_sql(element)
             return SqlFilter(expression, parameters, level)
         case "CorrelationFilter":
-            given = {field: _text(element, name) or None for name, field in _CORRELATION}
-            return CorrelationFilter(**given, properties=_read_values(element, "Properties"))
+            parts = _parts(element, _CORRELATION_PARTS)
+            given = {field: _text(parts, name) or None for name, field in _CORRELATION}
+            return CorrelationFilter(**given, properties=_read_values(parts, "Properties"))
         case other:
-            raise WrongProperty(
-                "Filter",
-                f"The filter type '{other:.60}' is none of TrueFilter, FalseFilter, SqlFilter, "
-                "CorrelationFilter.",
-            )
+            raise _wrong_type("Filter", other, "TrueFilter, FalseFilter, SqlFilter, CorrelationFilter")
 
 
 def _read_action(element: Element) -> SqlAction | None:
     match type_of(element):
-        case "EmptyRuleAction" | None:
+        case "EmptyRuleAction":
+            _parts(element, ())
             return None
         case "SqlRuleAction":
-            expression, parameters, level = _read_sql(element, "SqlRuleAction")
+            expression, parameters, level = _read_sql(element)
             return SqlAction(expression, parameters, level)
         case other:
-            raise WrongProperty(
-                "Action", f"The action type '{other:.60}' is neither EmptyRuleAction nor SqlRuleAction."
-            )
+            raise _wrong_type("Action", other, "EmptyRuleAction, SqlRuleAction")
 
 
-def _read_sql(element: Element, name: str) -> tuple[str, NamedValues, int]:
-    level = (_text(element, "CompatibilityLevel") or "").strip()
+def _wrong_type(element: str, given: str | None, known: str) -> WrongProperty:
+    if given is None:
+        return WrongProperty(element, f"The element '{element}' has no i:type, which must be one of {known}.")
+    return WrongProperty(element, f"The type '{given:.60}' of the element '{element}' is none of {known}.")
+
+
+def _read_sql(element: Element) -> tuple[str, NamedValues, int]:
+    parts = _parts(element, _SQL_PARTS)
+    level = _text(parts, "CompatibilityLevel").strip()
     if level and not level.isdecimal():
-        raise WrongProperty(name, f"The CompatibilityLevel '{level:.40}' is not a number.")
-    parameters = _read_values(element, "Parameters")
-    return _text(element, "SqlExpression"), parameters, int(level) if level else COMPATIBILITY_LEVEL
+        raise WrongProperty("CompatibilityLevel", f"The CompatibilityLevel '{level:.40}' is not a number.")
+    parameters = _read_values(parts, "Parameters")
+    return _text(parts, "SqlExpression"), parameters, int(level) if level else COMPATIBILITY_LEVEL
 
 
-def _read_values(element: Element, name: str) -> NamedValues:
+def _read_values(parts: Mapping[str, Element], name: str) -> NamedValues:
+    if name not in parts:
+        return ()
     values = []
-    for item in element.findall(f"{{{SERVICE_BUS}}}{name}/{{{SERVICE_BUS}}}{_ITEM}"):
-        key, value = _text(item, "Key"), _find(item, "Value")
+    for item in parts[name]:
+        if item.tag != f"{{{SERVICE_BUS}}}{_ITEM}":
+            raise _unknown(item, parts[name], (_ITEM,))
+        entry = _parts(item, ("Key", "Value"))
+        key, value = _text(entry, "Key"), entry.get("Value")
         if not key or value is None:
             raise WrongProperty(name, f"An entry of '{name}' has no Key or no Value.")
         try:
@@ -123,6 +141,47 @@ def _read_values(element: Element, name: str) -> NamedValues:
     if len({key for key, _ in values}) != len(values):
         raise WrongProperty(name, f"A name stands twice in '{name}'.")
     return tuple(values)
+
+
+def _parts(element: Element, known: Sequence[str]) -> dict[str, Element]:
+    """The children of an element, by name. Raises WrongProperty for one that is unknown or stands twice."""
+    parts: dict[str, Element] = {}
+    for part in element:
+        name = etree.QName(part)
+        if name.namespace != SERVICE_BUS or name.localname not in known:
+            raise _unknown(part, element, known)
+        if name.localname in parts:
+            parent = etree.QName(element).localname
+            raise WrongProperty(
+                name.localname, f"The element '{parent}' has more than one element '{name.localname}'."
+            )
+        parts[name.localname] = part
+    return parts
+
+
+def _unknown(part: Element, parent: Element, known: Sequence[str]) -> WrongProperty:
+    name, inside = etree.QName(part), etree.QName(parent).localname
+    if name.localname in known:
+        where = f"is in the namespace '{name.namespace or '':.100}' and not in {SERVICE_BUS}"
+    else:
+        where = f"is none of {', '.join(known)}" if known else "has no place there"
+    return WrongProperty(
+        name.localname, f"The element '{name.localname:.60}' in the element '{inside}' {where}."
+    )
+
+
+def _text(parts: Mapping[str, Element], name: str) -> str:
+    """The text of a part; empty if it is missing. Raises WrongProperty if there are elements in it."""
+    part = parts.get(name)
+    if part is None:
+        return ""
+    _parts(part, ())
+    return part.text or ""
+
+
+def _is_empty(element: Element) -> bool:
+    """Whether an element stands for a missing one, as the older .NET library writes that (`i:nil`)."""
+    return not len(element) and not (element.text or "").strip() and set(element.attrib) <= {_NIL}
 
 
 def _write_filter(root: Element, rule_filter: Filter) -> None:
@@ -160,11 +219,3 @@ def _write_values(parent: Element, name: str, values: NamedValues) -> None:
 
 def _set_type(element: Element, name: str) -> None:
     element.set(f"{{{INSTANCE}}}type", name)
-
-
-def _find(element: Element, name: str) -> Element | None:
-    return element.find(f"{{{SERVICE_BUS}}}{name}")
-
-
-def _text(element: Element, name: str) -> str:
-    return element.findtext(f"{{{SERVICE_BUS}}}{name}") or ""

@@ -22,13 +22,15 @@ from broker.entities.topics import SubscriptionDescription, TopicDescription, su
 from broker.http.addressing import ManagedPath, next_url_of, page_of, url_of
 from broker.http.answer_portions import answer_in_slices
 from broker.http.atom import ENTRY_TYPE, FEED_TYPE, Description, Entry, write_entry, write_feed
-from broker.http.description_xml import Elsewhere, check_targets, note_ignored
+from broker.http.description_xml import Elsewhere, check_targets, note_ignored, warn_of_ignored
 from broker.http.refusals import HttpRefusal, not_allowed, only_reads
 from broker.http.rights import DELETE, LISTEN, READ, WRITE, Rights
 from broker.http.rule_xml import read_rule, write_rule
 from broker.http.seams import Claim
 from broker.http.subscription_xml import (
+    FIRST_RULE,
     SETTINGS,
+    ignores_first_rule,
     read_first_rule,
     read_subscription,
     write_subscription,
@@ -99,13 +101,18 @@ class SubscriptionAdministration:
     async def _put(self, request: web.Request, claim: Claim, topic: str, name: str) -> web.Response:
         updating = "If-Match" in request.headers
         description = await self._read(request, "SubscriptionDescription")
-        previous = self._subscriptions.find(topic, name).settings if updating else None
-        settings = read_subscription(description, previous)
+        previous = self._subscriptions.find(topic, name) if updating else None
+        settings = read_subscription(description, None if previous is None else previous.settings)
         path = subscription_path(topic, name)
         check_targets(description, self._elsewhere)
         self._rights.check_forwarding(request, claim, path, settings.forwarding)
-        if updating:
+        if previous is not None:
+            ignores_rule = ignores_first_rule(description, previous)
             subscription = await self._subscriptions.update(topic, name, settings)
+            if ignores_rule:
+                warn_of_ignored(
+                    path, [FIRST_RULE], "It counts at creation. Later, rules are changed one by one."
+                )
         else:
             rule = read_first_rule(description)
             subscription = await self._subscriptions.create(topic, name, settings, [rule])

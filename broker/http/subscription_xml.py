@@ -7,6 +7,7 @@ from typing import Final
 from broker.base.durations import format_duration
 from broker.entities.rules import DEFAULT_RULE_NAME, RuleDescription
 from broker.entities.topics import SubscriptionDescription, SubscriptionSettings
+from broker.entities.validation import WrongProperty
 from broker.http.atom import INSTANCE, SERVICE_BUS, Description, Element, timestamp, top
 from broker.http.description_xml import (
     DELIVERY_ELEMENTS,
@@ -19,10 +20,11 @@ from broker.http.description_xml import (
 from broker.http.rule_xml import read_rule_element
 from broker.namespace.entity import EntityRuntime
 
+FIRST_RULE: Final = "DefaultRuleDescription"
 SETTINGS: Final = DELIVERY_ELEMENTS | {
     "DefaultMessageTimeToLive",
     "DeadLetteringOnFilterEvaluationExceptions",
-    "DefaultRuleDescription",
+    FIRST_RULE,
     "EnableBatchedOperations",
     "Status",
     "UserMetadata",
@@ -56,10 +58,24 @@ def read_subscription(
 def read_first_rule(description: Description) -> RuleDescription:
     """The rule that a new subscription begins with: the one in its description, or the default rule. Raises
     WrongProperty."""
-    element = description.element.find(f"{{{SERVICE_BUS}}}DefaultRuleDescription")
-    if element is None:
-        return RuleDescription(DEFAULT_RULE_NAME)
-    return read_rule_element(element, DEFAULT_RULE_NAME)
+    return _given_rule(description) or RuleDescription(DEFAULT_RULE_NAME)
+
+
+def ignores_first_rule(description: Description, subscription: SubscriptionDescription) -> bool:
+    """Whether the description of an existing subscription has a first rule that is none of its rules. It has
+    no effect then: rules are changed one by one. Raises WrongProperty."""
+    given = _given_rule(description)
+    if given is None:
+        return False
+    rule = subscription.rule(given.name)
+    return rule is None or (rule.filter, rule.action) != (given.filter, given.action)
+
+
+def _given_rule(description: Description) -> RuleDescription | None:
+    elements = description.element.findall(f"{{{SERVICE_BUS}}}{FIRST_RULE}")
+    if len(elements) > 1:
+        raise WrongProperty(FIRST_RULE, f"The description has more than one element '{FIRST_RULE}'.")
+    return read_rule_element(elements[0], DEFAULT_RULE_NAME) if elements else None
 
 
 def write_subscription(subscription: SubscriptionDescription, runtime: EntityRuntime, host: str) -> Element:

@@ -52,6 +52,20 @@ def test_a_rule_without_filter_and_action_matches_everything() -> None:
     assert read("") == RuleDescription("r", TrueFilter())
 
 
+def test_an_empty_filter_or_action_without_a_type_counts_as_missing() -> None:
+    assert read('<Filter/><Action p4:nil="true"/>') == read('<Filter p4:nil="true"/>') == RuleDescription("r")
+
+
+def test_what_clients_send_beside_an_expression_is_accepted() -> None:
+    sql = (
+        "<SqlExpression>1=1</SqlExpression><CompatibilityLevel>20</CompatibilityLevel><Parameters/>"
+        "<RequiresPreprocessing>false</RequiresPreprocessing>"
+    )
+    read_only = "<CreatedAt>2026-01-05T10:00:00Z</CreatedAt>"
+    assert read(f'<Filter p4:type="TrueFilter">{sql}</Filter>{read_only}') == RuleDescription("r")
+    assert read(f'<Filter p4:type="SqlFilter">{sql}</Filter>').filter == SqlFilter("1=1")
+
+
 def test_the_name_is_that_of_the_url() -> None:
     assert read("<Name>other</Name>", "r").name == "r"
 
@@ -81,7 +95,10 @@ _ITEM = "<KeyValueOfstringanyType><Key>k</Key>{}</KeyValueOfstringanyType>"
     [
         ("Filter", '<Filter p4:type="DateTimeFilter"/>'),
         ("Action", '<Action p4:type="Forget"/>'),
-        ("SqlFilter", '<Filter p4:type="SqlFilter"><CompatibilityLevel>x</CompatibilityLevel></Filter>'),
+        (
+            "CompatibilityLevel",
+            '<Filter p4:type="SqlFilter"><CompatibilityLevel>x</CompatibilityLevel></Filter>',
+        ),
         ("Properties", f'<Filter p4:type="CorrelationFilter"><Properties>{_ITEM}</Properties></Filter>'),
         (
             "Properties",
@@ -95,9 +112,34 @@ _ITEM = "<KeyValueOfstringanyType><Key>k</Key>{}</KeyValueOfstringanyType>"
             + 2 * _ITEM.format("<Value>x</Value>")
             + "</Properties></Filter>",
         ),
+        ("Filter", "<Filter><SqlExpression>a=1</SqlExpression></Filter>"),
+        ("Filter", '<Filter type="FalseFilter"/>'),
+        ("Filter", "<Filter>a=1</Filter>"),
+        ("Filter", 2 * '<Filter p4:type="TrueFilter"/>'),
+        ("Filter", '<Filter xmlns="" p4:type="FalseFilter"/>'),
+        ("Filtr", '<Filtr p4:type="SqlFilter"><SqlExpression>a=1</SqlExpression></Filtr>'),
+        ("action", '<action p4:type="SqlRuleAction"><SqlExpression>SET b=1</SqlExpression></action>'),
+        ("Action", "<Action><SqlExpression>SET b=1</SqlExpression></Action>"),
+        (
+            "SqlExpression",
+            '<Action p4:type="EmptyRuleAction"><SqlExpression>SET b=1</SqlExpression></Action>',
+        ),
+        ("Paramters", '<Filter p4:type="SqlFilter"><SqlExpression>a=1</SqlExpression><Paramters/></Filter>'),
+        ("Label", '<Filter p4:type="TrueFilter"><Label>red</Label></Filter>'),
+        ("b", '<Filter p4:type="SqlFilter"><SqlExpression>a=1<b/> AND c=2</SqlExpression></Filter>'),
+        ("Lable", '<Filter p4:type="CorrelationFilter"><To>x</To><Lable>red</Lable></Filter>'),
+        (
+            "SqlExpression",
+            '<Filter p4:type="CorrelationFilter"><To>x</To><SqlExpression>a=1</SqlExpression></Filter>',
+        ),
+        (
+            "KeyValue",
+            '<Filter p4:type="CorrelationFilter"><To>x</To><Properties><KeyValue><Key>k</Key>'
+            "<Value>x</Value></KeyValue></Properties></Filter>",
+        ),
     ],
 )
 def test_what_cannot_be_understood_is_refused_and_never_dropped(element: str, inner: str) -> None:
     with pytest.raises(WrongProperty) as caught:
         read(inner)
-    assert caught.value.element == element
+    assert caught.value.element == element and element in caught.value.description

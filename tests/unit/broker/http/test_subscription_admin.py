@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from structlog.testing import capture_logs
 
+from broker.http.atom import INSTANCE
 from tests.support.http_entries import UPDATE, queue_body, value
 from tests.support.http_stack import HttpStack
 from tests.support.sas import sas_token
@@ -122,3 +124,47 @@ async def test_rights_come_before_existence_and_rules_can_be_seen_by_listeners(t
         for path in (ONE, "/Events/subscriptions", "/Events/subscriptions/none"):
             assert (await topic.ask("GET", path, token=token(right)))[0] == 401
         assert (await topic.ask("DELETE", f"{ONE}/rules/none", token=token(right)))[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("element", "inner"),
+    [
+        ("Filter", "<Filter><SqlExpression>a=1</SqlExpression></Filter>"),
+        ("Filtr", '<Filtr i:type="SqlFilter"><SqlExpression>a=1</SqlExpression></Filtr>'),
+        ("Lable", '<Filter i:type="CorrelationFilter"><To>x</To><Lable>red</Lable></Filter>'),
+    ],
+)
+async def test_a_rule_is_never_made_wider_by_what_cannot_be_understood(
+    topic: HttpStack, element: str, inner: str
+) -> None:
+    inner = inner.replace("i:type", f'xmlns:i="{INSTANCE}" i:type')
+    status, text, _ = await topic.ask("PUT", f"{ONE}/rules/r", body("Rule", inner))
+    assert status == 400 and f"'{element}'" in text
+    first = f"<DefaultRuleDescription>{inner}</DefaultRuleDescription>"
+    status, text, _ = await topic.ask("PUT", "/Events/subscriptions/two", body("Subscription", first))
+    assert status == 400 and f"'{element}'" in text
+    assert titles((await topic.ask("GET", f"{ONE}/rules"))[1]) == ["$Default"]
+    assert titles((await topic.ask("GET", "/Events/subscriptions"))[1]) == ["One"]
+
+
+async def test_an_update_says_that_it_leaves_the_rules_alone_only_where_it_would_change_them(
+    topic: HttpStack,
+) -> None:
+    def described(expression: str) -> bytes:
+        sql = f"<SqlExpression>{expression}</SqlExpression>"
+        typed = f'<Filter xmlns:i="{INSTANCE}" i:type="SqlFilter">{sql}</Filter><Name>mine</Name>'
+        return body("Subscription", f"<DefaultRuleDescription>{typed}</DefaultRuleDescription>")
+
+    path = "/Events/subscriptions/two"
+    assert (await topic.ask("PUT", path, described("a = 1")))[0] == 201
+    with capture_logs() as lines:
+        assert (await topic.ask("PUT", path, described("a = 1"), headers=UPDATE))[0] == 200
+        assert "entity.elements_ignored" not in [line["event"] for line in lines]
+        assert (await topic.ask("PUT", path, described("a = 2"), headers=UPDATE))[0] == 200
+    ignored = [line for line in lines if line["event"] == "entity.elements_ignored"]
+    assert [(line["entity"], line["elements"]) for line in ignored] == [
+        ("Events/Subscriptions/two", ["DefaultRuleDescription"])
+    ]
+    assert "a = 1" in (await topic.ask("GET", f"{path}/rules/mine"))[1]
+    first = "<DefaultRuleDescription/>"
+    assert (await topic.ask("PUT", path, body("Subscription", first * 2), headers=UPDATE))[0] == 400
