@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from typing import Any
+from uuid import UUID
 
 from lark import Token
 
@@ -162,12 +163,34 @@ def _begin(node: Node) -> int:
 # --- headers ------------------------------------------------------------------------------------------------
 
 
-def _id_header(number: int, prefix: str = "") -> Evaluate[SelectedView]:
+def _id_header(number: int, without_prefix: str = "") -> Evaluate[SelectedView]:
+    """An id as Qpid JMS shows it, so that the type in AMQP can be told (AMQP JMS Mapping 1.0, 3.2.1). A text
+    that does not begin with `ID:` is shown with `without_prefix` in front."""
+
     def read(message: SelectedView) -> Value:
-        text = text_of_id(message.field(number))
-        return text if text is None or text.startswith(prefix) else prefix + text
+        match message.field(number):
+            case None:
+                return None
+            case bytes(value):
+                return f"ID:AMQP_BINARY:{value.hex().upper()}"
+            case UUID() as value:
+                return f"ID:AMQP_UUID:{value}"
+            case int(value):
+                return f"ID:AMQP_ULONG:{value}"
+            case value:
+                text = str(value)
+        if not text.startswith("ID:"):
+            return without_prefix + text
+        return f"ID:AMQP_STRING:{text}" if text.startswith(_TYPED) else text
 
     return read
+
+
+_TYPED = tuple(f"ID:AMQP_{kind}:" for kind in ("BINARY", "UUID", "ULONG", "STRING", "NO_PREFIX"))
+
+
+def _user(message: SelectedView) -> Value:
+    return text_of_id(message.field(USER_ID))
 
 
 def _field(number: int) -> Evaluate[SelectedView]:
@@ -185,7 +208,7 @@ def _timestamp(message: SelectedView) -> Value:
 
 
 _HEADERS: Mapping[str, Evaluate[SelectedView]] = {
-    "JMSMessageID": _id_header(MESSAGE_ID, "ID:"),
+    "JMSMessageID": _id_header(MESSAGE_ID, "ID:AMQP_NO_PREFIX:"),
     "JMSCorrelationID": _id_header(CORRELATION_ID),
     "JMSType": _field(SUBJECT),
     "JMSPriority": _priority,
@@ -193,7 +216,7 @@ _HEADERS: Mapping[str, Evaluate[SelectedView]] = {
     "JMSTimestamp": _timestamp,
     "JMSXGroupID": _field(GROUP_ID),
     "JMSXGroupSeq": _field(GROUP_SEQUENCE),
-    "JMSXUserID": _id_header(USER_ID),
+    "JMSXUserID": _user,
     "JMSXDeliveryCount": lambda message: message.delivery_count + 1,
 }
 _NO_SELECTOR = frozenset(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -10,7 +11,7 @@ from broker.base.errors import Reason, Refused
 from broker.message.changes import encode_changes
 from broker.message.stored import store
 from broker.rules.selectors import SelectedView, compile_selector
-from protocol.codec import Timestamp, UByte, UInt
+from protocol.codec import Timestamp, UByte, UInt, ULong
 from tests.support.amqp_messages import message
 from tests.support.rule_messages import stored_with
 
@@ -78,14 +79,28 @@ def test_headers() -> None:
     }  # fmt: skip
     assert matches(
         "JMSType = 'order' AND JMSCorrelationID = 'c' AND JMSXGroupID = 'g' AND JMSXGroupSeq = 2 "
-        "AND JMSXUserID = 'me' AND JMSTimestamp = 1000 AND JMSMessageID = 'ID:id' AND JMSPriority = 4 "
-        "AND JMSDeliveryMode = 'PERSISTENT' AND JMSXDeliveryCount = 3",
+        "AND JMSXUserID = 'me' AND JMSTimestamp = 1000 AND JMSMessageID = 'ID:AMQP_NO_PREFIX:id' "
+        "AND JMSPriority = 4 AND JMSDeliveryMode = 'PERSISTENT' AND JMSXDeliveryCount = 3",
         delivery_count=2,
         **sent,
     )
     assert matches("JMSType IS NULL AND JMSTimestamp IS NULL AND JMSCorrelationID IS NULL")
-    assert matches("JMSMessageID = 'ID:x'", message_id="ID:x")
-    assert matches("JMSMessageID = 'ID:7'", message_id=b"7")
+
+
+@pytest.mark.parametrize(
+    ("sent", "message_id", "correlation_id"),
+    [
+        ("x", "ID:AMQP_NO_PREFIX:x", "x"),
+        ("ID:x", "ID:x", "ID:x"),
+        ("ID:AMQP_ULONG:7", "ID:AMQP_STRING:ID:AMQP_ULONG:7", "ID:AMQP_STRING:ID:AMQP_ULONG:7"),
+        (UUID(int=1), f"ID:AMQP_UUID:{UUID(int=1)}", f"ID:AMQP_UUID:{UUID(int=1)}"),
+        (ULong(7), "ID:AMQP_ULONG:7", "ID:AMQP_ULONG:7"),
+        (b"\x0aZ", "ID:AMQP_BINARY:0A5A", "ID:AMQP_BINARY:0A5A"),
+    ],
+)
+def test_ids_are_those_that_qpid_jms_shows(sent: Any, message_id: str, correlation_id: str) -> None:
+    assert matches(f"JMSMessageID = '{message_id}'", message_id=sent)
+    assert matches(f"JMSCorrelationID = '{correlation_id}'", correlation_id=sent)
 
 
 def test_names_of_vendors_are_those_of_application_properties() -> None:
