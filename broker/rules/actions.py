@@ -7,7 +7,7 @@ message. What it says about a session or a schedule has no effect before the cop
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -16,14 +16,14 @@ from broker.base.errors import Refused
 from broker.entities.rules import SqlAction
 from broker.message.forwarded import trail_of, with_trail
 from broker.message.stored import FORWARDED, StoredMessage, store
-from broker.rules.drafts import REMOVABLE, SETTABLE, Draft
+from broker.rules.drafts import REMOVABLE, SETTABLE, Draft, check_settable
 from broker.rules.evaluating import Compiler
 from broker.rules.filters import COMPILED_MAX, NODES_OF_WORK, size_of
 from broker.rules.message_view import SYSTEM_PROPERTIES, MessageView
 from broker.rules.parsing import Invalid, refusals
 from broker.rules.sql import SQL_DIALECT, parse_action
-from broker.rules.syntax import SetProperty, Statement
-from broker.rules.values import EvaluationFailed, parameters_of
+from broker.rules.syntax import Constant, Parameter, SetProperty, Statement
+from broker.rules.values import EvaluationFailed, Value, parameters_of
 
 STATEMENT_WORK = 2
 """A statement takes as long as looking at so many filters, because what it sets must be encoded."""
@@ -63,6 +63,32 @@ def compile_action(action: SqlAction) -> Action:
             message.work += draft.work
 
     return Action(change, sum(map(_work_of, statements)))
+
+
+def check_new_action(action: SqlAction) -> None:
+    """Check an action that nobody has yet: it can be compiled, and no system property is set to a constant
+    that it cannot be. Rules that are kept may do so; they fail for each message. Raises Refused(ARGUMENT)."""
+    compile_action(action)
+    parameters = parameters_of(action.parameters)
+    with refusals("action"):
+        for statement in parse_action(action.expression):
+            if isinstance(statement, SetProperty) and statement.property.is_system:
+                _check_constant(statement, parameters)
+
+
+def _check_constant(statement: SetProperty, parameters: Mapping[str, Value]) -> None:
+    match statement.value:
+        case Constant(value):
+            constant = value
+        case Parameter(name):
+            constant = parameters[name]
+        case _:
+            return
+    try:
+        check_settable(statement.property.name, constant)
+    except EvaluationFailed as why:
+        reason = str(why)
+        raise Invalid(statement.position, reason[0].lower() + reason[1:].rstrip(".")) from why
 
 
 def _work_of(statement: Statement) -> int:

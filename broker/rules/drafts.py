@@ -130,14 +130,12 @@ class Draft(MessageView):
         """Set the one of the SETTABLE properties that has this folded name; null removes it. Raises
         EvaluationFailed."""
         if name == "timetolive":
-            self._ttl_ms = _milliseconds(name, value, Duration)
-            if self._ttl_ms is not None and not 0 < self._ttl_ms <= _TTL_MS_MAX:
-                raise EvaluationFailed(f"A time to live of {self._ttl_ms} ms is not possible.")
+            self._ttl_ms = _time_to_live_ms(name, value)
         elif name == "scheduledenqueuetimeutc":
             scheduled_ms = _milliseconds(name, value, Instant)
             self._annotations[_SCHEDULED] = None if scheduled_ms is None else Timestamp(scheduled_ms)
         else:
-            self._set_text(name, value)
+            self._set_text(_TEXT_FIELDS[name], _settable_text(name, value))
 
     def encoded(self) -> bytes:
         """The changed message as a sender would encode it. Raises EvaluationFailed."""
@@ -155,13 +153,7 @@ class Draft(MessageView):
             raise EvaluationFailed(f"A changed property cannot be sent: {error}.") from error
         return b"".join((*parts, self._payload[max(sections.ends[: APPLICATION_PROPERTIES + 1]) :]))
 
-    def _set_text(self, name: str, value: Value) -> None:
-        text = None if value is None else _text_of(value)
-        if text is None and value is not None:
-            raise EvaluationFailed(f"The system property 'sys.{name}' is a text, not {kind_of(value)}.")
-        if text is None and name not in REMOVABLE:
-            raise EvaluationFailed(f"The system property 'sys.{name}' cannot be null.")
-        number = _TEXT_FIELDS[name]
+    def _set_text(self, number: int, text: str | None) -> None:
         self._changed[number] = Symbol(text) if number == CONTENT_TYPE and text is not None else text
         if number == GROUP_ID:  # the partition-key of a message in a session is its session-id
             self._annotations[_PARTITION_KEY] = None
@@ -198,6 +190,33 @@ class Draft(MessageView):
         except DecodeError as error:
             raise _malformed(error) from error
         return found
+
+
+def check_settable(name: str, value: Value) -> None:
+    """Check that the one of the SETTABLE properties that has this folded name can be set to a value. Raises
+    EvaluationFailed."""
+    if name == "timetolive":
+        _time_to_live_ms(name, value)
+    elif name == "scheduledenqueuetimeutc":
+        _milliseconds(name, value, Instant)
+    else:
+        _settable_text(name, value)
+
+
+def _time_to_live_ms(name: str, value: Value) -> int | None:
+    ttl_ms = _milliseconds(name, value, Duration)
+    if ttl_ms is not None and not 0 < ttl_ms <= _TTL_MS_MAX:
+        raise EvaluationFailed(f"A time to live of {ttl_ms} ms is not possible.")
+    return ttl_ms
+
+
+def _settable_text(name: str, value: Value) -> str | None:
+    text = None if value is None else _text_of(value)
+    if text is None and value is not None:
+        raise EvaluationFailed(f"The system property 'sys.{name}' is a text, not {kind_of(value)}.")
+    if text is None and name not in REMOVABLE:
+        raise EvaluationFailed(f"The system property 'sys.{name}' cannot be null.")
+    return text
 
 
 def _malformed(error: DecodeError) -> EvaluationFailed:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from broker.base.errors import Refused
 from broker.entities.rules import Filter, RuleDescription, SqlAction
 from broker.message.stored import StoredMessage
-from broker.rules.actions import Action, compile_action
+from broker.rules.actions import Action, check_new_action, compile_action
 from broker.rules.covers import Cover
 from broker.rules.filters import CompiledFilter, compile_filter
 from broker.rules.index import FilterIndex
@@ -49,11 +49,11 @@ _NO_RULE = (0, "")
 
 
 def check_expressions(rule: RuleDescription) -> None:
-    """Check that a rule's filter and action can be carried out. Raises Refused(ARGUMENT), with the position
-    in the expression."""
+    """Check that the filter and the action of a new rule can be carried out. Raises Refused(ARGUMENT), with
+    the position in the expression."""
     compile_filter(rule.filter)
     if rule.action is not None:
-        compile_action(rule.action)
+        check_new_action(rule.action)
 
 
 @dataclass(slots=True)

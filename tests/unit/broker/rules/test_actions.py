@@ -10,7 +10,7 @@ from broker.base.errors import Reason, Refused
 from broker.entities.rules import RuleValue, SqlAction, ValueType
 from broker.message.forwarded import Trail, as_sent, trail_of, with_trail
 from broker.message.stored import StoredMessage
-from broker.rules.actions import compile_action
+from broker.rules.actions import check_new_action, compile_action
 from broker.rules.message_view import MessageView
 from broker.rules.values import EvaluationFailed
 from protocol.codec import Symbol, Timestamp, UInt
@@ -121,6 +121,35 @@ def test_what_no_action_can_do_is_refused(text: str, position: int, why: str) ->
     with pytest.raises(Refused, match=f"^The action is not valid at position {position}: .*{why}") as refused:
         compile_action(SqlAction(text))
     assert refused.value.reason is Reason.ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("text", "position", "why"),
+    [
+        ("SET sys.TimeToLive = 5", 5, "the system property 'sys.timetolive' cannot be a number"),
+        ("SET sys.TimeToLive = @text", 5, "the system property 'sys.timetolive' cannot be a text"),
+        ("SET sys.TimeToLive = @none", 5, "a time to live of 0 ms is not possible"),
+        ("SET a = 1; SET sys.MessageId = NULL", 16, "the system property 'sys.messageid' cannot be null"),
+        ("SET sys.Label = @none", 5, "the system property 'sys.label' is a text, not a time span"),
+    ],
+)
+def test_a_constant_that_a_system_property_cannot_be_is_refused_in_a_new_rule(
+    text: str, position: int, why: str
+) -> None:
+    parameters = (
+        ("@text", RuleValue(ValueType.STRING, "x")),
+        ("@none", RuleValue(ValueType.DURATION, 0)),
+    )
+    action = SqlAction(text, parameters)
+    compile_action(action)  # as a rule that is kept
+    with pytest.raises(Refused) as refused:
+        check_new_action(action)
+    assert refused.value.description == f"The action is not valid at position {position}: {why}."
+
+
+def test_a_constant_that_a_system_property_can_be_is_accepted_in_a_new_rule() -> None:
+    span = ("@span", RuleValue(ValueType.DURATION, 50_000_000))
+    check_new_action(SqlAction("SET sys.TimeToLive = @span; SET sys.To = NULL; SET sys.Label = 5", (span,)))
 
 
 @pytest.mark.parametrize(
