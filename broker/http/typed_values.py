@@ -3,6 +3,8 @@
     <Value i:type="d6p1:string" xmlns:d6p1="http://www.w3.org/2001/XMLSchema">red</Value>
 
 JavaScript takes the four characters before the type off, whatever they are, so the prefix is always `d6p1`.
+It fails on types that it does not know, as Go does, and .NET and Python know few more. Numbers of other
+types, which rules made over AMQP have, are therefore written with a type that all of them read.
 Times and durations are kept in ticks (`broker/base/ticks.py`).
 """
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 import datetime
 import re
 import uuid
+from dataclasses import replace
 from typing import Final
 
 from lxml import etree
@@ -66,8 +69,27 @@ def read_value(element: Element) -> RuleValue:
 def write_value(parent: Element, value: RuleValue) -> None:
     """Append a value with its type."""
     element = etree.SubElement(parent, f"{{{SERVICE_BUS}}}Value", nsmap={"d6p1": SCHEMA})
-    element.set(f"{{{INSTANCE}}}type", f"d6p1:{value.type.value}")
-    element.text = printable(_write(value))
+    shown = _as_clients_read(value)
+    element.set(f"{{{INSTANCE}}}type", f"d6p1:{shown.type.value}")
+    element.text = printable(_write(shown))
+
+
+def _as_clients_read(value: RuleValue) -> RuleValue:
+    """The same value, with a type that the clients read. `long` stays, which .NET and Python send."""
+    match value.type:
+        case ValueType.FLOAT:
+            return replace(value, type=ValueType.DOUBLE)
+        case ValueType.BYTE | ValueType.SHORT:
+            return replace(value, type=ValueType.INT)
+        case declared if declared in _UNSIGNED_BITS:
+            number = int(value.value)
+            if number < 1 << 31:
+                return replace(value, type=ValueType.INT)
+            if float(number) == number:  # JavaScript, which has no other numbers, does not read long
+                return replace(value, type=ValueType.DOUBLE)
+            return replace(value, type=ValueType.LONG) if number < 1 << 63 else value
+        case _:
+            return value
 
 
 def _read(declared: ValueType, text: str) -> str | bool | int | float:

@@ -141,7 +141,7 @@ _READERS: Final[Mapping[type, tuple[ValueType, Callable[[Any], str | bool | int 
     UInt: (ValueType.UNSIGNED_INT, int),
     Long: (ValueType.LONG, int),
     ULong: (ValueType.UNSIGNED_LONG, int),
-    int: (ValueType.LONG, int),
+    int: (ValueType.INT, int),
     Float: (ValueType.FLOAT, float),
     float: (ValueType.DOUBLE, float),
     Timestamp: (ValueType.DATE_TIME, lambda value: int(value) * TICKS_PER_MS),

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from broker.access.addresses import Address
-from broker.base.errors import Reason, Refused
+from broker.base.errors import Reason, Refused, not_found_text
 from broker.entities.rule_changes import RuleChange
-from broker.entities.topics import SubscriptionDescription, TopicDescription
+from broker.entities.topics import SubscriptionDescription, TopicDescription, subscription_path
 from broker.frontend.connection_view import ConnectionView
 from broker.frontend.nodes.bodies import NO_CONTENT, Operations, integer, ok
 from broker.frontend.nodes.request_node import Response
@@ -77,9 +77,12 @@ class RuleRequests:
         return ok({"rules": [{"rule-description": described_rule(rule)} for rule in rules]})
 
     def _subscription(self) -> tuple[TopicDescription, SubscriptionDescription]:
+        """The topic and the subscription. Raises Refused, too if the subscription was deleted meanwhile."""
         description = self._entity().description
-        if isinstance(description, TopicDescription):
-            subscription = description.subscription_of(self._subqueue)
-            if subscription is not None and subscription.subqueue_name == self._subqueue:
-                return description, subscription
-        raise Refused(Reason.NOT_ALLOWED, "Only subscriptions have rules.")
+        start, _, name = self._subqueue.partition("/")
+        if not isinstance(description, TopicDescription) or start != "subscriptions" or "/" in name:
+            raise Refused(Reason.NOT_ALLOWED, "Only subscriptions have rules.")
+        subscription = description.subscription(name)
+        if subscription is None:
+            raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(subscription_path(description.name, name)))
+        return description, subscription

@@ -249,8 +249,13 @@ const scenarios = {
       await assert.rejects(rules.createRule("LABEL", { subject: "x" }), /already exists/);
       await assert.rejects(rules.createRule("wrong", { sqlExpression: "color = " }), /position/);
       await assert.rejects(rules.deleteRule("none"), /could not be found/);
+      const applicationProperties = { small: 1, negative: -1, large: 2 ** 40, half: 0.5 }; // uint, int, ulong, double
+      await rules.createRule("numbers", { applicationProperties });
+      assert.deepEqual((await client.getRule(topic, "one", "numbers")).filter.applicationProperties, applicationProperties);
       for (let number = 0; number < 101; number++) await rules.createRule(`r${number}`, { subject: `${number}` });
-      assert.equal((await listed()).length, 103);
+      assert.equal((await listed()).length, 104);
+      await client.deleteSubscription(topic, "one");
+      await assert.rejects(rules.createRule("late", { subject: "x" }), { code: "MessagingEntityNotFound" });
     } finally {
       await messaging.close();
     }

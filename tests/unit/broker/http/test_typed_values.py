@@ -28,7 +28,6 @@ def element(declared: str, text: str, prefix: str = "l28") -> etree._Element:
         ("string", "", ""),
         ("int", "-7", -7),
         ("long", str(2**63 - 1), 2**63 - 1),
-        ("unsignedByte", "255", 255),
         ("double", "3.5", 3.5),
         ("double", "-INF", -math.inf),
         ("boolean", "True", True),
@@ -53,6 +52,32 @@ def test_a_value_keeps_its_type_and_survives_being_written(
     written = etree.tostring(parent).decode()
     assert f'xmlns:d6p1="{SCHEMA}" i:type="d6p1:{declared}"' in written
     assert read_value(etree.fromstring(written)[0]) == read
+
+
+@pytest.mark.parametrize(
+    ("declared", "text", "shown"),
+    [
+        ("unsignedByte", "255", "int"),
+        ("byte", "-1", "int"),
+        ("short", "-300", "int"),
+        ("unsignedShort", "65535", "int"),
+        ("unsignedInt", str(2**31 - 1), "int"),
+        ("unsignedInt", str(2**31), "double"),
+        ("unsignedLong", "7", "int"),
+        ("unsignedLong", str(2**60), "double"),
+        ("unsignedLong", str(2**53 + 1), "long"),
+        ("unsignedLong", str(2**64 - 1), "unsignedLong"),
+        ("float", "0.5", "double"),
+    ],
+)
+def test_a_number_of_a_type_that_clients_do_not_read_is_shown_as_one_that_they_read(
+    declared: str, text: str, shown: str
+) -> None:
+    read = read_value(element(declared, text))
+    parent = etree.Element(f"{{{SERVICE_BUS}}}Item", nsmap={"i": INSTANCE})
+    write_value(parent, read)
+    again = read_value(etree.fromstring(etree.tostring(parent))[0])
+    assert again == RuleValue(ValueType(shown), read.value), "the same number"
 
 
 def test_a_time_without_a_zone_is_in_utc_and_written_without_one() -> None:

@@ -19,13 +19,13 @@ from broker.entities.rules import (
     ValueType,
 )
 from broker.frontend.nodes.rule_bodies import described_rule, rule_of
-from protocol.codec import Described, Float, Int, Long, Symbol, Timestamp, UInt, ULong, decode, encode
+from protocol.codec import Described, Float, Long, Symbol, Timestamp, UInt, ULong, decode, encode
 
 GUID = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
 PROPERTIES: dict[str, object] = {
     "text": "red",
     "flag": True,
-    "int": Int(-7),
+    "int": -7,  # as it is decoded
     "uint": UInt(7),
     "long": Long(7),
     "ulong": ULong(7),

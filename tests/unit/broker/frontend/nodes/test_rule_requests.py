@@ -82,8 +82,16 @@ async def test_a_rule_that_exists_or_does_not_is_refused() -> None:
         assert caught.value.reason is reason
 
 
-@pytest.mark.parametrize("subqueue", ["", "subscriptions/one/$deadletterqueue", "subscriptions/two"])
-async def test_only_subscriptions_have_rules(subqueue: str) -> None:
+@pytest.mark.parametrize(
+    ("subqueue", "reason"),
+    [
+        ("", Reason.NOT_ALLOWED),
+        ("$transfer/$deadletterqueue", Reason.NOT_ALLOWED),
+        ("subscriptions/one/$deadletterqueue", Reason.NOT_ALLOWED),
+        ("subscriptions/gone", Reason.ENTITY_NOT_FOUND),
+    ],
+)
+async def test_only_subscriptions_that_exist_have_rules(subqueue: str, reason: Reason) -> None:
     work = await work_with("red", subqueue=subqueue)
     for operation, body in (
         ("add-rule", RED),
@@ -92,4 +100,4 @@ async def test_only_subscriptions_have_rules(subqueue: str) -> None:
     ):
         with pytest.raises(Refused) as caught:
             await work.ask(operation, body)
-        assert caught.value.reason is Reason.NOT_ALLOWED
+        assert caught.value.reason is reason
