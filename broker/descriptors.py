@@ -14,7 +14,7 @@ from typing import NamedTuple, Self
 
 import structlog
 
-from broker.frontend.listener import BEING_REFUSED_MAX
+from broker.frontend.room import BEING_REFUSED_MAX
 from broker.http.server import SPARE_CONNECTIONS
 from broker.settings.settings import Settings
 

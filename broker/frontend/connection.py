@@ -26,6 +26,7 @@ from broker.frontend.links.outgoing import OutgoingLink
 from broker.frontend.namespace_choice import NamespaceChoice, check_connections
 from broker.frontend.nodes.request_node import QUEUED_BYTES_FREE
 from broker.frontend.pace import MESSAGE_COST
+from broker.frontend.room import make_room_to_open
 from broker.frontend.services import Services
 from broker.frontend.slow_readers import Allowance
 from broker.frontend.token_expiry import Tokens
@@ -498,12 +499,13 @@ class Connection:
         try:
             self._choice.open(event.hostname)
             self.tokens.opened()
+            make_room_to_open(self.services, self.served)
             check_connections(self.services.opened + 1, self.services.settings.connections_max)
             self._choice.check_quota()
         except Refused as why:
-            self.close(why)
+            self.turn_away(why)
         else:
-            self.services.unopened.pop(self, None)
+            self.services.is_open(self, has_credential=bool(self.claims))
         self.tokens.watch_unclaimed()
         idle_timeout_ms = self.engine.remote_idle_timeout_ms
         if 0 < idle_timeout_ms < REMOTE_IDLE_TIMEOUT_MS_MIN:
@@ -555,6 +557,12 @@ class Connection:
         self.engine.close(error_of(why))
         self.flush_soon()
 
+    def turn_away(self, why: Refused) -> None:
+        """Close the connection, and count it as open no more, even if the client stays."""
+        self.services.turned_away(self)
+        self._choice.close()
+        self.close(why)
+
     def leave(self) -> None:
         """The broker is stopping: take and deliver nothing more, and answer what the client has sent."""
         self._is_leaving = True
@@ -597,6 +605,7 @@ class Connection:
     def put_claim(self, audience: str, claim: Claim) -> None:
         """Store the claim of a token put for an audience. Raises Refused beyond the maximum."""
         self.tokens.put(audience, claim)
+        self.services.unclaimed.pop(self, None)
 
     def clock_was_set(self) -> None:
         """The wall clock has stepped, and tokens expire by it."""

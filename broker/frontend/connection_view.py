@@ -121,5 +121,8 @@ class ConnectionView(Output, Protocol):
     def close(self, why: Refused) -> None:
         """Close the connection with an error."""
 
+    def turn_away(self, why: Refused) -> None:
+        """Close the connection, and count it as open no more."""
+
     def fail(self) -> None:
         """End the connection after an unexpected exception, with a traceback in the log."""

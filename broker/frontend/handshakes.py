@@ -3,7 +3,7 @@ for others.
 
 A client that begins a handshake and does not finish it takes memory and a descriptor like a connected client,
 before it has proved any right to them. When all connections are taken, the oldest handshake is ended
-(`listener.has_room`), so unfinished handshakes cannot keep others out. Runs in the event loop.
+(`room.py`), so unfinished handshakes cannot keep others out. Runs in the event loop.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from collections.abc import Sequence
 import structlog
 
 from broker.base.sockets import accept_each
-from broker.frontend.listener import StreamProtocol, has_room
+from broker.frontend.listener import StreamProtocol
+from broker.frontend.room import has_room
 from broker.frontend.services import Services
 
 log = structlog.get_logger("listener")

@@ -14,6 +14,7 @@ from aiohttp import WSMsgType, web
 
 from broker.frontend.byte_stream import limit_output
 from broker.frontend.connection import Connection
+from broker.frontend.room import has_room
 from broker.frontend.services import Services
 from broker.frontend.slow_readers import ALLOWANCE_BYTES_FIRST
 from broker.frontend.turns import Inbox
@@ -21,35 +22,8 @@ from broker.settings.certificates import named_host
 
 log = structlog.get_logger("listener")
 
-BEING_REFUSED_MAX = 16
-"""How many connections beyond `connections_max` may be open at a time, only to be told why they are refused.
-Any more are cut off at once. TLS handshakes count too."""
-UNOPENED_S = 2.0
-"""A connection that is not open after this time, or was refused as it opened, makes room for another one."""
 _HEADER_BYTES = 8
 """The size of a protocol header (§2.2), including SASL's (§5.3.1)."""
-
-
-def has_room(services: Services) -> bool:
-    """Return whether there is room for one more connection. If there is none, first end the oldest connection
-    that has had the time to open, or else the oldest handshake.
-
-    Namespaces have quotas for the connections that are open. So clients of one that are not, or are refused
-    because it has too many, must not take the room of others.
-    """
-    handshakes, unopened = services.handshakes, services.unopened
-    room = services.settings.connections_max + BEING_REFUSED_MAX - len(services.connections)
-    if len(handshakes) < room:
-        return True
-    if unopened:
-        oldest = next(iter(unopened))
-        if asyncio.get_running_loop().time() - unopened[oldest] >= UNOPENED_S:
-            del unopened[oldest]  # it is gone once the loop comes to it; the next client ends another one
-            oldest.stream.abort()
-            return True
-    if handshakes:
-        handshakes.pop(next(iter(handshakes)))()
-    return len(handshakes) < room
 
 
 class StreamProtocol(asyncio.BufferedProtocol):

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Protocol
 
 from broker.base.clock import Clock, elapsed_s, worked_s
+from broker.base.errors import Refused
 from broker.base.limited_log import SparingLog
 from broker.base.metrics import Metrics
 from broker.frontend.byte_stream import ByteStream
@@ -24,7 +25,7 @@ from broker.messaging.accepting_sessions import SessionFinders
 from broker.messaging.housekeeping import REDRIVES_MAX
 from broker.messaging.page_places import PagePlaces
 from broker.messaging.transactions import AllTransactions
-from broker.namespace.namespaces import Namespaces
+from broker.namespace.namespaces import Namespaces, ServedNamespace
 from broker.settings.settings import Settings
 from broker.throttle.memory_mark import UNSETTLED_ABOVE_MARK_MAX, Memory, traffic_bytes
 from protocol.engine import Engine
@@ -35,6 +36,14 @@ class Client(Reading, Output, Protocol):
 
     engine: Engine
     stream: ByteStream
+    peer: str
+
+    @property
+    def served(self) -> ServedNamespace:
+        """The namespace to which the client has come."""
+
+    def turn_away(self, why: Refused) -> None:
+        """Close the connection, and count it as open no more."""
 
     def rules_changed(self) -> None:
         """An entity's authorization rules have changed."""
@@ -86,11 +95,14 @@ class Services:
         self.connections: set[Client] = set()
         self.ended_links = EndedLinks()
         self.unopened: dict[Client, float] = {}
-        """Connections that are not open, also those that were refused as they opened, each with the time when
-        it joined by the loop's clock. The earliest comes first."""
+        """Connections that are not open, also those that were turned away, each with the time when it joined
+        or was turned away, by the loop's clock. The earliest comes first."""
+        self.unclaimed: dict[Client, float] = {}
+        """Open connections that have shown no credential yet, each with the time when it opened. The earliest
+        comes first."""
         self.handshakes: dict[object, Callable[[], object]] = {}
         """Unfinished TLS handshakes, oldest first, each with a function that ends it. Written by
-        `handshakes.py`, except that `listener.py` also removes entries."""
+        `handshakes.py`, except that `listener.py` and `room.py` also remove."""
         self.output = OutputTotal(
             traffic_bytes(settings.total_output_bytes_max, memory.mark),
             settings.output_buffer_bytes_max,
@@ -139,10 +151,22 @@ class Services:
         self._alone.clear()
         self.metrics.connections_opened.inc()
 
+    def is_open(self, connection: Client, *, has_credential: bool) -> None:
+        """A connection is open."""
+        self.unopened.pop(connection, None)
+        if not has_credential:
+            self.unclaimed[connection] = asyncio.get_running_loop().time()
+
+    def turned_away(self, connection: Client) -> None:
+        """A connection was refused or closed; it counts as open no more."""
+        self.unclaimed.pop(connection, None)
+        self.unopened.setdefault(connection, asyncio.get_running_loop().time())
+
     def left(self, connection: Client) -> None:
         """Remove a connection that is gone."""
         self.connections.discard(connection)
         self.unopened.pop(connection, None)
+        self.unclaimed.pop(connection, None)
         self.memory.connections = len(self.connections)
         self.inflight.forget(connection)
         self.output.forget(connection)

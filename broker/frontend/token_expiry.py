@@ -125,7 +125,7 @@ class Tokens:
         self._services.sparing.info(
             log, "connection.unclaimed", peer=connection.peer, container=connection.container_id
         )
-        connection.close(
+        connection.turn_away(
             Refused(
                 Reason.UNAUTHORIZED,
                 f"Unauthorized access. No valid token was put to '$cbs' for {seconds:g} seconds.",

@@ -37,11 +37,13 @@ class BrokerThread:
         *,
         clock: Clock | None = None,
         meter: ResourceMeter | None = None,
+        others: Sequence[Mapping[str, object]] = (),
         **settings: object,
     ) -> None:
+        """`others` are further namespaces, as the configuration file has them."""
         folder.mkdir(parents=True, exist_ok=True)
         config = folder / "config.json"
-        config.write_text(json.dumps(configuration(queues)), encoding="utf-8")
+        config.write_text(json.dumps(configuration(queues, others=others)), encoding="utf-8")
         # A busy machine's disk is slow and must not count as hanging.
         usual: dict[str, object] = {
             "amqp_port": 0,

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.descriptors import OTHERS, Shares, limit_for
-from broker.frontend.listener import BEING_REFUSED_MAX
+from broker.frontend.room import BEING_REFUSED_MAX
 from broker.http.server import SPARE_CONNECTIONS
 from broker.settings.settings import Settings
 
