@@ -82,7 +82,7 @@ class NamespaceParts:
         self._property_limits = limits_of(settings.properties_kb_max, settings.property_kb_max)
         self.resources: ResourceThrottle | None = None
         """Its throttling, if that goes by resources."""
-        if settings.tier == "premium" and self._throttle is None:
+        if settings.tier == "premium":
             self.resources = self._throttle = _throttle_by_resources(settings, metrics, refused.inc, meter())
         self.namespace = Namespace(
             settings.namespace,

@@ -17,7 +17,8 @@ from rich.progress import Progress as ProgressBar
 from rich.table import Table
 
 from broker.maintenance.check import NoDataFolder, Report, check_folders
-from broker.settings.settings import WrongSettings, load_settings, unknown_variables, variable_of
+from broker.settings.setting_types import variable_of
+from broker.settings.settings import WrongSettings, load_settings, unknown_variables
 from storage.check import Progress
 from storage.survey import Severity
 

@@ -33,13 +33,12 @@ from broker.settings.certificates import TlsFiles, WrongCertificate
 from broker.settings.config_file import ConfigFile, WrongConfigFile, load_config_file
 from broker.settings.key_files import WrongKeyFile
 from broker.settings.logs import configure_logging, warn_development_key
+from broker.settings.setting_types import ENVIRONMENT_PREFIX, variable_of
 from broker.settings.settings import (
-    ENVIRONMENT_PREFIX,
     Settings,
     WrongSettings,
     load_settings,
     unknown_variables,
-    variable_of,
 )
 from storage.errors import StorageError
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from broker.settings.settings import DEVELOPMENT_KEY, Settings, variable_of
+from broker.settings.setting_types import variable_of
+from broker.settings.settings import DEVELOPMENT_KEY, Settings
 
 EVERY_ADDRESS = ("0.0.0.0", "[::]")
 

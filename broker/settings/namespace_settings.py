@@ -14,7 +14,9 @@ from pydantic import ValidationError
 from pydantic.alias_generators import to_pascal
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
-from broker.settings.settings import ENVIRONMENT_PREFIX, Settings
+from broker.settings.setting_types import ENVIRONMENT_PREFIX
+from broker.settings.settings import Settings
+from broker.settings.tier_checks import OF_PREMIUM
 
 NAMESPACE_SETTINGS = frozenset(
     {
@@ -48,10 +50,7 @@ SETTINGS = "Settings"
 """The field of a namespace that has them."""
 _OF_THE_FIRST = (
     "sas_rules",  # keys; another namespace has them in `AuthorizationRules` or SasRulesFile
-    "messaging_units",
-    "throttle_cpu_percent",
-    "throttle_memory_percent",
-    "throttle_pending_max",
+    *OF_PREMIUM,
 )
 """Neither inherited nor possible in another namespace."""
 

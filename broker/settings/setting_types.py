@@ -1,4 +1,5 @@
-"""Types of settings that are more than a number or a text: lists of host names and origins, SAS policies.
+"""The variables of settings, and types that are more than a number or a text: lists of host names and
+origins, SAS policies.
 
 Lists are given in one variable, separated by commas or in JSON.
 """
@@ -14,7 +15,14 @@ from pydantic_settings import NoDecode
 
 from broker.entities.descriptions import AuthorizationRule
 
+ENVIRONMENT_PREFIX = "PARTIBUS_"
+
 Right = Literal["Manage", "Send", "Listen"]
+
+
+def variable_of(setting: str) -> str:
+    """The environment variable of a setting."""
+    return ENVIRONMENT_PREFIX + setting.upper()
 
 
 def _split(given: object) -> object:

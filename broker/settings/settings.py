@@ -25,11 +25,11 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
 from broker.entities.descriptions import PARTITIONS_DEFAULT
-from broker.entities.tiers import DEFAULTS, MESSAGING_UNITS, STANDARD_PARTITIONS, Tier, TierName, tier_of
+from broker.entities.tiers import DEFAULTS, Tier, TierName, tier_of
 from broker.entities.validation import AUTO_DELETE_ON_IDLE_MS_MIN
-from broker.settings.setting_types import HostNames, Origins, SasRules
+from broker.settings.setting_types import ENVIRONMENT_PREFIX, HostNames, Origins, SasRules, variable_of
+from broker.settings.tier_checks import check_tier
 
-ENVIRONMENT_PREFIX = "PARTIBUS_"
 DEVELOPMENT_KEY_NAME = "RootManageSharedAccessKey"
 DEVELOPMENT_KEY = "SAS_KEY_VALUE"
 """The key in the emulator's connection strings, and so in every sample and test (HTTP contract 5.1)."""
@@ -564,23 +564,6 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _units_are_those_of_the_service(self) -> Self:
-        if self.messaging_units not in MESSAGING_UNITS:
-            raise ValueError(f"{variable_of('messaging_units')} must be 1, 2, 4, 8 or 16")
-        if self.tier != "premium" and "messaging_units" in self.model_fields_set:
-            raise ValueError(f"{variable_of('messaging_units')} needs the `premium` tier")
-        return self
-
-    @model_validator(mode="after")
-    def _filters_cost_credits_that_there_are(self) -> Self:
-        if self.throttle_filter_credits and not self.credits_per_second:
-            raise ValueError(
-                f"{variable_of('throttle_filter_credits')} needs a namespace that is throttled by credits: "
-                f"set {variable_of('throttle_credits')}, or choose the `standard` tier"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _a_key_is_given_once(self) -> Self:
         for key in ("sas_key", "sas_secondary_key", "sas_rules"):
             if key in self.model_fields_set and getattr(self, f"{key}_file") is not None:
@@ -604,13 +587,8 @@ class Settings(BaseSettings):
         return given
 
     @model_validator(mode="after")
-    def _tier_permits_the_partitions(self) -> Self:
-        if self.tier in ("basic", "standard") and self.partitions_default != STANDARD_PARTITIONS:
-            raise ValueError(
-                f"{variable_of('partitions_default')} is {self.partitions_default}, but partitioned entities "
-                f"of the `{self.tier}` tier have {STANDARD_PARTITIONS} partitions: leave it out, or choose "
-                f"another {variable_of('tier')}"
-            )
+    def _tier_has_a_use_for_them(self) -> Self:
+        check_tier(self)
         return self
 
     @property
@@ -641,11 +619,6 @@ class Settings(BaseSettings):
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls_certificate and tls_key are given together, or neither of them")
         return self
-
-
-def variable_of(setting: str) -> str:
-    """The environment variable of a setting."""
-    return ENVIRONMENT_PREFIX + setting.upper()
 
 
 class WrongSettings(ValueError):

@@ -12,7 +12,8 @@ from broker.base.metrics import Metrics
 from broker.cli.main import default_text
 from broker.http.metrics import ENTITY_GAUGES, PARTITION_GAUGES
 from broker.settings.config_shape import QueueProperties
-from broker.settings.settings import Settings, variable_of
+from broker.settings.setting_types import variable_of
+from broker.settings.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")

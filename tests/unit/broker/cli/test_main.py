@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from broker.cli.main import own_url
-from broker.settings.settings import Settings, load_settings, variable_of
+from broker.settings.setting_types import variable_of
+from broker.settings.settings import Settings, load_settings
 from tests.support.broker_process import REPOSITORY, BrokerProcess, configuration, queue
 from tests.support.command_line import partibus
 

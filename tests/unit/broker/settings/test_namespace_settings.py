@@ -63,6 +63,7 @@ def test_a_premium_broker_has_other_namespaces_too() -> None:
             {"SasKey": "own", "Host": "0.0.0.0"},
             ".Host: is no setting of a namespace; these are: ConnectionsMax, ",
         ),
+        ({"SasKey": "own", "ThrottleCpuPercent": 50}, ".ThrottleCpuPercent: is no setting of a namespace"),
         ({"SasKey": "own", "sas_key": "own"}, ".sas_key: is no setting of a namespace"),
         ({"SasKey": "own", "Tier": "premium"}, ".Tier: only the first namespace can be premium"),
         ({"SasKey": "own", "Tier": "gold"}, ".Tier: Input should be "),

@@ -8,7 +8,8 @@ import pytest
 
 from broker.frontend.nodes.management import ManagementNode
 from broker.settings.key_files import namespace_rules
-from broker.settings.settings import WrongSettings, load_settings, unknown_variables, variable_of
+from broker.settings.setting_types import variable_of
+from broker.settings.settings import WrongSettings, load_settings, unknown_variables
 
 
 def test_every_setting_has_a_default_so_that_the_broker_starts_with_none_given() -> None:
@@ -156,29 +157,11 @@ def test_an_interval_is_refused_where_it_has_no_effect(monkeypatch: pytest.Monke
     assert load_settings().fsync_interval_ms == 20
 
 
-def test_a_tier_with_a_fixed_number_of_partitions_accepts_no_other() -> None:
-    assert load_settings(tier="standard").namespace_tier.partitions == 16
-    assert load_settings(tier="premium", partitions_default=4).namespace_tier.partitions == 4
-    with pytest.raises(WrongSettings, match=r"PARTIBUS_PARTITIONS_DEFAULT is 4, but .*`basic` tier have 16"):
-        load_settings(tier="basic", partitions_default=4)
-    with pytest.raises(WrongSettings, match="PARTIBUS_TIER"):
-        load_settings(tier="gold")
-
-
 def test_the_tier_says_how_many_credits_there_are_unless_a_number_is_given() -> None:
     tiers = ("basic", "standard", "premium", "unlimited")
     assert [load_settings(tier=tier).credits_per_second for tier in tiers] == [1_000, 1_000, 0, 0]
     assert load_settings(tier="standard", throttle_credits=0).credits_per_second == 0
     assert load_settings(throttle_credits=50).credits_per_second == 50
-
-
-def test_filters_cost_credits_only_where_there_are_some() -> None:
-    assert load_settings(tier="standard").throttle_filter_credits == 0
-    assert load_settings(tier="standard", throttle_filter_credits=1).throttle_filter_credits == 1
-    assert load_settings(throttle_credits=50, throttle_filter_credits=1).throttle_filter_credits == 1
-    for given in ({}, {"tier": "premium"}, {"tier": "standard", "throttle_credits": 0}):
-        with pytest.raises(WrongSettings, match="PARTIBUS_THROTTLE_FILTER_CREDITS needs a namespace that"):
-            load_settings(throttle_filter_credits=1, **given)
 
 
 @pytest.mark.parametrize(("name", "largest"), [("properties_kb_max", 64), ("property_kb_max", 32)])
