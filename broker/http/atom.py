@@ -31,6 +31,9 @@ _FEED_END = b"</feed>"
 NEVER = "0001-01-01T00:00:00"
 """The time of something that has not happened. Go accepts only this spelling."""
 
+TAGS_MAX = 10_000
+"""Of a request body. A description has some dozens, but a rule may have hundreds of properties."""
+
 Element = etree._Element
 
 
@@ -76,8 +79,11 @@ def parse_entry(body: bytes) -> Description:
     """Read the description in an ATOM entry. Raises WrongXml.
 
     A document type declaration is refused, entities are not resolved, and nothing is fetched. The parser's
-    own limits bound depth and size.
+    own limits bound depth and size, and TAGS_MAX the time it takes.
     """
+    tags = body.count(b"<")
+    if tags > TAGS_MAX:
+        raise WrongXml(f"The body has {tags} tags; the maximum is {TAGS_MAX}.")
     parser = etree.XMLParser(
         resolve_entities=False,
         no_network=True,

@@ -9,6 +9,7 @@ from broker.entities.descriptions import QueueDescription
 from broker.http.atom import (
     ATOM,
     SERVICE_BUS,
+    TAGS_MAX,
     Child,
     Entry,
     WrongXml,
@@ -50,6 +51,20 @@ def body(description: str) -> bytes:
 def test_a_body_that_is_no_description_is_refused(broken: bytes) -> None:
     with pytest.raises(WrongXml):
         parse_entry(broken)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_a_body_has_a_limited_number_of_tags(encoding: str) -> None:
+    """Each takes a microsecond on the event loop. A description has some dozens of them."""
+
+    def with_unknown(count: int) -> bytes:
+        unknown = f'<QueueDescription xmlns="{SERVICE_BUS}">{"<a/>" * count}</QueueDescription>'
+        return body(unknown).decode().encode(encoding)
+
+    outside = with_unknown(0).count(b"<")
+    assert parse_entry(with_unknown(TAGS_MAX - outside)).kind == "QueueDescription"
+    with pytest.raises(WrongXml, match="The body has 10001 tags; the maximum is 10000"):
+        parse_entry(with_unknown(TAGS_MAX - outside + 1))
 
 
 def test_a_feed_has_self_and_then_next_and_no_third_link() -> None:
