@@ -8,11 +8,15 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
 
 from broker.base.errors import Reason, Refused
+from broker.http.messages import MessageRequests
 from broker.http.receivers import RECEIVERS_MAX, HttpReceiver, Waiting
+from broker.operations.receiving import Locked
 from broker.throttle.throttle import throttled
 from storage.disk import LocalDisk
 from tests.support.broker_process import queue
@@ -135,17 +139,97 @@ def test_what_a_connection_holds_ready_is_given_to_others_and_goes_back_at_its_e
     assert rest.receive("/keyed").status == 204, "the only message is locked for a client"
 
 
-def test_a_client_that_has_left_gets_nothing(
-    broker: BrokerThread, rest: RestClient, threads: ThreadPoolExecutor
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+def test_what_a_connection_holds_ready_goes_back_at_once_when_it_ends(
+    broker: BrokerThread, rest: RestClient, method: str
 ) -> None:
-    rest.create("/left")
+    """It was handed to nobody, so that its deliveries do not count. Receive-and-delete has removed none of
+    it."""
+    name = f"ready-{method}"
+    rest.create(f"/{name}", "<EnablePartitioning>true</EnablePartitioning>")
+    for number in range(4):
+        rest.send(f"/{name}", str(number), BrokerProperties=f'{{"PartitionKey":"{number}"}}')
+    entity = broker.queue(name)
+    with RestClient(broker.addresses.http_port) as leaver:
+        taken = leaver.receive(f"/{name}", method=method)
+        until_seen(lambda: sum(entity.kept_ready.values()) == 3)
+    until_seen(lambda: entity.meter.receive_cache_returns == 3)
+    found = [rest.receive(f"/{name}", timeout=LONG_S) for _ in range(3)]
+    assert [each.broker_properties["DeliveryCount"] for each in found] == [1, 1, 1]
+    assert {taken.body, *(each.body for each in found)} == {b"0", b"1", b"2", b"3"}
+    assert entity.meter.receive_cache_recalls == 0
+    assert rest.receive(f"/{name}").status == 204, "the message that was handed over stays locked, or is gone"
+    assert broker.messages_of(name) == (4 if method == "POST" else 3)
+
+
+def test_a_message_that_is_found_as_its_client_leaves_goes_back_at_once(
+    broker: BrokerThread, rest: RestClient, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the answer was written, although the request had the message."""
+    rest.create("/leaving")
+    receive = MessageRequests._receive
+
+    async def noting(self: MessageRequests, request: web.Request, *others: Any, **given: Any) -> Any:
+        assert request.transport is not None
+        transports.append(request.transport)
+        return await receive(self, request, *others, **given)
+
+    transports: list[asyncio.Transport] = []
+    monkeypatch.setattr(MessageRequests, "_receive", noting)
     leaver = RestClient(broker.addresses.http_port)
-    future = waiting_on(broker, threads, leaver, "left")
+    future = waiting_on(broker, threads, leaver, "leaving")
+    receiver = waiting_receiver(broker, "leaving")
+    take = receiver.take
+
+    def take_as_the_client_leaves(locked: Locked) -> None:
+        take(locked)
+        transports[0].abort()
+
+    monkeypatch.setattr(receiver, "take", take_as_the_client_leaves)
+    rest.send("/leaving", b"kept")
+    assert future.exception(LONG_S) is not None
+    again = rest.receive("/leaving", timeout=LONG_S)
+    assert (again.body, again.broker_properties["DeliveryCount"]) == (b"kept", 1)
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+def test_a_client_that_has_left_gets_nothing(
+    broker: BrokerThread, rest: RestClient, threads: ThreadPoolExecutor, method: str
+) -> None:
+    name = f"left-{method}"
+    rest.create(f"/{name}")
+    leaver = RestClient(broker.addresses.http_port)
+    future = threads.submit(leaver.receive, f"/{name}", method=method, timeout=LONG_S)
+    until_seen(lambda: waiters(broker, name) == 1)
     leaver.shut()
     assert future.exception(LONG_S) is not None
-    until_seen(lambda: waiters(broker, "left") == 0)
-    rest.send("/left", b"kept")
-    assert rest.receive("/left", timeout=LONG_S).broker_properties["DeliveryCount"] == 1
+    until_seen(lambda: waiters(broker, name) == 0)
+    rest.send(f"/{name}", b"kept")
+    assert rest.receive(f"/{name}", timeout=LONG_S).broker_properties["DeliveryCount"] == 1
+    assert broker.messages_of(name) == 1
+
+
+def test_a_message_that_is_being_removed_as_its_client_leaves_is_delivered_at_most_once(
+    broker: BrokerThread, rest: RestClient, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Receive-and-delete loses it, as it loses what is on its way to a client that leaves."""
+    rest.create("/lost")
+    leaver = RestClient(broker.addresses.http_port)
+    future = threads.submit(leaver.receive, "/lost", method="DELETE", timeout=LONG_S)
+    receiver = waiting_receiver(broker, "lost")
+    hand_over = receiver._receiver._hand_over
+
+    def hand_over_as_the_client_leaves(self: object, locked: Locked) -> None:
+        hand_over(locked)
+        assert receiver._receiver.removes_now
+        receiver.end(ConnectionResetError())
+
+    monkeypatch.setattr(type(receiver._receiver), "_hand_over", hand_over_as_the_client_leaves)
+    rest.send("/lost", b"gone")
+    assert future.exception(LONG_S) is not None
+    monkeypatch.undo()
+    assert rest.receive("/lost").status == 204
+    until_seen(lambda: broker.messages_of("lost") == 0)
 
 
 def test_a_request_that_waits_ends_when_its_queue_is_disabled_or_deleted(
