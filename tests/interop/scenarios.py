@@ -146,6 +146,7 @@ JMS: dict[str, dict[str, object]] = {
     "browse-beside-a-consumer": {},
     "selector": {},
     "selector-receive": {},
+    "selector-on-ids": {},
     "selector-refused": {},
     "topic-refused": {},
     "anonymous-refused": {},

@@ -48,6 +48,7 @@ public final class Jms {
         put("browse-beside-a-consumer", Jms::browseBesideAConsumer);
         put("selector", Jms::selector);
         put("selector-receive", Jms::selectorReceive);
+        put("selector-on-ids", Jms::selectorOnIds);
         put("selector-refused", Jms::selectorRefused);
         put("topic-refused", Jms::topicRefused);
         put("anonymous-refused", Jms::anonymousRefused);
@@ -200,6 +201,40 @@ public final class Jms {
             }
             equal(found.subList(2, 4).stream().sorted().toList(), List.of("id-1", "id-3"), "of the second half");
             equal(even.receive(NOTHING_MS), null, "nothing more");
+        }
+    }
+
+    /** Each message is found by the ids that the client shows of it, whatever their types are in AMQP. */
+    private static void selectorOnIds(Session session, Queue queue) throws JMSException {
+        for (String type : List.of("UUID", "UUID_STRING", "PREFIXED_UUID_STRING")) {
+            try (Connection connection = connected("&jms.messageIDPolicy.messageIDType=" + type)) {
+                sendOne(connection.createSession(false, Session.AUTO_ACKNOWLEDGE), queue, type, null);
+            }
+        }
+        try (MessageProducer producer = session.createProducer(queue)) {
+            for (String id : List.of("ID:AMQP_ULONG:7", "ID:AMQP_BINARY:0A5A", "ID:given", "given")) {
+                TextMessage message = session.createTextMessage("with a correlation-id");
+                message.setJMSCorrelationID(id);
+                producer.send(message);
+            }
+        }
+        List<Message> sent = new ArrayList<>();
+        try (QueueBrowser browser = session.createBrowser(queue)) {
+            Enumeration<?> messages = browser.getEnumeration();
+            while (messages.hasMoreElements()) {
+                sent.add((Message) messages.nextElement());
+            }
+        }
+        equal(sent.size(), 7, "messages");
+        for (Message message : sent) {
+            String wanted = "JMSMessageID = '" + message.getJMSMessageID() + "'";
+            if (message.getJMSCorrelationID() != null) {
+                wanted += " AND JMSCorrelationID = '" + message.getJMSCorrelationID() + "'";
+            }
+            try (MessageConsumer consumer = session.createConsumer(queue, wanted)) {
+                Message found = consumer.receive(WAIT_MS);
+                equal(found == null ? null : found.getJMSMessageID(), message.getJMSMessageID(), wanted);
+            }
         }
     }
 
