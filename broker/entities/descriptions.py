@@ -185,6 +185,10 @@ class EntityDescription(ABC):
     def delivery(self, subqueue: str) -> DeliveryRules:
         """How the messages of a subqueue are delivered, as far as its role leaves that open."""
 
+    def path_of(self, subqueue: str) -> str:
+        """The path of the entity, or of the part of it that a subqueue belongs to."""
+        return self.name
+
     def updated(
         self, settings: EntitySettings, now_ms: int, file_settings: EntitySettings | None = None
     ) -> Self:

@@ -246,6 +246,11 @@ class TopicDescription(EntityDescription):
         start, _, rest = subqueue.partition("/")
         return self._by_key.get(rest.partition("/")[0]) if start == "subscriptions" else None
 
+    def path_of(self, subqueue: str) -> str:
+        """The path of the topic, or of a subscription."""
+        subscription = self.subscription_of(subqueue)
+        return self.name if subscription is None else subscription_path(self.name, subscription.name)
+
     def with_new(
         self,
         name: str,

@@ -298,7 +298,8 @@ class SessionFinders:
         except TimeoutError as error:
             raise Refused(
                 Reason.TIMEOUT,
-                f"No session of '{entity.name}' with messages became free within {within_s:.1f} s.",
+                f"No session of '{entity.path_of(subqueue)}' with messages became free within "
+                f"{within_s:.1f} s.",
             ) from error
         finally:
             kept.users -= 1

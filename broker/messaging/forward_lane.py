@@ -141,8 +141,14 @@ class Lane:
 
     def log_resumed(self, target_name: str | None) -> None:
         """See `forward_outlet.Source`."""
-        entity = self.route.source.name
-        log.info("forward.resumed", entity=entity, partition=self.number, target=target_name)
+        route = self.route
+        log.info(
+            "forward.resumed",
+            entity=route.source.name,
+            subqueue=route.subqueue,
+            partition=self.number,
+            target=target_name,
+        )
 
     # --- waking up ------------------------------------------------------------------------------------------
 

@@ -299,6 +299,7 @@ class Outlet:
             self._route.shared.dead_lettered.warning(
                 len(places),
                 entity=self._route.source.name,
+                subqueue=self._route.subqueue,
                 target=self._target_name,
                 reason=rejection.reason,
             )

@@ -259,7 +259,7 @@ class Entity:
 
     def path_of(self, subqueue: str) -> str:
         """The path of the entity, or of the part of it that a subqueue belongs to."""
-        return self.name
+        return self.description.path_of(subqueue)
 
     @property
     def is_deleted(self) -> bool:

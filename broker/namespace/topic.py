@@ -13,7 +13,6 @@ from broker.entities.topics import (
     TOPIC_SUBQUEUES,
     SubscriptionDescription,
     TopicDescription,
-    subscription_path,
 )
 from broker.namespace.entity import Entity, EntityRuntime, Partition
 from broker.namespace.meter import EntityMeter
@@ -94,11 +93,6 @@ class Topic(Entity):
     def filters(self) -> int:
         """One for each rule of its subscriptions."""
         return self.description.filters
-
-    def path_of(self, subqueue: str) -> str:
-        """The path of the topic, or of a subscription."""
-        subscription = self.description.subscription_of(subqueue)
-        return self.name if subscription is None else subscription_path(self.name, subscription.name)
 
     async def update(self, description: EntityDescription) -> None:
         """As for every entity. Partitions that hold messages of a subscription that is gone are opened, so

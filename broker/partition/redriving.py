@@ -119,7 +119,8 @@ class Redriving:
                 raise Refused(
                     Reason.NOT_ALLOWED,
                     f"Message {reference.sequence_number} was sent to another entity, and "
-                    f"'{space.description.name}' requires sessions. Receive the message, and send it again.",
+                    f"'{space.description.path_of(subqueue.name)}' requires sessions. Receive the message, "
+                    "and send it again.",
                 )
             found.append(place)
             dead.append(reference)

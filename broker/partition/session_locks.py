@@ -110,9 +110,8 @@ class SessionLocks:
         space = self._space
         subqueue = space.messages.find(accept.subqueue)
         if not self.covers(subqueue):
-            raise Refused(
-                Reason.NOT_ALLOWED, f"The entity '{space.description.name}' does not require sessions."
-            )
+            path = space.description.path_of(accept.subqueue)
+            raise Refused(Reason.NOT_ALLOWED, f"The entity '{path}' does not require sessions.")
         assert client not in self._by_client, "a client holds one session"
         sessions = subqueue.start_sessions()
         if accept.session_id is None:

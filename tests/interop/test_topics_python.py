@@ -192,6 +192,10 @@ def test_a_subscription_with_sessions_and_one_without_get_the_same_messages(
             receiver.complete_message(each)
     [dead] = taken(client, topic, "sessions", 1, sub_queue=DEAD)
     assert (str(dead), dead.dead_letter_reason) == ("without", "Session id is null.")
+    for name, session_id in (("sessions", None), ("all", "s")):
+        receiver = client.get_subscription_receiver(topic, name, session_id=session_id)
+        with pytest.raises(ServiceBusError, match=f"'{topic}/Subscriptions/{name}'"), receiver:
+            pass
 
 
 def test_what_is_forwarded_from_a_subscription_arrives_in_a_queue_or_another_topic(

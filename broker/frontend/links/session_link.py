@@ -99,7 +99,7 @@ class SessionLink(OutgoingLink):
         asked = session_filter_of(connection, link)
         assert asked is not None, "the link asks for a session"
         if not queue.requires_session(address.subqueue):
-            raise no_session(queue)
+            raise no_session(queue, address.subqueue)
         generation = generation_of(connection.engine, link, queue)
 
         async def wait() -> Callable[[], None]:

@@ -130,18 +130,19 @@ def check_sessions(engine: Engine, link: Link, queue: Entity, address: Address) 
     if queue.requires_session(address.subqueue):
         raise Refused(
             Reason.NOT_ALLOWED,
-            f"It is not possible for an entity that requires sessions ('{queue.name}') to create a "
-            "non-sessionful message receiver.",
+            f"It is not possible for an entity that requires sessions "
+            f"('{queue.path_of(address.subqueue)}') to create a non-sessionful message receiver.",
         )
     if asks_for_session(engine, link):
-        raise no_session(queue)
+        raise no_session(queue, address.subqueue)
 
 
-def no_session(queue: Entity) -> Refused:
+def no_session(queue: Entity, subqueue: str) -> Refused:
     """The refusal of a request for a session of an entity that has none."""
     return Refused(
         Reason.NOT_ALLOWED,
-        f"The entity '{queue.name}' does not require sessions: it has no session to receive from.",
+        f"The entity '{queue.path_of(subqueue)}' does not require sessions: it has no session to receive "
+        "from.",
     )
 
 

@@ -52,7 +52,7 @@ def session_of(entity: Entity, subqueue: str, body: dict[str, Any]) -> str | Non
     if not isinstance(session_id, str):
         raise Refused(Reason.ARGUMENT, f"'session-id' must be a string, not {session_id!r:.80}.")
     if not entity.requires_session(subqueue):
-        raise no_session(entity)
+        raise no_session(entity, subqueue)
     return session_id
 
 
@@ -78,7 +78,8 @@ def deleted_session_of(entity: Entity, subqueue: str, body: dict[str, Any]) -> s
         raise Refused(Reason.ARGUMENT, f"'session-id' must be a string, not {session_id!r:.80}.")
     if not entity.requires_session(entity.description.subqueues.main_of(subqueue)):
         raise Refused(
-            Reason.ARGUMENT, f"The entity '{entity.name}' has no sessions: leave out the session id."
+            Reason.ARGUMENT,
+            f"The entity '{entity.path_of(subqueue)}' has no sessions: leave out the session id.",
         )
     return session_id
 
@@ -88,10 +89,10 @@ def needed_session_of(entity: Entity, subqueue: str, body: dict[str, Any]) -> st
     session_id = session_of(entity, subqueue, body)
     if session_id is None:
         if not entity.requires_session(subqueue):
-            raise no_session(entity)
+            raise no_session(entity, subqueue)
         raise Refused(
             Reason.ARGUMENT,
-            f"The entity '{entity.name}' requires sessions: the request needs a 'session-id'.",
+            f"The entity '{entity.path_of(subqueue)}' requires sessions: the request needs a 'session-id'.",
         )
     return session_id
 
@@ -178,7 +179,7 @@ async def list_sessions(
     Skips partitions that are down. Raises Refused, also if only these may have more to show.
     """
     if not entity.requires_session(subqueue):
-        raise no_session(entity)
+        raise no_session(entity, subqueue)
     skip, top = integer(body, "skip"), integer(body, "top")
     if not 0 <= skip <= SKIPPED_MAX or not 0 < top <= SESSIONS_MAX:
         raise Refused(
@@ -208,8 +209,9 @@ async def list_sessions(
     if not found and down:
         raise Refused(
             Reason.PARTITION_UNAVAILABLE,
-            f"There are no sessions to list but those that may be in partitions of '{entity.name}' that are "
-            f"not available: {', '.join(map(str, down))}. Please try again.",
+            "There are no sessions to list but those that may be in partitions of "
+            f"'{entity.path_of(subqueue)}' that are not available: {', '.join(map(str, down))}. "
+            "Please try again.",
         )
     if not found:
         return None

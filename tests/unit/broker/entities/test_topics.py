@@ -36,6 +36,12 @@ def test_a_subscription_has_the_subqueues_of_a_queue_at_numbers_of_its_own() -> 
     assert [number for number, each in topic.subqueues.items() if each.role is SERVES_RECEIVERS] == [PLACES]
 
 
+def test_a_subqueue_of_a_subscription_has_the_path_of_the_subscription_as_it_is_spelled() -> None:
+    topic = EMPTY.with_new("One", SubscriptionSettings(), DEFAULT, 5)
+    paths = [topic.path_of(name) for name in (MAIN, "subscriptions/one", f"subscriptions/one/{DEAD_LETTER}")]
+    assert paths == ["events", "events/Subscriptions/One", "events/Subscriptions/One"]
+
+
 def test_a_number_is_never_given_again() -> None:
     topic = EMPTY
     for name in ("one", "two"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from broker.operations.general import Failed
 from broker.operations.sending import Send, Sent
 from broker.operations.sessions import AcceptSession, SessionAccepted
 from broker.operations.settling import Complete, Settled
@@ -41,6 +42,8 @@ async def test_a_subscription_with_sessions_has_them_and_the_others_do_not() -> 
     one(await harness.do(2, AcceptSession(B, b"s")), SessionAccepted)
     assert (await harness.receive(2, 2, B)).messages == [b"1", b"2"]
     assert await bodies(harness, B + DEAD) == [b"none"]
+    refused = one(await harness.do(3, AcceptSession(A, b"s")), Failed)
+    assert "'orders/Subscriptions/a' does not require sessions" in refused.description
 
 
 async def test_memory_holds_a_body_once_and_gives_it_back_when_it_is_needed() -> None:
