@@ -50,7 +50,7 @@ OF_VALUES = [
     Mutant("divisions round down", arithmetic._integers, "abs(left) // abs(right)", "left // abs(right)"),
     Mutant("a remainder is never negative", arithmetic._integers, "left - quotient * right", "left % right"),
     Mutant("a product is a sum", arithmetic._integers, "left * right", "left + right"),
-    Mutant("large results are let through", arithmetic._integers, "not _INTEGER_MIN", "False and 0"),
+    Mutant("large results are let through", arithmetic._integers, "not _LONG_MIN", "False and 0"),
     Mutant("a text and a number are joined", arithmetic.calculate, "isinstance(right, str)", "True"),
     Mutant("minus changes nothing", ExpressionBuilder.sign, 'sign == "+"', "True"),
 ]
