@@ -109,12 +109,14 @@ def main(
         subject = Broker(replace(footprint.target_of(started.addresses), confirms=False), started.pid)
         brokers = [subject, *peers]
         for broker in brokers:
+            clear_away(broker)
             warm_up(broker, scale.warm_up)
         stolen = StolenTime()
         for number in range(scale.rounds):
             for row in rows:
                 order = brokers if number % 2 == 0 else brokers[::-1]
                 for broker in order:
+                    clear_away(broker)
                     measure(found, scale, row, broker, started.addresses.connection_string())
             progress.print(f"round {number + 1} of {scale.rounds} done, {stolen.percent():.0f} % CPU stolen")
     publish(found, folder, write_docs)
@@ -128,6 +130,14 @@ def warm_up(broker: Broker, count: int) -> None:
     for _ in range(max(1, count // 50_000)):
         traffic.send(broker.target, min(count, 50_000))
         traffic.receive(broker.target, min(count, 50_000))
+
+
+def clear_away(broker: Broker) -> None:
+    """Empty the queue. Messages of an earlier run may be in it, and RabbitMQ may offer those again whose
+    settlement it had not handled when their receiver's connection closed. They would count for this row."""
+    count = traffic.drain(broker.target)
+    if count:
+        progress.print(f"  {count} messages of earlier loads were left at {broker.target.name}")
 
 
 def measure(found: Comparison, scale: Scale, row: str, broker: Broker, connection_string: str) -> None:

@@ -53,6 +53,14 @@ def test_a_receiver_takes_what_it_asked_for_and_waits_for_each_settlement(peer: 
     )
 
 
+@pytest.mark.parametrize("count", [0, 7, 10, 95])
+def test_draining_leaves_nothing_and_ends(peer: BarePeer, count: int) -> None:
+    target = Target("peer", endpoint_of(peer), settles_first=True)
+    traffic.send(target, count)
+    assert traffic.drain(target, window=10) == count
+    assert (peer.queue.completed, peer.queue.waiting) == (count, 0)
+
+
 @pytest.mark.parametrize("settles_first", [False, True])
 def test_many_connections_send_and_receive_at_once(peer: BarePeer, settles_first: bool) -> None:
     rate = traffic.send_and_receive(

@@ -75,6 +75,7 @@ class _Outgoing:
             lib.pn_link_advance(self._link)
             self._tag_number += 1
         self._queue.waiting -= max(count, 0)
+        lib.pn_link_drained(self._link)  # tells a client that drains its credit that there is no more
 
 
 class _Connection(EngineSocket):

@@ -331,6 +331,24 @@ class Receiver:
                 self.completed += 1
 
 
+class Drainer(Receiver):
+    """Receives and completes whatever waits, until the broker says that there is no more (§2.6.7)."""
+
+    def __init__(self, connection: LoadConnection, window: int) -> None:
+        super().__init__(connection, window, body_bytes=0, confirms=False)
+        self._is_drained = False
+
+    @property
+    def is_done(self) -> bool:
+        return self._is_drained
+
+    def replenish(self) -> None:
+        if lib.pn_link_drained(self._link) > 0:  # some credit was left
+            self._is_drained = True
+        elif self.is_ready and not self._is_drained and lib.pn_link_credit(self._link) == 0:
+            lib.pn_link_drain(self._link, self.window)
+
+
 def drive(
     connections: Sequence[LoadConnection],
     until: Callable[[], bool],

@@ -15,7 +15,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.bench.load.client import LoadConnection, PacedSender, Receiver, Sender, drive, encode_message
+from tests.bench.load.client import (
+    Drainer,
+    LoadConnection,
+    PacedSender,
+    Receiver,
+    Sender,
+    drive,
+    encode_message,
+)
 from tests.bench.load.endpoint import Endpoint
 
 BODY_BYTES = 1024
@@ -25,6 +33,7 @@ PACED_EVERY_S = 0.0005
 """How often a paced sender looks for messages that are due."""
 READY_WITHIN_S = 30.0
 DONE_WITHIN_S = 900.0
+DRAINED_WITHIN_S = 60.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -90,6 +99,14 @@ def receive_from(
         began = time.perf_counter()
         drive(connections, lambda: all(receiver.is_done for receiver in receivers), DONE_WITHIN_S)
         return count * len(targets) / (time.perf_counter() - began)
+
+
+def drain(target: Target, window: int = WINDOW) -> int:
+    """Receive and complete whatever waits; gives how many messages that were."""
+    with target.connect() as connection:
+        drainer = Drainer(connection, window)
+        drive([connection], lambda: drainer.is_done, DRAINED_WITHIN_S)
+        return drainer.received
 
 
 def send_and_receive(target: Target, count: int, connection_count: int, window: int = WINDOW) -> float:
