@@ -21,10 +21,7 @@ from broker.base.slices import Slices
 from broker.entities.descriptions import EntityDescription, EntitySettings, key_of
 from broker.entities.tiers import MESSAGING_UNITS
 from broker.http.addressing import next_url_of, page_of, read_path, url_of, url_parts
-from broker.http.answer_portions import answer_in_slices
 from broker.http.atom import (
-    ENTRY_TYPE,
-    FEED_TYPE,
     INSTANCE,
     SERVICE_BUS,
     Child,
@@ -33,9 +30,9 @@ from broker.http.atom import (
     timestamp,
     top,
     write_discovery,
-    write_entry,
     write_feed,
 )
+from broker.http.atom_answers import answer_entry, answer_feed
 from broker.http.bodies import Bodies
 from broker.http.description_xml import Elsewhere, EntityDefaults, check_targets, note_ignored
 from broker.http.entry_text import EntryAddress, EntryTexts
@@ -43,7 +40,7 @@ from broker.http.kinds import KINDS, EntityXml, listed_at, xml_of
 from broker.http.message_paths import message_methods
 from broker.http.refusals import HttpRefusal, not_allowed
 from broker.http.rights import DELETE, MANAGE, READ, USE, WRITE, Rights
-from broker.http.seams import Claim, TokenVerifier
+from broker.http.seams import Claim
 from broker.http.subscription_admin import SubscriptionAdministration
 from broker.namespace.entity import Entity
 from broker.namespace.namespace import Namespace
@@ -61,7 +58,7 @@ class Administration:
         self,
         settings: Settings,
         namespace: Namespace,
-        tokens: TokenVerifier,
+        rights: Rights,
         clock: Clock,
         slices: Slices,
         bodies: Bodies,
@@ -70,7 +67,7 @@ class Administration:
         """`slices` makes long lists take turns with other long work on the event loop. `bodies` are those of
         the whole port. `elsewhere` knows the hosts of other namespaces."""
         self._namespace, self._clock, self._slices = namespace, clock, slices
-        self._rights = Rights(namespace, tokens, clock, settings.sas_grace_ms)
+        self._rights = rights
         self._defaults = EntityDefaults(settings.partitioned_by_default, settings.message_kb_max)
         self._description = partial(bodies.description, bytes_max=settings.http_body_bytes_max)
         self._elsewhere = elsewhere
@@ -85,14 +82,14 @@ class Administration:
         claim = self._rights.authenticate(request)
         where = read_path(request.rel_url.raw_path)
         if not where.below and (request.method, where.entity.casefold()) == ("PUT", NAMESPACE_INFO):
-            return await self._change_units(request, claim)  # which may end the throttling
+            return await self._change_units(request, claim)  # never throttled: it may end the throttling
         throttle = self._namespace.throttle
         if throttle is not None:
             throttle.admit(MANAGEMENT_CREDITS, frees_memory=request.method == "DELETE")
         if where.below:
             return await self._subscriptions.handle(request, claim, where)
         match where.entity.casefold():
-            case "$namespaceinfo":
+            case path if path == NAMESPACE_INFO:
                 self._rights.require_namespace(request, claim, NAMESPACE_INFO)
                 return self._namespace_info(request)
             case path if (kind := listed_at(path)) is not None:
@@ -109,14 +106,14 @@ class Administration:
     # --- operations -----------------------------------------------------------------------------------------
 
     async def _get(self, request: web.Request, claim: Claim, name: str) -> web.StreamResponse:
-        queue = self._namespace.describe(name) if name else None
-        if queue is None:
+        entity = self._namespace.describe(name) if name else None
+        if entity is None:
             why = self._namespace.missing(name)
             if name and why.reason is not Reason.ENTITY_NOT_FOUND and claim.covers(name, MANAGE):
                 raise why
             return await self._discover(request, claim, name)
-        self._rights.require(claim, queue.name, READ)
-        return await self._entry_response(request, queue, 200)
+        self._rights.require(claim, entity.name, READ)
+        return await self._entry_response(request, entity, 200)
 
     async def _discover(self, request: web.Request, claim: Claim, path: str) -> web.StreamResponse:
         """List the direct children of a path that is not an entity, as far as the caller may manage them
@@ -129,12 +126,12 @@ class Administration:
         updated_ms: dict[str, int] = {}
         paths: dict[str, str] = {}
 
-        def look(queue: Entity) -> None:
-            name = queue.name
+        def look(entity: Entity) -> None:
+            name = entity.name
             if key_of(name).startswith(prefix) and claim.covers(name, MANAGE):
                 end = name.find("/", len(prefix))
                 key = key_of(name if end < 0 else name[:end])
-                updated_ms[key] = max(updated_ms.get(key, 0), queue.description.updated_at_ms)
+                updated_ms[key] = max(updated_ms.get(key, 0), entity.description.updated_at_ms)
                 if end < 0 or key not in paths:  # prefer an entity's own casing
                     paths[key] = name if end < 0 else name[:end]
 
@@ -145,9 +142,8 @@ class Administration:
         shown = sorted(paths)[skip : skip + count]
         children = (Child(url_of(request, paths[key]), paths[key], updated_ms[key]) for key in shown)
         next_url = next_url_of(request, path, skip, count, len(paths))
-        return await self._stream(
-            request, write_discovery(url_of(request, path), next_url, self._clock.now_ms(), children)
-        )
+        pieces = write_discovery(url_of(request, path), next_url, self._clock.now_ms(), children)
+        return await answer_feed(request, self._slices, pieces)
 
     def _check_method(self, request: web.Request, claim: Claim) -> None:
         """Raises HttpRefusal (405) if the path is about the messages of an entity: an empty feed would look
@@ -180,11 +176,11 @@ class Administration:
         check_targets(description, self._elsewhere)
         self._rights.check_forwarding(request, claim, name, settings.forwarding)
         if updating:
-            queue = await self._namespace.update_entity(name, settings)
+            entity = await self._namespace.update_entity(name, settings)
         else:
-            queue = await self._namespace.create_entity(name, settings)
-        note_ignored(description, kind.SETTINGS, queue.name)
-        return await self._entry_response(request, queue, 200 if updating else 201)
+            entity = await self._namespace.create_entity(name, settings)
+        note_ignored(description, kind.SETTINGS, entity.name)
+        return await self._entry_response(request, entity, 200 if updating else 201)
 
     async def _delete(self, request: web.Request, claim: Claim, name: str) -> web.Response:
         self._rights.require(claim, name, DELETE)
@@ -196,16 +192,15 @@ class Administration:
         self._rights.require_namespace(request, claim, path)
         skip, count = page_of(request)
         await self._namespace.counted()
-        queues = self._namespace.entities_between(kind.KIND, skip, skip + count)
+        entities = self._namespace.entities_between(kind.KIND, skip, skip + count)
         if self._namespace.unknown_count:  # not all were counted in time: wait for these, a little longer
-            await self._namespace.opened(queues)
+            await self._namespace.opened(entities)
         entry = self._entries.at(EntryAddress(request.host, *url_parts(request))).entry
         next_url = next_url_of(request, path, skip, count, self._namespace.entity_count(kind.KIND))
-        return await self._list(request, kind.TITLE, map(entry, queues), next_url)
+        return await self._list(request, kind.TITLE, map(entry, entities), next_url)
 
     async def _change_units(self, request: web.Request, claim: Claim) -> web.Response:
-        """Change the messaging units, which may be changed until the broker ends. Other elements are
-        ignored."""
+        """Change the messaging units until the broker ends. Other elements of the description are ignored."""
         self._rights.require(claim, NAMESPACE_INFO, WRITE, of_namespace=True)
         description = await self._description(request)
         throttle = self._namespace.throttle
@@ -235,8 +230,8 @@ class Administration:
             child(info, name, value)
         # Python reads the namespace's name from the title, the other clients read it from the description.
         name = self._namespace.name
-        entry = Entry(url_of(request, "$namespaceinfo"), name, name, self._started_ms, self._started_ms, info)
-        return _xml(write_entry(entry), ENTRY_TYPE)
+        entry = Entry(url_of(request, NAMESPACE_INFO), name, name, self._started_ms, self._started_ms, info)
+        return answer_entry(entry)
 
     # --- bodies ---------------------------------------------------------------------------------------------
 
@@ -261,19 +256,19 @@ class Administration:
         return replace(settings, authorization_rules=tuple(rules))
 
     async def _entry_response(
-        self, request: web.Request, queue: EntityDescription, status: int
+        self, request: web.Request, entity: EntityDescription, status: int
     ) -> web.Response:
-        return _xml(write_entry(await self._entry(request, queue)), ENTRY_TYPE, status)
+        return answer_entry(await self._entry(request, entity), status)
 
-    async def _entry(self, request: web.Request, queue: EntityDescription) -> Entry:
-        runtime = await self._namespace.runtime(queue.name)
-        description = xml_of(queue).write(queue, runtime, request.host)
+    async def _entry(self, request: web.Request, entity: EntityDescription) -> Entry:
+        runtime = await self._namespace.runtime(entity.name)
+        description = xml_of(entity).write(entity, runtime, request.host)
         return Entry(
-            url_of(request, queue.name),
-            queue.name,
+            url_of(request, entity.name),
+            entity.name,
             self._namespace.name,
-            queue.created_at_ms,
-            queue.updated_at_ms,
+            entity.created_at_ms,
+            entity.updated_at_ms,
             description,
         )
 
@@ -281,11 +276,5 @@ class Administration:
         self, request: web.Request, title: str, entries: Iterable[bytes], next_url: str | None
     ) -> web.StreamResponse:
         url = url_of(request, f"$Resources/{title.lower()}")
-        return await self._stream(request, write_feed(title, url, next_url, self._clock.now_ms(), entries))
-
-    async def _stream(self, request: web.Request, pieces: Iterable[bytes]) -> web.StreamResponse:
-        return await answer_in_slices(request, self._slices, pieces, FEED_TYPE)
-
-
-def _xml(body: bytes, content_type: str, status: int = 200) -> web.Response:
-    return web.Response(status=status, body=body, headers={"Content-Type": content_type})
+        pieces = write_feed(title, url, next_url, self._clock.now_ms(), entries)
+        return await answer_feed(request, self._slices, pieces)

@@ -21,7 +21,7 @@ from broker.http.connection import HttpConnection
 from broker.http.header_values import read_headers, write_headers
 from broker.http.message_paths import Action, MessagePath
 from broker.http.receivers import ConnectionReceivers, Waiting
-from broker.http.refusals import HttpRefusal, found, gone
+from broker.http.refusals import HttpRefusal, counted, found
 from broker.http.request_sends import RequestSends, size_limit
 from broker.http.rights import Rights
 from broker.http.seams import Claim
@@ -67,13 +67,8 @@ class MessageRequests:
         """Serve a request about messages. Raises HttpRefusal and Refused."""
         claim = self._authorize(request, path.address, "Send" if path.action is Action.SEND else "Listen")
         entity = found(self._namespace, path.address.entity)
-        try:
+        with counted(entity):
             return await self._carry_out(request, path, entity, claim)
-        except Refused as why:
-            entity.meter.refused(why.reason, 1)
-            if why.reason is Reason.ENTITY_NOT_FOUND:
-                raise gone(why) from why
-            raise
 
     def _authorize(self, request: web.Request, address: Address, right: str) -> Claim:
         """What the token of a request permits, with this right. Raises HttpRefusal and Refused."""

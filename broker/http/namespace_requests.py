@@ -36,9 +36,9 @@ class NamespaceRequests:
     ) -> None:
         """`waiting` and `bodies` are those of the whole port; `message_id` makes ids for messages that have
         none; `elsewhere` knows the hosts of other namespaces."""
-        namespace, tokens, settings = served.namespace, served.authorizer, served.settings
-        rights = Rights(namespace, tokens, clock, settings.sas_grace_ms)
-        self._administration = Administration(settings, namespace, tokens, clock, slices, bodies, elsewhere)
+        namespace, settings = served.namespace, served.settings
+        rights = Rights(namespace, served.authorizer, clock, settings.sas_grace_ms)
+        self._administration = Administration(settings, namespace, rights, clock, slices, bodies, elsewhere)
         self._messages = MessageRequests(
             namespace, rights, clock, memory, waiting, bodies, settings.receivers_per_entity_max, message_id
         )

@@ -40,7 +40,7 @@ from broker.http.own_models import (
     Reschedule,
     RescheduleAnswer,
 )
-from broker.http.refusals import HttpRefusal, found, gone
+from broker.http.refusals import HttpRefusal, counted, found
 from broker.http.rights import Rights
 from broker.messaging.housekeeping import (
     REDRIVES_MAX,
@@ -146,21 +146,16 @@ class OwnRequests:
             self._rights.require_right(claim, address.path, right)
         body = await self._body(request, operation.request)
         entity = found(self._namespace, address.entity)
-        try:
+        with counted(entity):
             if entity.throttle is not None and operation.cost:
                 entity.throttle.admit(operation.cost, frees_memory=operation.frees_memory)
             answer = await self._handlers[name](entity, address, body)
-        except Refused as why:
-            entity.meter.refused(why.reason, 1)
-            if why.reason is Reason.ENTITY_NOT_FOUND:
-                raise gone(why) from why
-            raise
         text = answer.model_dump_json(by_alias=True, exclude_none=True)
         return web.Response(body=text.encode(), headers={"Content-Type": JSON_TYPE})
 
     async def _body(self, request: web.Request, model: type[BaseModel]) -> BaseModel:
-        with self._bodies.read() as counted:
-            text = await gather(request, counted, BODY_BYTES_MAX)
+        with self._bodies.read() as buffer:
+            text = await gather(request, buffer, BODY_BYTES_MAX)
         try:
             return model.model_validate_json(text or b"{}")
         except ValidationError as error:

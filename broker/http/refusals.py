@@ -6,9 +6,10 @@ missing header) are an `HttpRefusal` with its status.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from aiohttp import web
 
@@ -65,11 +66,24 @@ def refusal_of(refused: Refused) -> HttpRefusal:
 
 def found(namespace: Namespace, name: str) -> Entity:
     """The entity that a request about messages is for. Raises HttpRefusal (410) if there is none, Refused."""
-    queue = namespace.find(name)
-    if queue is None:
+    entity = namespace.find(name)
+    if entity is None:
         why = namespace.missing(name)
         raise gone(why) if why.reason is Reason.ENTITY_NOT_FOUND else why
-    return queue
+    return entity
+
+
+@contextlib.contextmanager
+def counted(entity: Entity) -> Iterator[None]:
+    """Count a refusal of a request about messages in the metrics of its entity. Raises HttpRefusal (410)
+    instead if the entity was deleted meanwhile."""
+    try:
+        yield
+    except Refused as why:
+        entity.meter.refused(why.reason, 1)
+        if why.reason is Reason.ENTITY_NOT_FOUND:
+            raise gone(why) from why
+        raise
 
 
 def gone(why: Refused) -> HttpRefusal:

@@ -3,8 +3,8 @@ socket.
 
 The server accepts sockets and looks at the first byte before anything reads it: 0x16 is a TLS ClientHello,
 anything else is plain HTTP (HTTP contract 1.6: some clients insist on TLS, some on plain HTTP, all on the
-same port). Then aiohttp's protocol (`connection.py`) takes over. There are limits on connections
-(`crowd.py`), every wait for a client, header sizes and bodies.
+same port). Then aiohttp's protocol (`connection.py`) takes over. The number of connections (`crowd.py`), the
+size of headers and bodies, and every wait for a client are limited.
 
 `start` binds, and `run` accepts until `stop`, which gives open requests `shutdown_timeout_ms` to finish, and
 those whose bodies are on their way STOPPING_BODY_S to arrive. The module knows routes, but neither XML nor
@@ -40,7 +40,7 @@ from broker.http.portions import Portions
 from broker.http.receivers import Waiting
 from broker.http.refusals import HttpRefusal, refusal_of
 from broker.http.sites import MISDIRECTED, Sites
-from broker.namespace.namespaces import Namespaces
+from broker.namespace.namespaces import Namespaces, ServedNamespace
 from broker.settings.certificates import named_host
 from broker.settings.settings import Settings
 from broker.throttle.memory_mark import Memory, traffic_bytes
@@ -91,12 +91,7 @@ class HttpServer:
         """`message_id` makes ids for messages that have none."""
         self._settings, self._namespaces, self._metrics, self._clock = settings, namespaces, metrics, clock
         self._tls, self._serve_websocket = tls, serve_websocket
-        # A certificate from the settings may lack the name in PARTIBUS_HOST; the port answers under that name
-        # anyway.
-        names = [name for served in namespaces for name in served.host_names]
-        self._sites = Sites(
-            (*certificate_names, *settings.hostnames, settings.host, *names), settings.origins
-        )
+        self._sites = _sites(settings, namespaces, certificate_names)
         slices = Slices()
         self._waiting = Waiting(
             settings.http_connections_max,
@@ -104,20 +99,7 @@ class HttpServer:
             settings.receive_cache_bytes,
             traffic_bytes(settings.total_output_bytes_max, memory.mark),
         )
-        bodies = Bodies()
-        self._requests = {
-            served: NamespaceRequests(
-                served,
-                clock,
-                slices,
-                memory,
-                self._waiting,
-                bodies,
-                message_id,
-                partial(namespaces.elsewhere, served=served),
-            )
-            for served in namespaces
-        }
+        self._requests = self._make_requests(slices, memory, message_id)
         self._runner = self._make_runner(
             HealthHandler(namespaces, serving, slices, memory, folders),
             MetricsHandler(metrics, namespaces, slices),
@@ -134,14 +116,7 @@ class HttpServer:
             ended=self._ended,
             malformed=self._malformed,
         )
-        self._options: dict[str, Any] = {  # options of aiohttp's protocol
-            "access_log": None,
-            "keepalive_timeout": settings.http_keepalive_ms / 1000,
-            "max_line_size": settings.http_header_bytes_max,
-            "max_field_size": settings.http_header_bytes_max,
-            "lingering_time": _LINGERING_S,
-            "auto_decompress": False,  # `content_encoding.py` does it
-        }
+        self._options = _protocol_options(settings)
         self._stopping, self._stopped = asyncio.Event(), asyncio.Event()
 
     async def start(self) -> list[socket.socket]:
@@ -268,6 +243,25 @@ class HttpServer:
 
     # --- routes ---------------------------------------------------------------------------------------------
 
+    def _make_requests(
+        self, slices: Slices, memory: Memory, message_id: Callable[[], str]
+    ) -> dict[ServedNamespace, NamespaceRequests]:
+        """What answers the requests to each namespace."""
+        bodies = Bodies()
+        return {
+            served: NamespaceRequests(
+                served,
+                self._clock,
+                slices,
+                memory,
+                self._waiting,
+                bodies,
+                message_id,
+                partial(self._namespaces.elsewhere, served=served),
+            )
+            for served in self._namespaces
+        }
+
     def _make_runner(self, health: HealthHandler, metrics: MetricsHandler) -> web.AppRunner:
         application = web.Application(
             middlewares=[self._answer], client_max_size=self._settings.http_body_bytes_max
@@ -352,32 +346,12 @@ class HttpServer:
         connection: HttpConnection,
     ) -> web.StreamResponse:
         try:
-            self._check_site(request)
-            if request.headers.get("Expect", _CONTINUE).casefold() != _CONTINUE:
-                raise HttpRefusal(417, 0, "The header Expect may say 100-continue and nothing else.")
-            if connection.spare and not _is_for_everybody(request, "/health"):
-                raise HttpRefusal(503, 0, "All connections of this port are in use.", {"Retry-After": "2"})
+            self._check(request, connection)
             response = await handler(request)
-        except HttpRefusal as refusal:
-            response = self._refuse(request, refusal)
-        except Refused as refused:
-            response = self._refuse(request, refusal_of(refused))
-        except web.HTTPException as exception:
-            response = self._refuse(
-                request, HttpRefusal(exception.status, 0, exception.reason, _allowed(exception))
-            )
         except (ConnectionError, asyncio.IncompleteReadError):
             raise  # the client is gone, so there is nobody to answer
-        except (web.RequestPayloadError, HttpProcessingError) as error:
-            log.debug("http.malformed", peer=request.remote, error=str(error))
-            self._ended("malformed")
-            response = self._refuse(request, HttpRefusal(400, 40000, "The body does not match its header."))
-            response.force_close()
-        except Exception:
-            log.exception("http.failed", method=request.method, path=request.path)
-            response = self._refuse(
-                request, HttpRefusal(500, 50000, "The server failed to carry out the request.")
-            )
+        except Exception as error:
+            response = self._failed(request, error)
         self._metrics.http_requests.labels(
             request.method if request.method in _METHODS else "other", response.status
         ).inc()
@@ -388,6 +362,34 @@ class HttpServer:
             if connection.spare:
                 response.force_close()
         return response
+
+    def _check(self, request: web.Request, connection: HttpConnection) -> None:
+        """Check what holds for every request. Raises HttpRefusal."""
+        self._check_site(request)
+        if request.headers.get("Expect", _CONTINUE).casefold() != _CONTINUE:
+            raise HttpRefusal(417, 0, "The header Expect may say 100-continue and nothing else.")
+        if connection.spare and not _is_for_everybody(request, "/health"):
+            raise HttpRefusal(503, 0, "All connections of this port are in use.", {"Retry-After": "2"})
+
+    def _failed(self, request: web.Request, error: Exception) -> web.Response:
+        """The answer to a request whose handler raised this error. Call it where the error is handled."""
+        match error:
+            case HttpRefusal():
+                return self._refuse(request, error)
+            case Refused():
+                return self._refuse(request, refusal_of(error))
+            case web.HTTPException():
+                return self._refuse(request, HttpRefusal(error.status, 0, error.reason, _allowed(error)))
+            case web.RequestPayloadError() | HttpProcessingError():
+                log.debug("http.malformed", peer=request.remote, error=str(error))
+                self._ended("malformed")
+                response = self._refuse(
+                    request, HttpRefusal(400, 40000, "The body does not match its header.")
+                )
+                response.force_close()
+                return response
+        log.exception("http.failed", method=request.method, path=request.path)
+        return self._refuse(request, HttpRefusal(500, 50000, "The server failed to carry out the request."))
 
     def _malformed(self, error: str) -> web.Response:
         """The answer to bytes that are not HTTP."""
@@ -427,8 +429,27 @@ class HttpServer:
         return refusal.response(request.path, served.namespace.name, self._clock.now_ms())
 
 
+def _sites(settings: Settings, namespaces: Namespaces, certificate_names: Collection[str]) -> Sites:
+    """The sites that may use the port. A certificate from the settings may lack the name in PARTIBUS_HOST;
+    the port answers under that name anyway."""
+    names = [name for served in namespaces for name in served.host_names]
+    return Sites((*certificate_names, *settings.hostnames, settings.host, *names), settings.origins)
+
+
+def _protocol_options(settings: Settings) -> dict[str, Any]:
+    """Options of aiohttp's protocol."""
+    return {
+        "access_log": None,
+        "keepalive_timeout": settings.http_keepalive_ms / 1000,
+        "max_line_size": settings.http_header_bytes_max,
+        "max_field_size": settings.http_header_bytes_max,
+        "lingering_time": _LINGERING_S,
+        "auto_decompress": False,  # `content_encoding.py` does it
+    }
+
+
 async def _expect(request: web.Request) -> None:
-    """Tell a client that waits for it to send its body. `HttpServer._respond` refuses other expectations."""
+    """Tell a client that waits for it to send its body. `HttpServer._check` refuses other expectations."""
     if request.headers["Expect"].casefold() == _CONTINUE and request.version >= HttpVersion11:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # as aiohttp does: no answer has begun

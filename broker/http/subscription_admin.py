@@ -20,8 +20,8 @@ from broker.base.slices import Slices
 from broker.entities.rules import RuleDescription
 from broker.entities.topics import SubscriptionDescription, TopicDescription, subscription_path
 from broker.http.addressing import ManagedPath, next_url_of, page_of, url_of
-from broker.http.answer_portions import answer_in_slices
-from broker.http.atom import ENTRY_TYPE, FEED_TYPE, Description, Entry, write_entry, write_feed
+from broker.http.atom import Description, Entry, write_entry, write_feed
+from broker.http.atom_answers import answer_entry, answer_feed
 from broker.http.description_xml import Elsewhere, check_targets, note_ignored, warn_of_ignored
 from broker.http.refusals import HttpRefusal, not_allowed, only_reads
 from broker.http.rights import DELETE, LISTEN, READ, WRITE, Rights
@@ -43,7 +43,7 @@ _ALLOWED = "GET, PUT, DELETE"
 
 
 class SubscriptionAdministration:
-    """Answers requests for what is below a topic. One per broker."""
+    """Answers requests for what is below a topic. One per namespace."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class SubscriptionAdministration:
     ) -> web.Response:
         await self._namespace.runtime(topic)  # opens the partitions, so that the counts are exact
         entity = self._topic(topic)
-        return _xml(write_entry(self._entry(request, entity, subscription, entity.counts())), status)
+        return answer_entry(self._entry(request, entity, subscription, entity.counts()), status)
 
     def _topic(self, name: str) -> Topic:
         """The running topic of this name. Raises Refused if it was deleted meanwhile."""
@@ -193,7 +193,7 @@ class SubscriptionAdministration:
     def _answer_rule(
         self, request: web.Request, topic: str, name: str, rule: RuleDescription, status: int = 200
     ) -> web.Response:
-        return _xml(write_entry(self._rule_entry(request, self._path(topic, name), rule)), status)
+        return answer_entry(self._rule_entry(request, self._path(topic, name), rule), status)
 
     def _rule_entry(self, request: web.Request, path: str, rule: RuleDescription) -> Entry:
         created = rule.created_at_ms
@@ -237,7 +237,7 @@ class SubscriptionAdministration:
         pieces = write_feed(
             title, url_of(request, path), next_url_of(request, path, *page), self._clock.now_ms(), entries
         )
-        return await answer_in_slices(request, self._slices, pieces, FEED_TYPE)
+        return await answer_feed(request, self._slices, pieces)
 
 
 def _action(request: web.Request) -> str:
@@ -251,7 +251,3 @@ def _existing(topic: str, subscription: SubscriptionDescription, name: str) -> R
         path = f"{subscription_path(topic, subscription.name)}/Rules/{name}"
         raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(path))
     return rule
-
-
-def _xml(body: bytes, status: int) -> web.Response:
-    return web.Response(status=status, body=body, headers={"Content-Type": ENTRY_TYPE})

@@ -1,1 +1,1 @@
-"""Refuses messages when the broker as a whole has no room for them."""
+"""Refuses operations: those of a throttled namespace, and messages that the broker has no memory for."""

@@ -252,8 +252,8 @@ def throttle_of(
 
 
 def throttled() -> Refused:
-    """The refusal of an operation for which there are no credits, in the service's words: clients may look
-    for them."""
+    """The refusal of an operation in a throttled namespace, in the service's words: clients may look for
+    them."""
     return Refused(
         Reason.THROTTLED,
         "The request was terminated because the entity is being throttled. Error code: 50009. Please wait "
