@@ -43,9 +43,9 @@ class DamagedEntries:
             why=why,
             reason="It is out of service, and its logs are kept."
             if is_certain
-            else "It is out of service, and its logs are kept. Its name is not known, so no queue is "
-            "created until the files are readable "
-            "again, were restored, or were moved out of the folder to give the queue up.",
+            else "It is out of service, and its logs are kept. Its name is not known, so no entity is "
+            "created until the files are readable again, were restored, or were moved out of the folder to "
+            "give the entity up.",
         )
         for name in names:
             if damaged.name is not None and key_of(name) not in live:

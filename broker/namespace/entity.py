@@ -2,7 +2,7 @@
 
 Each kind of entity is a subclass (`queue.py`) that says what clients may do with it.
 
-Partitions start when they are first used, so an unused queue costs little more than its description.
+Partitions start when they are first used, so an unused entity costs little more than its description.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ENDED = frozenset({"failed", "damaged", "stopped", "gone"})
 
 
 class Partition(RoutedPartition, Protocol):
-    """What a queue needs from a partition's task besides its mailbox."""
+    """What an entity needs from a partition's task besides its mailbox."""
 
     @property
     def health(self) -> str:
@@ -58,12 +58,12 @@ class Partition(RoutedPartition, Protocol):
         """Return once the log is open or opening it has failed."""
 
     async def stop(self, *, is_deleted: bool = False) -> None:
-        """Finish the commit under way and close the log. If the queue is about to be deleted, save nothing
+        """Finish the commit under way and close the log. If the entity is about to be deleted, save nothing
         more. Safe to call twice."""
 
 
 class Watcher(Protocol):
-    """A link, or anything else that serves clients of the queue."""
+    """A link, or anything else that serves clients of the entity."""
 
     subqueue: str
     """The subqueue that it serves."""
@@ -72,25 +72,25 @@ class Watcher(Protocol):
         """The description has changed: check whether the operations under way are still permitted."""
 
     def queue_ended(self, why: Refused) -> None:
-        """The queue was deleted or is out of service."""
+        """The entity was deleted or is out of service."""
 
 
 class _Sleeping:
     """A partition that has not been used yet."""
 
-    __slots__ = ("_number", "_queue")
+    __slots__ = ("_entity", "_number")
     available = True
     gathers = False
 
-    def __init__(self, queue: Entity, number: int) -> None:
-        self._queue, self._number = queue, number
+    def __init__(self, entity: Entity, number: int) -> None:
+        self._entity, self._number = entity, number
 
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
         if isinstance(operation, Detach | Release | Recalled):
             return  # no client holds anything in it, so there is nothing to end
-        gone = self._queue.gone
+        gone = self._entity.gone
         if gone is None:
-            self._queue.partition(self._number).post(operation, client, sink)
+            self._entity.partition(self._number).post(operation, client, sink)
         elif (answer := refusal_of(operation, self._number, gone.reason, gone.description)) is not None:
             asyncio.get_running_loop().call_soon(sink, answer)
 
@@ -161,7 +161,7 @@ class Entity:
         whoever made the entity."""
         self.gone: Refused | None = None
         """Why the entity was deleted or is out of service; None while it is live. Once this is set, no
-        partition starts, because its log would outlive the queue."""
+        partition starts, because its log would outlive the entity."""
         self._start_partition, self._resting = start_partition, resting
         self._size_bytes_max = size_bytes_max
         self._quota = SizeQuota(description.KIND, size_bytes_max, self._size, multiplies=self.MULTIPLIES)
@@ -283,7 +283,7 @@ class Entity:
         """A partition, started if it was not."""
         partition = self._partitions.get(number)
         if partition is None:
-            assert self.gone is None, "a queue that was deleted wakes no partition"
+            assert self.gone is None, "an entity that was deleted wakes no partition"
             partition = self._partitions[number] = self._start_partition(self, number)
             self._handles[number] = partition
             self._at_rest = None
@@ -328,7 +328,7 @@ class Entity:
         """Return once these partitions and those already started are open or have failed to open. `opening`
         limits how many open at a time.
 
-        Raises Refused once the queue is gone.
+        Raises Refused once the entity is gone.
         """
 
         async def open_one(number: int) -> None:
@@ -371,7 +371,7 @@ class Entity:
         return states
 
     def count_health(self, into: dict[str, int]) -> None:
-        """Add the number of partitions in each state. Costs little for an unused queue."""
+        """Add the number of partitions in each state. Costs little for an unused entity."""
         if self._resting.lost_folders:
             for state in self.health():
                 into[state] = into.get(state, 0) + 1
@@ -526,7 +526,7 @@ class Entity:
         await asyncio.gather(*(partition.stop() for partition in self._partitions.values()))
 
     async def end(self, why: Refused, *, is_deleted: bool = False) -> None:
-        """Delete the queue or take it out of service: notify watchers, stop the partitions and remove the
+        """Delete the entity or take it out of service: notify watchers, stop the partitions and remove the
         metrics."""
         self.gone = why
         self.meter.end()

@@ -6,7 +6,7 @@ of entities (`descriptions.new_generation`) say which namespace they belong to.
 *A damaged entry* (both of its files, or their content) puts only its own entity out of service. It is
 reported, and its logs are kept. If its name is still legible, clients are told to try again, not that the
 entity does not exist. Deleting the entity discards its messages. If the name is not legible, the entity could
-have any name: until the files are readable again or have been moved away, no queue is created, because it
+have any name: until the files are readable again or have been moved away, no entity is created, because it
 could take the place of one that still has its messages.
 
 An entity exists on all its partitions or on none: writing or deleting its catalogue entry, which is atomic,
@@ -16,12 +16,12 @@ other logs may hold messages that are still wanted.
 
 *An unknown outcome* (durability rule 3). A catalogue change that fails may or may not be on the disk. By then
 the catalogue has tried more than once, and the client is told that it may try again. Until the entry is known
-to match the live queue, the name is *unconfirmed*. It is confirmed in the background, or before the
+to match the live entity, the name is *unconfirmed*. It is confirmed in the background, or before the
 next change of that name:
 
-- create failed: no queue of the name is live; delete what may have been written
-- update failed: the queue stays live as it was; write its entry again as it was
-- delete failed: the queue is out of service, because what it acknowledged might be gone after a
+- create failed: no entity of the name is live; delete what may have been written
+- update failed: the entity stays live as it was; write its entry again as it was
+- delete failed: the entity is out of service, because what it acknowledged might be gone after a
   restart; it comes back with its entry
 """
 
@@ -73,9 +73,8 @@ from storage.threads import OwnerFailed, mark_retrieved, report_to_loop, start_b
 log = structlog.get_logger("namespace")
 
 OPENING_MAX = 32
-"""How many partitions are opened at a time to be counted, so that listing a thousand queues does not take all
-threads and descriptors."""
-
+"""How many partitions are opened at a time to be counted, so that listing a thousand entities does not take
+all threads and descriptors."""
 
 COUNTED_WITHIN_S = 8.0
 """How long, in seconds, a count of all entities waits for what is unknown after a crash. Prometheus gives up
@@ -117,7 +116,7 @@ class Namespace:
         `confirm_retry_ms`: how long to wait between attempts to confirm an unconfirmed name.
 
         `disk_timeout_ms`: how long a deletion waits for a disk that does not answer while it removes the
-        queue's files.
+        entity's files.
 
         `failed` is called if a background task dies. The namespace can no longer be relied on then.
         """
@@ -132,7 +131,7 @@ class Namespace:
         self._partitions_default, self._entities_max = partitions_default, entities_max
         self.tier, self.throttle = tier, throttle
         self._idle_ms_min = idle_ms_min
-        self._queues: dict[str, Entity] = {}
+        self._entities: dict[str, Entity] = {}
         self._keys = KeysInOrder()
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._opening = asyncio.Semaphore(OPENING_MAX)
@@ -142,7 +141,7 @@ class Namespace:
         self._disk_timeout_s = disk_timeout_ms / 1_000
         self._failed = failed
         self._unconfirmed: dict[str, str] = {}
-        """Generations whose entry may not match the live queue, by key."""
+        """Generations whose entry may not match the live entity, by key."""
         self._confirming: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[None] | None = None
         self.idle_deletion = IdleDeletion(clock, self.live_entities, self._delete_idle, self._keep_idle)
@@ -181,18 +180,18 @@ class Namespace:
         """Take the namespace's own entities."""
         namesakes, damaged = stored.of(self.stored_name)
         for key, found in namesakes.items():
-            self._queues[key] = self._make_entity(
+            self._entities[key] = self._make_entity(
                 found[0] if len(found) == 1 else await self._choose(found, stored.with_logs)
             )
-        self._keys = KeysInOrder(queue.description for queue in self._queues.values())
+        self._keys = KeysInOrder(entity.description for entity in self._entities.values())
         for each, why in damaged:
-            self._damaged.note(each, why, self._queues)
-        for queue in self.descriptions():
-            if inactive := without_effect(queue.settings):
-                log.warning("entity.settings_without_effect", entity=queue.name, settings=inactive)
+            self._damaged.note(each, why, self._entities)
+        for entity in self.descriptions():
+            if inactive := without_effect(entity.settings):
+                log.warning("entity.settings_without_effect", entity=entity.name, settings=inactive)
 
     def _start(self) -> None:
-        """Start what goes on in the background."""
+        """Start the background tasks."""
         self._checking = start_background(self._open_missing(), "namespace-check", self._failed)
         self._deleting_idle = start_background(self.idle_deletion.run(), "namespace-idle", self._failed)
 
@@ -206,11 +205,11 @@ class Namespace:
             return
         if not missing:
             return
-        for queue in [each for each in self._queues.values() if each.description.generation in missing]:
-            numbers = missing[queue.description.generation]
+        for entity in [each for each in self._entities.values() if each.description.generation in missing]:
+            numbers = missing[entity.description.generation]
             with contextlib.suppress(Refused):  # it was deleted meanwhile
-                await queue.opened(
-                    [number for number in numbers if number < queue.description.partitions], self._opening
+                await entity.opened(
+                    [number for number in numbers if number < entity.description.partitions], self._opening
                 )
 
     async def _choose(self, found: list[EntityDescription], with_logs: Collection[str]) -> EntityDescription:
@@ -252,13 +251,13 @@ class Namespace:
     # --- looking up -----------------------------------------------------------------------------------------
 
     def find(self, name: str) -> Entity | None:
-        """The queue of this name, in any case."""
-        return self._queues.get(key_of(name))
+        """The entity of this name, in any case."""
+        return self._entities.get(key_of(name))
 
     def describe(self, name: str) -> EntityDescription | None:
-        """The description of the queue of this name."""
-        queue = self.find(name)
-        return queue.description if queue else None
+        """The description of the entity of this name."""
+        entity = self.find(name)
+        return entity.description if entity else None
 
     def missing(self, name: str) -> Refused:
         """Why no entity of this name is live: its entry is damaged, or it does not exist."""
@@ -272,36 +271,36 @@ class Namespace:
         return self._damaged.names()
 
     def may_be_damaged(self, name: str) -> bool:
-        """Whether a queue that is not live may still exist: its entry cannot be read, or there is a damaged
+        """Whether an entity that is not live may still exist: its entry cannot be read, or there is a damaged
         entry whose name is unknown."""
         return self._damaged.may_have(name)
 
     def may_exist(self, generation: str) -> bool:
         """Whether an entity of this generation is live, damaged or unconfirmed."""
-        live = (each.description.generation for each in self._queues.values())
+        live = (each.description.generation for each in self._entities.values())
         kept: tuple[Iterable[str] | DamagedEntries, ...] = (live, self._damaged, self._unconfirmed.values())
         return any(generation in each for each in kept)
 
     def descriptions(self) -> Sequence[EntityDescription]:
-        """All queues, by name."""
-        return [self._queues[key].description for key in sorted(self._queues)]
+        """All entities, by name."""
+        return [self._entities[key].description for key in sorted(self._entities)]
 
     def entities_between(self, kind: type[EntityDescription], start: int, stop: int) -> Sequence[Entity]:
         """A slice of all entities of a kind, sorted by name."""
-        return [self._queues[key] for key in self._keys.of(kind)[start:stop]]
+        return [self._entities[key] for key in self._keys.of(kind)[start:stop]]
 
     def entity_count(self, kind: type[EntityDescription]) -> int:
         """The number of entities of a kind."""
         return len(self._keys.of(kind))
 
     def live_entities(self) -> Iterable[Entity]:
-        """All queues, in no particular order."""
-        return self._queues.values()
+        """All entities, in no particular order."""
+        return self._entities.values()
 
     def rules_of(self, path: str) -> Sequence[AuthorizationRule]:
         """The SAS rules of an entity; none if it does not exist."""
-        queue = self.find(path)
-        return queue.description.settings.authorization_rules if queue else ()
+        entity = self.find(path)
+        return entity.description.settings.authorization_rules if entity else ()
 
     async def runtime(self, name: str) -> EntityRuntime:
         """Counts and health, once every partition that has a log is open or has failed to open. Raises
@@ -309,35 +308,35 @@ class Namespace:
 
         A partition without a log holds nothing and is left alone: reading the counts creates no files for it.
         """
-        queue = self._existing(name)
+        entity = self._existing(name)
         try:
-            with_logs: Collection[int] = await self._store.partitions(queue.description.generation)
+            with_logs: Collection[int] = await self._store.partitions(entity.description.generation)
         except StorageError:  # opening the partitions turns any failure into a state
-            with_logs = range(queue.description.partitions)
-        await queue.opened(with_logs, self._opening)
-        return self.runtime_now(queue)
+            with_logs = range(entity.description.partitions)
+        await entity.opened(with_logs, self._opening)
+        return self.runtime_now(entity)
 
     async def counted(self, within_s: float = COUNTED_WITHIN_S) -> None:
-        """Return once `runtime_now` is exact for all queues, or after `within_s`; then it is not exact for
-        queues with `Entity.unknown`."""
+        """Return once `runtime_now` is exact for all entities, or after `within_s`; then it is not exact for
+        entities with `Entity.unknown`."""
         until_s = asyncio.get_running_loop().time() + within_s
         if self._checking is not None and not self._checking.done():
             await asyncio.wait([self._checking], timeout=within_s)
         await self._resting.all_known(max(0.0, until_s - asyncio.get_running_loop().time()))
 
-    async def opened(self, queues: Iterable[Entity], within_s: float = OPENED_WITHIN_S) -> None:
-        """Open all partitions of these queues whose content is unknown, without waiting for those that
+    async def opened(self, entities: Iterable[Entity], within_s: float = OPENED_WITHIN_S) -> None:
+        """Open all partitions of these entities whose content is unknown, without waiting for those that
         the background opens first. Returns after `within_s` at the latest, however many there are; what is
         still unknown then stays `Entity.unknown`."""
         tasks = [
-            asyncio.create_task(queue.opened(queue.unknown, self._opening), name=f"count {queue.name}")
-            for queue in queues
-            if queue.unknown
+            asyncio.create_task(entity.opened(entity.unknown, self._opening), name=f"count {entity.name}")
+            for entity in entities
+            if entity.unknown
         ]
         if not tasks:
             return
         for task in tasks:
-            task.add_done_callback(mark_retrieved)  # Refused if the queue is deleted meanwhile
+            task.add_done_callback(mark_retrieved)  # Refused if the entity is deleted meanwhile
         try:
             await asyncio.wait(tasks, timeout=within_s)
         finally:
@@ -349,10 +348,10 @@ class Namespace:
         """Partitions that were open when the broker last ended and have not been opened yet."""
         return self._resting.unknown_count
 
-    def runtime_now(self, queue: Entity) -> EntityRuntime:
+    def runtime_now(self, entity: Entity) -> EntityRuntime:
         """Like `runtime`, without waiting or opening a log. Exact except for partitions that are
         `Entity.unknown`."""
-        return queue.runtime()
+        return entity.runtime()
 
     # --- changing -------------------------------------------------------------------------------------------
 
@@ -364,7 +363,7 @@ class Namespace:
         *,
         file_settings: EntitySettings | None = None,
     ) -> EntityDescription:
-        """Create a queue, durably. Pass `file_settings` if the configuration file asks for it.
+        """Create an entity, durably. Pass `file_settings` if the configuration file asks for it.
 
         Settings without effect are refused, except those from the file: the emulator's own file must start,
         with a warning. Raises Refused: ENTITY_EXISTS, ARGUMENT, NOT_IMPLEMENTED, QUOTA_EXCEEDED, and as
@@ -377,49 +376,46 @@ class Namespace:
             check_effect(settings)
         async with self._change(name):
             await self._confirm(key_of(name))
-            if self.find(name) is not None:
-                raise Refused(
-                    Reason.ENTITY_EXISTS,
-                    (
-                        f"Conflict. You're requesting an operation that isn't allowed: the entity '{name}' "
-                        "exists already."
-                    ),
-                )
-            if self.may_be_damaged(name):
-                raise self.missing(name)
-            if len(self._queues) >= self._entities_max:
-                raise Refused(
-                    Reason.QUOTA_EXCEEDED,
-                    f"The namespace holds {len(self._queues)} entities; the limit is {self._entities_max}.",
-                )
-            others = (each.description.settings for each in self._queues.values())
-            self.tier.check_count(settings, others)
-            now_ms = self._clock.now_ms()
-            count = (
-                (partitions or self.tier.partitions or self._partitions_default)
-                if settings.enable_partitioning
-                else 1
-            )
+            self._check_new(name, settings)
+            count = partitions or self.tier.partitions or self._partitions_default
             description = describe(
                 name,
                 settings,
-                partitions=count,
-                now_ms=now_ms,
+                partitions=count if settings.enable_partitioning else 1,
+                now_ms=self._clock.now_ms(),
                 file_settings=file_settings,
                 folders=self._folders,
                 namespace=self.stored_name,
             )
             await self._keep(description)
-            queue = self._queues[key_of(name)] = self._make_entity(description)
+            entity = self._entities[key_of(name)] = self._make_entity(description)
             self._keys.add(description)
-            log.info("entity.created", namespace=self.name, entity=name, partitions=count)
-            self.changed(queue)
+            log.info("entity.created", namespace=self.name, entity=name, partitions=description.partitions)
+            self.changed(entity)
             return description
+
+    def _check_new(self, name: str, settings: EntitySettings) -> None:
+        """Check that there may be one more entity, with this name and these settings. Raises Refused:
+        ENTITY_EXISTS, QUOTA_EXCEEDED, PARTITION_UNAVAILABLE."""
+        if self.find(name) is not None:
+            raise Refused(
+                Reason.ENTITY_EXISTS,
+                f"Conflict. You're requesting an operation that isn't allowed: the entity '{name}' exists "
+                "already.",
+            )
+        if self.may_be_damaged(name):
+            raise self.missing(name)
+        if len(self._entities) >= self._entities_max:
+            raise Refused(
+                Reason.QUOTA_EXCEEDED,
+                f"The namespace holds {len(self._entities)} entities; the limit is {self._entities_max}.",
+            )
+        self.tier.check_count(settings, (each.description.settings for each in self._entities.values()))
 
     async def update_entity(
         self, name: str, settings: EntitySettings, *, file_settings: EntitySettings | None = None
     ) -> EntityDescription:
-        """Replace a queue's settings, durably, on all partitions. Pass `file_settings` if the configuration
+        """Replace an entity's settings, durably, on all partitions. Pass `file_settings` if the configuration
         file asks for it.
 
         Settings without effect are refused as in `create_entity`, unless they are already stored. Raises
@@ -450,19 +446,19 @@ class Namespace:
         """
         async with self._change(name):
             await self._confirm(key_of(name))
-            queue = self._existing(name)
-            before = queue.description
+            entity = self._existing(name)
+            before = entity.description
             description = change(before, self._clock.now_ms())
             if first is not None:
                 await first()
             if description is before:
                 return before
             await self._keep(description)
-            await queue.update(description)
+            await entity.update(description)
             if description.settings.authorization_rules != before.settings.authorization_rules:
                 self.rules_changed()
             log.info("entity.updated", namespace=self.name, entity=description.name)
-            self.changed(queue)
+            self.changed(entity)
             return description
 
     def rules_changed(self) -> None:
@@ -471,13 +467,14 @@ class Namespace:
             tell()
 
     async def delete_entity(self, name: str) -> None:
-        """Delete a queue and everything in it, durably. Raises Refused: ENTITY_NOT_FOUND, and as `_on_disk`.
+        """Delete an entity and everything in it, durably. Raises Refused: ENTITY_NOT_FOUND, and as
+        `_on_disk`.
 
-        The queue is deleted as soon as its entry is; the next start clears any files left behind.
+        The entity is deleted as soon as its entry is; the next start clears any files left behind.
         """
         key = key_of(name)
         async with self._change(name):
-            if key not in self._queues:
+            if key not in self._entities:
                 await self._confirm(key)
                 if (generation := self._damaged.take(name)) is not None:
                     await self._on_disk(key, generation, self._catalogue.delete(generation))
@@ -491,36 +488,36 @@ class Namespace:
     async def _delete_idle(self, candidate: Candidate, is_idle: Callable[[], bool]) -> None:
         """Delete an entity or a subscription if it is still live, and idle, once no other change of the name
         is under way. Raises Refused, as `_on_disk`."""
-        queue = candidate.entity
+        entity = candidate.entity
         if candidate.subscription is not None:
-            await self.subscriptions.delete_idle(queue.name, candidate.subscription, is_idle)
+            await self.subscriptions.delete_idle(entity.name, candidate.subscription, is_idle)
             return
-        async with self._change(queue.name):
-            if self.find(queue.name) is queue and queue.gone is None and is_idle():
-                await self._delete(key_of(queue.name), queue)
+        async with self._change(entity.name):
+            if self.find(entity.name) is entity and entity.gone is None and is_idle():
+                await self._delete(key_of(entity.name), entity)
 
-    async def _delete(self, key: str, queue: Entity) -> None:
-        """Delete a live queue. The caller holds the lock of the name. Raises Refused, as
+    async def _delete(self, key: str, entity: Entity) -> None:
+        """Delete a live entity. The caller holds the lock of the name. Raises Refused, as
         `_on_disk`."""
         try:
             await self._on_disk(
-                key, queue.description.generation, self._catalogue.delete(queue.description.generation)
+                key, entity.description.generation, self._catalogue.delete(entity.description.generation)
             )
         except BaseException:
             if key in self._unconfirmed:
-                await queue.end(_unconfirmed(queue.description.name))
-                self.changed(queue)
+                await entity.end(_unconfirmed(entity.description.name))
+                self.changed(entity)
             raise
-        del self._queues[key]
-        self._keys.remove(queue.description)
-        if queue.description.settings.authorization_rules:
+        del self._entities[key]
+        self._keys.remove(entity.description)
+        if entity.description.settings.authorization_rules:
             self.rules_changed()
-        await queue.end(
-            Refused(Reason.ENTITY_NOT_FOUND, not_found_text(queue.description.name)), is_deleted=True
+        await entity.end(
+            Refused(Reason.ENTITY_NOT_FOUND, not_found_text(entity.description.name)), is_deleted=True
         )
-        log.info("entity.deleted", namespace=self.name, entity=queue.description.name)
-        self.changed(queue)
-        await self._clear(queue.description.generation)
+        log.info("entity.deleted", namespace=self.name, entity=entity.description.name)
+        self.changed(entity)
+        await self._clear(entity.description.generation)
 
     async def _clear(self, generation: str) -> None:
         """Remove the files of a deleted entity. If the disk refuses, the next start does it; a disk that
@@ -546,8 +543,8 @@ class Namespace:
         await self._resting.stop()
         for each in namespaces:
             await each._confirm_each()
-        queues = [queue for each in namespaces for queue in each.live_entities() if queue.has_started]
-        await asyncio.gather(*(queue.stop() for queue in queues))
+        entities = [entity for each in namespaces for entity in each.live_entities() if entity.has_started]
+        await asyncio.gather(*(entity.stop() for entity in entities))
         await asyncio.gather(self._resting.close(), self._catalogue.close())
 
     async def _stop_background(self) -> None:
@@ -562,12 +559,12 @@ class Namespace:
 
     async def _keep_idle(self, candidate: Candidate, idle_ms: int) -> None:
         """Keep how long an entity or a subscription has been idle. Raises Refused, as `_on_disk`."""
-        queue = candidate.entity
-        async with self._change(queue.name):
-            if self.find(queue.name) is queue:
-                description = _with_idle(queue.description, candidate.subscription, idle_ms)
+        entity = candidate.entity
+        async with self._change(entity.name):
+            if self.find(entity.name) is entity:
+                description = _with_idle(entity.description, candidate.subscription, idle_ms)
                 await self._keep(description)
-                queue.description = description
+                entity.description = description
 
     # --- disk failures --------------------------------------------------------------------------------------
 
@@ -614,30 +611,29 @@ class Namespace:
         self._unconfirmed.pop(key, None)
 
     async def _confirm(self, key: str) -> None:
-        """Make the entry of an unconfirmed name match the live queue. The caller holds the lock of the name.
+        """Make the entry of an unconfirmed name match the live entity. The caller holds the lock of the name.
         Raises Refused."""
         generation = self._unconfirmed.get(key)
         if generation is None:
             return
-        queue = self._queues.get(key)
+        entity = self._entities.get(key)
         try:
-            if queue is None:
+            if entity is None:
                 await self._catalogue.delete(generation)
             else:
-                await self._catalogue.put(generation, encode_description(queue.description))
+                await self._catalogue.put(generation, encode_description(entity.description))
         except StorageError as error:
             log.warning("catalogue.unconfirmed", entity=key, error=str(error))
             raise _unconfirmed(key) from error
-        if queue is None:
+        if entity is None:
             await self._clear(generation)
-        elif queue.gone is not None:
-            await queue.end(
-                queue.gone
-            )  # end links attached since then, and close its logs before they are acquired again
-            again = self._queues[key] = self._make_entity(queue.description)
-            for watcher in list(queue.watchers):
-                watcher.queue_ended(queue.gone)
-            self.changed(queue)
+        elif entity.gone is not None:
+            # End links attached since then, and close its logs before they are acquired again.
+            await entity.end(entity.gone)
+            again = self._entities[key] = self._make_entity(entity.description)
+            for watcher in list(entity.watchers):
+                watcher.queue_ended(entity.gone)
+            self.changed(entity)
             self.changed(again)
         del self._unconfirmed[key]
         log.info("catalogue.confirmed", entity=key)
@@ -660,15 +656,15 @@ class Namespace:
     # --- helpers --------------------------------------------------------------------------------------------
 
     def _existing(self, name: str) -> Entity:
-        queue = self.find(name)
-        if queue is None:
+        entity = self.find(name)
+        if entity is None:
             why = self.missing(name)
             raise (
                 why
                 if why.reason is Reason.PARTITION_UNAVAILABLE
                 else Refused(Reason.ENTITY_NOT_FOUND, not_found_text(name))
             )
-        return queue
+        return entity
 
     def _change(self, name: str) -> asyncio.Lock:
         """The lock that admits one change at a time per name. A lock exists only while somebody holds it or
@@ -693,7 +689,6 @@ def _unconfirmed(name: str) -> Refused:
     """An error that every client retries: the name is confirmed as soon as the disk permits."""
     return Refused(
         Reason.PARTITION_UNAVAILABLE,
-        f"The catalogue could not be written, and whether the last change of '{name}' reached the disk "
-        "is not known: it is being undone. "
-        "Please try again.",
+        f"The catalogue could not be written, and it is not known whether the last change of '{name}' has "
+        "reached the disk: it is being undone. Please try again.",
     )

@@ -171,7 +171,7 @@ async def test_a_queue_whose_name_nobody_knows_is_not_replaced_by_an_empty_one(h
     with capture_logs() as lines:
         await faulty.namespace.load()
     [reported] = [line for line in lines if line["event"] == "entity.damaged"]
-    assert "no queue is created" in reported["reason"]
+    assert "no entity is created" in reported["reason"]
     assert [line["event"] for line in lines if line["event"].startswith("document.")] == (
         ["document.unreadable"] * 2
         if how == "unreadable"
