@@ -98,9 +98,11 @@ class PeekWalks:
         waits_for_late: bool,
     ) -> Page:
         walk = self._walks.pop(start, None) or _Walk(start, entity.description.partitions)
-        page, last = Page(), start - 1
+        gathering = _Gathering(walk, entity, subqueue, start, count, size_max)
+        last = start - 1
         try:
-            last = await self._gather(page, walk, entity, subqueue, count, size_max, last, waits_for_late)
+            await gathering.run(waits_for_late=waits_for_late)
+            last = gathering.last
         finally:
             if any(number < partition_of(last) for number in walk.due):
                 walk.is_straight = False
@@ -108,76 +110,94 @@ class PeekWalks:
                 self._walks[last + 1] = walk
                 if len(self._walks) > WALKS_MAX:
                     self._walks.popitem(last=False)
-        return page
+        return gathering.page
 
-    async def _gather(
-        self,
-        page: Page,
-        walk: _Walk,
-        entity: Entity,
-        subqueue: str,
-        count: int,
-        size_max: int,
-        last: int,
-        waits_for_late: bool,
-    ) -> int:
-        """Ask the partitions that are due; returns the last sequence number shown."""
+
+class _Gathering:
+    """Gathers one page from the partitions that are due."""
+
+    __slots__ = ("_asked", "_count", "_entity", "_size", "_size_max", "_subqueue", "_walk", "last", "page")
+
+    def __init__(
+        self, walk: _Walk, entity: Entity, subqueue: str, start: int, count: int, size_max: int
+    ) -> None:
+        self.page = Page()
+        self.last = start - 1
+        """The last sequence number on the page; the one before `start` while it is empty."""
+        self._walk, self._entity, self._subqueue = walk, entity, subqueue
+        self._count, self._size_max = count, size_max
+        self._size = 0
+        """Bytes of the messages on the page, and of the first one that did not fit."""
+        self._asked: dict[asyncio.Task[Peeked | None], tuple[int, Peek]] = {}
+        """The partition, and what it was asked, by task."""
+
+    async def run(self, *, waits_for_late: bool) -> None:
+        """Ask the partitions that are due, in order, until the page is complete. `waits_for_late`: wait for
+        late partitions if the page would be empty otherwise."""
+        page, walk, asked = self.page, self._walk, self._asked
         walk.due = walk.due or list(walk.places)  # everything was shown: look for new messages
-        late = entity.router.late
+        late = self._entity.router.late
         unasked = deque(number for number in walk.due if number not in late)
         left = [number for number in walk.due if number in late]
         """Partitions to ask only if the others have nothing to show."""
-        asked: dict[asyncio.Task[Peeked | None], tuple[int, Peek]] = {}
-        """The partition, and what it was asked, by task."""
-        size, is_late = 0, False
+        is_late = False
         try:
             while unasked or asked or (left and not page.messages):
                 waits = any(number not in late for number, _ in asked.values())
                 if left and not (unasked or waits or page.messages):
                     if not waits_for_late:
                         page.is_for_late = True
-                        return last
+                        return
                     unasked, left, is_late = deque(left), [], True
                 while unasked and (is_late or not asked):
-                    number = unasked.popleft()
-                    wanted = count - len(page.messages)
-                    peek = Peek(subqueue, walk.places[number], wanted, bytes_max=max(size_max - size, 1))
-                    task = asyncio.create_task(_within(PAGE_WITHIN_S, entity, number, peek), name="peek")
-                    asked[task], waits = (number, peek), True
+                    self._ask(unasked.popleft())
+                    waits = True
                 is_limited = unasked or page.messages or not waits_for_late
                 timeout = (LATE_S if waits else 0) if is_limited else None
                 answered, _ = await asyncio.wait(asked, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                 if not answered:
                     for number, peek in asked.values():
-                        note_late(entity, number, peek)
+                        note_late(self._entity, number, peek)
                     if not unasked:
                         page.is_for_late = not page.messages
-                        return last  # late partitions come on a later page
+                        return  # late partitions come on a later page
                     is_late = True
                 for task in sorted(answered, key=lambda each: asked[each][0]):
-                    number, peek = asked.pop(task)
-                    peeked = task.result()
-                    if peeked is None:
-                        page.down.append(number)
-                        walk.due.remove(number)
-                        continue
-                    messages = peeked_messages(peeked, partitioned=len(entity.router.handles) > 1)
-                    for sequence_number, message in zip(peeked.sequence_numbers, messages, strict=True):
-                        size += len(message)
-                        if page.messages and (size > size_max or len(page.messages) == count):
-                            return last
-                        page.messages.append(message)
-                        last = sequence_number
-                        walk.places[number] = last + 1
-                    if not peeked.more and len(messages) < peek.count:
-                        walk.due.remove(number)
-                    if peeked.more or len(page.messages) == count:
-                        return last
-            return last
+                    if self._is_complete_with(task):
+                        return
         finally:
             for task in asked:
                 task.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
+
+    def _ask(self, number: int) -> None:
+        """Ask a partition for as much as the page has room for."""
+        wanted, bytes_max = self._count - len(self.page.messages), max(self._size_max - self._size, 1)
+        peek = Peek(self._subqueue, self._walk.places[number], wanted, bytes_max=bytes_max)
+        task = asyncio.create_task(_within(PAGE_WITHIN_S, self._entity, number, peek), name="peek")
+        self._asked[task] = number, peek
+
+    def _is_complete_with(self, task: asyncio.Task[Peeked | None]) -> bool:
+        """Put a partition's answer on the page, as far as there is room; returns whether the page is
+        complete: full, or its next message is in the same partition."""
+        page, walk = self.page, self._walk
+        number, peek = self._asked.pop(task)
+        peeked = task.result()
+        if peeked is None:
+            page.down.append(number)
+            walk.due.remove(number)
+            return False
+        messages = peeked_messages(peeked, partitioned=len(self._entity.router.handles) > 1)
+        for sequence_number, message in zip(peeked.sequence_numbers, messages, strict=True):
+            self._size += len(message)
+            if page.messages and (self._size > self._size_max or len(page.messages) == self._count):
+                return True
+            page.messages.append(message)
+            self.last = sequence_number
+            walk.places[number] = sequence_number + 1
+        if not peeked.more and len(messages) < peek.count:
+            walk.due.remove(number)
+        return peeked.more or len(page.messages) == self._count
 
 
 async def _within(seconds: float, entity: Entity, number: int, peek: Peek) -> Peeked | None:
