@@ -17,6 +17,7 @@ import ssl
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -125,21 +126,7 @@ class Broker:
         self.memory = _memory(settings, self.host)
         home = home_of(disk, folders)
         self.settings = settings.model_copy(update={"data_dir": home})
-        index = PartitionIndex(
-            home / CATALOGUE_DIRECTORY,
-            disk,
-            close_within_ms=settings.disk_timeout_ms,
-            executor=self.host.index_pools[0],
-            witnesses=[
-                _witness(folder, pool, disk)
-                for folder, pool in zip(folders, self.host.index_pools, strict=True)
-            ],
-            failed=self._part_failed,
-        )
-        self._resting = Resting(index, self.clock, failed=self._part_failed)
-        self._resting.lost_folders = frozenset(
-            number for number, folder in enumerate(folders) if folder.is_missing
-        )
+        self._resting = self._make_resting(home, disk, folders)
         shared = Shared(
             host=self.host,
             catalogue=_catalogue(folders, disk, settings.disk_timeout_ms, self.host.catalogue_pool),
@@ -176,9 +163,7 @@ class Broker:
         return (self.first, *self._others)
 
     def _make_host(self, settings: HostSettings, disk: Disk) -> PartitionHost:
-        if (
-            self.settings.partition_process and type(disk) is LocalDisk
-        ):  # any other disk exists in this process only
+        if self.settings.partition_process and type(disk) is LocalDisk:  # others exist in this process only
             return RemoteHost(
                 settings,
                 log_format=self.settings.log_format,
@@ -186,6 +171,21 @@ class Broker:
                 failed=self._part_failed,
             )
         return LocalHost(settings, disk, self.clock, spawn=self._start, failed=self._part_failed)
+
+    def _make_resting(self, home: Path, disk: Disk, folders: Sequence[Folder]) -> Resting:
+        """What knows the partitions that are not open. `home` is the folder with the catalogue."""
+        pools = self.host.index_pools
+        index = PartitionIndex(
+            home / CATALOGUE_DIRECTORY,
+            disk,
+            close_within_ms=self.settings.disk_timeout_ms,
+            executor=pools[0],
+            witnesses=[_witness(folder, pool, disk) for folder, pool in zip(folders, pools, strict=True)],
+            failed=self._part_failed,
+        )
+        resting = Resting(index, self.clock, failed=self._part_failed)
+        resting.lost_folders = frozenset(number for number, folder in enumerate(folders) if folder.is_missing)
+        return resting
 
     def stop(self) -> None:
         """Begin to stop."""
@@ -268,7 +268,7 @@ class Broker:
                 await http.stop()
 
     async def _load(self) -> None:
-        """Have all entities there: those of the catalogue, and those that the configuration file adds."""
+        """Load the entities of the catalogue, and create those that the configuration file adds."""
         await self.host.open()
         await self.namespace.load(*(parts.namespace for parts in self._others))
         self._look_at_folders()
@@ -278,7 +278,7 @@ class Broker:
             await parts.apply_file()
 
     def _tls_files(self) -> TlsFiles:
-        """The certificate, which is made if there is none. It also has the names of the namespaces' hosts."""
+        """The certificate; made if there is none. It also has the names of the namespaces' hosts."""
         host_names = [name for served in self.namespaces for name in served.host_names]
         names = (*self.settings.certificate_names, *host_names)
         return tls_files(self.settings.model_copy(update={"certificate_names": names}), self.clock.now_ms())
@@ -299,7 +299,7 @@ class Broker:
         )
 
     def _start_watches(self, services: Services) -> list[asyncio.Task[None]]:
-        """What looks at something from time to time, as long as the broker serves."""
+        """Start the tasks that look at the clock, the memory and the key files from time to time."""
         watches = [
             self._start(self._watch_clock(services), "clock"),
             self._start(self._watch_memory(), "memory"),
@@ -312,7 +312,7 @@ class Broker:
         return watches
 
     def _note_ready(self, files: TlsFiles) -> None:
-        """Clients are accepted: say so."""
+        """Say that clients are accepted."""
         gc.collect()
         gc.freeze()  # these objects stay for good: spare the collector from walking them
         self._serving = True
@@ -394,9 +394,8 @@ class Broker:
     def _spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
         """Run work for a client. If it fails, the broker goes on."""
         task = self._start(_loudly(work, name), name)
-        task.add_done_callback(
-            lambda _: work.close()
-        )  # Python warns about a coroutine that was cancelled before its first step
+        # Python warns about a coroutine that was cancelled before its first step.
+        task.add_done_callback(lambda _: work.close())
         return task
 
 

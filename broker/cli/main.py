@@ -179,22 +179,34 @@ def serve(
     try:
         if (folders := named_folders(context, data_dir)) is not None:
             given["data_dir"] = folders
-        settings = load_settings(**given)
-        file = load_config_file(config, settings) if config is not None else None
+        settings, file = _load(config, given)
     except (WrongSettings, WrongConfigFile) as wrong:
         _fail(wrong, 2)
-    if file is not None and "namespace" not in settings.model_fields_set:
-        settings = settings.model_copy(update={"namespace": file.first.namespace})
     configure_logging(settings.log_format, settings.log_level)
     _warn(settings, file)
+    _run(settings, file, is_shown=sys.stdout.isatty() if show_connections is None else show_connections)
 
+
+def _load(config: Path | None, given: Mapping[str, object]) -> tuple[Settings, ConfigFile | None]:
+    """The settings, with the options `given`, and the configuration file. Raises WrongSettings and
+    WrongConfigFile."""
+    settings = load_settings(**given)
+    if config is None:
+        return settings, None
+    file = load_config_file(config, settings)
+    if "namespace" not in settings.model_fields_set:
+        settings = settings.model_copy(update={"namespace": file.first.namespace})
+    return settings, file
+
+
+def _run(settings: Settings, file: ConfigFile | None, *, is_shown: bool) -> None:
+    """Run the broker to its end. `is_shown`: print addresses and connection strings once it is ready."""
     from broker import server
 
     def announce(addresses: Mapping[str, str], files: TlsFiles) -> None:
         for line in welcome(settings, addresses, files.authority):
             typer.echo(line)
 
-    is_shown = sys.stdout.isatty() if show_connections is None else show_connections
     try:
         server.run(settings, file, announce if is_shown else None)
     except (
