@@ -176,6 +176,10 @@ def _measure_shape(found: Comparison, scale: Scale, shape: Shape, broker: Broker
     ]
     traffic.receive(target, paced, load=load)
     _note_percentiles(found, shape.name, name, took_ms)
+    # Half of the rate without a receiver can be nearly all that a broker can do beside one.
+    rate = traffic.send_beside_receiver(target, count, load)
+    found.note(shape.name, Measure.BESIDE_RECEIVER, name, rate)
+    paced = max(20, int(rate / 2 * scale.paced_s))
     took_s = traffic.paced_latencies_s(target, load, paced, rate / 2, receive=True)
     found.note(shape.name, Measure.P99_RECEIVING, name, percentile(took_s, 0.99) * 1000)
     if name == OURS:

@@ -8,12 +8,14 @@ import pytest
 
 from broker.message.stored import store
 from tests.bench.load import traffic
+from tests.bench.load.client import LoadConnection, PacedSender, drive
 from tests.bench.load.comparison import OURS, Comparison, Measure, Rule, percentile
 from tests.bench.load.figure import Verdict
 from tests.bench.load.shapes import PLAIN, SHAPES, Shape, window_of
 from tests.bench.load.traffic import Load, Target
 from tests.support.bare_peers import endpoint_of, running_bare_peer
 
+WITHIN_S = 10.0
 RULES = {
     ("*", Measure.IN): Rule("peers", 1.0, 1.5),
     ("keyed", Measure.CPU_IN): Rule("plain", 1.5, 1.2),
@@ -40,6 +42,22 @@ def test_a_paced_sender_keeps_its_rate_and_times_each_message() -> None:
         took_s = traffic.paced_latencies_s(target, load, 100, 1_000.0, receive=True)
     assert len(took_s) == 100
     assert all(0 < each < 10 for each in took_s)
+
+
+def test_a_paced_sender_begins_at_once_however_many_messages_it_will_send() -> None:
+    with running_bare_peer() as peer, LoadConnection(endpoint_of(peer)) as connection:
+        sender = PacedSender(connection, PLAIN.messages(), window=100, per_s=1_000.0)
+        drive([connection], lambda: sender.is_ready, WITHIN_S)
+        sender.begin(10**15)
+        drive([connection], lambda: sender.accepted >= 20, WITHIN_S, write_every_s=0.001)
+    assert len(sender.latencies_s) == sender.accepted and min(sender.latencies_s) > 0
+
+
+def test_messages_go_in_and_out_at_once() -> None:
+    with running_bare_peer() as peer:
+        target = Target("peer", endpoint_of(peer), settles_first=False, confirms=False)
+        assert traffic.send_beside_receiver(target, 200, Load(PLAIN.messages(), PLAIN.body_bytes)) > 0
+    assert (peer.queue.completed, peer.queue.waiting) == (200, 0)
 
 
 def comparison(**values: float) -> Comparison:

@@ -17,7 +17,6 @@ import selectors
 import socket
 import struct
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
@@ -41,10 +40,6 @@ _readable, _partial = lib.pn_delivery_readable, lib.pn_delivery_partial
 _send, _advance = lib.pn_link_send, lib.pn_link_advance
 _PN_ACCEPTED = lib.PN_ACCEPTED
 _pack_tag = struct.Struct(">Q").pack_into
-
-
-def _address(delivery: Any) -> int:
-    return int(ffi.cast("uintptr_t", delivery))
 
 
 def encode_message(body_bytes: int, partition_key: bytes = b"") -> bytes:
@@ -230,36 +225,36 @@ class PacedSender(Sender):
         self.latencies_s: list[float] = []
         self._per_s = per_s
         self._began = 0.0
-        self._due_at: deque[float] = deque()
-        self._under_way: dict[int, float] = {}
-        """When each message was due, by its delivery."""
+        """When the first message was due."""
+        self._under_way: dict[Any, int] = {}
+        """The number of each message, by its delivery."""
 
     def begin(self, count: int) -> None:
-        """Send `count` messages from now on."""
+        """Send `count` messages from now on. Called once."""
         self.send(count)
         self._began = time.perf_counter()
-        self._due_at = deque(self._began + number / self._per_s for number in range(count))
 
     def replenish(self) -> None:
-        now = time.perf_counter()
-        room = min(self.window - self.unacknowledged, lib.pn_link_credit(self._link))
-        while self._due_at and self._due_at[0] <= now and room > 0:
-            due = self._due_at.popleft()
-            _pack_tag(self._tag_buffer, 0, self._tag_number)
-            delivery = _delivery(self._link, self._tag)
-            self._under_way[_address(delivery)] = due
-            message, size = self._messages[self._tag_number % len(self._messages)]
-            _send(self._link, message, size)
-            _advance(self._link)
-            self._tag_number += 1
-            self.remaining -= 1
-            self.unacknowledged += 1
-            room -= 1
+        due = int((time.perf_counter() - self._began) * self._per_s) + 1 - self._tag_number
+        count = min(due, self.remaining, self.window - self.unacknowledged)
+        if count <= 0:
+            return
+        count = min(count, lib.pn_link_credit(self._link))
+        link, messages, different = self._link, self._messages, len(self._messages)
+        for number in range(self._tag_number, self._tag_number + count):
+            _pack_tag(self._tag_buffer, 0, number)
+            self._under_way[_delivery(link, self._tag)] = number
+            message, size = messages[number % different]
+            _send(link, message, size)
+            _advance(link)
+        self._tag_number += count
+        self.remaining -= count
+        self.unacknowledged += count
 
     def on_delivery(self, delivery: Any) -> None:
-        due = self._under_way.pop(_address(delivery))
+        number = self._under_way.pop(delivery)
         super().on_delivery(delivery)
-        self.latencies_s.append(time.perf_counter() - due)
+        self.latencies_s.append(time.perf_counter() - self._began - number / self._per_s)
 
 
 class Receiver:

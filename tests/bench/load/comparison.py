@@ -25,19 +25,22 @@ class Measure(enum.Enum):
     IN = "in, messages/s"
     OUT = "out, messages/s"
     OUT_CONFIRMED = "out, settlements confirmed, messages/s"
+    BESIDE_RECEIVER = "in beside a receiver, messages/s"
     IN_AND_OUT = "in and out at once, messages/s"
     CPU_IN = "CPU in, µs"
     CPU_OUT = "CPU out, µs"
     P50 = "p50, ms"
     P99 = "p99, ms"
     P999 = "p99.9, ms"
-    P99_RECEIVING = "p99 beside receivers, ms"
+    P99_RECEIVING = "p99 beside a receiver, ms"
     ON_DISK = "on disk, × the payload"
     ON_DISK_COMPACTED = "on disk after compaction, × the payload"
     COPIES = "copies of a payload after compaction"
 
 
-RATES = frozenset((Measure.IN, Measure.OUT, Measure.OUT_CONFIRMED, Measure.IN_AND_OUT))
+RATES = frozenset(
+    (Measure.IN, Measure.OUT, Measure.OUT_CONFIRMED, Measure.BESIDE_RECEIVER, Measure.IN_AND_OUT)
+)
 """Of these, more is better."""
 
 

@@ -135,6 +135,22 @@ def send_and_receive(target: Target, count: int, connection_count: int, window: 
             connection.close()
 
 
+def send_beside_receiver(target: Target, count: int, load: Load = PLAIN) -> float:
+    """Send count messages on one connection while another one receives and completes them; gives how many a
+    second went all the way.
+    """
+    with target.connect() as sending, target.connect() as receiving:
+        connections = [sending, receiving]
+        sender = Sender(sending, load.messages, load.window)
+        receiver = Receiver(receiving, load.window, load.body_bytes, target.confirms)
+        drive(connections, lambda: sender.is_ready and receiver.is_ready, READY_WITHIN_S)
+        receiver.receive(count)
+        sender.send(count)
+        began = time.perf_counter()
+        drive(connections, lambda: sender.is_done and receiver.is_done, DONE_WITHIN_S)
+        return count / (time.perf_counter() - began)
+
+
 def send_latencies_us(target: Target, count: int) -> list[float]:
     """Send count messages one at a time on one connection; gives µs from handing each to the socket to
     reading its acknowledgement.
