@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import functools
 import itertools
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -33,6 +34,8 @@ NEVER = "0001-01-01T00:00:00"
 
 TAGS_MAX = 10_000
 """Of a request body. A description has some dozens, but a rule may have hundreds of properties."""
+ATTRIBUTES_MAX = 10_000
+"""The same for attributes, and for signs in its texts that could begin the value of one."""
 
 Element = etree._Element
 
@@ -79,12 +82,16 @@ def parse_entry(body: bytes) -> Description:
     """Read the description in an ATOM entry. Raises WrongXml.
 
     A document type declaration is refused, entities are not resolved, and nothing is fetched. The parser's
-    own limits bound depth and size, and TAGS_MAX the time it takes.
+    own limits bound depth and size, TAGS_MAX and ATTRIBUTES_MAX the time it takes. The body is in UTF-8 or,
+    with a byte-order mark, in UTF-16, whatever it says: in other encodings, what is counted looks different.
     """
-    tags = body.count(b"<")
+    tags, attributes = body.count(b"<"), body.count(b"=")
     if tags > TAGS_MAX:
         raise WrongXml(f"The body has {tags} tags; the maximum is {TAGS_MAX}.")
+    if attributes > ATTRIBUTES_MAX:
+        raise WrongXml(f"The body has {attributes} equals signs; the maximum is {ATTRIBUTES_MAX}.")
     parser = etree.XMLParser(
+        encoding="utf-16" if body[:2] in (BOM_UTF16_BE, BOM_UTF16_LE) else "utf-8",
         resolve_entities=False,
         no_network=True,
         load_dtd=False,

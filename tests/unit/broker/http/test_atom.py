@@ -8,6 +8,7 @@ from lxml import etree
 from broker.entities.descriptions import QueueDescription
 from broker.http.atom import (
     ATOM,
+    ATTRIBUTES_MAX,
     SERVICE_BUS,
     TAGS_MAX,
     Child,
@@ -65,6 +66,36 @@ def test_a_body_has_a_limited_number_of_tags(encoding: str) -> None:
     assert parse_entry(with_unknown(TAGS_MAX - outside)).kind == "QueueDescription"
     with pytest.raises(WrongXml, match="The body has 10001 tags; the maximum is 10000"):
         parse_entry(with_unknown(TAGS_MAX - outside + 1))
+
+
+def test_a_body_has_a_limited_number_of_attributes() -> None:
+    def with_unknown(count: int) -> bytes:
+        unknown = " ".join(f"a{number}=''" for number in range(count))
+        return body(f'<QueueDescription xmlns="{SERVICE_BUS}"><a {unknown}/></QueueDescription>')
+
+    outside = with_unknown(0).count(b"=")
+    assert parse_entry(with_unknown(ATTRIBUTES_MAX - outside)).kind == "QueueDescription"
+    with pytest.raises(WrongXml, match="The body has 10001 equals signs; the maximum is 10000"):
+        parse_entry(with_unknown(ATTRIBUTES_MAX - outside + 1))
+
+
+@pytest.mark.parametrize("encoding", ["utf-7", "utf-32", "cp037"])
+def test_tags_do_not_hide_in_another_encoding(encoding: str) -> None:
+    text = body(f'<QueueDescription xmlns="{SERVICE_BUS}"><a/></QueueDescription>').decode()
+    encoded = f'<?xml version="1.0" encoding="{encoding}"?>{text}'.encode(encoding)
+    if encoding == "utf-7":  # one way to write it that all decoders read
+        begin, _, rest = encoded.decode().partition("?>")
+        encoded = (begin + "?>" + rest.replace("<", "+ADw-").replace(">", "+AD4-")).encode()
+    with pytest.raises(WrongXml, match="The body is not XML"):
+        parse_entry(encoded)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_body_may_be_in_utf_8_or_utf_16(encoding: str) -> None:
+    said = encoding.removesuffix("-sig")
+    text = f"<QueueDescription xmlns='{SERVICE_BUS}'><UserMetadata>Größe</UserMetadata></QueueDescription>"
+    encoded = f'<?xml version="1.0" encoding="{said}"?>{body(text).decode()}'.encode(encoding)
+    assert parse_entry(encoded).values["UserMetadata"] == "Größe"
 
 
 def test_a_feed_has_self_and_then_next_and_no_third_link() -> None:
