@@ -30,7 +30,7 @@ from broker.namespace.resting import Resting
 from broker.operations.interface import Sink
 from broker.operations.transactions import Transact
 from broker.settings.config_file import NamespaceFile
-from broker.settings.key_files import Rules, namespace_rules, watch_keys
+from broker.settings.key_files import Rules, namespace_rules, warn_of_readable_files, watch_keys
 from broker.settings.settings import MIB, Settings
 from broker.throttle.memory_mark import Memory
 from broker.throttle.resources import ResourceMeter, ResourceThrottle, Thresholds
@@ -103,6 +103,7 @@ class NamespaceParts:
             stored_name=NAMESPACE if is_first else settings.namespace.casefold(),
         )
         self._rules = namespace_rules(settings)
+        warn_of_readable_files(settings)
         self._rules_of_file = file.authorization_rules if file else ()
         self.authorizer = Authorizer(self._rules + self._rules_of_file, self.namespace.rules_of)
         host_names = file.host_names if file else ()

@@ -10,6 +10,7 @@ broker.
 from __future__ import annotations
 
 import asyncio
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,6 +48,28 @@ def namespace_rules(settings: Settings) -> Rules:
     rules = _rules(settings.sas_rules_file) if settings.sas_rules_file else settings.sas_rules
     root = AuthorizationRule(settings.sas_key_name, primary, secondary, _ALL_RIGHTS)
     return (root, *(rule.as_rule() for rule in rules))
+
+
+def warn_of_readable_files(settings: Settings) -> None:
+    """Log a warning for each file with keys that every user of the machine can read."""
+    for path in (settings.sas_key_file, settings.sas_secondary_key_file, settings.sas_rules_file):
+        if path is not None and _everybody_reads(path):
+            log.warning(
+                "keys.readable_by_everybody",
+                path=str(path),
+                advice="Every user of this machine can read these keys. Permit only the broker's user to "
+                "(chmod 400): with `mode: 0400` in Compose, with `defaultMode: 0400` in Kubernetes.",
+            )
+
+
+def _everybody_reads(path: Path) -> bool:
+    try:
+        file = path.resolve(strict=True)
+        return bool(file.stat().st_mode & stat.S_IROTH) and all(
+            folder.stat().st_mode & stat.S_IXOTH for folder in file.parents
+        )
+    except OSError:  # who cannot look at it here has read it a moment ago
+        return False
 
 
 def has_key_files(settings: Settings) -> bool:

@@ -11,7 +11,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.settings import key_files
-from broker.settings.key_files import Rules, WrongKeyFile, has_key_files, namespace_rules, watch_keys
+from broker.settings.key_files import (
+    Rules,
+    WrongKeyFile,
+    has_key_files,
+    namespace_rules,
+    warn_of_readable_files,
+    watch_keys,
+)
 from broker.settings.settings import Settings, WrongSettings, load_settings
 from tests.support.waiting import until
 
@@ -45,6 +52,33 @@ def test_keys_come_from_files_or_from_the_settings(tmp_path: Path) -> None:
         frozenset({"Listen"}),
     )
     assert has_key_files(settings) and not has_key_files(load_settings())
+
+
+@pytest.mark.parametrize(
+    ("folder_mode", "file_mode", "warns"),
+    [(0o755, 0o644, True), (0o755, 0o640, False), (0o700, 0o644, False)],
+)
+def test_a_file_that_everybody_can_read_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder_mode: int, file_mode: int, warns: bool
+) -> None:
+    settings = settings_with(tmp_path, sas_key_file="hidden-key", sas_rules_file=RULES)
+    (tmp_path / "sas_rules_file").chmod(0o400)
+    (tmp_path / "sas_key_file").chmod(file_mode)
+    tmp_path.chmod(folder_mode)
+    # Only root's temporary files lie in folders that others cannot look into.
+    monkeypatch.setattr(type(tmp_path), "parents", property(lambda path: [tmp_path]))
+    with capture_logs() as lines:
+        warn_of_readable_files(settings)
+    assert [(line["event"], line["path"]) for line in lines] == [
+        ("keys.readable_by_everybody", str(tmp_path / "sas_key_file"))
+    ] * warns
+    assert "hidden-key" not in str(lines)
+
+
+def test_a_file_that_has_gone_is_not_warned_of(tmp_path: Path) -> None:
+    with capture_logs() as lines:
+        warn_of_readable_files(load_settings(sas_key_file=tmp_path / "gone"))
+    assert not lines
 
 
 @pytest.mark.parametrize("bytes_of_file", [b"\xef\xbb\xbfkey\r\n", b"\xef\xbb\xbf key\n\n", b"key"])
