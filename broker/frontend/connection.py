@@ -29,6 +29,7 @@ from broker.frontend.pace import MESSAGE_COST
 from broker.frontend.room import make_room_to_open
 from broker.frontend.services import Services
 from broker.frontend.slow_readers import Allowance
+from broker.frontend.strangers import network_of
 from broker.frontend.token_expiry import Tokens
 from broker.messaging.receive_cache import ReceiveCache
 from broker.messaging.transactions import Transactions
@@ -83,6 +84,7 @@ class Connection:
         """`resolve` finds what serves a link to an entity. `host` is the name that the client gave in its TLS
         handshake, or as the host of its WebSocket; "" if it gave none."""
         self.stream, self.services, self.peer = stream, services, peer
+        self.network = network_of(stream.get_extra_info("peername"))
         settings = services.settings
         self.engine = Engine(
             container_id=services.namespaces.first.namespace.name,
@@ -499,7 +501,7 @@ class Connection:
         try:
             self._choice.open(event.hostname)
             self.tokens.opened()
-            make_room_to_open(self.services, self.served)
+            make_room_to_open(self.services, self, proven=bool(self.claims))
             check_connections(self.services.opened + 1, self.services.settings.connections_max)
             self._choice.check_quota()
         except Refused as why:
@@ -563,6 +565,10 @@ class Connection:
         self._choice.close()
         self.close(why)
 
+    def cut_off(self) -> None:
+        """Others need the place of this connection: end it at once."""
+        self.stream.abort()
+
     def leave(self) -> None:
         """The broker is stopping: take and deliver nothing more, and answer what the client has sent."""
         self._is_leaving = True
@@ -605,7 +611,7 @@ class Connection:
     def put_claim(self, audience: str, claim: Claim) -> None:
         """Store the claim of a token put for an audience. Raises Refused beyond the maximum."""
         self.tokens.put(audience, claim)
-        self.services.unclaimed.pop(self, None)
+        self.services.has_claim(self)
 
     def clock_was_set(self) -> None:
         """The wall clock has stepped, and tokens expire by it."""

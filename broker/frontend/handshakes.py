@@ -2,8 +2,8 @@
 for others.
 
 A client that begins a handshake and does not finish it takes memory and a descriptor like a connected client,
-before it has proved any right to them. When all connections are taken, the oldest handshake is ended
-(`room.py`), so unfinished handshakes cannot keep others out. Runs in the event loop.
+before it has proved any right to them. When all connections are taken, handshakes make room for others
+(`room.py`). Runs in the event loop.
 """
 
 from __future__ import annotations
@@ -19,8 +19,22 @@ from broker.base.sockets import accept_each
 from broker.frontend.listener import StreamProtocol
 from broker.frontend.room import has_room
 from broker.frontend.services import Services
+from broker.frontend.strangers import network_of
 
 log = structlog.get_logger("listener")
+
+
+class Handshake:
+    """One client's handshake, which a task carries out."""
+
+    __slots__ = ("_task", "network")
+
+    def __init__(self, network: str, task: asyncio.Task[None]) -> None:
+        self.network, self._task = network, task
+
+    def cut_off(self) -> None:
+        """End it at once."""
+        self._task.cancel()
 
 
 class Handshakes:
@@ -42,20 +56,20 @@ class Handshakes:
         """Stop accepting clients, and end unfinished handshakes."""
         for task in self._acceptors:
             task.cancel()
-        for end in list(self._services.handshakes.values()):
-            end()
+        for handshake in list(self._services.handshakes.values()):
+            handshake.cut_off()
 
     def _begin(self, client: socket.socket) -> None:
-        services = self._services
-        if not has_room(services):
+        services, network = self._services, _network(client)
+        if not has_room(services, network):
             client.close()
             return
         protocol = StreamProtocol(services)
         task = services.spawn(self._shake_hands(client, protocol), name="amqps.handshake")
-        services.handshakes[protocol] = task.cancel
+        services.handshake_begins(protocol, Handshake(network, task))
 
         def ended(task: asyncio.Task[None]) -> None:
-            services.handshakes.pop(protocol, None)
+            services.handshake_ended(protocol)
             if task.cancelled():  # perhaps before its first step
                 client.close()
 
@@ -69,3 +83,10 @@ class Handshakes:
             )
         except OSError as error:  # includes ssl.SSLError and TimeoutError
             log.debug("handshake.failed", error=str(error))
+
+
+def _network(client: socket.socket) -> str:
+    try:
+        return network_of(client.getpeername())
+    except OSError:  # it is gone already
+        return ""

@@ -17,6 +17,7 @@ from broker.frontend.connection import Connection
 from broker.frontend.room import has_room
 from broker.frontend.services import Services
 from broker.frontend.slow_readers import ALLOWANCE_BYTES_FIRST
+from broker.frontend.strangers import network_of
 from broker.frontend.turns import Inbox
 from broker.settings.certificates import named_host
 
@@ -36,8 +37,9 @@ class StreamProtocol(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast(asyncio.Transport, transport)  # uvloop's transports are not subclasses of asyncio's
-        self._services.handshakes.pop(self, None)
-        if not has_room(self._services):
+        name = stream.get_extra_info("peername")
+        self._services.handshake_ended(self)
+        if not has_room(self._services, network_of(name)):
             stream.abort()  # each further connection would take a descriptor that a partition may need
             return
         sock = stream.get_extra_info("socket")
@@ -45,7 +47,7 @@ class StreamProtocol(asyncio.BufferedProtocol):
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         limit_output(stream, ALLOWANCE_BYTES_FIRST)
-        peer, tls = _peer(stream.get_extra_info("peername")), stream.get_extra_info("ssl_object")
+        peer, tls = _peer(name), stream.get_extra_info("ssl_object")
         self._connection = Connection(stream, self._services, peer, host=named_host(tls))
         self._inbox = Inbox(self._connection)
 

@@ -20,6 +20,7 @@ from broker.frontend.ended_links import EndedLinks
 from broker.frontend.inflight import Inflight, Reading
 from broker.frontend.pace import Pace
 from broker.frontend.slow_readers import LOOK_AGAIN_S, Output, OutputTotal
+from broker.frontend.strangers import Strangers
 from broker.frontend.turns import READ_BYTES_MAX, Turns
 from broker.messaging.accepting_sessions import SessionFinders
 from broker.messaging.housekeeping import REDRIVES_MAX
@@ -31,7 +32,17 @@ from broker.throttle.memory_mark import UNSETTLED_ABOVE_MARK_MAX, Memory, traffi
 from protocol.engine import Engine
 
 
-class Client(Reading, Output, Protocol):
+class Newcomer(Protocol):
+    """A client that can be cut off: a connection, or a TLS handshake."""
+
+    network: str
+    """Where it comes from (`strangers.py`)."""
+
+    def cut_off(self) -> None:
+        """End it at once."""
+
+
+class Client(Newcomer, Reading, Output, Protocol):
     """A connection, as the rest of the broker sees it."""
 
     engine: Engine
@@ -94,15 +105,15 @@ class Services:
         )
         self.connections: set[Client] = set()
         self.ended_links = EndedLinks()
-        self.unopened: dict[Client, float] = {}
-        """Connections that are not open, also those that were turned away, each with the time when it joined
-        or was turned away, by the loop's clock. The earliest comes first."""
-        self.unclaimed: dict[Client, float] = {}
-        """Open connections that have shown no credential yet, each with the time when it opened. The earliest
-        comes first."""
-        self.handshakes: dict[object, Callable[[], object]] = {}
-        """Unfinished TLS handshakes, oldest first, each with a function that ends it. Written by
-        `handshakes.py`, except that `listener.py` and `room.py` also remove."""
+        self.unopened: set[Client] = set()
+        """Connections that are not open, also those that were turned away."""
+        self.handshakes: dict[object, Newcomer] = {}
+        """Unfinished TLS handshakes, each under the protocol of its connection. Written by `handshakes.py`,
+        and by `listener.py` when one has succeeded."""
+        self.strangers: Strangers[Newcomer] = Strangers()
+        """All clients without a credential, and those that were turned away."""
+        self.unclaimed: dict[ServedNamespace, Strangers[Client]] = {each: Strangers() for each in namespaces}
+        """Open connections without a credential, by namespace."""
         self.output = OutputTotal(
             traffic_bytes(settings.total_output_bytes_max, memory.mark),
             settings.output_buffer_bytes_max,
@@ -146,27 +157,49 @@ class Services:
     def joined(self, connection: Client) -> None:
         """Add a new connection."""
         self.connections.add(connection)
-        self.unopened[connection] = asyncio.get_running_loop().time()
+        self.unopened.add(connection)
+        self.strangers.add(connection, asyncio.get_running_loop().time())
         self.memory.connections = len(self.connections)
         self._alone.clear()
         self.metrics.connections_opened.inc()
 
     def is_open(self, connection: Client, *, has_credential: bool) -> None:
         """A connection is open."""
-        self.unopened.pop(connection, None)
-        if not has_credential:
-            self.unclaimed[connection] = asyncio.get_running_loop().time()
+        self.unopened.discard(connection)
+        if has_credential:
+            self.strangers.discard(connection)
+        else:
+            self.unclaimed[connection.served].add(connection, asyncio.get_running_loop().time())
+
+    def has_claim(self, connection: Client) -> None:
+        """The client has put a valid token. One that was turned away gives way as before."""
+        self.unclaimed[connection.served].discard(connection)
+        if connection not in self.unopened:
+            self.strangers.discard(connection)
 
     def turned_away(self, connection: Client) -> None:
         """A connection was refused or closed; it counts as open no more."""
-        self.unclaimed.pop(connection, None)
-        self.unopened.setdefault(connection, asyncio.get_running_loop().time())
+        self.unopened.add(connection)
+        self.unclaimed[connection.served].discard(connection)
+        self.strangers.add(connection, asyncio.get_running_loop().time())
+
+    def handshake_begins(self, protocol: object, handshake: Newcomer) -> None:
+        """A TLS handshake has begun, for a connection that will have this protocol."""
+        self.handshakes[protocol] = handshake
+        self.strangers.add(handshake, asyncio.get_running_loop().time())
+
+    def handshake_ended(self, protocol: object) -> None:
+        """A TLS handshake has succeeded, failed or been cut off. Safe to call twice, and without one."""
+        handshake = self.handshakes.pop(protocol, None)
+        if handshake is not None:
+            self.strangers.discard(handshake)
 
     def left(self, connection: Client) -> None:
         """Remove a connection that is gone."""
         self.connections.discard(connection)
-        self.unopened.pop(connection, None)
-        self.unclaimed.pop(connection, None)
+        self.unopened.discard(connection)
+        self.strangers.discard(connection)
+        self.unclaimed[connection.served].discard(connection)
         self.memory.connections = len(self.connections)
         self.inflight.forget(connection)
         self.output.forget(connection)

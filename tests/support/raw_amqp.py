@@ -201,12 +201,17 @@ def condition_of(found: Frame) -> str | None:
 class RawConnection:
     """A socket to the broker, with methods to write and read frames."""
 
-    def __init__(self, port: int, *, receive_buffer_bytes: int | None = None) -> None:
+    def __init__(
+        self, port: int, *, receive_buffer_bytes: int | None = None, address: str | None = None
+    ) -> None:
+        """`address`: the client's own, if it is not 127.0.0.1; all of 127.0.0.0/8 are this machine's."""
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self.socket.settimeout(WAIT_S)
         if receive_buffer_bytes is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
         try:
+            if address is not None:
+                self.socket.bind((address, 0))
             self.socket.connect(("127.0.0.1", port))
         except OSError:
             self.socket.close()

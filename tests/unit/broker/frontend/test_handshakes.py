@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from broker.frontend.room import BEING_REFUSED_MAX
 from storage.disk import LocalDisk
 from tests.support.broker_thread import BrokerThread
@@ -33,7 +35,10 @@ def served_securely(port: int) -> Iterator[None]:
         yield
 
 
-def test_clients_that_do_not_finish_their_handshake_make_room_for_others(tmp_path: Path) -> None:
+def test_clients_that_do_not_finish_their_handshake_make_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.frontend.strangers.PROVING_S", 0.0)
     with BrokerThread(tmp_path, [], LocalDisk(), amqps_port=0, connections_max=CONNECTIONS) as broker:
         ports = broker.addresses
         with silent_clients(ports.amqps_port, ROOM + 10) as clients:

@@ -21,11 +21,16 @@ CONNECTIONS = 2
 ROOM = CONNECTIONS + BEING_REFUSED_MAX
 
 
+def proving_takes(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """How long clients keep their places from others of their network."""
+    monkeypatch.setattr("broker.frontend.strangers.PROVING_S", seconds)
+
+
 @contextlib.contextmanager
-def refused(port: int) -> Iterator[None]:
+def refused(port: int, login: bytes | None = None) -> Iterator[None]:
     """A client that the broker refuses because there are too many, and that stays."""
     with RawConnection(port) as client:
-        client.open()
+        client.open(login)
         assert raw.condition_of(client.read_until(raw.CLOSE)) == "amqp:resource-limit-exceeded"
         yield
 
@@ -59,7 +64,7 @@ def was_asked_to_leave(client: RawConnection) -> bool:
 def test_clients_that_do_not_open_their_connection_make_room_for_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.frontend.room.UNOPENED_S", 0.0)
+    proving_takes(monkeypatch, 0.0)
     with BrokerThread(tmp_path, [], LocalDisk(), connections_max=CONNECTIONS) as broker:
         port = broker.addresses.amqp_port
         with silent_clients(port, ROOM) as clients, opened(port), opened(port):
@@ -74,7 +79,7 @@ def test_clients_that_were_refused_make_room_for_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They stay although they have been told why."""
-    monkeypatch.setattr("broker.frontend.room.UNOPENED_S", 0.0)
+    proving_takes(monkeypatch, 0.0)
     with (
         BrokerThread(tmp_path, [], LocalDisk(), connections_max=1) as broker,
         contextlib.ExitStack() as stack,
@@ -85,16 +90,18 @@ def test_clients_that_were_refused_make_room_for_others(
             stack.enter_context(refused(port))
 
 
-def test_clients_that_do_not_open_their_connection_give_way_before_handshakes(
+def test_clients_that_do_not_open_their_connection_give_way_before_later_handshakes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or clients that come at the same time would end each other's handshakes."""
-    monkeypatch.setattr("broker.frontend.room.UNOPENED_S", 0.0)
+    proving_takes(monkeypatch, 0.0)
     with (
         BrokerThread(tmp_path, [], LocalDisk(), amqps_port=0, connections_max=CONNECTIONS) as broker,
         silent_clients(broker.addresses.amqp_port, ROOM) as clients,
         contextlib.ExitStack() as stack,
     ):
+        clients[-1].sendall(raw.SASL_HEADER)
+        assert clients[-1].recv(8) == raw.SASL_HEADER, "all are in before the first handshake"
         shaking: list[socket.socket] = []
         for client in clients[:3]:
             shaking += stack.enter_context(silent_clients(broker.addresses.amqps_port, 1))
@@ -106,8 +113,7 @@ def test_clients_without_a_credential_make_room_for_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if they do not leave when they are asked to."""
-    monkeypatch.setattr("broker.frontend.room.UNOPENED_S", 0.0)
-    monkeypatch.setattr("broker.frontend.room.UNCLAIMED_S", 0.0)
+    proving_takes(monkeypatch, 0.0)
     with (
         BrokerThread(tmp_path, [], LocalDisk(), connections_max=CONNECTIONS) as broker,
         unclaimed(broker.addresses.amqp_port, CONNECTIONS) as clients,
@@ -121,10 +127,10 @@ def test_clients_without_a_credential_make_room_for_others(
             stack.enter_context(refused(port))  # those with a credential stay
 
 
-def test_clients_without_a_credential_give_way_before_handshakes(
+def test_clients_without_a_credential_give_way_before_later_handshakes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.frontend.room.UNCLAIMED_S", 0.0)
+    proving_takes(monkeypatch, 0.0)
     with (
         BrokerThread(tmp_path, [], LocalDisk(), amqps_port=0, connections_max=CONNECTIONS) as broker,
         unclaimed(broker.addresses.amqp_port, CONNECTIONS) as clients,
@@ -138,7 +144,7 @@ def test_clients_without_a_credential_give_way_before_handshakes(
 def test_a_client_that_has_put_a_token_keeps_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.frontend.room.UNCLAIMED_S", 0.0)
+    proving_takes(monkeypatch, 0.0)
     with (
         BrokerThread(tmp_path, [], LocalDisk(), connections_max=CONNECTIONS) as broker,
         unclaimed(broker.addresses.amqp_port, CONNECTIONS) as (first, second),
@@ -149,21 +155,53 @@ def test_a_client_that_has_put_a_token_keeps_its_place(
             first.begin(1)
 
 
-def test_a_client_has_the_time_to_put_its_token(tmp_path: Path) -> None:
+def test_a_client_has_the_time_to_put_its_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others of its network that have none either do not take its place."""
+    proving_takes(monkeypatch, 60.0)
     with (
         BrokerThread(tmp_path, [], LocalDisk(), connections_max=CONNECTIONS) as broker,
         unclaimed(broker.addresses.amqp_port, CONNECTIONS) as clients,
-        refused(broker.addresses.amqp_port),
+        refused(broker.addresses.amqp_port, raw.sasl_anonymous()),
     ):
         for client in clients:
             client.begin()
+
+
+def test_a_login_takes_the_place_of_a_client_without_a_credential_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proving_takes(monkeypatch, 60.0)
+    with (
+        BrokerThread(tmp_path, [], LocalDisk(), connections_max=CONNECTIONS) as broker,
+        unclaimed(broker.addresses.amqp_port, CONNECTIONS) as clients,
+        opened(broker.addresses.amqp_port),
+    ):
+        assert was_asked_to_leave(clients[0])
+        clients[1].begin()
+
+
+def test_a_crowd_of_one_network_makes_room_for_other_networks_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proving_takes(monkeypatch, 60.0)
+    with (
+        BrokerThread(tmp_path, [], LocalDisk(), amqps_port=0, connections_max=CONNECTIONS) as broker,
+        silent_clients(broker.addresses.amqps_port, BEING_REFUSED_MAX) as shaking,
+        unclaimed(broker.addresses.amqp_port, CONNECTIONS) as clients,
+        RawConnection(broker.addresses.amqp_port, address="127.0.0.2") as other,
+    ):
+        assert is_hung_up_on(shaking[0]), "the room was full"
+        other.open(raw.sasl_anonymous())
+        assert was_asked_to_leave(clients[0]), "and so was the namespace"
+        other.put_token(sas_token("sb://127.0.0.1/"), "sb://127.0.0.1/", 0)
+        assert still_open(shaking[1:]) == BEING_REFUSED_MAX - 1
 
 
 def test_clients_without_a_credential_make_room_in_their_namespace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of other namespaces keep their places, and those that were refused take none."""
-    monkeypatch.setattr("broker.frontend.room.UNCLAIMED_S", 0.0)
+    proving_takes(monkeypatch, 0.0)
     orders = {"Name": "orders", "Settings": {"SasKey": "own", "ConnectionsMax": 1}}
     login = raw.sasl_plain(KEY_NAME, "own")
     with (
@@ -185,7 +223,10 @@ def test_clients_without_a_credential_make_room_in_their_namespace(
         of_the_first.begin()
 
 
-def test_a_client_has_the_time_to_open_its_connection(tmp_path: Path) -> None:
+def test_a_client_has_the_time_to_open_its_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proving_takes(monkeypatch, 60.0)
     with (
         BrokerThread(tmp_path, [], LocalDisk(), connections_max=CONNECTIONS) as broker,
         silent_clients(broker.addresses.amqp_port, ROOM) as clients,
