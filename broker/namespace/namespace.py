@@ -14,15 +14,7 @@ creates or deletes it. Its partitions' logs are created on first use, and delete
 start clears what a crash leaves in between, but only logs whose entry is known to be deleted, because any
 other logs may hold messages that are still wanted.
 
-*An unknown outcome* (durability rule 3). A catalogue change that fails may or may not be on the disk. By then
-the catalogue has tried more than once, and the client is told that it may try again. Until the entry is known
-to match the live entity, the name is *unconfirmed*. It is confirmed in the background, or before the
-next change of that name:
-
-- create failed: no entity of the name is live; delete what may have been written
-- update failed: the entity stays live as it was; write its entry again as it was
-- delete failed: the entity is out of service, because what it acknowledged might be gone after a
-  restart; it comes back with its entry
+`catalogue_changes.py` carries changes out, and knows the names whose last change may be on the disk or not.
 """
 
 from __future__ import annotations
@@ -31,7 +23,6 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from weakref import WeakValueDictionary
 
 import structlog
 
@@ -57,6 +48,7 @@ from broker.entities.validation import (
     check_update,
     without_effect,
 )
+from broker.namespace.catalogue_changes import CatalogueChanges, not_confirmed
 from broker.namespace.damaged_entries import DamagedEntries
 from broker.namespace.entity import Entity, EntityRuntime
 from broker.namespace.idle_deletion import Candidate, IdleDeletion
@@ -66,7 +58,7 @@ from broker.namespace.stored_entities import StoredEntities
 from broker.namespace.subscriptions import Subscriptions
 from broker.throttle.throttle import Throttling
 from storage.catalogue import Catalogue
-from storage.errors import DiskFailed, DiskFull, DiskHangs, StorageError
+from storage.errors import StorageError
 from storage.log import EntityLogs
 from storage.threads import OwnerFailed, mark_retrieved, report_to_loop, start_background, within
 
@@ -133,16 +125,12 @@ class Namespace:
         self._idle_ms_min = idle_ms_min
         self._entities: dict[str, Entity] = {}
         self._keys = KeysInOrder()
-        self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._opening = asyncio.Semaphore(OPENING_MAX)
         self._folders = folders
         self.subscriptions = Subscriptions(self, topic_limits, idle_ms_min)
-        self._confirm_retry_ms = confirm_retry_ms
+        self._changes = CatalogueChanges(self._confirm, confirm_retry_ms, failed)
         self._disk_timeout_s = disk_timeout_ms / 1_000
         self._failed = failed
-        self._unconfirmed: dict[str, str] = {}
-        """Generations whose entry may not match the live entity, by key."""
-        self._confirming: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[None] | None = None
         self.idle_deletion = IdleDeletion(clock, self.live_entities, self._delete_idle, self._keep_idle)
         self._deleting_idle: asyncio.Task[None] | None = None
@@ -278,7 +266,8 @@ class Namespace:
     def may_exist(self, generation: str) -> bool:
         """Whether an entity of this generation is live, damaged or unconfirmed."""
         live = (each.description.generation for each in self._entities.values())
-        kept: tuple[Iterable[str] | DamagedEntries, ...] = (live, self._damaged, self._unconfirmed.values())
+        unconfirmed = self._changes.unconfirmed.values()
+        kept: tuple[Iterable[str] | DamagedEntries, ...] = (live, self._damaged, unconfirmed)
         return any(generation in each for each in kept)
 
     def descriptions(self) -> Sequence[EntityDescription]:
@@ -367,15 +356,15 @@ class Namespace:
 
         Settings without effect are refused, except those from the file: the emulator's own file must start,
         with a warning. Raises Refused: ENTITY_EXISTS, ARGUMENT, NOT_IMPLEMENTED, QUOTA_EXCEEDED, and as
-        `_on_disk`.
+        `carry_out`.
         """
         name = name.strip("/")
         settings = check_settings(name, settings, self._idle_ms_min)
         settings = shared(self.tier.admit(self.name, settings, partitions))
         if file_settings is None:
             check_effect(settings)
-        async with self._change(name):
-            await self._confirm(key_of(name))
+        async with self._changes.lock(key_of(name)):
+            await self._changes.confirm(key_of(name))
             self._check_new(name, settings)
             count = partitions or self.tier.partitions or self._partitions_default
             description = describe(
@@ -419,7 +408,7 @@ class Namespace:
         file asks for it.
 
         Settings without effect are refused as in `create_entity`, unless they are already stored. Raises
-        Refused: ENTITY_NOT_FOUND, ARGUMENT, NOT_IMPLEMENTED, and as `_on_disk`.
+        Refused: ENTITY_NOT_FOUND, ARGUMENT, NOT_IMPLEMENTED, and as `carry_out`.
         """
 
         def change(description: EntityDescription, now_ms: int) -> EntityDescription:
@@ -442,10 +431,10 @@ class Namespace:
 
         `change` makes the new description from the present one and the time in ms, or returns the present
         one; no other change of the entity is under way then. `first` is awaited before the new description is
-        kept. Raises Refused: ENTITY_NOT_FOUND, what `change` or `first` raises, and as `_on_disk`.
+        kept. Raises Refused: ENTITY_NOT_FOUND, what `change` or `first` raises, and as `carry_out`.
         """
-        async with self._change(name):
-            await self._confirm(key_of(name))
+        async with self._changes.lock(key_of(name)):
+            await self._changes.confirm(key_of(name))
             entity = self._existing(name)
             before = entity.description
             description = change(before, self._clock.now_ms())
@@ -468,16 +457,16 @@ class Namespace:
 
     async def delete_entity(self, name: str) -> None:
         """Delete an entity and everything in it, durably. Raises Refused: ENTITY_NOT_FOUND, and as
-        `_on_disk`.
+        `carry_out`.
 
         The entity is deleted as soon as its entry is; the next start clears any files left behind.
         """
         key = key_of(name)
-        async with self._change(name):
+        async with self._changes.lock(key):
             if key not in self._entities:
-                await self._confirm(key)
+                await self._changes.confirm(key)
                 if (generation := self._damaged.take(name)) is not None:
-                    await self._on_disk(key, generation, self._catalogue.delete(generation))
+                    await self._changes.carry_out(key, generation, self._catalogue.delete(generation))
                     log.warning(
                         "entity.deleted", entity=name, generation=generation, reason="Its entry was damaged."
                     )
@@ -487,25 +476,25 @@ class Namespace:
 
     async def _delete_idle(self, candidate: Candidate, is_idle: Callable[[], bool]) -> None:
         """Delete an entity or a subscription if it is still live, and idle, once no other change of the name
-        is under way. Raises Refused, as `_on_disk`."""
+        is under way. Raises Refused, as `carry_out`."""
         entity = candidate.entity
         if candidate.subscription is not None:
             await self.subscriptions.delete_idle(entity.name, candidate.subscription, is_idle)
             return
-        async with self._change(entity.name):
+        async with self._changes.lock(key_of(entity.name)):
             if self.find(entity.name) is entity and entity.gone is None and is_idle():
                 await self._delete(key_of(entity.name), entity)
 
     async def _delete(self, key: str, entity: Entity) -> None:
         """Delete a live entity. The caller holds the lock of the name. Raises Refused, as
-        `_on_disk`."""
+        `carry_out`."""
         try:
-            await self._on_disk(
+            await self._changes.carry_out(
                 key, entity.description.generation, self._catalogue.delete(entity.description.generation)
             )
         except BaseException:
-            if key in self._unconfirmed:
-                await entity.end(_unconfirmed(entity.description.name))
+            if key in self._changes.unconfirmed:
+                await entity.end(not_confirmed(entity.description.name))
                 self.changed(entity)
             raise
         del self._entities[key]
@@ -542,92 +531,46 @@ class Namespace:
             await each._stop_background()
         await self._resting.stop()
         for each in namespaces:
-            await each._confirm_each()
+            await each._changes.confirm_each()
         entities = [entity for each in namespaces for entity in each.live_entities() if entity.has_started]
         await asyncio.gather(*(entity.stop() for entity in entities))
         await asyncio.gather(self._resting.close(), self._catalogue.close())
 
     async def _stop_background(self) -> None:
-        for task in (self._confirming, self._checking, self._deleting_idle):
+        for task in (self._changes.confirming, self._checking, self._deleting_idle):
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task], timeout=self._disk_timeout_s)
 
     async def _keep(self, description: EntityDescription) -> None:
         entry = self._catalogue.put(description.generation, encode_description(description))
-        await self._on_disk(key_of(description.name), description.generation, entry)
+        await self._changes.carry_out(key_of(description.name), description.generation, entry)
 
     async def _keep_idle(self, candidate: Candidate, idle_ms: int) -> None:
-        """Keep how long an entity or a subscription has been idle. Raises Refused, as `_on_disk`."""
+        """Keep how long an entity or a subscription has been idle. Raises Refused, as `carry_out`."""
         entity = candidate.entity
-        async with self._change(entity.name):
+        async with self._changes.lock(key_of(entity.name)):
             if self.find(entity.name) is entity:
                 description = _with_idle(entity.description, candidate.subscription, idle_ms)
                 await self._keep(description)
                 entity.description = description
 
-    # --- disk failures --------------------------------------------------------------------------------------
+    # --- changes that have failed ---------------------------------------------------------------------------
 
     @property
     def unconfirmed(self) -> Collection[str]:
         """The keys of the names whose last change failed but may be on the disk."""
-        return self._unconfirmed.keys()
+        return self._changes.unconfirmed.keys()
 
-    async def _on_disk(self, key: str, generation: str, change: Awaitable[None]) -> None:
-        """Carry out a catalogue change. If it fails, or is cancelled while the disk may still carry it out,
-        the name becomes unconfirmed.
-
-        Raises Refused: DISK_FULL (nothing happened), PARTITION_UNAVAILABLE, whose text says whether anything
-        happened.
-        """
-        try:
-            await change
-        except DiskFull as error:
-            raise Refused(Reason.DISK_FULL, "The disk is full: the entity was left as it is.") from error
-        except DiskHangs as error:
-            if key in self._unconfirmed:
-                raise _unconfirmed(key) from error
-            raise Refused(
-                Reason.PARTITION_UNAVAILABLE,
-                "The catalogue's disk does not answer: the entity was left as it is. Please try again.",
-            ) from error
-        except DiskFailed as error:
-            if key in self._unconfirmed:
-                raise _unconfirmed(key) from error
-            log.error("catalogue.unavailable", entity=key, error=str(error))
-            raise Refused(
-                Reason.PARTITION_UNAVAILABLE,
-                "The catalogue cannot be changed while one of its data folders is missing or fails: the "
-                "entity was left as it is. Please try again.",
-            ) from error
-        except BaseException as error:
-            self._unconfirmed[key] = generation
-            if self._confirming is None:
-                self._confirming = start_background(self._confirm_all(), "namespace-confirm", self._failed)
-            if not isinstance(error, StorageError):
-                raise
-            log.error("catalogue.failed", entity=key, error=str(error))
-            raise _unconfirmed(key) from error
-        self._unconfirmed.pop(key, None)
-
-    async def _confirm(self, key: str) -> None:
-        """Make the entry of an unconfirmed name match the live entity. The caller holds the lock of the name.
-        Raises Refused."""
-        generation = self._unconfirmed.get(key)
-        if generation is None:
-            return
+    async def _confirm(self, key: str, generation: str) -> None:
+        """Make the entry of an unconfirmed name match the live entity. Raises StorageError."""
         entity = self._entities.get(key)
-        try:
-            if entity is None:
-                await self._catalogue.delete(generation)
-            else:
-                await self._catalogue.put(generation, encode_description(entity.description))
-        except StorageError as error:
-            log.warning("catalogue.unconfirmed", entity=key, error=str(error))
-            raise _unconfirmed(key) from error
         if entity is None:
+            await self._catalogue.delete(generation)
             await self._clear(generation)
-        elif entity.gone is not None:
+            return
+        await self._catalogue.put(generation, encode_description(entity.description))
+        if entity.gone is not None:
             # End links attached since then, and close its logs before they are acquired again.
             await entity.end(entity.gone)
             again = self._entities[key] = self._make_entity(entity.description)
@@ -635,23 +578,6 @@ class Namespace:
                 watcher.queue_ended(entity.gone)
             self.changed(entity)
             self.changed(again)
-        del self._unconfirmed[key]
-        log.info("catalogue.confirmed", entity=key)
-
-    async def _confirm_all(self) -> None:
-        """Retry until nothing is unconfirmed."""
-        try:
-            while self._unconfirmed:
-                await asyncio.sleep(self._confirm_retry_ms / 1_000)
-                await self._confirm_each()
-        finally:
-            self._confirming = None
-
-    async def _confirm_each(self) -> None:
-        for key in list(self._unconfirmed):
-            async with self._change(key):
-                with contextlib.suppress(Refused):
-                    await self._confirm(key)
 
     # --- helpers --------------------------------------------------------------------------------------------
 
@@ -666,15 +592,6 @@ class Namespace:
             )
         return entity
 
-    def _change(self, name: str) -> asyncio.Lock:
-        """The lock that admits one change at a time per name. A lock exists only while somebody holds it or
-        waits for it."""
-        key = key_of(name)
-        lock = self._changing.get(key)
-        if lock is None:
-            lock = self._changing[key] = asyncio.Lock()
-        return lock
-
 
 def _with_idle(description: EntityDescription, subscription: int | None, idle_ms: int) -> EntityDescription:
     """A description that says how long the entity, or the subscription with this number, has been idle."""
@@ -683,12 +600,3 @@ def _with_idle(description: EntityDescription, subscription: int | None, idle_ms
     assert isinstance(description, TopicDescription), "only topics have subscriptions"
     found = description.numbered(subscription)
     return description if found is None else description.with_changed(replace(found, idle_ms=idle_ms))
-
-
-def _unconfirmed(name: str) -> Refused:
-    """An error that every client retries: the name is confirmed as soon as the disk permits."""
-    return Refused(
-        Reason.PARTITION_UNAVAILABLE,
-        f"The catalogue could not be written, and it is not known whether the last change of '{name}' has "
-        "reached the disk: it is being undone. Please try again.",
-    )

@@ -108,7 +108,7 @@ async def test_a_queue_used_while_its_deletion_waits_for_its_turn_stays(
 ) -> None:
     queue = await create(world)
     await pass_time(world, PERIOD_MS - 1)
-    async with world.namespace._change("orders"):
+    async with world.namespace._changes.lock("orders"):
         deletion = asyncio.create_task(pass_time(world, 1))
         await asyncio.sleep(0)
         use(world, queue)
@@ -119,7 +119,7 @@ async def test_a_queue_used_while_its_deletion_waits_for_its_turn_stays(
 async def test_a_new_queue_of_the_same_name_is_not_deleted_for_the_old_one(world: World) -> None:
     queue = await create(world)
     await pass_time(world, PERIOD_MS - 1)
-    async with world.namespace._change("orders"):
+    async with world.namespace._changes.lock("orders"):
         changes = [
             asyncio.create_task(world.namespace.delete_entity("orders")),
             asyncio.create_task(world.namespace.create_entity("orders", SETTINGS)),
@@ -186,7 +186,7 @@ async def test_only_a_queue_that_is_deleted_is_logged_as_idle(world: World) -> N
     queue = await create(world)
     await pass_time(world, PERIOD_MS - 1)
     with capture_logs() as lines:
-        async with world.namespace._change("orders"):
+        async with world.namespace._changes.lock("orders"):
             deletion = asyncio.create_task(pass_time(world, 1))
             await asyncio.sleep(0)
             access(world, queue)
@@ -271,7 +271,7 @@ async def test_a_restart_keeps_how_long_a_subscription_has_been_idle(world: Worl
 async def test_a_subscription_used_while_its_deletion_waits_for_its_turn_stays(world: World) -> None:
     topic = await create_topic(world)
     await pass_time(world, PERIOD_MS - 1)
-    async with world.namespace._change("events"):
+    async with world.namespace._changes.lock("events"):
         deletion = asyncio.create_task(pass_time(world, 1))
         await asyncio.sleep(0)
         topic.note_access(ONE, world.clock.now_ms())
