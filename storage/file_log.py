@@ -33,9 +33,9 @@ from storage.committer import Committer
 from storage.disk import Disk, disk_error, make_directories
 from storage.errors import CommitFailed, CorruptRecord, DiskFailed, DiskFull, StorageError
 from storage.extent import ExtentFile
-from storage.fetch import bounded, fetch_frames
 from storage.full_disk import Reserves
 from storage.log import FRAME_HEADER_BYTES, Checkpoint, Commit, Frame, Position, RoomLock
+from storage.log_reader import LogReader
 from storage.open_files import OpenFiles
 from storage.open_segments import OpenSegments
 from storage.pools import Pools
@@ -50,7 +50,6 @@ from storage.recovery import (
     reacquire_log,
     remove_strays,
 )
-from storage.scan import FrameScanner
 from storage.segment import SEGMENT_SUFFIX
 from storage.sizing import is_confined, segment_bytes
 from storage.threads import UnderWay, run_to_end
@@ -119,6 +118,7 @@ class FileLog:
         self._state = _State.NOT_ACQUIRED
         self._opened: OpenLog | None = None
         self._recent = RecentPlaces()
+        self._reader = LogReader(shared.disk, shared.files, shared.pools.reads, shared.executor, directory)
         self._one_at_a_time = asyncio.Lock()
         self._housekeeping = asyncio.Lock()
         self._zeros: ZerosAhead | None = None
@@ -524,50 +524,10 @@ class FileLog:
     # --- reading ---
 
     async def fetch(self, positions: Sequence[Position]) -> list[Frame]:
-        if not positions:
-            return []
-        opened, shared = self._open(), self._shared
-        segments, end = tuple(opened.segments), opened.tail.position
-        try:
-            try:
-                read, reading = bounded(shared.disk.read_cached), shared.files.reading_if_open
-                return fetch_frames(read, reading, segments, opened.codec, end, positions)
-            except BlockingIOError:  # it would wait for the disk or take long, so a thread does it
-                return await asyncio.get_running_loop().run_in_executor(
-                    shared.pools.reads,
-                    fetch_frames,
-                    shared.disk.read,
-                    shared.files.reading,
-                    segments,
-                    opened.codec,
-                    end,
-                    positions,
-                )
-        except OSError as error:
-            raise disk_error(error, self._directory) from error
+        return await self._reader.fetch(self._open(), positions) if positions else []
 
-    async def replay(self, since: Position) -> AsyncIterator[Frame]:
-        opened, shared = self._open(), self._shared
-        segments, tail = tuple(opened.segments), opened.tail
-        assert segments[0].base <= since <= tail.position, "only what is in the log is replayed"
-        loop = asyncio.get_running_loop()
-        for number, segment in enumerate(segments):
-            behind = segments[number + 1].header.chain if number + 1 < len(segments) else tail
-            if behind.position <= since:
-                continue
-            start = segment.header.chain if since <= segment.base else Chain(since, 0, None)
-            try:
-                scanner = FrameScanner(shared.disk, -1, segment, opened.codec, start, behind.position)
-                while frames := await loop.run_in_executor(
-                    shared.executor, _frames, shared.files, scanner, segment.path
-                ):
-                    for frame in frames:
-                        yield frame
-            except OSError as error:
-                raise disk_error(error, segment.path) from error
-            if scanner.chain != behind:
-                why = scanner.why or "the frames do not connect to those that follow"
-                raise CorruptRecord(str(segment.path), segment.offset_of(scanner.chain.position), why)
+    def replay(self, since: Position) -> AsyncIterator[Frame]:
+        return self._reader.replay(self._open(), since)
 
     # --- checkpoints and trimming ---
 
@@ -691,9 +651,3 @@ class FileLog:
 
 def _ignore() -> None:
     pass
-
-
-def _frames(files: OpenFiles, scanner: FrameScanner, path: Path) -> list[Frame]:
-    """The next frames. Runs in a thread. The replay holds no descriptor between two calls."""
-    with files.reading(path) as scanner.fd:
-        return scanner.frames()

@@ -1,0 +1,85 @@
+"""Reads the frames of one log: some of them by their positions, or all from a position on.
+
+Knows nothing of the log's state: the caller gives it a log that may be read. Files are opened for each call
+and may be closed in between (`open_files.py`), so nothing here holds a descriptor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+
+from storage.disk import Disk, disk_error
+from storage.errors import CorruptRecord
+from storage.fetch import bounded, fetch_frames
+from storage.log import Frame, Position
+from storage.open_files import OpenFiles
+from storage.record import Chain
+from storage.recovery import OpenLog
+from storage.scan import FrameScanner
+
+
+class LogReader:
+    """The reader of one log. Used in the event loop."""
+
+    __slots__ = ("_directory", "_disk", "_executor", "_files", "_reads")
+
+    def __init__(
+        self, disk: Disk, files: OpenFiles, reads: Executor, executor: Executor, directory: Path
+    ) -> None:
+        """`reads` runs what fetches from the disk, `executor` what replays."""
+        self._disk, self._files, self._directory = disk, files, directory
+        self._reads, self._executor = reads, executor
+
+    async def fetch(self, opened: OpenLog, positions: Sequence[Position]) -> list[Frame]:
+        """See `Log.fetch`."""
+        disk, files = self._disk, self._files
+        segments, end = tuple(opened.segments), opened.tail.position
+        try:
+            try:
+                read, reading = bounded(disk.read_cached), files.reading_if_open
+                return fetch_frames(read, reading, segments, opened.codec, end, positions)
+            except BlockingIOError:  # it would wait for the disk or take long, so a thread does it
+                return await asyncio.get_running_loop().run_in_executor(
+                    self._reads,
+                    fetch_frames,
+                    disk.read,
+                    files.reading,
+                    segments,
+                    opened.codec,
+                    end,
+                    positions,
+                )
+        except OSError as error:
+            raise disk_error(error, self._directory) from error
+
+    async def replay(self, opened: OpenLog, since: Position) -> AsyncIterator[Frame]:
+        """See `Log.replay`."""
+        segments, tail = tuple(opened.segments), opened.tail
+        assert segments[0].base <= since <= tail.position, "only what is in the log is replayed"
+        loop = asyncio.get_running_loop()
+        for number, segment in enumerate(segments):
+            behind = segments[number + 1].header.chain if number + 1 < len(segments) else tail
+            if behind.position <= since:
+                continue
+            start = segment.header.chain if since <= segment.base else Chain(since, 0, None)
+            try:
+                scanner = FrameScanner(self._disk, -1, segment, opened.codec, start, behind.position)
+                while frames := await loop.run_in_executor(
+                    self._executor, _frames, self._files, scanner, segment.path
+                ):
+                    for frame in frames:
+                        yield frame
+            except OSError as error:
+                raise disk_error(error, segment.path) from error
+            if scanner.chain != behind:
+                why = scanner.why or "the frames do not connect to those that follow"
+                raise CorruptRecord(str(segment.path), segment.offset_of(scanner.chain.position), why)
+
+
+def _frames(files: OpenFiles, scanner: FrameScanner, path: Path) -> list[Frame]:
+    """The next frames. Runs in a thread. The replay holds no descriptor between two calls."""
+    with files.reading(path) as scanner.fd:
+        return scanner.frames()
