@@ -26,7 +26,6 @@ from broker.entities.roles import SubqueueDescription
 from broker.message.changes import merge_changes
 from broker.partition import _references
 from broker.partition._untracked import untrack
-from broker.partition.changed_counts import ChangedCounts
 from broker.partition.chunked_table import ChunkedTable
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.columns import value_bytes
@@ -35,6 +34,7 @@ from broker.partition.order import Order
 from broker.partition.postponing import put_off_again
 from broker.partition.references import ACTIVE, DEFERRED, SCHEDULED, Lease, Reference
 from broker.partition.timers import MovableTimers, TimerWheel
+from broker.partition.work import Work
 
 _SCHEDULE_TICK_MS = 20
 """Resolution of schedules: a message becomes active at most this much after its time."""
@@ -42,32 +42,6 @@ REBUILT_AT_ONCE = 1024
 """References that one step of `rebuild` handles: less than a millisecond."""
 UPCOMING_MAX = 4096
 """Entries of the order that `upcoming` looks at."""
-
-
-class Work:
-    """Lists which subqueues of one partition have work, so that no code has to look at the others, and sums
-    up what all of them hold, so that no code has to look at each.
-
-    A topic has hundreds of subqueues.
-    """
-
-    __slots__ = (
-        "bytes", "changed", "changed_bytes", "column_bytes", "indexed", "messages", "occupied", "sessions",
-        "timed",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.messages = self.bytes = self.changed_bytes = self.column_bytes = 0
-        """Of all subqueues together. Each of these adds what it adds to its own sums."""
-        self.occupied: dict[int, Subqueue] = {}
-        """Subqueues that hold messages, by number."""
-        self.indexed: dict[int, Subqueue] = {}
-        """Subqueues with an index of message sessions, by number."""
-        self.timed: dict[int, Subqueue] = {}
-        """Subqueues whose `expiry` may hold keys, by number. `TimeToLive` removes them."""
-        self.changed = ChangedCounts()
-        self.sessions = 0
-        """How many message sessions the indexes of all subqueues have."""
 
 
 class Subqueue:

@@ -17,9 +17,10 @@ from typing import Final
 from broker.base.errors import Reason, Refused
 from broker.entities.roles import OWN_END, CountedAs, Role, SubqueueDescription, SubqueueTable
 from broker.partition.clock_settings import ClockSettings
-from broker.partition.subqueue import Subqueue, Work
+from broker.partition.subqueue import Subqueue
 from broker.partition.tables import UnreadableRecord
 from broker.partition.timers import TimerWheel
+from broker.partition.work import Work
 
 _ABANDONED: Final = Role(
     enforces_time_to_live=False,

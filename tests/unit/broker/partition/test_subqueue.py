@@ -9,7 +9,8 @@ from broker.partition.chunked_table import ChunkedTable
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.order import CHUNK
 from broker.partition.references import Lease, Reference, StoredFrame
-from broker.partition.subqueue import REBUILT_AT_ONCE, Subqueue, Work
+from broker.partition.subqueue import REBUILT_AT_ONCE, Subqueue
+from broker.partition.work import Work
 from storage.log import Position
 
 MANY = 20_000

@@ -1,0 +1,34 @@
+"""Which subqueues of one partition have work, so that no code has to look at the others, and what all of them
+hold, so that no code has to look at each: a topic has hundreds of subqueues. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.partition.changed_counts import ChangedCounts
+
+if TYPE_CHECKING:  # each subqueue knows its `Work`
+    from broker.partition.subqueue import Subqueue
+
+
+class Work:
+    """Written by the subqueues of one partition."""
+
+    __slots__ = (
+        "bytes", "changed", "changed_bytes", "column_bytes", "indexed", "messages", "occupied", "sessions",
+        "timed",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.messages = self.bytes = self.changed_bytes = self.column_bytes = 0
+        """Of all subqueues together. Each of these adds what it adds to its own sums."""
+        self.occupied: dict[int, Subqueue] = {}
+        """Subqueues that hold messages, by number."""
+        self.indexed: dict[int, Subqueue] = {}
+        """Subqueues with an index of message sessions, by number."""
+        self.timed: dict[int, Subqueue] = {}
+        """Subqueues whose `expiry` may hold keys, by number. `TimeToLive` removes them."""
+        self.changed = ChangedCounts()
+        self.sessions = 0
+        """How many message sessions the indexes of all subqueues have."""
