@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ def waits_ms(broker: BrokerProcess, kind: str, step: str) -> list[float]:
     meter = StallMeter(broker.addresses.amqp_port, broker.pid)
     try:
         subprocess.run(stalls.command(kind, step, broker.addresses, MESSAGES), timeout=WITHIN_S, check=True)
+        time.sleep(stalls.SETTLE_S * min(MESSAGES / 1_000_000, 1))
     finally:
         found = meter.end()
     return found

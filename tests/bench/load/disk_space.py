@@ -25,7 +25,7 @@ MIB = 1024 * 1024
 
 @dataclass(slots=True, frozen=True)
 class DiskSpace:
-    """Size of one queue's logs in MiB, ten seconds after the last of many messages was consumed."""
+    """Size of the data folder in MiB, ten seconds after the last of many messages was consumed."""
 
     drained_mib: float
     deferred_mib: float
@@ -44,7 +44,7 @@ def disk_space(folder: Path, count: int) -> DiskSpace:
 def _after_traffic(broker: BrokerProcess, count: int) -> float:
     traffic.send_and_receive(footprint.target_of(broker.addresses), count, CONNECTIONS)
     time.sleep(AT_REST_S)
-    return allocated_bytes(broker.data_dir / "logs") / MIB
+    return allocated_bytes(broker.data_dir) / MIB
 
 
 def _defer(broker: BrokerProcess) -> None:

@@ -199,8 +199,11 @@ IDLE_RECEIVERS = Figure(
 DISK_DRAINED = Figure(
     "disk_drained",
     "MiB",
-    "what the logs of a queue take 10 s after the last of 1,000,000 messages of 1 KiB was consumed",
-    "768 KiB of garbage and a checkpoint in each of 16 partitions at most; the floor is 2 MiB each",
+    "what the data folder takes 10 s after the last of 1,000,000 messages of 1 KiB was consumed",
+    (
+        "768 KiB of garbage and a checkpoint in each of 16 partitions at most, and the reserves; the floor "
+        "is 2 MiB for each partition"
+    ),
     32,
     16,
 )
