@@ -73,7 +73,7 @@ class Subqueue:
         "transfers_fail_to",
     )
 
-    def __init__(self, number: int, description: SubqueueDescription, work: Work) -> None:
+    def __init__(self, number: int, description: SubqueueDescription, work: Work[Subqueue]) -> None:
         self.number = number
         self.name = description.name
         self.role = description.role

@@ -39,7 +39,7 @@ class Subqueues:
         self._table, self._tick_ms = table, tick_ms
         self._made: dict[int, Subqueue] = {}
         self._is_replayed = False
-        self.work = Work()
+        self.work: Work[Subqueue] = Work()
         for number in table:
             if number >= OWN_END:
                 break

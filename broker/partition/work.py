@@ -4,15 +4,15 @@ hold, so that no code has to look at each: a topic has hundreds of subqueues. Pu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
 from broker.partition.changed_counts import ChangedCounts
 
-if TYPE_CHECKING:  # each subqueue knows its `Work`
-    from broker.partition.subqueue import Subqueue
+S = TypeVar("S")
+"""A subqueue, which this file must not import: each of them knows its `Work`."""
 
 
-class Work:
+class Work(Generic[S]):
     """Written by the subqueues of one partition."""
 
     __slots__ = (
@@ -23,11 +23,11 @@ class Work:
     def __init__(self) -> None:
         self.messages = self.bytes = self.changed_bytes = self.column_bytes = 0
         """Of all subqueues together. Each of these adds what it adds to its own sums."""
-        self.occupied: dict[int, Subqueue] = {}
+        self.occupied: dict[int, S] = {}
         """Subqueues that hold messages, by number."""
-        self.indexed: dict[int, Subqueue] = {}
+        self.indexed: dict[int, S] = {}
         """Subqueues with an index of message sessions, by number."""
-        self.timed: dict[int, Subqueue] = {}
+        self.timed: dict[int, S] = {}
         """Subqueues whose `expiry` may hold keys, by number. `TimeToLive` removes them."""
         self.changed = ChangedCounts()
         self.sessions = 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import CommitFailed, CorruptRecord, DiskFailed, Fenced
+from storage.errors import CommitFailed, DiskFailed, Fenced
 from storage.file_log import DEAD_BYTES_MIN
 from storage.log import FRAME_HEADER_BYTES, Position
 from storage.recent import RECENT_MAX
@@ -254,18 +254,6 @@ async def test_a_checkpoint_waits_for_the_commits_it_stands_on() -> None:
         end = log.end
     async with acquired(ROOT, crashed) as log:
         assert log.end == end
-
-
-async def test_replay_names_the_file_in_which_it_met_damage_that_came_after_the_acquire() -> None:
-    disk = RecordingDisk()
-    async with acquired(ROOT, disk, segment_bytes_max=400) as log:
-        positions = [await append(log, b"x" * 100) for _ in range(6)]
-        path = sorted(disk.names(LOG))[1]
-        disk.contents(LOG / path)[300] ^= 1
-        with pytest.raises(CorruptRecord) as refused:
-            await contents(log)
-        assert refused.value.path == str(LOG / path)
-        assert len(await contents(log, positions[4])) == 2
 
 
 async def test_a_disk_that_cannot_be_read_fails_acquire_replay_and_checkpoint_without_harm() -> None:
