@@ -102,10 +102,10 @@ class NamespaceParts:
             topic_limits=TopicLimits(settings.subscriptions_max, settings.rules_max),
             stored_name=NAMESPACE if is_first else settings.namespace.casefold(),
         )
-        self._rules = namespace_rules(settings)
-        warn_of_readable_files(settings)
         self._rules_of_file = file.authorization_rules if file else ()
-        self.authorizer = Authorizer(self._rules + self._rules_of_file, self.namespace.rules_of)
+        self._rules = namespace_rules(settings, self._rules_of_file)
+        warn_of_readable_files(settings)
+        self.authorizer = Authorizer(self._rules, self.namespace.rules_of)
         host_names = file.host_names if file else ()
         self.served = ServedNamespace(self.namespace, self.authorizer, settings, host_names)
 
@@ -133,10 +133,10 @@ class NamespaceParts:
 
     async def watch_keys(self) -> None:
         """Put other keys in force when their files change, for the clients that are connected, too."""
-        await watch_keys(self.settings, self._rules, self._keys_changed)
+        await watch_keys(self.settings, self._rules, self._keys_changed, self._rules_of_file)
 
     def _keys_changed(self, rules: Rules) -> None:
-        self.authorizer.namespace_rules = rules + self._rules_of_file
+        self.authorizer.namespace_rules = rules
         self.namespace.rules_changed()
 
     def _make_entity(self, description: EntityDescription) -> Entity:

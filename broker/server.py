@@ -278,8 +278,11 @@ class Broker:
             await parts.apply_file()
 
     def _tls_files(self) -> TlsFiles:
-        """The certificate; made if there is none. It also has the names of the namespaces' hosts."""
+        """The certificate; made if there is none. It also has the names of the namespaces' hosts, and of the
+        namespaces themselves if there are several."""
         host_names = [name for served in self.namespaces for name in served.host_names]
+        if self._others:
+            host_names += [served.namespace.name for served in self.namespaces]
         names = (*self.settings.certificate_names, *host_names)
         return tls_files(self.settings.model_copy(update={"certificate_names": names}), self.clock.now_ms())
 

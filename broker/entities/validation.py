@@ -264,7 +264,8 @@ def check_authorization_rules(rules: tuple[AuthorizationRule, ...]) -> None:
         )
     names = [rule.key_name.casefold() for rule in rules]
     if len(set(names)) != len(names):
-        refuse("AuthorizationRules", "Two authorization rules have the same KeyName.")
+        twice = next(name for name in names if names.count(name) > 1)
+        refuse("AuthorizationRules", f"Two authorization rules have the same KeyName '{twice}'.")
     for rule in rules:
         if not 1 <= len(rule.key_name) <= 256:
             refuse(

@@ -200,12 +200,21 @@ class Administration:
         return await self._list(request, kind.TITLE, map(entry, entities), next_url)
 
     async def _change_units(self, request: web.Request, claim: Claim) -> web.Response:
-        """Change the messaging units until the broker ends. Other elements of the description are ignored."""
+        """Change the messaging units until the broker ends. Other elements may come as they were read."""
         self._rights.require(claim, NAMESPACE_INFO, WRITE, of_namespace=True)
         description = await self._description(request)
         throttle = self._namespace.throttle
         if not isinstance(throttle, ResourceThrottle):
             raise HttpRefusal(400, 40000, "Messaging units can be changed in the premium tier only.")
+        if description.kind != "NamespaceInfo":
+            raise HttpRefusal(400, 40000, f"'{description.kind:.60}' is not the description of a namespace.")
+        for name, current in (("MessagingSKU", self._namespace.tier.sku), ("Name", self._namespace.name)):
+            if (value := description.values.get(name, "").strip()) not in ("", current):
+                raise HttpRefusal(
+                    400,
+                    40000,
+                    f"The property '{name}' cannot be changed to '{value:.60}': it is '{current}'.",
+                )
         given = description.values.get("MessagingUnits", "").strip()
         if given not in map(str, MESSAGING_UNITS):
             raise HttpRefusal(

@@ -41,7 +41,12 @@ from broker.entities.rules import (
 )
 from broker.entities.subscription_validation import check_rules, check_subscription
 from broker.entities.topics import SubscriptionSettings, TopicSettings
-from broker.entities.validation import WrongProperty, check_settings, without_effect
+from broker.entities.validation import (
+    WrongProperty,
+    check_authorization_rules,
+    check_settings,
+    without_effect,
+)
 from broker.settings import config_shape as shape
 from broker.settings.namespace_settings import WrongNamespaceSettings, namespace_settings
 from broker.settings.settings import Settings
@@ -241,6 +246,9 @@ def _as_namespace(path: Path, where: str, namespace: shape.Namespace, defaults: 
                     f"{path}: {field}: '{name}' is the name of {earlier.removesuffix('.Name')} too "
                     "(case does not count)"
                 )
+    rules = tuple(policy.as_rule() for policy in namespace.authorization_rules)
+    with _at(f"{path}: {where}", "AuthorizationRules"):
+        check_authorization_rules(rules)
     queues, topics = [], []
     for index, queue in enumerate(namespace.queues):
         with _at(f"{path}: {where}.Queues[{index}]"):
@@ -257,7 +265,7 @@ def _as_namespace(path: Path, where: str, namespace: shape.Namespace, defaults: 
         namespace=namespace.name,
         queues=tuple(queues),
         topics=tuple(topics),
-        authorization_rules=tuple(policy.as_rule() for policy in namespace.authorization_rules),
+        authorization_rules=rules,
         settings=defaults,
         place=where,
         host_names=namespace.host_names,

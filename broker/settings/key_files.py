@@ -18,6 +18,7 @@ import structlog
 from pydantic import TypeAdapter, ValidationError
 
 from broker.entities.descriptions import AuthorizationRule
+from broker.entities.validation import WrongProperty, check_authorization_rules
 from broker.settings.setting_types import SasRule, SasRules
 from broker.settings.settings import Settings
 from storage.workers import Workers
@@ -33,12 +34,12 @@ Rules = tuple[AuthorizationRule, ...]
 
 
 class WrongKeyFile(ValueError):
-    """A file with keys cannot be used. The text never repeats what is in it."""
+    """A file with keys cannot be used, or not beside the other keys. The text never repeats a key."""
 
 
-def namespace_rules(settings: Settings) -> Rules:
-    """The SAS policies of the namespace, the root key first. Reads the files that the settings name. Raises
-    WrongKeyFile."""
+def namespace_rules(settings: Settings, others: Rules = ()) -> Rules:
+    """The SAS policies of the namespace, the root key first, those of the configuration file (`others`) last.
+    Reads the files that the settings name. Raises WrongKeyFile."""
     primary = _key(settings.sas_key_file) if settings.sas_key_file else settings.sas_key
     secondary = (
         _key(settings.sas_secondary_key_file)
@@ -47,7 +48,12 @@ def namespace_rules(settings: Settings) -> Rules:
     )
     rules = _rules(settings.sas_rules_file) if settings.sas_rules_file else settings.sas_rules
     root = AuthorizationRule(settings.sas_key_name, primary, secondary, _ALL_RIGHTS)
-    return (root, *(rule.as_rule() for rule in rules))
+    found = (root, *(rule.as_rule() for rule in rules), *others)
+    try:
+        check_authorization_rules(found)
+    except WrongProperty as wrong:
+        raise WrongKeyFile(f"the keys of the namespace {settings.namespace}: {wrong.description}") from None
+    return found
 
 
 def warn_of_readable_files(settings: Settings) -> None:
@@ -77,16 +83,18 @@ def has_key_files(settings: Settings) -> bool:
     return bool(settings.sas_key_file or settings.sas_secondary_key_file or settings.sas_rules_file)
 
 
-async def watch_keys(settings: Settings, rules: Rules, changed: Callable[[Rules], None]) -> None:
-    """Call `changed` with the policies whenever the files hold other ones than `rules`, and others than the
-    last time."""
+async def watch_keys(
+    settings: Settings, rules: Rules, changed: Callable[[Rules], None], others: Rules = ()
+) -> None:
+    """Call `changed` with the policies whenever the files make them other ones than `rules`, and others than
+    the last time. `others` are those of the configuration file."""
     wrong = ""
     loop, reader = asyncio.get_running_loop(), Workers(1, "keys")
     try:
         while True:
             await asyncio.sleep(LOOK_S)
             try:
-                found = await loop.run_in_executor(reader, namespace_rules, settings)
+                found = await loop.run_in_executor(reader, namespace_rules, settings, others)
             except WrongKeyFile as why:
                 if str(why) != wrong:
                     wrong = str(why)

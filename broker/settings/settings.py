@@ -617,7 +617,16 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _certificate_and_key_come_together(self) -> Self:
         if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError("tls_certificate and tls_key are given together, or neither of them")
+            raise ValueError(
+                f"{variable_of('tls_certificate')} and {variable_of('tls_key')} are given together, or "
+                "neither of them"
+            )
+        if self.tls_certificate is not None and self.certificate_names:
+            raise ValueError(
+                f"{variable_of('certificate_names')} has no effect on the certificate that "
+                f"{variable_of('tls_certificate')} names: leave it out, and give names that the HTTP port is "
+                f"to answer to in {variable_of('hostnames')}"
+            )
         return self
 
 

@@ -67,7 +67,7 @@ def check_tier(settings: GivenSettings) -> None:
 
 
 def _check_premium(settings: GivenSettings) -> None:
-    if settings.throttle_credits:
+    if settings.throttle_credits is not None:
         raise ValueError(
             f"{variable_of('throttle_credits')} has no place in the `premium` tier, which is throttled by "
             f"CPU, memory and disk: leave it out, or choose another {variable_of('tier')}"

@@ -31,6 +31,7 @@ DAY = timedelta(days=1)
 NAMESPACE_INFO = """<entry xmlns="http://www.w3.org/2005/Atom"><content type="application/xml">
 <NamespaceInfo xmlns="http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
 ><MessagingUnits>{}</MessagingUnits></NamespaceInfo></content></entry>"""
+UNCHANGEABLE = {"<MessagingSKU>Premium<": "<MessagingSKU>Standard<", "<Name>sbemulatorns<": "<Name>other<"}
 
 
 class Meter:
@@ -43,11 +44,12 @@ class Meter:
         return self.shown
 
 
-def info(url: str, units: str | None = None) -> tuple[int, str]:
-    """Read the information about the namespace, or change its messaging units; returns status and text."""
+def info(url: str, units: str | None = None, *, entry: str = NAMESPACE_INFO) -> tuple[int, str]:
+    """Read the information about the namespace, or change its messaging units with this entry; returns status
+    and text."""
     request = urllib.request.Request(
         f"{url}/$namespaceinfo",
-        data=None if units is None else NAMESPACE_INFO.format(units).encode(),
+        data=None if units is None else entry.format(units).encode(),
         headers={"Authorization": sas_token(url)},
         method="GET" if units is None else "PUT",
     )
@@ -99,6 +101,11 @@ async def test_senders_are_refused_while_a_resource_is_short_and_more_messaging_
             assert info(url, "3")[0] == 400
             status, text = info(url, "2")
             assert status == 200 and "<MessagingUnits>2</MessagingUnits>" in text
+            for read, changed in UNCHANGEABLE.items():
+                status, answer = info(url, "2", entry=text.replace(read, changed))
+                assert status == 400 and "cannot be changed to" in answer
+            assert info(url, "2", entry=text.replace("NamespaceInfo", "QueueDescription"))[0] == 400
+            assert info(url, "2", entry=text) == (200, text)
             sender.send_messages(ServiceBusMessage("second"))
             assert [str(each) for each in receiver.receive_messages(5, max_wait_time=10)] == ["second"]
         metrics = metrics_of(url)

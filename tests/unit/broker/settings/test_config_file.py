@@ -420,6 +420,26 @@ def test_two_entities_of_one_name_are_refused_in_whatever_case(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
+    ("rules", "problem"),
+    [
+        ([("a", ["Manage"])], "The authorization rule 'a': Manage requires Send and Listen"),
+        ([("a", ["Send"]), ("A", ["Listen"])], "Two authorization rules have the same KeyName 'a'"),
+        (
+            [(str(number), ["Send"]) for number in range(13)],
+            "There are 13 authorization rules; the limit is 12",
+        ),
+    ],
+)
+def test_the_keys_of_a_namespace_are_checked_as_those_of_entities(
+    tmp_path: Path, rules: list[tuple[str, list[str]]], problem: str
+) -> None:
+    given = [{"KeyName": name, "PrimaryKey": "key", "Rights": rights} for name, rights in rules]
+    with pytest.raises(WrongConfigFile) as caught:
+        load(tmp_path, queues(AuthorizationRules=given))
+    assert f"config.json: UserConfig.Namespaces[0].AuthorizationRules: {problem}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [
         ('{ "UserConfig": \n oops }', "line 2, column 2: not JSON"),

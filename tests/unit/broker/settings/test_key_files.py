@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from broker.entities.descriptions import AuthorizationRule
 from broker.settings import key_files
 from broker.settings.key_files import (
     Rules,
@@ -127,6 +128,28 @@ def test_a_wrong_file_is_refused_and_its_content_never_shown(
     assert str(tmp_path / name) in str(wrong.value) and "hidden-key" not in str(wrong.value)
 
 
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        (["rootmanagesharedaccesskey"], "Two authorization rules have the same KeyName"),
+        (["application"], "Two authorization rules have the same KeyName 'application'"),
+        (["a", "b", "c"], "There are 13 authorization rules; the limit is 12"),
+    ],
+)
+def test_keys_of_all_places_have_different_names_and_are_limited_together(
+    tmp_path: Path, names: list[str], problem: str
+) -> None:
+    others = tuple(
+        AuthorizationRule(each, "key", "", frozenset({"Send"}))
+        for each in ("Application", *map(str, range(8)))
+    )
+    root, *_ = found = namespace_rules(load_settings(), others)
+    assert found == (root, *others)
+    settings = settings_with(tmp_path, sas_rules_file=rules_of(*names))
+    with pytest.raises(WrongKeyFile, match=f"the keys of the namespace sbemulatorns: {problem}"):
+        namespace_rules(settings, others)
+
+
 async def test_a_change_of_a_file_is_noticed_and_a_wrong_file_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,9 +158,9 @@ async def test_a_change_of_a_file_is_noticed_and_a_wrong_file_changes_nothing(
     changes: list[Rules] = []
     looks: list[Settings] = []
 
-    def looked(settings: Settings) -> Rules:
+    def looked(settings: Settings, others: Rules) -> Rules:
         looks.append(settings)
-        return namespace_rules(settings)
+        return namespace_rules(settings, others)
 
     async def a_few_more_looks() -> None:
         before = len(looks)
@@ -174,7 +197,7 @@ async def test_a_file_that_hangs_does_not_keep_the_process_from_ending(
     readers: list[threading.Thread] = []
     disk_answers = threading.Event()
 
-    def hangs(settings: Settings) -> Rules:
+    def hangs(settings: Settings, others: Rules) -> Rules:
         readers.append(threading.current_thread())
         disk_answers.wait()
         return ()

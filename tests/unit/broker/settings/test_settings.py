@@ -86,8 +86,17 @@ def test_keys_do_not_show_when_settings_are_printed() -> None:
 
 
 def test_a_certificate_needs_its_key() -> None:
-    with pytest.raises(WrongSettings, match="tls_certificate and tls_key are given together"):
+    with pytest.raises(WrongSettings, match="PARTIBUS_TLS_CERTIFICATE and PARTIBUS_TLS_KEY are given"):
         load_settings(tls_key="key.pem")
+
+
+def test_names_for_the_generated_certificate_are_refused_beside_a_given_one() -> None:
+    given = {"tls_certificate": "server.pem", "tls_key": "key.pem"}
+    assert load_settings(**given).certificate_names == ()
+    with pytest.raises(
+        WrongSettings, match=r"PARTIBUS_CERTIFICATE_NAMES has no effect .* PARTIBUS_HOSTNAMES"
+    ):
+        load_settings(**given, certificate_names="bus")
 
 
 def test_settings_cannot_be_changed() -> None:
