@@ -28,6 +28,9 @@ class Slices:
         """`seconds` is the clock. The event loop's own is too coarse, since uvloop counts milliseconds."""
         self._slice_s, self._seconds = slice_s, seconds
         self._turn = asyncio.Lock()
+        self.one_by_one = asyncio.Lock()
+        """Held by work that holds something up until all of its steps are done. If several pieces of such
+        work took turns, each would hold its own up for as long as all of them take."""
 
     async def of(self, steps: Iterable[T]) -> AsyncIterator[list[T]]:
         """Yield the results of the steps, a slice at a time. Each step must take at most 1 ms. The caller may

@@ -50,8 +50,10 @@ before as many bytes as it writes were appended since the replaced one.
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_right
 from collections import deque
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from structlog.typing import FilteringBoundLogger
@@ -261,12 +263,14 @@ class Upkeep:
         return (is_short and not self._lacks_checkpoint()) or await self._save_another(now_ms) is not None
 
     async def _save_another(self, now_ms: int, earlier: Taking | None = None) -> Taking | None:
-        """Save a checkpoint and return what it holds. `earlier` is the content of one that was saved in the
-        same state. None if the disk refused. Raises Hung."""
+        """Save a checkpoint and return what it holds. `earlier` is the content of the newest one, which is
+        used if the state is the same. None if the disk refused. Raises Hung."""
         log = self._log
-        taking = self._snapshot.take(log.checkpoint_base, earlier)
-        await self._slices.run(taking.steps())
-        checkpoint = taking.checkpoint(log.end)
+        async with self._one_by_one():
+            is_same_state = log.end == self._checkpoints(1)
+            taking = self._snapshot.take(log.checkpoint_base, earlier if is_same_state else None)
+            await self._slices.run(taking.steps())
+            checkpoint = taking.checkpoint(log.end)
         try:
             async with self._beside.waiting():
                 await log.save_checkpoint(checkpoint)
@@ -278,6 +282,15 @@ class Upkeep:
             return None
         self._snapshot.saved(checkpoint)
         return taking
+
+    @contextlib.asynccontextmanager
+    async def _one_by_one(self) -> AsyncIterator[None]:
+        """Hold up the cycles while no other partition does so for the same. Until the others are done, the
+        cycles go on, so the state may have changed."""
+        async with contextlib.AsyncExitStack() as held:
+            async with self._beside.waiting():
+                await held.enter_async_context(self._slices.one_by_one)
+            yield
 
     def _bytes_to_next_look(self) -> int:
         return (
@@ -342,8 +355,7 @@ class Upkeep:
             self._counters_at = commit.start
         saved: Taking | None = None
         while self._checkpoints(2) < place:  # twice at most, because each one is at the log's end
-            is_same_state = log.end == self._checkpoints(1)
-            saved = await self._save_another(now_ms, saved if is_same_state else None)
+            saved = await self._save_another(now_ms, saved)
             if saved is None:
                 return
         async with self._beside.waiting():

@@ -79,12 +79,13 @@ class Harness:
         kind: type[QueueDescription] = QueueDescription,
         description: EntityDescription | None = None,
         turns: Slices | None = None,
+        slices: Slices | None = None,
     ) -> None:
         self.description = description or kind("orders", "0" * 32, 16, settings or QueueSettings())
         self.clock = ManualClock()
         self.budget = PayloadBudget(payload_bytes, reserve_bytes)
         self.limits = limits or TaskLimits()
-        self.number, self.turns = number, turns
+        self.number, self.turns, self.slices = number, turns, slices
         self.healths: list[Health] = []
         self.received: defaultdict[int, list[Answer]] = defaultdict(list)
         self.reported = ReportedCounts()
@@ -190,6 +191,7 @@ class Harness:
             on_health=self._note_health,
             on_counts=self.reported.changed,
             turns=self.turns,
+            slices=self.slices,
         )
 
     def _note_health(self, number: int, health: Health) -> None:

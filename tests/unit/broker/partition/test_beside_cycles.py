@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from broker.base.slices import Slices
 from broker.entities.descriptions import MAIN
 from broker.operations.browsing import Peek, Peeked
 from broker.operations.general import Failed
@@ -135,6 +136,62 @@ async def peeked(harness: Harness) -> list[bytes]:
     answer = await ask(harness, Peek(MAIN, 0, 10_000), client=2)
     assert isinstance(answer, Peeked)
     return answer.messages
+
+
+async def test_messages_pass_while_other_partitions_take_their_checkpoints(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slices = Slices()
+    harness = Harness(limits=LIMITS, segment_bytes=4_000, slices=slices)
+    slow = SlowLog(harness, monkeypatch)
+    async with running(harness):
+        await harness.task.opened()
+        async with slices.one_by_one:
+            for _ in range(50):
+                await pass_on(harness, 10)
+            assert not slow.waiting
+        await until(lambda: slow.waiting)
+        assert not slices.one_by_one.locked(), "others may go on while the disk writes"
+        slow.gate = asyncio.Semaphore(1_000)
+
+
+async def test_what_changes_between_the_two_checkpoints_of_a_trim_is_in_the_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slices = Slices()
+    harness = Harness(limits=LIMITS, segment_bytes=4_000, slices=slices)
+    slow = SlowLog(harness, monkeypatch)
+    async with running(harness):
+        await harness.task.opened()
+        assert isinstance(await ask(harness, Send([b"a message"], None)), Sent)
+        await until_one_is_written(harness, slow)
+        async with slices.one_by_one:
+            slow.gate.release()
+            await until(lambda: slow.ended == 1)
+            assert isinstance(await ask(harness, Send([b"another one"], None)), Sent)
+        expected = await peeked(harness)
+        await until(lambda: slow.waiting)
+        slow.gate.release()
+        await until(lambda: slow.ended == 2)
+        slow.gate = asyncio.Semaphore(1_000)
+    await harness.restart()
+    assert (await harness.peek(count=10_000)).messages == expected
+
+
+async def test_a_partition_that_stops_gives_up_its_place_among_checkpoints(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slices = Slices()
+    harness = Harness(limits=LIMITS, segment_bytes=4_000, slices=slices)
+    slow = SlowLog(harness, monkeypatch)
+    async with running(harness):
+        await harness.task.opened()
+        async with slices.one_by_one:
+            while not harness.task._beside.is_under_way:
+                await pass_on(harness, 10)
+            stopping = asyncio.create_task(harness.task.stop(is_deleted=True))
+            await until(stopping.done)
+        assert not slices.one_by_one.locked() and not slow.ended
 
 
 async def test_a_commit_that_fails_meanwhile_ends_upkeep_and_the_partition_comes_back(
