@@ -8,7 +8,9 @@ contract 6.3, AMQP contract 9.3).
   receiver that gets none for HELD_MS_MAX is told that the broker is busy.
 
 While other operations are refused, receivers leave them half of each period's credits; they come first when
-a period begins, and could take all of them otherwise.
+a period begins, and could take all of them otherwise. Among themselves, receivers that wait share the
+credits: in each *round*, every one may get the same number of messages, and those that have got none for
+longest come first. What is left over is for the next round.
 
 A namespace without throttling has no Throttle, so it pays for one comparison per batch at most. Owned by the
 event loop.
@@ -17,6 +19,7 @@ event loop.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -33,6 +36,8 @@ MANAGEMENT_CREDITS = 10
 """What a management operation costs, whatever the number of partitions that it concerns."""
 HELD_MS_MAX = 10_000
 LOG_EVERY_MS = 10_000
+ROUND_MS = 50
+"""How long after the beginning of a round the next one begins, if there are credits left."""
 RESUMED_AT_ONCE = 64
 """Receivers to call before others get their turn on the event loop."""
 
@@ -83,10 +88,15 @@ class Throttle:
         self._received_in_ms = self._refused_at_ms = self._logged_at_ms = clock.monotonic_ms() - LOG_EVERY_MS
         self._refused_since_log = 0
         self._held: dict[Gate, None] = {}
-        """Gates whose receivers are to be called in the next period. The first one has waited longest."""
+        """Gates whose receivers are to be called in the next round."""
         self._due: deque[Gate] = deque()
         """Gates whose receivers are being called."""
         self._timer: asyncio.Handle | None = None
+        """Set while a round is under way, and while gates are held."""
+        self.round = 0
+        """The number of the present round."""
+        self.share = sys.maxsize
+        """How many messages each receiver may get in it."""
 
     # --- operations that are refused ------------------------------------------------------------------------
 
@@ -156,7 +166,7 @@ class Throttle:
         return begun_ms
 
     def hold(self, gate: Gate) -> None:
-        """Call the gate's receiver when the next period has begun."""
+        """Call the gate's receiver in the next round."""
         self._held.setdefault(gate)
         if self._timer is None:
             self._look_later()
@@ -168,30 +178,47 @@ class Throttle:
     def _look_later(self) -> None:
         now_ms = self._clock.monotonic_ms()
         delay_ms = self._credits.period_begun_ms(now_ms) + PERIOD_MS - now_ms
+        if self.left_for_receivers() > 0:
+            delay_ms = min(delay_ms, ROUND_MS)
         self._timer = asyncio.get_running_loop().call_later(delay_ms / 1_000, self.look)
 
     def look(self) -> None:
-        """Call the receivers that are held, a few at a time. The timer does so when a period begins."""
+        """Begin a round: call the receivers that are held, a few at a time. The timer does so."""
         if self._timer is not None:
-            self._timer.cancel()
-        self._due.extend(self._held)
+            self._timer.cancel()  # but keep it, so that those that are held meanwhile start no other one
+        self._due.extend(sorted(self._held, key=lambda gate: gate.served_ms))
         self._held.clear()
+        self.round += 1
+        waiting = len(self._due)
+        self.share = max(self.left_for_receivers() // waiting, 1) if waiting > 1 else sys.maxsize
         self._resume_some()
 
     def _resume_some(self) -> None:
-        self._timer = None
         for _ in range(min(len(self._due), RESUMED_AT_ONCE)):
             self._due.popleft().resume()
         if self._due:
             self._timer = asyncio.get_running_loop().call_soon(self._resume_some)
-        elif self._held and self._timer is None:
+            return
+        self._timer = None
+        if self._held:
             self._look_later()
 
 
 class Gate:
     """Lets messages through to one receiver, as far as the credits go."""
 
-    __slots__ = ("_clock", "_has_asked", "_has_ended", "_held_since_ms", "_refuse", "_resume", "_throttle")
+    __slots__ = (
+        "_clock",
+        "_given",
+        "_has_asked",
+        "_has_ended",
+        "_held_since_ms",
+        "_refuse",
+        "_resume",
+        "_round",
+        "_throttle",
+        "served_ms",
+    )
 
     def __init__(
         self,
@@ -203,11 +230,16 @@ class Gate:
         self._throttle, self._clock, self._resume, self._refuse = throttle, clock, resume, refuse
         self._held_since_ms: int | None = None
         self._has_asked = self._has_ended = False
+        self._round = self._given = 0
+        """How many messages the receiver was given in a round, and which round this was."""
+        self.served_ms = 0
+        """When the receiver was last given messages."""
 
     def room(self) -> int:
         """How many messages the receiver may be given now. If none, it is called when there may be some."""
         self._has_asked = True
-        left = self._throttle.left_for_receivers()
+        throttle = self._throttle
+        left = min(throttle.left_for_receivers(), throttle.share - self._given_in(throttle.round))
         if left > 0:
             self._held_since_ms = None
             return left
@@ -217,15 +249,22 @@ class Gate:
         if now_ms - self._held_since_ms >= HELD_MS_MAX:
             asyncio.get_running_loop().call_soon(self._give_up)
         else:
-            self._throttle.hold(self)
+            throttle.hold(self)
         return 0
+
+    def _given_in(self, round: int) -> int:
+        if round != self._round:
+            self._round, self._given = round, 0
+        return self._given
 
     def charge(self, messages: int) -> None:
         """Pay for messages that the receiver is given."""
+        self._given = self._given_in(self._throttle.round) + messages
+        self.served_ms = self._clock.monotonic_ms()
         self._throttle.charge(messages)
 
     def resume(self) -> None:
-        """Call the receiver: a period has begun. One that wants nothing any more waits no longer."""
+        """Call the receiver: a round has begun. One that wants nothing any more waits no longer."""
         if self._has_ended:
             return
         self._has_asked = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 from structlog.testing import capture_logs
@@ -119,6 +120,71 @@ async def test_gates_are_called_a_few_at_a_time_once_a_period_has_begun() -> Non
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert RESUMED_AT_ONCE + 1 not in called, "it has ended while it waited"
+
+
+class Receiver:
+    """Takes as many messages as it may, and waits for more."""
+
+    def __init__(self, world: World, log: list[Receiver]) -> None:
+        self.got, self._log = 0, log
+        self.refusals: list[Refused] = []
+        self._gate = world.throttle.gate(self.take, self.refusals.append)
+
+    def take(self) -> None:
+        while room := self._gate.room():
+            self.got += room
+            self._gate.charge(room)
+            self._log.append(self)
+
+
+async def test_receivers_that_wait_share_the_credits_and_take_turns() -> None:
+    """Each has a backlog that would take all credits."""
+    world, log = World(100), list[Receiver]()
+    receivers = [Receiver(world, log) for _ in range(4 * RESUMED_AT_ONCE)]
+    world.throttle.charge(100)
+    for receiver in receivers:
+        receiver.take()
+    for _ in range(5):
+        world.clock.advance(1_000)
+        world.throttle.look()
+        for _ in range(5):
+            await asyncio.sleep(0)
+    got = [receiver.got for receiver in receivers]
+    assert sum(got) == 500 and {1, 2} == set(got), "the second time after all others had their first"
+    assert log[: len(receivers)] == receivers
+    few = World(100)
+    three = [Receiver(few, log) for _ in range(3)]
+    few.throttle.charge(100)
+    for receiver in three:
+        receiver.take()
+    few.clock.advance(1_000)
+    few.throttle.look()
+    few.throttle.look()  # what is left over
+    assert [receiver.got for receiver in three] == [34, 33, 33]
+
+
+async def test_a_round_of_many_receivers_starts_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each further one would begin a round of its own, and start more."""
+    world = World(1)
+    receivers = [Receiver(world, []) for _ in range(4 * RESUMED_AT_ONCE)]
+    world.throttle.charge(5)
+    started: list[float] = []
+    loop = asyncio.get_running_loop()
+    call_later = loop.call_later
+
+    def counted(delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        started.append(delay_s)
+        return call_later(delay_s, callback)
+
+    monkeypatch.setattr(loop, "call_later", counted)
+    for receiver in receivers:
+        receiver.take()
+    assert len(started) == 1
+    world.clock.advance(1_000)
+    world.throttle.look()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(started) == 2
 
 
 async def test_a_gate_that_stays_shut_is_called_in_every_period_and_then_refuses() -> None:
