@@ -111,8 +111,8 @@ class ManagementNode:
     request_values_max = VALUES_MAX
     serves_transactions = True
 
-    def __init__(self, connection: ConnectionView, queue: Entity, address: Address) -> None:
-        self._connection, self._queue, self._entity = connection, queue, address.entity
+    def __init__(self, connection: ConnectionView, entity: Entity, address: Address) -> None:
+        self._connection, self._entity, self._name = connection, entity, address.entity
         self._subqueue, self._path = address.subqueue, address.path
         self._peeks = PeekWalks()
         self._operations: dict[str, tuple[str, Callable[[dict[str, Any]], Awaitable[Response]]]] = {
@@ -128,9 +128,9 @@ class ManagementNode:
             "com.microsoft:get-session-state": ("Listen", self._get_session_state),
             "com.microsoft:get-message-sessions": ("Listen", self._list_sessions),
         }
-        self._operations |= OwnOperations(connection, address, lambda: self._queue).operations
-        self._operations |= StreamRequests(connection, address, lambda: self._queue).operations
-        self._rules = RuleRequests(connection, address, lambda: self._queue)
+        self._operations |= OwnOperations(connection, address, lambda: self._entity).operations
+        self._operations |= StreamRequests(connection, address, lambda: self._entity).operations
+        self._rules = RuleRequests(connection, address, lambda: self._entity)
         self._operations |= self._rules.operations
 
     def is_page(self, request: Request) -> bool:
@@ -149,16 +149,16 @@ class ManagementNode:
                     Reason.NOT_IMPLEMENTED, f"The operation '{name!s:.80}' is not supported by this version."
                 )
             self._connection.authorize(self._path, right)
-            self._find_queue()
+            self._find_entity()
             if request.body is None and name in WITHOUT_BODY:  # the Python client sends no empty map
                 request.body = {}
             if not isinstance(request.body, dict):
                 raise Refused(Reason.ARGUMENT, f"The operation '{name!s:.80}' needs a map as body.")
-            self._queue.note_access(self._subqueue, self._connection.services.clock.now_ms())
+            self._entity.note_access(self._subqueue, self._connection.services.clock.now_ms())
             body = {str(key): value for key, value in request.body.items()}
             if name == RECEIVE and body.get("session-id") is None:  # the Go client names its link instead
                 link_name = request.properties.get("associated-link-name")
-                body["session-id"] = session_of_link(self._connection, self._queue, link_name)
+                body["session-id"] = session_of_link(self._connection, self._entity, link_name)
             if cost := cost_of(str(name)):
                 self._admit(cost, frees_memory=str(name) in FREES_MEMORY)
             if txn_id is not None:
@@ -167,10 +167,10 @@ class ManagementNode:
         except Refused as why:
             if txn_id is not None:
                 self._connection.transactions.fail(txn_id, why)
-            self._queue.meter.refused(why.reason, 1)
+            self._entity.meter.refused(why.reason, 1)
             return refusal(why)
         except Exception:
-            log.exception("management.failed", operation=name, entity=self._queue.name)
+            log.exception("management.failed", operation=name, entity=self._entity.name)
             return refusal(
                 Refused(Reason.INTERNAL, "The broker met an error it did not foresee. It has been logged.")
             )
@@ -182,42 +182,42 @@ class ManagementNode:
         match name:
             case "com.microsoft:update-disposition":
                 tokens = lock_tokens(body)
-                transaction.settle(self._queue, self._subqueue, tokens, _settlement(body))
+                transaction.settle(self._entity, self._subqueue, tokens, _settlement(body))
                 self._forget(frozenset(tokens))
                 return ok({})
             case "com.microsoft:cancel-scheduled-message":
-                transaction.cancel(self._queue, self._to_cancel(body))
+                transaction.cancel(self._entity, self._to_cancel(body))
                 return ok({})
             case "com.microsoft:schedule-message":
-                check_schedules(self._queue, self._subqueue)
+                check_schedules(self._entity, self._subqueue)
                 services = self._connection.services
                 collected = to_store(
-                    self._queue,
+                    self._entity,
                     encoded_messages(body),
                     memory=services.memory,
                     message_id=services.message_id,
                 )
-                return _numbers(await transaction.schedule(self._queue, collected))
+                return _numbers(await transaction.schedule(self._entity, collected))
             case _:
                 change = self._rules.in_transaction(name, body)
                 if change is None:
                     text = f"The operation '{name:.80}' is not supported in a transaction."
                     raise Refused(Reason.NOT_IMPLEMENTED, text)
-                transaction.change_rules(self._queue, change)
+                transaction.change_rules(self._entity, change)
                 return ok({})
 
     def _admit(self, cost: int, *, frees_memory: bool = False) -> None:
         """Pay for a request. Raises Refused(THROTTLED)."""
-        if self._queue.throttle is not None:
-            self._queue.throttle.admit(cost, frees_memory=frees_memory)
+        if self._entity.throttle is not None:
+            self._entity.throttle.admit(cost, frees_memory=frees_memory)
 
-    def _find_queue(self) -> None:
+    def _find_entity(self) -> None:
         """Look up the queue again: it may have been deleted since the links were attached, and created
         anew."""
-        queue = self._connection.served.namespace.find(self._entity)
-        if queue is None:
-            raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(self._entity))
-        self._queue = queue
+        entity = self._connection.served.namespace.find(self._name)
+        if entity is None:
+            raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(self._name))
+        self._entity = entity
 
     async def _peek(self, body: dict[str, Any]) -> Response:
         """Return one page, ordered by sequence number over all partitions; the next page begins after the
@@ -226,7 +226,7 @@ class ManagementNode:
         The broker builds a few pages at a time. A partition that is down is skipped, and one that is late is
         shown on a later page. If nothing else is left to show, the client is told to try again.
         """
-        session_id = session_of(self._queue, self._subqueue, body)
+        session_id = session_of(self._entity, self._subqueue, body)
         start = integer(body, "from-sequence-number")
         count = min(integer(body, "message-count"), PEEK_MESSAGES_MAX)
         if count <= 0:
@@ -237,18 +237,20 @@ class ManagementNode:
         pages = self._connection.services.pages
         size_max = self._connection.served.settings.peek_kb_max * 1024
         return self._shown(
-            await peek_session(self._queue, self._subqueue, session_id, max(start, 0), count, size_max, pages)
+            await peek_session(
+                self._entity, self._subqueue, session_id, max(start, 0), count, size_max, pages
+            )
         )
 
     async def _page(self, start: int, count: int) -> Response:
         pages = self._connection.services.pages
         size_max = self._connection.served.settings.peek_kb_max * 1024
-        page = await self._peeks.page(self._queue, self._subqueue, start, count, size_max, pages)
+        page = await self._peeks.page(self._entity, self._subqueue, start, count, size_max, pages)
         if page.down and not page.messages:
             names = ", ".join(map(str, sorted(page.down)))
             raise Refused(
                 Reason.PARTITION_UNAVAILABLE,
-                f"There is nothing to show but what may be in partitions of '{self._queue.name}' that "
+                f"There is nothing to show but what may be in partitions of '{self._entity.name}' that "
                 f"are not available: {names}. "
                 "Please try again.",
             )
@@ -258,25 +260,25 @@ class ManagementNode:
         """The response to a peek. Its first message has been paid for with the request."""
         if not messages:
             return NO_CONTENT
-        if self._queue.throttle is not None:
-            self._queue.throttle.charge(len(messages) - 1)
+        if self._entity.throttle is not None:
+            self._entity.throttle.charge(len(messages) - 1)
         return ok({"messages": [{"message": each} for each in messages]})
 
     async def _renew_session_lock(self, body: dict[str, Any]) -> Response:
-        return ok(await renew_session_lock(self._connection, self._queue, self._subqueue, body))
+        return ok(await renew_session_lock(self._connection, self._entity, self._subqueue, body))
 
     async def _set_session_state(self, body: dict[str, Any]) -> Response:
-        return ok(await set_session_state(self._connection, self._queue, self._subqueue, body))
+        return ok(await set_session_state(self._connection, self._entity, self._subqueue, body))
 
     async def _get_session_state(self, body: dict[str, Any]) -> Response:
-        return ok(await get_session_state(self._connection, self._queue, self._subqueue, body))
+        return ok(await get_session_state(self._connection, self._entity, self._subqueue, body))
 
     async def _list_sessions(self, body: dict[str, Any]) -> Response:
-        found = await list_sessions(self._queue, self._subqueue, body, self._connection.services.pages)
+        found = await list_sessions(self._entity, self._subqueue, body, self._connection.services.pages)
         return NO_CONTENT if found is None else ok(found)
 
     async def _renew_lock(self, body: dict[str, Any]) -> Response:
-        until_ms = await renew_locks(self._queue, self._subqueue, lock_tokens(body))
+        until_ms = await renew_locks(self._entity, self._subqueue, lock_tokens(body))
         return expirations(until_ms, wall_ahead_ms(self._connection.services.clock))
 
     async def _receive_by_sequence_number(self, body: dict[str, Any]) -> Response:
@@ -284,8 +286,8 @@ class ManagementNode:
 
         Fails, and locks none, if one of them does not exist or they do not fit into one response.
         """
-        self._queue.check_can_receive(self._subqueue)
-        session_id = session_of(self._queue, self._subqueue, body)
+        self._entity.check_can_receive(self._subqueue)
+        session_id = session_of(self._entity, self._subqueue, body)
         numbers = integers(body, "sequence-numbers")
         mode = integer(body, "receiver-settle-mode", PEEK_LOCK)
         if not numbers:
@@ -296,12 +298,12 @@ class ManagementNode:
             )
         self._admit(len(numbers), frees_memory=True)
         if session_id is None:
-            held = await receive_deferred(self._queue, self._subqueue, numbers)
+            held = await receive_deferred(self._entity, self._subqueue, numbers)
         else:
             held = [await self._receive_of_session(session_id, numbers)]
         if mode == RECEIVE_AND_DELETE:
             held = await remove_all(held)
-        partitioned = self._queue.description.partitions > 1
+        partitioned = self._entity.description.partitions > 1
         ahead_ms = wall_ahead_ms(self._connection.services.clock)
         messages: dict[int, dict[str, Any]] = {}
         for _, locked in held:
@@ -325,28 +327,27 @@ class ManagementNode:
         self, session_id: str, numbers: list[int]
     ) -> tuple[PartitionHandle, Locked]:
         """Lock deferred messages of a session that this client holds. All are in the session's partition."""
-        place = self._queue.router.number_of(session_id)
+        place = self._entity.router.number_of(session_id)
         for number in numbers:
             if partition_of(number) != place:
                 text = f"Session '{session_id}' has no message with the sequence number {number}."
                 raise Refused(Reason.MESSAGE_NOT_FOUND, text)
-        handle = self._queue.router.of_sequence_number(numbers[0])
+        handle = self._entity.router.of_sequence_number(numbers[0])
         receive = ReceiveDeferred(self._subqueue, numbers, bytes_max=room(numbers))
         receive.session_id = encode_session_id(session_id)
-        receive.holder = holder_of(self._connection, self._queue, self._subqueue, session_id)
+        receive.holder = holder_of(self._connection, self._entity, self._subqueue, session_id)
         locked = await ask(handle, receive)
         assert isinstance(locked, Locked), f"{locked} is not an answer to ReceiveDeferred"
         return handle, locked
 
     async def _update_disposition(self, body: dict[str, Any]) -> Response:
-        session_id = session_of(self._queue, self._subqueue, body)
-        settled, refusals = await settle(self._queue, self._subqueue, lock_tokens(body), _settlement(body))
+        session_id = session_of(self._entity, self._subqueue, body)
+        settled, refusals = await settle(self._entity, self._subqueue, lock_tokens(body), _settlement(body))
         self._forget(frozenset(settled))
         if refusals:
             if session_id is not None and refusals[0].reason is Reason.LOCK_LOST:
-                holder_of(
-                    self._connection, self._queue, self._subqueue, session_id
-                )  # refuses if the session is lost
+                # Refuses if the session is lost.
+                holder_of(self._connection, self._entity, self._subqueue, session_id)
             raise refusals[0]
         return ok({})
 
@@ -357,20 +358,19 @@ class ManagementNode:
         The service does not offer this for partitioned entities (AMQP contract 7.3.11). A partition that is
         down keeps its messages; the client gets an error only if no other partition could remove any.
         """
-        self._queue.check_can_receive(self._subqueue)
-        session_id = deleted_session_of(self._queue, self._subqueue, body)
+        self._entity.check_can_receive(self._subqueue)
+        session_id = deleted_session_of(self._entity, self._subqueue, body)
         count = integer(body, "message-count")
         if not 0 < count <= DELETED_MESSAGES_MAX:
             raise Refused(
                 Reason.ARGUMENT, f"message-count is {count}; it must be from 1 to {DELETED_MESSAGES_MAX}."
             )
-        before_ms = integer(
-            body, "enqueued-time-utc"
-        )  # no default: a misspelt field must not delete messages that it was meant to keep
+        # There is no default: a misspelt field must not delete messages that it was meant to keep.
+        before_ms = integer(body, "enqueued-time-utc")
         deleted, refusals = 0, []
-        numbers: Sequence[int] = range(self._queue.description.partitions)
+        numbers: Sequence[int] = range(self._entity.description.partitions)
         if session_id is not None:
-            numbers = [self._queue.router.number_of(session_id)]
+            numbers = [self._entity.router.number_of(session_id)]
         starts = dict.fromkeys(numbers, 0)
         recalled_at: dict[int, int] = {}
         while starts and deleted < count:
@@ -410,7 +410,7 @@ class ManagementNode:
         asked = [
             (number, share + (place < more)) for place, number in enumerate(starts) if share or place < more
         ]
-        handles = self._queue.router.handles
+        handles = self._entity.router.handles
         session = None if session_id is None else encode_session_id(session_id)
 
         def delete(number: int, part: int) -> Delete:
@@ -424,10 +424,10 @@ class ManagementNode:
         return [(number, answer) for (number, _), answer in zip(asked, answers, strict=True)]
 
     async def _schedule(self, body: dict[str, Any]) -> Response:
-        check_schedules(self._queue, self._subqueue)
+        check_schedules(self._entity, self._subqueue)
         services = self._connection.services
         numbers = await schedule(
-            self._queue,
+            self._entity,
             encoded_messages(body),
             memory=services.memory,
             message_id=services.message_id,
@@ -437,14 +437,14 @@ class ManagementNode:
     async def _cancel_scheduled(self, body: dict[str, Any]) -> Response:
         """Remove scheduled messages. Those that are there are removed even if the response is that others are
         not."""
-        refusals = await cancel(self._queue, self._to_cancel(body))
+        refusals = await cancel(self._entity, self._to_cancel(body))
         if refusals:
             raise refusals[0]
         return ok({})
 
     def _to_cancel(self, body: dict[str, Any]) -> list[int]:
         """The sequence numbers of the messages to cancel. Raises Refused."""
-        check_schedules(self._queue, self._subqueue)
+        check_schedules(self._entity, self._subqueue)
         numbers = integers(body, "sequence-numbers")
         if not numbers:
             raise Refused(Reason.ARGUMENT, "sequence-numbers is empty.")
@@ -455,7 +455,7 @@ class ManagementNode:
         for link in self._connection.engine.links():
             if (
                 isinstance(link.context, OutgoingLink)
-                and link.context.queue is self._queue
+                and link.context.queue is self._entity
                 and link.context.subqueue == self._subqueue
             ):
                 link.context.forget(tokens)

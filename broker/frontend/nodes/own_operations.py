@@ -72,10 +72,10 @@ widen it, so no other is accepted."""
 class OwnOperations:
     """Serves one connection's requests about one subqueue."""
 
-    def __init__(self, connection: ConnectionView, address: Address, queue: Callable[[], Entity]) -> None:
-        """`queue` gives the entity as it is found at the time of a request."""
-        self._connection, self._queue = connection, queue
-        self._entity, self._subqueue, self._path = address.entity, address.subqueue, address.path
+    def __init__(self, connection: ConnectionView, address: Address, entity: Callable[[], Entity]) -> None:
+        """`entity` gives the entity as it is found at the time of a request."""
+        self._connection, self._entity = connection, entity
+        self._name, self._subqueue, self._path = address.entity, address.subqueue, address.path
         operations: Operations = {
             "partibus:delete-messages": ("Listen", self._delete),
             "partibus:purge-messages": ("Listen", self._purge),
@@ -90,9 +90,9 @@ class OwnOperations:
 
     async def _delete(self, body: dict[str, Any]) -> Response:
         """Delete the messages with these sequence numbers, in any state but locked."""
-        queue = self._queue()
-        queue.check_can_receive(self._subqueue)
-        result = await delete_exactly(queue, self._subqueue, _numbers(body))
+        entity = self._entity()
+        entity.check_can_receive(self._subqueue)
+        result = await delete_exactly(entity, self._subqueue, _numbers(body))
         return ok(
             {
                 "deleted": longs(result.done),
@@ -103,39 +103,39 @@ class OwnOperations:
 
     async def _purge(self, body: dict[str, Any]) -> Response:
         """Delete messages by their state, age and session, a bounded number for each request."""
-        queue = self._queue()
-        queue.check_can_receive(self._subqueue)
+        entity = self._entity()
+        entity.check_can_receive(self._subqueue)
         progress = await purge(
-            queue,
+            entity,
             self._subqueue,
             _states(body),
             _before_ms(body),
             _count(body),
             _start(body),
-            deleted_session_of(queue, self._subqueue, body),
+            deleted_session_of(entity, self._subqueue, body),
         )
         return _progress(progress)
 
     async def _redrive(self, body: dict[str, Any]) -> Response:
         """Send dead letters to their queue again: those with these sequence numbers, or those that match a
         reason and an age."""
-        queue = self._queue()
+        entity = self._entity()
         services = self._connection.services
         # On the node's own path: the token of an official client covers the dead-letter queue alone, and
         # its key has the right or has it not.
         self._connection.authorize(self._path, "Send")
-        check_redrive(queue, self._subqueue)
+        check_redrive(entity, self._subqueue)
         services.memory.admit(1)
         if "sequence-numbers" in body:
             check_fields(body, frozenset(("sequence-numbers",)), "A request with 'sequence-numbers'")
             numbers = _numbers(body)
-            result = await redrive_exactly(queue, self._subqueue, numbers, lambda: services.redrives)
+            result = await redrive_exactly(entity, self._subqueue, numbers, lambda: services.redrives)
             return _redriven(result)
         reason = body.get("deadletter-reason")
         if reason is not None and not isinstance(reason, str):
             raise Refused(Reason.ARGUMENT, "'deadletter-reason' must be a string.")
         progress = await redrive(
-            queue,
+            entity,
             self._subqueue,
             reason,
             _before_ms(body),
@@ -158,9 +158,9 @@ class OwnOperations:
                 "(PARTIBUS_LOCK_RENEWAL_MS_MAX).",
             )
         if not tokens:
-            session = renew_session_lock(self._connection, self._queue(), self._subqueue, body, duration_ms)
+            session = renew_session_lock(self._connection, self._entity(), self._subqueue, body, duration_ms)
             return ok(await session)
-        until_ms = await renew_locks(self._queue(), self._subqueue, tokens, duration_ms)
+        until_ms = await renew_locks(self._entity(), self._subqueue, tokens, duration_ms)
         return expirations(until_ms, wall_ahead_ms(self._connection.services.clock))
 
     async def _reschedule(self, body: dict[str, Any]) -> Response:
@@ -175,9 +175,9 @@ class OwnOperations:
     async def _at(self, body: dict[str, Any], at_ms: int, done: str) -> Response:
         """Have scheduled messages enqueued at this time, in wall time; `done` names the field with their
         sequence numbers."""
-        check_schedules(self._queue(), self._subqueue)
+        check_schedules(self._entity(), self._subqueue)
         numbers = list(dict.fromkeys(_numbers(body)))
-        missing = frozenset(await reschedule(self._queue(), numbers, at_ms))
+        missing = frozenset(await reschedule(self._entity(), numbers, at_ms))
         return ok(
             {
                 done: longs([each for each in numbers if each not in missing]),
@@ -188,9 +188,9 @@ class OwnOperations:
     async def _count(self, body: dict[str, Any]) -> Response:
         """Count the messages of the subqueue by state, over all partitions. Messages kept ready for a
         receiver do not count as locked, and stay ready."""
-        await self._connection.served.namespace.runtime(self._entity)
-        counts = self._queue().counts().get(self._subqueue, SubqueueCounts())
-        kept_ready = self._queue().kept_ready.get(self._subqueue, 0)
+        await self._connection.served.namespace.runtime(self._name)
+        counts = self._entity().counts().get(self._subqueue, SubqueueCounts())
+        kept_ready = self._entity().kept_ready.get(self._subqueue, 0)
         return ok(
             {
                 "active": Long(counts.active),

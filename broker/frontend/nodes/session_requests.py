@@ -46,13 +46,16 @@ some of them round up."""
 def session_of(entity: Entity, subqueue: str, body: dict[str, Any]) -> str | None:
     """The session that a request names; None if it names none. Raises Refused if the entity has no
     sessions."""
-    session_id = body.get("session-id")
-    if session_id is None:
-        return None
-    if not isinstance(session_id, str):
-        raise Refused(Reason.ARGUMENT, f"'session-id' must be a string, not {session_id!r:.80}.")
-    if not entity.requires_session(subqueue):
+    session_id = _given(body)
+    if session_id is not None and not entity.requires_session(subqueue):
         raise no_session(entity, subqueue)
+    return session_id
+
+
+def _given(body: dict[str, Any]) -> str | None:
+    session_id = body.get("session-id")
+    if session_id is not None and not isinstance(session_id, str):
+        raise Refused(Reason.ARGUMENT, f"'session-id' must be a string, not {session_id!r:.80}.")
     return session_id
 
 
@@ -71,11 +74,9 @@ def deleted_session_of(entity: Entity, subqueue: str, body: dict[str, Any]) -> s
     Dead letters keep their session, so a dead-letter queue can be asked as well. Raises Refused if the entity
     has no sessions, because the request would otherwise delete more than its client meant.
     """
-    session_id = body.get("session-id")
+    session_id = _given(body)
     if session_id is None:
         return None
-    if not isinstance(session_id, str):
-        raise Refused(Reason.ARGUMENT, f"'session-id' must be a string, not {session_id!r:.80}.")
     if not entity.requires_session(entity.description.subqueues.main_of(subqueue)):
         raise Refused(
             Reason.ARGUMENT,
@@ -86,10 +87,10 @@ def deleted_session_of(entity: Entity, subqueue: str, body: dict[str, Any]) -> s
 
 def needed_session_of(entity: Entity, subqueue: str, body: dict[str, Any]) -> str:
     """As `session_of`, but raises Refused if the request names no session."""
-    session_id = session_of(entity, subqueue, body)
+    session_id = _given(body)
+    if not entity.requires_session(subqueue):
+        raise no_session(entity, subqueue)
     if session_id is None:
-        if not entity.requires_session(subqueue):
-            raise no_session(entity, subqueue)
         raise Refused(
             Reason.ARGUMENT,
             f"The entity '{entity.path_of(subqueue)}' requires sessions: the request needs a 'session-id'.",
