@@ -18,7 +18,6 @@ from operator import itemgetter
 from typing import Generic, Protocol, TypeVar
 
 from broker.base.errors import Reason, Refused
-from broker.entities.descriptions import MAIN
 from broker.message.batch_envelope import RoutingHint, split
 from broker.message.identity import key_text
 from broker.message.property_sizes import beyond
@@ -326,7 +325,7 @@ class Sending(Generic[R]):
                 f"The batch carries different partition keys ('{one}' and '{other}'): a batch goes to "
                 "one partition of the entity as a whole. Send one batch for each key.",
             )
-        if self._queue.requires_session(MAIN):
+        if self._queue.sends_need_session:
             return next(iter(keys))  # an empty one is a session too
         return next(iter(keys), "") or hint.session_id or hint.partition_key or None
 
@@ -435,7 +434,7 @@ def check_sent(run: StoredRun, payloads: Sequence[bytes], queue: Entity) -> None
 
 def check(run: StoredRun, queue: Entity) -> None:
     """Refuse messages that this queue does not take."""
-    if queue.requires_session(MAIN):
+    if queue.sends_need_session:
         for index, session_id in enumerate(run.session_ids or repeat(None, len(run.data))):
             if session_id is None:
                 run.refused.setdefault(index, _without_session())
@@ -445,7 +444,7 @@ def keys_of(run: StoredRun, queue: Entity) -> Sequence[str | None] | None:
     """The keys that pin the messages to partitions (AMQP contract 10.7): the session-id, else the
     partition-key, else, with duplicate detection, the message-id. None if no message has a key."""
     sessions, keys = run.session_ids, run.partition_keys
-    if queue.requires_session(MAIN):
+    if queue.sends_need_session:
         return sessions  # an empty one is a session too
     if sessions is not None and keys is not None:
         keys = [session or key for session, key in zip(sessions, keys, strict=True)]
@@ -461,7 +460,7 @@ def keys_of(run: StoredRun, queue: Entity) -> Sequence[str | None] | None:
 
 def _given_keys(run: StoredRun, queue: Entity) -> Iterator[str]:
     """The keys that senders have given messages: the session-id, else the partition-key."""
-    has_sessions = queue.requires_session(MAIN)
+    has_sessions = queue.sends_need_session
     for session, key in zip_longest(run.session_ids or (), run.partition_keys or ()):
         either = session or key
         if either or (has_sessions and either is not None):

@@ -6,7 +6,6 @@ partition names these lists, so only these two change when a list is added (for 
 
 from __future__ import annotations
 
-from broker.entities.descriptions import MAIN
 from broker.identifiers import encode_session_id
 from broker.message.identity import identities
 from broker.message.stored import StoredRun
@@ -32,7 +31,7 @@ def _identities_of(run: StoredRun, entity: Entity) -> list[bytes] | None:
         return None
     none = [None] * len(run.data)
     sessions, keys = run.session_ids or none, run.partition_keys or none
-    if not entity.requires_session(MAIN):  # else an empty session-id is a session too
+    if not entity.sends_need_session:  # else an empty session-id is a session too
         sessions = [session or None for session in sessions]
     either = [
         key or None if session is None else session for session, key in zip(sessions, keys, strict=True)
@@ -43,7 +42,7 @@ def _identities_of(run: StoredRun, entity: Entity) -> list[bytes] | None:
 def _columns_of(run: StoredRun, entity: Entity) -> ColumnLists:
     """The columns of messages whose sessions are kept: the session of each."""
     session_ids = run.session_ids or [None] * len(run.data)
-    if not any(each is not None for each in session_ids) and not entity.requires_session(MAIN):
+    if not any(each is not None for each in session_ids) and not entity.sends_need_session:
         return {}
     encoded = {each: None if each is None else encode_session_id(each) for each in set(session_ids)}
     return {SESSION_ID: [encoded[each] for each in session_ids]}

@@ -159,6 +159,9 @@ class Entity:
         self.property_limits: PropertyLimits | None = None
         """What the properties of a message may take; None if the namespace has no limits of its own. Set by
         whoever made the entity."""
+        self.sends_need_session = self.requires_session(MAIN)
+        """Whether each message that is sent must name its message session. Fixed at creation, and asked for
+        several times with each read from a socket."""
         self.gone: Refused | None = None
         """Why the entity was deleted or is out of service; None while it is live. Once this is set, no
         partition starts, because its log would outlive the entity."""
@@ -250,7 +253,7 @@ class Entity:
     @property
     def keeps_sessions(self) -> bool:
         """Whether the sessions of messages that are sent are kept with them."""
-        return self.requires_session(MAIN)
+        return self.sends_need_session
 
     @property
     def makes_copies(self) -> bool:
