@@ -9,9 +9,11 @@ process then finds is the state before the change, or the state after it if the 
 from __future__ import annotations
 
 import errno
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+
+import pytest
 
 from broker.base.clock import ManualClock
 from broker.entities.descriptions import MAIN, EntityDescription
@@ -35,6 +37,7 @@ from tests.support.recording_disk import RecordingDisk
 State = tuple[object, ...]
 Prepare = Callable[[PartitionTask, ManualClock], Awaitable[Operation]]
 """Does what comes before a change, and gives the operation that makes it."""
+Test = Callable[..., Awaitable[None]]
 ERRORS = [errno.EIO, errno.ENOSPC]
 
 
@@ -101,6 +104,27 @@ class Changes:
         """What a new process finds, before anything comes due."""
         async with self.partition(disk, ManualClock()) as (task, _):
             return await state(task)
+
+    def tests(self, changes: Sequence[Prepare]) -> tuple[Test, Test, Test]:
+        """What to test of each of these changes: that the process dies, that the disk fails or is full, and
+        that the sync fails."""
+        each = pytest.mark.parametrize("prepare", changes, ids=lambda prepare: prepare.__name__)
+        error = pytest.mark.parametrize("error", ERRORS, ids=["fails", "is full"])
+
+        @each
+        async def deaths(prepare: Prepare) -> None:
+            await self.check_deaths(prepare)
+
+        @each
+        @error
+        async def failures(prepare: Prepare, error: int) -> None:
+            await self.check_failures(prepare, error)
+
+        @each
+        async def failing_sync(prepare: Prepare) -> None:
+            await self.check_failing_sync(prepare)
+
+        return deaths, failures, failing_sync
 
     async def story_of(self, prepare: Prepare) -> Story:
         """Let a change be made without a failure."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 from collections import Counter
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import cast
 
@@ -20,7 +22,7 @@ from broker.namespace.resting import Resting
 from broker.operations.sending import Send, Sent
 from broker.partition.payloads import PayloadBudget
 from broker.partition.task import PartitionTask
-from storage.catalogue import Catalogue
+from storage.catalogue import ATTEMPTS, Catalogue
 from storage.log import LogStore
 from storage.partition_index import PartitionIndex
 from tests.support.faulty_disk import OPERATIONS, FaultyDisk
@@ -31,6 +33,8 @@ from tests.support.recording_disk import RecordingDisk
 ROOT = Path("/data")
 FOR_EVER = 1_000_000
 WAIT_S = 20
+VARIETIES = [(1, errno.EIO), (ATTEMPTS, errno.EIO), (FOR_EVER, errno.EIO), (FOR_EVER, errno.ENOSPC)]
+"""How often a disk call, and later calls of its kind, fail, and with which error."""
 
 
 class Life:
@@ -129,3 +133,21 @@ class Life:
                 self.disk.fail(operation, times=FOR_EVER)
         await self.close()
         return left
+
+    async def calls_of(self, change: Awaitable[bool]) -> list[tuple[str, int]]:
+        """Every disk call of a change, as operation and number. Ends this life."""
+        before = self.disk.calls.copy()
+        assert await change
+        calls: Counter[str] = self.disk.calls - before
+        await self.close()
+        return [(operation, nth) for operation, count in calls.items() for nth in range(1, count + 1)]
+
+
+async def is_acknowledged(change: Awaitable[object]) -> bool:
+    """Make a change; whether it was acknowledged. Any refusal must be one that clients retry."""
+    try:
+        await change
+    except Refused as why:
+        assert why.reason in (Reason.PARTITION_UNAVAILABLE, Reason.DISK_FULL)
+        return False
+    return True

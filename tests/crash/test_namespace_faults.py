@@ -19,8 +19,8 @@ import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import EntityDescription, QueueSettings
-from storage.catalogue import ATTEMPTS, Catalogue
-from tests.crash.lives import FOR_EVER, ROOT, Life
+from storage.catalogue import Catalogue
+from tests.crash.lives import ROOT, VARIETIES, Life, is_acknowledged
 from tests.support.recording_disk import RecordingDisk
 
 RESTARTS = ("stop", "kill", "power cut", "power cut, some kept")
@@ -50,19 +50,13 @@ class Expected:
 
 
 async def change(life: Life, what: str) -> bool:
-    """Make the change; whether it was acknowledged. Any refusal must be one that clients retry."""
-    try:
-        match what:
-            case "create":
-                await life.namespace.create_entity("orders", NEW)
-            case "update":
-                await life.namespace.update_entity("orders", NEW)
-            case _:
-                await life.namespace.delete_entity("orders")
-    except Refused as why:
-        assert why.reason in (Reason.PARTITION_UNAVAILABLE, Reason.DISK_FULL)
-        return False
-    return True
+    """Make the change; whether it was acknowledged."""
+    match what:
+        case "create":
+            return await is_acknowledged(life.namespace.create_entity("orders", NEW))
+        case "update":
+            return await is_acknowledged(life.namespace.update_entity("orders", NEW))
+    return await is_acknowledged(life.namespace.delete_entity("orders"))
 
 
 async def tell(life: Life, what: str, expected: Expected) -> bool:
@@ -124,21 +118,12 @@ async def first_life(what: str, lossy: bool) -> tuple[Life, Expected]:
 async def faults_of(what: str) -> list[tuple[str, int]]:
     """Every disk call of the change, as operation and number."""
     life, _ = await first_life(what, False)
-    before = life.disk.calls.copy()
-    assert await change(life, what)
-    calls = life.disk.calls - before
-    await life.close()
-    return [(operation, nth) for operation, count in calls.items() for nth in range(1, count + 1)]
-
-
-def varieties() -> Iterable[tuple[int, int]]:
-    """How often the call, and later calls of its kind, fail, and with which error."""
-    return [(1, errno.EIO), (ATTEMPTS, errno.EIO), (FOR_EVER, errno.EIO), (FOR_EVER, errno.ENOSPC)]
+    return await life.calls_of(change(life, what))
 
 
 def cases(faults: list[tuple[str, int]], retry: str, restart: str) -> Iterable[tuple[str, int, int, int]]:
     """Failing calls and the varieties to try: operation and number, how often, and which error."""
-    for (place, fault), (number, variety) in itertools.product(enumerate(faults), enumerate(varieties())):
+    for (place, fault), (number, variety) in itertools.product(enumerate(faults), enumerate(VARIETIES)):
         if EVERY_TRIPLE or (place + number + RESTARTS.index(restart)) % len(RETRIES) == RETRIES.index(retry):
             yield *fault, *variety
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 from hashlib import blake2b
 
-import pytest
-
 from broker.base.clock import ManualClock
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueDescription, QueueSettings
 from broker.identifiers import LockToken
@@ -28,7 +26,7 @@ from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Set
 from broker.operations.transactions import Transact
 from broker.partition.duplicates import IDENTITY_BYTES
 from broker.partition.task import PartitionTask
-from tests.crash.change_faults import ERRORS, Changes, Prepare
+from tests.crash.change_faults import Changes, Prepare
 from tests.support.partition_asking import CLIENT, WAIT_S, ask
 
 SETTINGS = QueueSettings(requires_session=True, requires_duplicate_detection=True)
@@ -137,23 +135,8 @@ async def transacts(task: PartitionTask, clock: ManualClock) -> Operation:
 CHANGES: list[Prepare] = [
     *(sends, sets_state, clears_state, cancels, lets_time_pass, delays, purges, deletes, redrives, transacts)
 ]
-OF_QUEUE = Changes(QUEUE, 8_000, lets_time_pass)
-changes = pytest.mark.parametrize("prepare", CHANGES, ids=lambda each: each.__name__)
-
-
-@changes
-async def test_a_process_that_dies_while_it_writes_leaves_all_of_a_change_or_nothing(
-    prepare: Prepare,
-) -> None:
-    await OF_QUEUE.check_deaths(prepare)
-
-
-@changes
-@pytest.mark.parametrize("error", ERRORS, ids=["fails", "is full"])
-async def test_a_disk_that_fails_within_a_change_leaves_nothing_of_it(prepare: Prepare, error: int) -> None:
-    await OF_QUEUE.check_failures(prepare, error)
-
-
-@changes
-async def test_a_sync_that_fails_leaves_nothing_of_a_change(prepare: Prepare) -> None:
-    await OF_QUEUE.check_failing_sync(prepare)
+(
+    test_a_process_that_dies_while_it_writes_leaves_all_of_a_change_or_nothing,
+    test_a_disk_that_fails_within_a_change_leaves_nothing_of_it,
+    test_a_sync_that_fails_leaves_nothing_of_a_change,
+) = Changes(QUEUE, 8_000, lets_time_pass).tests(CHANGES)

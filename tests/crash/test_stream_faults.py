@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-import pytest
-
 from broker.base.clock import ManualClock
 from broker.entities.descriptions import MAIN, QueueDescription, QueueSettings
 from broker.operations.interface import Operation
@@ -27,7 +25,7 @@ from broker.operations.streams import (
 )
 from broker.partition.duplicates import IDENTITY_BYTES
 from broker.partition.task import PartitionTask
-from tests.crash.change_faults import ERRORS, Changes, Prepare
+from tests.crash.change_faults import Changes, Prepare
 from tests.support.partition_asking import ask
 
 QUEUE = QueueDescription("orders", "5" * 32, 1, QueueSettings(requires_duplicate_detection=True))
@@ -100,23 +98,8 @@ CHANGES: list[Prepare] = [
     *(creates, takes_over, advances, advances_and_completes, deletes),
     *(settles_through, writes_a_batch, notes_a_batch),
 ]
-OF_QUEUE = Changes(QUEUE, 8_000)
-changes = pytest.mark.parametrize("prepare", CHANGES, ids=lambda each: each.__name__)
-
-
-@changes
-async def test_a_process_that_dies_while_it_writes_leaves_all_of_a_change_or_nothing(
-    prepare: Prepare,
-) -> None:
-    await OF_QUEUE.check_deaths(prepare)
-
-
-@changes
-@pytest.mark.parametrize("error", ERRORS, ids=["fails", "is full"])
-async def test_a_disk_that_fails_within_a_change_leaves_nothing_of_it(prepare: Prepare, error: int) -> None:
-    await OF_QUEUE.check_failures(prepare, error)
-
-
-@changes
-async def test_a_sync_that_fails_leaves_nothing_of_a_change(prepare: Prepare) -> None:
-    await OF_QUEUE.check_failing_sync(prepare)
+(
+    test_a_process_that_dies_while_it_writes_leaves_all_of_a_change_or_nothing,
+    test_a_disk_that_fails_within_a_change_leaves_nothing_of_it,
+    test_a_sync_that_fails_leaves_nothing_of_a_change,
+) = Changes(QUEUE, 8_000).tests(CHANGES)

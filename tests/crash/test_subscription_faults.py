@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import errno
 import random
-from collections import Counter
 
 import pytest
 
-from broker.base.errors import Reason, Refused
 from broker.entities.rules import CorrelationFilter, RuleDescription
 from broker.entities.topics import SubscriptionSettings, TopicDescription, TopicSettings
-from storage.catalogue import ATTEMPTS
-from tests.crash.lives import FOR_EVER, Life
+from tests.crash.lives import VARIETIES, Life, is_acknowledged
 from tests.support.recording_disk import RecordingDisk
 from tests.support.rule_messages import stored_with
 
@@ -26,7 +23,6 @@ ALL = RuleDescription("$Default")
 NONE = RuleDescription("none", CorrelationFilter(label="nothing has it"))
 KEPT, CHANGED = "subscriptions/kept", "subscriptions/changed"
 WHAT = ["add a subscription", "remove a subscription", "add a rule", "remove a rule"]
-VARIETIES = [(1, errno.EIO), (ATTEMPTS, errno.EIO), (FOR_EVER, errno.EIO), (FOR_EVER, errno.ENOSPC)]
 
 
 async def first_life(what: str) -> Life:
@@ -43,22 +39,17 @@ async def first_life(what: str) -> Life:
 
 
 async def change(life: Life, what: str) -> bool:
-    """Make the change; whether it was acknowledged. Any refusal must be one that clients retry."""
+    """Make the change; whether it was acknowledged."""
     subscriptions = life.namespace.subscriptions
-    try:
-        match what:
-            case "add a subscription":
-                await subscriptions.create("events", "changed", SubscriptionSettings(), [ALL])
-            case "remove a subscription":
-                await subscriptions.delete("events", "changed")
-            case "add a rule":
-                await subscriptions.add_rule("events", "changed", ALL)
-            case _:
-                await subscriptions.remove_rule("events", "changed", "$Default")
-    except Refused as why:
-        assert why.reason in (Reason.PARTITION_UNAVAILABLE, Reason.DISK_FULL)
-        return False
-    return True
+    match what:
+        case "add a subscription":
+            created = subscriptions.create("events", "changed", SubscriptionSettings(), [ALL])
+            return await is_acknowledged(created)
+        case "remove a subscription":
+            return await is_acknowledged(subscriptions.delete("events", "changed"))
+        case "add a rule":
+            return await is_acknowledged(subscriptions.add_rule("events", "changed", ALL))
+    return await is_acknowledged(subscriptions.remove_rule("events", "changed", "$Default"))
 
 
 def gets(life: Life) -> bool | None:
@@ -105,11 +96,7 @@ async def faults_of(what: str) -> list[tuple[str, int]]:
     """Every disk call of the change, as operation and number."""
     life = await first_life(what)
     await Story().send(life, b"before")
-    before = life.disk.calls.copy()
-    assert await change(life, what)
-    calls: Counter[str] = life.disk.calls - before
-    await life.close()
-    return [(operation, nth) for operation, count in calls.items() for nth in range(1, count + 1)]
+    return await life.calls_of(change(life, what))
 
 
 @pytest.mark.parametrize("restart", ["kill", "power cut"])

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from broker.base.clock import ManualClock
 from broker.entities.topics import TopicDescription
 from broker.identifiers import LockToken
@@ -24,7 +22,7 @@ from broker.operations.streams import SettleThrough
 from broker.operations.transactions import Transact
 from broker.operations.transfers import HandOver
 from broker.partition.task import PartitionTask
-from tests.crash.change_faults import ERRORS, Changes, Prepare
+from tests.crash.change_faults import Changes, Prepare
 from tests.support.partition_asking import CLIENT, WAIT_S, ask
 from tests.support.topics import (
     BLUE,
@@ -143,23 +141,8 @@ CHANGES: list[Prepare] = [
     *(publishes, schedules, lets_time_pass, completes, settles_through, abandons, defers, dead_letters),
     *(redrives, transacts, changes_rules, is_handed_over),
 ]
-OF_TOPIC = Changes(TOPIC, 16_000, lets_time_pass)
-changes = pytest.mark.parametrize("prepare", CHANGES, ids=lambda each: each.__name__)
-
-
-@changes
-async def test_a_process_that_dies_while_it_writes_leaves_all_of_a_change_or_nothing(
-    prepare: Prepare,
-) -> None:
-    await OF_TOPIC.check_deaths(prepare)
-
-
-@changes
-@pytest.mark.parametrize("error", ERRORS, ids=["fails", "is full"])
-async def test_a_disk_that_fails_within_a_change_leaves_nothing_of_it(prepare: Prepare, error: int) -> None:
-    await OF_TOPIC.check_failures(prepare, error)
-
-
-@changes
-async def test_a_sync_that_fails_leaves_nothing_of_a_change(prepare: Prepare) -> None:
-    await OF_TOPIC.check_failing_sync(prepare)
+(
+    test_a_process_that_dies_while_it_writes_leaves_all_of_a_change_or_nothing,
+    test_a_disk_that_fails_within_a_change_leaves_nothing_of_it,
+    test_a_sync_that_fails_leaves_nothing_of_a_change,
+) = Changes(TOPIC, 16_000, lets_time_pass).tests(CHANGES)
