@@ -364,26 +364,33 @@ async def test_a_disk_that_hangs_holds_nobody_up_who_waits_for_a_lull(
     assert await committer.close()
 
 
+class _NoThreads:
+    """A system that does not start the next threads for commits."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, refused: int) -> None:
+        """`refused`: how many threads it does not start, from now on."""
+        self.refused = refused
+        start = threading.Thread.start
+
+        def refuse(thread: threading.Thread) -> None:
+            if self.refused and thread.name.startswith("storage-commit"):
+                self.refused -= 1
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
 async def test_a_thread_that_cannot_be_started_is_tried_again_or_another_one_does_its_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("storage.committer.STUCK_S", 0.02)
-    start = threading.Thread.start
-    failures = 2
-
-    def refuse(thread: threading.Thread) -> None:
-        nonlocal failures
-        if failures and thread.name.startswith("storage-commit"):
-            failures -= 1
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    threads = _NoThreads(monkeypatch, 2)
     committer = Committer(RecordingDisk(), 2)
     with capture_logs() as lines:
         await asyncio.wait_for(committer.run(Recorded()), 20)
     assert [line["event"] for line in lines] == ["disk.no_thread"] * 2
-    failures = 1
+    threads.refused = 1
     await asyncio.wait_for(asyncio.gather(*(committer.run(Recorded()) for _ in range(10))), 20)
     assert await committer.close()
 
@@ -400,23 +407,13 @@ async def test_threads_start_again_however_long_the_system_has_started_none(
     if one_hangs:
         hanging.append(asyncio.create_task(committer.run(hangs := Recorded(gate=gate))))
         assert await asyncio.to_thread(hangs.started.wait, 10)
-    start = threading.Thread.start
-    failures = 20
-
-    def refuse(thread: threading.Thread) -> None:
-        nonlocal failures
-        if failures and thread.name.startswith("storage-commit"):
-            failures -= 1
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    threads = _NoThreads(monkeypatch, 20)
     try:
         jobs = [Recorded() for _ in range(10)]
         for job in jobs:
             job.is_let_go = True  # so that the test ends if no thread is started
         await asyncio.wait_for(asyncio.gather(*map(committer.run, jobs)), 20)
-        assert not failures and not any(each.done() for each in hanging)
+        assert not threads.refused and not any(each.done() for each in hanging)
     finally:
         gate.set()
     await asyncio.wait_for(asyncio.gather(*hanging), 20)
