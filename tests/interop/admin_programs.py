@@ -4,6 +4,7 @@ authority.
 
 from __future__ import annotations
 
+import secrets
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -75,6 +76,7 @@ def _given(broker: Running, scenarios: Sequence[str]) -> dict[str, str]:
             f"SharedAccessKey={KEY}"
         ),
         "PARTIBUS_SCENARIOS": ",".join(scenarios),
+        "PARTIBUS_QUEUE_PREFIX": f"admin-{secrets.token_hex(4)}-",  # for entities that are not there yet
     }
 
 

@@ -10,8 +10,6 @@ import (
 	"github.com/Azure/azure-sdk-for-go/sdk/messaging/azservicebus/admin"
 )
 
-func pointer[T any](value T) *T { return &value }
-
 // administration gives the client that all these scenarios use. SSL_CERT_FILE names the broker's authority.
 func administration() *admin.Client {
 	return must(admin.NewClientFromConnectionString(os.Getenv("PARTIBUS_ADMIN_CONNECTION_STRING"), nil))
@@ -40,9 +38,9 @@ func ends(address **string, name string) {
 
 var manager = []admin.AuthorizationRule{{
 	AccessRights: []admin.AccessRight{admin.AccessRightManage, admin.AccessRightSend, admin.AccessRightListen},
-	KeyName:      pointer("manager"),
-	PrimaryKey:   pointer("cHJpbWFyeXByaW1hcnlwcmltYXJ5cHJpbWFyeXByaW0="),
-	SecondaryKey: pointer("c2Vjb25kYXJ5c2Vjb25kYXJ5c2Vjb25kYXJ5c2Vjb24="),
+	KeyName:      to("manager"),
+	PrimaryKey:   to("cHJpbWFyeXByaW1hcnlwcmltYXJ5cHJpbWFyeXByaW0="),
+	SecondaryKey: to("c2Vjb25kYXJ5c2Vjb25kYXJ5c2Vjb25kYXJ5c2Vjb24="),
 }}
 
 // undated expects the rules to have times, and leaves these out.
@@ -62,21 +60,21 @@ func queueAdministration(b *bench) {
 	must(client.CreateQueue(b.ctx, target, nil))
 	wanted := admin.QueueProperties{
 		AuthorizationRules:                  manager,
-		AutoDeleteOnIdle:                    pointer("PT10M"),
-		DeadLetteringOnMessageExpiration:    pointer(true),
-		DefaultMessageTimeToLive:            pointer("P2D"),
-		DuplicateDetectionHistoryTimeWindow: pointer("PT3M"),
-		EnableBatchedOperations:             pointer(false),
-		EnablePartitioning:                  pointer(false),
-		ForwardDeadLetteredMessagesTo:       pointer(target),
-		LockDuration:                        pointer("PT30S"),
-		MaxDeliveryCount:                    pointer(int32(5)),
-		MaxMessageSizeInKilobytes:           pointer(int64(2048)),
-		MaxSizeInMegabytes:                  pointer(int32(2048)),
-		RequiresDuplicateDetection:          pointer(true),
-		RequiresSession:                     pointer(true),
-		Status:                              pointer(admin.EntityStatusSendDisabled),
-		UserMetadata:                        pointer("before"),
+		AutoDeleteOnIdle:                    to("PT10M"),
+		DeadLetteringOnMessageExpiration:    to(true),
+		DefaultMessageTimeToLive:            to("P2D"),
+		DuplicateDetectionHistoryTimeWindow: to("PT3M"),
+		EnableBatchedOperations:             to(false),
+		EnablePartitioning:                  to(false),
+		ForwardDeadLetteredMessagesTo:       to(target),
+		LockDuration:                        to("PT30S"),
+		MaxDeliveryCount:                    to(int32(5)),
+		MaxMessageSizeInKilobytes:           to(int64(2048)),
+		MaxSizeInMegabytes:                  to(int32(2048)),
+		RequiresDuplicateDetection:          to(true),
+		RequiresSession:                     to(true),
+		Status:                              to(admin.EntityStatusSendDisabled),
+		UserMetadata:                        to("before"),
 	}
 	must(client.CreateQueue(b.ctx, queue, &admin.CreateQueueOptions{Properties: &wanted}))
 	found := must(client.GetQueue(b.ctx, queue, nil)).QueueProperties
@@ -85,17 +83,17 @@ func queueAdministration(b *bench) {
 	seen.AuthorizationRules = undated(seen.AuthorizationRules)
 	alike(seen, wanted, "created")
 
-	found.AutoDeleteOnIdle, wanted.AutoDeleteOnIdle = pointer("PT20M"), pointer("PT20M")
-	found.DeadLetteringOnMessageExpiration, wanted.DeadLetteringOnMessageExpiration = pointer(false), pointer(false)
-	found.DefaultMessageTimeToLive, wanted.DefaultMessageTimeToLive = pointer("P3D"), pointer("P3D")
-	found.DuplicateDetectionHistoryTimeWindow, wanted.DuplicateDetectionHistoryTimeWindow = pointer("PT4M"), pointer("PT4M")
-	found.EnableBatchedOperations, wanted.EnableBatchedOperations = pointer(true), pointer(true)
-	found.LockDuration, wanted.LockDuration = pointer("PT40S"), pointer("PT40S")
-	found.MaxDeliveryCount, wanted.MaxDeliveryCount = pointer(int32(6)), pointer(int32(6))
-	found.MaxMessageSizeInKilobytes, wanted.MaxMessageSizeInKilobytes = pointer(int64(4096)), pointer(int64(4096))
-	found.MaxSizeInMegabytes, wanted.MaxSizeInMegabytes = pointer(int32(3072)), pointer(int32(3072))
-	found.Status, wanted.Status = pointer(admin.EntityStatusActive), pointer(admin.EntityStatusActive)
-	found.UserMetadata, wanted.UserMetadata = pointer("after"), pointer("after")
+	found.AutoDeleteOnIdle, wanted.AutoDeleteOnIdle = to("PT20M"), to("PT20M")
+	found.DeadLetteringOnMessageExpiration, wanted.DeadLetteringOnMessageExpiration = to(false), to(false)
+	found.DefaultMessageTimeToLive, wanted.DefaultMessageTimeToLive = to("P3D"), to("P3D")
+	found.DuplicateDetectionHistoryTimeWindow, wanted.DuplicateDetectionHistoryTimeWindow = to("PT4M"), to("PT4M")
+	found.EnableBatchedOperations, wanted.EnableBatchedOperations = to(true), to(true)
+	found.LockDuration, wanted.LockDuration = to("PT40S"), to("PT40S")
+	found.MaxDeliveryCount, wanted.MaxDeliveryCount = to(int32(6)), to(int32(6))
+	found.MaxMessageSizeInKilobytes, wanted.MaxMessageSizeInKilobytes = to(int64(4096)), to(int64(4096))
+	found.MaxSizeInMegabytes, wanted.MaxSizeInMegabytes = to(int32(3072)), to(int32(3072))
+	found.Status, wanted.Status = to(admin.EntityStatusActive), to(admin.EntityStatusActive)
+	found.UserMetadata, wanted.UserMetadata = to("after"), to("after")
 	must(client.UpdateQueue(b.ctx, queue, found, nil))
 	seen = must(client.GetQueue(b.ctx, queue, nil)).QueueProperties
 	ends(&seen.ForwardDeadLetteredMessagesTo, target)
@@ -127,9 +125,9 @@ func queueAdministration(b *bench) {
 
 	_, err := client.CreateQueue(b.ctx, queue, nil)
 	status(err, 409, "a queue of this name")
-	_, err = client.CreateQueue(b.ctx, queue+"-long", &admin.CreateQueueOptions{Properties: &admin.QueueProperties{LockDuration: pointer("PT9M")}})
+	_, err = client.CreateQueue(b.ctx, queue+"-long", &admin.CreateQueueOptions{Properties: &admin.QueueProperties{LockDuration: to("PT9M")}})
 	status(err, 400, "a long lock")
-	found.RequiresSession = pointer(false)
+	found.RequiresSession = to(false)
 	_, err = client.UpdateQueue(b.ctx, queue, found, nil)
 	status(err, 400, "a property that cannot change")
 	_, err = client.UpdateQueue(b.ctx, queue+"-none", admin.QueueProperties{}, nil)

@@ -12,17 +12,17 @@ func topicAdministration(b *bench) {
 	client, topic := administration(), b.queue
 	wanted := admin.TopicProperties{
 		AuthorizationRules:                  manager,
-		AutoDeleteOnIdle:                    pointer("PT10M"),
-		DefaultMessageTimeToLive:            pointer("P2D"),
-		DuplicateDetectionHistoryTimeWindow: pointer("PT3M"),
-		EnableBatchedOperations:             pointer(false),
-		EnablePartitioning:                  pointer(false),
-		MaxMessageSizeInKilobytes:           pointer(int64(2048)),
-		MaxSizeInMegabytes:                  pointer(int32(2048)),
-		RequiresDuplicateDetection:          pointer(true),
-		Status:                              pointer(admin.EntityStatusDisabled),
-		SupportOrdering:                     pointer(true),
-		UserMetadata:                        pointer("before"),
+		AutoDeleteOnIdle:                    to("PT10M"),
+		DefaultMessageTimeToLive:            to("P2D"),
+		DuplicateDetectionHistoryTimeWindow: to("PT3M"),
+		EnableBatchedOperations:             to(false),
+		EnablePartitioning:                  to(false),
+		MaxMessageSizeInKilobytes:           to(int64(2048)),
+		MaxSizeInMegabytes:                  to(int32(2048)),
+		RequiresDuplicateDetection:          to(true),
+		Status:                              to(admin.EntityStatusDisabled),
+		SupportOrdering:                     to(true),
+		UserMetadata:                        to("before"),
 	}
 	must(client.CreateTopic(b.ctx, topic, &admin.CreateTopicOptions{Properties: &wanted}))
 	found := must(client.GetTopic(b.ctx, topic, nil)).TopicProperties
@@ -30,13 +30,13 @@ func topicAdministration(b *bench) {
 	seen.AuthorizationRules = undated(seen.AuthorizationRules)
 	alike(seen, wanted, "created")
 
-	found.AutoDeleteOnIdle, wanted.AutoDeleteOnIdle = pointer("PT20M"), pointer("PT20M")
-	found.DefaultMessageTimeToLive, wanted.DefaultMessageTimeToLive = pointer("P3D"), pointer("P3D")
-	found.DuplicateDetectionHistoryTimeWindow, wanted.DuplicateDetectionHistoryTimeWindow = pointer("PT4M"), pointer("PT4M")
-	found.EnableBatchedOperations, wanted.EnableBatchedOperations = pointer(true), pointer(true)
-	found.MaxSizeInMegabytes, wanted.MaxSizeInMegabytes = pointer(int32(3072)), pointer(int32(3072))
-	found.Status, wanted.Status = pointer(admin.EntityStatusActive), pointer(admin.EntityStatusActive)
-	found.UserMetadata, wanted.UserMetadata = pointer("after"), pointer("after")
+	found.AutoDeleteOnIdle, wanted.AutoDeleteOnIdle = to("PT20M"), to("PT20M")
+	found.DefaultMessageTimeToLive, wanted.DefaultMessageTimeToLive = to("P3D"), to("P3D")
+	found.DuplicateDetectionHistoryTimeWindow, wanted.DuplicateDetectionHistoryTimeWindow = to("PT4M"), to("PT4M")
+	found.EnableBatchedOperations, wanted.EnableBatchedOperations = to(true), to(true)
+	found.MaxSizeInMegabytes, wanted.MaxSizeInMegabytes = to(int32(3072)), to(int32(3072))
+	found.Status, wanted.Status = to(admin.EntityStatusActive), to(admin.EntityStatusActive)
+	found.UserMetadata, wanted.UserMetadata = to("after"), to("after")
 	must(client.UpdateTopic(b.ctx, topic, found, nil))
 	seen = must(client.GetTopic(b.ctx, topic, nil)).TopicProperties
 	seen.AuthorizationRules = undated(seen.AuthorizationRules)
@@ -65,7 +65,7 @@ func topicAdministration(b *bench) {
 
 	_, err := client.CreateTopic(b.ctx, topic, nil)
 	status(err, 409, "a topic of this name")
-	found.RequiresDuplicateDetection = pointer(false)
+	found.RequiresDuplicateDetection = to(false)
 	_, err = client.UpdateTopic(b.ctx, topic, found, nil)
 	status(err, 400, "a property that cannot change")
 	_, err = client.UpdateTopic(b.ctx, topic+"-none", admin.TopicProperties{}, nil)
@@ -87,17 +87,17 @@ func subscriptionAdministration(b *bench) {
 	must(client.CreateTopic(b.ctx, topic, nil))
 	must(client.CreateQueue(b.ctx, target, nil))
 	wanted := admin.SubscriptionProperties{
-		AutoDeleteOnIdle:                                pointer("PT10M"),
-		DeadLetteringOnMessageExpiration:                pointer(true),
-		DefaultMessageTimeToLive:                        pointer("P2D"),
-		EnableBatchedOperations:                         pointer(false),
-		EnableDeadLetteringOnFilterEvaluationExceptions: pointer(false),
-		ForwardDeadLetteredMessagesTo:                   pointer(target),
-		LockDuration:                                    pointer("PT30S"),
-		MaxDeliveryCount:                                pointer(int32(4)),
-		RequiresSession:                                 pointer(true),
-		Status:                                          pointer(admin.EntityStatusActive), // the client sends none
-		UserMetadata:                                    pointer("before"),
+		AutoDeleteOnIdle:                                to("PT10M"),
+		DeadLetteringOnMessageExpiration:                to(true),
+		DefaultMessageTimeToLive:                        to("P2D"),
+		EnableBatchedOperations:                         to(false),
+		EnableDeadLetteringOnFilterEvaluationExceptions: to(false),
+		ForwardDeadLetteredMessagesTo:                   to(target),
+		LockDuration:                                    to("PT30S"),
+		MaxDeliveryCount:                                to(int32(4)),
+		RequiresSession:                                 to(true),
+		Status:                                          to(admin.EntityStatusActive), // the client sends none
+		UserMetadata:                                    to("before"),
 	}
 	first := wanted
 	first.DefaultRule = &admin.RuleProperties{Name: "first", Filter: &admin.SQLFilter{Expression: "color = 'red'"}}
@@ -114,28 +114,28 @@ func subscriptionAdministration(b *bench) {
 	ends(&seen.ForwardDeadLetteredMessagesTo, target)
 	alike(seen, wanted, "created")
 
-	found.AutoDeleteOnIdle, wanted.AutoDeleteOnIdle = pointer("PT20M"), pointer("PT20M")
-	found.DeadLetteringOnMessageExpiration, wanted.DeadLetteringOnMessageExpiration = pointer(false), pointer(false)
-	found.DefaultMessageTimeToLive, wanted.DefaultMessageTimeToLive = pointer("P3D"), pointer("P3D")
-	found.EnableBatchedOperations, wanted.EnableBatchedOperations = pointer(true), pointer(true)
-	found.EnableDeadLetteringOnFilterEvaluationExceptions = pointer(true)
-	wanted.EnableDeadLetteringOnFilterEvaluationExceptions = pointer(true)
+	found.AutoDeleteOnIdle, wanted.AutoDeleteOnIdle = to("PT20M"), to("PT20M")
+	found.DeadLetteringOnMessageExpiration, wanted.DeadLetteringOnMessageExpiration = to(false), to(false)
+	found.DefaultMessageTimeToLive, wanted.DefaultMessageTimeToLive = to("P3D"), to("P3D")
+	found.EnableBatchedOperations, wanted.EnableBatchedOperations = to(true), to(true)
+	found.EnableDeadLetteringOnFilterEvaluationExceptions = to(true)
+	wanted.EnableDeadLetteringOnFilterEvaluationExceptions = to(true)
 	found.ForwardDeadLetteredMessagesTo, wanted.ForwardDeadLetteredMessagesTo = nil, nil
-	found.LockDuration, wanted.LockDuration = pointer("PT40S"), pointer("PT40S")
-	found.MaxDeliveryCount, wanted.MaxDeliveryCount = pointer(int32(6)), pointer(int32(6))
-	found.UserMetadata, wanted.UserMetadata = pointer("after"), pointer("after")
+	found.LockDuration, wanted.LockDuration = to("PT40S"), to("PT40S")
+	found.MaxDeliveryCount, wanted.MaxDeliveryCount = to(int32(6)), to(int32(6))
+	found.UserMetadata, wanted.UserMetadata = to("after"), to("after")
 	must(client.UpdateSubscription(b.ctx, topic, "one", found, nil))
 	alike(must(client.GetSubscription(b.ctx, topic, "one", nil)).SubscriptionProperties, wanted, "updated")
 
 	must(client.CreateSubscription(b.ctx, topic, "two", nil))
 	two := must(client.GetSubscription(b.ctx, topic, "two", nil)).SubscriptionProperties
-	two.ForwardTo = pointer(target)
+	two.ForwardTo = to(target)
 	must(client.UpdateSubscription(b.ctx, topic, "two", two, nil))
 	two = must(client.GetSubscription(b.ctx, topic, "two", nil)).SubscriptionProperties
 	ends(&two.ForwardTo, target)
 	sender := must(b.client.NewSender(topic, nil))
 	red := map[string]any{"color": "red"}
-	check(sender.SendMessage(b.ctx, &azservicebus.Message{Body: []byte("m"), SessionID: pointer("s"), ApplicationProperties: red}, nil))
+	check(sender.SendMessage(b.ctx, &azservicebus.Message{Body: []byte("m"), SessionID: to("s"), ApplicationProperties: red}, nil))
 	options := &azservicebus.ReceiverOptions{ReceiveMode: azservicebus.ReceiveModeReceiveAndDelete}
 	forwarded := must(b.client.NewReceiverForQueue(target, options))
 	equal(string(b.exactly(forwarded, 1)[0].Body), "m", "forwarded")
@@ -158,10 +158,10 @@ func subscriptionAdministration(b *bench) {
 	status(err, 409, "a subscription of this name")
 	_, err = client.CreateSubscription(b.ctx, topic+"-none", "one", nil)
 	status(err, 404, "a topic that is not there")
-	found.RequiresSession = pointer(false)
+	found.RequiresSession = to(false)
 	_, err = client.UpdateSubscription(b.ctx, topic, "one", found, nil)
 	status(err, 400, "a property that cannot change")
-	found.RequiresSession, found.LockDuration = pointer(true), pointer("PT9M")
+	found.RequiresSession, found.LockDuration = to(true), to("PT9M")
 	_, err = client.UpdateSubscription(b.ctx, topic, "one", found, nil)
 	status(err, 400, "a long lock")
 	_, err = client.UpdateSubscription(b.ctx, topic, "none", admin.SubscriptionProperties{}, nil)
@@ -193,14 +193,14 @@ func ruleAdministration(b *bench) {
 		},
 		{Name: "correlation", Filter: &admin.CorrelationFilter{
 			ApplicationProperties: map[string]any{"size": 7.5, "flag": true, "color": "red"},
-			ContentType:           pointer("text/plain"),
-			CorrelationID:         pointer("correlation"),
-			MessageID:             pointer("message"),
-			ReplyTo:               pointer("reply"),
-			ReplyToSessionID:      pointer("reply-session"),
-			SessionID:             pointer("session"),
-			Subject:               pointer("subject"),
-			To:                    pointer("to"),
+			ContentType:           to("text/plain"),
+			CorrelationID:         to("correlation"),
+			MessageID:             to("message"),
+			ReplyTo:               to("reply"),
+			ReplyToSessionID:      to("reply-session"),
+			SessionID:             to("session"),
+			Subject:               to("subject"),
+			To:                    to("to"),
 		}},
 		{Name: "all", Filter: &admin.TrueFilter{}},
 		{Name: "nothing", Filter: &admin.FalseFilter{}, Action: &admin.SQLAction{Expression: "REMOVE size"}},
@@ -224,12 +224,12 @@ func ruleAdministration(b *bench) {
 	}
 	same(names, []string{"$Default", "sql", "correlation", "all", "nothing"}, "listed")
 
-	_, err := client.CreateRule(b.ctx, topic, "one", &admin.CreateRuleOptions{Name: pointer("sql"), Filter: &admin.TrueFilter{}})
+	_, err := client.CreateRule(b.ctx, topic, "one", &admin.CreateRuleOptions{Name: to("sql"), Filter: &admin.TrueFilter{}})
 	status(err, 409, "a rule of this name")
-	_, err = client.CreateRule(b.ctx, topic, "none", &admin.CreateRuleOptions{Name: pointer("sql"), Filter: &admin.TrueFilter{}})
+	_, err = client.CreateRule(b.ctx, topic, "none", &admin.CreateRuleOptions{Name: to("sql"), Filter: &admin.TrueFilter{}})
 	status(err, 404, "a subscription that is not there")
 	wrong := &admin.SQLFilter{Expression: "color = = 'red'"}
-	_, err = client.CreateRule(b.ctx, topic, "one", &admin.CreateRuleOptions{Name: pointer("wrong"), Filter: wrong})
+	_, err = client.CreateRule(b.ctx, topic, "one", &admin.CreateRuleOptions{Name: to("wrong"), Filter: wrong})
 	status(err, 400, "a wrong expression")
 	_, err = client.UpdateRule(b.ctx, topic, "one", admin.RuleProperties{Name: "sql", Filter: wrong})
 	status(err, 400, "an update with a wrong expression")

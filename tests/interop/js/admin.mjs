@@ -1,19 +1,13 @@
 // The JavaScript administration client, unchanged, over TLS. NODE_EXTRA_CA_CERTS names the broker's authority.
 import assert from "node:assert/strict";
 import { ServiceBusAdministrationClient, ServiceBusClient } from "@azure/service-bus";
+import { connectionString, rejection, run } from "./harness.mjs";
 
-const connectionString = process.env.PARTIBUS_ADMIN_CONNECTION_STRING;
+const adminConnectionString = process.env.PARTIBUS_ADMIN_CONNECTION_STRING;
 const noRetries = { retryOptions: { maxRetries: 0 } };
-const client = new ServiceBusAdministrationClient(connectionString, noRetries);
-const run = `admin-js-${process.pid}-${Date.now()}`;
+const client = new ServiceBusAdministrationClient(adminConnectionString, noRetries);
 
-async function codeOf(promise) {
-  const outcome = await promise.then(
-    (value) => assert.fail(`no error, but ${JSON.stringify(value)}`),
-    (error) => error,
-  );
-  return outcome.code;
-}
+const codeOf = async (promise) => (await rejection(promise)).code;
 
 const scenarios = {
   // How available PARTIBUS_QUEUE is, by itself and in the list.
@@ -81,7 +75,7 @@ const scenarios = {
     await client.createQueue(queue);
     assert.equal(await codeOf(client.createQueue(queue)), "MessageEntityAlreadyExistsError");
     assert.equal(await codeOf(client.createQueue(`${queue}-x`, { lockDuration: "PT6M" })), "ServiceError");
-    const stranger = new ServiceBusAdministrationClient(connectionString.replace(/SharedAccessKey=[^;]*/, "SharedAccessKey=wrong"), noRetries);
+    const stranger = new ServiceBusAdministrationClient(adminConnectionString.replace(/SharedAccessKey=[^;]*/, "SharedAccessKey=wrong"), noRetries);
     assert.equal(await codeOf(stranger.getQueue(queue)), "UnauthorizedRequestError");
   },
   "exists-and-delete": async (queue) => {
@@ -104,7 +98,7 @@ const scenarios = {
   },
   "runtime-properties": async (queue) => {
     await client.createQueue(queue);
-    const messaging = new ServiceBusClient(process.env.PARTIBUS_CONNECTION_STRING);
+    const messaging = new ServiceBusClient(connectionString);
     try {
       await messaging.createSender(queue).sendMessages(Array.from({ length: 7 }, (_, number) => ({ body: `m${number}` })));
     } finally {
@@ -215,7 +209,7 @@ const scenarios = {
   "rule-manager": async (topic) => {
     await client.createTopic(topic);
     await client.createSubscription(topic, "one");
-    const messaging = new ServiceBusClient(process.env.PARTIBUS_CONNECTION_STRING, noRetries);
+    const messaging = new ServiceBusClient(connectionString, noRetries);
     try {
       const rules = messaging.createRuleManager(topic, "one");
       const sender = messaging.createSender(topic);
@@ -262,14 +256,4 @@ const scenarios = {
   },
 };
 
-for (const scenario of process.env.PARTIBUS_SCENARIOS.split(",")) {
-  let ok = true;
-  let detail = "";
-  try {
-    detail = (await scenarios[scenario](`${run}-${scenario}`)) ?? "";
-  } catch (error) {
-    ok = false;
-    detail = error.stack;
-  }
-  console.log(JSON.stringify({ scenario, ok, detail }));
-}
+await run(scenarios);
