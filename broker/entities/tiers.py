@@ -31,6 +31,8 @@ PREMIUM_SIZES_MB = tuple(1_024 * size for size in (1, 2, 3, 4, 5, 10, 20, 40, 80
 PREMIUM_MESSAGE_KB_MIN = 1_024
 MESSAGING_UNITS = (1, 2, 4, 8, 16)
 """How many messaging units a namespace of the premium tier may have."""
+MESSAGING_UNITS_TEXT = f"{', '.join(map(str, MESSAGING_UNITS[:-1]))} or {MESSAGING_UNITS[-1]}"
+"""The same as people read it."""
 BASIC_TIME_TO_LIVE_MS = 14 * 24 * 3_600_000
 
 _OF_THE_SERVICE: Mapping[str, int] = {"connections_max": CONNECTIONS, "receivers_per_entity_max": RECEIVERS}
@@ -46,7 +48,7 @@ DEFAULTS: Mapping[str, Mapping[str, int]] = {
 
 @dataclass(slots=True, frozen=True)
 class Tier:
-    """What the entities of a namespace may be."""
+    """What a tier permits the entities of a namespace."""
 
     name: TierName
     sku: str
@@ -177,7 +179,7 @@ _NOT_IN_BASIC: tuple[tuple[str, Callable[[EntitySettings], object]], ...] = (
     ("ForwardTo", lambda settings: settings.forwarding[0]),
     ("ForwardDeadLetteredMessagesTo", lambda settings: settings.forwarding[1]),
 )
-"""Elements that the basic tier does not have, and the value of each; nothing if it is not asked for."""
+"""Elements that the basic tier does not have, and what a description asks for with each, if anything."""
 
 
 def _admit_to_basic(

@@ -23,9 +23,8 @@ from broker.namespace.namespaces import ServedNamespace
 log = structlog.get_logger("connection")
 
 NO_CREDENTIALS = (
-    " This connection has presented no valid credentials: put a token to '$cbs', or log in with SASL "
-    "PLAIN, with the name of a key of the"
-    " namespace as user and the key as password."
+    " This connection has presented no valid credentials: put a token to '$cbs', or log in with SASL PLAIN, "
+    "with the name of a key of the namespace as user and the key as password."
 )
 TOKENS_MAX = 1_000
 STOPS_SENDING_WITHIN_S = 2.0
@@ -166,13 +165,10 @@ class Tokens:
         if any(now[audience] is not claim for audience, claim in self.claims.items()):
             ended = [audience for audience, claim in now.items() if claim is None]
             self.claims.update({audience: claim for audience, claim in now.items() if claim is not None})
-            self._end(
-                ended,
-                (
-                    "The key of this link's token was removed or changed, or has lost a right. Put another "
-                    "token."
-                ),
+            why = (
+                "The key of this link's token was removed or changed, or has lost a right. Put another token."
             )
+            self._end(ended, why)
 
     def _end(self, ended: list[str], why: str) -> None:
         """Drop the claims put for these audiences, and close the links that no other claim permits."""

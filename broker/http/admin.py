@@ -19,7 +19,7 @@ from broker.base.clock import Clock
 from broker.base.errors import Reason, Refused
 from broker.base.slices import Slices
 from broker.entities.descriptions import EntityDescription, EntitySettings, key_of
-from broker.entities.tiers import MESSAGING_UNITS
+from broker.entities.tiers import MESSAGING_UNITS, MESSAGING_UNITS_TEXT
 from broker.http.addressing import next_url_of, page_of, read_path, url_of, url_parts
 from broker.http.atom import (
     INSTANCE,
@@ -218,7 +218,9 @@ class Administration:
         given = description.values.get("MessagingUnits", "").strip()
         if given not in map(str, MESSAGING_UNITS):
             raise HttpRefusal(
-                400, 40000, f"The specified value '{given:.20}' is invalid. MessagingUnits: 1, 2, 4, 8 or 16."
+                400,
+                40000,
+                f"The specified value '{given:.20}' is invalid. MessagingUnits: {MESSAGING_UNITS_TEXT}.",
             )
         throttle.change_units(int(given))
         return self._namespace_info(request)

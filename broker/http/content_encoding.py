@@ -30,7 +30,7 @@ class Unpacker:
         self._part: zlib._Decompress | None = None
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        """What the next bytes of the body hold. Raises HttpRefusal (400) if they are not packed so."""
+        """Unpack the next bytes of the body. Raises HttpRefusal (400) if they are not packed in this way."""
         try:
             while data:
                 part = self._part = self._part_for(data)

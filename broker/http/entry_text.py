@@ -76,7 +76,7 @@ of the description."""
 
 
 class EntryTexts:
-    """Writes the same entries as `write_entry`, faster. One per broker."""
+    """Writes the same entries as `write_entry`, faster. One per namespace."""
 
     def __init__(self, author: str, runtime_of: Callable[[Entity], EntityRuntime]) -> None:
         """`author`: the namespace's name. `runtime_of` gives what a queue holds now."""

@@ -59,7 +59,7 @@ def is_property(name: str) -> bool:
 
 def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, Any]:
     """The application properties among a request's headers, with the names as the client spelled them. Raises
-    Refused, also for a header that was sent twice: none of the two may be dropped."""
+    Refused, also for a header that was sent twice: neither of the two may be dropped."""
     properties: dict[str, Any] = {}
     others: dict[str, Any] = {}
     known: set[str] = set()
@@ -118,7 +118,7 @@ def checked_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
                 Reason.ARGUMENT, f"The property '{name:.80}' must be text, a number, true, false or null."
             )
         if isinstance(value, float) and not math.isfinite(value):
-            raise Refused(Reason.ARGUMENT, f"The property '{name:.80}' is no number that JSON can write.")
+            raise Refused(Reason.ARGUMENT, f"The property '{name:.80}' is not a number that JSON can write.")
         if isinstance(value, int) and not -LONG_MAX - 1 <= value <= LONG_MAX:
             raise Refused(Reason.ARGUMENT, f"The property '{name:.80}' does not fit 64 bits.")
     return dict(properties)

@@ -34,7 +34,7 @@ class OwnOperation:
 
 
 _REFUSALS: Final = {
-    400: "Something in the request is wrong, or not possible for this entity.",
+    400: "The request is wrong, or this entity does not permit it.",
     401: "No token, a wrong one, or one without the right.",
     403: "The message is too large, the entity is full, or it is disabled.",
     404: "The lock is lost, or there is no such message.",
@@ -122,7 +122,10 @@ def _send() -> Json:
         "summary": "Send a message or a batch.",
         "parameters": [{"name": "BrokerProperties", "in": "header", **_TEXT}],
         "requestBody": {"content": {**_BYTES, BATCH_TYPE: batch}},
-        "responses": {"201": {"description": "It is durable."}, **_refusals(*_ALWAYS)},
+        "responses": {
+            "201": {"description": "The message, or every message of the batch, is durable."},
+            **_refusals(*_ALWAYS),
+        },
     }
 
 

@@ -60,14 +60,14 @@ class Purge(_Selection):
 
 
 class Redrive(_Selection):
-    """Which dead letters to send again: these, or those that match."""
+    """Which dead letters to send again: those with these sequence numbers, or those that match."""
 
     sequence_numbers: SequenceNumbers | None = None
     dead_letter_reason: str | None = None
 
 
 class ProgressAnswer(_Model):
-    """How far the broker has come. If there is a next sequence number, ask again from there."""
+    """How far the operation has come. If there is a next sequence number, ask again from there."""
 
     message_count: int
     next_sequence_number: SequenceNumber | None = None
@@ -75,7 +75,8 @@ class ProgressAnswer(_Model):
 
 
 class RedriveAnswer(ProgressAnswer):
-    """The same for dead letters; if they were named, also which were sent again, under which numbers."""
+    """How far a re-drive has come. If the dead letters were named, also which of them were sent again, and
+    their new numbers."""
 
     redriven: list[SequenceNumber] | None = None
     sequence_numbers: list[SequenceNumber] | None = None
@@ -91,7 +92,7 @@ class Abandon(_Model):
 
 
 class AbandonAnswer(_Model):
-    """Which of the locks were still there."""
+    """Which messages were abandoned, and which locks had been lost."""
 
     abandoned: list[UUID]
     lost: list[UUID]
@@ -118,11 +119,11 @@ class DeliverAnswer(_Model):
 
 
 class Nothing(_Model):
-    """A request that has nothing to say."""
+    """An empty request."""
 
 
 class CountAnswer(_Model):
-    """The messages by state, over all partitions. Locked ones are active, too."""
+    """The messages by state, over all partitions. Locked messages also count as active."""
 
     active: int
     locked: int

@@ -122,11 +122,12 @@ class StoredEntities:
             log.error(
                 "entity.logs_without_entry",
                 generation=generation,
-                reason="Nothing says that they were deleted: they are kept.",
+                reason="Their deletion is not on record, so they are kept.",
             )
         for name in sorted(self.namespaces - set(served)):
             log.error(
                 "namespace.not_served",
                 namespace=name,
-                reason="The settings name no such namespace: its entities are kept, and cannot be used.",
+                reason="Neither the settings nor the configuration file name it: its entities are kept, but "
+                "cannot be used.",
             )

@@ -85,7 +85,7 @@ def namespace_settings(name: str, given: Mapping[str, Any], broker: Settings) ->
     """The settings of a namespace: its own as the file spells them (`SasKey`), and those of the broker.
     Raises WrongNamespaceSettings."""
     if unknown := [each for each in given if each not in _NAMES]:
-        reason = f"is no setting of a namespace; these are: {', '.join(sorted(_NAMES))}"
+        reason = f"is not a setting of a namespace; these are: {', '.join(sorted(_NAMES))}"
         raise WrongNamespaceSettings(*((each, reason) for each in unknown))
     if not (given.get("SasKey") or given.get("SasKeyFile")):
         raise WrongNamespaceSettings(

@@ -145,8 +145,8 @@ class Settings(BaseSettings):
     throttle_pending_max: int = Field(
         500_000,
         ge=0,
-        description="The same for the disk: messages and requests that wait for their outcome, times one "
-        "more than there are messaging units.",
+        description="The same for the disk: messages and requests that wait for their outcome. This many for "
+        "each messaging unit, and once more for the namespace.",
     )
     sas_key_name: str = Field(
         DEVELOPMENT_KEY_NAME,

@@ -6,7 +6,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from broker.entities.tiers import MESSAGING_UNITS, PREMIUM_MESSAGE_KB_MIN, STANDARD_PARTITIONS, TierName
+from broker.entities.tiers import (
+    MESSAGING_UNITS,
+    MESSAGING_UNITS_TEXT,
+    PREMIUM_MESSAGE_KB_MIN,
+    STANDARD_PARTITIONS,
+    TierName,
+)
 from broker.settings.setting_types import variable_of
 
 OF_PREMIUM = ("messaging_units", "throttle_cpu_percent", "throttle_memory_percent", "throttle_pending_max")
@@ -48,7 +54,7 @@ class GivenSettings(Protocol):
 def check_tier(settings: GivenSettings) -> None:
     """Raises ValueError with the first setting that does not go with the tier."""
     if settings.messaging_units not in MESSAGING_UNITS:
-        raise ValueError(f"{variable_of('messaging_units')} must be 1, 2, 4, 8 or 16")
+        raise ValueError(f"{variable_of('messaging_units')} must be {MESSAGING_UNITS_TEXT}")
     if settings.tier == "premium":
         _check_premium(settings)
     elif given := [each for each in OF_PREMIUM if each in settings.model_fields_set]:

@@ -47,14 +47,14 @@ class ResourceMeter(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class Thresholds:
-    """Usage above these is throttled; 0 for no threshold."""
+    """A namespace that uses more than these is throttled; 0 for no threshold."""
 
     cpu_percent: int
     """Of the CPU that the messaging units stand for."""
     memory_percent: int
     """Of the memory mark."""
     pending: int
-    """Times one more than there are messaging units."""
+    """For each messaging unit, and once more for the namespace itself."""
 
 
 class ResourceThrottle:
@@ -137,7 +137,7 @@ class ResourceThrottle:
         return 0
 
     def gate(self, resume: Callable[[], None], refuse: Callable[[Refused], None]) -> Gate | None:
-        """None: receivers are not throttled."""
+        """Return None: receivers are not throttled."""
         return None
 
     def left_for_receivers(self) -> int:

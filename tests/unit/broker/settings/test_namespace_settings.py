@@ -61,15 +61,18 @@ def test_a_premium_broker_has_other_namespaces_too() -> None:
         ({"SasKeyFile": None}, ".SasKey: a namespace beside the first one needs a root key of its own"),
         (
             {"SasKey": "own", "Host": "0.0.0.0"},
-            ".Host: is no setting of a namespace; these are: ConnectionsMax, ",
+            ".Host: is not a setting of a namespace; these are: ConnectionsMax, ",
         ),
-        ({"SasKey": "own", "ThrottleCpuPercent": 50}, ".ThrottleCpuPercent: is no setting of a namespace"),
-        ({"SasKey": "own", "sas_key": "own"}, ".sas_key: is no setting of a namespace"),
+        ({"SasKey": "own", "ThrottleCpuPercent": 50}, ".ThrottleCpuPercent: is not a setting of a namespace"),
+        ({"SasKey": "own", "sas_key": "own"}, ".sas_key: is not a setting of a namespace"),
         ({"SasKey": "own", "Tier": "premium"}, ".Tier: only the first namespace can be premium"),
         ({"SasKey": "own", "Tier": "gold"}, ".Tier: Input should be "),
         ({"SasKey": "own", "EntitiesMax": 0}, ".EntitiesMax: Input should be greater than or equal to 1"),
         ({"SasKey": "own", "SasKeyFile": "/key"}, ": give SasKey or SasKeyFile, not both of them"),
-        ({"SasKey": "own", "SasRules": [{"key_name": "secret"}]}, ".SasRules: is no setting of a namespace"),
+        (
+            {"SasKey": "own", "SasRules": [{"key_name": "secret"}]},
+            ".SasRules: is not a setting of a namespace",
+        ),
         ({"SasKey": "own", "EntitiesMax": "100"}, ".EntitiesMax: must be a whole number"),
         ({"SasKey": "own", "ThrottleCredits": True}, ".ThrottleCredits: must be a whole number"),
         (
