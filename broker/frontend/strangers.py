@@ -1,10 +1,11 @@
 """Clients that have shown no credential yet, and which of them gives way to another one.
 
 Such clients, *strangers*, are told apart by their network: the IPv4 address, or the 64 bits of an IPv6
-address that a provider gives to one customer. It is always the network with most strangers that gives way,
-with the one that came first: at once to a newcomer from a network that has fewer, and to any other when that
-one has had PROVING_S. So clients that open connections as fast as they can displace their own, and not those
-of other networks. Those in the same network, behind one router or proxy, have at least PROVING_S.
+address that a provider gives to one customer. The stranger that gives way is the one that came first from the
+network with most strangers. A newcomer from a network that has fewer takes its place at once, and any other
+newcomer once it has had PROVING_S. So clients that open connections as fast as they can displace their own,
+and not those of other networks. Those in the same network, behind one router or proxy, have at least
+PROVING_S.
 
 Pure: the time comes in with each call. Everything takes the same time however many strangers there are.
 """

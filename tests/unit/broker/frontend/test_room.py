@@ -21,9 +21,22 @@ CONNECTIONS = 2
 ROOM = CONNECTIONS + BEING_REFUSED_MAX
 
 
-def proving_takes(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """How long clients keep their places from others of their network."""
-    monkeypatch.setattr("broker.frontend.strangers.PROVING_S", seconds)
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerThread]:
+    with BrokerThread(tmp_path, [], LocalDisk(), amqps_port=0, connections_max=CONNECTIONS) as broker:
+        yield broker
+
+
+@pytest.fixture
+def displaced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients do not keep their places from others of their network."""
+    monkeypatch.setattr("broker.frontend.strangers.PROVING_S", 0.0)
+
+
+@pytest.fixture
+def displaced_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They keep them for as long as a test may take."""
+    monkeypatch.setattr("broker.frontend.strangers.PROVING_S", 60.0)
 
 
 @contextlib.contextmanager
@@ -61,42 +74,32 @@ def was_asked_to_leave(client: RawConnection) -> bool:
     return raw.condition_of(client.read_until(raw.CLOSE)) == "amqp:resource-limit-exceeded"
 
 
-def test_clients_that_do_not_open_their_connection_make_room_for_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    proving_takes(monkeypatch, 0.0)
-    with BrokerThread(tmp_path, [], LocalDisk(), connections_max=CONNECTIONS) as broker:
-        port = broker.addresses.amqp_port
-        with silent_clients(port, ROOM) as clients, opened(port), opened(port):
-            assert all(map(is_hung_up_on, clients[:2])), "the oldest give way"
-            with refused(port):
-                pass
-            assert is_hung_up_on(clients[2])
-            assert still_open(clients[3:]) == ROOM - 3
+@pytest.mark.usefixtures("displaced_at_once")
+def test_clients_that_do_not_open_their_connection_make_room_for_others(broker: BrokerThread) -> None:
+    port = broker.addresses.amqp_port
+    with silent_clients(port, ROOM) as clients, opened(port), opened(port):
+        assert all(map(is_hung_up_on, clients[:2])), "the oldest give way"
+        with refused(port):
+            pass
+        assert is_hung_up_on(clients[2])
+        assert still_open(clients[3:]) == ROOM - 3
 
 
-def test_clients_that_were_refused_make_room_for_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("displaced_at_once")
+def test_clients_that_were_refused_make_room_for_others(broker: BrokerThread) -> None:
     """They stay although they have been told why."""
-    proving_takes(monkeypatch, 0.0)
-    with (
-        BrokerThread(tmp_path, [], LocalDisk(), connections_max=1) as broker,
-        contextlib.ExitStack() as stack,
-    ):
-        port = broker.addresses.amqp_port
-        stack.enter_context(opened(port))
+    port = broker.addresses.amqp_port
+    with opened(port), opened(port), contextlib.ExitStack() as stack:
         for _ in range(2 * BEING_REFUSED_MAX):
             stack.enter_context(refused(port))
 
 
+@pytest.mark.usefixtures("displaced_at_once")
 def test_clients_that_do_not_open_their_connection_give_way_before_later_handshakes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: BrokerThread,
 ) -> None:
     """Or clients that come at the same time would end each other's handshakes."""
-    proving_takes(monkeypatch, 0.0)
     with (
-        BrokerThread(tmp_path, [], LocalDisk(), amqps_port=0, connections_max=CONNECTIONS) as broker,
         silent_clients(broker.addresses.amqp_port, ROOM) as clients,
         contextlib.ExitStack() as stack,
     ):
@@ -109,13 +112,10 @@ def test_clients_that_do_not_open_their_connection_give_way_before_later_handsha
         assert (still_open(shaking), still_open(clients[3:])) == (3, ROOM - 3)
 
 
-def test_clients_without_a_credential_make_room_for_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("displaced_at_once")
+def test_clients_without_a_credential_make_room_for_others(broker: BrokerThread) -> None:
     """Also if they do not leave when they are asked to."""
-    proving_takes(monkeypatch, 0.0)
     with (
-        BrokerThread(tmp_path, [], LocalDisk(), connections_max=CONNECTIONS) as broker,
         unclaimed(broker.addresses.amqp_port, CONNECTIONS) as clients,
         contextlib.ExitStack() as stack,
     ):
@@ -127,12 +127,9 @@ def test_clients_without_a_credential_make_room_for_others(
             stack.enter_context(refused(port))  # those with a credential stay
 
 
-def test_clients_without_a_credential_give_way_before_later_handshakes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    proving_takes(monkeypatch, 0.0)
+@pytest.mark.usefixtures("displaced_at_once")
+def test_clients_without_a_credential_give_way_before_later_handshakes(broker: BrokerThread) -> None:
     with (
-        BrokerThread(tmp_path, [], LocalDisk(), amqps_port=0, connections_max=CONNECTIONS) as broker,
         unclaimed(broker.addresses.amqp_port, CONNECTIONS) as clients,
         silent_clients(broker.addresses.amqps_port, BEING_REFUSED_MAX) as shaking,
         silent_clients(broker.addresses.amqps_port, CONNECTIONS) as later,
@@ -141,12 +138,9 @@ def test_clients_without_a_credential_give_way_before_later_handshakes(
         assert still_open(shaking + later) == ROOM
 
 
-def test_a_client_that_has_put_a_token_keeps_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    proving_takes(monkeypatch, 0.0)
+@pytest.mark.usefixtures("displaced_at_once")
+def test_a_client_that_has_put_a_token_keeps_its_place(broker: BrokerThread) -> None:
     with (
-        BrokerThread(tmp_path, [], LocalDisk(), connections_max=CONNECTIONS) as broker,
         unclaimed(broker.addresses.amqp_port, CONNECTIONS) as (first, second),
     ):
         first.put_token(sas_token("sb://127.0.0.1/"), "sb://127.0.0.1/", 0)
@@ -155,11 +149,10 @@ def test_a_client_that_has_put_a_token_keeps_its_place(
             first.begin(1)
 
 
-def test_a_client_has_the_time_to_put_its_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("displaced_late")
+def test_a_client_has_the_time_to_put_its_token(broker: BrokerThread) -> None:
     """Others of its network that have none either do not take its place."""
-    proving_takes(monkeypatch, 60.0)
     with (
-        BrokerThread(tmp_path, [], LocalDisk(), connections_max=CONNECTIONS) as broker,
         unclaimed(broker.addresses.amqp_port, CONNECTIONS) as clients,
         refused(broker.addresses.amqp_port, raw.sasl_anonymous()),
     ):
@@ -167,12 +160,9 @@ def test_a_client_has_the_time_to_put_its_token(tmp_path: Path, monkeypatch: pyt
             client.begin()
 
 
-def test_a_login_takes_the_place_of_a_client_without_a_credential_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    proving_takes(monkeypatch, 60.0)
+@pytest.mark.usefixtures("displaced_late")
+def test_a_login_takes_the_place_of_a_client_without_a_credential_at_once(broker: BrokerThread) -> None:
     with (
-        BrokerThread(tmp_path, [], LocalDisk(), connections_max=CONNECTIONS) as broker,
         unclaimed(broker.addresses.amqp_port, CONNECTIONS) as clients,
         opened(broker.addresses.amqp_port),
     ):
@@ -180,12 +170,9 @@ def test_a_login_takes_the_place_of_a_client_without_a_credential_at_once(
         clients[1].begin()
 
 
-def test_a_crowd_of_one_network_makes_room_for_other_networks_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    proving_takes(monkeypatch, 60.0)
+@pytest.mark.usefixtures("displaced_late")
+def test_a_crowd_of_one_network_makes_room_for_other_networks_at_once(broker: BrokerThread) -> None:
     with (
-        BrokerThread(tmp_path, [], LocalDisk(), amqps_port=0, connections_max=CONNECTIONS) as broker,
         silent_clients(broker.addresses.amqps_port, BEING_REFUSED_MAX) as shaking,
         unclaimed(broker.addresses.amqp_port, CONNECTIONS) as clients,
         RawConnection(broker.addresses.amqp_port, address="127.0.0.2") as other,
@@ -197,11 +184,9 @@ def test_a_crowd_of_one_network_makes_room_for_other_networks_at_once(
         assert still_open(shaking[1:]) == BEING_REFUSED_MAX - 1
 
 
-def test_clients_without_a_credential_make_room_in_their_namespace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("displaced_at_once")
+def test_clients_without_a_credential_make_room_in_their_namespace(tmp_path: Path) -> None:
     """Those of other namespaces keep their places, and those that were refused take none."""
-    proving_takes(monkeypatch, 0.0)
     orders = {"Name": "orders", "Settings": {"SasKey": "own", "ConnectionsMax": 1}}
     login = raw.sasl_plain(KEY_NAME, "own")
     with (
@@ -223,12 +208,9 @@ def test_clients_without_a_credential_make_room_in_their_namespace(
         of_the_first.begin()
 
 
-def test_a_client_has_the_time_to_open_its_connection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    proving_takes(monkeypatch, 60.0)
+@pytest.mark.usefixtures("displaced_late")
+def test_a_client_has_the_time_to_open_its_connection(broker: BrokerThread) -> None:
     with (
-        BrokerThread(tmp_path, [], LocalDisk(), connections_max=CONNECTIONS) as broker,
         silent_clients(broker.addresses.amqp_port, ROOM) as clients,
         silent_clients(broker.addresses.amqp_port, 1) as (late,),
     ):
