@@ -41,6 +41,9 @@ PARTITIONS_MAX = 256
 """A sequence number has room for 65,536 partitions, but each one is a log with its own files, so far fewer
 make sense."""
 
+_PARTS = {"property_kb_max": "properties_kb_max", "partitioned_entities_max": "entities_max"}
+"""Settings that bound a part of what another one bounds."""
+
 FsyncPolicy = Literal["always", "interval", "never"]
 LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -577,6 +580,16 @@ class Settings(BaseSettings):
                 f"{variable_of('fsync_interval_ms')} has no effect while {variable_of('fsync')} is "
                 f"`{self.fsync}`: set {variable_of('fsync')} to `interval`, or leave the interval out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _no_part_is_larger_than_the_whole(self) -> Self:
+        for part, whole in _PARTS.items():
+            if part in self.model_fields_set and (getattr(self, part) or 0) > getattr(self, whole):
+                raise ValueError(
+                    f"{variable_of(part)} is {getattr(self, part)}, which has no effect while "
+                    f"{variable_of(whole)} is {getattr(self, whole)}: lower the one, or raise the other"
+                )
         return self
 
     @model_validator(mode="before")

@@ -173,6 +173,21 @@ def test_the_tier_says_how_many_credits_there_are_unless_a_number_is_given() -> 
     assert load_settings(throttle_credits=50).credits_per_second == 50
 
 
+@pytest.mark.parametrize(
+    ("part", "whole"),
+    [("property_kb_max", "properties_kb_max"), ("partitioned_entities_max", "entities_max")],
+)
+def test_no_part_is_larger_than_the_whole(part: str, whole: str) -> None:
+    """It would be accepted without effect."""
+    for value in (4, 5):
+        assert getattr(load_settings(**{part: value, whole: 5}), part) == value
+    with pytest.raises(
+        WrongSettings, match=f"PARTIBUS_{part.upper()} is 6, .* PARTIBUS_{whole.upper()} is 5"
+    ):
+        load_settings(**{part: 6, whole: 5})
+    assert getattr(load_settings(**{whole: 5}), whole) == 5, "a default need not fit"
+
+
 @pytest.mark.parametrize(("name", "largest"), [("properties_kb_max", 64), ("property_kb_max", 32)])
 def test_properties_are_no_larger_than_at_the_service(name: str, largest: int) -> None:
     assert getattr(load_settings(), name) == getattr(load_settings(**{name: largest}), name) == largest
