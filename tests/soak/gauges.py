@@ -64,7 +64,7 @@ class Record:
         while not self._stop.wait(SAMPLE_EVERY_S):
             try:
                 self.samples.append(self.look())
-            except (OSError, AssertionError, StopIteration):
+            except (OSError, AssertionError):
                 continue  # the broker is restarting
 
     # --- the picture ---

@@ -69,12 +69,16 @@ class StolenTime:
 
 
 def resident_mib(pid: int) -> float:
-    """Resident memory of a process and its children, in MiB, including mapped file pages."""
+    """Resident memory of a process and its children, in MiB, including mapped file pages. Raises OSError if
+    one of them has ended.
+    """
     return sum(_resident_kb(each) for each in _family(pid)) / 1024
 
 
 def peak_mib(pid: int) -> float:
-    """The largest resident memory that a process has had, in MiB, without its children."""
+    """The largest resident memory that a process has had, in MiB, without its children. Raises OSError if it
+    has ended.
+    """
     return _kb(pid, "VmHWM") / 1024
 
 
@@ -112,7 +116,10 @@ def _resident_kb(pid: int) -> int:
 
 
 def _kb(pid: int, name: str) -> int:
-    return next(int(line.split()[1]) for line in _lines(f"/proc/{pid}/status") if line.startswith(name))
+    for line in _lines(f"/proc/{pid}/status"):
+        if line.startswith(name):
+            return int(line.split()[1])
+    raise ProcessLookupError(f"process {pid} has ended and has no {name}")  # nobody has waited for it yet
 
 
 def _cpu_ticks(pid: int) -> int:
