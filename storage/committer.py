@@ -79,7 +79,7 @@ class _Entry:
 
     __slots__ = ("began", "done", "ended", "error", "job")
 
-    def __init__(self, job: Job, ended: asyncio.Future[None], began: float) -> None:
+    def __init__(self, job: Job, ended: Callable[[Exception | None], None], began: float) -> None:
         self.job = job
         self.ended = ended
         self.began = began
@@ -136,20 +136,37 @@ class Committer:
     async def run(self, job: Job) -> None:
         """Carry the job out. Raises what the job raises."""
         loop = asyncio.get_running_loop()
-        if not self._sync_queue_sought:
-            self._seek_sync_queue(loop)
-        entry = _Entry(job, loop.create_future(), loop.time())
-        self._begin(loop, entry)
+        ended = loop.create_future()
+
+        def tell(_: Exception | None) -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        entry = self._enter(loop, job, tell)
         try:
-            await entry.ended
+            await ended
         except asyncio.CancelledError:
             while not entry.done and not job.is_let_go:
-                entry.ended = loop.create_future()
+                ended = loop.create_future()
                 with contextlib.suppress(asyncio.CancelledError):
-                    await entry.ended
+                    await ended
             raise
         if entry.error is not None:
             raise entry.error
+
+    def begin(self, job: Job, ended: Callable[[Exception | None], None]) -> None:
+        """Carry the job out for a caller that does not wait: `ended` is called at its end, with what it has
+        raised. That may happen before this returns. `ended` raises nothing."""
+        self._enter(asyncio.get_running_loop(), job, ended)
+
+    def _enter(
+        self, loop: asyncio.AbstractEventLoop, job: Job, ended: Callable[[Exception | None], None]
+    ) -> _Entry:
+        if not self._sync_queue_sought:
+            self._seek_sync_queue(loop)
+        entry = _Entry(job, ended, loop.time())
+        self._begin(loop, entry)
+        return entry
 
     def at_lull(self, begin: Callable[[], None]) -> bool:
         """If files are being synced, call `begin` once those of now have been, or after LULL_S. It begins
@@ -180,10 +197,12 @@ class Committer:
             self._lull_timer.cancel()
             self._lull_timer = None
         waiting, self._waiting_for_lull = self._waiting_for_lull, []
+        dispatches = len(waiting) > 1 and not self._dispatch_due
+        self._dispatch_due |= dispatches  # so that no job counts as alone
         for begin in waiting:
             begin()
-        if len(waiting) > 1:
-            self._dispatch_soon(loop)  # after them, so that what they begin is synced together
+        if dispatches:
+            loop.call_soon(self._dispatch, loop)  # after them: what they begin is synced together
 
     def _begin(self, loop: asyncio.AbstractEventLoop, entry: _Entry) -> None:
         """Begin a job in the event loop, or leave it to a thread."""
@@ -222,8 +241,7 @@ class Committer:
     def _end(self, entry: _Entry) -> None:
         entry.done = True
         entry.job.finish(entry.error)
-        if not entry.ended.done():
-            entry.ended.set_result(None)
+        entry.ended(entry.error)
 
     def _dispatch_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         """Dispatch once every task that is ready to run has submitted its job."""

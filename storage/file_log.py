@@ -22,6 +22,7 @@ import enum
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -36,6 +37,7 @@ from storage.extent import ExtentFile
 from storage.full_disk import Reserves
 from storage.log import FRAME_HEADER_BYTES, Checkpoint, Commit, Frame, Position, RoomLock
 from storage.log_reader import LogReader
+from storage.one_at_a_time import OneAtATime
 from storage.open_files import OpenFiles
 from storage.open_segments import OpenSegments
 from storage.pools import Pools
@@ -119,12 +121,14 @@ class FileLog:
         self._opened: OpenLog | None = None
         self._recent = RecentPlaces()
         self._reader = LogReader(shared.disk, shared.files, shared.pools.reads, shared.executor, directory)
-        self._one_at_a_time = asyncio.Lock()
+        self._one_at_a_time = OneAtATime()
         self._housekeeping = asyncio.Lock()
         self._zeros: ZerosAhead | None = None
         """The zeros being written to the active segment, or the last ones."""
         self.under_way = UnderWay()
         """Work on the log's files, other than reads, that cannot be cancelled."""
+        self._has_begun_at_once = False
+        """A commit of `append_at_once` is under way and has the active segment."""
         self._is_untidy = False
         """Whether the disk refused to remove a trimmed file, which was logged."""
         self._now_s: Callable[[], float] = float
@@ -329,6 +333,9 @@ class FileLog:
             self._shared.files.forget(segment.path)
 
     def fence(self) -> None:
+        if self._has_begun_at_once:
+            self._has_begun_at_once = False
+            self._one_at_a_time.give_back()
         if self.under_way.let_go() and self._state is _State.OPEN:
             self._state = _State.FAILED
             _log.error("log.fenced", directory=str(self._directory), position=self._known().tail.position)
@@ -358,8 +365,40 @@ class FileLog:
                 await self._shared.committer.run(Append(self, opened, commit, spare))
             finally:
                 self._mind_the_descriptor()
-            if self._zeros is None and opened.active.is_low and self.reserves.held:
-                self._write_ahead(opened)
+            self._write_ahead(opened)
+
+    def append_at_once(self, commit: Commit, ended: Callable[[Exception | None], None]) -> bool:
+        opened = self._opened
+        if (
+            opened is None
+            or self._state is not _State.OPEN
+            or not opened.active.is_open
+            or not self.reserves.held
+            or not (self._zeros is None or self._zeros.let_pass(FRAME_HEADER_BYTES + commit.bytes))
+            or not self._one_at_a_time.take_if_free()
+        ):
+            return False
+        assert commit.start == opened.tail.position and commit.parts, (
+            "one commit at a time, and not an empty one"
+        )
+        self._has_begun_at_once = True
+        self._shared.open_segments.used(self)
+        job = Append(self, opened, commit, self.reserves.spare_for(urgent=False, frees=False))
+        self._shared.committer.begin(job, partial(self._appended, opened, ended))
+        return True
+
+    def _appended(
+        self, opened: OpenLog, ended: Callable[[Exception | None], None], error: Exception | None
+    ) -> None:
+        """A commit of `append_at_once` has ended."""
+        self._mind_the_descriptor()
+        if not self._has_begun_at_once:  # it was fenced
+            return
+        self._has_begun_at_once = False
+        if error is None:
+            self._write_ahead(opened)
+        self._one_at_a_time.give_back()
+        ended(error)
 
     async def sync(self) -> None:
         async with self._one_at_a_time:
@@ -379,7 +418,11 @@ class FileLog:
     # --- zeros ahead of commits ---
 
     def _write_ahead(self, opened: OpenLog) -> None:
-        """Have the zeros written that are due. The caller is the one job."""
+        """Have the zeros written that are due, if none are being written. The caller is the one job."""
+        if self._zeros is not None and self._zeros.has_ended and self._zeros.error is None:
+            self._zeros = None
+        if self._zeros is not None or not (opened.active.is_low and self.reserves.held):
+            return
         zeros = opened.active.zeros_due(opened.segment_bytes_max)
         if zeros is None or self._state is not _State.OPEN:
             return
@@ -422,7 +465,7 @@ class FileLog:
     @property
     def is_busy(self) -> bool:
         """Whether the active segment is in use."""
-        return self._one_at_a_time.locked()
+        return self._one_at_a_time.is_taken
 
     async def put_away(self) -> None:
         """Close the active segment's file until the next commit, and the files open for reading.

@@ -83,6 +83,12 @@ class ZerosAhead:
         """Whether the zeros may be written over the next frames, because the file was cut off meanwhile."""
         return not self.has_ended and not self._active.is_before(self._zeros)
 
+    def let_pass(self, size: int) -> bool:
+        """Whether a commit of `size` bytes need not wait for them, and they have not failed."""
+        if self.has_ended:
+            return self.error is None
+        return self._active.has_room(size) and not (self.is_late or self.may_hit_frames)
+
     def give_up_unbegun(self) -> None:
         """Give the zeros up if no thread has begun to write them. `wait` then returns soon."""
         self._job.cancel()

@@ -17,8 +17,8 @@ from broker.entities.descriptions import EntityDescription
 from broker.identifiers import ClientId
 from broker.operations.interface import Operation, Sink
 from broker.operations.message_states import SubqueueCounts
+from broker.partition.meter import PartitionMeter
 from broker.partition.rest import Register
-from broker.partition.task import PartitionMeter
 from storage.file_log import Fsync
 from storage.log import EntityLogs
 

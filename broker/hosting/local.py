@@ -13,9 +13,11 @@ from broker.base.slices import LONG_SLICE_S, Slices
 from broker.entities.descriptions import EntityDescription
 from broker.hosting.host import HostFolder, HostSettings
 from broker.partition.cycle_bounds import Bounds
+from broker.partition.meter import PartitionMeter
 from broker.partition.payloads import PayloadBudget
 from broker.partition.rest import Register
-from broker.partition.task import PartitionMeter, PartitionTask, TaskLimits
+from broker.partition.task import PartitionTask
+from broker.partition.task_limits import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.disk import Disk
 from storage.file_store import FileLogStore

@@ -108,7 +108,7 @@ class _Hosted:
     def closed(self, summary: Summary) -> None:
         self._process.send(messages.IndexClosed(self._partition, summary.encode()))
 
-    # --- the meter (`broker.partition.task.PartitionMeter`) -------------------------------------------------
+    # --- the meter (`broker.partition.meter.PartitionMeter`) ------------------------------------------------
 
     def _counting(self) -> messages.Counted:
         if self.counted is None:

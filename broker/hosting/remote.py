@@ -40,10 +40,10 @@ from broker.operations.message_states import SubqueueCounts
 from broker.operations.receiving import Demand, Withdraw
 from broker.operations.selecting import WatchReturned
 from broker.operations.sessions import AcceptSession, WatchSessions
+from broker.partition.meter import PartitionMeter
 from broker.partition.rest import Register
 from broker.partition.summary import decode as decode_summary
 from broker.partition.summary import named
-from broker.partition.task import PartitionMeter
 from broker.settings.settings import LogFormat, LogLevel
 from storage.errors import StorageError
 from storage.file_store import FolderState

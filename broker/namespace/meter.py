@@ -40,7 +40,7 @@ class EntityMeter(EntityCounters):
         """Add to a counter by its name (`broker.base.counters.COUNTERS`)."""
         setattr(self, counter, getattr(self, counter) + count)
 
-    # --- what a partition reports (`partition.task.PartitionMeter`) -----------------------------------------
+    # --- what a partition reports (`partition.meter.PartitionMeter`) ----------------------------------------
 
     def committed(self, records: int, size: int, seconds: float) -> None:
         self._metrics.committed(records, size, seconds)

@@ -35,6 +35,11 @@ class BesideCycles:
         """Whether upkeep has begun and not ended."""
         return self._task is not None
 
+    @property
+    def wants_turn(self) -> bool:
+        """Whether it waits for `go_on`."""
+        return self._turn is not None
+
     async def begin(self, work: Coroutine[None, None, bool]) -> bool:
         """Begin upkeep, which has the first turn. Returns what it returns when it has ended, or False when it
         waits for the disk. Raises what it raises."""

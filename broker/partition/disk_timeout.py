@@ -29,6 +29,7 @@ class Patience:
     """Watches one block at a time. Owned by a partition's task."""
 
     __slots__ = (
+        "_cancel",
         "_cancelling",
         "_given_up",
         "_is_second_look",
@@ -48,16 +49,24 @@ class Patience:
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[object] | None = None
         """The task inside the block, or None."""
+        self._cancel: Callable[[], object] | None = None
+        """Ends the current wait; None if nobody waits."""
         self._until = 0.0
         self._cancelling = 0
         self._given_up = False
         self._is_second_look = False
 
     def __enter__(self) -> None:
-        loop = self._loop = asyncio.get_running_loop()
         task = self._task = asyncio.current_task()
         assert task is not None, "a coroutine runs in a task"
         self._cancelling = task.cancelling()
+        self.begin(task.cancel)
+
+    def begin(self, give_up: Callable[[], object]) -> None:
+        """Watch somebody who waits without a block, until `end`: `give_up` is called in place of raising
+        Hung."""
+        loop = self._loop = asyncio.get_running_loop()
+        self._cancel = give_up
         self._given_up = self._is_second_look = False
         self._until = loop.time() + self._limit_s
         if self._timer is None:
@@ -66,7 +75,7 @@ class Patience:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        task, self._task = self._task, None
+        task, self._task, self._cancel = self._task, None, None
         if not self._given_up:
             return
         assert task is not None
@@ -76,6 +85,10 @@ class Patience:
             and issubclass(kind, asyncio.CancelledError)
         ):
             raise self._error() from None
+
+    def end(self) -> None:
+        """The wait that `begin` has announced is over."""
+        self._cancel = None
 
     @property
     def hung(self) -> Hung | None:
@@ -93,9 +106,9 @@ class Patience:
 
     def give_up(self) -> None:
         """Make the current block, if any, raise Hung."""
-        if self._task is not None and not self._given_up:
+        if self._cancel is not None and not self._given_up:
             self._given_up = True
-            self._task.cancel()
+            self._cancel()
 
     def close(self) -> None:
         """Stop the timer. Call this when no more blocks will be entered."""
@@ -105,7 +118,7 @@ class Patience:
 
     def _look(self) -> None:
         self._timer = None
-        if self._task is None:
+        if self._cancel is None:
             return
         assert self._loop is not None
         if self._loop.time() < self._until:

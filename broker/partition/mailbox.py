@@ -61,6 +61,15 @@ class Mailbox:
                 return False
         return messages > 0
 
+    def has_only_sends(self, messages_max: int) -> bool:
+        """Whether messages wait to be sent, no more than this, and nothing else."""
+        messages = 0
+        for _, operation, _, _ in self.waiting:
+            if not isinstance(operation, Send):
+                return False
+            messages += len(operation.messages)
+        return 0 < messages <= messages_max
+
     def gather(self, operations_max: int, bytes_max: int) -> list[Waiting]:
         """Take out the operations of the next cycle and remember them as undecided."""
         mailbox = self.waiting

@@ -11,25 +11,26 @@ import asyncio
 class Signal:
     """Set to announce work; awaited by the one task that does it. Lives in one event loop."""
 
-    __slots__ = ("_is_set", "_waiter")
+    __slots__ = ("_waiter", "is_set")
 
     def __init__(self) -> None:
-        self._is_set = False
+        self.is_set = False
+        """Whether work was announced that has not been taken up."""
         self._waiter: asyncio.Future[None] | None = None
 
     def set(self) -> None:
         """Announce work: end the current wait, or the next one."""
-        self._is_set = True
+        self.is_set = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def clear(self) -> None:
         """The work has been taken up."""
-        self._is_set = False
+        self.is_set = False
 
     async def wait(self) -> None:
         """Return when there is work. Only one task may wait at a time."""
-        if self._is_set:
+        if self.is_set:
             return
         assert self._waiter is None, "one task waits"
         self._waiter = asyncio.get_running_loop().create_future()

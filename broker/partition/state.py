@@ -224,23 +224,32 @@ class Partition:
         if self._publishing is not None and isinstance(description, TopicDescription):
             self._publishing.describe(description)
 
+    @property
+    def work_max(self) -> int:
+        """How many messages a cycle takes."""
+        return self._space.bounds.work_max
+
+    def only_stores(self, now_ms: int) -> bool:
+        """Whether a cycle at this monotonic time has nothing to do besides its operations."""
+        return self._ahead.is_quiet(now_ms) and not self.is_under_way
+
     # --- one cycle ------------------------------------------------------------------------------------------
 
-    def begin(self, commit: Commit, now_ms: int, wall_ms: int, since_ms: int | None = None) -> None:
+    def begin(self, commit: Commit, now_ms: int, wall_ms: int, since_ms: int | None = None) -> Cycle:
         """Start a cycle at a monotonic and a wall time, and first do what has come due. Afterwards, `go_on`
         may have something to do before the first operation.
 
         `since_ms` is when the oldest operation of the cycle arrived. Locks that have ended since then are
         ended after the operations.
         """
-        self._space.cycle = Cycle(commit, now_ms, wall_ms, self.messages.next_number)
+        cycle = self._space.cycle = Cycle(commit, now_ms, wall_ms, self.messages.next_number)
         self.left_over = 0
         self.messages.position = commit.start
         self._ahead.wall_ahead_ms = wall_ms - now_ms
         self.messages.states.expire(now_ms, wall_ms, commit.start)
         if self._ahead.is_quiet(now_ms):
             self.messages.evicted_below = self.messages.next_number
-            return
+            return cycle
         self._ahead.disturb()
         if self._duplicates.slots:
             window_ms = self._space.description.settings.duplicate_detection_window_ms
@@ -251,6 +260,7 @@ class Partition:
         self.messages.evicted_below = self.messages.next_number
         self._end_locks(now_ms if since_ms is None else since_ms)
         self._time_to_live.expire_overdue()
+        return cycle
 
     def handle(self, client: ClientId, operation: Operation, arrived_ms: int | None = None) -> bool:
         """Carry out one operation of the cycle, or refuse it. A lock counts if it had not ended when the

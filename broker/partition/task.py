@@ -35,8 +35,6 @@ import asyncio
 import contextlib
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
 
 import structlog
 
@@ -52,20 +50,24 @@ from broker.operations.sending import Send
 from broker.partition.beside_cycles import BesideCycles
 from broker.partition.coming_back import ComingBack
 from broker.partition.cycle import Cycle
-from broker.partition.cycle_bounds import MIB, Bounds
 from broker.partition.disk_timeout import Hung, Patience
+from broker.partition.due_timer import DueTimer
 from broker.partition.full_disk_log import FullDiskLog
 from broker.partition.gathering import Gathering
 from broker.partition.going_down import GoingDown
 from broker.partition.known_counts import KnownCounts
-from broker.partition.mailbox import Mailbox, sends_from
+from broker.partition.mailbox import Mailbox, Waiting, sends_from
+from broker.partition.meter import PartitionMeter, count_cycle
 from broker.partition.payloads import PayloadBudget
 from broker.partition.rest import Register, Rest
+from broker.partition.short_cycles import Short, ShortCycles
 from broker.partition.signals import Once, Signal
 from broker.partition.state import Partition
 from broker.partition.summary import summary_of
 from broker.partition.tables import UnreadableRecord
-from broker.partition.upkeep import Upkeep, UpkeepLimits
+from broker.partition.task_limits import TaskLimits
+from broker.partition.unused import Unused
+from broker.partition.upkeep import Upkeep
 from storage.errors import CommitFailed, CorruptRecord, DiskFull, Fenced, StorageError
 from storage.log import Commit, Log
 
@@ -95,46 +97,6 @@ _HEALTHY = Health.HEALTHY
 """A name of its own, because to find a member of an enumeration takes longer than the rest of `post`."""
 _FOR_GOOD = (Health.FAILED, Health.DAMAGED, Health.STOPPED)
 """A partition never leaves one of these."""
-
-
-@dataclass(slots=True, frozen=True)
-class TaskLimits:
-    """The bounds of a partition's task, with their defaults."""
-
-    cycle_operations_max: int = 1024
-    cycle_bytes_max: int = 4 * MIB
-    """Bytes of messages sent in one commit; a single operation may exceed it."""
-    recovery_delay_ms: int = 100
-    """Pause after the first failure to reopen the log. It doubles with each further failure."""
-    recovery_delay_ms_max: int = 10_000
-    """The longest pause between two attempts to reopen the log."""
-    disk_timeout_ms: int = 5_000
-    """A disk that has not answered for this long counts as failed."""
-    rest_ms: int | None = 60_000
-    """Time after the last change until the partition's contents are entered in the index; None to do so only
-    when it is closed."""
-    close_ms: int = 600_000
-    """Time after the last change until a partition that is at rest, holds nothing and has no clients is
-    closed."""
-    bounds: Bounds = field(default_factory=Bounds)
-    upkeep: UpkeepLimits = field(default_factory=UpkeepLimits)
-
-
-class PartitionMeter(Protocol):
-    """Receives figures about a partition's work for the metrics, once per cycle."""
-
-    def committed(self, records: int, size: int, seconds: float) -> None:
-        """A commit became durable, with this many records and bytes, after this time."""
-
-    def commit_failed(self) -> None:
-        """A write or sync failed, and the partition went down."""
-
-    def restarted(self) -> None:
-        """The partition came back."""
-
-    def lapsed(self, dead_lettered: int, expired_messages: int, expired_locks: int) -> None:
-        """How many messages were dead-lettered (for whatever reason) or expired, and how many locks ran
-        out."""
 
 
 class PartitionTask:
@@ -177,11 +139,13 @@ class PartitionTask:
         """Whether a cycle is under way, so that only what was noted before it is known to be durable."""
         self._upkeep: Upkeep | None = None
         self._wake = Signal()
-        self._gathering = Gathering(log, self._mailbox, self._wake.set)
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_due_ms = 0
+        self._gathering = Gathering(log, self._mailbox, self._lull_comes)
+        self._timer = DueTimer(clock, self._wake.set)
         self._patience = Patience(self._limits.disk_timeout_ms, self._disk_hangs)
         self._beside = BesideCycles(self._wake.set, Patience(self._limits.disk_timeout_ms, self._disk_hangs))
+        self._short = ShortCycles(log, self._mailbox, clock, self._patience, self._stored, self._wake.set)
+        self._sleeps = self._waits_for_short = False
+        """Whether the task waits for work, and whether it is to be woken when the short cycle has ended."""
         self._coming_back = ComingBack(
             number,
             log,
@@ -193,12 +157,11 @@ class PartitionTask:
             delay_ms=self._limits.recovery_delay_ms,
             delay_ms_max=self._limits.recovery_delay_ms_max,
         )
-        self._is_opening = self._open_wanted = False
+        self._is_opening = self._open_wanted = self._is_upkeep_due = False
         self._is_late = False
         """The disk does not answer while the log is being opened or reopened; operations are refused at
         once."""
-        self._close_at_ms: int | None = None
-        """When to look whether the partition is unused, in monotonic time."""
+        self._unused = Unused(clock, self._limits.close_ms)
         self._stopping = self._is_deleted = self._running = False
         self._opening_ended = Once()
         """The log has been opened, or could not be."""
@@ -278,7 +241,7 @@ class PartitionTask:
 
     def wake(self) -> None:
         """Check the clock after a suspend, during which the event loop's timers stood still."""
-        self._cancel_timer()
+        self._timer.cancel()
         self._wake.set()
 
     # --- the task -------------------------------------------------------------------------------------------
@@ -288,10 +251,18 @@ class PartitionTask:
         nothing."""
         self._running = True
         try:
-            while not self._stopping and self._health not in _FOR_GOOD:
+            while self._short.is_open or not (self._stopping or self._health in _FOR_GOOD):
+                self._sleeps = True
                 await self._wake.wait()
                 self._wake.clear()
-                if self._stopping and self._health is Health.HEALTHY:
+                self._sleeps = False
+                if self._short.is_under_way:
+                    self._waits_for_short = True  # its end wakes the task again
+                    continue
+                if not self._waits_for_short and self._begins_short_cycle():
+                    continue
+                self._waits_for_short = False
+                if self._stopping and self._health is Health.HEALTHY and not self._short.is_left:
                     break  # `_shut_down` carries out what is in the mailbox
                 if await self.step():
                     self._wake.set()
@@ -310,8 +281,9 @@ class PartitionTask:
             self._fail(error)
             await self._coming_back.free_dropped()
         finally:
-            self._running = False
-            self._cancel_timer()
+            self._running = self._sleeps = False
+            self._short.drop()
+            self._timer.cancel()
             self._beside.close()
             self._patience.close()
             self._opening_ended.set()
@@ -331,7 +303,8 @@ class PartitionTask:
         if self._health is not _HEALTHY:
             return False
         self._gathering.is_in_cycle = True
-        has_more = await self._do_cycle()
+        left = self._short.take_over()
+        has_more = await (self._do_cycle() if left is None else self._complete(*left[:4]))
         self._gathering.is_in_cycle = False
         return has_more or (bool(self._mailbox) and not self._gathering.begin())
 
@@ -369,9 +342,17 @@ class PartitionTask:
         cycle = partition.finish(self._mailbox.since_ms)
         for subscription, rule, fault in partition.take_rule_faults():
             self._output.error("rule.failed", subscription=subscription, rule=rule, error=fault)
+        return await self._complete(partition, cycle, waiting)
+
+    async def _complete(
+        self, partition: Partition, cycle: Cycle, waiting: list[Waiting], failed: Exception | None = None
+    ) -> bool:
+        """Commit a cycle, unless that has `failed`, and release its answers. True if there is more to do."""
+        if failed is not None and not isinstance(failed, StorageError):
+            raise failed
         try:
             if cycle.commit:
-                await self._commit(partition, cycle)
+                await self._commit(partition, cycle, failed)
                 self._rest.changed(cycle.now_ms)
         except StorageError as error:
             await self._recover(error)
@@ -388,22 +369,26 @@ class PartitionTask:
             await self._recover(error)
             return False
         # The commit is durable: the answers may be released (durability rules 1 and 2).
-        self._mailbox.deliver(cycle.answers, waiting)
-        self._known.tell(partition)
-        partition.let_go()
+        self._release(partition, cycle, waiting)
         has_more = partition.has_more
         # The next cycle follows at once, and this one may not have awaited anything: let others run.
         if has_more or (self._mailbox and not cycle.commit):
             await asyncio.sleep(0)
         return await self._keep_up() or has_more
 
-    async def _commit(self, partition: Partition, cycle: Cycle) -> None:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+    def _release(self, partition: Partition, cycle: Cycle, waiting: list[Waiting]) -> None:
+        self._mailbox.deliver(cycle.answers, waiting)
+        self._known.tell(partition)
+        partition.let_go()
+
+    async def _commit(self, partition: Partition, cycle: Cycle, failed: Exception | None) -> None:
+        began_s = asyncio.get_running_loop().time()
         if self._rest.is_entered:
             with self._patience:
                 await self._rest.end()
         try:
+            if failed is not None:
+                raise failed
             await self._append(cycle.commit, urgent=not cycle.has_sent)
         except DiskFull as error:
             if not cycle.has_sent:
@@ -419,11 +404,7 @@ class PartitionTask:
             if self._full is not None and cycle.has_sent:
                 self._full.end()
                 self._full = None
-        if self._meter is not None:
-            count = len(cycle.marks) + len(cycle.sent_with) + cycle.has_sent
-            self._meter.committed(count, cycle.commit.bytes, loop.time() - began)
-            if cycle.dead_lettered or cycle.expired_messages or cycle.expired_locks:
-                self._meter.lapsed(cycle.dead_lettered, cycle.expired_messages, cycle.expired_locks)
+        count_cycle(self._meter, cycle, began_s)
 
     async def _append(self, commit: Commit, urgent: bool) -> None:
         try:
@@ -462,10 +443,56 @@ class PartitionTask:
             if self._beside.is_under_way:
                 return await self._beside.go_on()
             now_ms = self._clock.monotonic_ms()
-            return self._upkeep.is_due(now_ms) and await self._beside.begin(self._upkeep.step(now_ms))
+            is_due, self._is_upkeep_due = self._is_upkeep_due or self._upkeep.is_due(now_ms), False
+            return is_due and await self._beside.begin(self._upkeep.step(now_ms))
         except StorageError as error:
             await self._recover(error)
             return False
+
+    def _lull_comes(self) -> None:
+        """The messages that have waited for a lull go on, without the task if possible."""
+        may_begin = self._sleeps and not self._wake.is_set
+        if not self._gathering.is_in_cycle and not (may_begin and self._begins_short_cycle()):
+            self._wake.set()  # the end of a cycle looks into the mailbox anyway
+
+    def _begins_short_cycle(self) -> bool:
+        """Begin a short cycle if that is enough, and return whether it is. The task must not be at work."""
+        partition, short, limits = self._partition, self._short, self._limits
+        is_wanted = short.is_left or self._stopping or self._is_upkeep_due or self._beside.wants_turn
+        is_usual = self._health is _HEALTHY and self._full is None and not self._rest.is_entered
+        if partition is None or is_wanted or not is_usual:
+            return False
+        self._is_in_doubt = self._gathering.is_in_cycle = True
+        if short.begin(partition, limits.cycle_operations_max, limits.cycle_bytes_max):
+            return True
+        self._is_in_doubt = self._gathering.is_in_cycle = False
+        return False
+
+    def _stored(self, short: Short) -> None:
+        """Release the answers of a short cycle, and begin what comes after it."""
+        partition, cycle, waiting, _, began_s = short
+        self._is_in_doubt = False
+        self._mailbox.undecided = []
+        if cycle.commit:
+            partition.committed()
+            count_cycle(self._meter, cycle, began_s)
+            self._rest.changed(cycle.now_ms)
+        self._release(partition, cycle, waiting)
+        self._gathering.is_in_cycle = False
+        assert self._upkeep is not None
+        now_ms = self._clock.monotonic_ms()
+        self._is_upkeep_due = not self._beside.is_under_way and self._upkeep.is_due(now_ms)
+        if self._is_upkeep_due or partition.has_more or self._waits_for_short:
+            self._wake.set()
+        elif not self._mailbox:
+            self._arm_timer()
+        else:  # when the answers have been written, for then more may come
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """After a short cycle, begin the next one at once, or at a lull."""
+        if self._mailbox and not self._gathering.is_in_cycle and not self._gathering.begin():
+            self._lull_comes()
 
     # --- opening and recovering -----------------------------------------------------------------------------
 
@@ -578,20 +605,12 @@ class PartitionTask:
     # --- the end --------------------------------------------------------------------------------------------
 
     def _is_unused(self, partition: Partition) -> bool:
-        """Whether nobody has used the partition for long, and it holds nothing. Sets the time at which to
-        look again."""
-        if not self._rest.is_entered:
-            self._close_at_ms = None
-            return False
-        now_ms = self._clock.monotonic_ms()
-        if self._close_at_ms is not None and now_ms >= self._close_at_ms:
-            assert self._upkeep is not None
-            if not (self._mailbox.attached or partition.holds_anything or self._upkeep.has_garbage):
-                return True
-            self._close_at_ms = None
-        if self._close_at_ms is None:
-            self._close_at_ms = now_ms + self._limits.close_ms
-        return False
+        """Whether nobody has used the partition for long, and it holds nothing."""
+        assert self._upkeep is not None
+        is_at_rest = self._rest.is_entered
+        has_clients = bool(self._mailbox.attached)
+        is_held = is_at_rest and (has_clients or partition.holds_anything or self._upkeep.has_garbage)
+        return self._unused.look(is_at_rest=is_at_rest, is_held=is_held)
 
     async def _close_unused(self) -> None:
         """Close the log and free the state. The next operation opens the partition again; until then the
@@ -599,7 +618,7 @@ class PartitionTask:
         assert self._upkeep is not None
         with contextlib.suppress(Hung):
             await self._upkeep.save_last_checkpoint(self._clock.monotonic_ms())
-        self._close_at_ms, self._open_wanted, self._opening_ended = None, False, Once()
+        self._unused.look_at_ms, self._open_wanted, self._opening_ended = None, False, Once()
         self._discard()
         self._become(Health.CLOSED)
         try:
@@ -668,32 +687,13 @@ class PartitionTask:
     # --- the timer ------------------------------------------------------------------------------------------
 
     def _arm_timer(self) -> None:
-        """Arm the timer for the next due time. A timer that is set too early is left to fire, and is then
-        armed again."""
-        due_ms: int | None = None
+        """Set the timer for the next due time."""
         if self._health is Health.RECOVERING:
-            due_ms = self._coming_back.retry_at_ms
+            self._timer.set(self._coming_back.retry_at_ms)
         elif self._partition is not None and self._upkeep is not None:
-            due_ms = self._partition.next_due_ms()
-            for each in (
+            self._timer.set(
+                self._partition.next_due_ms(),
                 None if self._beside.is_under_way else self._upkeep.due_ms,
                 self._rest.due_ms,
-                self._close_at_ms if self._rest.is_entered else None,
-            ):
-                if each is not None and (due_ms is None or each < due_ms):
-                    due_ms = each
-        if due_ms is None or (self._timer is not None and self._timer_due_ms <= due_ms):
-            return
-        self._cancel_timer()
-        delay_ms = max(0, due_ms - self._clock.monotonic_ms())
-        self._timer_due_ms = due_ms
-        self._timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self._timer_fired)
-
-    def _timer_fired(self) -> None:
-        self._timer = None
-        self._wake.set()
-
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+                self._unused.look_at_ms if self._rest.is_entered else None,
+            )

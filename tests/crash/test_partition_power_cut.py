@@ -28,7 +28,8 @@ from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Set
 from broker.operations.transactions import Transact
 from broker.partition.payloads import PayloadBudget
 from broker.partition.references import ACTIVE, DEFERRED
-from broker.partition.task import Health, PartitionTask, TaskLimits
+from broker.partition.task import Health, PartitionTask
+from broker.partition.task_limits import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.file_store import FileLogStore
 from tests.support.partition_asking import WAIT_S, ask, pages, receive

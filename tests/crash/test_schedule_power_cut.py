@@ -27,7 +27,8 @@ from broker.operations.sending import Send, Sent
 from broker.operations.settling import Complete, Settled
 from broker.partition.duplicates import IDENTITY_BYTES
 from broker.partition.payloads import PayloadBudget
-from broker.partition.task import PartitionTask, TaskLimits
+from broker.partition.task import PartitionTask
+from broker.partition.task_limits import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.file_store import FileLogStore
 from tests.support.partition_asking import WAIT_S, ask, pages, receive

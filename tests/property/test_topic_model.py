@@ -34,7 +34,7 @@ from broker.operations.transactions import Transact, Transacted
 from broker.operations.transfers import HandedOver, HandOver
 from broker.partition import publishing
 from broker.partition.cycle_bounds import Bounds
-from broker.partition.task import TaskLimits
+from broker.partition.task_limits import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from broker.send_lists import at, part_of
 from storage.errors import CommitFailed

@@ -28,7 +28,8 @@ from broker.operations.receiving import Locked
 from broker.operations.sending import Send, Sent
 from broker.partition.payloads import PayloadBudget
 from broker.partition.summary import Summary
-from broker.partition.task import Health, PartitionTask, TaskLimits
+from broker.partition.task import Health, PartitionTask
+from broker.partition.task_limits import TaskLimits
 from broker.throttle.memory_mark import Memory
 from storage.log import Log
 from tests.support.amqp_messages import message

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from storage.errors import CommitFailed, CorruptRecord, DiskFailed, DiskFull
+from storage.errors import CommitFailed, CorruptRecord, DiskFailed, DiskFull, StorageError
 from storage.log import FRAME_HEADER_BYTES, Checkpoint, Commit, Frame, Position, RoomLock, Section
 
 
@@ -60,6 +60,9 @@ class MemoryLog:
         self.appends = 0
         self.fetches = 0
         self.usable = False
+        self.takes_at_once = True
+        """Whether appends may be made at once."""
+        self._at_once: asyncio.Task[None] | None = None
         self._appending = False
         self._abandoned = False
         """An append was fenced and still waits at the gate."""
@@ -179,6 +182,21 @@ class MemoryLog:
         finally:
             self._appending = False
 
+    def append_at_once(self, commit: Commit, ended: Callable[[Exception | None], None]) -> bool:
+        if not (self.takes_at_once and self.usable and not self._appending):
+            return False
+
+        async def append() -> None:
+            error: Exception | None = None
+            try:
+                await self.append(commit)
+            except StorageError as failed:
+                error = failed
+            ended(error)
+
+        self._at_once = asyncio.create_task(append())
+        return True
+
     async def sync(self) -> None:
         assert self.usable and not self._appending
         error = self.on_sync()
@@ -236,6 +254,8 @@ class MemoryLog:
     def fence(self) -> None:
         if self._appending:
             self._abandoned, self.usable = True, False
+        if self._at_once is not None:
+            self._at_once.cancel()
 
     async def close(self) -> None:
         if self._abandoned:

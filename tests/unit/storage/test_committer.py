@@ -93,6 +93,45 @@ async def test_what_a_job_raises_reaches_its_caller_alone(fd: int) -> None:
     await committer.close()
 
 
+async def test_a_caller_that_does_not_wait_is_told_how_its_job_has_ended() -> None:
+    committer = Committer(RecordingDisk(queued=True), 1)
+    error, told = ValueError("mine"), list[Exception | None]()
+    all_told = asyncio.Event()
+
+    def tell(error: Exception | None) -> None:
+        told.append(error)
+        if len(told) == 3:
+            all_told.set()
+
+    committer.begin(Recorded(fd=ENDED, error=error), tell)
+    assert told == [error], "it could end at once"
+    committer.begin(Recorded(fd=ENDED), tell)
+    committer.begin(Recorded(fd=NEEDS_THREAD, error=error), tell)
+    async with asyncio.timeout(20):
+        await all_told.wait()
+    assert told == [error, None, error]
+    await committer.close()
+
+
+async def test_what_begins_in_the_call_that_brings_the_lull_is_synced_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("storage.committer.LULL_S", 60)
+    disk = _CountedDisk()
+    queue, committer, ended = disk.queue, Committer(disk, 1), list[Exception | None]()
+    committer.begin(Recorded(fd=7), ended.append)
+    for _ in range(3):
+        assert committer.at_lull(lambda: committer.begin(Recorded(fd=7), ended.append))
+    queue.end(1)
+    async with asyncio.timeout(20):
+        while len(queue.submitted) < 2:  # noqa: ASYNC110 (the loop reads from the queue)
+            await asyncio.sleep(0)
+    assert queue.submitted == [[1], [2, 3, 4]] and ended == [None]
+    queue.end(2, 3, 4)
+    await _turns()
+    assert await committer.close()
+
+
 async def test_a_failed_sync_of_the_queue_is_the_files_own() -> None:
     inner = RecordingDisk(queued=True)
     disk = FaultyDisk(inner)

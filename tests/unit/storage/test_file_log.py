@@ -10,7 +10,7 @@ import pytest
 
 from storage.errors import CommitFailed, DiskFailed, Fenced
 from storage.file_log import DEAD_BYTES_MIN
-from storage.log import FRAME_HEADER_BYTES, Position
+from storage.log import FRAME_HEADER_BYTES, Commit, Log, Position
 from storage.recent import RECENT_MAX
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.logs import (
@@ -294,6 +294,71 @@ async def test_a_log_that_was_not_acquired_is_the_callers_mistake() -> None:
     with pytest.raises(AssertionError):
         log.begin()
     await store.close()
+
+
+# --- commits that nobody waits for --------------------------------------------------------------------------
+
+
+def _commit(log: Log, body: bytes) -> Commit:
+    commit = log.begin()
+    commit.add(1, [body])
+    return commit
+
+
+@pytest.mark.parametrize("queued", [True, False])
+async def test_a_commit_made_at_once_is_as_durable_as_any_and_has_the_file_for_itself(queued: bool) -> None:
+    disk = RecordingDisk(queued=queued)
+    async with acquired(ROOT, disk) as log:
+        await append(log, b"first")
+        ended = asyncio.get_running_loop().create_future()
+        assert log.append_at_once(_commit(log, b"second"), ended.set_result)
+        end = log.end
+        assert not log.append_at_once(_commit(log, b"too soon"), ended.set_result), "one at a time"
+        assert log.end == end
+        assert await asyncio.wait_for(ended, 20) is None and log.end > end
+        await append(log, b"third")
+        left = disk.after_power_cut()
+    async with acquired(ROOT, left) as log:
+        assert flat(await contents(log)) == [b"first", b"second", b"third"]
+
+
+async def test_a_commit_made_at_once_that_fails_is_reported_and_fails_the_log() -> None:
+    disk = FaultyDisk(RecordingDisk(queued=True))
+    async with acquired(ROOT, disk) as log:
+        await append(log, b"kept")
+        disk.fail("sync", path_part=str(LOG))
+        ended = asyncio.get_running_loop().create_future()
+        assert log.append_at_once(_commit(log, b"lost"), ended.set_result)
+        assert isinstance(await asyncio.wait_for(ended, 20), CommitFailed)
+        with pytest.raises(CommitFailed):
+            log.begin()
+        assert not log.append_at_once(Commit(log.end), ended.set_result)
+        await log.acquire()
+        assert flat(await contents(log)) == [b"kept"]
+
+
+@pytest.mark.parametrize("queued", [True, False])
+async def test_a_commit_made_at_once_that_hangs_and_was_fenced_is_never_heard_of(queued: bool) -> None:
+    disk = FaultyDisk(RecordingDisk(queued=queued))
+    async with acquired(ROOT, disk) as log:
+        await append(log, b"kept")
+        disk.hang("sync", str(LOG))
+        ended: list[Exception | None] = []
+        assert log.append_at_once(_commit(log, b"undecided"), ended.append)
+        async with asyncio.timeout(20):
+            while not disk.held:  # noqa: ASYNC110 (a thread counts)
+                await asyncio.sleep(0.001)
+        log.fence()
+        with pytest.raises(DiskFailed):
+            await asyncio.wait_for(log.close(), 20)
+        acquiring = asyncio.create_task(log.acquire())
+        await asyncio.sleep(0.02)
+        assert not acquiring.done(), "the file is in use"
+        disk.release()
+        await asyncio.wait_for(acquiring, 20)
+        assert flat(await contents(log)) == [b"kept"] and not ended
+        await append(log, b"new")
+        assert flat(await contents(log)) == [b"kept", b"new"]
 
 
 # --- a disk that hangs --------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from broker.operations.settling import Complete, Settled
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.durable_state import read_back
 from broker.partition.session_states import SessionStates, set_state
-from broker.partition.task import TaskLimits
+from broker.partition.task_limits import TaskLimits
 from tests.support.partition_harness import Harness, one
 from tests.support.topics import number_of, topic
 

@@ -17,7 +17,7 @@ from broker.operations.sending import Send, Sent
 from broker.operations.settling import Complete
 from broker.partition.beside_cycles import BesideCycles
 from broker.partition.disk_timeout import Patience
-from broker.partition.task import TaskLimits
+from broker.partition.task_limits import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.errors import CommitFailed
 from storage.log import Checkpoint

@@ -12,7 +12,7 @@ from broker.operations.receiving import Demand, Locked, Withdraw
 from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Settled
 from broker.partition.bodies import BODY_BYTES
 from broker.partition.salvage import Salvage
-from broker.partition.task import TaskLimits
+from broker.partition.task_limits import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.log import Position
 from tests.support.partition_harness import Harness, one

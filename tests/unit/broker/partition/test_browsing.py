@@ -15,7 +15,7 @@ from broker.operations.selecting import CameBack, WatchReturned
 from broker.operations.sending import Send, Sent
 from broker.operations.settling import Abandon, Complete, DeadLetter, Defer
 from broker.partition.cycle_bounds import Bounds
-from broker.partition.task import TaskLimits
+from broker.partition.task_limits import TaskLimits
 from storage.errors import CommitFailed
 from tests.support.partition_harness import NUMBER, Harness, one
 

@@ -17,7 +17,8 @@ from broker.operations.sending import Send, Sent
 from broker.operations.settling import Abandon, Complete, DeadLetter, Defer
 from broker.partition import records
 from broker.partition.payloads import PayloadBudget
-from broker.partition.task import PartitionTask, TaskLimits
+from broker.partition.task import PartitionTask
+from broker.partition.task_limits import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.file_log import FileLog
 from storage.file_store import FileLogStore
@@ -53,17 +54,22 @@ class Traffic:
         """Bytes of all other frames."""
         self.fetched: list[int] = []
         """The sizes of the frames that were read."""
-        append, fetch = FileLog.append, FileLog.fetch
+        append, at_once, fetch = FileLog.append, FileLog.append_at_once, FileLog.fetch
 
         async def counting_append(
             log: FileLog, commit: Commit, urgent: bool = False, *, frees: bool = False
         ) -> None:
-            size = FRAME_HEADER_BYTES + commit.bytes
             await append(log, commit, urgent, frees=frees)
+            size = FRAME_HEADER_BYTES + commit.bytes
             if RECORD_HEADER.unpack_from(commit.parts[0])[1] == records.RELOCATED:
                 self.relocated.append(size)
             else:
                 self.came_in += size
+
+        def counting_at_once(log: FileLog, commit: Commit, ended: Callable[[Exception | None], None]) -> bool:
+            is_begun = at_once(log, commit, ended)
+            self.came_in += (FRAME_HEADER_BYTES + commit.bytes) * is_begun
+            return is_begun
 
         async def counting_fetch(log: FileLog, positions: Sequence[Position]) -> list[Frame]:
             frames = await fetch(log, positions)
@@ -71,6 +77,7 @@ class Traffic:
             return frames
 
         monkeypatch.setattr(FileLog, "append", counting_append)
+        monkeypatch.setattr(FileLog, "append_at_once", counting_at_once)
         monkeypatch.setattr(FileLog, "fetch", counting_fetch)
 
 

@@ -14,7 +14,7 @@ from broker.operations.settling import Abandon, Complete, Renewed, RenewLocks, S
 from broker.operations.transactions import Transact, Transacted
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.delays import Delays
-from broker.partition.task import TaskLimits
+from broker.partition.task_limits import TaskLimits
 from tests.support.partition_harness import Harness, one
 
 

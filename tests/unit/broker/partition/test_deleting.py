@@ -10,7 +10,7 @@ from broker.operations.sending import Send, Sent
 from broker.operations.sessions import AcceptSession, SessionAccepted
 from broker.operations.settling import Complete, DeadLetter, Defer, Release, Settled
 from broker.partition.cycle_bounds import Bounds
-from broker.partition.task import TaskLimits
+from broker.partition.task_limits import TaskLimits
 from tests.support.partition_harness import Harness, one
 
 NEVER_MS = 1 << 60

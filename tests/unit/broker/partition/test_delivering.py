@@ -15,7 +15,7 @@ from broker.operations.sending import Send
 from broker.operations.settling import Complete, Defer, Release
 from broker.operations.transfers import LockNext
 from broker.partition.cycle_bounds import Bounds
-from broker.partition.task import TaskLimits
+from broker.partition.task_limits import TaskLimits
 from tests.support.partition_harness import LOCK_MS, NUMBER, Harness, one, properties
 
 SOME = 3_000

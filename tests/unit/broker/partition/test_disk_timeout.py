@@ -12,7 +12,8 @@ from broker.operations.interface import Operation
 from broker.operations.receiving import Demand, Withdraw, Withdrawn
 from broker.operations.sending import Send, Sent
 from broker.operations.settling import Complete
-from broker.partition.task import Health, TaskLimits
+from broker.partition.task import Health
+from broker.partition.task_limits import TaskLimits
 from storage.log import Checkpoint
 from tests.support.partition_harness import NUMBER, Harness, one, running
 from tests.support.waiting import WAIT_S, until

@@ -22,7 +22,8 @@ from broker.operations.settling import Complete, Defer
 from broker.partition import durable_state, state_kinds
 from broker.partition.payloads import PayloadBudget
 from broker.partition.state import Partition
-from broker.partition.task import Health, PartitionTask, TaskLimits
+from broker.partition.task import Health, PartitionTask
+from broker.partition.task_limits import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.file_store import FileLogStore
 from storage.log import FRAME_HEADER_BYTES, RECORD_HEADER_BYTES, Checkpoint

@@ -16,7 +16,8 @@ from broker.operations.transfers import FindSources, HandedOver, HandOver, Sourc
 from broker.partition import publishing
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.origins import Origins
-from broker.partition.task import Health, TaskLimits
+from broker.partition.task import Health
+from broker.partition.task_limits import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from tests.support.partition_harness import Harness, one
 from tests.support.rule_messages import stored_with

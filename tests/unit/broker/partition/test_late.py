@@ -9,7 +9,7 @@ from broker.entities.descriptions import MAIN, QueueSettings
 from broker.operations.receiving import Demand, Locked
 from broker.operations.sending import Send
 from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Renewed, RenewLocks, Settled
-from broker.partition.task import TaskLimits
+from broker.partition.task_limits import TaskLimits
 from tests.support.partition_harness import Harness, one
 
 LOCK_MS = 5_000

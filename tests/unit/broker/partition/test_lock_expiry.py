@@ -5,7 +5,7 @@ from __future__ import annotations
 from broker.entities.descriptions import MAIN, QueueSettings
 from broker.operations.receiving import Demand, Locked
 from broker.partition.cycle_bounds import Bounds
-from broker.partition.task import TaskLimits
+from broker.partition.task_limits import TaskLimits
 from tests.support.partition_harness import LOCK_MS, Harness, Lapses, one
 
 SOME = 3_000

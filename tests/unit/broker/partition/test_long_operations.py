@@ -15,7 +15,7 @@ from broker.operations.sending import Send
 from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Renewed, RenewLocks, Settled
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.long_operations import Divisible
-from broker.partition.task import TaskLimits
+from broker.partition.task_limits import TaskLimits
 from storage.errors import CommitFailed
 from tests.support.partition_harness import Harness, one
 from tests.support.ticker import Ticker

@@ -17,7 +17,7 @@ from broker.partition.payloads import PayloadBudget
 from broker.partition.replay import LogReplay
 from broker.partition.replaying import REPLAYED_AT_ONCE
 from broker.partition.subqueue import REBUILT_AT_ONCE
-from broker.partition.task import TaskLimits
+from broker.partition.task_limits import TaskLimits
 from storage.log import Position
 from tests.support.partition_harness import NUMBER, Harness
 from tests.support.partition_messages import live_frames

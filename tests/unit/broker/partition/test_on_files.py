@@ -18,7 +18,8 @@ from broker.operations.receiving import Demand, Locked
 from broker.operations.sending import Send, Sent
 from broker.operations.settling import Complete
 from broker.partition.payloads import PayloadBudget
-from broker.partition.task import PartitionTask, TaskLimits
+from broker.partition.task import PartitionTask
+from broker.partition.task_limits import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.checkpoint import CHECKPOINT_SUFFIX
 from storage.disk import Disk, LocalDisk

@@ -9,7 +9,7 @@ from broker.operations.sending import Send, Sent
 from broker.operations.settling import Complete
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.payloads import COLD_MS, PayloadBudget
-from broker.partition.task import TaskLimits
+from broker.partition.task_limits import TaskLimits
 from tests.support.partition_harness import Harness, one
 
 BUDGET, RESERVE = 200_000, 10_000

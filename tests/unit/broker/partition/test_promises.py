@@ -18,7 +18,7 @@ from broker.operations.settling import Complete, Settled
 from broker.operations.streams import FindPositions, Positions
 from broker.operations.transactions import Transact, Transacted
 from broker.partition.cycle_bounds import Bounds
-from broker.partition.task import TaskLimits
+from broker.partition.task_limits import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.errors import CommitFailed
 from tests.support.partition_harness import Harness, one

@@ -28,7 +28,7 @@ from broker.operations.transactions import Transact, Transacted
 from broker.operations.transfers import FailTransfer, HandedOver, HandOver, LockNext
 from broker.partition import publishing
 from broker.partition.cycle_bounds import Bounds
-from broker.partition.task import TaskLimits
+from broker.partition.task_limits import TaskLimits
 from broker.rules.matching import Matcher
 from broker.rules.message_view import MessageView
 from protocol.codec import decode

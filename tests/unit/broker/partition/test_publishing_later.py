@@ -13,7 +13,7 @@ from broker.operations.sending import Send, Sent
 from broker.operations.settling import Settled
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.publishing_later import PAUSE_MS
-from broker.partition.task import TaskLimits
+from broker.partition.task_limits import TaskLimits
 from tests.support.partition_harness import Harness, one
 from tests.support.rule_messages import stored_with
 from tests.support.topics import (

@@ -12,7 +12,7 @@ from broker.operations.sending import Send
 from broker.operations.settling import Abandon, Complete, DeadLetter, Defer
 from broker.operations.streams import FindPositions, Positions, RangeRead, ReadRange
 from broker.partition.cycle_bounds import Bounds
-from broker.partition.task import TaskLimits
+from broker.partition.task_limits import TaskLimits
 from tests.support.partition_harness import NUMBER, Harness, one
 
 FIRST = NUMBER << 48 | 1

@@ -16,7 +16,7 @@ from broker.operations.settling import Complete, DeadLetter, Release, Settled
 from broker.operations.transactions import Transact, Transacted
 from broker.operations.transfers import FailTransfer, LockNext
 from broker.partition.cycle_bounds import Bounds
-from broker.partition.task import TaskLimits
+from broker.partition.task_limits import TaskLimits
 from storage.errors import DiskFull
 from tests.support.partition_harness import Harness, one
 from tests.support.topics import BLUE, DEAD, ONLY_RED, RED, A, B, check_restart, topic, with_subscription

@@ -26,7 +26,8 @@ from broker.operations.settling import Complete, DeadLetter
 from broker.partition.payloads import PayloadBudget
 from broker.partition.subqueue import Subqueue
 from broker.partition.summary import Summary
-from broker.partition.task import Health, PartitionTask, TaskLimits
+from broker.partition.task import Health, PartitionTask
+from broker.partition.task_limits import TaskLimits
 from storage.file_store import FileLogStore
 from tests.support.hosting import Register
 from tests.support.partition_asking import WAIT_S, ask

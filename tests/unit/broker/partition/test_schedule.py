@@ -22,7 +22,8 @@ from broker.partition.salvage import Salvage
 from broker.partition.scheduled_times import LATEST_MS
 from broker.partition.snapshot import Snapshot
 from broker.partition.summary import Wake, summary_of
-from broker.partition.task import Health, TaskLimits
+from broker.partition.task import Health
+from broker.partition.task_limits import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.log import Position
 from storage.survey import Gap

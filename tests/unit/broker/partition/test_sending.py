@@ -13,7 +13,7 @@ from broker.operations.sending import Send, Sent
 from broker.operations.settling import Complete
 from broker.partition import records
 from broker.partition.cycle_bounds import Bounds
-from broker.partition.task import TaskLimits
+from broker.partition.task_limits import TaskLimits
 from tests.support.partition_harness import NUMBER, Harness, one
 
 

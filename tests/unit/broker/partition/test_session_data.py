@@ -20,7 +20,7 @@ from broker.operations.sessions import (
     SetSessionState,
 )
 from broker.partition.cycle_bounds import Bounds
-from broker.partition.task import TaskLimits
+from broker.partition.task_limits import TaskLimits
 from tests.support.partition_harness import Harness, one
 
 STATES_MAX = 10

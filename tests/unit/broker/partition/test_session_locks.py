@@ -24,7 +24,7 @@ from broker.operations.sessions import (
 )
 from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Renewed, RenewLocks, Settled
 from broker.partition.cycle_bounds import Bounds
-from broker.partition.task import TaskLimits
+from broker.partition.task_limits import TaskLimits
 from tests.support.partition_harness import NUMBER, Harness, one
 
 LOCK_MS = 60_000

@@ -27,7 +27,7 @@ from broker.operations.settling import (
 from broker.operations.transactions import Transact, Transacted
 from broker.operations.transfers import FailTransfer
 from broker.partition.cycle_bounds import Bounds
-from broker.partition.task import TaskLimits
+from broker.partition.task_limits import TaskLimits
 from tests.support.partition_harness import Harness, one, properties
 from tests.support.topics import DEAD, A, B, bodies, topic, with_subscription
 

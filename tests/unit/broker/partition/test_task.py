@@ -20,7 +20,8 @@ from broker.operations.receiving import Demand, Locked, Recalled, ReceiveDeferre
 from broker.operations.sending import Send, Sent
 from broker.operations.settling import Abandon, Complete, Defer, Release, RenewLocks, Settled
 from broker.partition import records
-from broker.partition.task import Health, TaskLimits
+from broker.partition.task import Health
+from broker.partition.task_limits import TaskLimits
 from storage.errors import CommitFailed, CorruptRecord, DiskFull, Fenced, StorageError
 from storage.log import Checkpoint, Commit
 from tests.support.partition_harness import NUMBER, Harness, one, running

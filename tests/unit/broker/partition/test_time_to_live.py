@@ -5,7 +5,7 @@ from __future__ import annotations
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
 from broker.operations.settling import Abandon, Complete, Defer, Release, Settled
 from broker.partition.cycle_bounds import Bounds
-from broker.partition.task import TaskLimits
+from broker.partition.task_limits import TaskLimits
 from tests.support.partition_harness import LOCK_MS, Harness, Lapses, properties
 
 SOME = 3_000

@@ -22,7 +22,7 @@ from broker.operations.sessions import AcceptSession
 from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Settled
 from broker.operations.transactions import Transact, Transacted
 from broker.partition.cycle_bounds import Bounds
-from broker.partition.task import TaskLimits
+from broker.partition.task_limits import TaskLimits
 from storage.errors import CommitFailed, DiskFull
 from tests.support.partition_harness import Harness, one
 

@@ -15,7 +15,8 @@ from broker.operations.sending import Send
 from broker.operations.settling import Complete, DeadLetter, Defer
 from broker.partition import messages as messages_module
 from broker.partition import records, snapshot
-from broker.partition.task import Health, TaskLimits
+from broker.partition.task import Health
+from broker.partition.task_limits import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.errors import CommitFailed, DiskFull, StorageError
 from tests.support.partition_harness import NUMBER, Harness, one

@@ -1,0 +1,138 @@
+"""Cycles that only store messages, carried out by those who would otherwise wake the partition's task.
+
+Under load, most cycles only store messages. To wake the task for each of them twice, when the cycle begins
+and when the disk has answered, and to let it look after everything else, costs as much as the messages do. So
+a *short cycle* begins in the call that ends the wait for a lull (`gathering.py`), together with those of the
+other partitions, and its answers are released in the call in which the disk answers. The task sleeps
+meanwhile. Whatever goes wrong, and whatever else there is to do, is left to the task: it takes a cycle over
+that could not be committed (`take_over`), and begins no other one before it has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+from broker.base.clock import Clock
+from broker.partition.cycle import Cycle
+from broker.partition.disk_timeout import Patience
+from broker.partition.mailbox import Mailbox, Waiting, sends_from
+from broker.partition.state import Partition
+from storage.errors import StorageError
+from storage.log import Log
+
+
+class Short(NamedTuple):
+    """A short cycle whose commit is under way, or could not be made."""
+
+    partition: Partition
+    cycle: Cycle
+    waiting: list[Waiting]
+    """Its operations."""
+    error: Exception | None = None
+    """Why it was not committed; None if it was not tried."""
+    began_s: float = 0.0
+    """When it began, by the event loop's clock."""
+
+
+class ShortCycles:
+    """At most one at a time. Owned by the partition's task."""
+
+    __slots__ = ("_clock", "_durable", "_left", "_log", "_mailbox", "_patience", "_under_way", "_wake")
+
+    def __init__(
+        self,
+        log: Log,
+        mailbox: Mailbox,
+        clock: Clock,
+        patience: Patience,
+        durable: Callable[[Short], None],
+        wake: Callable[[], None],
+    ) -> None:
+        """`durable` is called in the event loop when a short cycle is durable, and `wake` when the task is to
+        take one over."""
+        self._log, self._mailbox, self._clock, self._patience = log, mailbox, clock, patience
+        self._durable, self._wake = durable, wake
+        self._under_way: Short | None = None
+        self._left: Short | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the disk has not answered yet."""
+        return self._under_way is not None
+
+    @property
+    def is_left(self) -> bool:
+        """Whether there is something to take over."""
+        return self._left is not None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a cycle has begun that is neither durable nor taken over."""
+        return self._under_way is not None or self._left is not None
+
+    def begin(self, partition: Partition, operations_max: int, bytes_max: int) -> bool:
+        """Begin a cycle if the mailbox holds only messages, and there is nothing else to do. Returns whether
+        it did, or there is something to take over."""
+        now_ms, mailbox = self._clock.monotonic_ms(), self._mailbox
+        if not (mailbox.has_only_sends(partition.work_max) and partition.only_stores(now_ms)):
+            return False
+        try:
+            commit = self._log.begin()
+        except StorageError:
+            return False  # the task finds out as well
+        waiting = mailbox.gather(operations_max, bytes_max)
+        partition.counting.note()
+        cycle = partition.begin(commit, now_ms, self._clock.now_ms(), waiting[0][3])
+        self._under_way = Short(partition, cycle, waiting, None, asyncio.get_running_loop().time())
+        try:
+            place = 0
+            while place < len(waiting) and not partition.is_full:
+                place += partition.handle_sends(sends_from(waiting, place))
+            mailbox.put_back(waiting, place)
+            partition.finish(mailbox.since_ms)
+        except Exception as bug:  # the task ends with it; this call belongs to somebody else
+            self._leave(bug)
+            return True
+        self._patience.begin(self._hung)
+        if not commit:  # all were refused
+            self._answered(None)
+        elif not self._log.append_at_once(commit, self._answered):
+            self._leave(None)
+        return True
+
+    def _answered(self, error: Exception | None) -> None:
+        """The disk has answered."""
+        short = self._under_way
+        if error is not None or short is None:  # None: it was dropped
+            self._leave(error)
+            return
+        self._patience.end()
+        self._under_way = None
+        try:
+            self._durable(short)
+        except Exception as bug:
+            self._left = short._replace(error=bug)
+            self._wake()
+
+    def _hung(self) -> None:
+        """The disk has not answered in time, and the log was fenced."""
+        self._leave(self._patience.hung)
+
+    def _leave(self, error: Exception | None) -> None:
+        """Leave the cycle to the task."""
+        short, self._under_way = self._under_way, None
+        if short is not None:
+            self._patience.end()
+            self._left = short._replace(error=error)
+            self._wake()
+
+    def take_over(self) -> Short | None:
+        """The cycle that was left to the task, once."""
+        left, self._left = self._left, None
+        return left
+
+    def drop(self) -> None:
+        """Forget the cycle under way: the task has ended."""
+        self._under_way = None

@@ -1,0 +1,185 @@
+"""Cycles that only store messages go on without the partition's task; everything else is the task's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from broker.base.errors import Reason
+from broker.entities.descriptions import MAIN
+from broker.operations.general import Failed
+from broker.operations.receiving import Demand, Locked
+from broker.operations.sending import Send, Sent
+from broker.partition.state import Partition
+from broker.partition.task import Health
+from broker.partition.task_limits import TaskLimits
+from storage.errors import CommitFailed, DiskFull
+from tests.support.partition_harness import Harness, one, running
+from tests.support.waiting import WAIT_S, until
+
+
+class _Steps:
+    """Counts the steps of a partition's task."""
+
+    def __init__(self, harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.taken = 0
+        step = harness.task.step
+
+        def counted() -> object:
+            self.taken += 1
+            return step()
+
+        monkeypatch.setattr(harness.task, "step", counted)
+
+
+@asynccontextmanager
+async def _quiet(harness: Harness) -> AsyncIterator[None]:
+    """A partition that is open, and has nothing to do."""
+    async with running(harness):
+        await harness.task.opened()
+        harness.post(0, Send([b"first"], None))
+        await until(lambda: harness.received[0])
+        await until(lambda: harness.task._sleeps)
+        yield
+
+
+async def test_messages_are_stored_while_the_task_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness()
+    async with _quiet(harness):
+        steps, appends = _Steps(harness, monkeypatch), harness.log.appends
+        harness.log.gate = asyncio.Event()
+        for number in range(3):
+            harness.post(1, Send([b"x"], None, number))
+        await until(lambda: harness.log._appending)
+        assert not harness.received[1], "not durable yet"
+        harness.post(1, Send([b"y", b"z"], None, 3))
+        harness.log.gate.set()
+        await until(lambda: len(harness.received[1]) == 4)
+        assert [answer.cookie for answer in harness.take(1) if isinstance(answer, Sent)] == [0, 1, 2, 3]
+        assert harness.log.appends == appends + 2 and not steps.taken
+    await harness.restart()
+    assert (await harness.peek()).messages == [b"first", *[b"x"] * 3, b"y", b"z"]
+
+
+async def test_those_who_wait_for_a_lull_begin_in_the_call_that_ends_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = Harness()
+    async with _quiet(harness):
+        steps, waiting = _Steps(harness, monkeypatch), list[Callable[[], None]]()
+        harness.log.at_next_lull = waiting
+        harness.post(1, Send([b"x"], None))
+        assert len(waiting) == 1 and not harness.task._short.is_under_way
+        waiting.pop()()
+        assert harness.task._short.is_under_way
+        await until(lambda: harness.received[1])
+        assert not steps.taken
+
+
+async def test_whatever_else_comes_meanwhile_is_done_by_the_task_after_it() -> None:
+    harness = Harness()
+    async with _quiet(harness):
+        harness.log.gate = asyncio.Event()
+        harness.post(1, Send([b"x"], None))
+        await until(lambda: harness.log._appending)
+        harness.post(2, Demand(MAIN, 10))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not harness.received[1] and not harness.received[2]
+        harness.log.gate.set()
+        await until(lambda: harness.received[1] and harness.received[2])
+        assert one(harness.take(2), Locked).messages == [b"first", b"x"]
+        harness.post(1, Send([b"for the receiver"], None))  # somebody waits: it is delivered in its cycle
+        await until(lambda: harness.received[2])
+        assert one(harness.take(2), Locked).messages == [b"for the receiver"]
+
+
+async def test_a_commit_that_cannot_be_made_at_once_is_made_by_the_task() -> None:
+    harness = Harness()
+    async with _quiet(harness):
+        harness.log.takes_at_once = False
+        harness.post(1, Send([b"x"], None))
+        await until(lambda: harness.received[1])
+        one(harness.take(1), Sent)
+
+
+async def test_a_failed_short_cycle_is_refused_and_never_seen_and_the_partition_comes_back() -> None:
+    harness = Harness()
+    async with _quiet(harness):
+        harness.log.fail_append(CommitFailed("the disk said no"))
+        harness.post(1, Send([b"lost"], None))
+        await until(lambda: harness.received[1])
+        assert one(harness.take(1), Failed).reason is Reason.PARTITION_UNAVAILABLE
+        assert harness.healths[-2:] == [Health.RECOVERING, Health.HEALTHY]
+        harness.post(1, Send([b"after"], None))
+        await until(lambda: harness.received[1])
+        one(harness.take(1), Sent)
+    await harness.restart()
+    assert (await harness.peek()).messages == [b"first", b"after"]
+
+
+async def test_a_full_disk_refuses_a_short_cycle_and_keeps_nothing_of_it() -> None:
+    harness = Harness()
+    async with _quiet(harness):
+        harness.log.fail_append(DiskFull("no room"))
+        harness.post(1, Send([b"lost"], None))
+        await until(lambda: harness.received[1])
+        assert one(harness.take(1), Failed).reason is Reason.DISK_FULL
+        assert harness.task.health is Health.HEALTHY and harness.task.counts()[MAIN].active == 1
+
+
+async def test_a_short_cycle_whose_commit_hangs_is_refused_and_never_read() -> None:
+    harness = Harness(limits=TaskLimits(disk_timeout_ms=50))
+    async with _quiet(harness):
+        harness.log.gate = asyncio.Event()
+        harness.post(1, Send([b"undecided"], None))
+        await until(lambda: harness.received[1])
+        assert one(harness.take(1), Failed).reason is Reason.PARTITION_UNAVAILABLE
+        assert harness.task.health is Health.RECOVERING
+        harness.log.gate.set()
+        await until(lambda: harness.task.health is Health.HEALTHY)
+        assert harness.task.counts()[MAIN].active == 1
+
+
+async def test_a_partition_stops_after_the_short_cycle_under_way() -> None:
+    harness = Harness()
+    async with _quiet(harness):
+        harness.log.gate = asyncio.Event()
+        harness.post(1, Send([b"x"], None))
+        await until(lambda: harness.log._appending)
+        harness.post(1, Send([b"y"], None))
+        stopping = asyncio.create_task(harness.task.stop())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not stopping.done()
+        harness.log.gate.set()
+        await asyncio.wait_for(stopping, WAIT_S)
+        assert len(harness.received[1]) == 2 and all(isinstance(each, Sent) for each in harness.take(1))
+
+
+@pytest.mark.parametrize("method", ["handle_sends", "let_go"])
+async def test_a_bug_in_a_short_cycle_ends_this_partition_loudly(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness()
+    async with _quiet(harness):
+
+        def bug(*_: object) -> None:
+            raise ValueError("a bug")
+
+        monkeypatch.setattr(Partition, method, bug)
+        harness.post(1, Send([b"x"], None))
+        await until(lambda: harness.task.health is Health.FAILED)
+        assert harness.received[1]
+
+
+async def test_the_end_of_new_messages_is_minded_by_the_timer() -> None:
+    harness = Harness()
+    async with _quiet(harness):
+        harness.post(1, Send([b"x"], [5_000]))
+        await until(lambda: harness.received[1])
+        due_ms = harness.task._timer.due_ms
+        assert due_ms is not None and due_ms <= harness.clock.monotonic_ms() + 5_000
