@@ -18,6 +18,9 @@ from broker.throttle.throttle import MANAGEMENT_CREDITS
 
 Json = dict[str, Any]
 
+DESCRIPTION: Final = "openapi.json"
+"""The name of the description below the prefix. Anybody may read it."""
+
 
 @dataclass(slots=True, frozen=True)
 class OwnOperation:
@@ -40,10 +43,12 @@ _REFUSALS: Final = {
     404: "The lock is lost, or there is no such message.",
     410: "The entity does not exist.",
     413: "The body is too large.",
+    415: "The Content-Encoding is neither gzip nor deflate.",
+    421: "The broker does not answer under this host name.",
     500: "The broker failed to carry out the request.",
     503: "The broker or a partition is busy or throttled: try again after Retry-After.",
 }
-_ALWAYS: Final = (400, 401, 403, 410, 500, 503)
+_ALWAYS: Final = (400, 401, 403, 410, 421, 500, 503)
 _TEXT: Final = {"schema": {"type": "string"}}
 _BYTES: Final = {"*/*": {"schema": {"type": "string", "format": "binary"}}}
 
@@ -76,6 +81,7 @@ def describe(own: Mapping[str, OwnOperation], prefix: str) -> Json:
                 "put": _of_lock("Unlock the message, which counts a delivery."),
                 "post": _of_lock("Renew the lock."),
             },
+            f"{prefix}{DESCRIPTION}": {"get": _description()},
             **{
                 f"{prefix}{name}/{{entity}}": {"parameters": [_path("entity")], "post": _own(each)}
                 for name, each in own.items()
@@ -107,6 +113,29 @@ _TIMEOUT: Final = {
 }
 
 
+_BROKER_PROPERTIES: Final = {
+    "name": "BrokerProperties",
+    "in": "header",
+    "description": "A JSON object with properties such as MessageId. In a batch, each message has its own.",
+    **_TEXT,
+}
+_ENCODING: Final = {
+    "name": "Content-Encoding",
+    "in": "header",
+    "schema": {"type": "string", "enum": ["gzip", "deflate"]},
+}
+
+
+def _description() -> Json:
+    return {
+        "summary": "This description.",
+        "security": [],
+        "responses": {
+            "200": {"description": "It.", "content": {"application/json": {"schema": {"type": "object"}}}}
+        },
+    }
+
+
 def _send() -> Json:
     message = {
         "type": "object",
@@ -120,11 +149,11 @@ def _send() -> Json:
     batch = {"schema": {"type": "array", "minItems": 1, "items": message}}
     return {
         "summary": "Send a message or a batch.",
-        "parameters": [{"name": "BrokerProperties", "in": "header", **_TEXT}],
+        "parameters": [_BROKER_PROPERTIES, _ENCODING],
         "requestBody": {"content": {**_BYTES, BATCH_TYPE: batch}},
         "responses": {
             "201": {"description": "The message, or every message of the batch, is durable."},
-            **_refusals(*_ALWAYS),
+            **_refusals(*_ALWAYS, 415),
         },
     }
 
@@ -166,4 +195,8 @@ def _own(operation: OwnOperation) -> Json:
 
 def _refusals(*statuses: int) -> Json:
     xml = {"application/xml; charset=utf-8": {"schema": {"type": "string"}}}
-    return {str(each): {"description": _REFUSALS[each], "content": xml} for each in sorted(statuses)}
+    described = {str(each): {"description": _REFUSALS[each], "content": xml} for each in sorted(statuses)}
+    described["503"]["headers"] = {
+        "Retry-After": {"description": "In seconds.", "schema": {"type": "integer"}}
+    }
+    return described

@@ -24,7 +24,7 @@ from broker.frontend.nodes.own_operations import NEVER_MS, STATES
 from broker.frontend.nodes.session_requests import deleted_session_of
 from broker.http.bodies import Bodies, gather
 from broker.http.header_values import checked_properties
-from broker.http.openapi import OwnOperation, describe
+from broker.http.openapi import DESCRIPTION, OwnOperation, describe
 from broker.http.own_models import (
     Abandon,
     AbandonAnswer,
@@ -59,8 +59,6 @@ from broker.operations.message_states import SubqueueCounts
 from broker.throttle.memory_mark import Memory
 
 PREFIX: Final = "/$partibus/"
-DESCRIPTION: Final = "openapi.json"
-"""The name of the description of everything about messages, which anybody may read."""
 BODY_BYTES_MAX = 256 * 1024
 """Thousands of sequence numbers or lock tokens fit."""
 JSON_TYPE: Final = "application/json; charset=utf-8"
@@ -142,6 +140,8 @@ class OwnRequests:
             address = parse_address("/" + path)
         except BadAddress as error:
             raise HttpRefusal(400, 40000, str(error)) from error
+        if address.node:
+            raise HttpRefusal(400, 40000, f"Messages are not kept at '{address.path}'.")
         for right in operation.rights:
             self._rights.require_right(claim, address.path, right)
         body = await self._body(request, operation.request)

@@ -136,6 +136,14 @@ def test_scheduled_messages_get_another_time_or_are_delivered_now(rest: RestClie
         ("delete-messages", {"sequenceNumbers": [-1]}),
         ("delete-messages", {"sequenceNumbers": [1] * 4_001}),
         ("delete-messages", {"sequenceNumbers": [1], "misspelt": 1}),
+        ("delete-messages", {"sequence_numbers": [1]}),
+        ("delete-messages", {"sequenceNumbers": [True]}),
+        ("delete-messages", {"sequenceNumbers": [1.0]}),
+        ("delete-messages", {"sequenceNumbers": ["1_0"]}),
+        ("purge-messages", {"enqueued_before": "1999-01-01T00:00:00Z"}),
+        ("purge-messages", {"messageCount": True}),
+        ("purge-messages", {"messageCount": "5"}),
+        ("purge-messages", {"fromSequenceNumber": False}),
         ("purge-messages", {"states": ["locked"]}),
         ("purge-messages", {"states": []}),
         ("purge-messages", {"messageCount": 0}),
@@ -151,6 +159,11 @@ def test_scheduled_messages_get_another_time_or_are_delivered_now(rest: RestClie
 def test_what_is_wrong_is_refused(rest: RestClient, operation: str, body: dict[str, Any]) -> None:
     answer = ask(rest, operation, "plain", **body)
     assert (answer.status, b"SubCode=40000" in answer.body) == (400, True), answer.body
+
+
+def test_a_node_that_keeps_no_messages_is_not_taken_for_its_entity(rest: RestClient) -> None:
+    answer = ask(rest, "purge-messages", "plain/$management")
+    assert answer.status == 400 and b"Messages are not kept at 'plain/$management'" in answer.body
 
 
 def test_refusals_name_the_fields_as_clients_write_them(rest: RestClient) -> None:
