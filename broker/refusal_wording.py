@@ -47,6 +47,7 @@ _WORDINGS = {
     # Retried by every client: the partition comes back by itself.
     Reason.PARTITION_UNAVAILABLE: _Wording("com.microsoft:server-busy", 503, 503, 50004),
     Reason.SERVER_BUSY: _Wording("com.microsoft:server-busy", 503, 503, 50004),
+    # Its text, with the code 50009, is that of `throttle.throttled`.
     Reason.THROTTLED: _Wording("com.microsoft:server-busy", 503, 503, 50004),
     Reason.TIMEOUT: _Wording("com.microsoft:timeout", 408, 504, 50400),
     Reason.TRANSACTION_UNKNOWN: _Wording("amqp:transaction:unknown-id", 400, 400, 40000),

@@ -19,16 +19,10 @@ from broker.base.clock import Clock
 from broker.base.errors import Reason, Refused
 from broker.base.slices import Slices
 from broker.entities.descriptions import EntityDescription, EntitySettings, key_of
-from broker.entities.tiers import MESSAGING_UNITS, MESSAGING_UNITS_TEXT
 from broker.http.addressing import next_url_of, page_of, read_path, url_of, url_parts
 from broker.http.atom import (
-    INSTANCE,
-    SERVICE_BUS,
     Child,
     Entry,
-    child,
-    timestamp,
-    top,
     write_discovery,
     write_feed,
 )
@@ -38,6 +32,7 @@ from broker.http.description_xml import Elsewhere, EntityDefaults, check_targets
 from broker.http.entry_text import EntryAddress, EntryTexts
 from broker.http.kinds import KINDS, EntityXml, listed_at, xml_of
 from broker.http.message_paths import message_methods
+from broker.http.namespace_info import NAMESPACE_INFO, NamespaceInfo
 from broker.http.refusals import HttpRefusal, not_allowed
 from broker.http.rights import DELETE, MANAGE, READ, USE, WRITE, Rights
 from broker.http.seams import Claim
@@ -45,10 +40,7 @@ from broker.http.subscription_admin import SubscriptionAdministration
 from broker.namespace.entity import Entity
 from broker.namespace.namespace import Namespace
 from broker.settings.settings import Settings
-from broker.throttle.resources import ResourceThrottle
 from broker.throttle.throttle import MANAGEMENT_CREDITS
-
-NAMESPACE_INFO = "$namespaceinfo"
 
 
 class Administration:
@@ -74,7 +66,7 @@ class Administration:
         self._subscriptions = SubscriptionAdministration(
             namespace, self._rights, self._description, clock, slices, elsewhere
         )
-        self._started_ms = clock.now_ms()
+        self._info = NamespaceInfo(namespace, clock.now_ms())
         self._entries = EntryTexts(namespace.name, namespace.runtime_now)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -82,7 +74,10 @@ class Administration:
         claim = self._rights.authenticate(request)
         where = read_path(request.rel_url.raw_path)
         if not where.below and (request.method, where.entity.casefold()) == ("PUT", NAMESPACE_INFO):
-            return await self._change_units(request, claim)  # never throttled: it may end the throttling
+            # Never throttled: it may end the throttling.
+            self._rights.require(claim, NAMESPACE_INFO, WRITE, of_namespace=True)
+            self._info.change(await self._description(request))
+            return answer_entry(self._info.entry(request))
         throttle = self._namespace.throttle
         if throttle is not None:
             throttle.admit(MANAGEMENT_CREDITS, frees_memory=request.method == "DELETE")
@@ -91,7 +86,7 @@ class Administration:
         match where.entity.casefold():
             case path if path == NAMESPACE_INFO:
                 self._rights.require_namespace(request, claim, NAMESPACE_INFO)
-                return self._namespace_info(request)
+                return answer_entry(self._info.entry(request))
             case path if (kind := listed_at(path)) is not None:
                 return await self._list_kind(request, claim, kind)
         match request.method:
@@ -198,51 +193,6 @@ class Administration:
         entry = self._entries.at(EntryAddress(request.host, *url_parts(request))).entry
         next_url = next_url_of(request, path, skip, count, self._namespace.entity_count(kind.KIND))
         return await self._list(request, kind.TITLE, map(entry, entities), next_url)
-
-    async def _change_units(self, request: web.Request, claim: Claim) -> web.Response:
-        """Change the messaging units until the broker ends. Other elements may come as they were read."""
-        self._rights.require(claim, NAMESPACE_INFO, WRITE, of_namespace=True)
-        description = await self._description(request)
-        throttle = self._namespace.throttle
-        if not isinstance(throttle, ResourceThrottle):
-            raise HttpRefusal(400, 40000, "Messaging units can be changed in the premium tier only.")
-        if description.kind != "NamespaceInfo":
-            raise HttpRefusal(400, 40000, f"'{description.kind:.60}' is not the description of a namespace.")
-        for name, current in (("MessagingSKU", self._namespace.tier.sku), ("Name", self._namespace.name)):
-            if (value := description.values.get(name, "").strip()) not in ("", current):
-                raise HttpRefusal(
-                    400,
-                    40000,
-                    f"The property '{name}' cannot be changed to '{value:.60}': it is '{current}'.",
-                )
-        given = description.values.get("MessagingUnits", "").strip()
-        if given not in map(str, MESSAGING_UNITS):
-            raise HttpRefusal(
-                400,
-                40000,
-                f"The specified value '{given:.20}' is invalid. MessagingUnits: {MESSAGING_UNITS_TEXT}.",
-            )
-        throttle.change_units(int(given))
-        return self._namespace_info(request)
-
-    def _namespace_info(self, request: web.Request) -> web.Response:
-        throttle = self._namespace.throttle
-        units = throttle.units if isinstance(throttle, ResourceThrottle) else 1
-        info = top("NamespaceInfo", SERVICE_BUS, i=INSTANCE)
-        started = timestamp(self._started_ms)
-        for name, value in (
-            ("CreatedTime", started),
-            ("MessagingSKU", self._namespace.tier.sku),
-            *([("MessagingUnits", str(units))] if self._namespace.tier.sku == "Premium" else []),
-            ("ModifiedTime", started),
-            ("Name", self._namespace.name),
-            ("NamespaceType", "Messaging"),
-        ):
-            child(info, name, value)
-        # Python reads the namespace's name from the title, the other clients read it from the description.
-        name = self._namespace.name
-        entry = Entry(url_of(request, NAMESPACE_INFO), name, name, self._started_ms, self._started_ms, info)
-        return answer_entry(entry)
 
     # --- bodies ---------------------------------------------------------------------------------------------
 

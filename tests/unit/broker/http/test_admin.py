@@ -297,15 +297,32 @@ async def test_lists_are_paged_as_every_client_expects(stack: HttpStack) -> None
     assert (await stack.ask("GET", "/$Resources/queues?$skip=some"))[0] == 400
 
 
-async def test_namespace_information_is_what_clients_probe_the_connection_with(stack: HttpStack) -> None:
-    status, text, _ = await stack.ask("GET", "/$namespaceinfo?api-version=2024-05")
-    assert (status, value(text, "MessagingSKU"), value(text, "Name"), value(text, "NamespaceType")) == (
-        200,
-        "Premium",
-        "sbemulatorns",
-        "Messaging",
-    )
-    assert value(text, "CreatedTime") and value(text, "ModifiedTime")
+OLDER = f"""<entry xmlns="{ATOM}"><content type="application/xml">
+<TopicDescription xmlns:i="http://www.w3.org/2001/XMLSchema-instance" xmlns="{SERVICE_BUS}">
+<DefaultMessageTimeToLive>P10675199DT2H48M5.4775807S</DefaultMessageTimeToLive>
+<MaxSizeInMegabytes>2048</MaxSizeInMegabytes><RequiresDuplicateDetection>false</RequiresDuplicateDetection>
+<DuplicateDetectionHistoryTimeWindow>PT10M</DuplicateDetectionHistoryTimeWindow>
+<EnableBatchedOperations>true</EnableBatchedOperations>
+<FilteringMessagesBeforePublishing>false</FilteringMessagesBeforePublishing>
+<IsAnonymousAccessible>false</IsAnonymousAccessible><AuthorizationRules /><Status>Active</Status>
+<UserMetadata i:nil="true" /><SupportOrdering>true</SupportOrdering>
+<AutoDeleteOnIdle>P10675199DT2H48M5.4775807S</AutoDeleteOnIdle><EnablePartitioning>false</EnablePartitioning>
+</TopicDescription></content></entry>"""
+"""How .NET's older library describes a topic."""
+
+
+async def test_a_topic_is_created_as_the_older_library_for_dotnet_describes_it(stack: HttpStack) -> None:
+    """It speaks api-version 2013-10, writes what is missing as nil, and reads elements in their order."""
+    status, text, headers = await stack.ask("PUT", "/events?api-version=2013-10", OLDER.encode())
+    assert (status, headers["Content-Type"]) == (201, "application/atom+xml;type=entry;charset=utf-8")
+    entry = etree.fromstring(text.encode())
+    assert (entry.findtext(f"{{{ATOM}}}id") or "").endswith("/events?api-version=2013-10")
+    (description,) = entry.iter(f"{{{SERVICE_BUS}}}TopicDescription")
+    assert description.prefix is None, "its namespace is declared as the default one"
+    names = [etree.QName(each).localname for each in description]
+    sent = [etree.QName(each).localname for each in etree.fromstring(OLDER).iter(f"{{{SERVICE_BUS}}}*")][1:]
+    assert [name for name in names if name in sent] == [name for name in sent if name != "UserMetadata"]
+    assert value(text, "MaxSizeInMegabytes") == "2048"
 
 
 async def test_creating_and_listing_touch_no_log_and_counts_are_right_after_a_restart(tmp_path: Path) -> None:

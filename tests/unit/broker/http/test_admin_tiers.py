@@ -8,10 +8,6 @@ from broker.base.clock import ManualClock
 from tests.support.http_entries import UPDATE, queue_body, value
 from tests.support.http_stack import http_stack
 
-UNITS = b"""<entry xmlns="http://www.w3.org/2005/Atom"><content><NamespaceInfo
-xmlns="http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"><MessagingUnits>2</MessagingUnits>
-</NamespaceInfo></content></entry>"""
-
 
 async def test_the_tier_is_reported_and_decides_what_can_be_created(tmp_path: Path) -> None:
     plain = queue_body("<EnablePartitioning>false</EnablePartitioning>")
@@ -34,14 +30,6 @@ async def test_the_tier_is_reported_and_decides_what_can_be_created(tmp_path: Pa
         assert (await stack.ask("PUT", "/orders", queue_body(), headers=UPDATE))[0] == 200
         made = [stack.namespace.describe(name) for name in ("orders", "new")]
         assert [each and each.partitions for each in made] == [2, 16]
-
-
-async def test_messaging_units_are_changed_in_the_premium_tier_only_and_with_a_right(tmp_path: Path) -> None:
-    async with http_stack(tmp_path, tier="standard", throttle_credits=1) as stack:
-        assert (await stack.ask("PUT", "/$namespaceinfo", UNITS, token=None))[0] == 401
-        status, text, _ = await stack.ask("PUT", "/$namespaceinfo", UNITS)
-        assert status == 400 and "in the premium tier only" in text
-        assert (await stack.ask("PUT", "/$namespaceinfo", b"<entry"))[0] == 400
 
 
 async def test_a_request_costs_10_credits_and_is_refused_without(tmp_path: Path) -> None:
