@@ -253,8 +253,7 @@ class Connection:
         for link in self.engine.links():
             if not link.gone:
                 link.gone = True
-                if link.context is not None:
-                    link.context.detached()
+                _detach(link)
 
     def pause_writing(self) -> None:
         """The client does not read fast enough."""
@@ -657,9 +656,8 @@ class Connection:
                 case LinkDetached(link=link):
                     was_served = not link.gone
                     self.engine.release_link(link)
-                    if was_served and link.context is not None:
-                        link.context.detached()
-                    self.services.ended_links.add()
+                    if was_served:
+                        _detach(link)
                 case ConnectionOpened():
                     self._opened(event)
                 case ConnectionClosed(error=error):
@@ -678,8 +676,15 @@ class Connection:
                 self.engine.refuse_link(link, error_of(why))
             else:
                 self.engine.close_link(link, error_of(why))
-            if link.context is not None:
-                link.context.detached()
+            _detach(link)
             if link.incoming and link.snd_settle_mode != UNSETTLED:
                 self.transactions.fail_all(why)  # with messages sent settled that nobody will see
             self.flush_soon()
+
+
+def _detach(link: Link) -> None:
+    """Tell whatever serves a link that the link is gone, and let go of it: while the two refer to each other,
+    only Python's collector could free them."""
+    served, link.context = link.context, None
+    if served is not None:
+        served.detached()

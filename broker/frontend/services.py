@@ -16,7 +16,6 @@ from broker.base.errors import Refused
 from broker.base.limited_log import SparingLog
 from broker.base.metrics import Metrics
 from broker.frontend.byte_stream import ByteStream
-from broker.frontend.ended_links import EndedLinks
 from broker.frontend.inflight import Inflight, Reading
 from broker.frontend.pace import Pace
 from broker.frontend.slow_readers import LOOK_AGAIN_S, Output, OutputTotal
@@ -104,7 +103,6 @@ class Services:
             settings, traffic_bytes(settings.total_transaction_bytes_max, memory.mark), metrics
         )
         self.connections: set[Client] = set()
-        self.ended_links = EndedLinks()
         self.unopened: set[Client] = set()
         """Connections that are not open, also those that were turned away."""
         self.handshakes: dict[object, Newcomer] = {}

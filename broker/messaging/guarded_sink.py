@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol, TypeVar
 
-from broker.operations.interface import Answer, Sink
+from broker.operations.interface import Answer
 
 
-def guarded(take: Callable[[Answer], None], fail: Callable[[], None]) -> Sink:
-    """A sink that passes answers to `take`. The partitions' tasks call it, so an exception there must end the
-    client, with `fail`, and not the partition."""
+class Client(Protocol):
+    """Whoever asks partitions."""
 
-    def answered(answer: Answer) -> None:
+    def _fail(self) -> None:
+        """An unexpected exception is being handled: end this client, and no other."""
+
+
+C = TypeVar("C", bound=Client)
+
+
+def guarded(take: Callable[[C, Answer], None]) -> Callable[[C, Answer], None]:
+    """Make a method that takes answers a sink. The partitions' tasks call it, so an exception there must end
+    the client, with `_fail`, and not the partition.
+
+    A client does not keep its sink: the two would refer to each other, and only Python's collector could free
+    them.
+    """
+
+    def answered(client: C, answer: Answer) -> None:
         try:
-            take(answer)
+            take(client, answer)
         except Exception:
-            fail()
+            client._fail()
 
     return answered

@@ -103,7 +103,6 @@ class Receiver(Generic[R]):
     """One client of a subqueue. Owned by the event loop."""
 
     __slots__ = (
-        "_answered",
         "_cache",
         "_client",
         "_clock",
@@ -145,7 +144,6 @@ class Receiver(Generic[R]):
         """`removes` selects receive-and-delete instead of peek-lock. `session` is the session to receive
         from. With a `selection`, only messages that its selector matches are received."""
         self._queue, self._subqueue, self._taker = queue, subqueue, taker
-        self._answered = guarded(self._take, taker.fail)
         self._cache, self._clock, self._removes = cache, clock, removes
         self._scans = Scans(queue, subqueue, selection, self._wanted) if selection is not None else None
         self._handles: Sequence[PartitionHandle] = self._scans.all if self._scans else queue.router.handles
@@ -295,7 +293,12 @@ class Receiver(Generic[R]):
 
     # --- answers of the partitions --------------------------------------------------------------------------
 
-    def _take(self, answer: Answer) -> None:
+    def _fail(self) -> None:
+        """An unexpected exception is being handled: end this client, and no other."""
+        self._taker.fail()
+
+    @guarded
+    def _answered(self, answer: Answer) -> None:
         match answer:
             case Locked():
                 self._locked(answer)
@@ -326,11 +329,11 @@ class Receiver(Generic[R]):
                 pass
 
     def _locked(self, locked: Locked) -> None:
-        count = len(locked.tokens)
-        self._plan.answered(locked.partition, count, voids_demand=locked.voids_demand)
         if self._has_ended:
             self._handles[locked.partition].post(Release(locked.tokens), self._client, self._answered)
             return
+        count = len(locked.tokens)
+        self._plan.answered(locked.partition, count, voids_demand=locked.voids_demand)
         self._message_bytes = max(64, (self._message_bytes + total_bytes(locked.messages) // count) // 2)
         rest: Locked | None = locked
         if not self._shelf:
@@ -492,3 +495,6 @@ class Receiver(Generic[R]):
             if self._session is not None and number != self._session.partition:
                 continue
             handle.post(Detach(unseen.get(number, ())), self._client, self._answered)
+        if self._scans is not None:
+            self._scans.end()
+            self._scans, self._handles = None, self._queue.router.handles

@@ -87,12 +87,15 @@ class Scans:
         for scan in self.all:
             scan.go_on()
 
+    def end(self) -> None:
+        """Let go of the scans, which refer to this object: the receiver has ended."""
+        self.all = []
+
 
 class _Scan:
     """See the module. It has the interface of the partition that it stands for."""
 
     __slots__ = (
-        "_answered",
         "_client",
         "_demand",
         "_entity",
@@ -128,7 +131,6 @@ class _Scan:
         self._entity, self._subqueue, self._number = entity, subqueue, number
         self._handle: PartitionHandle = entity.router.handles[number]
         self._selection, self._room = selection, room
-        self._answered = guarded(self._take, selection.fail)
         self._client = NO_CLIENT
         self._sink: Sink | None = None
         """The receiver's."""
@@ -318,7 +320,12 @@ class _Scan:
 
     # --- answers of the partition ---------------------------------------------------------------------------
 
-    def _take(self, answer: Answer) -> None:
+    def _fail(self) -> None:
+        """An unexpected exception is being handled: end this client, and no other."""
+        self._selection.fail()
+
+    @guarded
+    def _answered(self, answer: Answer) -> None:
         match answer:
             case Locked() if isinstance(answer.cookie, str):
                 self._locked(answer)

@@ -110,7 +110,6 @@ class Sending(Generic[R]):
     """What one client sends to a queue."""
 
     __slots__ = (
-        "_answered",
         "_client",
         "_loop",
         "_memory",
@@ -139,7 +138,6 @@ class Sending(Generic[R]):
         `message_id` makes ids for messages that have none.
         """
         self._queue, self._under_way = queue, under_way
-        self._answered = guarded(self._take, under_way.fail)
         self._stored, self._refused = stored, refused
         self._memory, self._message_id = memory, message_id
         self._client = next_client()
@@ -383,7 +381,12 @@ class Sending(Generic[R]):
 
     # --- outcomes back --------------------------------------------------------------------------------------
 
-    def _take(self, answer: Answer) -> None:
+    def _fail(self) -> None:
+        """An unexpected exception is being handled: end this client, and no other."""
+        self._under_way.fail()
+
+    @guarded
+    def _answered(self, answer: Answer) -> None:
         if not isinstance(answer, _OUTCOMES):  # Unavailable: each send under way gets its own answer
             return
         assert isinstance(answer.cookie, int), "cookies of a sender are numbers"

@@ -82,7 +82,6 @@ class SendingVia(Generic[R]):
     """What one client sends to one entity through another one."""
 
     __slots__ = (
-        "_answered",
         "_client",
         "_cookies",
         "_destination",
@@ -110,7 +109,6 @@ class SendingVia(Generic[R]):
         self._via, self._destination, self._under_way = via, destination, under_way
         self._stored, self._refused, self._passed_on = stored, refused, passed_on
         self._client, self._cookies = next_client(), 0
-        self._answered = guarded(self._take, under_way.fail)
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[int, _Underway[R]] = {}
 
@@ -182,7 +180,12 @@ class SendingVia(Generic[R]):
         self._passed_on(self._via, number)
         self._via.router.handles[number].post(sent.operation, self._client, self._answered)
 
-    def _take(self, answer: Answer) -> None:
+    def _fail(self) -> None:
+        """An unexpected exception is being handled: end this client, and no other."""
+        self._under_way.fail()
+
+    @guarded
+    def _answered(self, answer: Answer) -> None:
         if not isinstance(answer, Transacted | Failed):
             return
         assert isinstance(answer.cookie, int), "cookies of a sender are numbers"

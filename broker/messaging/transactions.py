@@ -77,7 +77,6 @@ class Transactions:
 
     __slots__ = (
         "_all",
-        "_answered",
         "_client",
         "_committing",
         "_cookies",
@@ -89,7 +88,6 @@ class Transactions:
 
     def __init__(self, all_transactions: AllTransactions, under_way: UnderWay) -> None:
         self._all, self._under_way = all_transactions, under_way
-        self._answered = guarded(self._take, under_way.fail)
         self._client = next_client()
         self._ids = self._cookies = 0
         self._open: dict[bytes, Transaction] = {}
@@ -222,7 +220,12 @@ class Transactions:
         self._all.unclaimed.pop(transaction, None)
         self._all.count -= 1
 
-    def _take(self, answer: Answer) -> None:
+    def _fail(self) -> None:
+        """An unexpected exception is being handled: end this client, and no other."""
+        self._under_way.fail()
+
+    @guarded
+    def _answered(self, answer: Answer) -> None:
         if not isinstance(answer, Transacted | Failed):
             return
         assert isinstance(answer.cookie, int), "cookies of transactions are numbers"

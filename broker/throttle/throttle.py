@@ -280,6 +280,7 @@ class Gate:
         """The receiver has ended."""
         self._has_ended = True
         self._throttle.forget(self)
+        del self._resume, self._refuse  # they lead to the receiver, which has this gate
 
 
 def throttle_of(

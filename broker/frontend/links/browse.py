@@ -80,7 +80,6 @@ class BrowseLink(CopyLink):
         super().__init__(connection, link, queue, address)
         self._selector = selector
         self._client = next_client()
-        self._answered = guarded(self._take, connection.fail)
         self._handles = queue.router.handles
         self._next = [number << PARTITION_SHIFT for number in range(len(self._handles))]
         """The first sequence number that has not been shown, by partition."""
@@ -214,7 +213,12 @@ class BrowseLink(CopyLink):
 
     # --- following ------------------------------------------------------------------------------------------
 
-    def _take(self, answer: Answer) -> None:
+    def _fail(self) -> None:
+        """An unexpected exception is being handled: end this client, and no other."""
+        self._connection.fail()
+
+    @guarded
+    def _answered(self, answer: Answer) -> None:
         """Handle a partition's answer."""
         if self.link.gone:
             return

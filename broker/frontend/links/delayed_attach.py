@@ -47,7 +47,8 @@ class DelayedAttach:
                 return
             accept()
             assert link.context is not self, "a link that was accepted has a context of its own"
-            link.context.credit_granted()  # credit that the client granted while it waited
+            if not link.gone:
+                link.context.credit_granted()  # credit that the client granted while it waited
             connection.flush_soon()
         except Refused as why:
             connection.close_link(link, why)

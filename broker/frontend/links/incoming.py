@@ -157,6 +157,8 @@ class IncomingLink:
     def detached(self) -> None:
         """Forget the link. Messages sent on it are still stored, but nobody waits for their outcomes."""
         self.queue.watchers.discard(self)
+        self._batch = None
+        del self._sending  # it reports to this link, and only Python's collector could free the two
 
     def queue_changed(self) -> None:
         """Apply the queue's new settings: it may refuse all messages now, or allow a different size."""

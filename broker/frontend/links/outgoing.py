@@ -308,6 +308,14 @@ class OutgoingLink:
         self._receiver.end()
         self._memory.settled(len(self._unsettled))
         self._unsettled.clear()
+        # The receiver tells this link what becomes of settlements. If this link kept it, only Python's
+        # collector could free the two.
+        self.credit_granted = _nothing_to_give
+        del self._receiver
+
+
+def _nothing_to_give() -> None:
+    """Do nothing: the link has ended."""
 
 
 def _settlement(event: DeliveriesUpdated | TransactionalState) -> Settlement:

@@ -104,6 +104,7 @@ class ViaLink(IncomingLink):
         """Forget the link."""
         super().detached()
         self.via.watchers.discard(self)
+        del self._sending_via
 
     def queue_changed(self) -> None:
         """Apply new settings of either entity."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from broker.base.errors import Reason, Refused
 from broker.frontend.nodes.request_node import Response
@@ -17,10 +17,13 @@ from protocol.codec import Array, Int, Long, Symbol, Timestamp, TypeCode, UInt
 
 ELEMENTS_MAX = 4_000
 """Elements of one array: sequence numbers, lock tokens."""
-Operation = Callable[[dict[str, Any]], Awaitable[Response]]
-"""Carries out a request, given its body."""
-Operations = dict[str, tuple[str, Operation]]
-"""By name: the right that an operation needs, and the operation."""
+S = TypeVar("S")
+"""What serves requests."""
+Operation = Callable[[S, dict[str, Any]], Awaitable[Response]]
+"""A method that carries out a request, given its body."""
+Operations = Mapping[str, tuple[str, Operation[S]]]
+"""By name: the right that an operation needs, and the operation. Of a class, not of its objects: with a table
+of its own methods, an object would refer to itself, and only Python's collector could free it."""
 NO_CONTENT = Response({"statusCode": Int(204), "statusDescription": "No content"})
 
 
@@ -41,7 +44,7 @@ def refusal(why: Refused) -> Response:
     )
 
 
-def known_fields_only(operations: Operations, fields: Mapping[str, frozenset[str]]) -> Operations:
+def known_fields_only(operations: Operations[S], fields: Mapping[str, frozenset[str]]) -> Operations[S]:
     """The operations, each refused if its request has another field than those that belong to its name."""
     return {
         name: (right, _known_fields_only(name, fields[name], operation))
@@ -49,11 +52,11 @@ def known_fields_only(operations: Operations, fields: Mapping[str, frozenset[str
     }
 
 
-def _known_fields_only(name: str, fields: frozenset[str], operation: Operation) -> Operation:
+def _known_fields_only(name: str, fields: frozenset[str], operation: Operation[S]) -> Operation[S]:
 
-    async def checked(body: dict[str, Any]) -> Response:
+    async def checked(server: S, body: dict[str, Any]) -> Response:
         check_fields(body, fields, f"'{name}'")
-        return await operation(body)
+        return await operation(server, body)
 
     return checked
 

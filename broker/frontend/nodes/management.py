@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Sequence, Set
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import structlog
 
@@ -24,6 +25,7 @@ from broker.frontend.connection_view import ConnectionView
 from broker.frontend.links.outgoing import OutgoingLink
 from broker.frontend.nodes.bodies import (
     NO_CONTENT,
+    Operations,
     encoded_messages,
     expirations,
     integer,
@@ -33,10 +35,16 @@ from broker.frontend.nodes.bodies import (
     refusal,
 )
 from broker.frontend.nodes.costs import FREES_MEMORY, cost_of
-from broker.frontend.nodes.own_operations import OWN_AT_ONCE, OWN_PAGES, OWN_WITHOUT_BODY, OwnOperations
+from broker.frontend.nodes.own_operations import (
+    OWN_AT_ONCE,
+    OWN_OPERATIONS,
+    OWN_PAGES,
+    OWN_WITHOUT_BODY,
+    OwnOperations,
+)
 from broker.frontend.nodes.peek_paging import PeekWalks
 from broker.frontend.nodes.request_node import Request, Response
-from broker.frontend.nodes.rule_requests import RULE_AT_ONCE, RuleRequests
+from broker.frontend.nodes.rule_requests import RULE_AT_ONCE, RULE_OPERATIONS, RuleRequests
 from broker.frontend.nodes.session_requests import (
     deleted_session_of,
     get_session_state,
@@ -50,6 +58,7 @@ from broker.frontend.nodes.session_requests import (
 )
 from broker.frontend.nodes.stream_requests import (
     STREAM_AT_ONCE,
+    STREAM_OPERATIONS,
     STREAM_PAGES,
     STREAM_WITHOUT_BODY,
     StreamRequests,
@@ -115,23 +124,10 @@ class ManagementNode:
         self._connection, self._entity, self._name = connection, entity, address.entity
         self._subqueue, self._path = address.subqueue, address.path
         self._peeks = PeekWalks()
-        self._operations: dict[str, tuple[str, Callable[[dict[str, Any]], Awaitable[Response]]]] = {
-            "com.microsoft:peek-message": ("Listen", self._peek),
-            "com.microsoft:renew-lock": ("Listen", self._renew_lock),
-            RECEIVE: ("Listen", self._receive_by_sequence_number),
-            "com.microsoft:update-disposition": ("Listen", self._update_disposition),
-            "com.microsoft:batch-delete-messages": ("Listen", self._batch_delete),
-            "com.microsoft:schedule-message": ("Send", self._schedule),
-            "com.microsoft:cancel-scheduled-message": ("Send", self._cancel_scheduled),
-            "com.microsoft:renew-session-lock": ("Listen", self._renew_session_lock),
-            "com.microsoft:set-session-state": ("Listen", self._set_session_state),
-            "com.microsoft:get-session-state": ("Listen", self._get_session_state),
-            "com.microsoft:get-message-sessions": ("Listen", self._list_sessions),
-        }
-        self._operations |= OwnOperations(connection, address, lambda: self._entity).operations
-        self._operations |= StreamRequests(connection, address, lambda: self._entity).operations
-        self._rules = RuleRequests(connection, address, lambda: self._entity)
-        self._operations |= self._rules.operations
+        now = partial(_entity_now, connection, address.entity)
+        self._own = OwnOperations(connection, address, now)
+        self._streams = StreamRequests(connection, address, now)
+        self._rules = RuleRequests(connection, address, now)
 
     def is_page(self, request: Request) -> bool:
         """Return whether the request's operation is one of `PAGES`, `OWN_PAGES` or `STREAM_PAGES`."""
@@ -143,13 +139,9 @@ class ManagementNode:
         name = request.properties.get("operation")
         txn_id = None if _is_at_once(request) else request.txn_id
         try:
-            right, operation = self._operations.get(str(name), (None, None))
-            if right is None or operation is None:
-                raise Refused(
-                    Reason.NOT_IMPLEMENTED, f"The operation '{name!s:.80}' is not supported by this version."
-                )
+            right, operation = self._operation(str(name))
             self._connection.authorize(self._path, right)
-            self._find_entity()
+            self._entity = _entity_now(self._connection, self._name)
             if request.body is None and name in WITHOUT_BODY:  # the Python client sends no empty map
                 request.body = {}
             if not isinstance(request.body, dict):
@@ -174,6 +166,21 @@ class ManagementNode:
             return refusal(
                 Refused(Reason.INTERNAL, "The broker met an error it did not foresee. It has been logged.")
             )
+
+    def _operation(self, name: str) -> tuple[str, Callable[[dict[str, Any]], Awaitable[Response]]]:
+        """The right that an operation needs, and the function that carries it out. Raises
+        Refused(NOT_IMPLEMENTED)."""
+        found = (
+            _bound(OPERATIONS, self, name)
+            or _bound(OWN_OPERATIONS, self._own, name)
+            or _bound(STREAM_OPERATIONS, self._streams, name)
+            or _bound(RULE_OPERATIONS, self._rules, name)
+        )
+        if found is None:
+            raise Refused(
+                Reason.NOT_IMPLEMENTED, f"The operation '{name:.80}' is not supported by this version."
+            )
+        return found
 
     async def _respond_in_transaction(self, txn_id: bytes, name: str, body: dict[str, Any]) -> Response:
         """Carry out a request that is part of a transaction (AMQP contract 8.2): what it does waits for the
@@ -210,14 +217,6 @@ class ManagementNode:
         """Pay for a request. Raises Refused(THROTTLED)."""
         if self._entity.throttle is not None:
             self._entity.throttle.admit(cost, frees_memory=frees_memory)
-
-    def _find_entity(self) -> None:
-        """Look up the queue again: it may have been deleted since the links were attached, and created
-        anew."""
-        entity = self._connection.served.namespace.find(self._name)
-        if entity is None:
-            raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(self._name))
-        self._entity = entity
 
     async def _peek(self, body: dict[str, Any]) -> Response:
         """Return one page, ordered by sequence number over all partitions; the next page begins after the
@@ -459,6 +458,38 @@ class ManagementNode:
                 and link.context.subqueue == self._subqueue
             ):
                 link.context.forget(tokens)
+
+
+OPERATIONS: Operations[ManagementNode] = {
+    "com.microsoft:peek-message": ("Listen", ManagementNode._peek),
+    "com.microsoft:renew-lock": ("Listen", ManagementNode._renew_lock),
+    RECEIVE: ("Listen", ManagementNode._receive_by_sequence_number),
+    "com.microsoft:update-disposition": ("Listen", ManagementNode._update_disposition),
+    "com.microsoft:batch-delete-messages": ("Listen", ManagementNode._batch_delete),
+    "com.microsoft:schedule-message": ("Send", ManagementNode._schedule),
+    "com.microsoft:cancel-scheduled-message": ("Send", ManagementNode._cancel_scheduled),
+    "com.microsoft:renew-session-lock": ("Listen", ManagementNode._renew_session_lock),
+    "com.microsoft:set-session-state": ("Listen", ManagementNode._set_session_state),
+    "com.microsoft:get-session-state": ("Listen", ManagementNode._get_session_state),
+    "com.microsoft:get-message-sessions": ("Listen", ManagementNode._list_sessions),
+}
+S = TypeVar("S")
+
+
+def _bound(
+    operations: Operations[S], server: S, name: str
+) -> tuple[str, Callable[[dict[str, Any]], Awaitable[Response]]] | None:
+    """An operation of this object, with the right that it needs."""
+    found = operations.get(name)
+    return None if found is None else (found[0], partial(found[1], server))
+
+
+def _entity_now(connection: ConnectionView, name: str) -> Entity:
+    """Look up an entity again: it may have been deleted since the links were attached, and created anew."""
+    entity = connection.served.namespace.find(name)
+    if entity is None:
+        raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(name))
+    return entity
 
 
 def _is_at_once(request: Request) -> bool:

@@ -76,17 +76,6 @@ class OwnOperations:
         """`entity` gives the entity as it is found at the time of a request."""
         self._connection, self._entity = connection, entity
         self._name, self._subqueue, self._path = address.entity, address.subqueue, address.path
-        operations: Operations = {
-            "partibus:delete-messages": ("Listen", self._delete),
-            "partibus:purge-messages": ("Listen", self._purge),
-            "partibus:redrive-messages": ("Listen", self._redrive),
-            "partibus:renew-lock": ("Listen", self._renew_lock),
-            "partibus:count-messages": ("Listen", self._count),
-            "partibus:reschedule-messages": ("Send", self._reschedule),
-            "partibus:deliver-scheduled-messages": ("Send", self._deliver),
-        }
-        self.operations = known_fields_only(operations, FIELDS)
-        """The right that each operation needs, and the function that carries it out."""
 
     async def _delete(self, body: dict[str, Any]) -> Response:
         """Delete the messages with these sequence numbers, in any state but locked."""
@@ -200,6 +189,20 @@ class OwnOperations:
                 "size-in-bytes": Long(counts.bytes),
             }
         )
+
+
+OWN_OPERATIONS: Operations[OwnOperations] = known_fields_only(
+    {
+        "partibus:delete-messages": ("Listen", OwnOperations._delete),
+        "partibus:purge-messages": ("Listen", OwnOperations._purge),
+        "partibus:redrive-messages": ("Listen", OwnOperations._redrive),
+        "partibus:renew-lock": ("Listen", OwnOperations._renew_lock),
+        "partibus:count-messages": ("Listen", OwnOperations._count),
+        "partibus:reschedule-messages": ("Send", OwnOperations._reschedule),
+        "partibus:deliver-scheduled-messages": ("Send", OwnOperations._deliver),
+    },
+    FIELDS,
+)
 
 
 def _redriven(result: Exactly) -> Response:

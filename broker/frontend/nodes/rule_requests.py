@@ -32,12 +32,6 @@ class RuleRequests:
     def __init__(self, connection: ConnectionView, address: Address, entity: Callable[[], Entity]) -> None:
         """`entity` gives the topic as it is found at the time of a request."""
         self._connection, self._entity, self._subqueue = connection, entity, address.subqueue
-        self.operations: Operations = {
-            "com.microsoft:add-rule": ("Manage", self._add),
-            "com.microsoft:remove-rule": ("Manage", self._remove),
-            "com.microsoft:enumerate-rules": ("Listen", self._enumerate),
-        }
-        """The right that each operation needs, and the function that carries it out."""
 
     def in_transaction(self, name: str, body: dict[str, Any]) -> RuleChange | None:
         """The change of rules that a request asks for; None if it asks for something else. Raises Refused."""
@@ -86,3 +80,10 @@ class RuleRequests:
         if subscription is None:
             raise Refused(Reason.ENTITY_NOT_FOUND, not_found_text(subscription_path(description.name, name)))
         return description, subscription
+
+
+RULE_OPERATIONS: Operations[RuleRequests] = {
+    "com.microsoft:add-rule": ("Manage", RuleRequests._add),
+    "com.microsoft:remove-rule": ("Manage", RuleRequests._remove),
+    "com.microsoft:enumerate-rules": ("Listen", RuleRequests._enumerate),
+}

@@ -87,20 +87,6 @@ class StreamRequests:
     def __init__(self, connection: ConnectionView, address: Address, entity: Callable[[], Entity]) -> None:
         """`entity` gives the entity as it is found at the time of a request."""
         self._connection, self._entity, self._subqueue = connection, entity, address.subqueue
-        operations: Operations = {
-            "partibus:get-positions": ("Listen", self._get_positions),
-            "partibus:create-cursor": ("Listen", self._create_cursor),
-            "partibus:get-cursor": ("Listen", self._get_cursor),
-            "partibus:advance-cursor": ("Listen", self._advance_cursor),
-            "partibus:list-cursors": ("Listen", self._list_cursors),
-            "partibus:delete-cursor": ("Listen", self._delete_cursor),
-            "partibus:settle-through": ("Listen", self._settle_through),
-            "partibus:send-messages": ("Send", self._send),
-            "partibus:commit-batch": ("Send", self._commit_batch),
-            "partibus:get-batch": ("Send", self._get_batch),
-        }
-        self.operations = known_fields_only(operations, FIELDS)
-        """The right that each operation needs, and the function that carries it out."""
 
     async def _get_positions(self, body: dict[str, Any]) -> Response:
         """Where the messages of all partitions begin and end, and how many there are."""
@@ -255,6 +241,23 @@ class StreamRequests:
     def _check_takes_sends(self, entity: Entity) -> None:
         if not entity.description.subqueues.takes_sends(self._subqueue):
             raise Refused(Reason.NOT_ALLOWED, "Messages cannot be sent here.")
+
+
+STREAM_OPERATIONS: Operations[StreamRequests] = known_fields_only(
+    {
+        "partibus:get-positions": ("Listen", StreamRequests._get_positions),
+        "partibus:create-cursor": ("Listen", StreamRequests._create_cursor),
+        "partibus:get-cursor": ("Listen", StreamRequests._get_cursor),
+        "partibus:advance-cursor": ("Listen", StreamRequests._advance_cursor),
+        "partibus:list-cursors": ("Listen", StreamRequests._list_cursors),
+        "partibus:delete-cursor": ("Listen", StreamRequests._delete_cursor),
+        "partibus:settle-through": ("Listen", StreamRequests._settle_through),
+        "partibus:send-messages": ("Send", StreamRequests._send),
+        "partibus:commit-batch": ("Send", StreamRequests._commit_batch),
+        "partibus:get-batch": ("Send", StreamRequests._get_batch),
+    },
+    FIELDS,
+)
 
 
 def _payloads(body: dict[str, Any]) -> list[bytes]:

@@ -12,7 +12,7 @@ from broker.base.errors import Reason, Refused
 from broker.entities.rules import RuleDescription
 from broker.entities.subscription_validation import TopicLimits
 from broker.entities.topics import SubscriptionSettings
-from broker.frontend.nodes.rule_requests import RuleRequests
+from broker.frontend.nodes.rule_requests import RULE_OPERATIONS, RuleRequests
 from broker.namespace.subscriptions import Subscriptions
 from tests.unit.broker.namespace.test_subscriptions import Entities
 
@@ -30,13 +30,11 @@ class Work:
         connection: Any = SimpleNamespace(served=SimpleNamespace(namespace=namespace))
         entity: Any = lambda: SimpleNamespace(description=entities.all["events"])  # noqa: E731
         self.subscriptions = namespace.subscriptions
-        self.operations = RuleRequests(
-            connection, Address("events", subqueue, "$management"), entity
-        ).operations
+        self.requests = RuleRequests(connection, Address("events", subqueue, "$management"), entity)
 
     async def ask(self, operation: str, body: dict[str, Any]) -> Any:
-        _, function = self.operations[f"com.microsoft:{operation}"]
-        response = await function(body)
+        _, function = RULE_OPERATIONS[f"com.microsoft:{operation}"]
+        response = await function(self.requests, body)
         return response.body if response.properties["statusCode"] == 200 else None
 
 
