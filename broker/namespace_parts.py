@@ -13,6 +13,7 @@ from functools import partial
 
 from broker.access.sas import Authorizer
 from broker.base.clock import Clock
+from broker.base.errors import Reason, Refused
 from broker.base.metrics import Metrics
 from broker.entities.descriptions import NAMESPACE, EntityDescription, namespace_of
 from broker.entities.subscription_validation import TopicLimits
@@ -29,7 +30,7 @@ from broker.namespace.namespaces import ServedNamespace
 from broker.namespace.resting import Resting
 from broker.operations.interface import Sink
 from broker.operations.transactions import Transact
-from broker.settings.config_file import NamespaceFile
+from broker.settings.config_file import NamespaceFile, WrongConfigFile
 from broker.settings.key_files import Rules, namespace_rules, warn_of_readable_files, watch_keys
 from broker.settings.settings import MIB, Settings
 from broker.throttle.memory_mark import Memory
@@ -37,6 +38,9 @@ from broker.throttle.resources import ResourceMeter, ResourceThrottle, Threshold
 from broker.throttle.throttle import Throttling, throttle_of
 from storage.catalogue import Catalogue
 from storage.threads import OwnerFailed
+
+_WRONG_IN_THE_FILE = (Reason.ARGUMENT, Reason.NOT_ALLOWED, Reason.QUOTA_EXCEEDED)
+"""Why an entity of the file cannot be created, whatever the disks do."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -116,9 +120,16 @@ class NamespaceParts:
             check_targets(self.file, self.namespace)
 
     async def apply_file(self) -> None:
-        """Create and update its entities as the file asks. Call `check_file` first. Raises Refused."""
-        if self.file is not None:
+        """Create and update its entities as the file asks. Call `check_file` first. Raises Refused, and
+        WrongConfigFile for an entity that the tier or the quotas do not permit."""
+        if self.file is None:
+            return
+        try:
             await apply_file((*self.file.queues, *self.file.topics), self.namespace)
+        except Refused as why:
+            if why.reason in _WRONG_IN_THE_FILE:
+                raise WrongConfigFile(f"{self.file.path}: {self.file.place}: {why.description}") from why
+            raise
 
     def make_forwarding(
         self, memory: Memory, message_id: Callable[[], str], spawn: Callable[..., asyncio.Task[None]]

@@ -164,6 +164,25 @@ def test_namespaces_that_cannot_be_told_apart_are_refused(
         make(tmp_path, *others)
 
 
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"Tier": "basic"}, "The property 'ForwardTo' cannot be set"),
+        ({"EntitiesMax": 1}, "The namespace holds 1 entities; the limit is 1"),
+    ],
+)
+async def test_a_file_that_the_tier_or_the_quotas_do_not_permit_is_wrong(
+    tmp_path: Path, settings: dict[str, object], problem: str
+) -> None:
+    """The command line ends with exit code 2 then, and a supervisor need not try again."""
+    broker = make(tmp_path, {**BILLS, "Settings": {"SasKey": "own", **settings}})
+    with pytest.raises(ExceptionGroup) as caught:
+        await broker.run()
+    (wrong,) = caught.value.exceptions
+    assert isinstance(wrong, WrongConfigFile)
+    assert "config.json: UserConfig.Namespaces[1]: The entity" in str(wrong) and problem in str(wrong)
+
+
 def test_the_name_on_disk_of_the_first_is_taken_even_if_it_is_called_otherwise(tmp_path: Path) -> None:
     with pytest.raises(WrongConfigFile, match="the first namespace has it in the data folder"):
         make(tmp_path, {**BILLS, "Name": "sbemulatorns"}, namespace="orders")
