@@ -99,9 +99,9 @@ class Disk(Protocol):
     def read(self, fd: int, size: int, offset: int) -> bytes:
         """Up to `size` bytes at `offset`; fewer only at the file's end."""
 
-    def read_cached(self, fd: int, size: int, offset: int) -> bytes:
-        """`size` bytes at `offset` that are in memory already. Raises BlockingIOError if they are not, or if
-        the system cannot tell."""
+    def read_cached(self, fd: int, size: int, offset: int) -> bytes | memoryview:
+        """`size` bytes at `offset` that are in memory already, valid until the next call. Raises
+        BlockingIOError if they are not, or if the system cannot tell."""
 
     def write(self, fd: int, buffers: Sequence[bytes], offset: int) -> int:
         """Write the buffers one after the other at `offset`; gives how many bytes were written, which may be
@@ -197,7 +197,7 @@ class LocalDisk:
     def read(self, fd: int, size: int, offset: int) -> bytes:
         return os.pread(fd, size, offset)
 
-    def read_cached(self, fd: int, size: int, offset: int) -> bytes:
+    def read_cached(self, fd: int, size: int, offset: int) -> memoryview:
         if not _READ_NOWAIT:
             raise BlockingIOError
         if size > len(_scratch.buffer):
@@ -211,7 +211,7 @@ class LocalDisk:
             raise
         if got < size:
             raise BlockingIOError
-        return bytes(buffer)
+        return buffer
 
     def write(self, fd: int, buffers: Sequence[bytes], offset: int) -> int:
         return os.pwritev(fd, buffers[:_IOV_MAX], offset)

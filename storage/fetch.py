@@ -1,4 +1,4 @@
-"""Reads single frames of a log by position: neighbours in one read, each frame verified.
+"""Reads single frames of a log by position, or parts of them: neighbours in one read, each frame verified.
 
 The caller chooses how to read: with `Disk.read`, which blocks and needs a thread, or `Disk.read_cached`.
 """
@@ -6,12 +6,13 @@ The caller chooses how to read: with `Disk.read`, which blocks and needs a threa
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from storage.errors import CorruptRecord, RecordsMissing
-from storage.log import FRAME_HEADER_BYTES, Frame, Position
+from storage.log import FRAME_HEADER_BYTES, Frame, Parts, Position
 from storage.open_files import Reading
-from storage.record import FrameCodec, crc32c
+from storage.record import FrameCodec, crc32c, extend_crc32c
 from storage.segment import Segment
 
 GAP_BYTES_MAX = 64 << 10
@@ -23,7 +24,7 @@ READ_ON_LOOP_BYTES = 2 << 20
 """How much a fetch may read and check in the event loop: about a millisecond. A thread does anything longer,
 even if all of it is in memory."""
 
-Read = Callable[[int, int, int], bytes]
+Read = Callable[[int, int, int], bytes | memoryview]
 """File descriptor, size, offset: `Disk.read` or `Disk.read_cached`."""
 
 
@@ -31,7 +32,7 @@ def bounded(read: Read, bytes_max: int = READ_ON_LOOP_BYTES) -> Read:
     """Limit a read function to `bytes_max` bytes in total; beyond that it raises BlockingIOError."""
     left = bytes_max
 
-    def read_bounded(fd: int, size: int, offset: int) -> bytes:
+    def read_bounded(fd: int, size: int, offset: int) -> bytes | memoryview:
         nonlocal left
         left -= size
         if left < 0:
@@ -53,7 +54,74 @@ def fetch_frames(
 
     `reading` lends the descriptor of a segment.
     """
-    wanted = sorted(set(positions))
+    found: dict[Position, Frame] = {}
+    for body in _bodies(read, reading, segments, codec, end, sorted(set(positions)), lambda _: GAP_BYTES_MAX):
+        data = bytes(body.data)
+        body.check(crc32c(data))
+        found[body.position] = Frame(body.position, data, FRAME_HEADER_BYTES)
+    return [found[position] for position in positions]
+
+
+def fetch_parts(
+    read: Read,
+    reading: Reading,
+    segments: Sequence[Segment],
+    codec: FrameCodec,
+    end: Position,
+    parts: Parts,
+) -> list[bytes]:
+    """Parts of frames, as `fetch_frames` has the whole of them. They are copied only once."""
+    places: dict[Position, list[int]] = {}
+    for place, position in enumerate(parts.positions):
+        places.setdefault(position, []).append(place)
+    offsets, sizes = parts.offsets, parts.sizes
+
+    def reach(position: Position) -> int:
+        return max(offsets[place] + sizes[place] for place in places[position]) + GAP_BYTES_MAX
+
+    found = [b""] * len(parts.positions)
+    for body in _bodies(read, reading, segments, codec, end, sorted(places), reach):
+        data, at, crc = body.data, 0, 0
+        for place in sorted(places[body.position], key=offsets.__getitem__):
+            begin = offsets[place] - FRAME_HEADER_BYTES
+            if begin > at:
+                crc = extend_crc32c(crc, bytes(data[at:begin]))
+                at = begin
+            found[place] = part = bytes(data[begin : begin + sizes[place]])
+            crc = extend_crc32c(crc, part if begin == at else part[at - begin :])
+            at = max(at, begin + len(part))
+        body.check(extend_crc32c(crc, bytes(data[at:])))
+    return found
+
+
+class _Body(NamedTuple):
+    """A frame without its header, as it was read."""
+
+    position: Position
+    data: memoryview
+    """Valid until something else is read."""
+    crc: int
+    """What the header says."""
+    segment: Segment
+
+    def check(self, crc: int) -> None:
+        """Raise CorruptRecord if this is not the CRC-32C of the data."""
+        if crc != self.crc:
+            offset = self.segment.offset_of(self.position)
+            raise CorruptRecord(str(self.segment.path), offset, "the frame's checksum does not match")
+
+
+def _bodies(
+    read: Read,
+    reading: Reading,
+    segments: Sequence[Segment],
+    codec: FrameCodec,
+    end: Position,
+    wanted: Sequence[Position],
+    reach: Callable[[Position], int],
+) -> Iterator[_Body]:
+    """The bodies of the frames at some ascending positions, to be checked by the caller. `reach` says how
+    many bytes to read of the last of several neighbours, before its size is known."""
     assert wanted[-1] < end, "only what is in the log is fetched"
     if wanted[0] < segments[0].base:
         directory = segments[0].path.parent
@@ -61,7 +129,6 @@ def fetch_frames(
             str(directory), 0, "the first segments are missing", expected=wanted[0], found=segments[0].base
         )
     bases = [segment.base for segment in segments]
-    found: dict[Position, Frame] = {}
     first = 0
     while first < len(wanted):
         place = bisect_right(bases, wanted[first]) - 1
@@ -72,14 +139,14 @@ def fetch_frames(
             last += 1
         run = wanted[first : last + 1]
         with reading(segment.path) as fd:
-            chunk = read(fd, min(run[-1] - run[0] + GAP_BYTES_MAX, limit - run[0]), segment.offset_of(run[0]))
+            size = min(run[-1] - run[0] + reach(run[-1]), limit - run[0])
+            chunk = memoryview(read(fd, size, segment.offset_of(run[0])))
             for position in run:
-                found[position] = _frame(read, fd, segment, codec, limit, chunk, position - run[0], position)
+                yield _body(read, fd, segment, codec, limit, chunk, position - run[0], position)
         first = last + 1
-    return [found[position] for position in positions]
 
 
-def _joins(wanted: list[Position], first: int, last: int, limit: Position) -> bool:
+def _joins(wanted: Sequence[Position], first: int, last: int, limit: Position) -> bool:
     """Whether the position after `last` is read together with the run that began at `first`."""
     following = wanted[last + 1]
     return (
@@ -89,26 +156,21 @@ def _joins(wanted: list[Position], first: int, last: int, limit: Position) -> bo
     )
 
 
-def _frame(
-    read: Read, fd: int, segment: Segment, codec: FrameCodec, limit: Position, chunk: bytes, begin: int,
+def _body(
+    read: Read, fd: int, segment: Segment, codec: FrameCodec, limit: Position, chunk: memoryview, begin: int,
     position: Position
-) -> Frame:  # fmt: skip
-    """The frame that begins at `begin` in the chunk, without its header. Reads it by itself if the chunk ends
-    earlier: a large frame is then copied only once."""
+) -> _Body:  # fmt: skip
+    """The body of the frame that begins at `begin` in the chunk. Reads it by itself if the chunk ends
+    earlier, so it is the last one in the chunk."""
     offset = segment.offset_of(position)
-    header = codec.parse_header(chunk[begin : begin + FRAME_HEADER_BYTES])
+    header = codec.parse_header(bytes(chunk[begin : begin + FRAME_HEADER_BYTES]))
     if header is None or header.position != position:
         raise CorruptRecord(str(segment.path), offset, "no frame header")
     size = header.body_length
     begin += FRAME_HEADER_BYTES
-    if begin + size <= len(chunk):
-        body = chunk[begin : begin + size]
-    elif position + FRAME_HEADER_BYTES + size <= limit:
-        body = read(fd, size, offset + FRAME_HEADER_BYTES)
-    else:
-        body = b""
+    body = chunk[begin : begin + size]
+    if len(body) < size and position + FRAME_HEADER_BYTES + size <= limit:
+        body = memoryview(read(fd, size, offset + FRAME_HEADER_BYTES))
     if len(body) < size:
         raise CorruptRecord(str(segment.path), offset, "the frame is cut off")
-    if crc32c(body) != header.body_crc:
-        raise CorruptRecord(str(segment.path), offset, "the frame's checksum does not match")
-    return Frame(position, body, FRAME_HEADER_BYTES)
+    return _Body(position, body, header.body_crc, segment)

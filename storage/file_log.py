@@ -35,7 +35,7 @@ from storage.disk import Disk, disk_error, make_directories
 from storage.errors import CommitFailed, CorruptRecord, DiskFailed, DiskFull, StorageError
 from storage.extent import ExtentFile
 from storage.full_disk import Reserves
-from storage.log import FRAME_HEADER_BYTES, Checkpoint, Commit, Frame, Position, RoomLock
+from storage.log import FRAME_HEADER_BYTES, Checkpoint, Commit, Frame, Parts, Position, RoomLock
 from storage.log_reader import LogReader
 from storage.one_at_a_time import OneAtATime
 from storage.open_files import OpenFiles
@@ -568,6 +568,9 @@ class FileLog:
 
     async def fetch(self, positions: Sequence[Position]) -> list[Frame]:
         return await self._reader.fetch(self._open(), positions) if positions else []
+
+    async def fetch_parts(self, parts: Parts) -> list[bytes]:
+        return await self._reader.fetch_parts(self._open(), parts) if parts.positions else []
 
     def replay(self, since: Position) -> AsyncIterator[Frame]:
         return self._reader.replay(self._open(), since)

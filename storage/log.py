@@ -125,6 +125,17 @@ class Frame:
 
 
 @dataclass(slots=True, frozen=True)
+class Parts:
+    """Bytes wanted of some frames, as parallel lists."""
+
+    positions: Sequence[Position]
+    """Of the frames."""
+    offsets: Sequence[int]
+    """As `Commit.add` gives them."""
+    sizes: Sequence[int]
+
+
+@dataclass(slots=True, frozen=True)
 class Section:
     """One part of an owner's state, divided into blocks that are written separately."""
 
@@ -169,8 +180,8 @@ class RoomLock(asyncio.Lock):
 class Log(Protocol):
     """One partition's log. Owned by one task.
 
-    One `append` or `roll`, any number of `fetch`, and one of `save_checkpoint` and `trim` may be under way at
-    the same time.
+    One `append` or `roll`, any number of `fetch` and `fetch_parts`, and one of `save_checkpoint` and `trim`
+    may be under way at the same time.
     """
 
     @property
@@ -272,6 +283,10 @@ class Log(Protocol):
 
     async def fetch(self, positions: Sequence[Position]) -> list[Frame]:
         """The frames at these positions, in the order asked for, verified. Raises CorruptRecord,
+        DiskFailed."""
+
+    async def fetch_parts(self, parts: Parts) -> list[bytes]:
+        """These parts of frames, in the order asked for; the whole frames are verified. Raises CorruptRecord,
         DiskFailed."""
 
     async def save_checkpoint(self, checkpoint: Checkpoint) -> None:

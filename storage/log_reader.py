@@ -7,18 +7,23 @@ and may be closed in between (`open_files.py`), so nothing here holds a descript
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
+from typing import TypeVar
 
 from storage.disk import Disk, disk_error
 from storage.errors import CorruptRecord
-from storage.fetch import bounded, fetch_frames
-from storage.log import Frame, Position
-from storage.open_files import OpenFiles
-from storage.record import Chain
+from storage.fetch import Read, bounded, fetch_frames, fetch_parts
+from storage.log import Frame, Parts, Position
+from storage.open_files import OpenFiles, Reading
+from storage.record import Chain, FrameCodec
 from storage.recovery import OpenLog
 from storage.scan import FrameScanner
+from storage.segment import Segment
+
+Wanted = TypeVar("Wanted")
+Found = TypeVar("Found")
 
 
 class LogReader:
@@ -35,22 +40,28 @@ class LogReader:
 
     async def fetch(self, opened: OpenLog, positions: Sequence[Position]) -> list[Frame]:
         """See `Log.fetch`."""
+        return await self._fetched(opened, fetch_frames, positions)
+
+    async def fetch_parts(self, opened: OpenLog, parts: Parts) -> list[bytes]:
+        """See `Log.fetch_parts`."""
+        return await self._fetched(opened, fetch_parts, parts)
+
+    async def _fetched(
+        self,
+        opened: OpenLog,
+        fetch: Callable[[Read, Reading, Sequence[Segment], FrameCodec, Position, Wanted], list[Found]],
+        wanted: Wanted,
+    ) -> list[Found]:
+        """What `fetch` finds, in the event loop if it need not wait."""
         disk, files = self._disk, self._files
         segments, end = tuple(opened.segments), opened.tail.position
         try:
             try:
                 read, reading = bounded(disk.read_cached), files.reading_if_open
-                return fetch_frames(read, reading, segments, opened.codec, end, positions)
+                return fetch(read, reading, segments, opened.codec, end, wanted)
             except BlockingIOError:  # it would wait for the disk or take long, so a thread does it
                 return await asyncio.get_running_loop().run_in_executor(
-                    self._reads,
-                    fetch_frames,
-                    disk.read,
-                    files.reading,
-                    segments,
-                    opened.codec,
-                    end,
-                    positions,
+                    self._reads, fetch, disk.read, files.reading, segments, opened.codec, end, wanted
                 )
         except OSError as error:
             raise disk_error(error, self._directory) from error

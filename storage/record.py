@@ -54,7 +54,7 @@ _TAIL = struct.Struct("<IIQQQIHH16s")
 assert _HEAD.size == _CHECKED_BYTES and _CHECKED_BYTES + _TAIL.size == FRAME_HEADER_BYTES
 
 crc32c = google_crc32c.value
-_extend = google_crc32c.extend
+extend_crc32c = google_crc32c.extend
 
 
 class Chain(NamedTuple):
@@ -98,7 +98,7 @@ class FrameCodec:
         length = sum(map(len, body))
         assert chain.before is not None and length <= BODY_BYTES_MAX
         tail = _TAIL.pack(
-            reduce(_extend, body, 0),
+            reduce(extend_crc32c, body, 0),
             length,
             chain.position,
             chain.sequence,
@@ -108,14 +108,14 @@ class FrameCodec:
             0,
             chain.before,
         )
-        return _HEAD.pack(MAGIC, _extend(self._seed, tail)) + tail
+        return _HEAD.pack(MAGIC, extend_crc32c(self._seed, tail)) + tail
 
     def parse_header(self, header: bytes) -> FrameHeader | None:
         """Decode 64 bytes as a frame header of this log; None if they are not one."""
         if len(header) != FRAME_HEADER_BYTES or not header.startswith(MAGIC):
             return None
         tail = header[_CHECKED_BYTES:]
-        if _HEAD.unpack_from(header)[1] != _extend(self._seed, tail):
+        if _HEAD.unpack_from(header)[1] != extend_crc32c(self._seed, tail):
             return None
         body_crc, body_length, position, sequence, durable, epoch, partition, _, before = _TAIL.unpack(tail)
         if partition != self.partition or body_length > BODY_BYTES_MAX:

@@ -19,8 +19,8 @@ static PyTypeObject *reference_type, *frame_type;
 static PyObject *no_payload;
 
 typedef struct {
-    Py_ssize_t number, frame, size, lives, payload, state, lease; /* in a reference */
-    Py_ssize_t live;                                              /* in a frame */
+    Py_ssize_t number, frame, offset, size, lives, payload, state, lease; /* in a reference */
+    Py_ssize_t live, position;                                            /* in a frame */
     Py_ssize_t shown[SHOWN_MAX], shown_count;
 } places_t;
 static places_t at;
@@ -66,6 +66,13 @@ static bool is_reference(PyObject *object)
 {
     if (reference_type && PyObject_TypeCheck(object, reference_type)) return true;
     PyErr_SetString(PyExc_TypeError, "a reference is expected");
+    return false;
+}
+
+static bool is_frame(PyObject *object)
+{
+    if (PyObject_TypeCheck(object, frame_type)) return true;
+    PyErr_SetString(PyExc_TypeError, "a frame is expected");
     return false;
 }
 
@@ -184,6 +191,88 @@ static PyObject *tokens(PyObject *module, PyObject *const *arguments, Py_ssize_t
         if (each) PyList_SET_ITEM(made, index, each);
         else Py_CLEAR(made);
     }
+    return made;
+}
+
+/* --- messages that are not in memory -------------------------------------------------------------------- */
+
+/* Whether a message is missing: 1 if so, 0 if not, -1 with an exception. */
+static int is_missing(PyObject *message, PyObject *reference)
+{
+    int64_t size;
+    if (!PyBytes_Check(message)) {
+        PyErr_SetString(PyExc_TypeError, "messages are bytes");
+        return -1;
+    }
+    if (PyBytes_GET_SIZE(message)) return 0;
+    return read_number(get(reference, at.size), &size) ? size > 0 : -1;
+}
+
+static bool are_parallel(PyObject *messages, PyObject *references)
+{
+    if (PyList_Check(messages) && PyList_Check(references) &&
+        PyList_GET_SIZE(messages) == PyList_GET_SIZE(references))
+        return true;
+    PyErr_SetString(PyExc_TypeError, "messages and references are lists of the same length");
+    return false;
+}
+
+static PyObject *missing(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)module;
+    if (!has_arguments(arguments, given, 2) || !are_parallel(arguments[0], arguments[1])) return NULL;
+    PyObject *found = PyList_New(0);
+    for (Py_ssize_t index = 0; found && index < PyList_GET_SIZE(arguments[0]); index++) {
+        PyObject *reference = PyList_GET_ITEM(arguments[1], index);
+        int is = is_missing(PyList_GET_ITEM(arguments[0], index), reference);
+        if (is < 0 || (is && PyList_Append(found, reference) < 0)) Py_CLEAR(found);
+    }
+    return found;
+}
+
+static PyObject *put_in(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)module;
+    int64_t next;
+    if (!has_arguments(arguments, given, 4) || !are_parallel(arguments[0], arguments[1]) ||
+        !read_number(arguments[3], &next))
+        return NULL;
+    PyObject *messages = arguments[0], *found = arguments[2];
+    for (Py_ssize_t index = 0; index < PyList_GET_SIZE(messages); index++) {
+        int is = is_missing(PyList_GET_ITEM(messages, index), PyList_GET_ITEM(arguments[1], index));
+        if (is < 0) return NULL;
+        if (!is) continue;
+        if (!PyList_Check(found) || next < 0 || next >= PyList_GET_SIZE(found)) {
+            PyErr_SetString(PyExc_ValueError, "there is one message for each that is missing");
+            return NULL;
+        }
+        PyList_SetItem(messages, index, Py_NewRef(PyList_GET_ITEM(found, next++)));
+    }
+    return PyLong_FromLong((long)next);
+}
+
+static PyObject *stored_at(PyObject *module, PyObject *references)
+{
+    (void)module;
+    if (!has_arguments(&references, 1, 1)) return NULL;
+    Py_ssize_t count = PyList_GET_SIZE(references);
+    PyObject *positions = PyList_New(count), *offsets = PyList_New(count), *sizes = PyList_New(count);
+    PyObject *made = NULL;
+    Py_ssize_t index = 0;
+    for (; positions && offsets && sizes && index < count; index++) {
+        PyObject *reference = PyList_GET_ITEM(references, index), *frame = get(reference, at.frame);
+        if (!frame || !is_frame(frame)) break;
+        PyObject *position = *field(frame, at.position);
+        PyObject *offset = get(reference, at.offset), *size = get(reference, at.size);
+        if (!position || !offset || !size) break;
+        PyList_SET_ITEM(positions, index, Py_NewRef(position));
+        PyList_SET_ITEM(offsets, index, Py_NewRef(offset));
+        PyList_SET_ITEM(sizes, index, Py_NewRef(size));
+    }
+    if (positions && offsets && sizes && index == count) made = PyTuple_Pack(3, positions, offsets, sizes);
+    Py_XDECREF(positions);
+    Py_XDECREF(offsets);
+    Py_XDECREF(sizes);
     return made;
 }
 
@@ -327,10 +416,7 @@ static bool leave_frame(PyObject *frame, int64_t count)
 {
     int64_t live;
     if (!frame) return true;
-    if (!PyObject_TypeCheck(frame, frame_type) || !read_number(*field(frame, at.live), &live)) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "a frame is expected");
-        return false;
-    }
+    if (!is_frame(frame) || !read_number(*field(frame, at.live), &live)) return false;
     PyObject *left = PyLong_FromLong((long)(live - count));
     if (left) set_field(frame, at.live, left);
     Py_XDECREF(left);
@@ -384,12 +470,14 @@ static PyObject *bind(PyObject *module, PyObject *arguments)
     } fields[] = {
         {reference, "sequence_number", &found.number},
         {reference, "frame", &found.frame},
+        {reference, "offset", &found.offset},
         {reference, "size", &found.size},
         {reference, "lives_until_ms", &found.lives},
         {reference, "payload", &found.payload},
         {reference, "state", &found.state},
         {reference, "lease", &found.lease},
         {frame, "live", &found.live},
+        {frame, "position", &found.position},
     };
     for (size_t each = 0; each < sizeof fields / sizeof *fields; each++)
         if ((*fields[each].place = place_named(fields[each].type, fields[each].name)) < 0) return NULL;
@@ -411,6 +499,14 @@ static PyMethodDef methods[] = {
      "and what is left of `bytes_max`, which the last of them may exceed."},
     {"shown", shown, METH_O, "shown(references): a list of each of the attributes."},
     {"tokens", FAST(tokens), "tokens(numbers, nonce): the lock tokens of messages."},
+    {"missing", FAST(missing),
+     "missing(messages, references): the references to those messages that are empty, and should not be."},
+    {"put_in", FAST(put_in),
+     "put_in(messages, references, found, next): put what was found, from the place `next` on, where "
+     "messages are missing. Gives the place of what follows."},
+    {"stored_at", stored_at, METH_O,
+     "stored_at(references): where their messages are in the log: lists of the positions of their frames, "
+     "their offsets in these, and their sizes."},
     {"unlock", FAST(unlock),
      "unlock(tokens, begin, table, lease, unlocked): end the locks of the messages that these tokens name, "
      "from the place `begin` on, up to the first with another nonce, or whose message is not in `table` or "

@@ -24,9 +24,9 @@ from broker.partition import _references
 from broker.partition.columns import answered, of_references
 from broker.partition.durable_state import NewRecord
 from broker.partition.references import Lease, Reference
-from storage.log import Commit, Frame, Position
+from storage.log import Commit, Parts
 
-Hole = tuple[list[bytes], Sequence[Reference]]
+Hole = tuple[list[bytes], list[Reference]]
 """An answer's messages, empty where they are missing, and their references."""
 
 
@@ -94,32 +94,18 @@ class Cycle:
         """References to new messages that memory has no room for after the cycle."""
 
     @property
-    def missing(self) -> list[Position]:
-        """Positions of the frames that `put_in` needs, ascending."""
-        if not self.holes:
-            return []
-        return sorted(
-            {
-                reference.frame.position
-                for messages, references in self.holes
-                for message, reference in zip(messages, references, strict=True)
-                if not message and reference.size
-            }
-        )
-
-    def put_in(self, frames: Sequence[Frame]) -> None:
-        """Put messages read from the log into the holes."""
-        read = {frame.position: frame for frame in frames}
+    def missing(self) -> list[Reference]:
+        """The messages that `put_in` needs, in this order."""
+        found: list[Reference] = []
         for messages, references in self.holes:
-            stored, data, start = None, b"", 0
-            for index, reference in enumerate(references):
-                if not messages[index] and (size := reference.size):
-                    if reference.frame is not stored:  # neighbours are mostly in one frame
-                        stored = reference.frame
-                        frame = read[stored.position]
-                        data, start = frame.data, frame.start
-                    begin = reference.offset - start
-                    messages[index] = data[begin : begin + size]
+            found += _references.missing(messages, references)
+        return found
+
+    def put_in(self, found: list[bytes]) -> None:
+        """Put messages read from the log into the holes."""
+        place = 0
+        for messages, references in self.holes:
+            place = _references.put_in(messages, references, found, place)
 
     def give_up_rest(self, reason: Reason, why: str) -> None:
         """Refuse the requests whose messages cannot be read, and those that wait for a sync. Drop grants with
@@ -135,6 +121,11 @@ class Cycle:
             elif isinstance(answer, Peeked | RangeRead) or answer.deferred:
                 answers.append((client, Failed(reason, why, answer.cookie)))
         self.answers = answers
+
+
+def parts_of(missing: list[Reference], upcoming: list[list[Reference]]) -> Parts:
+    """Where to read these messages: those that are missing, and each of the upcoming ones once."""
+    return Parts(*_references.stored_at([*missing, *(references[0] for references in upcoming)]))
 
 
 _STATE = attrgetter("state")

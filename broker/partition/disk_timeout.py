@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from storage.errors import StorageError
-from storage.log import Checkpoint, Commit, Frame, Log, Position, RoomLock
+from storage.log import Checkpoint, Commit, Frame, Log, Parts, Position, RoomLock
 
 SECOND_LOOK_S = 0.05
 
@@ -186,6 +186,10 @@ class PatientLog:
     async def fetch(self, positions: Sequence[Position]) -> list[Frame]:
         with self._patience:
             return await self._log.fetch(positions)
+
+    async def fetch_parts(self, parts: Parts) -> list[bytes]:
+        with self._patience:
+            return await self._log.fetch_parts(parts)
 
     async def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         with self._patience:

@@ -431,6 +431,33 @@ class Messages:
             self._evicted_to = self._occupied_after(place), 0
         self.payloads.give(freed)
 
+    def upcoming_beside(self, missing: list[Reference]) -> list[list[Reference]]:
+        """Messages that will be handed out soon, and are in the same frames as those that must be read now:
+        for each body all references to it. Memory has room for them; `keep` puts them there."""
+        read = {reference.frame for reference in missing}
+        take, bodies = self.payloads.take, self.bodies
+        found: dict[int, list[Reference]] = {}
+        for subqueue in self.work.occupied.values():
+            for reference in subqueue.upcoming():
+                if reference.payload or reference.frame not in read:
+                    break
+                if bodies and bodies.payload_of(reference):
+                    continue
+                own = found.setdefault(reference.sequence_number, [])
+                if not own and not take(reference.size):
+                    del found[reference.sequence_number]
+                    break
+                own.append(reference)
+        return list(found.values())
+
+    def keep(self, upcoming: list[list[Reference]], read: list[bytes]) -> None:
+        """Keep the bodies of messages in memory that `upcoming_beside` has found."""
+        bodies = self.bodies
+        for references, body in zip(upcoming, read, strict=True):
+            bodies.take(references[0], body)
+            for reference in references[1:]:
+                bodies.payload_of(reference)
+
     def _occupied_after(self, number: int) -> int:
         """The next subqueue that holds messages; after the last one, the first again."""
         occupied = self.work.occupied

@@ -128,7 +128,7 @@ from broker.partition.sink_batches import SinkBatches
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.transactions import UNSEEING, Transactions
 from broker.partition.workspace import NO_CYCLE, Workspace
-from storage.log import Commit, Frame
+from storage.log import Commit
 
 _ENDED = object()
 
@@ -470,21 +470,6 @@ class Partition:
     def committed(self) -> None:
         """The cycle is durable: apply what has waited for that. Nothing may be awaited in between."""
         self._transactions.committed()
-
-    def read_ahead(self, frames: Sequence[Frame]) -> None:
-        """Keep the bodies of upcoming messages in memory if they are in frames that were read anyway."""
-        read = {frame.position: frame for frame in frames}
-        take, bodies = self.messages.payloads.take, self.messages.bodies
-        for subqueue in self.messages.work.occupied.values():
-            for reference in subqueue.upcoming():
-                frame = read.get(reference.frame.position)
-                if reference.payload or frame is None:
-                    break
-                if bodies and bodies.payload_of(reference):
-                    continue
-                if not take(reference.size):
-                    break
-                bodies.take(reference, frame.part(reference.offset, reference.size))
 
     def take_rule_faults(self) -> list[tuple[str, str, str]]:
         """Unforeseen exceptions in rules of a topic, to be logged: subscription, rule, error."""

@@ -49,7 +49,7 @@ from broker.operations.message_states import SubqueueCounts
 from broker.operations.sending import Send
 from broker.partition.beside_cycles import BesideCycles
 from broker.partition.coming_back import ComingBack
-from broker.partition.cycle import Cycle
+from broker.partition.cycle import Cycle, parts_of
 from broker.partition.disk_timeout import Hung, Patience
 from broker.partition.due_timer import DueTimer
 from broker.partition.full_disk_log import FullDiskLog
@@ -429,12 +429,12 @@ class PartitionTask:
 
     async def _read_missing(self, partition: Partition, cycle: Cycle) -> None:
         """Read from the log the messages that answers need and memory does not hold."""
-        missing = cycle.missing
-        if missing:
+        if missing := cycle.missing:
+            upcoming = partition.messages.upcoming_beside(missing)
             with self._patience:
-                frames = await self._log.fetch(missing)
-            cycle.put_in(frames)
-            partition.read_ahead(frames)
+                found = await self._log.fetch_parts(parts_of(missing, upcoming))
+            cycle.put_in(found[: len(missing)])
+            partition.messages.keep(upcoming, found[len(missing) :])
 
     async def _keep_up(self) -> bool:
         """Do the upkeep that is due. True if there is more to do now."""

@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from storage.errors import CorruptRecord
-from storage.log import FRAME_HEADER_BYTES, Position
+from storage.log import FRAME_HEADER_BYTES, Parts, Position
 from storage.segment import SEGMENT_HEADER_BYTES
 from tests.support.logs import acquired, append, checkpoint_of, contents
 from tests.support.recording_disk import RecordingDisk
@@ -129,6 +129,9 @@ async def test_a_fetch_of_a_flipped_byte_is_refused_and_its_neighbours_are_read(
                 str(its_path),
                 SEGMENT_HEADER_BYTES + positions[3],
             )
+            with pytest.raises(CorruptRecord) as refused:
+                await log.fetch_parts(Parts(positions[2:5], [FRAME_HEADER_BYTES] * 3, [1] * 3))
+            assert refused.value.position == SEGMENT_HEADER_BYTES + positions[3]
             frames = await log.fetch([positions[4], positions[2]])
             assert [frame.position for frame in frames] == [positions[4], positions[2]]
     assert path

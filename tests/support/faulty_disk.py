@@ -188,7 +188,7 @@ class FaultyDisk:
 
     def read_cached(self, fd: int, size: int, offset: int) -> bytes:
         self._meet("read_cached", self._paths[fd])
-        return self._flipped(fd, self._inner.read_cached(fd, size, offset), offset)
+        return self._flipped(fd, bytes(self._inner.read_cached(fd, size, offset)), offset)
 
     def _flipped(self, fd: int, data: bytes, offset: int) -> bytes:
         for path_part, at in self._flips:

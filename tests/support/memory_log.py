@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from storage.errors import CommitFailed, CorruptRecord, DiskFailed, DiskFull, StorageError
-from storage.log import FRAME_HEADER_BYTES, Checkpoint, Commit, Frame, Position, RoomLock, Section
+from storage.log import FRAME_HEADER_BYTES, Checkpoint, Commit, Frame, Parts, Position, RoomLock, Section
 
 
 @dataclass
@@ -211,6 +211,12 @@ class MemoryLog:
             raise error
         self.fetches += 1
         return [self._read(position) for position in positions]
+
+    async def fetch_parts(self, parts: Parts) -> list[bytes]:
+        frames = await self.fetch(sorted(set(parts.positions)))
+        found = {frame.position: frame for frame in frames}
+        each = zip(parts.positions, parts.offsets, parts.sizes, strict=True)
+        return [found[position].part(offset, size) for position, offset, size in each]
 
     async def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         error = self.on_checkpoint()

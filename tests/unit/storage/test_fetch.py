@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 
 from storage.errors import DiskFailed
 from storage.fetch import GAP_BYTES_MAX, READ_ON_LOOP_BYTES, RUN_BYTES_MAX
-from storage.log import Position
+from storage.log import FRAME_HEADER_BYTES, Parts, Position
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.logs import acquired, append
 from tests.support.recording_disk import RecordingDisk
@@ -60,6 +61,27 @@ async def test_frames_of_several_segments_are_read_from_each() -> None:
         assert [bytes(frame.records()[0].body) for frame in frames] == [
             b"%03d" % number * 100 for number in range(19, -1, -1)
         ]
+
+
+async def test_parts_of_frames_are_what_the_frames_have_there() -> None:
+    chosen = random.Random(7)
+    async with acquired(ROOT, RecordingDisk(), segment_bytes_max=300_000) as log:
+        large = 2 * GAP_BYTES_MAX
+        sizes = (10, 5_000, large, 20, 1_000, large, 300_000, 7)
+        positions = [await append(log, *(chosen.randbytes(size) for _ in range(3))) for size in sizes]
+        frames = {frame.position: frame for frame in await log.fetch(positions)}
+        for _ in range(50):
+            wanted = chosen.choices(positions, k=chosen.randrange(1, 12))
+            offsets = [chosen.randrange(FRAME_HEADER_BYTES, frames[each].size) for each in wanted]
+            sizes_wanted = [
+                chosen.randrange(frames[position].size - offset + 1)
+                for position, offset in zip(wanted, offsets, strict=True)
+            ]
+            assert await log.fetch_parts(Parts(wanted, offsets, sizes_wanted)) == [
+                frames[position].part(offset, size)
+                for position, offset, size in zip(wanted, offsets, sizes_wanted, strict=True)
+            ]
+        assert await log.fetch_parts(Parts([], [], [])) == []
 
 
 class _Cold(RecordingDisk):

@@ -49,6 +49,10 @@ def some_references(chosen: random.Random, leases: Sequence[Lease | None] = (Non
     return made
 
 
+def reference_in(frame: Any) -> Reference:
+    return Reference(FIRST, frame, 1, 1, 5, None)
+
+
 def can_be_locked(reference: Reference | None, now_ms: int | None) -> bool:
     if reference is None or reference.state is not ACTIVE or reference.lease is not None:
         return False
@@ -151,6 +155,28 @@ def test_frames_and_memory_let_messages_go(seed: int) -> None:
         assert frame.live == sum(1 for each in references if each.frame is frame and each not in gone)
 
 
+@pytest.mark.parametrize("seed", range(ROUNDS))
+def test_messages_that_are_not_in_memory_are_found_in_the_log_and_put_in(seed: int) -> None:
+    chosen = random.Random(seed)
+    references = some_references(chosen)
+    messages = [each.payload for each in references]
+    absent = [each for each in references if each.size and not each.payload]
+    assert _references.missing(messages, references) == absent
+    assert _references.stored_at(absent) == (
+        [each.frame.position for each in absent],
+        [each.offset for each in absent],
+        [each.size for each in absent],
+    )
+    found = [b"earlier", *(b"%d" % each.sequence_number for each in absent), b"later"]
+    assert _references.put_in(messages, references, found, 1) == 1 + len(absent)
+    for message, reference in zip(messages, references, strict=True):
+        read = reference.size and not reference.payload
+        assert message == (b"%d" % reference.sequence_number if read else reference.payload)
+    if absent:
+        with pytest.raises(ValueError, match="one message for each"):
+            _references.put_in([b""] * len(absent), absent, found[: len(absent)], 1)
+
+
 def test_neighbours_that_give_the_same_are_named_once() -> None:
     assert _references.shifted([], 10) == []
     numbers = [FIRST, FIRST + 1, FIRST + 1_024, FIRST + 2_047, FIRST + 1, 0]
@@ -175,6 +201,13 @@ def test_neighbours_that_give_the_same_are_named_once() -> None:
         (_references.unlock, ([bytes(16)], 1, {}, lease(), [])),
         (_references.unlock, ([bytes(16)], 0, {0: object()}, lease(0), [])),
         (_references.shifted, ([1.5], 1)),
+        (_references.missing, ([b""], [None])),
+        (_references.missing, ([None], [reference_in(None)])),
+        (_references.missing, ([b""], [])),
+        (_references.put_in, ([b""], [None], [], 0)),
+        (_references.put_in, ([], [], [], None)),
+        (_references.stored_at, ([None],)),
+        (_references.stored_at, ([reference_in(None)],)),
     ],
 )
 def test_anything_else_is_refused(call: Any, arguments: tuple[Any, ...]) -> None:
