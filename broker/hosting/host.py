@@ -63,8 +63,9 @@ class HostedPartition(Protocol):
     it often."""
 
     @property
-    def gathers(self) -> bool:
-        """Whether messages wait there for others to go with them. False if that is not known."""
+    def awaits_more(self) -> bool:
+        """Whether it has nothing to do, or messages wait there for others to go with them. False if that is
+        not known."""
 
     @property
     def health(self) -> str:

@@ -65,7 +65,7 @@ class ProcessEnded(Exception):
 class RemotePartition:
     """One partition in the other process. See `broker.hosting.host.HostedPartition`."""
 
-    gathers = False
+    awaits_more = False
 
     def __init__(
         self,

@@ -80,7 +80,7 @@ class _Sleeping:
 
     __slots__ = ("_entity", "_number")
     available = True
-    gathers = False
+    awaits_more = False
 
     def __init__(self, entity: Entity, number: int) -> None:
         self._entity, self._number = entity, number

@@ -45,8 +45,9 @@ class RoutedPartition(PartitionHandle, Protocol):
     """A partition among which a router chooses."""
 
     @property
-    def gathers(self) -> bool:
-        """Whether messages wait there for others to go with them. False if that is not known."""
+    def awaits_more(self) -> bool:
+        """Whether it has nothing to do, or messages wait there for others to go with them. False if that is
+        not known."""
 
 
 def partition_of_key(key: str, partitions: int) -> int:
@@ -108,17 +109,19 @@ class Router:
 
         `now` is in seconds, from any clock that does not run backwards.
 
-        Messages that arrive one at a time go round robin over the partitions. Under load each partition gets
-        a run, because a commit costs the same for one message as for thirty. A run is at most a sixteenth of
-        what each partition got before, so the counts stay even to one part in sixteen (and to one message
-        while they are small). It is also at most RUN_MESSAGES_MAX, unless there are more messages than that
-        for every partition. Messages that come while the last run still waits for its commit join it, within
-        these bounds. Raises Refused(PARTITION_UNAVAILABLE) if no partition is available.
+        The first messages that arrive one at a time go round robin over the partitions. Under load each
+        partition gets a run, because a commit costs the same for one message as for thirty. A run is at most
+        a sixteenth of what each partition got before, so the counts stay even to one part in sixteen (and to
+        one message while they are small). It is also at most RUN_MESSAGES_MAX, unless there are more messages
+        than that for every partition. Messages that come while the partition of the last run awaits more join
+        that run, within these bounds: if it gathers, they share a commit, and if it has nothing to do, what
+        it used last is still in the processor's caches. Raises Refused(PARTITION_UNAVAILABLE) if no partition
+        is available.
         """
         given, handles = self._given, self.handles
         if count <= self._run_left:
             last = handles[self._last]
-            if last.gathers and last.available:
+            if last.awaits_more and last.available:
                 self._run_left -= count
                 given[self._last] += count
                 return [(self._last, 0, count)]

@@ -178,9 +178,9 @@ class PartitionTask:
         return self._health
 
     @property
-    def gathers(self) -> bool:
-        """Whether messages wait in the mailbox for a lull of the disk, so that others go with them."""
-        return self._gathering.is_awaited
+    def awaits_more(self) -> bool:
+        """Whether it has nothing to do, or messages in the mailbox wait for others to go with them."""
+        return self._gathering.is_awaited or not (self._gathering.is_in_cycle or self._mailbox)
 
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
         """Put an operation into the mailbox. Never blocks and never drops it; the answer may be that the

@@ -50,7 +50,7 @@ class StillPartition:
 
     health: str = "serving"
     available: bool = True
-    gathers: bool = False
+    awaits_more: bool = False
     held: dict[str, SubqueueCounts] = field(default_factory=dict)
 
     def counts(self) -> dict[str, SubqueueCounts]:

@@ -51,7 +51,7 @@ O = TypeVar("O")  # noqa: E741
 class Part:
     """A partition that queues its operations for a test to inspect and answer."""
 
-    gathers = False
+    awaits_more = False
 
     def __init__(self, number: int) -> None:
         self.number = number

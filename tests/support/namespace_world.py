@@ -34,7 +34,7 @@ from tests.support.faulty_disk import FaultyDisk
 class Part:
     """A partition that answers as a test says."""
 
-    gathers = False
+    awaits_more = False
 
     def __init__(self) -> None:
         self.available, self.health, self.stopped = True, "healthy", False

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[4]
 class Handle:
     number: int
     available: bool = True
-    gathers: bool = False
+    awaits_more: bool = False
 
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
         raise AssertionError("a router posts nothing")
@@ -196,15 +196,15 @@ def routed_evenly(parts: list[Handle]) -> Router:
     return router
 
 
-def test_messages_join_the_last_run_while_it_waits_and_has_room() -> None:
+def test_messages_join_the_last_run_while_its_partition_awaits_more_and_it_has_room() -> None:
     parts = handles(4)
     router = routed_evenly(parts)
-    assert spread(router, 1) == [(0, 0, 1)] and spread(router, 1) == [(1, 0, 1)], "nobody waits"
-    parts[1].gathers = True
+    assert spread(router, 1) == [(0, 0, 1)] and spread(router, 1) == [(1, 0, 1)], "none awaits more"
+    parts[1].awaits_more = True
     assert spread(router, 2) == [(1, 0, 2)]
     assert spread(router, 2) == [(2, 0, 2)], "the run would have five"
     assert spread(router, 1) == [(3, 0, 1)], "the last run is that of another one"
-    parts[3].gathers = True
+    parts[3].awaits_more = True
     assert [spread(router, 1)[0][0] for _ in range(4)] == [3, 3, 3, 0]
 
 
@@ -212,7 +212,7 @@ def test_no_message_joins_a_run_in_a_partition_that_is_down_or_full() -> None:
     parts = handles(4)
     router = routed_evenly(parts)
     for part in parts:
-        part.gathers = True
+        part.awaits_more = True
     assert spread(router, 1) == [(0, 0, 1)]
     parts[0].available = False
     assert spread(router, 1) == [(1, 0, 1)]
@@ -226,7 +226,7 @@ def test_counts_stay_even_when_messages_join_runs(reads: list[tuple[int, int]]) 
     router, got = Router(parts), Counter(dict.fromkeys(range(16), 0))
     for count, waiting in reads:
         for part in parts:
-            part.gathers = part.number >= waiting
+            part.awaits_more = part.number >= waiting
         for number, start, stop in spread(router, count):
             got[number] += stop - start
         assert max(got.values()) - min(got.values()) <= max(

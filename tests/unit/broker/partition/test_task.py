@@ -73,6 +73,24 @@ async def test_a_few_messages_wait_for_a_lull_of_the_disk_and_gather() -> None:
         assert harness.log.appends == 1
 
 
+async def test_a_partition_awaits_more_while_it_has_nothing_to_do_and_while_messages_gather() -> None:
+    harness = Harness()
+    task = harness.task
+    async with running(harness):
+        await task.opened()
+        await until(lambda: task.awaits_more)
+        harness.log.gate = asyncio.Event()
+        harness.post(1, Send([b"first"], None))
+        assert not task.awaits_more, "it is about to begin a cycle"
+        await until(lambda: harness.log._appending)
+        assert not task.awaits_more
+        harness.log.gate.set()
+        await until(lambda: task.awaits_more)
+        harness.log.at_next_lull = []
+        harness.post(1, Send([b"gathers"], None))
+        assert task.awaits_more
+
+
 async def test_messages_that_come_during_a_commit_wait_for_a_lull_as_well() -> None:
     harness = Harness()
     async with running(harness):
