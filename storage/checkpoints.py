@@ -146,6 +146,16 @@ class Checkpoints:
             return None
         return self._kept[-1]
 
+    @property
+    def base_position(self) -> Position | None:
+        """The position of `base`."""
+        return None if self.base is None else self.base.position
+
+    @property
+    def stored_bytes(self) -> int:
+        """What the files of the usable checkpoints take, apart from the tables."""
+        return sum(sum(stored.files.values()) for stored in self._kept)
+
     # --- reading ---
 
     def load(self, disk: Disk, start: Position) -> Checkpoint | None:

@@ -157,8 +157,11 @@ class FileLog:
 
     @property
     def checkpoint_base(self) -> Position | None:
-        base = self._known().checkpoints.base
-        return base.position if base is not None else None
+        return self._known().checkpoints.base_position
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        return self._known().checkpoints.stored_bytes
 
     @property
     def is_full(self) -> bool:

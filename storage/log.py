@@ -214,6 +214,11 @@ class Log(Protocol):
         format.
         """
 
+    @property
+    def checkpoint_bytes(self) -> int:
+        """What the blocks in the files of the usable checkpoints take, those that newer blocks have replaced
+        included."""
+
     async def acquire(self, epoch: int | None = None) -> int:
         """Open the log and become its owner; gives the new epoch, which is `epoch` if given.
 

@@ -160,6 +160,10 @@ class PatientLog:
     def checkpoint_base(self) -> Position | None:
         return self._log.checkpoint_base
 
+    @property
+    def checkpoint_bytes(self) -> int:
+        return self._log.checkpoint_bytes
+
     def begin(self) -> Commit:
         return self._log.begin()
 

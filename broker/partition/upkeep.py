@@ -43,6 +43,9 @@ garbage, exceeds twice the live bytes (and a minimum). A round over the log writ
 frees all the garbage, so compaction writes at most half as many bytes as come in. Each step reads or writes
 at least as many bytes as were appended since the step before, so a round ends before the log has doubled.
 
+*What a checkpoint holds can end without much being written*: states of sessions are cleared, properties go
+with their messages. So if most of the checkpoints' bytes are such garbage, both are replaced.
+
 *Bound on what checkpoints write.* A checkpoint writes the blocks that changed since the checkpoint that it
 replaces, the one before the last (`Snapshot.cost`). Neither a long replay nor a trim makes a checkpoint due
 before as many bytes as it writes were appended since the replaced one.
@@ -143,6 +146,10 @@ class Upkeep:
         self._candidates: deque[tuple[Frame, int]] = deque()
         """Messages read for compaction but not written yet: frame and sequence number."""
         self._paused_until_ms = self._pressed_until_ms = 0
+        self._replace_from_ms = 0
+        """On a full disk, checkpoints are replaced again from this time on at the earliest."""
+        self._garbage_left = 0
+        """Garbage of the checkpoints that replacing both of them has not freed."""
         self._back_at_ms: int | None = None
         """When to come back to make room on a full disk, in monotonic time."""
         self._look_bytes = min(limits.checkpoint_bytes, limits.garbage_bytes_max) // LOOKS_PER_DUE
@@ -179,6 +186,7 @@ class Upkeep:
             self._garbage_to_compact(place) is not None
             or self._is_trim_due(place)
             or self._is_checkpoint_due()
+            or self._is_replacement_due()
             or self._messages.begins_dead  # so the log may have more garbage
         ):
             return True
@@ -199,7 +207,9 @@ class Upkeep:
             more = await self._compact()
             self._look_at = log.end if more else log.end + self._bytes_to_next_look()
             await self._trim(now_ms)
-            if self._is_checkpoint_due():
+            if self._is_replacement_due():
+                await self._replace_checkpoints(now_ms)
+            elif self._is_checkpoint_due():
                 await self._save_another(now_ms)
             return more
         except DiskFull:
@@ -226,12 +236,20 @@ class Upkeep:
         """Whether upkeep would free some of the log if the partition were left at rest."""
         live_bytes = self._messages.relocatable_bytes
         garbage = self._log.end - self._log.start - live_bytes
-        return garbage > max(self._limits.garbage_bytes_at_rest, self._limits.garbage_per_live * live_bytes)
+        limits = self._limits
+        return (
+            garbage > max(limits.garbage_bytes_at_rest, limits.garbage_per_live * live_bytes)
+            or self._garbage_in_checkpoints(limits.garbage_bytes_at_rest, limits.garbage_per_live) > 0
+        )
 
     def press(self, now_ms: int) -> None:
         """Make room on a full disk, with the next cycle or when this partition comes back."""
         self._pressed_until_ms = now_ms + self._limits.pressed_ms
-        if self._garbage_on_full_disk() or self._cheap_place() is not None:
+        if (
+            self._garbage_on_full_disk()
+            or self._cheap_place() is not None
+            or self._is_replacement_due_on_full_disk(now_ms)
+        ):
             self._come_back(now_ms)
 
     def _come_back(self, earliest_ms: int) -> None:
@@ -314,6 +332,39 @@ class Upkeep:
             is_due = len(points) - bisect_right(points, newest) >= self._limits.confined_segments
         return is_due and self._is_checkpoint_paid()
 
+    def _garbage_in_checkpoints(self, tolerated: int, per_live: float) -> int:
+        """The bytes in the checkpoints that two new ones would not hold; 0 if replacing the present ones
+        would change nothing, or they have little garbage: `tolerated`, or what is live times `per_live`."""
+        log = self._log
+        stored = log.checkpoint_bytes
+        if stored <= tolerated or self._checkpoints(2) == log.end:
+            return 0
+        live_bytes = 2 * self._snapshot.cost(None)
+        garbage = stored - live_bytes
+        return garbage if garbage > max(tolerated, per_live * live_bytes) else 0
+
+    def _is_replacement_due(self) -> bool:
+        """Whether both checkpoints should be replaced to free their garbage. What that could not free the
+        last time must have doubled."""
+        tolerated = max(self._bound.bytes, 2 * self._garbage_left)
+        return self._garbage_in_checkpoints(tolerated, self._limits.garbage_per_live) > 0
+
+    def _is_replacement_due_on_full_disk(self, now_ms: int) -> bool:
+        if now_ms < self._replace_from_ms:
+            return False
+        per_live = 1 / self._limits.live_per_garbage_on_full_disk
+        return self._garbage_in_checkpoints(self._limits.garbage_bytes_on_full_disk, per_live) > 0
+
+    async def _replace_checkpoints(self, now_ms: int) -> None:
+        """Save two checkpoints, so that none is left of those that have garbage."""
+        log = self._log
+        saved: Taking | None = None
+        for _ in range(2):
+            saved = await self._save_another(now_ms, saved)
+            if saved is None:
+                return
+        self._garbage_left = max(log.checkpoint_bytes - 2 * self._snapshot.cost(None), 0)
+
     def _lacks_checkpoint(self) -> bool:
         """Whether one of the two checkpoints of a trimmed log was damaged, or an earlier release kept only
         one."""
@@ -367,18 +418,23 @@ class Upkeep:
         was freed."""
         log, limits = self._log, self._limits
         garbage, cheap = self._garbage_on_full_disk(), self._cheap_place()
-        if not garbage and cheap is None:
+        is_replacement_due = self._is_replacement_due_on_full_disk(now_ms)
+        if not garbage and cheap is None and not is_replacement_due:
             return False
         if log.making_room.locked():
             self._come_back(now_ms + limits.next_pause_ms)
             return False
         async with log.making_room:
-            start = log.start
+            start, checkpoint_bytes = log.start, log.checkpoint_bytes
             if cheap is not None:
                 await self._trim_to(cheap, now_ms)
-            else:
+            elif garbage:
                 await self._free_oldest(now_ms, garbage)
-        freed = log.start > start
+            if is_replacement_due and log.start == start:
+                self._replace_from_ms = now_ms + limits.pause_ms
+                if self._snapshot.cost(None) <= await log.room():
+                    await self._replace_checkpoints(now_ms)
+        freed = log.start > start or log.checkpoint_bytes < checkpoint_bytes
         if not freed:
             self._come_back(now_ms + limits.pause_ms)
         return freed

@@ -122,6 +122,11 @@ class MemoryLog:
     def checkpoint_base(self) -> Position | None:
         return self.disk.checkpoints[1].position if len(self.disk.checkpoints) == 2 else None
 
+    @property
+    def checkpoint_bytes(self) -> int:
+        sections = [section for each in self.disk.checkpoints for section in each.sections]
+        return sum(len(data) for section in sections for data in section.blocks.values())
+
     async def acquire(self, epoch: int | None = None) -> int:
         if self._abandoned and self.gate is not None:
             await self.gate.wait()

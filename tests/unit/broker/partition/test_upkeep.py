@@ -8,10 +8,18 @@ from contextlib import suppress
 
 import pytest
 
-from broker.entities.descriptions import DEAD_LETTER, MAIN
-from broker.operations.general import Failed
+from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
+from broker.identifiers import ClientId
+from broker.operations.general import Failed, Updated
 from broker.operations.receiving import Demand, Locked
 from broker.operations.sending import Send
+from broker.operations.sessions import (
+    AcceptSession,
+    GetSessionState,
+    SessionAccepted,
+    SessionState,
+    SetSessionState,
+)
 from broker.operations.settling import Complete, DeadLetter, Defer
 from broker.partition import messages as messages_module
 from broker.partition import records, snapshot
@@ -158,6 +166,55 @@ async def test_on_a_full_disk_all_that_can_be_freed_is_freed_without_traffic(tol
     assert len(before.messages) == 30
     await harness.restart()
     assert (await harness.peek()).messages == before.messages
+
+
+async def with_states(limits: UpkeepLimits, count: int) -> Harness:
+    """A queue whose sessions have states of 10,000 bytes each, most of them in both checkpoints."""
+    harness = Harness(QueueSettings(requires_session=True), limits=TaskLimits(upkeep=limits))
+    for number in range(count):
+        await set_state(harness, number, bytes(10_000))
+    for _ in range(3):
+        await harness.advance(limits.look_ms)
+    assert harness.log.checkpoint_bytes > count * 10_000
+    return harness
+
+
+async def set_state(harness: Harness, number: int, state: bytes | None) -> None:
+    session = b"session %d" % number
+    if state is not None:
+        await harness.do(number, AcceptSession(MAIN, session))
+    one(await harness.do(number, SetSessionState(MAIN, session, ClientId(number), state, 100)), Updated)
+
+
+@pytest.mark.parametrize("left", [0, 2])
+async def test_states_of_sessions_that_are_cleared_leave_the_checkpoints_without_traffic(left: int) -> None:
+    limits = UpkeepLimits(checkpoint_bytes=100_000, garbage_bytes_at_rest=50_000)
+    harness = await with_states(limits, 20)
+    for number in range(left, 20):
+        await set_state(harness, number, None)
+    for _ in range(3):
+        await harness.advance(limits.look_ms)
+    live_bytes = 2 * left * 10_000
+    assert harness.log.checkpoint_bytes < live_bytes + max(50_000, 2 * live_bytes) + 1_000
+    assert harness.task._upkeep is not None and not harness.task._upkeep.has_garbage
+    await harness.restart()
+    for number in range(20):
+        session, client = b"session %d" % number, ClientId(number)
+        one(await harness.do(number, AcceptSession(MAIN, session)), SessionAccepted)
+        answer = one(await harness.do(number, GetSessionState(MAIN, session, client)), SessionState)
+        assert answer.state == (bytes(10_000) if number < left else None)
+
+
+async def test_on_a_full_disk_states_that_are_cleared_leave_the_checkpoints() -> None:
+    harness = await with_states(UpkeepLimits(checkpoint_bytes=100_000, garbage_bytes_at_rest=50_000), 20)
+    before, harness.log.full, harness.log.room_bytes = harness.log.checkpoints, True, 5_000
+    for number in range(20):
+        await set_state(harness, number, None)
+        assert harness.log.checkpoints == before or number == 19, "there is no room for what is left"
+    for _ in range(2):
+        harness.log.on_full()
+        await harness.advance(harness.limits.upkeep.pause_ms)
+    assert harness.log.checkpoint_bytes < 1_000
 
 
 async def test_a_segment_is_compacted_only_where_there_is_room_for_what_it_holds() -> None:
