@@ -414,10 +414,10 @@ class PartitionTask:
             if self._log.end == commit.start:  # otherwise it ended just as it was given up, and is durable
                 raise
 
-    def _press(self) -> None:
-        """Make the log's upkeep urgent, because the disk is full."""
+    def _press(self, *, is_starved: bool = False) -> None:
+        """Make the log's upkeep urgent, because the disk is full, or because not even settlements fit."""
         if self._upkeep is not None:
-            self._upkeep.press(self._clock.monotonic_ms())
+            self._upkeep.press(self._clock.monotonic_ms(), is_starved=is_starved)
             self._arm_timer()
 
     async def _sync(self, cycle: Cycle) -> None:
@@ -597,7 +597,7 @@ class PartitionTask:
             await self._recover(error if not isinstance(error, DiskFull) else CommitFailed(str(error)))
         else:
             self._become(Health.HEALTHY)  # it may have been late
-            self._press()
+            self._press(is_starved=True)
             self._going_down.start_anew(Reason.DISK_FULL, f"Partition {self.number}: {full}")
         finally:
             self._is_opening = self._is_late = False

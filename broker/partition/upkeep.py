@@ -26,8 +26,9 @@ cycles (`beside_cycles.py`). Only taking the snapshot, appending and compaction 
 segment after another, until nothing more can be freed. The disk must have room for what a compaction writes,
 so a segment waits until enough of its messages are gone. A timer continues this when no operations arrive;
 each partition comes back at a time of its own (`RoomLock`), because there may be thousands. Garbage of up to
-a quarter of the live bytes stays, so freeing a byte writes at most four. Segments before the older of two
-checkpoints cost almost nothing to release, so these go at once.
+a quarter of the live bytes stays, so freeing a byte writes at most four; but none stays while not even
+settlements find room, for example because receivers have given messages back all the time. Segments before
+the older of two checkpoints cost almost nothing to release, so these go at once.
 
 *A disk with little room* could be full before a log has two checkpoints, and then have no room for any: a
 checkpoint of all messages takes from a fiftieth to half of the log, depending on the messages' size. So as
@@ -145,7 +146,7 @@ class Upkeep:
         """Bytes that this step has appended."""
         self._candidates: deque[tuple[Frame, int]] = deque()
         """Messages read for compaction but not written yet: frame and sequence number."""
-        self._paused_until_ms = self._pressed_until_ms = 0
+        self._paused_until_ms = self._pressed_until_ms = self._starved_until_ms = 0
         self._replace_from_ms = 0
         """On a full disk, checkpoints are replaced again from this time on at the earliest."""
         self._garbage_left = 0
@@ -242,11 +243,16 @@ class Upkeep:
             or self._garbage_in_checkpoints(limits.garbage_bytes_at_rest, limits.garbage_per_live) > 0
         )
 
-    def press(self, now_ms: int) -> None:
-        """Make room on a full disk, with the next cycle or when this partition comes back."""
+    def press(self, now_ms: int, *, is_starved: bool = False) -> None:
+        """Make room on a full disk, with the next cycle or when this partition comes back.
+
+        `is_starved`: not even settlements find room, so no garbage is tolerated for now.
+        """
         self._pressed_until_ms = now_ms + self._limits.pressed_ms
+        if is_starved:
+            self._starved_until_ms = self._pressed_until_ms
         if (
-            self._garbage_on_full_disk()
+            self._garbage_on_full_disk(now_ms)
             or self._cheap_place() is not None
             or self._is_replacement_due_on_full_disk(now_ms)
         ):
@@ -261,11 +267,13 @@ class Upkeep:
         if self._back_at_ms is None:
             self._back_at_ms = self._log.making_room.next_ms(earliest_ms, self._limits.next_pause_ms)
 
-    def _garbage_on_full_disk(self) -> int:
+    def _garbage_on_full_disk(self, now_ms: int) -> int:
         """The bytes of garbage in the log; 0 if freeing them is not worthwhile even on a full disk."""
         live_bytes, limits = self._messages.relocatable_bytes, self._limits
         garbage = self._log.end - self._log.start - live_bytes
-        tolerated = max(limits.garbage_bytes_on_full_disk, live_bytes // limits.live_per_garbage_on_full_disk)
+        tolerated = limits.garbage_bytes_on_full_disk
+        if now_ms >= self._starved_until_ms:
+            tolerated = max(tolerated, live_bytes // limits.live_per_garbage_on_full_disk)
         return garbage if garbage > tolerated else 0
 
     def _cheap_place(self) -> Position | None:
@@ -417,7 +425,7 @@ class Upkeep:
         """On a full disk, trim, or else compact the oldest segment if there is room for it. True if something
         was freed."""
         log, limits = self._log, self._limits
-        garbage, cheap = self._garbage_on_full_disk(), self._cheap_place()
+        garbage, cheap = self._garbage_on_full_disk(now_ms), self._cheap_place()
         is_replacement_due = self._is_replacement_due_on_full_disk(now_ms)
         if not garbage and cheap is None and not is_replacement_due:
             return False

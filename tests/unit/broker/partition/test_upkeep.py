@@ -20,7 +20,7 @@ from broker.operations.sessions import (
     SessionState,
     SetSessionState,
 )
-from broker.operations.settling import Complete, DeadLetter, Defer
+from broker.operations.settling import Abandon, Complete, DeadLetter, Defer
 from broker.partition import messages as messages_module
 from broker.partition import records, snapshot
 from broker.partition.task import Health
@@ -229,6 +229,27 @@ async def test_a_segment_is_compacted_only_where_there_is_room_for_what_it_holds
     harness.log.room_bytes = 5_000
     await harness.advance(LIMITS.upkeep.pause_ms)
     assert log_bytes(harness) < 1.25 * 30 * 1_100 + 2 * SEGMENT_BYTES
+
+
+async def test_while_not_even_settlements_find_room_no_garbage_is_tolerated() -> None:
+    limits = UpkeepLimits(checkpoint_bytes=1 << 30, garbage_bytes_max=1 << 30, garbage_bytes_at_rest=1 << 30)
+    harness = Harness(
+        QueueSettings(max_delivery_count=100), limits=TaskLimits(upkeep=limits), segment_bytes=SEGMENT_BYTES
+    )
+    for _ in range(60):
+        await harness.send(b"x" * 1_000)
+    for _ in range(60):
+        await harness.do(1, Abandon((await harness.receive(1)).tokens))
+    before, harness.log.full = log_bytes(harness), True
+    await harness.advance(limits.pause_ms)
+    assert log_bytes(harness) >= before, "a little garbage is tolerated"
+    locked = await harness.receive(1)
+    harness.log.fail_append(DiskFull("no room"))
+    assert isinstance((await harness.do(1, Complete(locked.tokens)))[0], Failed)
+    for _ in range(3):
+        await harness.advance(limits.pause_ms)
+    assert log_bytes(harness) < before - 2_000
+    assert len((await harness.peek()).messages) == 60
 
 
 async def test_on_a_full_disk_each_partition_comes_back_at_a_time_of_its_own() -> None:
