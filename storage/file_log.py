@@ -176,11 +176,9 @@ class FileLog:
         return self._shared.making_room
 
     async def room(self) -> int:
-        shared = self._shared
+        loop, shared = asyncio.get_running_loop(), self._shared
         try:
-            space = await asyncio.get_running_loop().run_in_executor(
-                shared.executor, shared.disk.space, shared.root
-            )
+            space = await loop.run_in_executor(shared.executor, shared.disk.space, shared.root)
         except OSError as error:
             raise disk_error(error, shared.root) from error
         return space.free + shared.reserve.held_bytes
@@ -594,9 +592,7 @@ class FileLog:
     async def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         async with self._housekeeping:
             opened, shared = self._open(), self._shared
-            assert opened.segments[0].base <= checkpoint.position <= opened.tail.position, (
-                "a checkpoint of this log"
-            )
+            assert opened.segments[0].base <= checkpoint.position <= opened.tail.position, "of this log"
             chain = self._chain_at(checkpoint.position)
             if opened.durable < checkpoint.position:
                 await self.sync()  # a checkpoint's position must be durable
