@@ -21,6 +21,7 @@ from broker.base.errors import Reason, Refused
 from broker.frontend.attaching import Attaching, Resolve, attach_to_entity
 from broker.frontend.byte_stream import ByteStream, limit_output
 from broker.frontend.connection_view import Waiting
+from broker.frontend.hanging_up import HangUp
 from broker.frontend.links.delayed_attach import DelayedAttach
 from broker.frontend.links.outgoing import OutgoingLink
 from broker.frontend.namespace_choice import NamespaceChoice, check_connections
@@ -58,8 +59,6 @@ log = structlog.get_logger("connection")
 SERVER_PROPERTIES = {"product": "Partibus"}
 OFFERED_CAPABILITIES = ("SHARED-SUBS",)
 """What is offered to clients that desire it. Without this, Qpid JMS shares no subscriptions."""
-CLOSE_TIMEOUT_S = 5.0
-"""How long a client may take to read the broker's last bytes."""
 EVENTS_AT_ONCE, EVENTS_UNSEEN = 64, 8
 """About how many events to take from the engine in one turn, and how many to dispatch between two looks at
 the clock. An attach costs 0.1 ms in each of the two steps."""
@@ -138,7 +137,7 @@ class Connection:
         (`OutputTotal.turn`)."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._tick_timer: asyncio.TimerHandle | None = None
-        self._close_timer: asyncio.TimerHandle | None = None
+        self._hang_up = HangUp(self)
         self._open_timer: asyncio.TimerHandle | None = self._loop.call_later(
             settings.connection_open_timeout_ms / 1000, self._open_timed_out
         )
@@ -150,6 +149,7 @@ class Connection:
         """Handle bytes from the client. An unexpected exception ends this connection, with a traceback in the
         log, and no other."""
         if self._is_over:
+            self._hang_up.discard(len(data))
             return
         try:
             if self._sasl is not None:
@@ -199,13 +199,13 @@ class Connection:
             except Exception:
                 self.fail()
         self._is_served = False
-        return bool(self._undone or self.engine.has_more) and not self._is_over
+        return not self._is_over and bool(self._undone or self.engine.has_more)
 
     @property
     def _is_over(self) -> bool:
         """Whether nothing that the client has sent can be answered any more. What is left of it is dropped: a
         client could otherwise open and lose connections faster than their links are made."""
-        return self._closed or self._failed or self._close_timer is not None
+        return self._closed or self._failed or self._hang_up.has_begun
 
     @property
     def is_late(self) -> bool:
@@ -225,6 +225,7 @@ class Connection:
         """The client has closed its end."""
         if self._closed:
             return
+        self._client_has_closed = True
         try:
             self._dispatch(self.engine.receive_eof())
             self.flush_soon()
@@ -232,13 +233,18 @@ class Connection:
             self.fail()
 
     def connection_lost(self) -> None:
-        """The socket is gone: give back messages that the client has not seen, and forget the rest."""
+        """The socket is gone."""
+        self._let_go()
+        self._hang_up.lost()
+        self.services.left(self)
+
+    def _let_go(self) -> None:
+        """Give back messages that the client has not seen, and forget the rest."""
         if self._closed:
             return
         self._closed = True
-        self.services.left(self)
         self._choice.close()
-        for timer in (self._tick_timer, self._open_timer, self._close_timer):
+        for timer in (self._tick_timer, self._open_timer):
             if timer is not None:
                 timer.cancel()
         self.tokens.connection_lost()
@@ -248,8 +254,7 @@ class Connection:
         self.engine.free()
 
     def _end_links(self) -> None:
-        """End all links now, so that messages the client has not seen go back before the socket is finally
-        gone."""
+        """End all links now, so that messages the client has not seen go back."""
         for link in self.engine.links():
             if not link.gone:
                 link.gone = True
@@ -311,10 +316,10 @@ class Connection:
             for link in waiting:
                 link.credit_granted()
         if self.engine.finished:
-            # The system discards what a client has not read yet if it sends to a closed socket. Clients that
-            # are busy when the broker stops would not learn what was stored.
-            if self._client_has_closed or not self._is_leaving:
-                self._close_stream()
+            if self._client_has_closed:
+                self._hang_up.close()
+            elif not self._is_leaving:  # clients that are busy when the broker stops learn what was stored
+                self._hang_up.linger()
         elif self._tick_timer is None:
             self._tick()
         if self.engine.has_leftovers:
@@ -336,12 +341,15 @@ class Connection:
         except Exception:
             self.fail()
 
-    def _close_stream(self) -> None:
-        """Close the socket once it has taken what was written. A client that does not read cannot keep it
-        open."""
-        if self._close_timer is None:
-            self.stream.close()
-            self._close_timer = self._loop.call_later(CLOSE_TIMEOUT_S, self.stream.abort)
+    def retire(self) -> None:
+        """Nothing more is served; only the socket stays (`hanging_up.py`)."""
+        if self._closed:
+            return
+        self._let_go()
+        self.services.turned_away(self)
+        self.services.inflight.forget(self)
+        if self._holds and not self.stream.is_closing():
+            self.stream.resume_reading()
 
     def sent(self, size: int) -> None:
         """A link has handed `size` bytes to the engine."""
@@ -463,7 +471,7 @@ class Connection:
             self.stream.write(output)
         if step.failed:
             self.services.sparing.info(log, "connection.refused", peer=self.peer, reason=step.reason)
-            self._close_stream()
+            self._hang_up.linger()
             return b""
         if not step.done:
             return b""
@@ -555,8 +563,9 @@ class Connection:
 
     def close(self, why: Refused) -> None:
         """Close the connection with an error."""
-        self.engine.close(error_of(why))
-        self.flush_soon()
+        if not self._closed:
+            self.engine.close(error_of(why))
+            self.flush_soon()
 
     def turn_away(self, why: Refused) -> None:
         """Close the connection, and count it as open no more, even if the client stays."""

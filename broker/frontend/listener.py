@@ -101,6 +101,15 @@ class Gone:
     def get_extra_info(self, name: str) -> Any:
         return None
 
+    def is_closing(self) -> bool:
+        return True
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def write_eof(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -154,6 +163,15 @@ class WebSocketStream:
 
     def get_extra_info(self, name: str) -> Any:
         return None if self._transport is None else self._transport.get_extra_info(name)
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.close()  # which waits for the client to close, too
 
     def close(self) -> None:
         self._closing = True

@@ -208,7 +208,8 @@ class Tokens:
         )
 
     def connection_lost(self) -> None:
-        """Cancel the timers: the connection is gone."""
+        """Forget the claims: the connection is gone."""
+        self.claims.clear()
         for timer in (self._expiry_timer, self._unclaimed_timer):
             if timer is not None:
                 timer.cancel()

@@ -107,7 +107,7 @@ class ByteStream:
 
     def __init__(self) -> None:
         self.written = bytearray()
-        self.reading, self.closed, self.aborted = True, False, False
+        self.reading, self.ended, self.closed, self.aborted = True, False, False, False
 
     def write(self, data: bytes | memoryview) -> None:
         self.written += data
@@ -125,6 +125,15 @@ class ByteStream:
     def get_extra_info(self, name: str) -> Any:
         """It has no socket."""
         return None
+
+    def is_closing(self) -> bool:
+        return self.closed or self.aborted
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.ended = True
 
     def close(self) -> None:
         self.closed = True

@@ -173,9 +173,9 @@ async def test_of_all_parts_those_go_first_that_have_waited_longest() -> None:
         for _ in range(2):
             client.transfer(0, 0, bytes(100_000), more=True)
     other.transfer(0, 0, bytes(90_000), more=True)
-    assert not stale.stream.closed and stack.services.inflight.partial_bytes == 490_000
+    assert not stale.stream.ended and stack.services.inflight.partial_bytes == 490_000
     sender.transfer(0, 0, bytes(50_000), more=True)
-    assert await closed_with(stale) == RESOURCE_LIMIT and stale.stream.closed
+    assert await closed_with(stale) == RESOURCE_LIMIT and stale.stream.ended
     assert await closed_with(sender) is None and await closed_with(other) is None
     assert stack.services.inflight.partial_bytes == 340_000
     stale.connection.connection_lost()
