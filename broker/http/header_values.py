@@ -25,6 +25,7 @@ from email.utils import format_datetime, parsedate_to_datetime
 from typing import Any, Final
 
 from broker.base.errors import Reason, Refused
+from broker.base.strict_json import RepeatedField, read_json
 from broker.message.property_sizes import METADATA_BYTES_MAX
 
 OTHER_PROPERTIES: Final = "Partibus-Properties"
@@ -95,7 +96,9 @@ def _read_others(text: str) -> dict[str, Any]:
 def read_object(text: str, header: str) -> dict[str, Any]:
     """The JSON object in a header. Raises Refused."""
     try:
-        found = json.loads(text)
+        found = read_json(text)
+    except RepeatedField as error:
+        raise Refused(Reason.ARGUMENT, f"The header {header} cannot be used: {error}.") from error
     except (ValueError, RecursionError) as error:
         raise Refused(Reason.ARGUMENT, f"The header {header} is not JSON: {error}.") from error
     if not isinstance(found, dict):

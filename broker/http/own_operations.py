@@ -19,6 +19,7 @@ from pydantic.alias_generators import to_camel
 
 from broker.access.addresses import Address, BadAddress, parse_address
 from broker.base.errors import Reason, Refused
+from broker.base.strict_json import RepeatedField, read_json
 from broker.entities.descriptions import MAIN
 from broker.frontend.nodes.own_operations import NEVER_MS, STATES
 from broker.frontend.nodes.session_requests import deleted_session_of
@@ -157,12 +158,16 @@ class OwnRequests:
         with self._bodies.read() as buffer:
             text = await gather(request, buffer, BODY_BYTES_MAX)
         try:
-            return model.model_validate_json(text or b"{}")
+            body = model.model_validate_json(text or b"{}")
+            read_json(bytes(text or b"{}").decode())  # the model takes the last of two fields
         except ValidationError as error:
             problems = "; ".join(
                 f"{'.'.join(map(str, each['loc'])) or 'body'}: {each['msg']}" for each in error.errors()[:5]
             )
             raise HttpRefusal(400, 40000, f"The request is wrong: {problems}.") from error
+        except RepeatedField as error:
+            raise HttpRefusal(400, 40000, f"The request is wrong: {error}.") from error
+        return body
 
     # --- operations -----------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from broker.base.errors import Reason, Refused
+from broker.base.strict_json import RepeatedField, without_repetition
 from broker.http.broker_properties import set_properties
 from broker.http.header_values import checked_properties
 from broker.message.batch_envelope import BATCH_BYTES_MAX, batch_too_large, enveloped
@@ -20,7 +21,7 @@ from broker.messaging.sending import TAKEN_APART_AT_ONCE, Sending, too_large
 from broker.namespace.entity import Entity
 from broker.throttle.memory_mark import Memory
 
-_DECODER = json.JSONDecoder()
+_DECODER = json.JSONDecoder(object_pairs_hook=without_repetition)
 _SPACES = re.compile(r"[ \t\r\n]*")
 
 
@@ -121,6 +122,8 @@ def _batch(body: bytes) -> Iterator[PlainMessage]:
             count += 1
     except Refused as why:
         raise Refused(why.reason, f"Message {count} of the batch: {why.description}") from why
+    except RepeatedField as error:
+        raise Refused(Reason.ARGUMENT, f"Message {count} of the batch: {error}.") from error
     except (ValueError, RecursionError) as error:
         raise Refused(
             Reason.ARGUMENT, f"The body is not a JSON array of messages: {error}, behind message {count}."

@@ -21,6 +21,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from broker.base.strict_json import read_json
 from broker.entities.descriptions import (
     NAMESPACE,
     AuthorizationRule,
@@ -140,7 +141,7 @@ def load_config_file(path: Path, defaults: Settings) -> ConfigFile:
     except UnicodeDecodeError as error:
         raise WrongConfigFile(f"{path}: cannot be read: {error}") from error
     try:
-        content = json.loads(without_comments(text), object_pairs_hook=_no_duplicates)
+        content = read_json(without_comments(text))
     except RecursionError as error:
         raise WrongConfigFile(f"{path}: lists and objects stand too deep in one another") from error
     except json.JSONDecodeError as error:
@@ -169,17 +170,6 @@ def without_comments(text: str) -> str:
         return found if found.startswith('"') else re.sub(r"[^\n]", " ", found)
 
     return _STRING_OR_TRAILING_COMMA.sub(blank, _STRING_OR_COMMENT.sub(blank, text))
-
-
-def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    content = dict(pairs)
-    if len(content) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(
-            f"the field {next(name for name in names if names.count(name) > 1)} stands twice in the "
-            "same object"
-        )
-    return content
 
 
 def _problems(error: ValidationError) -> Iterable[str]:

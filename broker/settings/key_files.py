@@ -17,6 +17,7 @@ from pathlib import Path
 import structlog
 from pydantic import TypeAdapter, ValidationError
 
+from broker.base.strict_json import RepeatedField, read_json
 from broker.entities.descriptions import AuthorizationRule
 from broker.entities.validation import WrongProperty, check_authorization_rules
 from broker.settings.setting_types import SasRule, SasRules
@@ -121,12 +122,17 @@ def _key(path: Path) -> str:
 
 
 def _rules(path: Path) -> tuple[SasRule, ...]:
+    text = _text(path)
     try:
-        return _RULES.validate_json(_text(path))
+        rules = _RULES.validate_json(text)
+        read_json(text)  # pydantic takes the last of two fields
+    except RepeatedField as error:
+        raise WrongKeyFile(f"{path}: {error}") from None
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise WrongKeyFile(f"{path}: {where + ': ' if where else ''}{first['msg']}") from None
+    return rules
 
 
 def _text(path: Path) -> str:

@@ -13,6 +13,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_settings import NoDecode
 
+from broker.base.strict_json import read_json
 from broker.entities.descriptions import AuthorizationRule
 
 ENVIRONMENT_PREFIX = "PARTIBUS_"
@@ -29,13 +30,23 @@ def _split(given: object) -> object:
     """Read a list from its variable, separated by commas or in JSON. None, which the variable spells `none`,
     is the empty list."""
     if isinstance(given, str) and given.lstrip().startswith("["):
-        try:
-            return json.loads(given)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"not a JSON list: {error}") from error
+        return _parse(given)
     if isinstance(given, str):
         return tuple(part.strip() for part in given.split(",") if part.strip())
     return () if given is None else given
+
+
+def _parse(given: object) -> object:
+    """Read what a variable gives in JSON. A key that an error repeated would come to light, so it says only
+    what is wrong, and where."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return read_json(given)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not a JSON list: {error}") from error
+    except RecursionError as error:
+        raise ValueError("not a JSON list: lists and objects stand too deep in one another") from error
 
 
 _HOST_NAME = re.compile(r"\*|(\*\.)?[0-9A-Za-z_-][0-9A-Za-z._-]{0,250}")
@@ -91,4 +102,6 @@ def _check_names(rules: tuple[SasRule, ...]) -> tuple[SasRule, ...]:
     return rules
 
 
-SasRules = Annotated[tuple[SasRule, ...], Field(max_length=11), AfterValidator(_check_names)]
+SasRules = Annotated[
+    tuple[SasRule, ...], NoDecode, BeforeValidator(_parse), Field(max_length=11), AfterValidator(_check_names)
+]

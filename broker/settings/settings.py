@@ -663,10 +663,9 @@ def _explain(error: ValidationError) -> str:
         path = [str(part) for part in problem["loc"]]
         name = variable_of(path[0]) + "".join(f".{part}" for part in path[1:]) if path else "settings"
         met = problem["input"]
-        # Never show keys; show no lists or maps either, because they may hold keys.
-        shown = (
-            f" (got {met!r})" if path and "key" not in path[-1] and isinstance(met, str | int | float) else ""
-        )
+        # Never show keys; show no lists or maps either, nor their JSON, because they may hold keys.
+        is_secret = not path or "key" in path[-1] or path[-1] == "sas_rules"
+        shown = f" (got {met!r})" if not is_secret and isinstance(met, str | int | float) else ""
         lines.append(f"{name}: {problem['msg'].removeprefix('Value error, ')}{shown}")
     return "\n".join(lines)
 

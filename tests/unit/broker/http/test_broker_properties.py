@@ -106,6 +106,11 @@ def test_what_is_wrong_is_refused(text: str) -> None:
     assert refused.value.reason is Reason.ARGUMENT
 
 
+def test_a_property_that_is_given_twice_is_named() -> None:
+    with pytest.raises(Refused, match="BrokerProperties cannot be used: the field MessageId stands twice"):
+        read_properties('{"MessageId": "a", "MessageId": "b"}', PlainMessage())
+
+
 def test_a_delivered_message_shows_its_properties_in_alphabetical_order_without_spaces() -> None:
     token = bytes(range(16))
     one = one_message(token, MOMENT_MS + 10_000)

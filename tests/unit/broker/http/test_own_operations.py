@@ -161,6 +161,17 @@ def test_what_is_wrong_is_refused(rest: RestClient, operation: str, body: dict[s
     assert (answer.status, b"SubCode=40000" in answer.body) == (400, True), answer.body
 
 
+def test_a_field_that_stands_twice_is_refused(rest: RestClient) -> None:
+    """One of the two would have no effect."""
+    inside = f'{{"lockTokens": ["{uuid.uuid4()}"], "properties": {{"a": 1, "a": 2}}}}'
+    for operation, body, name in (
+        ("delete-messages", '{"sequenceNumbers": [1], "sequenceNumbers": [2]}', b"sequenceNumbers"),
+        ("abandon-messages", inside, b"a"),
+    ):
+        answer = rest.ask("POST", f"/$partibus/{operation}/plain", body)
+        assert (answer.status, b"the field %b stands twice" % name in answer.body) == (400, True), answer.body
+
+
 def test_a_node_that_keeps_no_messages_is_not_taken_for_its_entity(rest: RestClient) -> None:
     answer = ask(rest, "purge-messages", "plain/$management")
     assert answer.status == 400 and b"Messages are not kept at 'plain/$management'" in answer.body

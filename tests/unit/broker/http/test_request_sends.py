@@ -27,6 +27,7 @@ def test_nothing_of_a_refused_batch_is_sent(broker: BrokerThread, rest: RestClie
         [{"BrokerProperties": {"PartitionKey": "a"}}, {"BrokerProperties": {"PartitionKey": "b"}}],
     ]
     texts = [json.dumps(each) for each in wrong] + ["", "[", '[{"Body":"a"},', '[{"Body":"a"}]x', "[" * 5_000]
+    texts.append('[{"Body":"a","UserProperties":{"a":1,"a":2}}]')
     for text in texts:
         answer = rest.ask("POST", "/keyed/messages", text, BATCH)
         assert (answer.status, b"SubCode=40000" in answer.body) == (400, True), (text, answer.body)

@@ -71,7 +71,12 @@ def test_more_keys_come_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ['[{"key_name": "reader"', '[{"key_name": "a", "primary_key": "hidden-key", "rights": ["Manage"]}]'],
+    [
+        '[{"key_name": "reader", "primary_key": "hidden-key"',
+        '[{"key_name": "a", "primary_key": "hidden-key", "rights": ["Manage"]}]',
+        '[{"key_name": "a", "primary_key": "hidden-key", "primary_key": "hidden-key", "rights": ["Send"]}]',
+        "hidden-key",
+    ],
 )
 def test_wrong_keys_are_refused_and_never_shown(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("PARTIBUS_SAS_RULES", value)
@@ -79,6 +84,14 @@ def test_wrong_keys_are_refused_and_never_shown(monkeypatch: pytest.MonkeyPatch,
         load_settings()
     assert "hidden-key" not in str(caught.value)
     assert "sas_rules" in str(caught.value).lower()
+
+
+def test_a_field_of_a_policy_that_stands_twice_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    twice = '[{"key_name": "a", "primary_key": "b", "primary_key": "c", "rights": ["Send"]}]'
+    monkeypatch.setenv("PARTIBUS_SAS_RULES", twice)
+    why = "^PARTIBUS_SAS_RULES: the field primary_key stands twice in the same object$"
+    with pytest.raises(WrongSettings, match=why):
+        load_settings()
 
 
 def test_keys_do_not_show_when_settings_are_printed() -> None:
