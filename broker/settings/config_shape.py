@@ -29,7 +29,7 @@ from broker.entities.descriptions import AuthorizationRule, EntityStatus
 from broker.entities.rules import EXPRESSION_CHARACTERS_MAX
 from broker.entities.subscription_validation import check_rule_name, check_subscription_name
 from broker.entities.validation import check_entity_name
-from broker.settings.setting_types import HostName, Right
+from broker.settings.setting_types import HostName, Rights
 from broker.settings.settings import PARTITIONS_MAX
 
 
@@ -113,12 +113,6 @@ def _exact(name: str) -> str:
     return name.casefold().rstrip(".")
 
 
-def _some(rights: tuple[Right, ...]) -> tuple[Right, ...]:
-    if not rights:
-        raise ValueError("at least one of Manage, Send and Listen is needed")
-    return rights
-
-
 _HOUR_MS, _MINUTE_MS = 3_600_000, 60_000
 
 
@@ -137,7 +131,7 @@ class SasPolicy(_Part):
     key_name: str = Field(min_length=1, max_length=256)
     primary_key: str = Field(min_length=1)
     secondary_key: str = ""
-    rights: Annotated[tuple[Right, ...], AfterValidator(_some)]
+    rights: Rights
 
     def as_rule(self) -> AuthorizationRule:
         """The same as entities keep it."""

@@ -21,6 +21,16 @@ ENVIRONMENT_PREFIX = "PARTIBUS_"
 Right = Literal["Manage", "Send", "Listen"]
 
 
+def _some(rights: tuple[Right, ...]) -> tuple[Right, ...]:
+    """A field's minimum counts the right ones only: it would complain about a wrong one a second time."""
+    if not rights:
+        raise ValueError("at least one of Manage, Send and Listen is needed")
+    return rights
+
+
+Rights = Annotated[tuple[Right, ...], AfterValidator(_some)]
+
+
 def variable_of(setting: str) -> str:
     """The environment variable of a setting."""
     return ENVIRONMENT_PREFIX + setting.upper()
@@ -83,7 +93,7 @@ class SasRule(BaseModel):
     key_name: str = Field(min_length=1, max_length=256)
     primary_key: str = Field(min_length=1)
     secondary_key: str = ""
-    rights: tuple[Right, ...] = Field(min_length=1)
+    rights: Rights
 
     @model_validator(mode="after")
     def _manage_includes_the_others(self) -> Self:

@@ -94,6 +94,23 @@ def test_a_field_of_a_policy_that_stands_twice_is_named(monkeypatch: pytest.Monk
         load_settings()
 
 
+@pytest.mark.parametrize(
+    ("rights", "why"),
+    [
+        (
+            '["send"]',
+            r"PARTIBUS_SAS_RULES\.0\.rights\.0: Input should be 'Manage', .* \(got 'send'\)",
+        ),
+        ("[]", r"PARTIBUS_SAS_RULES\.0\.rights: at least one of Manage, Send and Listen is needed"),
+    ],
+)
+def test_a_wrong_right_is_one_mistake(monkeypatch: pytest.MonkeyPatch, rights: str, why: str) -> None:
+    given = f'[{{"key_name": "a", "primary_key": "b", "rights": {rights}}}]'
+    monkeypatch.setenv("PARTIBUS_SAS_RULES", given)
+    with pytest.raises(WrongSettings, match=f"^{why}$"):
+        load_settings()
+
+
 def test_keys_do_not_show_when_settings_are_printed() -> None:
     assert "SAS_KEY_VALUE" not in repr(load_settings())
 
