@@ -29,16 +29,23 @@ _Address = tuple[int, tuple[Any, ...]]
 """Address family, and the address in the form that `bind` takes."""
 
 
+class WrongHost(OSError):
+    """The host has no address that this machine could listen on."""
+
+
 async def listen(host: str, port: int, backlog: int) -> list[socket.socket]:
     """Open listening sockets on every address of the host, all on one port. With port 0, the port is one that
     is free on all of them.
 
     Clients are queued from here on. An address that the host's name has but this machine lacks (`localhost`
-    where IPv6 is switched off) is skipped and logged. Raises OSError, also if no address is left.
+    where IPv6 is switched off) is skipped and logged. Raises OSError; WrongHost if no address is left.
     """
-    found = await asyncio.get_running_loop().getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except (socket.gaierror, UnicodeError) as error:  # the latter for what can be no name
+        raise WrongHost(f"no address is found for '{host}': {_reason(error)}") from error
     addresses = list(dict.fromkeys((int(family), address) for family, _, _, _, address in found))
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -77,6 +84,10 @@ async def readable(sock: socket.socket) -> None:
         loop.remove_reader(sock.fileno())
 
 
+def _reason(error: OSError | UnicodeError) -> str:
+    return error.strerror or "" if isinstance(error, OSError) else str(error)
+
+
 def _listen_on(addresses: Sequence[_Address], port: int, backlog: int) -> list[socket.socket]:
     listeners: list[socket.socket] = []
     missing: OSError | None = None
@@ -97,7 +108,7 @@ def _listen_on(addresses: Sequence[_Address], port: int, backlog: int) -> list[s
             listener.close()
         raise
     if missing is not None and not listeners:
-        raise missing
+        raise WrongHost(_reason(missing)) from missing
     return listeners
 
 

@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from broker.base.errors import Refused
+from broker.base.sockets import WrongHost
 from broker.cli.check import CHECK_EPILOG, check, named_folders
 from broker.cli.repair import REPAIR_EPILOG, repair
 from broker.cli.welcome import welcome
@@ -220,12 +221,13 @@ def _run(settings: Settings, file: ConfigFile | None, *, is_shown: bool) -> None
         cause = _cause(error)
         if cause is None:
             raise
-        reason = (
-            f"{cause.strerror}\n{PORTS_ADVICE}"
-            if isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE
-            else cause
-        )
-        _fail(reason, 2 if isinstance(cause, WrongCertificate | WrongConfigFile | WrongKeyFile) else 1)
+        reason: object = cause
+        if isinstance(cause, WrongHost):
+            reason = f"{variable_of('host')}: {cause}"
+        elif isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE:
+            reason = f"{cause.strerror}\n{PORTS_ADVICE}"
+        is_setting = isinstance(cause, WrongHost | WrongCertificate | WrongConfigFile | WrongKeyFile)
+        _fail(reason, 2 if is_setting else 1)
 
 
 @app.command()

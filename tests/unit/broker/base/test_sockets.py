@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from broker.base import sockets
-from broker.base.sockets import address_text, addresses_text, listen
+from broker.base.sockets import WrongHost, address_text, addresses_text, listen
 from storage.disk import LocalDisk
 from tests.support.broker_thread import BrokerThread
 from tests.support.raw_amqp import SASL_HEADER
@@ -88,8 +88,13 @@ async def test_a_port_that_is_taken_is_an_error_that_names_it_and_leaves_no_sock
 async def test_an_address_that_is_not_this_machines_is_left_out_unless_it_is_the_only_one() -> None:
     with closing(await listen("half", 0, 5)) as listeners:
         assert [listener.getsockname()[0] for listener in listeners] == ["127.0.0.1"]
-    with pytest.raises(OSError, match=r"192\.0\.2\.1:0: "):
+    with pytest.raises(WrongHost, match=r"192\.0\.2\.1:0: "):
         await listen("none", 0, 5)
+
+
+async def test_what_can_be_no_name_is_a_wrong_host() -> None:
+    with pytest.raises(WrongHost, match=r"no address is found for 'a\.\.b'"):
+        await listen("a..b", 0, 5)
 
 
 def test_the_broker_serves_on_all_addresses_of_its_host_and_names_them_all(

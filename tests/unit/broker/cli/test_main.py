@@ -251,6 +251,19 @@ def test_a_port_that_is_taken_ends_with_code_1_and_says_how_to_choose_another(tm
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [("nowhere.invalid", "no address is found for 'nowhere.invalid': "), ("192.0.2.1", "192.0.2.1:0: ")],
+)
+def test_a_host_that_is_not_this_machine_ends_with_code_2_and_names_the_setting(
+    tmp_path: Path, host: str, why: str
+) -> None:
+    ports = ("--amqp-port", "0", "--amqps-port", "none", "--http-port", "0")
+    done = partibus("serve", "--data-dir", str(tmp_path / "data"), *ports, PARTIBUS_HOST=host)
+    assert done.returncode == 2 and f"partibus: PARTIBUS_HOST: {why}" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_certificate_that_cannot_be_used_ends_with_code_2_and_names_it(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.pem"
     wrong.write_text("nothing")
