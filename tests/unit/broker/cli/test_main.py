@@ -225,7 +225,7 @@ def test_a_queue_of_the_file_that_cannot_be_created_ends_the_start_in_words(tmp_
         str(tmp_path / "data"),
         PARTIBUS_ENTITIES_MAX="1",
     )
-    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     assert "'two'" in done.stderr and "the limit is 1" in done.stderr
 
 
