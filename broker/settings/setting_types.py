@@ -69,6 +69,13 @@ def _check_host_name(text: str) -> str:
     return text
 
 
+def _check_certificate_name(text: str) -> str:
+    """A star stands for the leftmost label (RFC 9525 6.3), and clients want at least two more behind it."""
+    if text.startswith("*") and len([label for label in text.split(".") if label]) < 3:
+        raise ValueError("give at least two labels behind the star, such as *.example.com")
+    return text
+
+
 def _check_origin(text: str) -> str:
     match = _ORIGIN.fullmatch(text)
     if not match or len(text) > 300 or not 0 < int(match["port"] or 1) < 1 << 16:
@@ -81,6 +88,8 @@ def _check_origin(text: str) -> str:
 
 HostName = Annotated[str, AfterValidator(_check_host_name)]
 Origin = Annotated[str, AfterValidator(_check_origin)]
+CertificateName = Annotated[HostName, AfterValidator(_check_certificate_name)]
+CertificateNames = Annotated[tuple[CertificateName, ...], NoDecode, BeforeValidator(_split)]
 HostNames = Annotated[tuple[HostName, ...], NoDecode, BeforeValidator(_split)]
 Origins = Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(_split)]
 

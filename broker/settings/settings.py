@@ -27,7 +27,14 @@ from pydantic_settings.exceptions import SettingsError
 from broker.entities.descriptions import PARTITIONS_DEFAULT
 from broker.entities.tiers import DEFAULTS, Tier, TierName, tier_of
 from broker.entities.validation import AUTO_DELETE_ON_IDLE_MS_MIN
-from broker.settings.setting_types import ENVIRONMENT_PREFIX, HostNames, Origins, SasRules, variable_of
+from broker.settings.setting_types import (
+    ENVIRONMENT_PREFIX,
+    CertificateNames,
+    HostNames,
+    Origins,
+    SasRules,
+    variable_of,
+)
 from broker.settings.tier_checks import check_tier
 
 DEVELOPMENT_KEY_NAME = "RootManageSharedAccessKey"
@@ -85,10 +92,11 @@ class Settings(BaseSettings):
         description="Certificate chain (PEM). If unset, the broker makes a certificate in the data folder.",
     )
     tls_key: Path | None = Field(None, description="Private key (PEM) of the certificate.")
-    certificate_names: HostNames = Field(
+    certificate_names: CertificateNames = Field(
         (),
         description="Additional names in the generated certificate, separated by commas: those of a compose "
-        "service, for example. The HTTP port answers to them, too.",
+        "service, for example. The HTTP port answers to them, too. `*.example.com` is one for any one label "
+        "in place of the star.",
     )
     hostnames: HostNames = Field(
         ("host.docker.internal", "host.containers.internal"),

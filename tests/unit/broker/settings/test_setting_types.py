@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from broker.settings.setting_types import HostNames, Origins, SasRule
+from broker.settings.setting_types import CertificateNames, HostNames, Origins, SasRule
 
 HOSTS, SITES = TypeAdapter[tuple[str, ...]](HostNames), TypeAdapter[tuple[str, ...]](Origins)
 
@@ -27,6 +27,19 @@ def test_a_list_is_separated_by_commas_or_json(given: str | None, found: tuple[s
 def test_a_host_name_has_no_scheme_port_or_path(wrong: str) -> None:
     with pytest.raises(ValidationError):
         HOSTS.validate_python(wrong)
+
+
+def test_a_star_in_a_certificate_needs_a_domain() -> None:
+    """Clients accept no other, and `*` would be a certificate for nothing."""
+    names: TypeAdapter[tuple[str, ...]] = TypeAdapter(CertificateNames)
+    given = "bus, 10.0.0.1, *.example.com, *.bus.example.com."
+    assert names.validate_python(given) == tuple(given.split(", "))
+    with pytest.raises(ValidationError, match="at least two labels behind the star") as wrong:
+        names.validate_python("*, bus, *.com, *.com.")
+    assert [problem["loc"] for problem in wrong.value.errors()] == [(0,), (2,), (3,)]
+    for elsewhere in ("bus.*.com", "b*.example.com", "*.*.example.com"):
+        with pytest.raises(ValidationError, match="give a name without"):
+            names.validate_python(elsewhere)
 
 
 def test_an_origin_has_a_scheme_a_host_and_at_most_a_port() -> None:
