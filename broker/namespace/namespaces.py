@@ -1,8 +1,9 @@
 """The namespaces that a broker serves, told apart by the host name that a client names.
 
 A name means the namespace that lists it among its host names, else the one whose own name is its first label:
-`orders` and `orders.servicebus.windows.net` both mean `orders`. Any other name, such as `localhost` or an
-address, means the first namespace, so a broker with one namespace is reached under every name.
+`orders` and `orders.servicebus.windows.net` both mean `orders`. A namespace may list addresses, too. Any
+other name or address, such as `localhost`, means the first namespace, so a broker with one namespace is
+reached under every name.
 """
 
 from __future__ import annotations

@@ -65,7 +65,10 @@ _ORIGIN = re.compile(r"(?i:https?)://(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]+)(:(?P<p
 
 def _check_host_name(text: str) -> str:
     if not _HOST_NAME.fullmatch(text):
-        raise ValueError("give a name without scheme, port or path, such as bus.example.com or *.example.com")
+        raise ValueError(
+            "give a name or an IPv4 address without scheme, port or path, such as bus.example.com or "
+            "*.example.com"
+        )
     return text
 
 

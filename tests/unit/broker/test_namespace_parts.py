@@ -154,6 +154,7 @@ async def test_another_one_in_the_place_of_the_first_does_not_get_its_entities(t
             "'bus.example.com' cannot be",
         ),
         ([{**BILLS, "HostNames": ["*.example.com"]}], r"HostNames\[0\]: a namespace has exact host names"),
+        ([{**BILLS, "HostNames": ["::1"]}], r"HostNames\[0\]: give a name or an IPv4 address"),
         ([{**BILLS, "Settings": {}}], r"Namespaces\[1\]\.Settings\.SasKey: a namespace beside the first one"),
     ],
 )
@@ -192,6 +193,13 @@ def test_the_first_may_have_that_name_in_any_case_or_keep_it_as_a_host_name(tmp_
     make(tmp_path, BILLS, namespace="SBEmulatorNS")
     renamed = make(tmp_path, {**BILLS, "HostNames": ["sbemulatorns"]}, namespace="orders")
     assert renamed.namespaces.of_host("sbemulatorns").namespace.name == "Bills"
+
+
+def test_an_address_means_the_namespace_that_lists_it(tmp_path: Path) -> None:
+    broker = make(tmp_path, {**BILLS, "HostNames": ["127.0.0.2"]})
+    hosts = ("127.0.0.2", "127.0.0.2:5672", "127.0.0.1", "[::1]:5672", "localhost")
+    names = [broker.namespaces.of_host(host).namespace.name for host in hosts]
+    assert names == ["Bills", "Bills", *["sbemulatorns"] * 3]
 
 
 def test_a_host_name_with_the_final_dot_of_the_root_counts(tmp_path: Path) -> None:
