@@ -19,6 +19,7 @@ from broker.partition.cycle import Cycle
 from broker.partition.disk_timeout import Patience
 from broker.partition.mailbox import Mailbox, Waiting, sends_from
 from broker.partition.state import Partition
+from broker.partition.workspace import NO_CYCLE
 from storage.errors import StorageError
 from storage.log import Log
 
@@ -74,7 +75,15 @@ class ShortCycles:
 
     def begin(self, partition: Partition, operations_max: int, bytes_max: int) -> bool:
         """Begin a cycle if the mailbox holds only messages, and there is nothing else to do. Returns whether
-        it did, or there is something to take over."""
+        it did, or there is something to take over. Raises nothing: others begin in the same call."""
+        try:
+            return self._begin(partition, operations_max, bytes_max)
+        except Exception as bug:  # the task ends with it
+            self._under_way = self._under_way or Short(partition, NO_CYCLE, [])
+            self._leave(bug)
+            return True
+
+    def _begin(self, partition: Partition, operations_max: int, bytes_max: int) -> bool:
         now_ms, mailbox = self._clock.monotonic_ms(), self._mailbox
         if not (mailbox.has_only_sends(partition.work_max) and partition.only_stores(now_ms)):
             return False
@@ -86,15 +95,11 @@ class ShortCycles:
         partition.counting.note()
         cycle = partition.begin(commit, now_ms, self._clock.now_ms(), waiting[0][3])
         self._under_way = Short(partition, cycle, waiting, None, asyncio.get_running_loop().time())
-        try:
-            place = 0
-            while place < len(waiting) and not partition.is_full:
-                place += partition.handle_sends(sends_from(waiting, place))
-            mailbox.put_back(waiting, place)
-            partition.finish(mailbox.since_ms)
-        except Exception as bug:  # the task ends with it; this call belongs to somebody else
-            self._leave(bug)
-            return True
+        place = 0
+        while place < len(waiting) and not partition.is_full:
+            place += partition.handle_sends(sends_from(waiting, place))
+        mailbox.put_back(waiting, place)
+        partition.finish(mailbox.since_ms)
         self._patience.begin(self._hung)
         if not commit:  # all were refused
             self._answered(None)

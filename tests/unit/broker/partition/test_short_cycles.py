@@ -17,6 +17,7 @@ from broker.partition.state import Partition
 from broker.partition.task import Health
 from broker.partition.task_limits import TaskLimits
 from storage.errors import CommitFailed, DiskFull
+from tests.support.memory_log import MemoryLog
 from tests.support.partition_harness import Harness, one, running
 from tests.support.waiting import WAIT_S, until
 
@@ -160,9 +161,19 @@ async def test_a_partition_stops_after_the_short_cycle_under_way() -> None:
         assert len(harness.received[1]) == 2 and all(isinstance(each, Sent) for each in harness.take(1))
 
 
-@pytest.mark.parametrize("method", ["handle_sends", "let_go"])
-async def test_a_bug_in_a_short_cycle_ends_this_partition_loudly(
-    method: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "where",
+    [
+        (Partition, "only_stores"),
+        (Partition, "begin"),
+        (Partition, "handle_sends"),
+        (MemoryLog, "append_at_once"),
+        (Partition, "let_go"),
+    ],
+    ids=lambda where: where[1],
+)
+async def test_a_bug_in_a_short_cycle_ends_this_partition_loudly_and_no_other(
+    where: tuple[type, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness = Harness()
     async with _quiet(harness):
@@ -170,8 +181,10 @@ async def test_a_bug_in_a_short_cycle_ends_this_partition_loudly(
         def bug(*_: object) -> None:
             raise ValueError("a bug")
 
-        monkeypatch.setattr(Partition, method, bug)
+        harness.log.at_next_lull = waiting = list[Callable[[], None]]()
         harness.post(1, Send([b"x"], None))
+        monkeypatch.setattr(*where, bug)
+        waiting.pop()()  # it raises nothing: other partitions begin in the same call
         await until(lambda: harness.task.health is Health.FAILED)
         assert harness.received[1]
 
