@@ -165,7 +165,10 @@ class FileLog:
 
     @property
     def is_full(self) -> bool:
-        return not self._shared.reserve.held
+        return not self.reserves.held
+
+    def take_growth(self, each: int, count: int = 1) -> int:
+        return count if self.reserves.held else self.reserves.take_growth(each, count)
 
     @property
     def is_confined(self) -> bool:
@@ -225,8 +228,7 @@ class FileLog:
             return opened.epoch
 
     def _acquire(self, epoch: int | None) -> None:
-        """Runs in a thread. Acquiring writes a little, so it may use the reserve of a full disk (durability
-        rule 6)."""
+        """Runs in a thread. It writes a little, so it may use a full disk's reserve (durability rule 6)."""
         try:
             self._acquire_once(epoch, REWRITTEN_BYTES_MAX)
         except DiskFull:
@@ -357,11 +359,12 @@ class FileLog:
             )
             if not (frees or self.reserves.held):
                 self._shared.reserve_released()
-                await self.reserves.admit(self._directory, self._shared.executor, urgent=urgent)
+                grows_by, executor = commit.grows_by, self._shared.executor
+                await self.reserves.admit(self._directory, executor, urgent=urgent, grows_by=grows_by)
             await self._use_descriptor(opened)
             if self._zeros is not None:
                 await self._mind_the_zeros(self._zeros, opened, FRAME_HEADER_BYTES + commit.bytes)
-            spare = self.reserves.spare_for(urgent=urgent, frees=frees)
+            spare = self.reserves.spare_for(urgent=urgent, frees=frees, grows_by=commit.grows_by)
             try:
                 await self._shared.committer.run(Append(self, opened, commit, spare))
             finally:
@@ -469,10 +472,8 @@ class FileLog:
         return self._one_at_a_time.is_taken
 
     async def put_away(self) -> None:
-        """Close the active segment's file until the next commit, and the files open for reading.
-
-        First syncs commits that were acknowledged before they were synced.
-        """
+        """Close the active segment's file until the next commit, and the files open for reading. First sync
+        commits that were acknowledged before they were synced."""
         async with self._one_at_a_time:
             opened = self._opened
             try:

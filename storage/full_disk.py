@@ -5,6 +5,13 @@ settlement that finds the disk full releases the reserve for settlements and use
 sends are refused without being tried, so that this space, and whatever draining frees, is left to
 settlements. Once there is enough space to create the reserve again, sends are accepted again.
 
+Settlements free space in the end, but some also add to what must be kept: properties that they change, states
+of message sessions, the reasons of dead letters. These *grow*, and together they may add no more than a
+fraction of the reserve for settlements until it is created again, so that the rest of it is left to
+settlements that free. Whoever decides on them asks first (`take_growth`). If it was not known that the disk
+is full, their commit is refused unless it fits into that fraction. What is added is kept at most three times:
+in the log and in two checkpoints. With a fraction of one eighth, that is less than half of the reserve.
+
 The second, smaller reserve is for work that frees space: trimming, compaction, checkpoints and acquiring a
 log write a little before they free much. It is created again first. While it is released, settlements are
 refused too, so that they do not use up the space that this work needs.
@@ -17,13 +24,14 @@ import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 
 import structlog
 
 from storage.disk import Disk, close_quietly, write_all
 from storage.errors import DiskFull
-from storage.sizing import UPKEEP_RESERVES
+from storage.sizing import GROWTHS_PER_RESERVE, UPKEEP_RESERVES
 
 _log = structlog.get_logger()
 
@@ -73,14 +81,16 @@ class Reserve:
             close_quietly(self._disk, fd)
         return True
 
-    def release(self) -> None:
-        """Free the space for the next write."""
+    def release(self) -> bool:
+        """Free the space for the next write. Returns whether it was held."""
         with self._mutex:
-            if self.held and self._size_bytes:
+            was_held = self.held and self._size_bytes > 0
+            if was_held:
                 self.held = False
                 self.given_up = True
                 self._remove()
                 _log.warning("reserve.released", path=str(self._path), bytes=self._size_bytes)
+            return was_held
 
     @property
     def size_bytes(self) -> int:
@@ -103,6 +113,9 @@ class Reserves:
         """`size_bytes` is for settlements; a fraction of it is added for upkeep."""
         self.settlements = Reserve(disk, root / "reserve", size_bytes)
         self.upkeep = Reserve(disk, root / "reserve-upkeep", size_bytes // UPKEEP_RESERVES)
+        self._mutex = threading.Lock()
+        self._grown_bytes = 0
+        """What was added by commits that grow since the reserve for settlements was last released."""
 
     @property
     def held(self) -> bool:
@@ -113,10 +126,20 @@ class Reserves:
         """Take the space if there is enough. Blocks."""
         return self.upkeep.hold() and self.settlements.hold()
 
-    async def admit(self, log: Path, executor: Executor, *, urgent: bool) -> None:
+    def take_growth(self, each: int, count: int = 1) -> int:
+        """How many of `count` additions of `each` bytes may be made while the reserves are not held; these
+        are counted."""
+        with self._mutex:
+            left = self.settlements.size_bytes // GROWTHS_PER_RESERVE - self._grown_bytes
+            fitting = min(count, max(left, 0) // each) if each else count
+            self._grown_bytes += each * fitting
+            return fitting
+
+    async def admit(self, log: Path, executor: Executor, *, urgent: bool, grows_by: int = 0) -> None:
         """Decide whether a commit may be written while the reserves are not held.
 
-        Raises DiskFull for a send, and for a settlement (`urgent`) while upkeep needs the remaining space.
+        Raises DiskFull for a send, for a settlement (`urgent`) while upkeep needs the remaining space, and
+        for one that grows by more than may be added.
         """
         if not urgent:
             raise DiskFull(f"{log}: the remaining room is kept for settlements")
@@ -124,11 +147,22 @@ class Reserves:
             executor, self.upkeep.hold
         ):
             raise DiskFull(f"{log}: the remaining room is needed to make more")
+        if grows_by and not self.take_growth(grows_by):
+            raise DiskFull(f"{log}: the remaining room is kept for settlements that free some")
 
-    def spare_for(self, *, urgent: bool, frees: bool) -> Callable[[], None] | None:
-        """A function that releases the reserve for a commit that finds the disk full; None for a send, which
-        may use no reserve."""
-        return self.release if frees else self.settlements.release if urgent else None
+    def spare_for(self, *, urgent: bool, frees: bool, grows_by: int = 0) -> Callable[[], None] | None:
+        """A function that releases the reserve for a commit that finds the disk full, or raises DiskFull if
+        it grows by too much; None for a send, which may use no reserve."""
+        if frees:
+            return self.release
+        return partial(self._release_for_settlements, grows_by) if urgent else None
+
+    def _release_for_settlements(self, grows_by: int) -> None:
+        if self.settlements.release():
+            with self._mutex:
+                self._grown_bytes = 0
+        if grows_by and not self.take_growth(grows_by):
+            raise DiskFull("the disk is full, and the reserve is kept for settlements that free room")
 
     def resize(self, size_bytes: int) -> None:
         """Change the sizes. Call this before the reserves are first taken."""
@@ -138,7 +172,7 @@ class Reserves:
     def release(self) -> None:
         """Release both, for something that must be written before anything can be freed. Blocks."""
         self.upkeep.release()
-        self.settlements.release()
+        self._release_for_settlements(0)
 
     @property
     def held_bytes(self) -> int:

@@ -37,7 +37,7 @@ PIECE_BYTES_MIN = 8 * 1024
 class Commit:
     """Collects the records of one commit. Made by `Log.begin`, passed to `Log.append`, used once."""
 
-    __slots__ = ("bytes", "parts", "start")
+    __slots__ = ("bytes", "grows_by", "parts", "start")
 
     def __init__(self, start: Position) -> None:
         self.start = start
@@ -46,6 +46,9 @@ class Commit:
         """Record headers and bodies, in order. The log adds the frame header."""
         self.bytes = 0
         """The total size of all parts."""
+        self.grows_by = 0
+        """How many bytes that stay it adds to what must be kept, apart from new messages and from what
+        `Log.take_growth` has allowed. It may not use the whole reserve for settlements."""
 
     def add(self, kind: int, body: Sequence[bytes], version: int = 1) -> int:
         """Append one record whose body is the concatenation of `body`; gives the body's offset from the
@@ -248,6 +251,11 @@ class Log(Protocol):
     @property
     def is_full(self) -> bool:
         """Whether the disk is so short of space that only urgent commits are written."""
+
+    def take_growth(self, each: int, count: int = 1) -> int:
+        """How many of `count` additions of `each` bytes may be made to what must be kept, apart from new
+        messages. All of them, unless the disk is full; then few, and those allowed are counted. Does not
+        block."""
 
     @property
     def is_confined(self) -> bool:

@@ -27,6 +27,8 @@ RESERVES_PER_DISK = 10
 """On a disk of less than 40 MiB, the reserve is the disk divided by this."""
 UPKEEP_RESERVES = 2
 """The reserve for upkeep alone is the reserve for settlements divided by this."""
+GROWTHS_PER_RESERVE = 8
+"""On a full disk, settlements may add to what must be kept as much as their reserve divided by this."""
 
 
 def segment_bytes(

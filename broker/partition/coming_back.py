@@ -146,6 +146,7 @@ class ComingBack:
             epoch=self.epoch,
             first_nonce=first_nonce,
             bounds=self._bounds,
+            disk=self._log,
         )
         await self._slices.run(partition.restore(wall_ahead_ms(self._clock)))
         return partition, replay

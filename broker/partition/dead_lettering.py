@@ -16,14 +16,17 @@ from broker.partition.references import Reference
 from broker.partition.subqueue import Subqueue
 from broker.partition.workspace import Workspace
 
-MAX_DELIVERIES = encode_changes({
-    DEAD_LETTER_REASON: "MaxDeliveryCountExceeded",
-    DEAD_LETTER_DESCRIPTION: "Message could not be consumed after maximum delivery attempts.",
-})  # fmt: skip
-EXPIRED = encode_changes({
-    DEAD_LETTER_REASON: "TTLExpiredException",
-    DEAD_LETTER_DESCRIPTION: "The message expired and was dead lettered.",
-})  # fmt: skip
+
+def _reason(reason: str, description: str) -> bytes:
+    changed = encode_changes({DEAD_LETTER_REASON: reason, DEAD_LETTER_DESCRIPTION: description})
+    assert changed is not None, "it changes properties"
+    return changed
+
+
+MAX_DELIVERIES = _reason(
+    "MaxDeliveryCountExceeded", "Message could not be consumed after maximum delivery attempts."
+)
+EXPIRED = _reason("TTLExpiredException", "The message expired and was dead lettered.")
 
 
 def dead_letter(

@@ -3,7 +3,8 @@ dead-letter subqueue. Pure.
 
 A delivery fails when the client abandons the message or its lock expires (`lock_expiry.py`; AMQP contract
 10.3). Releasing a message that no client has seen does not count as a delivery, and dead-letter subqueues
-count none.
+count none. If the disk is full and has no room for the reason, a message that had its last delivery is given
+back once more.
 """
 
 from __future__ import annotations
@@ -37,7 +38,11 @@ def failed_delivery(
         spent = [reference for reference in references if reference.delivery_count >= last]
         if spent:
             references = [reference for reference in references if reference.delivery_count < last]
-            dead_letter(space, subqueue, spent, merge_changes(changed, MAX_DELIVERIES), counts_delivery=True)
+            fitting = space.take_growth(len(MAX_DELIVERIES), len(spent))
+            references += spent[fitting:]
+            if fitting:
+                changes = merge_changes(changed, MAX_DELIVERIES)
+                dead_letter(space, subqueue, spent[:fitting], changes, counts_delivery=True)
     if references:
         if kind == records.RETURNED or changed is not None:
             space.mark(

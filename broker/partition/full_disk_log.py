@@ -1,5 +1,5 @@
 """Writes log lines about a partition's full disk: at the first refused send, then once a minute while sends
-are refused, and when a send is stored again.
+are refused, and when a send is stored again. The same for settlements that find no room.
 
 It writes no line for each refusal: clients can cause hundreds per second, and the lines may go to the same
 disk.
@@ -18,12 +18,12 @@ LINE_MS = 60_000
 class FullDiskLog:
     """One period in which the disk is full, as seen by one partition."""
 
-    __slots__ = ("_clock", "_next_line_ms", "_output", "_refused", "_refused_in_all")
+    __slots__ = ("_clock", "_next_line_ms", "_next_starved_ms", "_output", "_refused", "_refused_in_all")
 
     def __init__(self, clock: Clock, output: FilteringBoundLogger) -> None:
         self._clock, self._output = clock, output
         self._refused = self._refused_in_all = 0
-        self._next_line_ms = clock.monotonic_ms()
+        self._next_line_ms = self._next_starved_ms = clock.monotonic_ms()
 
     def refuse(self, sends: int, error: DiskFull) -> None:
         """Count refused sends. Logs at most once a minute."""
@@ -35,6 +35,15 @@ class FullDiskLog:
             advice = "Messages are refused until receivers have made room, or there is room on the disk."
             self._output.warning("disk.full", refused_sends=self._refused, error=str(error), advice=advice)
             self._refused = 0
+
+    def refuse_all(self, error: DiskFull) -> None:
+        """Not even a cycle without sends found room, and its operations were refused. Logs at most once a
+        minute."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms >= self._next_starved_ms:
+            self._next_starved_ms = now_ms + LINE_MS
+            advice = "Settlements are refused until upkeep has made room, or there is room on the disk."
+            self._output.warning("disk.full_for_settlements", error=str(error), advice=advice)
 
     def end(self) -> None:
         """Log that a send was stored again."""

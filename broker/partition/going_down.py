@@ -38,6 +38,14 @@ class GoingDown:
             f"Partition {self._number} of '{self._entity}' is not available at the moment. Please try again."
         )
 
+    @property
+    def why_full(self) -> str:
+        """The description if the disk is full. What the disk has said is for the log: it names files."""
+        return (
+            f"Partition {self._number} of '{self._entity}': the disk is full, and nothing was stored or "
+            "changed. Please try again."
+        )
+
     def start_anew(self, reason: Reason = Reason.PARTITION_UNAVAILABLE, why: str | None = None) -> None:
         """Refuse waiting operations, and tell each attached client once that its demand and locks are
         void."""

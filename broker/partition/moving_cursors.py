@@ -49,7 +49,7 @@ class MovingCursors:
 
     def create(self, client: ClientId, create: CreateCursor) -> None:
         """Create a cursor, or give one that exists to its owner again, or to another one. Raises Refused:
-        ARGUMENT, CURSOR_OWNED, QUOTA_EXCEEDED."""
+        ARGUMENT, CURSOR_OWNED, QUOTA_EXCEEDED, DISK_FULL."""
         subqueue = self._space.messages.find(create.subqueue)
         key, wall_ms = (subqueue.number, create.name), self._space.cycle.wall_ms
         stored, born_ms, since_ms = self._cursors.entries.get(key), create.born_ms, create.owned_since_ms
@@ -151,6 +151,7 @@ class MovingCursors:
                 "(PARTIBUS_CURSORS_MAX). Delete those that are not used.",
             )
         space.check_room(ENTRY_BYTES)
+        space.check_growth(ENTRY_BYTES)
 
     def _state(
         self, subqueue: Subqueue, name: bytes, entry: Cursor, cookie: object, is_new: bool = False

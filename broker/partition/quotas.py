@@ -10,11 +10,16 @@ exceed the whole quota: a full queue can still dead-letter with a reason, and ye
 cannot add properties without limit. While memory is scarce in the whole broker, a settlement may change only
 a few properties, and the states of sessions stay small. A settlement that changes none is never refused here:
 it frees memory or uses none.
+
+The same holds for a full disk: what adds to durable state may add little at once, and only as much in all as
+the disk has left for it (`check_growth`). So the room that is kept for settlements is left to those that free
+some.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES, EntityDescription
@@ -28,6 +33,21 @@ MIB = 1024 * 1024
 SCARCE_CHANGE_BYTES_MAX = 1024
 """How many bytes a settlement may change in each message while memory is scarce: enough for a dead-letter
 reason and a sentence. The state of a session may not grow beyond it either."""
+
+FULL_DISK_GROWTH_BYTES_MAX = 1024
+"""As much may be added to each message, or to a session, by one operation while the disk is full."""
+
+
+class DiskRoom(Protocol):
+    """What the disk says of its room, as `storage.log.Log` does."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for new messages."""
+
+    def take_growth(self, each: int, count: int = 1) -> int:
+        """How many of `count` additions of `each` bytes to durable state may be made, apart from new
+        messages. All of them, unless the disk is full; then few, and those allowed are counted."""
 
 
 def check_size(description: EntityDescription, number: int, used: int, added: int) -> None:
@@ -70,6 +90,19 @@ def check_state(payloads: PayloadShare, size: int) -> None:
             "The broker has little memory left, so the state of a session may grow to at most "
             f"{SCARCE_CHANGE_BYTES_MAX} bytes; this one has {size}. Please wait 2 seconds and try again.",
         )
+
+
+def check_growth(disk: DiskRoom, number: int, each: int, messages: int = 1) -> bool:
+    """Check that `each` bytes of durable state may be added to each of some messages. Returns whether the
+    disk has counted them, because it is full. Raises Refused(DISK_FULL) if it has no room for them."""
+    is_full = disk.is_full
+    if is_full and (each > FULL_DISK_GROWTH_BYTES_MAX or not disk.take_growth(each * messages)):
+        raise Refused(
+            Reason.DISK_FULL,
+            f"Partition {number}: the disk is full, so there is no room for {each * messages} bytes of "
+            "properties or state. Complete messages to make room, or try again later.",
+        )
+    return is_full
 
 
 def check_changes(

@@ -51,8 +51,8 @@ class SessionData:
         return self._space.messages.states.of(SessionStates)
 
     def set(self, client: ClientId, operation: SetSessionState) -> None:
-        """Set or clear the state of a session. Raises Refused: SESSION_LOCK_LOST, QUOTA_EXCEEDED, or
-        SERVER_BUSY while memory is scarce."""
+        """Set or clear the state of a session. Raises Refused: SESSION_LOCK_LOST, QUOTA_EXCEEDED,
+        SERVER_BUSY while memory is scarce, DISK_FULL."""
         space = self._space
         subqueue = space.messages.find(operation.subqueue)
         session, _ = self._locks.held(operation.holder, operation.session_id, subqueue)
@@ -73,6 +73,7 @@ class SessionData:
             if added > 0:
                 check_state(space.messages.payloads, len(state))
                 space.check_room(added)
+                space.check_growth(added)
         space.record(set_state(subqueue.number, session.id, state, space.cycle.wall_ms))
         space.answer(client, Updated(operation.cookie))
 

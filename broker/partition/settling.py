@@ -153,7 +153,8 @@ class Settling:
                 return lambda subqueue, each: dead_letter(space, subqueue, each, operation.changed)
 
     def check_changes(self, operation: Abandon | Defer | DeadLetter | FailTransfer, added: int = 0) -> None:
-        """Raise Refused if there is no room for the changed properties. The locks stay.
+        """Raise Refused if memory, the quota or a full disk has no room for the changed properties. The
+        locks stay.
 
         `added` are the bytes of changes that come before them in their transaction.
         """
@@ -167,6 +168,8 @@ class Settling:
             len(operation.tokens),
             added,
         )
+        if operation.changed is not None:
+            space.check_growth(len(operation.changed), len(operation.tokens))
 
     def _remove(self, subqueue: Subqueue, references: list[Reference]) -> None:
         self._space.mark(Mark(records.REMOVED, subqueue.number, _references.numbers(references)))

@@ -116,6 +116,7 @@ from broker.partition.moving_cursors import MovingCursors
 from broker.partition.promises import Promises
 from broker.partition.publishing import Publishing, published_by
 from broker.partition.publishing_later import PublishingLater
+from broker.partition.quotas import DiskRoom
 from broker.partition.reading import Reading
 from broker.partition.redriving import Redriving, let_go, restore
 from broker.partition.schedule import Schedule
@@ -145,12 +146,13 @@ class Partition:
         epoch: int,
         first_nonce: int = 0,
         bounds: Bounds | None = None,
+        disk: DiskRoom,
     ) -> None:
         """`messages` must have been replayed. `epoch` is the log's. `first_nonce` is 0, unless this object
         continues the epoch of an earlier one."""
         self.number = number
         self.messages = messages
-        self._space = Workspace(number, description, messages, bounds or Bounds(), epoch, first_nonce)
+        self._space = Workspace(number, description, messages, bounds or Bounds(), epoch, first_nonce, disk)
         self._time_to_live = TimeToLive(self._space)
         self._abandoned = Abandoned(self._space)
         self._publishing: Publishing | None = None
@@ -464,6 +466,7 @@ class Partition:
         ]
         for kind, body, version in cycle.marks:
             commit.add(kind, [body], version)
+        commit.grows_by = cycle.commit.grows_by
         cycle.commit = commit
         return undone
 

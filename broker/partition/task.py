@@ -159,8 +159,7 @@ class PartitionTask:
         )
         self._is_opening = self._open_wanted = self._is_upkeep_due = False
         self._is_late = False
-        """The disk does not answer while the log is being opened or reopened; operations are refused at
-        once."""
+        """The disk does not answer while the log is being opened or reopened: operations are refused."""
         self._unused = Unused(clock, self._limits.close_ms)
         self._stopping = self._is_deleted = self._running = False
         self._opening_ended = Once()
@@ -553,12 +552,12 @@ class PartitionTask:
         if isinstance(error, CorruptRecord | Fenced):
             self._fail(error)
             return
-        self._output.error("commit.failed", error=str(error))
-        if self._meter is not None:
-            self._meter.commit_failed()
         if isinstance(error, DiskFull):
             await self._reload(error)
             return
+        self._output.error("commit.failed", error=str(error))
+        if self._meter is not None:
+            self._meter.commit_failed()
         self._become(Health.RECOVERING)
         # The log is fenced and cannot be acquired until the disk answers, which may take long.
         if isinstance(error, Hung):
@@ -586,9 +585,10 @@ class PartitionTask:
         self._beside.patience.give_up()
 
     async def _reload(self, full: DiskFull) -> None:
-        """Not even settlements fit on the disk. The log is unchanged, but the state is ahead of it: rebuild
-        the state."""
+        """Not even settlements fit on the disk: rebuild the state, because it is ahead of the log."""
         assert self._partition is not None
+        self._full = self._full or FullDiskLog(self._clock, self._output)
+        self._full.refuse_all(full)
         self._is_opening = True
         try:
             with self._patience:
@@ -598,7 +598,7 @@ class PartitionTask:
         else:
             self._become(Health.HEALTHY)  # it may have been late
             self._press(is_starved=True)
-            self._going_down.start_anew(Reason.DISK_FULL, f"Partition {self.number}: {full}")
+            self._going_down.start_anew(Reason.DISK_FULL, self._going_down.why_full)
         finally:
             self._is_opening = self._is_late = False
 

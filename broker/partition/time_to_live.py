@@ -2,7 +2,8 @@
 contract 10.4). Pure.
 
 An expired message is never delivered. A locked message expires when its lock ends, a deferred one never.
-Dead-letter subqueues ignore the time to live (AMQP contract 5.6).
+Dead-letter subqueues ignore the time to live (AMQP contract 5.6). If the disk is full and has no room for the
+reason, messages are dead-lettered without it: they can neither be delivered nor lost.
 """
 
 from __future__ import annotations
@@ -98,7 +99,10 @@ class TimeToLive:
             return
         space.cycle.expired_messages += len(references)
         if space.description.delivery(subqueue.name).dead_lettering_on_expiration:
-            dead_letter(space, subqueue, references, EXPIRED)
+            fitting = space.take_growth(len(EXPIRED), len(references))
+            for some, changed in ((references[:fitting], EXPIRED), (references[fitting:], None)):
+                if some:
+                    dead_letter(space, subqueue, some, changed)
         else:
             space.mark(Mark(records.REMOVED, subqueue.number, [each.sequence_number for each in references]))
 

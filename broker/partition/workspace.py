@@ -22,7 +22,7 @@ from broker.partition.durable_state import NewRecord, read_back
 from broker.partition.enqueued_times import EnqueuedTimes
 from broker.partition.locks import Locks
 from broker.partition.messages import Messages
-from broker.partition.quotas import check_size
+from broker.partition.quotas import DiskRoom, check_growth, check_size
 from broker.partition.records import Mark
 from broker.partition.references import Lease, Reference
 from broker.partition.subqueue import Subqueue
@@ -41,6 +41,7 @@ class Workspace:
         "bounds",
         "cycle",
         "description",
+        "disk",
         "hands_out_later",
         "held",
         "locks",
@@ -58,10 +59,12 @@ class Workspace:
         bounds: Bounds,
         epoch: int,
         first_nonce: int,
+        disk: DiskRoom,
     ) -> None:
         self.number = number
         """The partition's number."""
         self.bounds = bounds
+        self.disk = disk
         self.description = description
         self.messages = messages
         self.subqueues = messages.subqueues
@@ -86,6 +89,20 @@ class Workspace:
     def check_room(self, added: int) -> None:
         """Check that there is room for `added` bytes of messages or state. Raises Refused(QUOTA_EXCEEDED)."""
         check_size(self.description, self.number, self.messages.size_bytes, added)
+
+    def check_growth(self, each: int, messages: int = 1) -> None:
+        """Check that a full disk has room for `each` bytes more of durable state for each of some messages.
+        Raises Refused(DISK_FULL)."""
+        if not check_growth(self.disk, self.number, each, messages):
+            self.cycle.commit.grows_by += each * messages
+
+    def take_growth(self, each: int, count: int) -> int:
+        """For how many of `count` messages a full disk has room for `each` bytes more of durable state, which
+        the broker adds of its own accord."""
+        if not self.disk.is_full:
+            self.cycle.commit.grows_by += each * count
+            return count
+        return self.disk.take_growth(each, count)
 
     def answer(self, client: ClientId, answer: Answer) -> None:
         """Add an answer, to be released once the cycle's commit is durable."""

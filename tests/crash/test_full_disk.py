@@ -1,7 +1,7 @@
 """A full disk recovers by draining alone (durability rule 6), however small it is compared with a segment.
 
-Only the broker frees room here. Every acknowledged message is received, no settlement is refused, and once
-the queue is empty it accepts at least half as many messages again within a minute.
+Only the broker frees room here. Every acknowledged message is received, no settlement that frees room is
+refused, and once the queue is empty it accepts at least half as many messages again within a minute.
 """
 
 from __future__ import annotations
@@ -9,12 +9,20 @@ from __future__ import annotations
 import subprocess
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from azure.servicebus import (
+    ServiceBusClient,
+    ServiceBusMessage,
+    ServiceBusReceivedMessage,
+    ServiceBusSubQueue,
+)
+from azure.servicebus.exceptions import ServiceBusQuotaExceededError
 
 from storage.disk import LocalDisk
 from tests.bench.load.client import LoadConnection, Receiver, Sender, drive, encode_message
@@ -173,3 +181,71 @@ def test_a_small_file_system_recovers_by_draining_alone(
         BrokerThread(tmp_path / "small", [queue("orders")], disk) as broker,
     ):
         fill_and_drain(broker, body_bytes, window)
+
+
+def until_refused(change: Callable[[int], object]) -> int:
+    """Make one change after the other until a full disk refuses one; gives how many it has taken."""
+    for count in range(2_000):
+        try:
+            change(count)
+        except ServiceBusQuotaExceededError as error:
+            assert "the disk is full" in error.message and ".segment" not in error.message
+            return count
+    raise AssertionError("none is ever refused")
+
+
+def complete_all(client: ServiceBusClient, subqueue: ServiceBusSubQueue | None = None) -> int:
+    """Complete all messages; gives their number. Raises if any completion is refused."""
+    count = 0
+    with client.get_queue_receiver("orders", sub_queue=subqueue) as receiver:
+        while messages := receiver.receive_messages(max_message_count=100, max_wait_time=1):
+            for message in messages:
+                receiver.complete_message(message)
+            count += len(messages)
+    return count
+
+
+def dead_letter_until_refused(client: ServiceBusClient, text_bytes: int) -> tuple[int, int]:
+    """Dead-letter messages with a text of this size until that is refused, and complete the last ones that
+    were received; gives how many were dead-lettered, and how many completed."""
+    with client.get_queue_receiver("orders") as receiver:
+        waiting: deque[ServiceBusReceivedMessage] = deque()
+
+        def dead_letter(_: int) -> None:
+            if not waiting:
+                waiting.extend(receiver.receive_messages(max_message_count=10, max_wait_time=5))
+            receiver.dead_letter_message(waiting[0], reason="bad", error_description="d" * text_bytes)
+            waiting.popleft()
+
+        moved = until_refused(dead_letter)
+        for message in waiting:
+            receiver.complete_message(message)
+        return moved, len(waiting)
+
+
+def test_what_only_adds_to_a_full_disk_leaves_the_reserve_to_completions(tmp_path: Path) -> None:
+    queues = [queue("orders"), queue("work", RequiresSession=True)]
+    with (
+        BrokerThread(tmp_path, queues, RecordingDisk(queued=True, capacity_bytes=2 * MIB)) as broker,
+        ServiceBusClient.from_connection_string(
+            broker.addresses.connection_string(), retry_total=0
+        ) as client,
+    ):
+        sent = fill(broker, 8_000)
+        long, completed = dead_letter_until_refused(client, 2_000)
+        short, completed_too = dead_letter_until_refused(client, 300)
+        assert long < sent // 4 and short > 10, "a long text is refused at once, a sentence is not"
+        with client.get_queue_receiver("work", session_id="mine") as receiver:
+            until_refused(lambda count: receiver.session.set_state(bytes(1_000 * count)))
+        assert complete_all(client) == sent - long - short - completed - completed_too
+        assert complete_all(client, ServiceBusSubQueue.DEAD_LETTER) == long + short
+        with client.get_queue_sender("orders") as sender:
+            taken = 0
+            deadline = time.monotonic() + WITHIN_S
+            while taken < sent // 2:
+                try:
+                    sender.send_messages(ServiceBusMessage(bytes(8_000)))
+                    taken += 1
+                except ServiceBusQuotaExceededError:  # room is freed in the background
+                    assert time.monotonic() < deadline, f"of {sent} messages only {taken} are taken again"
+                    time.sleep(0.2)

@@ -68,6 +68,8 @@ class MemoryLog:
         """An append was fenced and still waits at the gate."""
         self.on_full: Callable[[], None] = lambda: None
         self.full = False
+        self.growth_left = 0
+        """While `full`: how many bytes may be added to what must be kept."""
         self.confined = False
         self.room_bytes = 1 << 40
         self._making_room = RoomLock()
@@ -153,6 +155,13 @@ class MemoryLog:
     @property
     def is_full(self) -> bool:
         return self.full
+
+    def take_growth(self, each: int, count: int = 1) -> int:
+        if not self.full:
+            return count
+        fitting = min(count, self.growth_left // each)
+        self.growth_left -= each * fitting
+        return fitting
 
     @property
     def is_confined(self) -> bool:

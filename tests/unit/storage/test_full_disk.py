@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
+from storage.errors import DiskFull
 from storage.full_disk import Reserve, Reserves
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.recording_disk import RecordingDisk
@@ -59,6 +63,38 @@ def test_upkeep_has_a_reserve_of_its_own_that_comes_back_first() -> None:
     assert reserves.upkeep.held and not reserves.upkeep.given_up
     disk.capacity_bytes = 1_200
     assert reserves.hold()
+
+
+def test_what_grows_may_use_a_fraction_of_the_reserve_each_time_it_is_released() -> None:
+    disk = RecordingDisk(capacity_bytes=2_000)
+    reserves = Reserves(disk, Path("/"), 800)
+    reserves.hold()
+    release = reserves.spare_for(urgent=True, frees=False, grows_by=101)
+    assert release is not None
+    with pytest.raises(DiskFull):
+        release()
+    assert not reserves.settlements.held, "that the disk is full is known from now on"
+    assert reserves.take_growth(30, 5) == 3
+    assert reserves.take_growth(11) == 0 and reserves.take_growth(10) == 1
+    assert reserves.take_growth(1) == 0
+    assert reserves.hold()
+    release = reserves.spare_for(urgent=True, frees=False, grows_by=100)
+    assert release is not None
+    release()
+    assert reserves.take_growth(1) == 0, "the whole fraction went to one commit"
+    for grows_by, urgent in ((0, True), (0, False)):
+        spare = reserves.spare_for(urgent=urgent, frees=not urgent, grows_by=grows_by)
+        assert spare is not None
+        spare()
+
+
+async def test_a_commit_that_grows_is_refused_if_its_fraction_is_used_up() -> None:
+    reserves = Reserves(RecordingDisk(), Path("/"), 800)
+    with ThreadPoolExecutor(1) as executor:
+        for grows_by in (60, 40, 0):
+            await reserves.admit(Path("/log"), executor, urgent=True, grows_by=grows_by)
+        with pytest.raises(DiskFull):
+            await reserves.admit(Path("/log"), executor, urgent=True, grows_by=1)
 
 
 def test_it_is_not_tried_to_take_room_that_is_not_there() -> None:

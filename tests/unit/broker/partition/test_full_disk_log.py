@@ -92,12 +92,17 @@ async def test_demand_that_a_refused_send_would_have_met_waits_on() -> None:
 async def test_when_not_even_settlements_find_room_the_state_is_that_of_the_log() -> None:
     harness = Harness()
     await harness.send(b"a")
-    locked = await harness.receive(1)
     harness.log.fill_disk(reserve=False)
-    answers = await harness.do(1, Complete(locked.tokens, "mine"))
-    assert isinstance(answers[0], Failed) and answers[0].reason is Reason.DISK_FULL
-    assert answers[1:] == [Unavailable(NUMBER)]
-    assert harness.task.health is Health.HEALTHY
+    with capture_logs() as lines:
+        for _ in range(2):
+            locked = await harness.receive(1)
+            answers = await harness.do(1, Complete(locked.tokens, "mine"))
+            assert isinstance(answers[0], Failed) and answers[0].reason is Reason.DISK_FULL
+            assert "no room" not in answers[0].description, "what the disk said is for the log"
+            assert answers[1:] == [Unavailable(NUMBER)]
+            assert harness.task.health is Health.HEALTHY
+    told = [(line["event"], line["error"]) for line in lines if line["log_level"] != "debug"]
+    assert told == [("disk.full_for_settlements", "no room")], "once a minute, and it is no failed commit"
     harness.log.empty_disk()
     again = await harness.receive(1)
     assert again.messages == [b"a"] and again.tokens != locked.tokens

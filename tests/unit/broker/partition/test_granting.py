@@ -11,6 +11,7 @@ from broker.partition.granting import close_grant, has_granted_enough, new_grant
 from broker.partition.references import Lease
 from broker.partition.workspace import Workspace
 from storage.log import Commit, Position
+from tests.support.memory_log import MemoryLog
 from tests.support.partition_messages import NUMBER, new_messages, send
 
 CLIENT = ClientId(7)
@@ -18,7 +19,9 @@ CLIENT = ClientId(7)
 
 def workspace(bounds: Bounds | None = None) -> Workspace:
     description = QueueDescription("orders", "0" * 32, 16, QueueSettings())
-    space = Workspace(NUMBER, description, new_messages(), bounds or Bounds(), epoch=1, first_nonce=0)
+    space = Workspace(
+        NUMBER, description, new_messages(), bounds or Bounds(), epoch=1, first_nonce=0, disk=MemoryLog()
+    )
     send(space.messages, 100, 2)
     space.cycle = Cycle(Commit(Position(400)), 1_000, 9_000, space.messages.next_number)
     return space

@@ -23,7 +23,9 @@ from broker.operations.sessions import AcceptSession, SessionAccepted, SetSessio
 from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, RenewLocks, Settled
 from broker.operations.streams import EARLIEST, CreateCursor, CursorState, SendSinkBatch, SinkBatchSent
 from broker.operations.transfers import HandedOver, HandOver
+from broker.partition.dead_lettering import EXPIRED, MAX_DELIVERIES
 from broker.partition.quotas import check_size, freed_by
+from storage.errors import DiskFull
 from tests.support.partition_harness import Harness, one
 from tests.support.topics import A, topic, with_subscription
 
@@ -111,6 +113,65 @@ async def test_while_memory_is_scarce_a_settlement_changes_little_and_frees_as_e
     harness.budget.set_scarce(False)
     assert one(await harness.do(1, Abandon(tokens[:1], change(2_000))), Settled).failures == {}
     assert harness.task.counts()[MAIN].active == 2
+
+
+async def test_on_a_full_disk_a_settlement_changes_little_and_only_while_there_is_room_for_it() -> None:
+    harness = Harness()
+    await harness.send(*[b"x"] * 5)
+    tokens = (await harness.receive(1, 5)).tokens
+    harness.log.full, harness.log.growth_left = True, len(change(100))
+    refused = one(await harness.do(1, Abandon(tokens[:1], change(2_000), "mine")), Failed)
+    assert (refused.reason, refused.cookie) == (Reason.DISK_FULL, "mine")
+    assert one(await harness.do(1, DeadLetter(tokens[:1], change(100))), Settled).failures == {}
+    for growing in (DeadLetter(tokens[1:2], change(100)), Defer(tokens[1:2], change(1))):
+        assert one(await harness.do(1, growing), Failed).reason is Reason.DISK_FULL
+    for operation in (Complete(tokens[1:2]), Abandon(tokens[2:3]), DeadLetter(tokens[3:4], None)):
+        assert one(await harness.do(1, operation), Settled).failures == {}
+    harness.log.full = False
+    assert one(await harness.do(1, Defer(tokens[4:], change(2_000))), Settled).failures == {}
+
+
+async def test_the_log_is_told_how_much_settlements_add_if_nobody_knew_that_the_disk_is_full() -> None:
+    harness = Harness()
+    await harness.send(*[b"x"] * 3)
+    tokens = (await harness.receive(1, 3)).tokens
+    grows_by: list[int] = []
+    harness.log.on_append = lambda commit, urgent: grows_by.append(commit.grows_by)
+    await harness.do(1, Abandon(tokens[:2], change(100)), Complete(tokens[2:]))
+    assert grows_by == [2 * len(change(100))]
+    harness.log.full, harness.log.growth_left = True, 1_000
+    await harness.do(1, DeadLetter((await harness.receive(1)).tokens, change(100)))
+    assert grows_by[1:] == [0], "it was counted at once"
+    harness.log.full = False
+    tokens = (await harness.receive(1)).tokens
+    harness.log.on_append = lambda commit, urgent: (
+        grows_by.append(commit.grows_by) if urgent else DiskFull("no room")
+    )
+    await harness.do(1, Send([b"y"], None), Abandon(tokens, change(100)))
+    assert grows_by[2:] == [len(change(100))], "what is left of a cycle whose sends were refused adds as much"
+
+
+async def test_on_a_full_disk_a_message_that_had_its_last_delivery_waits_for_room_for_the_reason() -> None:
+    harness = Harness(QueueSettings(max_delivery_count=1))
+    await harness.send(b"a", b"b", b"c")
+    harness.log.full, harness.log.growth_left = True, len(MAX_DELIVERIES)
+    await harness.do(1, Abandon((await harness.receive(1, 3)).tokens))
+    assert (await harness.peek(DEAD_LETTER)).messages == [b"a"]
+    await harness.restart()
+    locked = await harness.receive(1, 3)
+    assert locked.messages == [b"b", b"c"]
+    await harness.do(1, Abandon(locked.tokens))
+    dead = await harness.peek(DEAD_LETTER)
+    assert (dead.messages, dead.changed) == ([b"a", b"b", b"c"], [MAX_DELIVERIES] * 3)
+
+
+async def test_on_a_full_disk_messages_expire_without_a_reason_if_there_is_no_room_for_it() -> None:
+    harness = Harness(QueueSettings(dead_lettering_on_expiration=True))
+    await harness.send(b"a", b"b", ttl=[1_000, 1_000])
+    harness.log.full, harness.log.growth_left = True, len(EXPIRED)
+    await harness.advance(2_000)
+    dead = await harness.peek(DEAD_LETTER)
+    assert (dead.messages, dead.changed) == ([b"a", b"b"], [EXPIRED, None])
 
 
 async def test_while_memory_is_scarce_bodies_are_kept_within_the_reserves_only() -> None:

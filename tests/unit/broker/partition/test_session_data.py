@@ -139,6 +139,22 @@ async def test_while_memory_is_scarce_a_state_grows_little_and_shrinks_as_ever()
     assert isinstance(await put(harness, 2, "2", bytes(5_000)), Updated)
 
 
+async def test_on_a_full_disk_a_state_grows_little_and_shrinks_as_ever() -> None:
+    harness = harness_of()
+    for client in (1, 2):
+        await hold(harness, client, str(client))
+    await put(harness, 1, "1", bytes(5_000))
+    harness.log.full, harness.log.growth_left = True, 1_500
+    for holder, size in ((1, 6_025), (2, 1_025)):
+        answer = await put(harness, holder, str(holder), bytes(size))
+        assert isinstance(answer, Failed) and answer.reason is Reason.DISK_FULL
+    for holder, state in ((1, bytes(6_024)), (1, bytes(6_000)), (1, None)):
+        assert isinstance(await put(harness, holder, str(holder), state), Updated)
+    assert isinstance(await put(harness, 2, "2", bytes(1)), Failed), "there is room for little in all"
+    harness.log.full = False
+    assert isinstance(await put(harness, 2, "2", bytes(5_000)), Updated)
+
+
 async def test_sessions_with_messages_or_a_state_are_listed_page_by_page() -> None:
     harness = harness_of()
     columns: dict[str, list[int | bytes | None]] = {"session_id": [b"a", b"b", b"a", b"c"]}

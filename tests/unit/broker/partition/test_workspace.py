@@ -11,6 +11,7 @@ from broker.partition.cycle_bounds import Bounds
 from broker.partition.records import Mark
 from broker.partition.workspace import NO_CYCLE, Workspace
 from storage.log import Commit, Position
+from tests.support.memory_log import MemoryLog
 from tests.support.partition_messages import NUMBER, frame_of, new_messages, send
 
 LOCK_MS = 5_000
@@ -19,7 +20,7 @@ LOCK_MS = 5_000
 def workspace() -> Workspace:
     settings = QueueSettings(lock_duration_ms=LOCK_MS)
     description = QueueDescription("orders", "0" * 32, 16, settings)
-    return Workspace(NUMBER, description, new_messages(), Bounds(), epoch=7, first_nonce=0)
+    return Workspace(NUMBER, description, new_messages(), Bounds(), epoch=7, first_nonce=0, disk=MemoryLog())
 
 
 def test_a_mark_is_in_the_commit_in_the_cycle_and_in_force() -> None:
