@@ -3,14 +3,16 @@
 
 from setuptools import Extension, setup
 
+SLOTS = "broker/native/slots.h"
+
 setup(
     cffi_modules=["protocol/native/build.py:ffibuilder"],
     ext_modules=[
         Extension("protocol._spans", ["protocol/native/spans.c"]),
         Extension("broker.base._sizes", ["broker/native/sizes.c"]),
         Extension("broker.partition._untracked", ["broker/native/untracked.c"]),
-        Extension("broker.partition._references", ["broker/native/references.c"]),
-        Extension("broker.partition._new_references", ["broker/native/new_references.c"]),
+        Extension("broker.partition._references", ["broker/native/references.c"], depends=[SLOTS]),
+        Extension("broker.partition._new_references", ["broker/native/new_references.c"], depends=[SLOTS]),
         Extension("broker.message._stored", ["broker/native/stored.c"]),
         Extension("broker.namespace._placing", ["broker/native/placing.c"]),
         Extension("broker.message._annotations", ["broker/native/annotations.c"]),

@@ -8,7 +8,8 @@
 #include <Python.h>
 #include <stdbool.h>
 #include <string.h>
-#include <structmember.h>
+
+#include "slots.h"
 
 enum slot {
     CHANGED, DELIVERY_COUNT, ENQUEUED_AT, EXPIRES_AT, FRAME, LEASE, LIVES_UNTIL, OFFSET, PAYLOAD, NUMBER,
@@ -32,16 +33,7 @@ static PyObject *learn(PyObject *module, PyObject *type)
     }
     Py_ssize_t found[SLOTS];
     for (int slot = 0; slot < SLOTS; slot++) {
-        PyObject *member = PyObject_GetAttrString(type, names[slot]);
-        if (!member) return NULL;
-        bool is_slot = Py_IS_TYPE(member, &PyMemberDescr_Type)
-                       && ((PyMemberDescrObject *)member)->d_member->type == T_OBJECT_EX;
-        if (is_slot) found[slot] = ((PyMemberDescrObject *)member)->d_member->offset;
-        Py_DECREF(member);
-        if (!is_slot) {
-            PyErr_Format(PyExc_TypeError, "'%s' is not a slot of the class", names[slot]);
-            return NULL;
-        }
+        if ((found[slot] = slot_named(type, names[slot])) < 0) return NULL;
     }
     memcpy(offsets, found, sizeof offsets);
     Py_XSETREF(reference_type, (PyTypeObject *)Py_NewRef(type));

@@ -11,7 +11,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
-#include <structmember.h>
+
+#include "slots.h"
 
 enum { TOKEN_BYTES = 16, NUMBER_BYTES = 8, SHOWN_MAX = 8 };
 
@@ -37,29 +38,6 @@ static void set_field(PyObject *object, Py_ssize_t place, PyObject *value)
     PyObject *before = *field(object, place);
     *field(object, place) = Py_NewRef(value);
     Py_XDECREF(before);
-}
-
-/* The place of a slot, or -1 with an exception. */
-static Py_ssize_t place_of(PyObject *type, PyObject *name)
-{
-    PyObject *found = PyObject_GetAttr(type, name);
-    if (!found) return -1;
-    Py_ssize_t place = -1;
-    if (Py_IS_TYPE(found, &PyMemberDescr_Type)) {
-        const PyMemberDef *member = ((PyMemberDescrObject *)found)->d_member;
-        if (member->type == T_OBJECT_EX) place = member->offset;
-    }
-    Py_DECREF(found);
-    if (place < 0) PyErr_Format(PyExc_TypeError, "%R is not a slot of %R", name, type);
-    return place;
-}
-
-static Py_ssize_t place_named(PyObject *type, const char *name)
-{
-    PyObject *text = PyUnicode_FromString(name);
-    Py_ssize_t place = text ? place_of(type, text) : -1;
-    Py_XDECREF(text);
-    return place;
 }
 
 static bool is_reference(PyObject *object)
@@ -480,9 +458,9 @@ static PyObject *bind(PyObject *module, PyObject *arguments)
         {frame, "position", &found.position},
     };
     for (size_t each = 0; each < sizeof fields / sizeof *fields; each++)
-        if ((*fields[each].place = place_named(fields[each].type, fields[each].name)) < 0) return NULL;
+        if ((*fields[each].place = slot_named(fields[each].type, fields[each].name)) < 0) return NULL;
     for (Py_ssize_t each = 0; each < found.shown_count; each++)
-        if ((found.shown[each] = place_of(reference, PyTuple_GET_ITEM(attributes, each))) < 0) return NULL;
+        if ((found.shown[each] = slot_of(reference, PyTuple_GET_ITEM(attributes, each))) < 0) return NULL;
     at = found;
     Py_XSETREF(reference_type, (PyTypeObject *)Py_NewRef(reference));
     Py_XSETREF(frame_type, (PyTypeObject *)Py_NewRef(frame));
