@@ -43,6 +43,7 @@ from storage.partition_index import PartitionIndex
 from tests.support import raw_amqp as raw
 from tests.support.engine_peer import frames_of
 from tests.support.raw_amqp import Frame
+from tests.support.turn_clock import count_turns
 from tests.support.waiting import until as until
 
 O = TypeVar("O")  # noqa: E741
@@ -182,9 +183,11 @@ class FixedNamespace:
 
 
 class LinkStack:
-    """A broker with one queue, `queue`, and as many connections as a test opens."""
+    """A broker with one queue, `queue`, and as many connections as a test opens. The loop's clock counts
+    its turns (`turn_clock.py`)."""
 
     def __init__(self, partitions: int = 4, settings: QueueSettings | None = None, **given: object) -> None:
+        count_turns(asyncio.get_running_loop())
         self.settings: Settings = load_settings(**{"receive_cache_messages": 100, **given})
         self.clock, self.metrics = ManualClock(), Metrics()
         self.parts = [Part(number) for number in range(partitions)]
