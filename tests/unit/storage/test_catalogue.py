@@ -179,7 +179,7 @@ async def test_a_disk_that_cannot_be_read_or_deleted_from_says_so(tmp_path: Path
 
 
 async def test_many_at_once_are_done_one_after_the_other(tmp_path: Path) -> None:
-    catalogue = Catalogue(tmp_path / "catalogue", LocalDisk())
+    catalogue = Catalogue(tmp_path / "catalogue", LocalDisk(), timeout_ms=60_000)
     await asyncio.gather(*(catalogue.put("same", b"%d" % number) for number in range(20)))
     assert await catalogue.load_all() == {"same": b"19"}
 

@@ -296,7 +296,7 @@ async def test_a_destination_that_waits_holds_up_no_other_one(monkeypatch: pytes
         await until(lambda: any(is_troubled(lane) for lane in lanes_to(here).get("b", ())))
         monkeypatch.setattr(forward_retry, "RETRY_S", 0.001)
         await pass_on(here, "c", "sooner")
-        await until(lambda: "c" in lanes_to(here))
+        await until(lambda: "c" in lanes_to(here) and ("c", 0) in here.partitions)
         is_down = False
         here.clock.advance(60_000)
         for name in ("b", "c"):
