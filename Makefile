@@ -8,6 +8,8 @@ RUN := $(VENV)/.stamp-run
 DEV := $(VENV)/.stamp-dev
 LIVE := $(VENV)/.stamp-live
 ARGS ?=
+# Tests that are asked for more rounds may take longer than any other test (pyproject.toml).
+NO_LIMIT := -o faulthandler_timeout=0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run demo spark-demo format lint types test check crash simulate split-test soak interop fuzz bench bench-shapes bench-topics bench-spark image image-test clean
@@ -63,19 +65,19 @@ test: $(DEV) ## every test; ARGS="-k name" picks some
 check: lint types test ## what CI runs
 
 crash: $(DEV) ## kill -9 under load, all 50 rounds (make test runs 10)
-	PARTIBUS_CRASH_ROUNDS=50 $(BIN)/python -m pytest tests/crash $(ARGS)
+	PARTIBUS_CRASH_ROUNDS=50 $(BIN)/python -m pytest $(NO_LIMIT) tests/crash $(ARGS)
 
 simulate: $(DEV) ## the property tests from a new seed, with twenty times the examples (make test runs the same few each time), and Spark with 50 rounds of kills, 1,000,000 messages and 1,000 batches; more than an hour
 	HYPOTHESIS_PROFILE=random MODEL_SEED=$${MODEL_SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')} MODEL_EXAMPLES=$${MODEL_EXAMPLES:-5000} \
 		PARTIBUS_SPARK_ROUNDS=50 PARTIBUS_SPARK_DRIVERS=10 PARTIBUS_SPARK_MESSAGES=1000000 PARTIBUS_SPARK_KILLS_EVERY_S=10 PARTIBUS_SPARK_BATCHES=1000 \
-		$(BIN)/python -m pytest tests/property tests/connector/test_kills.py tests/connector/test_end_to_end.py \
+		$(BIN)/python -m pytest $(NO_LIMIT) tests/property tests/connector/test_kills.py tests/connector/test_end_to_end.py \
 		tests/connector/test_many_batches.py $(ARGS)
 
 split-test: $(DEV) ## the interop and crash suites with the partitions in a process of their own
 	PARTIBUS_PARTITION_PROCESS=true $(BIN)/python -m pytest tests/interop tests/crash $(ARGS)
 
 soak: $(DEV) ## half an hour of mixed clients and restarts, and work on 1,000,000 messages: nothing is lost, nothing grows, nobody waits long; plots in build/soak
-	PARTIBUS_SOAK_MINUTES=30 PARTIBUS_SOAK_P99_MS=20 PARTIBUS_SOAK_MESSAGES=1000000 $(BIN)/python -m pytest -s tests/soak $(ARGS)
+	PARTIBUS_SOAK_MINUTES=30 PARTIBUS_SOAK_P99_MS=20 PARTIBUS_SOAK_MESSAGES=1000000 $(BIN)/python -m pytest $(NO_LIMIT) -s tests/soak $(ARGS)
 
 interop: $(LIVE) ## unchanged clients of other makers against the broker, and the live suite of azure-servicebus (needs root; half an hour)
 	PARTIBUS_OVERLOAD_SECONDS=30 $(BIN)/python -m pytest tests/interop $(ARGS)
