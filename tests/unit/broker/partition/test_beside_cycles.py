@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -54,6 +56,19 @@ class SlowLog:
         monkeypatch.setattr(MemoryLog, "save_checkpoint", waits)
 
 
+@asynccontextmanager
+async def trimming(
+    monkeypatch: pytest.MonkeyPatch, slices: Slices | None = None
+) -> AsyncIterator[tuple[Harness, SlowLog]]:
+    """A running partition that soon writes checkpoints, which wait. Partitions that share `slices` write them
+    one after another."""
+    harness = Harness(limits=LIMITS, segment_bytes=4_000, slices=slices)
+    slow = SlowLog(harness, monkeypatch)
+    async with running(harness):
+        await harness.task.opened()
+        yield harness, slow
+
+
 async def ask(harness: Harness, operation: Operation, client: int = 1) -> Answer:
     harness.post(client, operation)
     await until(lambda: harness.received[client])
@@ -78,10 +93,7 @@ async def until_one_is_written(harness: Harness, slow: SlowLog) -> None:
 async def test_messages_pass_while_checkpoints_are_written_and_the_log_is_trimmed_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    harness = Harness(limits=LIMITS, segment_bytes=4_000)
-    slow = SlowLog(harness, monkeypatch)
-    async with running(harness):
-        await harness.task.opened()
+    async with trimming(monkeypatch) as (harness, slow):
         await until_one_is_written(harness, slow)
         for _ in range(20):
             await pass_on(harness, 10)
@@ -142,10 +154,7 @@ async def test_messages_pass_while_other_partitions_take_their_checkpoints(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slices = Slices()
-    harness = Harness(limits=LIMITS, segment_bytes=4_000, slices=slices)
-    slow = SlowLog(harness, monkeypatch)
-    async with running(harness):
-        await harness.task.opened()
+    async with trimming(monkeypatch, slices) as (harness, slow):
         async with slices.one_by_one:
             for _ in range(50):
                 await pass_on(harness, 10)
@@ -159,10 +168,7 @@ async def test_what_changes_between_the_two_checkpoints_of_a_trim_is_in_the_seco
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slices = Slices()
-    harness = Harness(limits=LIMITS, segment_bytes=4_000, slices=slices)
-    slow = SlowLog(harness, monkeypatch)
-    async with running(harness):
-        await harness.task.opened()
+    async with trimming(monkeypatch, slices) as (harness, slow):
         assert isinstance(await ask(harness, Send([b"a message"], None)), Sent)
         await until_one_is_written(harness, slow)
         async with slices.one_by_one:
@@ -182,10 +188,7 @@ async def test_a_partition_that_stops_gives_up_its_place_among_checkpoints(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slices = Slices()
-    harness = Harness(limits=LIMITS, segment_bytes=4_000, slices=slices)
-    slow = SlowLog(harness, monkeypatch)
-    async with running(harness):
-        await harness.task.opened()
+    async with trimming(monkeypatch, slices) as (harness, slow):
         async with slices.one_by_one:
             while not harness.task._beside.is_under_way:
                 await pass_on(harness, 10)
@@ -197,10 +200,7 @@ async def test_a_partition_that_stops_gives_up_its_place_among_checkpoints(
 async def test_a_commit_that_fails_meanwhile_ends_upkeep_and_the_partition_comes_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    harness = Harness(limits=LIMITS, segment_bytes=4_000)
-    slow = SlowLog(harness, monkeypatch)
-    async with running(harness):
-        await harness.task.opened()
+    async with trimming(monkeypatch) as (harness, slow):
         await until_one_is_written(harness, slow)
         harness.log.fail_append(CommitFailed("the disk failed"))
         assert isinstance(await ask(harness, Send([b"lost"], None), client=2), Failed)
@@ -213,10 +213,7 @@ async def test_a_commit_that_fails_meanwhile_ends_upkeep_and_the_partition_comes
 
 
 async def test_a_partition_stops_while_a_checkpoint_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    harness = Harness(limits=LIMITS, segment_bytes=4_000)
-    slow = SlowLog(harness, monkeypatch)
-    async with running(harness):
-        await harness.task.opened()
+    async with trimming(monkeypatch) as (harness, slow):
         await until_one_is_written(harness, slow)
         slow.gate = asyncio.Semaphore(1_000)
     assert slow.ended == 1, "the last one"
