@@ -66,7 +66,7 @@ async def replay_log(
     await slices.run(messages.finish_steps(wall_ahead_ms))
     if (needed := snapshot.needed_from()) is not None and needed < log.start:
         await log.fetch([needed])  # raises RecordsMissing, which names the missing records
-    messages.payloads.count_state(messages.state_bytes)
+    messages.payloads.opened_with(messages.state_bytes)
     return Replay(snapshot, since, replayed + size)
 
 

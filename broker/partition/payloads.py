@@ -8,7 +8,8 @@ backlog that only grows costs no more than one that fits. Each partition may alw
 that one queue with a large backlog does not force the others to read every message back from the disk.
 
 The budget also adds up the memory used by the state of all waiting messages, but does not limit it; quotas
-and the memory mark do that.
+and the memory mark do that. But while memory is scarce, so that no more messages are sent, it says how much
+this may still grow, by properties that settlements change and by the states of sessions.
 """
 
 from __future__ import annotations
@@ -20,12 +21,25 @@ RESERVE_BYTES = 64 * 1024
 """What each partition may always hold: some dozens of messages, enough to read ahead in a frame."""
 COLD_MS = 1_000
 """A partition gives up bodies for another one that was read at least this much later."""
+GROWTH_PARTS = 8
+"""While memory is scarce, state may grow by this part of what it takes then …"""
+GROWTH_BYTES_MIN = 16 * 1024 * 1024
+"""… or by this much, if that is more."""
 
 
 class PayloadBudget:
     """Counts the bytes of message bodies in memory, over all partitions. Owned by the event loop."""
 
-    __slots__ = ("_holders", "bytes_max", "is_scarce", "reserve_bytes", "state_bytes", "used")
+    __slots__ = (
+        "_holders",
+        "bytes_max",
+        "growth_bytes_min",
+        "is_scarce",
+        "reserve_bytes",
+        "state_bytes",
+        "state_bytes_max",
+        "used",
+    )
 
     def __init__(self, bytes_max: int, reserve_bytes: int = RESERVE_BYTES) -> None:
         self.bytes_max = bytes_max
@@ -39,10 +53,16 @@ class PayloadBudget:
         self.is_scarce = False
         """The broker uses more memory than it should, so partitions keep no new bodies beyond their
         reserves."""
+        self.growth_bytes_min = GROWTH_BYTES_MIN
+        """How much state may grow at least while memory is scarce."""
+        self.state_bytes_max = 0
+        """What changed properties and the states of sessions may make of `state_bytes` while memory is
+        scarce."""
 
     def set_scarce(self, is_scarce: bool) -> None:
         """Memory has become scarce, or no longer is."""
         self.is_scarce = is_scarce
+        self.state_bytes_max = self.state_bytes + max(self.growth_bytes_min, self.state_bytes // GROWTH_PARTS)
 
     def share(self, evict: Callable[[], None] | None = None) -> PayloadShare:
         """Open a share for another partition. Calling `evict` makes the partition release a bounded number of
@@ -126,8 +146,18 @@ class PayloadShare:
         self._budget.state_bytes += size - self._state_bytes
         self._state_bytes = size
 
+    def opened_with(self, size: int) -> None:
+        """Set the memory used by the state that this partition has read from its log: that is no growth."""
+        self._budget.state_bytes_max += size - self._state_bytes
+        self.count_state(size)
+
+    def may_grow(self, size: int) -> bool:
+        """Whether there is memory for `size` more bytes of state, apart from new messages."""
+        budget = self._budget
+        return not budget.is_scarce or budget.state_bytes + size <= budget.state_bytes_max
+
     def close(self) -> None:
         """Release this partition's whole share."""
         self.give(self.used)
-        self.count_state(0)
+        self.opened_with(0)
         self._evict = None

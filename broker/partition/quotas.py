@@ -8,8 +8,8 @@ MESSAGE_OVERHEAD_BYTES for its state, so a quota limits memory as well. The othe
 Changed properties stay in memory, up to 64 KiB per message. They are refused only when they alone would
 exceed the whole quota: a full queue can still dead-letter with a reason, and yet abandoning and deferring
 cannot add properties without limit. While memory is scarce in the whole broker, a settlement may change only
-a few properties, and the states of sessions stay small. A settlement that changes none is never refused here:
-it frees memory or uses none.
+a few properties, the states of sessions stay small, and all of them together may add only so much to what was
+there (`payloads.py`). A settlement that changes none is never refused here: it frees memory or uses none.
 
 The same holds for a full disk: what adds to durable state may add little at once, and only as much in all as
 the disk has left for it (`check_growth`). So the room that is kept for settlements is left to those that free
@@ -80,15 +80,26 @@ def freed_by(references: Sequence[Reference], bodies: Bodies) -> int:
     return freed
 
 
-def check_state(payloads: PayloadShare, size: int) -> None:
-    """Check that the state of a session may grow to this size. Raises Refused(SERVER_BUSY) while memory is
-    scarce, but not for a small state: a client that works on a session must be able to finish, which
-    frees memory."""
+def check_state(payloads: PayloadShare, size: int, added: int) -> None:
+    """Check that the state of a session may grow by `added` bytes to this size. Raises Refused(SERVER_BUSY)
+    while memory is scarce, but not for a small state: a client that works on a session must be able to
+    finish, which frees memory."""
     if payloads.is_scarce and size > SCARCE_CHANGE_BYTES_MAX:
         raise Refused(
             Reason.SERVER_BUSY,
             "The broker has little memory left, so the state of a session may grow to at most "
             f"{SCARCE_CHANGE_BYTES_MAX} bytes; this one has {size}. Please wait 2 seconds and try again.",
+        )
+    _check_memory(payloads, added)
+
+
+def _check_memory(payloads: PayloadShare, added: int) -> None:
+    if not payloads.may_grow(added):
+        raise Refused(
+            Reason.SERVER_BUSY,
+            "The broker has little memory left, and changed properties and the states of sessions have taken "
+            f"what there was for them: there is no room for {added} bytes more. Settle messages without "
+            "changing their properties; completing some makes room.",
         )
 
 
@@ -128,6 +139,7 @@ def check_changes(
             f"{SCARCE_CHANGE_BYTES_MAX} bytes of properties; "
             f"these take {len(change)}. Please wait 2 seconds and try again.",
         )
+    _check_memory(payloads, len(change) * messages + added)
     limit = description.settings.max_size_mb * MIB
     used = sum([subqueue.changed_bytes for subqueue in subqueues]) + added
     if used + len(change) * messages > limit:

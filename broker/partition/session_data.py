@@ -71,7 +71,7 @@ class SessionData:
                 )
             added = len(state) - (len(before.value) if before is not None else -ENTRY_BYTES)
             if added > 0:
-                check_state(space.messages.payloads, len(state))
+                check_state(space.messages.payloads, len(state), added)
                 space.check_room(added)
                 space.check_growth(added)
         space.record(set_state(subqueue.number, session.id, state, space.cycle.wall_ms))

@@ -159,3 +159,30 @@ def test_a_full_budget_still_leaves_each_partition_its_reserve() -> None:
     hog.close()
     other.close()
     assert budget.used == 0
+
+
+def test_while_memory_is_scarce_what_a_partition_is_opened_with_is_no_growth() -> None:
+    budget = PayloadBudget(0)
+    budget.growth_bytes_min = 50
+    growing, opened = budget.share(), budget.share()
+    growing.count_state(100)
+    assert growing.may_grow(1_000)
+    budget.set_scarce(True)
+    assert growing.may_grow(50) and not growing.may_grow(51)
+    opened.opened_with(1_000)
+    assert growing.may_grow(50) and not growing.may_grow(51)
+    growing.count_state(140)
+    opened.close()
+    assert growing.may_grow(10) and not growing.may_grow(11)
+    growing.count_state(90)
+    assert growing.may_grow(60) and not growing.may_grow(61)
+    budget.set_scarce(False)
+    assert growing.may_grow(1_000)
+
+
+def test_while_memory_is_scarce_state_may_grow_by_a_part_of_what_there_is() -> None:
+    budget = PayloadBudget(0)
+    share = budget.share()
+    share.count_state(100 * budget.growth_bytes_min)
+    budget.set_scarce(True)
+    assert share.may_grow(10 * budget.growth_bytes_min) and not share.may_grow(20 * budget.growth_bytes_min)

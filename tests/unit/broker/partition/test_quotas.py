@@ -115,6 +115,33 @@ async def test_while_memory_is_scarce_a_settlement_changes_little_and_frees_as_e
     assert harness.task.counts()[MAIN].active == 2
 
 
+async def test_while_memory_is_scarce_all_settlements_together_change_little_until_some_memory_is_free() -> (
+    None
+):
+    harness, other = Harness(QueueSettings(requires_session=True)), Harness()
+    other.share_with(harness)
+    harness.budget.growth_bytes_min = 1_000
+    await other.send(*[b"x"] * 8)
+    tokens = (await other.receive(1, 8)).tokens
+    one(await harness.do(1, AcceptSession(MAIN, b"mine")), SessionAccepted)
+    harness.budget.set_scarce(True)
+    size = len(change(300))
+    assert one(await other.do(1, Defer(tokens[:3], change(300))), Settled).failures == {}
+    for growing in (Defer(tokens[3:4], change(300)), Abandon(tokens[3:4], change(1_000 - 3 * size))):
+        refused = one(await other.do(1, growing), Failed)
+        assert refused.reason is Reason.SERVER_BUSY and "memory" in refused.description
+    state = SetSessionState(MAIN, b"mine", ClientId(1), b"z" * 300, states_max=9)
+    assert one(await harness.do(1, state), Failed).reason is Reason.SERVER_BUSY
+    assert one(await other.do(1, Defer(tokens[3:4])), Settled).failures == {}, "nothing is changed"
+    assert one(await other.do(1, Complete(tokens[4:6])), Settled).failures == {}
+    assert one(await other.do(1, DeadLetter(tokens[6:7], change(300))), Settled).failures == {}, (
+        "as much is free"
+    )
+    harness.budget.set_scarce(False)
+    one(await harness.do(1, state), Updated)
+    assert one(await other.do(1, Defer(tokens[7:], change(2_000))), Settled).failures == {}
+
+
 async def test_on_a_full_disk_a_settlement_changes_little_and_only_while_there_is_room_for_it() -> None:
     harness = Harness()
     await harness.send(*[b"x"] * 5)
