@@ -160,10 +160,12 @@ class LinkTable:
         self.has_dropped = True
 
     def drop_all(self) -> None:
-        """Mark every link as gone, because the connection is freed."""
+        """Mark every link as gone, because the connection is freed. Free them first, in the order in which
+        they were attached: if proton frees them with their session, it searches for each one."""
         for link in self.all():
             link.gone = True
             link.session.ended_links = ()
+            free_link(link)
         self.unfreed.clear()
         self.attached.clear()
         self.leaving.clear()
