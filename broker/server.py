@@ -27,6 +27,7 @@ from broker.base.clock import Clock, ClockWatch, SystemClock
 from broker.base.metrics import Metrics
 from broker.base.sockets import addresses_text
 from broker.descriptors import Shares, limit_for, raise_limit
+from broker.frontend.crowds import make_room_in_memory
 from broker.frontend.listener import serve_websocket
 from broker.frontend.ports import AmqpPorts
 from broker.frontend.services import Services
@@ -305,7 +306,7 @@ class Broker:
         """Start the tasks that look at the clock, the memory and the key files from time to time."""
         watches = [
             self._start(self._watch_clock(services), "clock"),
-            self._start(self._watch_memory(), "memory"),
+            self._start(self._watch_memory(services), "memory"),
         ]
         if self.first.resources is not None:
             watches.append(self._start(_watch_resources(self.first.resources), "resources"))
@@ -349,7 +350,7 @@ class Broker:
     def _count_folders(self, state: FolderState) -> int:
         return self.host.folder_states().count(state)
 
-    async def _watch_memory(self) -> None:
+    async def _watch_memory(self, services: Services) -> None:
         """Compare the memory in use with the mark every LOOK_S seconds."""
         memory = self.memory
         self.metrics.memory_used_bytes.set_function(lambda: memory.used)
@@ -383,6 +384,7 @@ class Broker:
         loop = asyncio.get_running_loop()
         while True:
             memory.look()
+            make_room_in_memory(services)
             if memory.may_return_pages(loop.time()):
                 await asyncio.to_thread(return_free_pages)
             await asyncio.sleep(LOOK_S)

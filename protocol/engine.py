@@ -143,7 +143,7 @@ class Engine:
             lib.PN_LINK_REMOTE_OPEN: lambda event: links.attach(lib.pn_event_link(event)),
             lib.PN_LINK_REMOTE_CLOSE: lambda event: links.detach(lib.pn_event_link(event), closed=True),
             lib.PN_LINK_REMOTE_DETACH: lambda event: links.detach(lib.pn_event_link(event), closed=False),
-            lib.PN_SESSION_REMOTE_OPEN: lambda event: lib.pn_session_open(lib.pn_event_session(event)),
+            lib.PN_SESSION_REMOTE_OPEN: lambda event: links.begin(lib.pn_event_session(event)),
             lib.PN_SESSION_REMOTE_CLOSE: lambda event: links.end(lib.pn_event_session(event)),
             lib.PN_CONNECTION_REMOTE_OPEN: self._on_open,
             lib.PN_CONNECTION_REMOTE_CLOSE: self._on_close,
@@ -353,6 +353,11 @@ class Engine:
     def link_count(self) -> int:
         """The number of links, including refused and closed ones that the peer has not detached yet."""
         return len(self._links)
+
+    @property
+    def session_count(self) -> int:
+        """The number of sessions that the peer has begun and not ended."""
+        return self._links.begun
 
     def link_properties(self, link: Link) -> dict[str, Any]:
         """The properties of the peer's attach, with text keys."""

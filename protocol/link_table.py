@@ -42,6 +42,8 @@ class LinkTable:
         """Links that the peer has detached and that wait for `release`."""
         self.sessions: dict[Any, Session] = {}
         """By proton's session object."""
+        self.begun = 0
+        """Sessions that the peer has begun and not ended."""
         self.unfreed: list[tuple[Callable[[Any], None], Any]] = []
         """Links and sessions to free after the next write, each with the function that frees it."""
         self.has_dropped = False
@@ -78,8 +80,14 @@ class LinkTable:
             return
         self._leave(link, closed, condition_of(lib.pn_link_remote_condition(pn)))
 
+    def begin(self, pn: Any) -> None:
+        """Handle the peer's begin of a session (§2.7.2)."""
+        self.begun += 1
+        lib.pn_session_open(pn)
+
     def end(self, pn: Any) -> None:
         """Handle the peer's end of a session (§2.7.8), which also ends all its links."""
+        self.begun -= 1
         error = condition_of(lib.pn_session_remote_condition(pn))
         session = self._session(pn)
         del self.sessions[pn]

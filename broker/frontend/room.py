@@ -18,6 +18,8 @@ from broker.frontend.strangers import Strangers
 
 log = structlog.get_logger("connection")
 
+CONNECTIONS_IN_A_CROWD = 64
+"""While clients take too much memory (`crowds.py`), there is room for so many connections."""
 BEING_REFUSED_MAX = 16
 """How many connections beyond `connections_max` may be open at a time, only to be told why they are refused.
 Any more are cut off at once. TLS handshakes count too."""
@@ -31,7 +33,8 @@ def has_room(services: Services, network: str) -> bool:
     because it has too many, must not take the room of others.
     """
     room = services.settings.connections_max + BEING_REFUSED_MAX - len(services.connections)
-    if len(services.handshakes) < room:
+    is_crowded = services.memory.crowded and len(services.connections) >= CONNECTIONS_IN_A_CROWD
+    if len(services.handshakes) < room and not is_crowded:
         return True
     stranger = services.strangers.take_place_of(network, asyncio.get_running_loop().time())
     if stranger is None:

@@ -75,12 +75,27 @@ class Strangers(Generic[S]):
         has to wait. One that has `proven` its credential never has to, if there is any stranger."""
         if not self._since_s:
             return None
-        first = next(iter(self._of_network[next(iter(self._by_count[self._most]))]))
+        first = self._first
         is_fairer = self._most >= len(self._of_network.get(network, ())) + 2
         if not (proven or is_fairer or now_s - self._since_s[first] >= PROVING_S):
             return None
         self.discard(first)
         return first
+
+    def take_overdue(self, now_s: float) -> S | None:
+        """Remove and return the stranger that gives way first; None if it has not had PROVING_S yet."""
+        if not self._since_s:
+            return None
+        first = self._first
+        if now_s - self._since_s[first] < PROVING_S:
+            return None
+        self.discard(first)
+        return first
+
+    @property
+    def _first(self) -> S:
+        """The one that gives way first. There must be one."""
+        return next(iter(self._of_network[next(iter(self._by_count[self._most]))]))
 
     def _recount(self, network: str, before: int, now: int) -> None:
         if before:

@@ -9,6 +9,9 @@ connections have freed is subtracted, until others take it or the process shrink
 if something else has taken that memory, so it is limited to half of the mark: with the default mark, the
 process stays below nine tenths of all memory.
 
+Connections, sessions and links take memory that no refused send bounds. `frontend/crowds.py` ends some of
+them above the mark, and more of them while the process is far above it (`crowded`).
+
 Everything that frees memory works above the mark: receiving, settling, browsing, deleting, administration.
 But until its client settles it, a delivery takes several times as much memory as the waiting message. So
 while resident memory is a tenth above the mark (`exceeded`), a link gets more deliveries only if it holds few
@@ -59,6 +62,9 @@ RETURN_S = 2.0
 CROWD = 1_000
 """After this many connections have closed, free pages are returned: an idle one takes 16 KiB of the C
 library's memory for each direction."""
+CROWDED_SHARE = 4 / 3
+"""How large the process is, compared with the mark, if clients themselves take too much memory. Messages and
+deliveries hardly get so far: they are bounded sooner."""
 MIB = 1024 * 1024
 
 _PAGE_BYTES = resource.getpagesize()
@@ -85,6 +91,7 @@ class Memory:
         "_room",
         "_unsettled_max",
         "connections",
+        "crowded",
         "exceeded",
         "limited",
         "mark",
@@ -111,6 +118,8 @@ class Memory:
         self.exceeded = False
         """Whether the process has grown to a tenth above the mark although sends are refused. Stays true
         until it is less than a twentieth above the mark, or sends are accepted again."""
+        self.crowded = False
+        """Whether sends are refused and resident memory is CROWDED_SHARE of the mark or more."""
         self.used = 0
         """Bytes in use, as of the last look."""
         self.under_way = 0
@@ -212,6 +221,7 @@ class Memory:
                 waiting_messages_mib=waiting // MIB,
             )
         self.exceeded = self.limited and resident * 20 > self.mark * (21 if self.exceeded else 22)
+        self.crowded = self.limited and resident >= self.mark * CROWDED_SHARE
         self._delivery_room = max(self.mark * 11 // 10 - resident, DELIVERED_BYTES_MIN)
         if self.limited:
             self._room = -1  # so that `admit` needs only one comparison

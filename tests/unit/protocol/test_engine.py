@@ -200,3 +200,11 @@ def test_a_refusal_comes_after_all_that_was_said_before_it() -> None:
         assert not of(found, ConnectionClosed)
         found += peer.engine.receive(b"", 50)
     assert len(of(found, LinkAttached)) == 500 and type(found[-1]) is ConnectionClosed
+
+
+def test_sessions_are_counted_from_begin_to_end(peer: EnginePeer) -> None:
+    before = peer.engine.session_count
+    peer.say(*(raw.frame(raw.BEGIN, raw.begin_fields(), channel=channel) for channel in (5, 6, 7)))
+    assert peer.engine.session_count == before + 3
+    peer.say(raw.frame(raw.END, [], channel=6))
+    assert peer.engine.session_count == before + 2

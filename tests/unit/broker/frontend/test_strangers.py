@@ -38,6 +38,15 @@ def test_the_first_of_the_network_with_most_gives_way_at_once() -> None:
     assert len(strangers) == 0 and strangers.take_place_of("10.0.0.3", 9.0) is None
 
 
+def test_if_one_has_to_go_it_is_the_first_of_the_network_with_most_once_it_has_had_the_time() -> None:
+    strangers: Strangers[Stranger] = Strangers()
+    assert strangers.take_overdue(9.0) is None
+    came(strangers, "10.0.0.1", 1)
+    crowd = came(strangers, "10.0.0.2", 2, 1.0)
+    assert strangers.take_overdue(1.0 + PROVING_S - 0.001) is None
+    assert strangers.take_overdue(1.0 + PROVING_S) is crowd[0] and len(strangers) == 2
+
+
 def test_a_crowd_does_not_displace_others_nor_its_own_at_once() -> None:
     strangers: Strangers[Stranger] = Strangers()
     came(strangers, "10.0.0.1", 1)

@@ -68,6 +68,14 @@ class Process:
         self.memory.look()
 
 
+def test_clients_take_too_much_once_the_process_is_a_third_above_the_mark() -> None:
+    process = Process()
+    for resident, crowded in ((99, False), (133, False), (134, True), (101, False)):
+        process.resident = resident * MIB
+        process.memory.look()
+        assert process.memory.crowded is crowded
+
+
 def test_what_comes_in_between_two_looks_is_noticed_where_the_mark_is_near() -> None:
     process = Process(MARK - 2 * MIB)
     process.memory.look()

@@ -1,0 +1,61 @@
+"""Which clients give way while the broker is above its memory mark.
+
+Refusing messages bounds the memory of messages. But each connection takes 24 to 75 KiB, and each session and
+each link another 4 KiB, so a crowd of clients could take all memory there is. Above the mark, clients without
+a credential give way, as they do when there is no room for connections (`room.py`), except for a few. While
+the process is far above the mark, so are connections with many sessions and links, those with most of them
+first, and no further connections are accepted. Clients that use few links are not affected, so receivers go
+on and make room. Runs in the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+
+import structlog
+
+from broker.frontend.services import Client, Services
+
+log = structlog.get_logger("connection")
+
+STRANGERS_MAX = 64
+"""So many clients without a credential stay above the mark. The others make room for those that show one."""
+CUT_OFF_AT_ONCE = 200
+"""At most so many clients are cut off at a time, four times a second."""
+PARTS_MAX = 32
+"""Sessions and links that a connection may always have. Official clients use fewer than ten for each queue
+that they work with."""
+PARTS_AT_ONCE = 5_000
+"""Connections with so many of them together, about 18 MiB, are cut off at a time: faster than clients can
+begin others, and no faster, because ending them takes time, too."""
+
+
+def make_room_in_memory(services: Services) -> None:
+    """Cut off clients as far as memory requires it. Call this after each look at the memory in use."""
+    memory = services.memory
+    if not memory.limited:
+        return
+    now_s = asyncio.get_running_loop().time()
+    for _ in range(min(len(services.strangers) - STRANGERS_MAX, CUT_OFF_AT_ONCE)):
+        stranger = services.strangers.take_overdue(now_s)
+        if stranger is None:
+            break
+        stranger.cut_off()
+    if not memory.crowded:
+        return
+    parts = 0
+    for connection in heapq.nlargest(CUT_OFF_AT_ONCE, services.connections, key=_parts):
+        own = _parts(connection)
+        if own <= PARTS_MAX or parts >= PARTS_AT_ONCE:
+            break
+        parts += own
+        engine = connection.engine
+        counts = {"sessions": engine.session_count, "links": engine.link_count}
+        services.sparing.info(log, "connection.cut_off", peer=connection.peer, **counts)
+        connection.cut_off()
+
+
+def _parts(connection: Client) -> int:
+    engine = connection.engine
+    return engine.session_count + engine.link_count

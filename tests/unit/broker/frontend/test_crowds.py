@@ -1,0 +1,93 @@
+"""A broker above its memory mark, and crowds of clients, sessions and links: the largest give way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from broker.frontend.crowds import PARTS_MAX, STRANGERS_MAX
+from broker.frontend.room import CONNECTIONS_IN_A_CROWD
+from storage.disk import LocalDisk
+from tests.support import raw_amqp as raw
+from tests.support.broker_process import queue
+from tests.support.broker_thread import BrokerThread
+from tests.support.raw_amqp import ConnectionEnded, RawConnection
+
+WITHIN_S = 30.0
+
+
+def above_its_mark(folder: Path) -> BrokerThread:
+    """Any process uses much more memory than this mark."""
+    return BrokerThread(folder, [queue("orders")], LocalDisk(), memory_bytes_max=1 << 20)
+
+
+def links(count: int) -> bytes:
+    return b"".join(raw.frame(raw.ATTACH, raw.receiver_attach(handle, "orders")) for handle in range(count))
+
+
+def sessions(count: int) -> bytes:
+    return b"".join(
+        raw.frame(raw.BEGIN, raw.begin_fields(), channel=number) for number in range(1, count + 1)
+    )
+
+
+def is_served(client: RawConnection, channel: int = 200) -> bool:
+    """Whether the broker answers a client."""
+    try:
+        client.send(
+            raw.frame(raw.BEGIN, raw.begin_fields(), channel=channel), raw.frame(raw.END, [], channel=channel)
+        )
+        client.read_until(raw.END, within_s=WITHIN_S)
+    except ConnectionEnded:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("many", [links, sessions])
+def test_far_above_the_memory_mark_connections_with_very_many_links_or_sessions_are_cut_off(
+    many: Callable[[int], bytes], tmp_path: Path
+) -> None:
+    with (
+        above_its_mark(tmp_path) as broker,
+        raw.opened(broker.addresses.amqp_port) as small,
+        raw.opened(broker.addresses.amqp_port) as large,
+    ):
+        small.send(many(PARTS_MAX - 2))
+        large.send(many(PARTS_MAX + 1))
+        large.frames_until_end(WITHIN_S)
+        assert is_served(small)
+
+
+def test_above_the_memory_mark_few_clients_without_a_credential_stay(tmp_path: Path) -> None:
+    with above_its_mark(tmp_path) as broker, ExitStack() as stack:
+        port = broker.addresses.amqp_port
+        friend = stack.enter_context(raw.opened(port))
+        crowd: list[RawConnection] = []
+        deadline = time.monotonic() + WITHIN_S
+        while len(crowd) < STRANGERS_MAX + 10:
+            client = stack.enter_context(RawConnection(port))
+            try:
+                client.open(raw.sasl_anonymous())
+                client.begin()
+            except ConnectionEnded:  # there are too many at the moment
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+                continue
+            crowd.append(client)
+        while sum(map(is_served, crowd)) > STRANGERS_MAX:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        assert is_served(friend)
+
+
+def test_far_above_the_memory_mark_a_crowd_with_credentials_grows_no_more(tmp_path: Path) -> None:
+    with above_its_mark(tmp_path) as broker, ExitStack() as stack:
+        port = broker.addresses.amqp_port
+        for _ in range(CONNECTIONS_IN_A_CROWD):
+            stack.enter_context(raw.opened(port))
+        with pytest.raises(ConnectionEnded):
+            stack.enter_context(raw.opened(port))
