@@ -3,8 +3,9 @@
 The files are read at the start, and looked at again every LOOK_S seconds. So keys are rotated without a
 restart: put the new key beside the old one, as primary and secondary key, let clients change over, and
 replace the old one. A file that cannot be used at the start keeps the broker from starting; later, the keys
-that were read last stay in force. A mount that hangs holds up a thread of its own, and never the end of the
-broker.
+that were read last stay in force. New keys come into force once two looks in a row have found them: a file
+that is being rewritten in place can hold the first part of a key, which looks like a key. A mount that hangs
+holds up a thread of its own, and never the end of the broker.
 """
 
 from __future__ import annotations
@@ -88,8 +89,10 @@ async def watch_keys(
     settings: Settings, rules: Rules, changed: Callable[[Rules], None], others: Rules = ()
 ) -> None:
     """Call `changed` with the policies whenever the files make them other ones than `rules`, and others than
-    the last time. `others` are those of the configuration file."""
+    the last time, in two looks in a row. `others` are those of the configuration file."""
     wrong = ""
+    before: Rules | None = rules
+    """What the look before found; None if it found a wrong file."""
     loop, reader = asyncio.get_running_loop(), Workers(1, "keys")
     try:
         while True:
@@ -97,6 +100,7 @@ async def watch_keys(
             try:
                 found = await loop.run_in_executor(reader, namespace_rules, settings, others)
             except WrongKeyFile as why:
+                before = None
                 if str(why) != wrong:
                     wrong = str(why)
                     log.error(
@@ -104,7 +108,8 @@ async def watch_keys(
                     )
                 continue
             wrong = ""
-            if found != rules:
+            is_whole, before = found == before, found
+            if found != rules and is_whole:
                 rules = found
                 log.info("keys.changed", names=[rule.key_name for rule in rules])
                 changed(rules)

@@ -182,6 +182,43 @@ async def test_a_change_of_a_file_is_noticed_and_a_wrong_file_changes_nothing(
     assert [line["event"] for line in lines] == ["keys.unreadable", "keys.changed"]
 
 
+async def test_a_file_that_is_rewritten_in_steps_changes_the_keys_once_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first part of a key looks like a key, and there is nothing else by which to tell them apart."""
+    monkeypatch.setattr(key_files, "LOOK_S", 0.001)
+    settings = settings_with(tmp_path, sas_key_file="first")
+    contents = ["first", "", "", "sec", "", "sec", "second", "second", "first", "second", "", "second"]
+    changes: list[tuple[int, str]] = []
+    looks = 0
+
+    def looked(settings: Settings, others: Rules) -> Rules:
+        nonlocal looks
+        looks += 1
+        if looks <= len(contents):
+            (tmp_path / "sas_key_file").write_text(contents[looks - 1])
+        return namespace_rules(settings, others)
+
+    monkeypatch.setattr(key_files, "namespace_rules", looked)
+    with capture_logs() as lines:
+        watch = asyncio.create_task(
+            watch_keys(
+                settings,
+                namespace_rules(settings),
+                lambda rules: changes.append((looks, rules[0].primary_key)),
+            )
+        )
+        await until(lambda: looks > len(contents) + 3)
+        watch.cancel()
+    assert changes == [(8, "second")]
+    assert [line["event"] for line in lines] == [
+        "keys.unreadable",
+        "keys.unreadable",
+        "keys.changed",
+        "keys.unreadable",
+    ], "once for each time that it is empty"
+
+
 def test_only_a_regular_file_is_read_and_none_is_waited_for(tmp_path: Path) -> None:
     settings = settings_with(tmp_path, sas_key_file="")
     file = tmp_path / "sas_key_file"
