@@ -4,7 +4,7 @@ import { ServiceBusClient } from "@azure/service-bus";
 import { connectionString, run, sleep } from "./harness.mjs";
 
 const queue = process.env.PARTIBUS_QUEUE;
-const untilMs = Number(process.env.PARTIBUS_UNTIL_MS);
+const seconds = Number(process.env.PARTIBUS_SECONDS);
 const batch = Number(process.env.PARTIBUS_BATCH);
 const everyMs = (1000 * batch) / Number(process.env.PARTIBUS_OFFERED_PER_S);
 
@@ -19,11 +19,13 @@ const scenarios = {
     try {
       const sender = client.createSender(queue);
       const underWay = new Set();
+      let untilMs = Infinity; // until the first acceptance
       const attempt = async (number) => {
         const messages = Array.from({ length: batch }, (_, place) => ({ body: "x", messageId: `js-${number}-${place}` }));
         try {
           await sender.sendMessages(messages);
           accepted.push([number, Date.now()]);
+          untilMs = Math.min(untilMs, Date.now() + 1000 * seconds);
         } catch (error) {
           assert.equal(error.code, "ServiceBusy", String(error));
           assert.match(error.message, /Error code: 50009\. Please wait 2 seconds and try again\./);
