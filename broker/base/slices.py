@@ -32,6 +32,13 @@ class Slices:
         """Held by work that holds something up until all of its steps are done. If several pieces of such
         work took turns, each would hold its own up for as long as all of them take."""
 
+    def for_another_disk(self) -> Slices:
+        """Slices that take turns with these, for work on another disk: a disk that hangs may hold up whoever
+        has `one_by_one`, so each disk has its own."""
+        other = Slices(self._slice_s, self._seconds)
+        other._turn = self._turn
+        return other
+
     async def of(self, steps: Iterable[T]) -> AsyncIterator[list[T]]:
         """Yield the results of the steps, a slice at a time. Each step must take at most 1 ms. The caller may
         wait between slices, and has the results of its last slice at once: only the next slice, of any

@@ -21,7 +21,7 @@ from broker.partition.task_limits import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.disk import Disk
 from storage.file_store import FileLogStore
-from storage.spread_store import SpreadStore
+from storage.spread_store import SpreadStore, place
 from storage.threads import OwnerFailed
 
 TAIL_BYTES_AT_STOP = 16 * 1024
@@ -53,8 +53,9 @@ class LocalHost(SpreadStore):
         self.catalogue_pool: Executor = stores[0].pools.catalogue
         self.index_pools: Sequence[Executor] = [store.pools.index for store in stores]
         self.payloads = PayloadBudget(settings.payload_memory_bytes)
-        self._opening = Slices(LONG_SLICE_S)
-        """Time slices for opening, recovering and forgetting partitions."""
+        opening = Slices(LONG_SLICE_S)
+        self._opening = [opening.for_another_disk() for _ in stores]
+        """Time slices for opening, recovering and forgetting partitions, by the number of their folder."""
         self._turns = Slices(LONG_SLICE_S)
         """Time slices for operations of partitions that take several steps."""
         self._limits = TaskLimits(
@@ -98,6 +99,7 @@ class LocalHost(SpreadStore):
     ) -> PartitionTask:
         """See `PartitionHost.start`. `changed` is called in the event loop whenever the partition's health
         or counts change."""
+        folder = place(description.generation, number, description.folders)
         partition = PartitionTask(
             number,
             log=self.log(description.generation, number, description.folders),
@@ -108,7 +110,7 @@ class LocalHost(SpreadStore):
             on_health=None if changed is None else lambda *_: changed(),
             on_counts=changed,
             meter=meter,
-            slices=self._opening,
+            slices=self._opening[folder % len(self._opening)],
             turns=self._turns,
             register=register,
         )

@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from broker.base.clock import ManualClock
 from broker.entities.descriptions import MAIN
+from broker.hosting.host import HostFolder, HostSettings
 from broker.hosting.local import TAIL_BYTES_AT_STOP, LocalHost
 from broker.namespace.entity import ask
 from broker.operations.browsing import Peek, Peeked
 from broker.operations.receiving import Demand, Locked
 from broker.operations.sending import Send
-from storage.disk import LocalDisk
+from storage.disk import Disk, LocalDisk
+from storage.folders import arrange
+from storage.spread_store import place
+from tests.support.faulty_disk import FaultyDisk
 from tests.support.hosting import QUEUE, Meter, Register, settings_of
 from tests.support.waiting import WAIT_S, until
 
@@ -22,11 +27,11 @@ from tests.support.waiting import WAIT_S, until
 class Stack:
     """A host, and the tasks of its partitions."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, settings: HostSettings, disk: Disk) -> None:
         self.clock, self.tasks = ManualClock(), dict[str, asyncio.Task[None]]()
         self.host = LocalHost(
-            settings_of(folder),
-            LocalDisk(),
+            settings,
+            disk,
             self.clock,
             spawn=lambda work, name: self.tasks.setdefault(name, asyncio.create_task(work, name=name)),
             failed=lambda name, error: None,
@@ -34,8 +39,10 @@ class Stack:
 
 
 @asynccontextmanager
-async def stack(folder: Path) -> AsyncIterator[Stack]:
-    made = Stack(folder)
+async def stack(
+    folder: Path, settings: HostSettings | None = None, disk: Disk | None = None
+) -> AsyncIterator[Stack]:
+    made = Stack(settings or settings_of(folder), disk or LocalDisk())
     await made.host.open()
     async with asyncio.timeout(WAIT_S):
         try:
@@ -105,3 +112,29 @@ async def test_a_stop_writes_a_checkpoint_only_where_a_replay_would_take_long(tm
         await ask(long, Send([bytes(TAIL_BYTES_AT_STOP)], None))
         await asyncio.gather(short.stop(), long.stop())
     assert checkpointed(tmp_path) == {"0001"}
+
+
+async def test_while_a_disk_hangs_partitions_on_another_one_take_their_checkpoints(tmp_path: Path) -> None:
+    disk, folders = FaultyDisk(LocalDisk()), arrange(LocalDisk(), [tmp_path / "first", tmp_path / "second"])
+    hosted = tuple(HostFolder(str(each.path), each.id, is_missing=False) for each in folders)
+    settings = replace(settings_of(tmp_path), folders=hosted, checkpoint_bytes=20_000)
+    queue = replace(QUEUE, folders=2)
+    numbers = sorted(range(2), key=lambda number: place(queue.generation, number, 2))
+    async with stack(tmp_path, settings, disk) as made:
+        first, second = (made.host.start(queue, number, Meter(), Register()) for number in numbers)
+        try:
+            async with first._slices.one_by_one:
+                while not first._beside.is_under_way:
+                    await ask(first, Send([bytes(5_000)], None))
+                disk.hang("sync", "/first/logs/")
+                hung = asyncio.ensure_future(ask(first, Send([b"one"], None)))
+                await until(lambda: disk.held)
+            # Symptom: this partition now had the turn for its checkpoint, and all others waited for its disk.
+            for _ in range(20):
+                await ask(second, Send([bytes(5_000)], None))
+            await until(lambda: checkpointed(tmp_path / "second"))
+            assert not checkpointed(tmp_path / "first") and not hung.done()
+        finally:
+            disk.release()
+        await hung
+        await asyncio.gather(first.stop(), second.stop())
