@@ -76,7 +76,7 @@ class LookingAhead:
 
     def look_at_new_messages(self) -> None:
         """Messages were stored while the partition was quiet: does it stay so, and for how long?"""
-        if self._duplicates.slots or self._messages.main.schedule is not None:
+        if self._duplicates.slots or self._messages.main.schedule:
             self._quiet_until_ms = 0
         elif self._messages.soonest_end_ms < self._quiet_until_ms:
             self._quiet_until_ms = self._messages.soonest_end_ms
@@ -95,7 +95,7 @@ class LookingAhead:
             is_idle
             and self._can_be_quiet
             and not self._duplicates.slots
-            and messages.main.schedule is None
+            and not messages.main.schedule
             and messages.states.next_expiry_ms() is None
         )
 

@@ -43,6 +43,10 @@ class TimerWheel:
         self._buckets: ChunkedTable[Bucket] = ChunkedTable()
         self._ticks: SiftedHeap[int] = SiftedHeap(untrack)
 
+    def __bool__(self) -> bool:
+        """Whether a key waits, which may have been cancelled."""
+        return bool(self._buckets.count)
+
     def add(self, due_ms: int, key: int) -> None:
         """Add a key that comes due at `due_ms`."""
         bucket = self._bucket(due_ms)

@@ -8,6 +8,7 @@ from broker.entities.descriptions import MAIN, QueueSettings
 from broker.operations.browsing import Watch
 from broker.operations.interface import Operation
 from broker.operations.receiving import Demand
+from broker.operations.scheduling import CancelScheduled
 from broker.operations.selecting import WatchReturned
 from broker.operations.sending import Send
 from broker.operations.sessions import WatchSessions
@@ -72,3 +73,20 @@ async def test_schedules_and_the_window_of_duplicate_detection_end_quiet() -> No
     assert _ahead(harness).is_quiet(FAR_MS)
     await harness.do(1, Send([b"b"], None, identities=[bytes(15)]))
     assert not _ahead(harness).is_quiet(0)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["enqueued", "cancelled"])
+async def test_quiet_comes_back_once_no_message_is_scheduled_any_more(is_cancelled: bool) -> None:
+    harness = Harness()
+    for _ in range(2):
+        await harness.do(1, Send([b"later"], None, scheduled_ms=[harness.clock.now_ms() + 1_000]))
+        assert not _ahead(harness).is_quiet(0) and _ahead(harness).next_due_ms() is not None
+        if is_cancelled:
+            await harness.do(1, CancelScheduled((await harness.peek()).sequence_numbers[-1:]))
+        else:
+            harness.clock.advance(3_000)
+        await harness.send(b"now")
+        # Symptom: from the first schedule on, each cycle looked for all that a partition may have to do.
+        await harness.send(b"now")
+        assert _ahead(harness).is_quiet(FAR_MS) and _ahead(harness).next_due_ms() is None
+    assert (await harness.peek()).messages.count(b"later") == (0 if is_cancelled else 2)
