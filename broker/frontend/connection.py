@@ -405,8 +405,8 @@ class Connection:
     def unread_bytes(self) -> int:
         """Bytes that links have handed over and the client has not read.
 
-        uvloop's transports count a write only once they have tried it, at the end of a turn, so the last
-        write counts as unread until then.
+        uvloop's transports try a write at once and count what the socket has not taken, but that of TLS does
+        not count what it has encrypted. So the last write counts as unread until the turn after it.
         """
         just_written = self._written if self.services.output.turn - self._written_in < 2 else 0
         in_engine = 0 if self._closed else self.engine.unsent_bytes_of_all()
