@@ -39,7 +39,13 @@ from storage.open_segments import OpenSegments
 from storage.pools import Pools
 from storage.segment import ENTITY_BYTES_MAX, SALT_BYTES
 from storage.sizing import RESERVE_BYTES_MAX, reserve_bytes_of
-from storage.storage_version import STORAGE_VERSION, check_version, note_version
+from storage.storage_version import (
+    FILE_NAME,
+    STORAGE_VERSION,
+    check_version,
+    note_version,
+    what_is_wrong,
+)
 from storage.threads import OwnerFailed, UnderWay, report_to_loop, run_to_end, start_background, within
 
 T = TypeVar("T")
@@ -430,10 +436,14 @@ class FileLogStore:
         try:
             if not self._identity:
                 make_root(disk, self.root)
+            was_used = LOGS_DIRECTORY in disk.names(self.root)
             make_directories(disk, self.root, [LOGS_DIRECTORY])
             make_directories(disk, self.root, EXTENTS_DIRECTORIES)
             fd = disk.lock(self.root / LOCK_NAME)
             if check_version(disk, self.root) != STORAGE_VERSION:
+                why = what_is_wrong(disk, self.root)
+                if was_used and why is not None:
+                    _log.warning("folder.version_damaged", path=str(self.root / FILE_NAME), why=why)
                 self._note_version()
             for name in disk.names(self._shared.root):
                 if name.endswith(DELETED_SUFFIX):

@@ -18,11 +18,16 @@ STORAGE_VERSION = 3
 """The version of docs/storage-format.md. It rises when an older broker could misread what a newer one has
 written."""
 
+_ADVICE = (
+    "No message is affected, and the next start writes the file. Until then it keeps no older version of "
+    "Partibus from the folder, so start none that is older than the last one that used it"
+)
+
 
 def check_version(disk: Disk, path: Path) -> int | None:
     """Check that this release knows what the data folder holds; returns the version that it states, None if
     it states none. Raises UnknownFormat, OSError."""
-    version = _version_of(disk, path)
+    version = _version_in(_content(disk, path))
     if version is not None and version > STORAGE_VERSION:
         raise UnknownFormat(
             f"{path} was written by a newer version of Partibus: its storage version is {version}, and this "
@@ -37,9 +42,27 @@ def note_version(disk: Disk, path: Path) -> None:
     close_quietly(disk, publish(disk, path / FILE_NAME, [b"%d\n" % STORAGE_VERSION]))
 
 
-def _version_of(disk: Disk, path: Path) -> int | None:
-    """None also if the file is damaged: then each file of the folder still states its own version."""
-    if FILE_NAME not in disk.names(path):
+def what_is_wrong(disk: Disk, path: Path) -> str | None:
+    """Why a data folder that was used does not state its version, and what to do; None if it does. Raises
+    OSError."""
+    content = _content(disk, path)
+    if content is None:
+        why = "the file is missing: the last version to use this data folder wrote none, or the file was lost"
+    elif _version_in(content) is not None:
         return None
-    text = read_file(disk, path / FILE_NAME).strip()
+    elif not content.strip(b"\0"):
+        why = f"the file is damaged: its {len(content)} bytes are zeros" if content else "the file is empty"
+    else:
+        why = f"the file is damaged: it holds {content[:20]!r} and not a number"
+    return f"{why}. {_ADVICE}"
+
+
+def _content(disk: Disk, path: Path) -> bytes | None:
+    """None if there is no such file."""
+    return read_file(disk, path / FILE_NAME) if FILE_NAME in disk.names(path) else None
+
+
+def _version_in(content: bytes | None) -> int | None:
+    """None also if the file is damaged: then each file of the folder still states its own version."""
+    text = (content or b"").strip()
     return int(text) if text.isdigit() and len(text) <= 9 else None

@@ -20,6 +20,8 @@ from broker.settings.settings import WrongSettings
 from storage.check import Progress
 from storage.errors import StorageError
 from storage.folders import FILE_NAME
+from storage.storage_version import FILE_NAME as VERSION_FILE
+from storage.survey import Severity
 
 REPAIR_EPILOG = """
 Stop the broker first: it holds the folder's lock, and the command refuses to work beside it.
@@ -30,7 +32,8 @@ With `--yes`:
 
 * A damaged log is rebuilt from everything in it that can be read. Settlements that cannot be read are
   lost: such messages come again.
-* A damaged file whose copy is intact is moved, and the broker makes a new one.
+* A damaged file whose copy is intact is moved, and the broker makes a new one. So is a damaged file
+  `version`.
 * A damaged file `folder` of one of several data folders is written again if it is certain which folder it is.
 * Nothing is deleted: what is replaced moves to the folder `damaged`, with a report. Remove that folder
   once you do not need it any more.
@@ -155,6 +158,9 @@ def lost_text(lost: LostPartition) -> str:
 
 def _print(plan: Plan) -> None:
     console = output()
+    for each in plan.report.findings:
+        if each.severity is Severity.NOTE and Path(each.path).name == VERSION_FILE:
+            console.print(f"{each.path}: {each.why}.")
     if plan.is_empty:
         missing = (
             "What is missing has a copy, and the broker makes it again. "
@@ -183,9 +189,8 @@ def _print(plan: Plan) -> None:
                 f"{log.moved_to}"
             )
     for each in plan.moved:
-        console.print(
-            f"{each.path}: {each.why}. The other copy serves; this one {moved} {DAMAGED_DIRECTORY}/"
-        )
+        which = "It" if Path(each.path).name == VERSION_FILE else "The other copy serves; this one"
+        console.print(f"{each.path}: {each.why}. {which} {moved} {DAMAGED_DIRECTORY}/")
     for paths, _ in plan.merged:
         done = "was put together" if plan.done else "would be put together"
         console.print(

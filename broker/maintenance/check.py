@@ -8,7 +8,7 @@ not describe a queue.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,12 @@ from storage.check import CATALOGUE_DIRECTORY, Documents, Progress, check_docume
 from storage.checkpoints import read_blocks
 from storage.disk import Disk, LocalDisk, read_file
 from storage.document_file import file_name_of
+from storage.errors import UnknownFormat
 from storage.file_store import LOGS_DIRECTORY
 from storage.folders import FILE_NAME, DamagedIdentity, WrongFolders, read_identity, unnamed
 from storage.log import Frame
+from storage.storage_version import FILE_NAME as VERSION_FILE
+from storage.storage_version import check_version, what_is_wrong
 from storage.survey import Finding, LogFolder, Severity, frames, survey_files
 
 
@@ -87,6 +90,7 @@ def check_folders(
     report = Report(roots, progress=progress or Progress())
     roots, absent = data_folders_among(disk, roots)
     report.findings += absent
+    report.findings += [finding for root in roots for finding in _check_version(disk, root)]
     report.findings += _check_identities(disk, roots, [Path(each.path) for each in absent])
     documents = check_documents(disk, roots, time.sleep, report.progress)
     report.findings += [
@@ -136,6 +140,22 @@ def _check_identities(disk: Disk, roots: Sequence[Path], absent: Sequence[Path])
         ]
     except WrongFolders as error:
         return [Finding(Severity.UNUSABLE, None, None, str(roots[0] / FILE_NAME), 0, 0, str(error))]
+
+
+def _check_version(disk: Disk, root: Path) -> Iterator[Finding]:
+    """Find out whether a data folder states its storage version, and one that this release knows."""
+    path = root / VERSION_FILE
+    try:
+        check_version(disk, root)
+        why = what_is_wrong(disk, root)
+        # Builds before version 3 wrote no such file.
+        severity = Severity.SPARE if VERSION_FILE in disk.names(root) else Severity.NOTE
+    except UnknownFormat as error:
+        why, severity = str(error), Severity.UNUSABLE
+    except OSError as error:
+        why, severity = f"it cannot be read: {error.strerror}", Severity.UNUSABLE
+    if why is not None:
+        yield Finding(severity, None, None, str(path), 0, 0, why)
 
 
 def _has_damaged_identity(disk: Disk, path: Path) -> bool:

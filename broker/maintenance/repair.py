@@ -3,9 +3,9 @@ replaced move to `damaged/`.
 
 A damaged log is *rebuilt*: its legible messages are written to a new log beside the old one, with their
 sequence numbers, delivery counts and properties, and then the two change places. A damaged checkpoint, extent
-or document with an intact copy is *moved* to `damaged/`, and the broker makes a new one. Two damaged files of
-one document are *merged* if their good parts make a whole one. A damaged file `folder` is *written again* if
-the other data folders and the logs in this one leave no doubt which folder it is.
+or document with an intact copy, or file `version`, is *moved* to `damaged/`, and the broker makes a new one.
+Two damaged files of one document are *merged* if their good parts make a whole one. A damaged file `folder`
+is *written again* if the other data folders and the logs in this one leave no doubt which folder it is.
 
     damaged/<entity>-<partition>-<n>/
         report.json     what is done, and which sequence numbers are gone; written before the exchange
@@ -22,6 +22,7 @@ and extent disagree, and leaves that partition alone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -58,6 +59,7 @@ from storage.folders import FILE_NAME
 from storage.index_witness import WITNESS_NAME
 from storage.log import Frame
 from storage.partition_index import COPY_NAME, INDEX_NAME
+from storage.storage_version import check_version
 from storage.survey import Finding, LogFolder, Severity, Survey, frames, survey_files
 
 DAMAGED_DIRECTORY = "damaged"
@@ -166,8 +168,10 @@ class Repair:
         self._described: Mapping[str, EntityDescription] = {}
 
     def open(self) -> None:
-        """Take the locks of all folders. Raises NoDataFolder, InUse, OSError."""
+        """Take the locks of all folders. Raises NoDataFolder, InUse, UnknownFormat, OSError."""
         self._roots, _ = data_folders_among(self._disk, self._named)
+        for root in self._roots:
+            check_version(self._disk, root)
         self._locks.take(self._roots)
 
     def close(self) -> None:
@@ -440,7 +444,10 @@ class Repair:
         folders = [
             each / name for each in damaged for name in sorted(self._disk.names(each)) if "." not in name
         ]
-        found = [(folder, self._disk.names(folder)) for folder in folders]
+        found: list[tuple[Path, list[str]]] = []
+        for folder in folders:
+            with contextlib.suppress(NotADirectoryError):  # a file that was moved, such as `folder`
+                found.append((folder, self._disk.names(folder)))
         return [(folder, names) for folder, names in found if REBUILT_DIRECTORY in names]
 
 

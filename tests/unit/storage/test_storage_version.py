@@ -9,7 +9,13 @@ import pytest
 from storage.disk import LocalDisk
 from storage.errors import UnknownFormat
 from storage.folders import arrange
-from storage.storage_version import FILE_NAME, STORAGE_VERSION, check_version, note_version
+from storage.storage_version import (
+    FILE_NAME,
+    STORAGE_VERSION,
+    check_version,
+    note_version,
+    what_is_wrong,
+)
 
 DISK = LocalDisk()
 
@@ -42,3 +48,14 @@ def test_one_newer_folder_among_several_is_enough(tmp_path: Path) -> None:
     with pytest.raises(UnknownFormat, match="second was written by a newer version"):
         arrange(DISK, folders)
     assert not list(folders[0].iterdir())
+
+
+def test_what_is_wrong_with_the_file_is_said_with_what_to_do(tmp_path: Path) -> None:
+    texts = {None: "missing", b"": "empty", b"\0\0": "2 bytes are zeros", b"x" * 50: "holds b'xxxx"}
+    for content, text in texts.items():
+        if content is not None:
+            (tmp_path / FILE_NAME).write_bytes(content)
+        found = what_is_wrong(DISK, tmp_path)
+        assert found is not None and text in found and "start none that is older" in found
+    note_version(DISK, tmp_path)
+    assert what_is_wrong(DISK, tmp_path) is None

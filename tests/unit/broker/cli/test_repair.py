@@ -28,6 +28,20 @@ async def test_repair_says_what_is_gone_and_acts_only_when_asked(tmp_path: Path)
     assert f"from {3 << 48 | 1} on" in row and "0 messages" in row
 
 
+async def test_repair_says_what_is_wrong_with_the_file_version(tmp_path: Path) -> None:
+    await data_folder(tmp_path)
+    version = tmp_path / "version"
+    version.write_bytes(b"")
+    done = check("repair", "--yes", "--data-dir", str(tmp_path))
+    assert done.exit_code == 0 and "the file is empty" in done.stdout, done.stdout
+    assert "It moved to damaged/" in done.stdout and not version.exists()
+    done = check("repair", "--data-dir", str(tmp_path))
+    assert done.exit_code == 0 and f"{version}: the file is missing" in done.stdout, done.output
+    version.write_bytes(b"999\n")
+    done = check("repair", "--yes", "--data-dir", str(tmp_path))
+    assert done.exit_code == 2 and version.read_bytes() == b"999\n", done.stdout
+
+
 async def test_json_names_the_earlier_repair_that_was_finished(tmp_path: Path) -> None:
     await data_folder(tmp_path)
     unfinished = tmp_path / "damaged" / f"{GENERATION}-0003-1"

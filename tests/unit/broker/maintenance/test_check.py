@@ -97,3 +97,21 @@ def test_folders_that_are_no_data_folders_are_findings_as_long_as_one_is(tmp_pat
     with pytest.raises(NoDataFolder) as nothing:
         data_folders_among(LocalDisk(), [empty, file])
     assert str(empty) in str(nothing.value) and str(file) in str(nothing.value)
+
+
+async def test_a_file_version_that_is_cut_zeroed_or_missing_is_found(tmp_path: Path) -> None:
+    await data_folder(tmp_path)
+    version = tmp_path / "version"
+    whole = version.read_bytes()
+    for content in (b"", bytes(len(whole))):
+        version.write_bytes(content)
+        (finding,) = check_folders([tmp_path]).findings  # symptom: none
+        assert (finding.path, finding.severity) == (str(version), Severity.SPARE)
+        assert "next start writes the file" in finding.why
+    version.unlink()
+    (finding,) = check_folders([tmp_path]).findings
+    assert (finding.path, finding.severity) == (str(version), Severity.NOTE) and "missing" in finding.why
+    version.write_bytes(b"999\n")
+    assert [each.severity for each in check_folders([tmp_path]).findings] == [Severity.UNUSABLE]
+    version.write_bytes(whole)
+    assert check_folders([tmp_path]).findings == []
