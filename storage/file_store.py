@@ -76,7 +76,12 @@ TOLD_AT_ONCE = 256
 FULL_DISK_TOLD_S = 1.0
 """How often the owners of the logs are told that the disk is full, at most."""
 FULL_DISK_SHOWN_S = 60.0
-"""How long the folder counts as full after a commit found no space."""
+"""How long the folder counts as full after a commit found no space, if no more has come free since."""
+FULL_DISK_LOOK_S = 1.0
+"""How often to look meanwhile how much has come free."""
+FREED_BYTES_MIN = 64 << 10
+"""With at least this much free space more, the folder no longer counts as full; with reserves, as much as
+these take."""
 NAME_BYTES_MAX = 240
 """The longest percent-encoded name of an entity; file systems allow 255 bytes, and the suffix needs some."""
 
@@ -93,7 +98,8 @@ class FolderState(enum.StrEnum):
 
     OK = "ok"
     FULL = "full"
-    """Messages were refused for lack of space within the last minute, or the reserve is in use."""
+    """Messages were refused for lack of space within the last minute and none has come free since, or the
+    reserve is in use."""
     MISSING = "missing"
     """It cannot be used: it was missing or unreadable at the start or at the last look, or another folder is
     in its place."""
@@ -210,6 +216,9 @@ class FileLogStore:
         self._holding: asyncio.Task[None] | None = None
         self._told_of_full_until = self._full_until = 0.0
         self._telling: asyncio.Task[None] | None = None
+        self._awaiting_space: asyncio.Task[None] | None = None
+        self._free_when_full: int | None = None
+        """The least free space, in bytes, seen since a commit last found none; None if not yet known."""
         self._untidy: set[FileLog] = set()
         self._tidying: asyncio.Task[None] | None = None
         self._closing_idle: asyncio.Task[None] | None = None
@@ -397,6 +406,7 @@ class FileLogStore:
             self._syncing,
             self._holding,
             self._telling,
+            self._awaiting_space,
             self._tidying,
             self._closing_idle,
             self._recording,
@@ -582,11 +592,33 @@ class FileLogStore:
     def _tell_of_full_disk(self) -> None:
         """Ask every log's owner to free space, at most once every FULL_DISK_TOLD_S."""
         now = asyncio.get_running_loop().time()
-        self._full_until = now + FULL_DISK_SHOWN_S
+        self._full_until, self._free_when_full = now + FULL_DISK_SHOWN_S, None
+        if self._awaiting_space is None:
+            self._awaiting_space = start_background(self._await_space(), "storage-space", self._failed)
         if now >= self._told_of_full_until:
             self._told_of_full_until = now + FULL_DISK_TOLD_S
             if self._telling is None or self._telling.done():
                 self._telling = start_background(self._tell_all(), "storage-full", self._failed)
+
+    async def _await_space(self) -> None:
+        """While the folder counts as full, look whether space has come free."""
+        loop, reserves = asyncio.get_running_loop(), self._shared.reserve
+        freed_bytes = max(FREED_BYTES_MIN, reserves.settlements.size_bytes + reserves.upkeep.size_bytes)
+        while loop.time() < self._full_until:
+            try:
+                space = await run_to_end(
+                    self.pools.look, lambda: self._disk.space(self.root), self._under_way
+                )
+            except OSError:
+                pass
+            else:
+                known = space.free if self._free_when_full is None else self._free_when_full
+                self._free_when_full = min(known, space.free)
+                if reserves.held and space.free - self._free_when_full >= freed_bytes:
+                    self._full_until = 0.0
+                    break
+            await asyncio.sleep(FULL_DISK_LOOK_S)
+        self._awaiting_space = None
 
     async def _tell_all(self) -> None:
         for place, log in enumerate(list(self._logs.values()), 1):
@@ -598,6 +630,7 @@ class FileLogStore:
         while not self._shared.reserve.held:
             await asyncio.sleep(self._reserve_retry_ms / 1_000)
             await run_to_end(self._executor, self._shared.reserve.hold, self._under_way)
+        self._full_until = 0.0  # there was space for both reserves
         self._holding = None
 
     def _close_idle_later(self) -> None:

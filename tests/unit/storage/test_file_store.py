@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import structlog
 
+from storage import file_store
 from storage.disk import LocalDisk
 from storage.errors import DiskFailed, DiskFull
 from storage.file_store import FileLogStore, FolderState
@@ -228,6 +229,30 @@ async def test_a_store_that_starts_on_a_full_disk_refuses_sends_until_its_reserv
             except DiskFull:
                 await asyncio.sleep(0.001)
     assert flat(await contents(log)) == [b"a settlement", b"a send"]
+    await log.close()
+    await store.close()
+
+
+async def test_a_folder_counts_as_full_until_its_disk_has_room_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_store, "FULL_DISK_LOOK_S", 0.005)
+    inner = RecordingDisk(capacity_bytes=200_000)
+    disk = FaultyDisk(inner)
+    store = small_store(ROOT, disk)
+    log = store.log("orders", 0)
+    await log.acquire()
+    for _ in range(2):
+        with pytest.raises(DiskFull):
+            while True:
+                await append(log, b"x" * 10_000)
+        looked = disk.calls["space"]
+        await until(lambda: disk.calls["space"] >= looked + 5)  # noqa: B023
+        assert store.state is FolderState.FULL, "nothing has come free"
+        inner.capacity_bytes = (inner.capacity_bytes or 0) + 500_000
+        # Symptom: it counted as full for another minute.
+        await until(lambda: store.state is FolderState.OK)
+        looked = disk.calls["space"]
+        await append(log, b"x")
+        assert disk.calls["space"] - looked <= 2, "it is not looked at any more"
     await log.close()
     await store.close()
 
