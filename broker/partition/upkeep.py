@@ -118,6 +118,9 @@ class UpkeepLimits:
     """How long a disk counts as full after it was found full, if the log does not report it."""
     pause_ms: int = 1000
     """Pause after the disk refused something, and between two attempts to make room."""
+    replace_pause_ms_max: int = 64_000
+    """On a full disk, the longest pause between two replacements of the checkpoints. It doubles from
+    `pause_ms` while they free nothing."""
     next_pause_ms: int = 20
     """Pause while another partition makes room, and between two partitions that come back to make room."""
 
@@ -147,8 +150,9 @@ class Upkeep:
         self._candidates: deque[tuple[Frame, int]] = deque()
         """Messages read for compaction but not written yet: frame and sequence number."""
         self._paused_until_ms = self._pressed_until_ms = self._starved_until_ms = 0
-        self._replace_from_ms = 0
-        """On a full disk, checkpoints are replaced again from this time on at the earliest."""
+        self._replace_from_ms = self._replace_pause_ms = 0
+        """On a full disk, checkpoints are replaced again from this time on at the earliest; the pause before
+        it, 0 unless the last replacement has freed nothing."""
         self._garbage_left = 0
         """Garbage of the checkpoints that replacing both of them has not freed."""
         self._back_at_ms: int | None = None
@@ -358,10 +362,15 @@ class Upkeep:
         return self._garbage_in_checkpoints(tolerated, self._limits.garbage_per_live) > 0
 
     def _is_replacement_due_on_full_disk(self, now_ms: int) -> bool:
+        """Whether both checkpoints should be replaced. As long as that has freed nothing, it waits for a
+        pause, or until the garbage has doubled."""
+        tolerated = self._limits.garbage_bytes_on_full_disk
         if now_ms < self._replace_from_ms:
-            return False
+            if not self._replace_pause_ms:
+                return False
+            tolerated = max(tolerated, 2 * self._garbage_left)
         per_live = 1 / self._limits.live_per_garbage_on_full_disk
-        return self._garbage_in_checkpoints(self._limits.garbage_bytes_on_full_disk, per_live) > 0
+        return self._garbage_in_checkpoints(tolerated, per_live) > 0
 
     async def _replace_checkpoints(self, now_ms: int) -> None:
         """Save two checkpoints, so that none is left of those that have garbage."""
@@ -428,6 +437,8 @@ class Upkeep:
         garbage, cheap = self._garbage_on_full_disk(now_ms), self._cheap_place()
         is_replacement_due = self._is_replacement_due_on_full_disk(now_ms)
         if not garbage and cheap is None and not is_replacement_due:
+            if self._replace_pause_ms:
+                self._come_back(now_ms + limits.pause_ms)
             return False
         if log.making_room.locked():
             self._come_back(now_ms + limits.next_pause_ms)
@@ -439,13 +450,26 @@ class Upkeep:
             elif garbage:
                 await self._free_oldest(now_ms, garbage)
             if is_replacement_due and log.start == start:
-                self._replace_from_ms = now_ms + limits.pause_ms
-                if self._snapshot.cost(None) <= await log.room():
-                    await self._replace_checkpoints(now_ms)
+                await self._replace_on_full_disk(now_ms)
         freed = log.start > start or log.checkpoint_bytes < checkpoint_bytes
+        if freed and self._replace_pause_ms:
+            self._replace_from_ms, self._replace_pause_ms = now_ms + limits.pause_ms, 0
         if not freed:
             self._come_back(now_ms + limits.pause_ms)
         return freed
+
+    async def _replace_on_full_disk(self, now_ms: int) -> None:
+        """Replace both checkpoints if there is room for that."""
+        log, limits = self._log, self._limits
+        self._replace_from_ms = now_ms + limits.pause_ms
+        if self._snapshot.cost(None) > await log.room():
+            return
+        before = log.checkpoint_bytes
+        await self._replace_checkpoints(now_ms)
+        self._garbage_left = max(log.checkpoint_bytes - 2 * self._snapshot.cost(None), 0)
+        if log.checkpoint_bytes >= before:
+            pause_ms = min(max(2 * self._replace_pause_ms, limits.pause_ms), limits.replace_pause_ms_max)
+            self._replace_from_ms, self._replace_pause_ms = now_ms + pause_ms, pause_ms
 
     async def _free_oldest(self, now_ms: int, garbage: int) -> None:
         """On a full disk, trim; if that frees nothing, compact the oldest segment if there is room for it."""

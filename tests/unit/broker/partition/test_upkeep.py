@@ -27,6 +27,8 @@ from broker.partition.task import Health
 from broker.partition.task_limits import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.errors import CommitFailed, DiskFull, StorageError
+from storage.log import Checkpoint
+from tests.support.memory_log import MemoryLog
 from tests.support.partition_harness import NUMBER, Harness, one
 
 SEGMENT_BYTES = 4_000
@@ -215,6 +217,40 @@ async def test_on_a_full_disk_states_that_are_cleared_leave_the_checkpoints() ->
         harness.log.on_full()
         await harness.advance(harness.limits.upkeep.pause_ms)
     assert harness.log.checkpoint_bytes < 1_000
+
+
+async def test_on_a_full_disk_checkpoints_that_free_nothing_are_replaced_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness, stored_bytes, saved = Harness(limits=LIMITS), 300_000, 0
+    await harness.send(*[b"x" * 100] * 200)
+    save = MemoryLog.save_checkpoint
+
+    async def counts(log: MemoryLog, checkpoint: Checkpoint) -> None:
+        nonlocal saved
+        saved += 1
+        await save(log, checkpoint)
+
+    monkeypatch.setattr(MemoryLog, "save_checkpoint", counts)
+    # Files of checkpoints whose blocks are mostly dead.
+    monkeypatch.setattr(MemoryLog, "checkpoint_bytes", property(lambda _: stored_bytes))
+    harness.log.full = True
+
+    async def defer_one_each_second(seconds: int) -> int:
+        before = saved
+        for _ in range(seconds):
+            await harness.do(1, Defer((await harness.receive(1)).tokens))
+            harness.log.on_full()
+            await harness.advance(LIMITS.upkeep.pause_ms)
+        return saved - before
+
+    # Symptom: both were replaced each second.
+    assert 2 <= await defer_one_each_second(40) <= 14
+    assert await defer_one_each_second(5) <= 2
+    stored_bytes = 900_000  # states have been cleared
+    assert await defer_one_each_second(2) == 2, "at once"
+    stored_bytes = 300_000
+    assert await defer_one_each_second(20) <= 10
 
 
 async def test_a_segment_is_compacted_only_where_there_is_room_for_what_it_holds() -> None:
