@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from operator import add
 from typing import NamedTuple
 
 from storage.errors import CorruptRecord, RecordsMissing
@@ -20,9 +22,16 @@ GAP_BYTES_MAX = 64 << 10
 RUN_BYTES_MAX = 1 << 20
 """How much is read at once, unless a single frame is larger."""
 
+COPIED_ONCE_BYTES_MIN = 8 << 10
+"""If the parts of a frame have this size on average, they are cut out of what was read. Smaller ones are cut
+out of a copy of the whole frame: to copy them twice takes less time than to check each by itself."""
+
 READ_ON_LOOP_BYTES = 2 << 20
-"""How much a fetch may read and check in the event loop: about a millisecond. A thread does anything longer,
-even if all of it is in memory."""
+"""How much a fetch may read and check at once in the event loop: about a millisecond. A thread does anything
+longer, even if all of it is in memory."""
+PORTION_BYTES = READ_ON_LOOP_BYTES // 4 * 3
+"""Parts of about this size are fetched at once. That is less than READ_ON_LOOP_BYTES, because their frames
+may have others, and what was read is lost if a thread has to begin again."""
 
 Read = Callable[[int, int, int], bytes | memoryview]
 """File descriptor, size, offset: `Disk.read` or `Disk.read_cached`."""
@@ -62,6 +71,38 @@ def fetch_frames(
     return [found[position] for position in positions]
 
 
+def portions(parts: Parts) -> Iterator[tuple[Sequence[int], Parts]]:
+    """Divide parts into portions of about PORTION_BYTES, each with the places of its parts among all of them.
+    Those of a frame stay together, because the whole of it is read."""
+    sizes = parts.sizes
+    portion: list[int] = []
+    room = PORTION_BYTES
+    for _, places in sorted(_by_frame(parts).items()):
+        size = sum(map(sizes.__getitem__, places))
+        if portion and size > room:
+            yield portion, _chosen(parts, portion)
+            portion, room = [], PORTION_BYTES
+        portion += places
+        room -= size
+    yield portion, _chosen(parts, portion)
+
+
+def _by_frame(parts: Parts) -> dict[Position, list[int]]:
+    """The places of the parts of each frame."""
+    found: dict[Position, list[int]] = {}
+    for position, neighbours in groupby(range(len(parts.sizes)), parts.positions.__getitem__):
+        found.setdefault(position, []).extend(neighbours)
+    return found
+
+
+def _chosen(parts: Parts, places: Sequence[int]) -> Parts:
+    return Parts(
+        [parts.positions[place] for place in places],
+        [parts.offsets[place] for place in places],
+        [parts.sizes[place] for place in places],
+    )
+
+
 def fetch_parts(
     read: Read,
     reading: Reading,
@@ -70,28 +111,42 @@ def fetch_parts(
     end: Position,
     parts: Parts,
 ) -> list[bytes]:
-    """Parts of frames, as `fetch_frames` has the whole of them. They are copied only once."""
-    places: dict[Position, list[int]] = {}
-    for place, position in enumerate(parts.positions):
-        places.setdefault(position, []).append(place)
-    offsets, sizes = parts.offsets, parts.sizes
+    """Parts of frames, as `fetch_frames` has the whole of them."""
+    offsets, sizes, places = parts.offsets, parts.sizes, _by_frame(parts)
 
     def reach(position: Position) -> int:
-        return max(offsets[place] + sizes[place] for place in places[position]) + GAP_BYTES_MAX
+        wanted = places[position]
+        last: int = max(map(add, map(offsets.__getitem__, wanted), map(sizes.__getitem__, wanted)))
+        return last + GAP_BYTES_MAX
 
-    found = [b""] * len(parts.positions)
+    found = [b""] * len(offsets)
     for body in _bodies(read, reading, segments, codec, end, sorted(places), reach):
-        data, at, crc = body.data, 0, 0
-        for place in sorted(places[body.position], key=offsets.__getitem__):
-            begin = offsets[place] - FRAME_HEADER_BYTES
-            if begin > at:
-                crc = extend_crc32c(crc, bytes(data[at:begin]))
-                at = begin
-            found[place] = part = bytes(data[begin : begin + sizes[place]])
-            crc = extend_crc32c(crc, part if begin == at else part[at - begin :])
-            at = max(at, begin + len(part))
-        body.check(extend_crc32c(crc, bytes(data[at:])))
+        wanted = places[body.position]
+        if sum(map(sizes.__getitem__, wanted)) < COPIED_ONCE_BYTES_MIN * len(wanted):
+            data = bytes(body.data)
+            body.check(crc32c(data))
+            for place in wanted:
+                begin = offsets[place] - FRAME_HEADER_BYTES
+                found[place] = data[begin : begin + sizes[place]]
+        else:
+            _cut_out(body, wanted, offsets, sizes, found)
     return found
+
+
+def _cut_out(
+    body: _Body, wanted: Sequence[int], offsets: Sequence[int], sizes: Sequence[int], found: list[bytes]
+) -> None:
+    """Put parts of a frame where they are wanted, and check the frame. They are copied only once."""
+    data, at, crc = body.data, 0, 0
+    for place in sorted(wanted, key=offsets.__getitem__):
+        begin = offsets[place] - FRAME_HEADER_BYTES
+        if begin > at:
+            crc = extend_crc32c(crc, bytes(data[at:begin]))
+            at = begin
+        found[place] = part = bytes(data[begin : begin + sizes[place]])
+        crc = extend_crc32c(crc, part if begin == at else part[at - begin :])
+        at = max(at, begin + len(part))
+    body.check(extend_crc32c(crc, bytes(data[at:])))
 
 
 class _Body(NamedTuple):
@@ -139,7 +194,8 @@ def _bodies(
             last += 1
         run = wanted[first : last + 1]
         with reading(segment.path) as fd:
-            size = min(run[-1] - run[0] + reach(run[-1]), limit - run[0])
+            ends = min([limit, *wanted[last + 1 : last + 2]])  # what is wanted next is behind the run
+            size = min(run[-1] - run[0] + reach(run[-1]), ends - run[0])
             chunk = memoryview(read(fd, size, segment.offset_of(run[0])))
             for position in run:
                 yield _body(read, fd, segment, codec, limit, chunk, position - run[0], position)

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from storage.disk import Disk, disk_error
 from storage.errors import CorruptRecord
-from storage.fetch import Read, bounded, fetch_frames, fetch_parts
+from storage.fetch import PORTION_BYTES, Read, bounded, fetch_frames, fetch_parts, portions
 from storage.log import Frame, Parts, Position
 from storage.open_files import OpenFiles, Reading
 from storage.record import Chain, FrameCodec
@@ -43,8 +43,17 @@ class LogReader:
         return await self._fetched(opened, fetch_frames, positions)
 
     async def fetch_parts(self, opened: OpenLog, parts: Parts) -> list[bytes]:
-        """See `Log.fetch_parts`."""
-        return await self._fetched(opened, fetch_parts, parts)
+        """See `Log.fetch_parts`. Many bytes are fetched in portions, so that the event loop can read them
+        all, and do something else between two of them."""
+        if sum(parts.sizes) <= PORTION_BYTES:
+            return await self._fetched(opened, fetch_parts, parts)
+        found = [b""] * len(parts.sizes)
+        for number, (places, portion) in enumerate(portions(parts)):
+            if number:
+                await asyncio.sleep(0)
+            for place, part in zip(places, await self._fetched(opened, fetch_parts, portion), strict=True):
+                found[place] = part
+        return found
 
     async def _fetched(
         self,

@@ -84,6 +84,25 @@ async def test_parts_of_frames_are_what_the_frames_have_there() -> None:
         assert await log.fetch_parts(Parts([], [], [])) == []
 
 
+async def test_the_event_loop_fetches_parts_of_any_total_size_and_reads_nothing_twice() -> None:
+    disk = FaultyDisk(RecordingDisk())
+    async with acquired(ROOT, disk) as log:
+        bodies = [bytes([number]) * 16_000 for number in range(10)]
+        wanted: list[Position] = []
+        offsets: list[int] = []
+        for _ in range(3 * READ_ON_LOOP_BYTES // 160_000):
+            commit = log.begin()
+            offsets += [commit.add(1, [body]) for body in bodies]
+            wanted += [commit.start] * len(bodies)
+            await log.append(commit)
+        parts = Parts(wanted[::-1], offsets[::-1], [len(bodies[0])] * len(wanted))  # in any order
+        await log.fetch_parts(parts)  # opens the files
+        before = disk.calls.copy()
+        assert await log.fetch_parts(parts) == bodies[::-1] * (len(wanted) // len(bodies))
+        assert disk.calls["read"] == before["read"], "no thread had to read"
+        assert disk.calls["read_cached"] - before["read_cached"] == len(set(wanted))
+
+
 class _Cold(RecordingDisk):
     """Nothing is ever cached in memory."""
 
