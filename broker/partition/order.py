@@ -19,6 +19,8 @@ CHUNK = 4096
 """Numbers in a new chunk. A chunk holds at most twice as many."""
 _SLACK = 64
 """A chunk with fewer stale numbers than this is not rebuilt."""
+_TAKEN_OFF_SHARE = 512
+"""Taking this share of a chunk off its front takes no longer than sifting it later."""
 
 
 class Present(Protocol):
@@ -87,9 +89,16 @@ class Order:
         """The messages with these numbers are no longer present."""
         if not numbers:
             return
-        low, high = map(self._chunk_of, _references.bounds(list(numbers)))
+        first, last = _references.bounds(list(numbers))
+        low, high = self._chunk_of(first), self._chunk_of(last)
         if low == high:
-            self._leave(low, len(numbers))
+            if not self._take_off(low, first, last, len(numbers)):
+                self._leave(low, len(numbers))
+            return
+        if high == low + 1:
+            begin = self._firsts[high]
+            self.left([number for number in numbers if number >= begin])
+            self.left([number for number in numbers if number < begin])
             return
         counts: dict[int, int] = {}
         for number in numbers:
@@ -181,6 +190,17 @@ class Order:
 
     def _chunk_of(self, number: int) -> int:
         return max(bisect_right(self._firsts, number) - 1, 0)
+
+    def _take_off(self, place: int, first: int, last: int, count: int) -> bool:
+        """Take numbers off the front of a chunk if they are all that it has up to the last one of them, as
+        when messages are completed in order, and enough of them. None of them becomes stale then."""
+        chunk = self._chunks[place]
+        numbers = chunk.numbers
+        is_front = count < len(numbers) and numbers[0] == first and numbers[count - 1] == last
+        if not is_front or count * _TAKEN_OFF_SHARE < len(numbers):
+            return False
+        chunk.numbers = numbers[count:]
+        return True
 
     def _leave(self, place: int, count: int) -> None:
         chunk = self._chunks[place]

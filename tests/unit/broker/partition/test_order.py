@@ -34,6 +34,36 @@ def test_removing_a_few_messages_sifts_a_chunk_at_most() -> None:
     assert [number for number in order.numbers(0) if number in present] == sorted(present)
 
 
+def test_runs_that_leave_in_order_are_taken_off_without_a_look_at_any_number() -> None:
+    present = Present(range(MANY))
+    order = Order(present, list(range(MANY)))
+    for start in range(0, MANY, 150):  # some of them lie in two chunks
+        numbers = list(range(start, min(start + 150, MANY)))
+        present.difference_update(numbers)
+        order.left(numbers[::-1])
+        assert present.sifted == 0
+        assert list(order.numbers(0)) == sorted(present)
+        order.check()
+        present.sifted = 0  # without what `check` has asked about
+
+
+def test_a_run_with_a_gap_is_not_taken_off_the_front() -> None:
+    present = Present(range(CHUNK))
+    order = Order(present, list(range(CHUNK)))
+    numbers = [*range(100), *range(101, 201)]
+    present.difference_update(numbers)
+    order.left(numbers)
+    order.check()
+    present.remove(100)
+    order.left([100])
+    order.check()
+    more = list(range(201, 401))
+    present.difference_update(more)
+    order.left(more)
+    order.check()
+    assert [number for number in order.numbers(0) if number in present] == sorted(present)
+
+
 def test_numbers_that_come_out_of_order_keep_the_order() -> None:
     present = Present(range(0, 3 * CHUNK, 3))
     order = Order(present, sorted(present))
