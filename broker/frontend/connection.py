@@ -25,8 +25,8 @@ from broker.frontend.hanging_up import HangUp
 from broker.frontend.links.delayed_attach import DelayedAttach
 from broker.frontend.links.outgoing import OutgoingLink
 from broker.frontend.namespace_choice import NamespaceChoice, check_connections
-from broker.frontend.nodes.request_node import QUEUED_BYTES_FREE
 from broker.frontend.pace import MESSAGE_COST
+from broker.frontend.request_tasks import RequestTasks
 from broker.frontend.room import make_room_to_open
 from broker.frontend.services import Services
 from broker.frontend.slow_readers import Allowance
@@ -118,8 +118,6 @@ class Connection:
         self._holds: set[str] = set()
         self._inflight_bytes = self._partial_bytes = 0
         """Bytes of messages that wait for their outcome, and of unfinished messages."""
-        self._queued_bytes = 0
-        """Bytes of requests that wait for others (`request_node.py`)."""
         self.cost_under_way = 0
         """Written only by `Pace`."""
         self.settling = 0
@@ -135,7 +133,7 @@ class Connection:
         self._written_in_all = self._written = self._written_in = 0
         """Bytes written in total, bytes of the last write, and the turn of that write
         (`OutputTotal.turn`)."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._requests = RequestTasks(self)
         self._tick_timer: asyncio.TimerHandle | None = None
         self._hang_up = HangUp(self)
         self._open_timer: asyncio.TimerHandle | None = self._loop.call_later(
@@ -248,8 +246,7 @@ class Connection:
             if timer is not None:
                 timer.cancel()
         self.tokens.connection_lost()
-        for task in self._tasks:
-            task.cancel()
+        self._requests.cancel()
         self._end_links()
         self.engine.free()
 
@@ -529,37 +526,12 @@ class Connection:
             )
 
     def may_queue(self, size: int) -> bool:
-        """Return whether a request of `size` bytes may wait for others. Each connection may keep a few;
-        beyond that, bounds for the connection and for all connections apply."""
-        settings, queued = self.services.settings, self._queued_bytes + size
-        return queued <= QUEUED_BYTES_FREE or (
-            queued <= settings.connection_inflight_bytes_max
-            and self.services.queued_bytes + size <= self.services.inflight.bytes_max // 4
-        )
-
-    def _queue(self, size: int) -> None:
-        self._queued_bytes += size
-        self.services.queued_bytes += size
+        """Return whether a request of `size` bytes may wait for others (`request_tasks.py`)."""
+        return self._requests.may_queue(size)
 
     def spawn(self, work: Coroutine[Any, Any, None], *, name: str, size: int, queued: bool = False) -> None:
-        """Run a request of `size` bytes as a task of the connection; losing the connection cancels it.
-
-        It counts as work under way. A `queued` request may be taken out of that count while it waits for its
-        client (`request_node.py`), so `may_queue` has a count of its own.
-        """
-        task = self.services.spawn(work, name=name)
-        self._tasks.add(task)
-        self.took(size, 1)
-        if queued:
-            self._queue(size)
-
-        def done(task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
-            self.finished_with(size, 1)
-            if queued:
-                self._queue(-size)
-
-        task.add_done_callback(done)
+        """Run a request of `size` bytes as a task of the connection (`request_tasks.py`)."""
+        self._requests.run(work, name=name, size=size, queued=queued)
 
     def close(self, why: Refused) -> None:
         """Close the connection with an error."""
