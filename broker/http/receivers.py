@@ -20,9 +20,11 @@ from broker.base.errors import Reason, Refused
 from broker.http.refusals import HttpRefusal
 from broker.messaging.receive_cache import ReceiveCache
 from broker.messaging.receiver import Receiver
-from broker.messaging.settlement import RELEASE, Settlement
-from broker.namespace.entity import Entity
+from broker.messaging.settlement import Settlement
+from broker.namespace.entity import Entity, next_client
+from broker.operations.interface import Answer
 from broker.operations.receiving import Locked
+from broker.operations.settling import Release
 from broker.throttle.throttle import throttled
 
 RECEIVERS_MAX = 8
@@ -156,15 +158,16 @@ class HttpReceiver:
             self._found = self._check_rights = self._lost = None
             self.queue.receivers.discard(self)
             self.waiting.release(self)
-            self._is_draining = self._receiver.drains
-            if self._is_draining:
-                self._drained.clear()
-            self._receiver.credit_granted()  # nothing is wanted now
+            if not self.has_ended:
+                self._is_draining = self._receiver.drains
+                if self._is_draining:
+                    self._drained.clear()
+                self._receiver.credit_granted()  # nothing is wanted now
 
     def _drain(self) -> None:
         """End the request with what is there now. Raises Refused if nothing may be handed over."""
         throttle = self.queue.throttle
-        if not self._receiver.removes_now:
+        if not self._removes_now:
             if throttle is not None and throttle.left_for_receivers() <= 0:
                 raise throttled()
             if not self.waiting.has_room:
@@ -183,12 +186,13 @@ class HttpReceiver:
 
     def stop(self) -> None:
         """The broker stops: end a request that waits, unless its message is being removed."""
-        if not self._receiver.removes_now:
+        if not self._removes_now:
             self._fail(stopping())
 
     def give_back(self, locked: Locked) -> None:
-        """Release a message whose client is gone."""
-        self._receiver.settle(locked.partition, locked.tokens, RELEASE, None)
+        """Release a message whose client is gone, also after the end."""
+        handle = self.queue.router.handles[locked.partition]
+        handle.post(Release(locked.tokens), next_client(), _no_answer)
 
     def end(self, why: BaseException) -> None:
         """End with the connection, or because the receiver cannot be used any more: what it holds ready goes
@@ -199,8 +203,14 @@ class HttpReceiver:
         self.queue.watchers.discard(self)
         self.waiting.release(self)
         self._receiver.end()
+        del self._receiver  # it reports to this receiver, and only Python's collector could free the two
         self._drained.set()
         self._fail(why)
+
+    @property
+    def _removes_now(self) -> bool:
+        """Whether the message for the present request is being removed."""
+        return not self.has_ended and self._receiver.removes_now
 
     def _fail(self, why: BaseException) -> None:
         if self._found is not None and not self._found.done():
@@ -214,7 +224,7 @@ class HttpReceiver:
         return self._cache.bytes_max
 
     def wanted(self) -> int:
-        if self._lost is not None and not self._receiver.removes_now:  # the removal has failed
+        if self._lost is not None and not self._removes_now:  # the removal has failed
             self._fail(self._lost)
         if not self.has_credit():
             return 0
@@ -260,7 +270,7 @@ class HttpReceiver:
     def refuse(self, why: Refused) -> None:
         """The client has waited for credits for too long. They may have come at the last moment: a message
         that is being removed must reach it."""
-        if not self._receiver.removes_now:
+        if not self._removes_now:
             self._fail(why)
 
     def session_lost(self) -> None:
@@ -281,7 +291,7 @@ class HttpReceiver:
         try:
             self._check_rights()
         except (Refused, HttpRefusal) as why:
-            if self._receiver.removes_now:
+            if self._removes_now:
                 self._lost = why
             else:
                 self._fail(why)
@@ -292,7 +302,7 @@ class HttpReceiver:
         try:
             self.queue.check_can_receive(self.subqueue)
         except Refused as why:
-            if not self._receiver.removes_now:
+            if not self._removes_now:
                 self._fail(why)
 
     def queue_ended(self, why: Refused) -> None:
@@ -345,6 +355,10 @@ class ConnectionReceivers:
             receiver.end(ConnectionResetError("the connection has ended"))
         self._receivers.clear()
         self._waiting.forget(self._cache)
+
+
+def _no_answer(answer: Answer) -> None:
+    """A release has none."""
 
 
 def stopping() -> Refused:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -72,6 +74,26 @@ def test_a_request_is_told_when_its_time_is_up_that_nothing_came(rest: RestClien
     began = time.monotonic()
     assert rest.receive("/plain", timeout=0.3).status == 204
     assert time.monotonic() - began >= 0.3
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+def test_the_receiver_of_a_connection_that_has_ended_is_freed_at_once(
+    broker: BrokerThread, rest: RestClient, threads: ThreadPoolExecutor, method: str
+) -> None:
+    """Python's collector looks at old objects very rarely."""
+    gc.disable()
+    try:
+        with RestClient(broker.addresses.http_port) as client:
+            future = threads.submit(client.receive, "/plain", method=method, timeout=LONG_S)
+            receiver = weakref.ref(waiting_receiver(broker, "plain"))
+            rest.send("/plain", b"arrived")
+            answer = future.result(LONG_S)
+            assert answer.body == b"arrived" and receiver() is not None
+        if method == "POST":
+            assert rest.ask("DELETE", answer.lock).status == 200
+        until_seen(lambda: receiver() is None)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("timeout", ["-1", "x", "nan", "86401"])
