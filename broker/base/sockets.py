@@ -84,6 +84,14 @@ async def readable(sock: socket.socket) -> None:
         loop.remove_reader(sock.fileno())
 
 
+def peer_of(client: socket.socket) -> object:
+    """The address of the client at the other end; None if it is gone already."""
+    try:
+        return client.getpeername()
+    except OSError:
+        return None
+
+
 def _reason(error: OSError | UnicodeError) -> str:
     return error.strerror or "" if isinstance(error, OSError) else str(error)
 

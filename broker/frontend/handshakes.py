@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from broker.base.sockets import accept_each
+from broker.base.sockets import accept_each, peer_of
 from broker.frontend.listener import StreamProtocol
 from broker.frontend.room import has_room
 from broker.frontend.services import Services
@@ -60,7 +60,7 @@ class Handshakes:
             handshake.cut_off()
 
     def _begin(self, client: socket.socket) -> None:
-        services, network = self._services, _network(client)
+        services, network = self._services, network_of(peer_of(client))
         if not has_room(services, network):
             client.close()
             return
@@ -83,10 +83,3 @@ class Handshakes:
             )
         except OSError as error:  # includes ssl.SSLError and TimeoutError
             log.debug("handshake.failed", error=str(error))
-
-
-def _network(client: socket.socket) -> str:
-    try:
-        return network_of(client.getpeername())
-    except OSError:  # it is gone already
-        return ""

@@ -7,6 +7,8 @@ newcomer once it has had PROVING_S. So clients that open connections as fast as 
 and not those of other networks. Those in the same network, behind one router or proxy, have at least
 PROVING_S.
 
+The HTTP port treats those that it waits for in the same way (`broker/http/crowd.py`).
+
 Pure: the time comes in with each call. Everything takes the same time however many strangers there are.
 """
 

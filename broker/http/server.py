@@ -29,7 +29,8 @@ from broker.base.clock import Clock
 from broker.base.errors import Refused
 from broker.base.metrics import Metrics
 from broker.base.slices import Slices
-from broker.base.sockets import accept_each, listen, readable
+from broker.base.sockets import accept_each, listen, peer_of, readable
+from broker.frontend.strangers import network_of
 from broker.http.bodies import Bodies
 from broker.http.connection import HttpConnection, Limits
 from broker.http.crowd import Crowd, Guest
@@ -165,7 +166,7 @@ class HttpServer:
     # --- connections ----------------------------------------------------------------------------------------
 
     def _welcome(self, tasks: asyncio.TaskGroup, connection: socket.socket) -> None:
-        guest = self._crowd.enter(_nothing)
+        guest = self._crowd.enter(network_of(peer_of(connection)), _nothing)
         if guest is None:
             self._ended("full")
             connection.close()
@@ -236,8 +237,8 @@ class HttpServer:
                 "http.full",
                 connections_max=self._settings.http_connections_max,
                 advice=(
-                    "Clients that have waited longest are disconnected; if they are yours, raise "
-                    "PARTIBUS_HTTP_CONNECTIONS_MAX."
+                    "Waiting clients of the network with most of them are disconnected; if they are yours, "
+                    "raise PARTIBUS_HTTP_CONNECTIONS_MAX."
                 ),
             )
 

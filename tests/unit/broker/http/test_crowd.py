@@ -11,7 +11,7 @@ def test_who_has_waited_longest_leaves_and_who_is_served_stays() -> None:
     crowd = Crowd(3, 1, lambda: displaced.append(None))
 
     def enter(name: str) -> Guest:
-        guest = crowd.enter(lambda: ended.append(name))
+        guest = crowd.enter("10.0.0.1", lambda: ended.append(name))
         assert guest is not None
         return guest
 
@@ -38,4 +38,26 @@ def test_who_has_waited_longest_leaves_and_who_is_served_stays() -> None:
     assert len(crowd) == 4
     for name in ("tenth", "eleventh"):
         enter(name).is_served()
-    assert crowd.enter(lambda: None) is None
+    assert crowd.enter("10.0.0.2", lambda: None) is None
+
+
+def test_a_crowd_displaces_its_own_network_and_no_other() -> None:
+    ended: list[str] = []
+    crowd = Crowd(4, 0, lambda: None)
+
+    def enter(network: str, name: str) -> Guest:
+        guest = crowd.enter(network, lambda: ended.append(name))
+        assert guest is not None
+        return guest
+
+    friend = enter("10.0.0.1", "friend")
+    for number in range(100):
+        enter("10.0.0.2", f"crowd {number}")
+    assert ended == [f"crowd {number}" for number in range(97)]
+    friend.is_served()
+    friend.waits()
+    enter("10.0.0.3", "newcomer")
+    enter("10.0.0.1", "another friend")
+    assert ended[97:] == ["crowd 97", "crowd 98"]
+    enter("10.0.0.2", "the crowd comes back")
+    assert ended[99:] == ["friend"], "only those of the network that has most"

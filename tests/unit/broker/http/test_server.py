@@ -16,7 +16,7 @@ import uvloop
 from broker.entities.descriptions import QueueSettings
 from broker.http.connection import HttpConnection
 from tests.support.http_entries import queue_body
-from tests.support.http_raw import client, rest, status_of
+from tests.support.http_raw import WHOLE, client, rest, status_of
 from tests.support.http_stack import HttpStack, http_stack
 from tests.support.sas import sas_token
 from tests.support.waiting import WAIT_S, until
@@ -78,6 +78,23 @@ async def test_a_client_that_says_nothing_is_let_go_and_counted(tmp_path: Path) 
             assert await reader.read() == b""
         writer.close()
         assert stack.ended("slow_header") == 1
+
+
+async def test_a_crowd_of_another_network_does_not_end_an_idle_connection(tmp_path: Path) -> None:
+    async with (
+        http_stack(tmp_path, http_connections_max=4) as stack,
+        client(stack, WHOLE) as (reader, writer),
+    ):
+        assert await status_of(reader) == 200
+        crowd: list[asyncio.StreamWriter] = []
+        for _ in range(20):
+            _, one = await asyncio.open_connection("127.0.0.1", stack.port, local_addr=("127.0.0.2", 0))
+            crowd.append(one)
+        await until(lambda: stack.ended("displaced") == 17)
+        writer.write(WHOLE)
+        assert await status_of(reader) == 200, "the crowd has displaced its own"
+        for one in crowd:
+            one.transport.abort()
 
 
 async def test_a_tls_handshake_that_goes_wrong_ends_that_connection_only(tmp_path: Path) -> None:
