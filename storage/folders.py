@@ -90,7 +90,8 @@ def arrange(disk: Disk, paths: Sequence[Path], timeout_ms: int = TIMEOUT_MS) -> 
     written to their files.
 
     A folder whose identity is damaged or unreadable, or is not read within `timeout_ms`, counts as missing if
-    the other folders list it. Raises WrongFolders, UnknownFormat, DiskFailed, DiskHangs.
+    the other folders list it, and so does one that nobody may write to. Raises WrongFolders, UnknownFormat,
+    DiskFailed, DiskHangs.
     """
     found: dict[Path, Identity | None] = {}
     unreadable: dict[Path, StorageError] = {}
@@ -105,15 +106,12 @@ def arrange(disk: Disk, paths: Sequence[Path], timeout_ms: int = TIMEOUT_MS) -> 
             found[path] = answer
     if unreadable:
         _check_named(found, unreadable)
+    if found == {paths[0]: None}:
+        return [Folder(paths[0])]
     hanging = [path.absolute() for path, error in unreadable.items() if isinstance(error, DiskHangs)]
     try:
-        if len(paths) == 1 and found[paths[0]] is None:
-            return [Folder(paths[0])]
         with contextlib.ExitStack() as locks:
-            for path, identity in found.items():
-                if identity is not None or has_data(disk, path):
-                    _lock(disk, path, locks)
-            return _arrange(disk, found, hanging)
+            return _arrange(disk, found, hanging, _lock_each(disk, found, locks))
     except OSError as error:
         raise disk_error(error, paths[0]) from error
 
@@ -182,6 +180,21 @@ def unnamed(disk: Disk, paths: Sequence[Path]) -> list[Path]:
     return [path for id_, path in known if id_ not in named]
 
 
+def _lock_each(
+    disk: Disk, found: Mapping[Path, Identity | None], locks: contextlib.ExitStack
+) -> dict[Path, OSError]:
+    """Lock the folders that a broker has used. Returns those that the system lets nobody write to: a file
+    system that met an error may have been mounted read-only."""
+    refused: dict[Path, OSError] = {}
+    for path, identity in found.items():
+        try:
+            if identity is not None or has_data(disk, path):
+                _lock(disk, path, locks)
+        except OSError as error:
+            refused[path] = error
+    return refused
+
+
 def _lock(disk: Disk, path: Path, locks: contextlib.ExitStack) -> None:
     try:
         fd = disk.lock(path / LOCK_NAME)
@@ -190,7 +203,13 @@ def _lock(disk: Disk, path: Path, locks: contextlib.ExitStack) -> None:
     locks.callback(close_quietly, disk, fd)
 
 
-def _arrange(disk: Disk, found: dict[Path, Identity | None], hanging: Collection[Path]) -> list[Folder]:
+def _arrange(
+    disk: Disk,
+    found: dict[Path, Identity | None],
+    hanging: Collection[Path],
+    refused: Mapping[Path, OSError],
+) -> list[Folder]:
+    """`refused`: the folders that cannot be written to, with the error of each; they count as missing."""
     identities = {path: identity for path, identity in found.items() if identity is not None}
     blank = [path for path, identity in found.items() if identity is None]
     with_data = [path for path in blank if has_data(disk, path)]
@@ -203,12 +222,17 @@ def _arrange(disk: Disk, found: dict[Path, Identity | None], hanging: Collection
         raise WrongFolders(f"one data folder is a copy of another one: {', '.join(map(str, identities))}")
     known = max((identity.folders for identity in identities.values()), key=len, default=())
     places = {identity.id: path for path, identity in identities.items()}
-    missing = [(id_, path) for id_, path in known if id_ not in places]
+    usable = {identity.id for path, identity in identities.items() if path not in refused}
+    for path, error in refused.items():
+        if path not in identities or usable.isdisjoint(id_ for id_, _ in known[:2]):
+            raise error
+        log.error("folder.unreadable", path=str(path), error=error.strerror)
+    missing = [(id_, path) for id_, path in known if id_ not in usable]
     if missing:
         for id_, path in missing:
             number = [each for each, _ in known].index(id_)
-            if path.absolute() in hanging:
-                continue  # reported when it did not answer, and asking again would take as long
+            if id_ in places or path.absolute() in hanging:
+                continue  # reported already; one that did not answer would take as long again
             if _is_there(disk, path, id_):
                 advice = "It belongs to this broker, which uses it where it was. Name it again."
                 log.warning("folder.not_named", path=str(path), number=number, advice=advice)
@@ -220,11 +244,11 @@ def _arrange(disk: Disk, found: dict[Path, Identity | None], hanging: Collection
                 path=str(path),
                 reason="It is empty, and may be the place of a folder that is missing.",
             )
-        if not {id_ for id_, _ in known[:2]} & places.keys():
+        if usable.isdisjoint(id_ for id_, _ in known[:2]):
             raise WrongFolders(
                 f"the catalogue cannot be read: neither {known[0][1]} nor {known[1][1]} is there"
             )
-        return [Folder(places.get(id_, path), id_, id_ not in places) for id_, path in known]
+        return [Folder(places.get(id_, path), id_, id_ not in usable) for id_, path in known]
     new = [*with_data, *(path for path in blank if path not in with_data)]
     entries = [(id_, places[id_]) for id_, _ in known] + [(uuid.uuid4().hex, path) for path in new]
     wanted = tuple(entries)

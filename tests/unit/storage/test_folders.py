@@ -144,3 +144,17 @@ def test_a_folder_whose_disk_cannot_be_read_counts_as_missing() -> None:
         arrange(disk, [B])
     with pytest.raises(DiskFailed):
         arrange(disk, [C, B])
+
+
+def test_a_folder_that_nobody_may_write_to_counts_as_missing_wherever_it_is() -> None:
+    """A file system that met an error may have been mounted read-only."""
+    disk = FaultyDisk(RecordingDisk())
+    known = arrange(disk, [A, B])
+    disk.rename(B, C)
+    disk.fail("lock", errno.EROFS, path_part=str(C))
+    with capture_logs() as lines:
+        assert arrange(disk, [C, A]) == [known[0], Folder(C, known[1].id, is_missing=True)]
+    assert [(line["event"], line["path"]) for line in lines] == [("folder.unreadable", str(C))]
+    disk.fail("lock", errno.EROFS, times=2)
+    with pytest.raises(DiskFailed, match="Read-only"):
+        arrange(disk, [A, C])
