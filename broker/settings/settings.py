@@ -290,7 +290,7 @@ class Settings(BaseSettings):
         description="Share of the container's memory (outside a container, of the machine's). If the process "
         "uses more, sends are refused until receivers have made room.",
     )
-    memory_bytes_max: int | None = Field(None, ge=MIB, description="The same in bytes; overrides the share.")
+    memory_bytes_max: int | None = Field(None, ge=MIB, description="The same in bytes, instead of the share.")
 
     # --- entities -------------------------------------------------------------------------------------------
 
@@ -587,6 +587,15 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"{variable_of('fsync_interval_ms')} has no effect while {variable_of('fsync')} is "
                 f"`{self.fsync}`: set {variable_of('fsync')} to `interval`, or leave the interval out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _memory_has_one_mark(self) -> Self:
+        if "memory_percent_max" in self.model_fields_set and self.memory_bytes_max is not None:
+            raise ValueError(
+                f"{variable_of('memory_percent_max')} has no effect while {variable_of('memory_bytes_max')} "
+                "is set: leave one of them out"
             )
         return self
 
