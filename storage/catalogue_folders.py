@@ -49,12 +49,13 @@ class CatalogueFolders:
         OSError."""
         try:
             if directory in self.absent:
-                raise OSError(errno.EIO, "The data folder does not answer", str(directory))
+                raise OSError(errno.EIO, "The data folder is missing", str(directory))
             return set(self.disk.names(directory))
         except OSError as error:
             if not (tolerant and self.are_two):
                 raise
-            _log.error("catalogue.folder_failed", directory=str(directory), error=error.strerror)
+            if directory not in self.absent:  # the start has reported that
+                _log.error("catalogue.folder_failed", directory=str(directory), error=error.strerror)
             return set()
 
     def names(self, *, tolerant: bool = False) -> set[str]:
@@ -70,6 +71,6 @@ class CatalogueFolders:
         """Raise DiskFailed unless both data folders exist: a change made in only one of them would be undone
         when the other one is back."""
         if self.absent:
-            raise DiskFailed(f"{next(iter(self.absent))}: the data folder does not answer")
+            raise DiskFailed(f"{next(iter(self.absent))}: the data folder is missing")
         for directory, identity in zip((self.directory, self.copies), self.identities, strict=True):
             check_identity(self.disk, directory.parent, identity)

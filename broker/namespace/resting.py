@@ -224,8 +224,8 @@ class Resting:
             log.info(
                 "partitions.due",
                 partitions=due,
-                reason="Messages have expired in them, or their logs have room to give back: they are opened "
-                "now.",
+                reason="They are opened now: messages in them have expired or are due, or their logs have "
+                "room to give back.",
             )
         if self._waiting:
             log.info(

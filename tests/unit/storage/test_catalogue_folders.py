@@ -57,6 +57,16 @@ def test_one_of_two_folders_may_fail_a_tolerant_caller_and_an_only_one_may_not()
         CatalogueFolders(disk, ONE, ONE).names(tolerant=True)
 
 
+def test_a_folder_that_the_start_has_reported_as_missing_is_neither_asked_nor_reported_again() -> None:
+    disk = disk_with(ONE / "a.document", TWO / "a.copy")
+    folders = CatalogueFolders(disk, ONE, TWO, absent=frozenset([TWO]))
+    with capture_logs() as lines:
+        assert folders.names(tolerant=True) == {"a.document"}
+    assert lines == []
+    with pytest.raises(DiskFailed, match="is missing"):
+        folders.admit()
+
+
 def test_no_change_is_admitted_while_one_of_the_data_folders_is_another_one() -> None:
     CatalogueFolders(disk_with(), ONE, ONE).admit()
     with pytest.raises(DiskFailed):
