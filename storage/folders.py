@@ -213,13 +213,7 @@ def _arrange(
     identities = {path: identity for path, identity in found.items() if identity is not None}
     blank = [path for path, identity in found.items() if identity is None]
     with_data = [path for path in blank if has_data(disk, path)]
-    sets = {identity.set for identity in identities.values()}
-    if len(sets) > 1 or len(with_data) > (not sets):
-        strangers = with_data if sets else with_data[1:]
-        names = ", ".join(map(str, strangers or identities))
-        raise WrongFolders(f"the data folders do not belong together: another broker's data is in {names}")
-    if len({identity.id for identity in identities.values()}) < len(identities):
-        raise WrongFolders(f"one data folder is a copy of another one: {', '.join(map(str, identities))}")
+    sets = _sets(identities, with_data)
     known = max((identity.folders for identity in identities.values()), key=len, default=())
     places = {identity.id: path for path, identity in identities.items()}
     usable = {identity.id for path, identity in identities.items() if path not in refused}
@@ -261,6 +255,37 @@ def _arrange(
     for path in new:
         log.info("folder.added", path=str(path), number=len(known) + new.index(path))
     return [Folder(path, id_) for id_, path in entries]
+
+
+def _sets(identities: Mapping[Path, Identity], with_data: Sequence[Path]) -> set[str]:
+    """The one set of all these folders, if they have one. `with_data`: folders with data that have no
+    identity. Raises WrongFolders if the folders cannot belong to one broker."""
+    sets = {identity.set for identity in identities.values()}
+    if len(sets) > 1 or len(with_data) > (not sets):
+        strangers = with_data if sets else with_data[1:]
+        names = ", ".join(map(str, strangers or identities))
+        raise WrongFolders(
+            f"the data folders do not belong together: another broker's data is in {names}"
+            + (f", or the file {FILE_NAME!r} is missing there" if strangers else "")
+        )
+    if len({identity.id for identity in identities.values()}) < len(identities):
+        raise WrongFolders(f"one data folder is a copy of another one: {', '.join(map(str, identities))}")
+    return sets
+
+
+def check_together(disk: Disk, paths: Sequence[Path]) -> None:
+    """Raise WrongFolders if these folders, all of which have data, cannot belong to one broker. Those that
+    do not say whose they are, because their file is damaged, are left out. Raises OSError."""
+    identities: dict[Path, Identity] = {}
+    with_data: list[Path] = []
+    for path in paths:
+        with contextlib.suppress(DamagedIdentity):
+            identity = read_identity(disk, path)
+            if identity is None:
+                with_data.append(path)
+            else:
+                identities[path] = identity
+    _sets(identities, with_data)
 
 
 def _is_there(disk: Disk, path: Path, id_: str) -> bool:

@@ -20,6 +20,7 @@ from broker.maintenance.check import NoDataFolder, Report, check_folders
 from broker.settings.setting_types import variable_of
 from broker.settings.settings import WrongSettings, load_settings, unknown_variables
 from storage.check import Progress
+from storage.folders import WrongFolders
 from storage.survey import Severity
 
 CHECK_EPILOG = """
@@ -60,7 +61,7 @@ def check(context: typer.Context, data_dir: DataDir = None, as_json: AsJson = Fa
     try:
         with shown(Progress(), hidden=as_json) as progress:
             report = check_folders(data_folders(context, data_dir), progress)
-    except (NoDataFolder, WrongSettings, OSError) as error:
+    except (NoDataFolder, WrongSettings, WrongFolders, OSError) as error:
         fail(error)
     if as_json:
         typer.echo(json.dumps(report.as_json(), indent=1))

@@ -25,7 +25,7 @@ from storage.disk import Disk, LocalDisk, read_file
 from storage.document_file import file_name_of
 from storage.errors import UnknownFormat
 from storage.file_store import LOGS_DIRECTORY
-from storage.folders import FILE_NAME, DamagedIdentity, WrongFolders, read_identity, unnamed
+from storage.folders import FILE_NAME, DamagedIdentity, WrongFolders, check_together, read_identity, unnamed
 from storage.log import Frame
 from storage.storage_version import FILE_NAME as VERSION_FILE
 from storage.storage_version import check_version, what_is_wrong
@@ -85,21 +85,22 @@ class Report:
 def check_folders(
     roots: Sequence[Path], progress: Progress | None = None, disk: Disk | None = None
 ) -> Report:
-    """Check everything below the data folders of one broker. Raises NoDataFolder, OSError."""
+    """Check everything below the data folders of one broker. Raises NoDataFolder, WrongFolders, OSError."""
     disk = disk or LocalDisk()
     report = Report(roots, progress=progress or Progress())
     roots, absent = data_folders_among(disk, roots)
-    report.findings += absent
+    check_together(disk, roots)
+    elsewhere = absent + _check_identities(disk, roots, [Path(each.path) for each in absent])
+    report.findings += elsewhere
     report.findings += [finding for root in roots for finding in _check_version(disk, root)]
-    report.findings += _check_identities(disk, roots, [Path(each.path) for each in absent])
     documents = check_documents(disk, roots, time.sleep, report.progress)
     report.findings += [
         # the next start writes the name of the first namespace again
         replace(each, severity=Severity.SPARE) if each.entity == FIRST_NAMESPACE else each
         for each in documents.findings
-        if not absent
+        if not elsewhere
         or Path(each.path).name
-        in disk.names(Path(each.path).parent)  # otherwise an absent folder may hold it
+        in disk.names(Path(each.path).parent)  # otherwise a folder that was not read may hold it
     ]
     described = report.descriptions = _read_descriptions(disk, report, documents)
     folders = [folder for root in roots for folder in log_folders(disk, root, report.findings)]
@@ -224,7 +225,11 @@ def data_folders_among(disk: Disk, roots: Sequence[Path]) -> tuple[list[Path], l
                 found.append(root)
             else:
                 neither = f"it holds neither {LOGS_DIRECTORY}/ nor {CATALOGUE_DIRECTORY}/"
-                reasons[root] = f"there is no data folder of a broker here ({neither})"
+                reasons[root] = (
+                    f"there is no data folder of a broker here ({neither})"
+                    if names or root.exists()
+                    else "there is no such folder"
+                )
     if not found:
         raise NoDataFolder("; ".join(f"{root}: {why}" for root, why in reasons.items()))
     return found, [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from storage.disk import Disk, close_quietly
+from storage.disk import Disk, close_quietly, disk_error
 from storage.folders import LOCK_NAME
 
 
@@ -21,7 +21,7 @@ class FolderLocks:
         self._fds: list[int] = []
 
     def take(self, roots: Sequence[Path]) -> None:
-        """Take all locks or none. Raises InUse, OSError."""
+        """Take all locks or none. Raises InUse, DiskFailed."""
         for root in roots:
             try:
                 self._fds.append(self._disk.lock(root / LOCK_NAME))
@@ -30,6 +30,9 @@ class FolderLocks:
                 raise InUse(
                     f"{root}: a broker uses this folder. Stop it first; `partibus check` works beside it."
                 ) from error
+            except OSError as error:
+                self.release()
+                raise disk_error(error, root) from error
 
     def release(self) -> None:
         """Release all locks."""

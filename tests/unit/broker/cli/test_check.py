@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from broker.entities.descriptions import QueueDescription
+from broker.entities.documents import encode_description
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
 from storage.document_file import file_name_of
@@ -17,17 +19,20 @@ from storage.segment import SEGMENT_HEADER_BYTES
 from tests.support.command_line import GENERATION, check, data_folder, partibus
 from tests.support.logs import flip
 
+QUEUE = QueueDescription("orders", GENERATION, 16)
+
 
 def test_the_commands_take_the_folders_of_the_settings_and_pass_over_empty_names(tmp_path: Path) -> None:
-    for name in ("a", "b", "c"):
-        (tmp_path / name / "logs").mkdir(parents=True)
-    a, b, c = (str(tmp_path / name) for name in ("a", "b", "c"))
+    a, b, c, alone = (str(tmp_path / name) for name in ("a", "b", "c", "alone"))
+    arrange(LocalDisk(), [Path(a), Path(b), Path(c)])
+    for folder in (a, b, c, alone):
+        Path(folder, "logs").mkdir(parents=True)
     variables = {"PARTIBUS_DATA_DIR": f"{a}::{b}:", "PARTIBUS_MORE_DATA_DIRS": json.dumps([c])}
     assert json.loads(check("check", "--json", **variables).stdout)["folders"] == [a, b, c]
     assert json.loads(check("check", "--json", "--data-dir", b, **variables).stdout)["folders"] == [b, c]
     assert json.loads(check("check", "--json", PARTIBUS_DATA_DIR=f"{a}:").stdout)["folders"] == [a]
-    done = check("repair", PARTIBUS_DATA_DIR=f"{a}:{b}")
-    assert done.exit_code == 0 and f"{a}, {b}: Nothing is damaged" in done.stdout.replace("\n", " ")
+    done = check("repair", PARTIBUS_DATA_DIR=f"{a}:{b}:{c}")
+    assert done.exit_code == 0 and f"{a}, {b}, {c}: Nothing is damaged" in done.stdout.replace("\n", " ")
     (tmp_path / "file").touch()
     done = check("check", "--data-dir", str(tmp_path / "file"))
     assert done.exit_code == 2 and "not a data folder" in done.stderr
@@ -35,10 +40,34 @@ def test_the_commands_take_the_folders_of_the_settings_and_pass_over_empty_names
         done = check(command, "--data-dir", f"{a}:{b}")
         assert done.exit_code == 2 and "once for each folder" in done.stderr.replace("\n", " "), done.stderr
     assert not (tmp_path / "a:").exists()
-    done = check("check", "--data-dir", a, PARTIBUS_DATADIR=b)
+    done = check("check", "--data-dir", alone, PARTIBUS_DATADIR=b)
     assert done.exit_code == 0 and "PARTIBUS_DATADIR" in done.stderr
     (tmp_path / "with:colon" / "logs").mkdir(parents=True)
     assert check("check", "--data-dir", str(tmp_path / "with:colon")).exit_code == 0
+
+
+def test_folders_of_two_brokers_are_not_taken_for_those_of_one(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("a", "b", "other")]
+    arrange(LocalDisk(), folders[:2])
+    for folder in folders:
+        (folder / "logs").mkdir(parents=True)
+    named = [argument for folder in folders for argument in ("--data-dir", str(folder))]
+    for done in (check("check", *named), check("repair", "--yes", *named)):
+        assert done.exit_code == 2, done.stdout
+        assert f"another broker's data is in {folders[2]}, or the file 'folder' is missing" in done.stderr
+    assert check("check", *named[:4]).exit_code == 0
+
+
+def test_a_copy_in_a_folder_that_is_not_named_does_not_count_as_missing(tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    arrange(LocalDisk(), folders)
+    first, second = (folder / "catalogue" for folder in folders)
+    asyncio.run(Catalogue(first, LocalDisk(), second).put(GENERATION, encode_description(QUEUE)))
+    findings = json.loads(check("check", "--json", "--data-dir", str(folders[0])).stdout)["findings"]
+    [finding] = [each for each in findings if each["severity"] != "note"]
+    assert finding["path"] == str(folders[1]) and "was not named" in finding["why"]
+    gone = tmp_path / "gone"
+    assert f"{gone}: there is no such folder" in check("check", "--data-dir", str(gone)).stderr
 
 
 def test_a_damaged_folder_file_is_named_and_repair_does_not_offer_what_it_cannot_do(tmp_path: Path) -> None:
@@ -138,7 +167,7 @@ async def test_a_folder_that_is_gone_is_a_finding_and_the_others_are_checked_and
 
 def test_a_folder_without_data_ends_with_2(tmp_path: Path) -> None:
     done = check("check", "--data-dir", str(tmp_path / "nowhere"))
-    assert done.exit_code == 2 and "there is no data folder" in done.stderr
+    assert done.exit_code == 2 and "there is no such folder" in done.stderr
 
 
 def test_help_says_what_findings_and_exit_codes_mean() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
 from broker.maintenance.locking import FolderLocks, InUse
 from storage.disk import LocalDisk
+from storage.errors import DiskFailed
+from tests.support.faulty_disk import FaultyDisk
 
 
 def test_all_folders_are_locked_or_none(tmp_path: Path) -> None:
@@ -22,3 +25,14 @@ def test_all_folders_are_locked_or_none(tmp_path: Path) -> None:
     first.release()
     second.take(folders)
     second.release()
+
+
+def test_a_lock_that_cannot_be_opened_is_said_in_words_and_leaves_none_taken(tmp_path: Path) -> None:
+    disk = FaultyDisk(LocalDisk())
+    disk.fail("lock", errno.EROFS, nth=2)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    folders = [tmp_path / "a", tmp_path / "b"]
+    with pytest.raises(DiskFailed, match="b/lock: Read-only file system"):
+        FolderLocks(disk).take(folders)
+    FolderLocks(disk).take(folders)
