@@ -65,7 +65,7 @@ test: $(DEV) ## every test; ARGS="-k name" picks some
 check: lint types test ## what CI runs
 
 crash: $(DEV) ## kill -9 under load, all 50 rounds (make test runs 10)
-	PARTIBUS_CRASH_ROUNDS=50 $(BIN)/python -m pytest $(NO_LIMIT) tests/crash $(ARGS)
+	PARTIBUS_CRASH_ROUNDS=$${PARTIBUS_CRASH_ROUNDS:-50} $(BIN)/python -m pytest $(NO_LIMIT) tests/crash $(ARGS)
 
 simulate: $(DEV) ## the property tests from a new seed, with twenty times the examples (make test runs the same few each time), and Spark with 50 rounds of kills, 1,000,000 messages and 1,000 batches; more than an hour
 	HYPOTHESIS_PROFILE=random MODEL_SEED=$${MODEL_SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')} MODEL_EXAMPLES=$${MODEL_EXAMPLES:-5000} \
@@ -77,7 +77,8 @@ split-test: $(DEV) ## the interop and crash suites with the partitions in a proc
 	PARTIBUS_PARTITION_PROCESS=true $(BIN)/python -m pytest tests/interop tests/crash $(ARGS)
 
 soak: $(DEV) ## half an hour of mixed clients and restarts, and work on 1,000,000 messages: nothing is lost, nothing grows, nobody waits long; plots in build/soak
-	PARTIBUS_SOAK_MINUTES=30 PARTIBUS_SOAK_P99_MS=20 PARTIBUS_SOAK_MESSAGES=1000000 $(BIN)/python -m pytest $(NO_LIMIT) -s tests/soak $(ARGS)
+	PARTIBUS_SOAK_MINUTES=$${PARTIBUS_SOAK_MINUTES:-30} PARTIBUS_SOAK_P99_MS=$${PARTIBUS_SOAK_P99_MS:-20} \
+		PARTIBUS_SOAK_MESSAGES=$${PARTIBUS_SOAK_MESSAGES:-1000000} $(BIN)/python -m pytest $(NO_LIMIT) -s tests/soak $(ARGS)
 
 interop: $(LIVE) ## unchanged clients of other makers against the broker, and the live suite of azure-servicebus (needs root; half an hour)
 	PARTIBUS_OVERLOAD_SECONDS=30 $(BIN)/python -m pytest tests/interop $(ARGS)
