@@ -27,6 +27,7 @@ from pydantic_settings.exceptions import SettingsError
 from broker.entities.descriptions import PARTITIONS_DEFAULT
 from broker.entities.tiers import DEFAULTS, Tier, TierName, tier_of
 from broker.entities.validation import AUTO_DELETE_ON_IDLE_MS_MIN
+from broker.settings.effects import check_effects
 from broker.settings.setting_types import (
     ENVIRONMENT_PREFIX,
     CertificateNames,
@@ -47,9 +48,6 @@ STANDARD_CREDITS = 1_000
 PARTITIONS_MAX = 256
 """A sequence number has room for 65,536 partitions, but each one is a log with its own files, so far fewer
 make sense."""
-
-_PARTS = {"property_kb_max": "properties_kb_max", "partitioned_entities_max": "entities_max"}
-"""Settings that bound a part of what another one bounds."""
 
 FsyncPolicy = Literal["always", "interval", "never"]
 LogFormat = Literal["console", "json"]
@@ -582,31 +580,8 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _interval_has_an_effect(self) -> Self:
-        if "fsync_interval_ms" in self.model_fields_set and self.fsync != "interval":
-            raise ValueError(
-                f"{variable_of('fsync_interval_ms')} has no effect while {variable_of('fsync')} is "
-                f"`{self.fsync}`: set {variable_of('fsync')} to `interval`, or leave the interval out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _memory_has_one_mark(self) -> Self:
-        if "memory_percent_max" in self.model_fields_set and self.memory_bytes_max is not None:
-            raise ValueError(
-                f"{variable_of('memory_percent_max')} has no effect while {variable_of('memory_bytes_max')} "
-                "is set: leave one of them out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _no_part_is_larger_than_the_whole(self) -> Self:
-        for part, whole in _PARTS.items():
-            if part in self.model_fields_set and (getattr(self, part) or 0) > getattr(self, whole):
-                raise ValueError(
-                    f"{variable_of(part)} is {getattr(self, part)}, which has no effect while "
-                    f"{variable_of(whole)} is {getattr(self, whole)}: lower the one, or raise the other"
-                )
+    def _each_has_an_effect(self) -> Self:
+        check_effects(self)
         return self
 
     @model_validator(mode="before")

@@ -246,9 +246,3 @@ def test_quotas_are_those_of_the_tier_unless_they_are_given(tier: str, page_kb: 
     assert settings.peek_kb_max == page_kb
     assert (settings.connections_max, settings.receivers_per_entity_max) == (clients, clients)
     assert load_settings(tier=tier, peek_kb_max=7).peek_kb_max == 7
-
-
-def test_the_memory_mark_is_given_once() -> None:
-    assert load_settings(memory_bytes_max=1 << 30).memory_percent_max == 60
-    with pytest.raises(WrongSettings, match=r"PARTIBUS_MEMORY_PERCENT_MAX has no effect .* leave one"):
-        load_settings(memory_bytes_max=1 << 30, memory_percent_max=60)
