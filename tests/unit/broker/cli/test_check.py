@@ -22,6 +22,11 @@ from tests.support.logs import flip
 QUEUE = QueueDescription("orders", GENERATION, 16)
 
 
+def damage(report: str) -> list[dict[str, str]]:
+    """The findings of a report that are more than notes."""
+    return [each for each in json.loads(report)["findings"] if each["severity"] != "note"]
+
+
 def test_the_commands_take_the_folders_of_the_settings_and_pass_over_empty_names(tmp_path: Path) -> None:
     a, b, c, alone = (str(tmp_path / name) for name in ("a", "b", "c", "alone"))
     arrange(LocalDisk(), [Path(a), Path(b), Path(c)])
@@ -63,8 +68,7 @@ def test_a_copy_in_a_folder_that_is_not_named_does_not_count_as_missing(tmp_path
     arrange(LocalDisk(), folders)
     first, second = (folder / "catalogue" for folder in folders)
     asyncio.run(Catalogue(first, LocalDisk(), second).put(GENERATION, encode_description(QUEUE)))
-    findings = json.loads(check("check", "--json", "--data-dir", str(folders[0])).stdout)["findings"]
-    [finding] = [each for each in findings if each["severity"] != "note"]
+    [finding] = damage(check("check", "--json", "--data-dir", str(folders[0])).stdout)
     assert finding["path"] == str(folders[1]) and "was not named" in finding["why"]
     gone = tmp_path / "gone"
     assert f"{gone}: there is no such folder" in check("check", "--data-dir", str(gone)).stderr
@@ -77,7 +81,7 @@ def test_a_damaged_folder_file_is_named_and_repair_does_not_offer_what_it_cannot
         (folder / "logs").mkdir()
     flip(folders[1] / "folder", 25)
     named = [argument for folder in folders for argument in ("--data-dir", str(folder))]
-    [finding] = json.loads(check("check", "--json", *named).stdout)["findings"]
+    [finding] = damage(check("check", "--json", *named).stdout)
     assert finding["path"] == str(folders[1] / "folder") and "partibus repair" in finding["why"]
     flip(folders[0] / "folder", 25)  # now no folder says which ones there are
     for done in (check("repair", *named), check("repair", "--yes", *named)):
