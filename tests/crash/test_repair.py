@@ -46,6 +46,7 @@ from storage.folders import arrange
 from storage.log import Frame
 from storage.partition_index import INDEX_NAME
 from storage.segment import SEGMENT_HEADER_BYTES
+from storage.storage_version import note_version
 from storage.survey import Severity, frames, survey_files
 from tests.support.broker_process import REPOSITORY, BrokerProcess, queue
 from tests.support.logs import flip
@@ -465,6 +466,7 @@ async def test_a_data_folder_that_is_not_named_is_a_finding(tmp_path: Path) -> N
     arrange(LocalDisk(), both)
     for path in both:
         (path / "logs").mkdir()
+        note_version(LocalDisk(), path)
     assert not check_folders(both).damaged
     [finding] = check_folders(both[:1]).findings
     assert finding.path == str(both[1]) and "was not named" in finding.why
