@@ -59,8 +59,8 @@ lint: $(DEV) ## ruff only looks
 types: $(DEV) ## mypy --strict
 	$(BIN)/mypy
 
-test: $(DEV) ## every test; ARGS="-k name" picks some
-	$(BIN)/python -m pytest $(ARGS)
+test: $(DEV) ## every test, two at a time; ARGS="-k name" picks some
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 check: lint types test ## what CI runs
 

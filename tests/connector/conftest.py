@@ -1,11 +1,10 @@
 """The running broker for the connector, a local Spark, and whether this machine can run one.
 
-Without Java the tests on Spark are not collected; the summary says so, and the run fails where `CI` is set.
+Without Java the tests on Spark are skipped, and the summary says so; where `CI` is set, they fail.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 
@@ -14,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from pyspark_partibus.client import pool
 from tests.support.broker_process import BrokerProcess, queue
+from tests.support.missing_tools import skip_without
 from tests.support.spark_session import local_spark
 
 UNIQUE = {"RequiresDuplicateDetection": True, "DuplicateDetectionHistoryTimeWindow": "PT2H"}
@@ -44,23 +44,13 @@ ON_SPARK = (
     "test_wheel.py",
     "test_write.py",
 )
-collect_ignore = [] if shutil.which("java") else list(ON_SPARK)
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """In CI, fail if Spark could not run."""
-    if collect_ignore and os.environ.get("CI") and session.exitstatus == pytest.ExitCode.OK:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Report what could not run here, and why."""
-    for name in collect_ignore:
-        terminalreporter.write_line(
-            f"NOT RUN: tests/connector/{name}: this machine has no java (apt-get install "
-            "default-jre-headless)",
-            yellow=True,
-        )
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Without Java, skip the tests on Spark; where `CI` is set, fail them."""
+    if item.path.name in ON_SPARK and shutil.which("java") is None:
+        skip_without(["java"])
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,11 @@
 """The running broker for unchanged clients, and which of these clients this machine can run.
 
-A client whose tools are missing is not collected; the summary names it, and the run fails where `CI` is set.
-Nothing is skipped silently.
+The tests of a client whose tools are missing are skipped, and the summary says why; where `CI` is set, they
+fail.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Generator, Iterator
 
@@ -20,6 +19,7 @@ from tests.interop.proton_blocking import connected
 from tests.interop.scenarios import all_queues
 from tests.support.azure_client import admin_of, azure_client
 from tests.support.broker_process import BrokerProcess
+from tests.support.missing_tools import skip_without
 from tests.support.rest_client import RestClient
 
 LOG_LINES_SHOWN = 40
@@ -40,22 +40,12 @@ TOOLS = {
 """Tools that each test file needs besides Python."""
 
 MISSING = {name: [tool for tool in tools if shutil.which(tool) is None] for name, tools in TOOLS.items()}
-collect_ignore = [name for name, tools in MISSING.items() if tools]
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """In CI, fail if a client could not run."""
-    if collect_ignore and os.environ.get("CI") and session.exitstatus == pytest.ExitCode.OK:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Report what could not run here, and why."""
-    for name in collect_ignore:
-        terminalreporter.write_line(
-            f"NOT RUN: tests/interop/{name}: this machine has no {' and no '.join(MISSING[name])}",
-            yellow=True,
-        )
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip the tests of a client whose tools are missing; where `CI` is set, fail them."""
+    skip_without(MISSING.get(item.path.name, ()))
 
 
 PROGRAMS = {
@@ -79,7 +69,7 @@ PROGRAMS = {
 @pytest.fixture(scope="session", autouse=True)
 def preparation(request: pytest.FixtureRequest) -> None:
     """Begin to build the programs of the tests that will run."""
-    files = dict.fromkeys(item.path.name for item in request.session.items)
+    files = dict.fromkeys(item.path.name for item in request.session.items if not MISSING.get(item.path.name))
     PREPARATION.begin(program for name in files for program in PROGRAMS.get(name, ()))
 
 
