@@ -204,7 +204,8 @@ class Load:
         )
         for name in (WORK, FADING, OFFICIAL):
             _take_all(self._addresses(), name, dead_letters=True)
-        assert min(len(self.work.removed), len(self.fading.removed), len(official.removals_asked)) > 50, (
+        # The official client handles a few messages a second, and one or two on a busy machine.
+        assert min(len(self.work.removed), len(self.fading.removed)) > 50 and official.removals_asked, (
             "there was hardly any load"
         )
 

@@ -49,18 +49,20 @@ def test_nothing_is_lost_and_nothing_grows(tmp_path: Path) -> None:
         place.up.set()
         thread = record.keep_looking()
         load_s = max(MINUTES * 60 / STRETCHES - REST_S, 5.0)
-        for number in range(STRETCHES):
-            record.stretches.append(stretch(broker, place, record, number, load_s))
-            latest = record.stretches[-1]
-            print(
-                f"stretch {number + 1} of {STRETCHES}: {latest.rested.memory_mib:.0f} MiB, "
-                f"{latest.rested.descriptors} descriptors, "
-                f"{latest.rested.disk_mib:.1f} MiB on disk, waits of {latest.stall_ms:.0f} ms",
-                flush=True,
-            )
-        record.stop()
-        thread.join()
-        record.write(FOLDER)
+        try:
+            for number in range(STRETCHES):
+                record.stretches.append(stretch(broker, place, record, number, load_s))
+                latest = record.stretches[-1]
+                print(
+                    f"stretch {number + 1} of {STRETCHES}: {latest.rested.memory_mib:.0f} MiB, "
+                    f"{latest.rested.descriptors} descriptors, "
+                    f"{latest.rested.disk_mib:.1f} MiB on disk, waits of {latest.stall_ms:.0f} ms",
+                    flush=True,
+                )
+        finally:  # the plot is most wanted of a run that has failed
+            record.stop()
+            thread.join()
+            record.write(FOLDER)
         broker.check_alive()
         found = growth(record.stretches)
         if P99_MS_MAX is not None:
