@@ -154,6 +154,8 @@ class Sender:
         self.accepted = 0
         each = (messages,) if isinstance(messages, bytes) else messages
         self._messages = [(ffi.from_buffer(message), len(message)) for message in each]
+        self._under_way: dict[Any, int] | None = None
+        """The number of each message, by its delivery, for those who want to know."""
         self._tag_number = 0
         self._tag_buffer = bytearray(8)
         self._tag = ffi.new("pn_bytes_t *", {"size": 8, "start": ffi.from_buffer(self._tag_buffer)})[0]
@@ -179,15 +181,22 @@ class Sender:
         """Ask for `count` more messages to be sent; they leave as window and credit permit."""
         self.remaining += count
 
+    def _due(self) -> int:
+        """How many messages may be sent by now, if window and credit permit."""
+        return self.remaining
+
     def replenish(self) -> None:
-        count = min(self.window - self.unacknowledged, self.remaining)
+        count = min(self._due(), self.window - self.unacknowledged)
         if count <= 0:
             return
         count = min(count, lib.pn_link_credit(self._link))
         link, messages, different = self._link, self._messages, len(self._messages)
+        under_way = self._under_way
         for number in range(self._tag_number, self._tag_number + count):
             _pack_tag(self._tag_buffer, 0, number)
-            _delivery(link, self._tag)
+            delivery = _delivery(link, self._tag)
+            if under_way is not None:
+                under_way[delivery] = number
             message, size = messages[number % different]
             _send(link, message, size)
             _advance(link)
@@ -226,32 +235,19 @@ class PacedSender(Sender):
         self._per_s = per_s
         self._began = 0.0
         """When the first message was due."""
-        self._under_way: dict[Any, int] = {}
-        """The number of each message, by its delivery."""
+        self._under_way = {}
 
     def begin(self, count: int) -> None:
         """Send `count` messages from now on. Called once."""
         self.send(count)
         self._began = time.perf_counter()
 
-    def replenish(self) -> None:
+    def _due(self) -> int:
         due = int((time.perf_counter() - self._began) * self._per_s) + 1 - self._tag_number
-        count = min(due, self.remaining, self.window - self.unacknowledged)
-        if count <= 0:
-            return
-        count = min(count, lib.pn_link_credit(self._link))
-        link, messages, different = self._link, self._messages, len(self._messages)
-        for number in range(self._tag_number, self._tag_number + count):
-            _pack_tag(self._tag_buffer, 0, number)
-            self._under_way[_delivery(link, self._tag)] = number
-            message, size = messages[number % different]
-            _send(link, message, size)
-            _advance(link)
-        self._tag_number += count
-        self.remaining -= count
-        self.unacknowledged += count
+        return min(due, self.remaining)
 
     def on_delivery(self, delivery: Any) -> None:
+        assert self._under_way is not None
         number = self._under_way.pop(delivery)
         super().on_delivery(delivery)
         self.latencies_s.append(time.perf_counter() - self._began - number / self._per_s)
