@@ -181,9 +181,9 @@ class Sending(Generic[R]):
             whole, keys, receipts = part_of(whole, take), keys and take(keys), receipts and take(receipts)
         if not whole.messages:
             return
-        self._count(whole)
+        size = self._count(whole)
         if keys is None:
-            self._post_unkeyed(whole, receipts)
+            self._post_unkeyed(whole, receipts, size)
             return
         for number, (own, *lists) in self._queue.router.divide(keys, [receipts, *lists_of(whole)]):
             part = with_lists(whole, lists)
@@ -206,7 +206,9 @@ class Sending(Generic[R]):
         self._under_way.finished_with(sum(map(len, send.messages)), len(send.messages))
         self._refused(receipts, why, len(send.messages))
 
-    def _post_unkeyed(self, whole: Send, receipts: Sequence[R]) -> None:
+    def _post_unkeyed(self, whole: Send, receipts: Sequence[R], size: int | None = None) -> None:
+        """Post messages without a key to the partitions whose turn it is. `size` is theirs in bytes, if it is
+        known."""
         router, count = self._queue.router, len(whole.messages)
         try:
             runs = router.spread(count, self._loop.time())
@@ -215,7 +217,7 @@ class Sending(Generic[R]):
             return
         if len(runs) == 1:
             number, _, _ = runs[0]
-            self._post(router.handles[number], whole, receipts, count, number)
+            self._post(router.handles[number], whole, receipts, count, number, size=size)
             return
         for number, start, stop in runs:
             here = slice(start, stop)
@@ -268,14 +270,14 @@ class Sending(Generic[R]):
         router, whole = self._queue.router, merged(parts)
         if key is not None:
             handle = router.keyed(key)
-            self._count(whole)
-            self._post(handle, whole, receipts, 1)
+            size = self._count(whole)
+            self._post(handle, whole, receipts, 1, size=size)
         elif groups.keys() - {None}:
             self._post_split(groups, whole, receipts)
         else:
             number = router.spread(1, self._loop.time())[0][0]
-            self._count(whole)
-            self._post(router.handles[number], whole, receipts, 1, number)
+            size = self._count(whole)
+            self._post(router.handles[number], whole, receipts, 1, number, size=size)
 
     def _post_split(
         self, groups: Mapping[int | None, Sequence[int]], send: Send, receipts: Sequence[R]
@@ -351,9 +353,11 @@ class Sending(Generic[R]):
             return Collected(whole, [key])
         return Collected(whole, keys_of(run, self._queue) or [None] * len(payloads))
 
-    def _count(self, send: Send) -> None:
-        """Count messages as under way."""
-        self._under_way.took(sum(map(len, send.messages)), len(send.messages))
+    def _count(self, send: Send) -> int:
+        """Count messages as under way; returns their size in bytes."""
+        size = sum(map(len, send.messages))
+        self._under_way.took(size, len(send.messages))
+        return size
 
     def _post(
         self,
@@ -363,16 +367,19 @@ class Sending(Generic[R]):
         count: int,
         number: int | None = None,
         whole: _Whole | None = None,
+        size: int | None = None,
     ) -> None:
         """Ask a partition to store messages, which are counted as under way. `number` is the partition's if
-        another one may take them instead; `whole` is the batch that they are a part of."""
+        another one may take them instead; `whole` is the batch that they are a part of; `size` is theirs in
+        bytes, if it is known."""
         if count > 1 and self._queue.makes_copies:
             # There is a limit to the copies of messages that are sent together, and these are not.
             for place in range(count):
                 here = slice(place, place + 1)
                 self._post(partition, part_of(send, itemgetter(here)), receipts[here], 1, number)
             return
-        size = sum(map(len, send.messages))
+        if size is None:
+            size = sum(map(len, send.messages))
         self._sends += 1
         send.cookie = self._sends
         began = self._loop.time()
