@@ -194,6 +194,25 @@ def test_filters_of_a_topic_cost_what_the_setting_says(tmp_path: Path) -> None:
             assert credits_refused(broker.addresses) - before == cost
 
 
+def test_a_restarted_broker_has_forgotten_its_debts(tmp_path: Path) -> None:
+    environment = {"PARTIBUS_TIER": "standard", "PARTIBUS_THROTTLE_CREDITS": "10"}
+    with BrokerProcess(tmp_path, [queue(NAME)], environment=environment) as broker:
+
+        def send(count: int) -> None:
+            with (
+                azure_client(broker.addresses.connection_string(), retry_total=0) as client,
+                client.get_queue_sender(NAME) as sender,
+            ):
+                sender.send_messages([ServiceBusMessage(b"x") for _ in range(count)])
+
+        send(2_000)  # a full balance admits it
+        with pytest.raises(ServiceBusServerBusyError, match="Error code: 50009"):
+            send(1)
+        broker.kill()
+        broker.start()
+        send(10)
+
+
 def credits_refused(addresses: Addresses) -> float:
     with urllib.request.urlopen(f"{addresses.http_url}/metrics", timeout=10) as answer:
         text = answer.read().decode()
