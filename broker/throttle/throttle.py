@@ -10,7 +10,9 @@ contract 6.3, AMQP contract 9.3).
 While other operations are refused, receivers leave them half of each period's credits; they come first when
 a period begins, and could take all of them otherwise. Among themselves, receivers that wait share the
 credits: in each *round*, every one may get the same number of messages, and those that have got none for
-longest come first. What is left over is for the next round.
+longest come first. What is left over is for the next round. Time in which the broker stood still, as on a
+machine that was suspended, is nobody's wait: after it, receivers are not refused for credits that they could
+not have got.
 
 A namespace without throttling has no Throttle, so it pays for one comparison per batch at most. Owned by the
 event loop.
@@ -93,6 +95,10 @@ class Throttle:
         """Gates whose receivers are being called."""
         self._timer: asyncio.Handle | None = None
         """Set while a round is under way, and while gates are held."""
+        self._due_ms = 0
+        """When the next round is to begin."""
+        self._stood_still_ms = 0
+        """How late rounds have begun, all together."""
         self.round = 0
         """The number of the present round."""
         self.share = sys.maxsize
@@ -180,12 +186,19 @@ class Throttle:
         delay_ms = self._credits.period_begun_ms(now_ms) + PERIOD_MS - now_ms
         if self.left_for_receivers() > 0:
             delay_ms = min(delay_ms, ROUND_MS)
+        self._due_ms = now_ms + delay_ms
         self._timer = asyncio.get_running_loop().call_later(delay_ms / 1_000, self.look)
+
+    def waiting_ms(self) -> int:
+        """Monotonic time without that in which the broker stood still."""
+        return self._clock.monotonic_ms() - self._stood_still_ms
 
     def look(self) -> None:
         """Begin a round: call the receivers that are held, a few at a time. The timer does so."""
         if self._timer is not None:
             self._timer.cancel()  # but keep it, so that those that are held meanwhile start no other one
+            late_ms = self._clock.monotonic_ms() - self._due_ms
+            self._stood_still_ms += late_ms if late_ms > PERIOD_MS else 0
         self._due.extend(sorted(self._held, key=lambda gate: gate.served_ms))
         self._held.clear()
         self.round += 1
@@ -229,6 +242,7 @@ class Gate:
     ) -> None:
         self._throttle, self._clock, self._resume, self._refuse = throttle, clock, resume, refuse
         self._held_since_ms: int | None = None
+        """In the time of `Throttle.waiting_ms`."""
         self._has_asked = self._has_ended = False
         self._round = self._given = 0
         """How many messages the receiver was given in a round, and which round this was."""
@@ -243,13 +257,9 @@ class Gate:
         if left > 0:
             self._held_since_ms = None
             return left
-        now_ms = self._clock.monotonic_ms()
         if self._held_since_ms is None:
-            self._held_since_ms = now_ms
-        if now_ms - self._held_since_ms >= HELD_MS_MAX:
-            asyncio.get_running_loop().call_soon(self._give_up)
-        else:
-            throttle.hold(self)
+            self._held_since_ms = throttle.waiting_ms()
+        throttle.hold(self)
         return 0
 
     def _given_in(self, round: int) -> int:
@@ -264,13 +274,20 @@ class Gate:
         self._throttle.charge(messages)
 
     def resume(self) -> None:
-        """Call the receiver: a round has begun. One that wants nothing any more waits no longer."""
+        """Call the receiver: a round has begun. One that wants nothing any more waits no longer, and one that
+        gets nothing has perhaps waited long enough."""
         if self._has_ended:
             return
         self._has_asked = False
         self._resume()
         if not self._has_asked:
             self._held_since_ms = None
+        elif (
+            self._held_since_ms is not None
+            and self._throttle.waiting_ms() - self._held_since_ms >= HELD_MS_MAX
+        ):
+            self._throttle.forget(self)
+            asyncio.get_running_loop().call_soon(self._give_up)
 
     def _give_up(self) -> None:
         if not self._has_ended:

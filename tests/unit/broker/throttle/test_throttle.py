@@ -208,6 +208,34 @@ async def test_a_gate_that_stays_shut_is_called_in_every_period_and_then_refuses
     assert called == HELD_MS_MAX // 1_000 and [why.reason for why in ends] == [Reason.THROTTLED]
 
 
+@pytest.mark.parametrize("seconds", [3, 12, 60])
+async def test_a_broker_that_stood_still_refuses_no_receiver_and_gives_one_period(seconds: int) -> None:
+    """Its clock has gone on, as it does for a process that was stopped."""
+    world = World(100)
+    receivers = [Receiver(world, []) for _ in range(4 * RESUMED_AT_ONCE)]
+    world.throttle.charge(100)
+    for receiver in receivers:
+        receiver.take()
+    world.clock.advance(1_000)
+
+    async def a_round() -> int:
+        before = sum(receiver.got for receiver in receivers)
+        world.throttle.look()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return sum(receiver.got for receiver in receivers) - before
+
+    assert await a_round() == 100
+    world.clock.advance(seconds * 1_000)
+    rounds = []
+    for _ in range(3):
+        rounds.append(await a_round())
+        world.clock.advance(1_000)
+    assert rounds == [100, 100, 100]
+    assert {receiver.got for receiver in receivers} == {1, 2}
+    assert not any(receiver.refusals for receiver in receivers)
+
+
 async def test_the_timer_calls_when_the_period_begins() -> None:
     world = World(1)
     resumed = asyncio.Event()
