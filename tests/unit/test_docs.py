@@ -37,6 +37,13 @@ def test_no_setting_is_documented_that_does_not_exist() -> None:
     assert documented - {variable_of(name) for name in Settings.model_fields} == {"PARTIBUS_CONFIG"}
 
 
+def test_the_example_alert_rules_name_metrics_that_there_are() -> None:
+    expressions = re.findall(r"^ +expr: (.+)$", CONFIGURATION, re.MULTILINE)
+    named = {name for expression in expressions for name in re.findall(r"partibus_\w+", expression)}
+    documented = set(re.findall(r"^\| `(partibus_\w+)`", CONFIGURATION, re.MULTILINE))
+    assert len(expressions) >= 2 and named and named <= documented
+
+
 def test_every_metric_is_documented_and_no_other() -> None:
     samples: list[Sample] = [sample for family in Metrics().registry.collect() for sample in family.samples]
     families = {
