@@ -165,10 +165,13 @@ class Tokens:
         if any(now[audience] is not claim for audience, claim in self.claims.items()):
             ended = [audience for audience, claim in now.items() if claim is None]
             self.claims.update({audience: claim for audience, claim in now.items() if claim is not None})
-            why = (
-                "The key of this link's token was removed or changed, or has lost a right. Put another token."
+            lost = "was removed or changed, or has lost a right"
+            self._end(
+                ended,
+                f"The key of this link's token {lost}. Put another token."
+                if set(now) != {""}
+                else f"The key of this connection's login {lost}. Connect and log in again with another key.",
             )
-            self._end(ended, why)
 
     def _end(self, ended: list[str], why: str) -> None:
         """Drop the claims put for these audiences, and close the links that no other claim permits."""

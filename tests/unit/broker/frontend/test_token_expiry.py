@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -103,6 +104,22 @@ async def test_a_key_of_the_namespace_does_not_depend_on_a_queues_rules() -> Non
         await each.sender()
     stack.namespace.change_rules("queue")
     assert [await each.hear() for each in (client, logged_in)] == [[], []]
+
+
+async def test_a_client_that_has_logged_in_hears_that_its_login_is_no_longer_in_force() -> None:
+    """It has put no token, so its user would look for the mistake in the wrong place."""
+    stack = LinkStack()
+    client = await stack.connect()
+    await client.sender()
+    authorizer = client.connection.served.authorizer
+    authorizer.namespace_rules = tuple(
+        replace(rule, primary_key="new key") for rule in authorizer.namespace_rules
+    )
+    for changed in stack.namespace.when_rules_change:
+        changed()
+    (detach,) = await client.heard(raw.DETACH)
+    condition, text, _ = detach.field(2).value
+    assert condition == "amqp:unauthorized-access" and "log in again" in text and "token" not in text
 
 
 async def test_a_key_of_a_parent_ends_with_the_parents_rule_below_it_too() -> None:
