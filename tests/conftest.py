@@ -27,6 +27,7 @@ TOGETHER = {"connector", "hostile"}
 attacks meet whatever earlier ones leave behind. Elsewhere, the tests of a file do."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist writes the groups into the names of the tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Say which tests belong together when several processes share them (`--dist loadgroup`)."""
     for item in items:
