@@ -63,8 +63,6 @@ TIDY_DELAY_MS_MAX = 600_000
 """The longest delay before trying again to remove trimmed files."""
 LOOK_MS = 5_000
 """How often to look whether the folder is still there, at least."""
-_CLOCK_MS = 10
-"""How much the event loop's clock may differ from its timers."""
 LATE_S = 0.25
 """How long a round of syncs waits for a log that does not answer before the other logs have the next one."""
 LISTED_AT_ONCE = 64
@@ -104,7 +102,7 @@ class FolderState(enum.StrEnum):
     """It cannot be used: it was missing or unreadable at the start or at the last look, or another folder is
     in its place."""
     HANGS = "hangs"
-    """It did not answer the last look in time, or has not answered a commit or the opening of a log."""
+    """It did not answer the last look in time."""
 
 
 LOST = frozenset({FolderState.MISSING, FolderState.HANGS})
@@ -226,8 +224,6 @@ class FileLogStore:
         self._looking: asyncio.Task[None] | None = None
         self._lost: FolderState | None = None
         """What the last look found wrong."""
-        self._seen_s: dict[int, float] = {}
-        """When a look has first seen work that threads are doing, such as opening a log, by its number."""
 
     @property
     def state(self) -> FolderState:
@@ -236,8 +232,6 @@ class FileLogStore:
             return FolderState.MISSING
         if self._lost is not None:
             return self._lost
-        if self.pools.hanging:  # a look does not show that if it is answered from memory
-            return FolderState.HANGS
         is_full = not self._shared.reserve.held or asyncio.get_running_loop().time() < self._full_until
         return FolderState.FULL if is_full else FolderState.OK
 
@@ -499,7 +493,7 @@ class FileLogStore:
                 if not done:
                     self._found(DiskHangs(f"{self.root}: no answer within {within_ms / 1_000:g} s"))
                     await asyncio.wait([look])  # a folder that hangs is not asked twice
-                self._found(look.result() or self._find_unanswered(within_ms))
+                self._found(look.result())
             finally:
                 look.cancel()
 
@@ -537,28 +531,18 @@ class FileLogStore:
             raise disk_error(error, path) from error
         close_quietly(disk, before)
 
-    def _find_unanswered(self, within_ms: int) -> DiskHangs | None:
-        """Find out whether a commit was given up, or the opening of a log takes too long, although a look was
-        answered, perhaps from memory."""
-        now_s = asyncio.get_running_loop().time()
-        self._seen_s = {each: self._seen_s.get(each, now_s) for each in self.pools.work.under_way()}
-        waited_ms = 1_000 * (now_s - min(self._seen_s.values(), default=now_s))
-        if self.pools.hanging or waited_ms > within_ms - _CLOCK_MS:
-            return DiskHangs(f"{self.root}: no answer yet to a commit or to the opening of a log")
-        return None
-
     def _found(self, error: StorageError | None) -> None:
         """Take note of what a look has found."""
-        before = self._lost if self._lock_fd >= 0 else FolderState.MISSING
+        before = self.state
         if error is None:
             self._lost = None
         else:
             self._lost = FolderState.HANGS if isinstance(error, DiskHangs) else FolderState.MISSING
-        if self._lock_fd < 0 or self._lost is before:
+        if self.state is before:
             return
         if error is not None:
             _log.error("folder.lost", path=str(self.root), state=self.state, error=str(error), advice=_ADVICE)
-        else:
+        elif before in LOST:
             _log.info("folder.back", path=str(self.root))
 
     def _sync_later(self, log: FileLog) -> None:

@@ -8,7 +8,6 @@ only the work that needs it.
 
 from __future__ import annotations
 
-from storage.threads import UnderWay
 from storage.workers import Workers
 
 READ_THREADS = 2
@@ -37,8 +36,6 @@ class Pools:
         """Reading and writing the index of partitions."""
         self.look = Workers(1, "storage-look")
         """Checking that the folder is there."""
-        self.hanging: set[UnderWay] = set()
-        """What the disk has not answered in time and nobody waits for any more. Owned by the event loop."""
         self._all = (
             self.work,
             self.reads,

@@ -134,11 +134,6 @@ class Workers(Executor):
                     del result  # it may take some MiB, and the next job may be hours away
             del future, function
 
-    def under_way(self) -> list[int]:
-        """The numbers of the work that threads are doing now; each piece of work has one of its own."""
-        with self._changed:
-            return list(self._busy.values())
-
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Let the threads end when their work is done; `wait` waits for that."""
         self._end(cancel_futures)
