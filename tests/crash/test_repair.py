@@ -443,6 +443,8 @@ async def test_with_several_data_folders_each_keeps_what_is_damaged_in_it(damage
     copy = second / "catalogue" / document.with_suffix(".copy").name
     log = Path("logs", damaged.generation, "0001")
     extent = Path("catalogue", "logs", damaged.generation, "0001.extent")
+    second.mkdir()
+    arrange(LocalDisk(), [first, second])
     for path in (log, extent):
         (second / path).parent.mkdir(parents=True)
         (first / path).rename(second / path)
