@@ -60,7 +60,7 @@ types: $(DEV) ## mypy --strict
 	$(BIN)/mypy
 
 test: $(DEV) ## every test, two at a time; ARGS="-k name" picks some
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: lint types test ## what CI runs
 
