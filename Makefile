@@ -20,7 +20,7 @@ help: ## this list
 $(BIN)/python:
 	tools/make-venv.sh "$(PYTHON)" $(VENV)
 
-NATIVE := setup.py $(wildcard protocol/native/*.[chp]* broker/native/*.[ch])
+NATIVE := setup.py $(wildcard protocol/native/*.[chp]* storage/native/*.c broker/native/*.[ch])
 
 $(RUN): pyproject.toml $(NATIVE) | $(BIN)/python
 	@echo 'Installing the broker into $(VENV). The AMQP engine is compiled: this takes a minute or two, once.'

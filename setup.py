@@ -1,5 +1,5 @@
-"""The one thing that pyproject.toml cannot say: which C modules are built, from `protocol/native` and
-`broker/native`."""
+"""The one thing that pyproject.toml cannot say: which C modules are built, from `protocol/native`,
+`storage/native` and `broker/native`."""
 
 from setuptools import Extension, setup
 
@@ -9,6 +9,7 @@ setup(
     cffi_modules=["protocol/native/build.py:ffibuilder"],
     ext_modules=[
         Extension("protocol._spans", ["protocol/native/spans.c"]),
+        Extension("storage._commits", ["storage/native/commits.c"]),
         Extension("broker.base._sizes", ["broker/native/sizes.c"]),
         Extension("broker.partition._untracked", ["broker/native/untracked.c"]),
         Extension("broker.partition._references", ["broker/native/references.c"], depends=[SLOTS]),

@@ -1,8 +1,8 @@
 """What the committer does for a log: write and sync a commit, sync earlier ones, begin a new segment.
 
-A job's `begin` runs in the event loop and does what cannot block; `run` does the rest in a thread; `finish`
-runs in the event loop (`committer.py`). A job changes the log's state only in `finish`, which also reports
-how the job ended, because its caller may have been cancelled by then.
+A job's `begin` runs in the event loop and says what the disk's queue can do for it; `run` does the work in a
+thread instead; `finish` runs in the event loop (`committer.py`). A job changes the log's state only in
+`finish`, which also reports how the job ended, because its caller may have been cancelled by then.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from storage.committer import ENDED, NEEDS_THREAD
-from storage.disk import Disk
+from storage.committer import Share
+from storage.disk import FULL_ERRNOS, Disk, commit_error
 from storage.errors import CommitFailed, DiskFull
 from storage.extent import ExtentFile
 from storage.full_disk import Reserves
@@ -80,6 +80,9 @@ class Job:
                 f"{opened.directory}: the new segment could not be recorded in the extent: {error}"
             ) from error
 
+    def write_error(self, error: OSError) -> Exception | None:
+        return commit_error(error, self._active.segment.path)
+
     def sync_error(self, error: OSError) -> Exception:
         return self._active.sync_error(error)
 
@@ -96,7 +99,7 @@ class Job:
 class Append(Job):
     """Writes one frame, and syncs it if every commit is synced before it is acknowledged."""
 
-    __slots__ = ("_after", "_frame", "_size", "_spare", "_written")
+    __slots__ = ("_after", "_frame", "_is_queued", "_size", "_spare", "_undoes")
 
     def __init__(
         self, log: JobLog, opened: OpenLog, commit: Commit, spare: Callable[[], None] | None
@@ -104,39 +107,43 @@ class Append(Job):
         """`spare` releases the reserve that this commit may use; None if it may use none."""
         super().__init__(log, opened)
         self._spare = spare
-        self._written = False
+        self._is_queued = self._undoes = False
         body = commit.pieces()
         header = opened.codec.header(body, opened.tail, opened.durable, opened.epoch)
         self._frame = [header, *body]
         self._size = len(header) + commit.bytes
         self._after = after(opened.tail.position, opened.tail.sequence, header, commit.bytes)
 
-    def begin(self) -> int:
+    def begin(self) -> Share | None:
         active = self._active
         if (
             not active.is_open
             or not active.has_room(self._size)
             or active.used + self._size > self._opened.segment_bytes_max
         ):
-            return NEEDS_THREAD
-        try:
-            active.write(self._frame, fill_until=0)
-        except DiskFull:
-            return NEEDS_THREAD  # the file system copies on write: `run` finds space, or fails
-        self._written = True
-        return active.fd if self._log.syncs_each_commit else ENDED
+            return None
+        self._is_queued = True
+        return active.fd, self._frame, active.used, self._log.syncs_each_commit
+
+    def write_error(self, error: OSError) -> Exception | None:
+        if error.errno not in FULL_ERRNOS:
+            return super().write_error(error)
+        self._undoes = True  # the file system copies on write: `run` finds space, or fails
+        return None
 
     def run(self) -> None:
+        self._is_queued = False
         if not self._active.is_open:
             self._active.take_up()
-        if not self._written:
-            try:
-                self._write()
-            except DiskFull:
-                if self._spare is None:
-                    raise
-                self._spare()  # durability rule 6
-                self._write()
+        if self._undoes:
+            self._active.undo()  # durability rule 6
+        try:
+            self._write()
+        except DiskFull:
+            if self._spare is None:
+                raise
+            self._spare()  # durability rule 6
+            self._write()
         if self._log.syncs_each_commit:
             self._active.sync()  # durability rule 1
 
@@ -155,6 +162,8 @@ class Append(Job):
         )
 
     def finish(self, error: Exception | None) -> None:
+        if error is None and self._is_queued:
+            self._active.wrote(self._size)
         super().finish(error)
         if error is None:
             self._log.committed(self._opened, self._after)
@@ -165,8 +174,8 @@ class SyncUnsynced(Job):
 
     __slots__ = ()
 
-    def begin(self) -> int:
-        return self._active.fd
+    def begin(self) -> Share | None:
+        return self._active.fd, (), 0, True
 
     def run(self) -> None:
         self._active.sync()
@@ -182,8 +191,8 @@ class Roll(Job):
 
     __slots__ = ()
 
-    def begin(self) -> int:
-        return NEEDS_THREAD
+    def begin(self) -> Share | None:
+        return None
 
     def run(self) -> None:
         try:

@@ -1,9 +1,10 @@
 """Group commit over many logs: what is submitted in one turn of the event loop is synced together.
 
-A job is one file's share. If it is certain not to wait, it writes at once, in the event loop, and the disk's
-`SyncQueue` syncs all files of the turn with one system call and without a thread. Work that may wait (a file
-that grows, a new segment), and all work on a disk without such a queue, goes to a few threads, several files
-each: while the event loop is busy, a hop to a thread and back costs more than the write.
+A job is one file's share. If it only writes where there is room and syncs, the disk's `CommitQueue` does that
+for all files of the turn together, and without a thread of the interpreter. Other work (a file that grows, a
+new segment), and all work on a disk without such a queue, goes to a few threads, several files each: while
+the event loop is busy, a hop to such a thread and back costs more than the write. The event loop itself
+writes nothing, because a write may wait: on a frozen file system, each one does.
 
 One job's failure affects no other. The caller ensures that no two jobs of one file are under way at once. A
 submitted job runs to its end and its `finish` is called even if the caller is cancelled meanwhile, because
@@ -12,10 +13,10 @@ what has begun cannot be undone. The caller waits for that end unless the job wa
 *A lull*: a caller with little to commit may wait until what is being synced has been (`at_lull`). More
 gathers meanwhile, and all callers that have waited go on together, so that their files are synced together.
 
-*A disk that hangs* delays only the files for which it does not answer. While a sync has been under way for
-longer than SLOW_S, the event loop writes nothing, because the write might wait as well. A thread that has
-been busy for longer than STUCK_S gives up the jobs of its assignment that it has not begun, and another
-thread takes its place.
+*A disk that hangs* delays only the files for which it does not answer. While a job has been in the queue for
+longer than SLOW_S, the queue gets nothing more, because its own threads may be stuck, and what it has not
+begun goes to threads here. A thread that has been busy for longer than STUCK_S gives up the jobs of its
+assignment that it has not begun, and another thread takes its place.
 """
 
 from __future__ import annotations
@@ -26,18 +27,19 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import structlog
 
-from storage.disk import Disk, SyncQueue
+from storage.commit_queue import CommitQueue, CommitShare
+from storage.disk import Disk
 
 FILES_PER_ASSIGNMENT_MAX = 4
 """How many files a thread syncs one after the other, while the commits behind them wait."""
 
 SLOW_S = 0.25
-"""If a sync takes longer, only threads write to the disk."""
+"""If the queue takes longer for a job, only threads use the disk."""
 STUCK_S = 1.0
 """If an assignment takes longer, its thread counts as stuck and is replaced."""
 STUCK_MAX = 64
@@ -46,8 +48,9 @@ STUCK_MAX = 64
 LULL_S = 0.003
 """The longest wait for a lull, for when the disk is slow."""
 
-NEEDS_THREAD = -1
-ENDED = -2
+Share = tuple[int, Sequence[bytes], int, bool]
+"""What the queue does for a job: the file's descriptor, the buffers to write, their offset, and whether to
+sync the file then."""
 
 _log = structlog.get_logger()
 
@@ -59,15 +62,19 @@ class Job(Protocol):
     def is_let_go(self) -> bool:
         """Whether a cancelled caller need not wait for the job's end. `finish` is called in any case."""
 
-    def begin(self) -> int:
-        """Do what cannot block, in the event loop. Gives the descriptor to sync, ENDED, or NEEDS_THREAD. May
+    def begin(self) -> Share | None:
+        """What the queue can do for the job; None if it needs a thread. Called in the event loop. May
         raise."""
 
     def run(self) -> None:
-        """Do the rest and sync, in a thread. May raise."""
+        """Do the work in a thread, and sync. Called instead of what `begin` gave, or after `write_error`. May
+        raise."""
+
+    def write_error(self, error: OSError) -> Exception | None:
+        """The error to raise if the queue could not write; None to try `run`. Called in the event loop."""
 
     def sync_error(self, error: OSError) -> Exception:
-        """The error to raise if syncing the descriptor given by `begin` has failed."""
+        """The error to raise if the queue could write, but not sync."""
 
     def finish(self, error: Exception | None) -> None:
         """Record how the job ended. Called in the event loop in every case, before the caller continues."""
@@ -120,12 +127,14 @@ class Committer:
         """How many replaced threads are still busy."""
         self._look: asyncio.TimerHandle | None = None
         self._dispatch_due = False
-        self._sync_queue: SyncQueue | None = None
-        self._sync_queue_sought = False
+        self._queue: CommitQueue | None = None
+        self._is_queue_sought = False
+        self._late_look: asyncio.TimerHandle | None = None
         self._number = 0
-        """Of the latest sync."""
-        self._to_sync: list[tuple[int, int]] = []
-        self._syncing: dict[int, _Entry] = {}
+        """Of the latest job that the queue was to have."""
+        self._to_submit: list[CommitShare] = []
+        self._queued: dict[int, _Entry] = {}
+        """The jobs that the queue has, or is to have in this turn, by number."""
         self._waiting_for_lull: list[Callable[[], None]] = []
         self._lull_timer: asyncio.TimerHandle | None = None
         self._lull_after = 0
@@ -162,8 +171,8 @@ class Committer:
     def _enter(
         self, loop: asyncio.AbstractEventLoop, job: Job, ended: Callable[[Exception | None], None]
     ) -> _Entry:
-        if not self._sync_queue_sought:
-            self._seek_sync_queue(loop)
+        if not self._is_queue_sought:
+            self._seek_queue(loop)
         entry = _Entry(job, ended, loop.time())
         self._begin(loop, entry)
         return entry
@@ -174,10 +183,10 @@ class Committer:
         slow. Of several callers in one turn of the event loop, the first goes on, and the others wait for its
         sync."""
         loop = asyncio.get_running_loop()
-        if self._sync_queue is None or self._is_slow(loop.time()):
+        if self._queue is None or self._is_slow(loop.time()):
             return False
         last = self._number
-        if len(self._syncing) == len(self._to_sync):  # what is not submitted yet can be joined
+        if len(self._queued) == len(self._to_submit):  # what is not submitted yet can be joined
             if not self._first_goes:
                 self._first_goes = True
                 loop.call_soon(self._first_has_gone)
@@ -206,37 +215,34 @@ class Committer:
 
     def _begin(self, loop: asyncio.AbstractEventLoop, entry: _Entry) -> None:
         """Begin a job in the event loop, or leave it to a thread."""
+        share = None
         try:
-            fd = (
-                entry.job.begin()
-                if self._sync_queue is not None and not self._is_slow(entry.began)
-                else NEEDS_THREAD
-            )
+            if self._queue is not None and not self._is_slow(entry.began):
+                share = entry.job.begin()
         except Exception as error:
             entry.error = error
-            fd = ENDED
-        if fd < 0 and self._waiting_for_lull and not self._syncing:
-            self._end_lull_wait(loop)  # they wait for a sync that this job does not need, or a thread does
-        if fd == ENDED:
+        if share is None and self._waiting_for_lull and not self._queued:
+            self._end_lull_wait(loop)  # they wait for a job of the queue, and this one is none
+        if entry.error is not None:
             self._end(entry)
             return
-        if fd == NEEDS_THREAD:
+        if share is None:
             self._waiting.append(entry)
         else:
             number = self._number = self._number + 1
-            is_alone = not self._syncing and not self._dispatch_due
-            self._syncing[number] = entry
-            self._to_sync.append((number, fd))
+            is_alone = not self._queued and not self._dispatch_due
+            self._queued[number] = entry
+            self._to_submit.append((number, *share))
             # The disk is idle and there is no other job, so waiting for the next turn would gain nothing.
             if is_alone:
-                self._submit_syncs()
+                self._submit()
                 if not self._waiting:
                     return
         self._dispatch_soon(loop)
 
     def _is_slow(self, now: float) -> bool:
-        """Whether a sync has taken so long that a write might block as well."""
-        return bool(self._syncing) and now - next(iter(self._syncing.values())).began > SLOW_S
+        """Whether the queue has had a job for so long that it may be stuck."""
+        return bool(self._queued) and now - next(iter(self._queued.values())).began > SLOW_S
 
     def _end(self, entry: _Entry) -> None:
         entry.done = True
@@ -251,8 +257,8 @@ class Committer:
 
     def _dispatch(self, loop: asyncio.AbstractEventLoop) -> None:
         self._dispatch_due = False
-        if self._to_sync:
-            self._submit_syncs()
+        if self._to_submit:
+            self._submit()
         waiting = self._waiting
         while waiting and self._free_threads:
             share = min(FILES_PER_ASSIGNMENT_MAX, -(-len(waiting) // self._free_threads))
@@ -294,28 +300,47 @@ class Committer:
 
     # --- by the disk's queue ---
 
-    def _seek_sync_queue(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._sync_queue_sought = True
-        self._sync_queue = self._disk.sync_queue()
-        if self._sync_queue is not None:
-            loop.add_reader(self._sync_queue.ready_fd, self._syncs_ended)
+    def _seek_queue(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_queue_sought = True
+        self._queue = self._disk.commit_queue()
+        if self._queue is not None:
+            loop.add_reader(self._queue.ready_fd, self._queue_answers)
 
-    def _submit_syncs(self) -> None:
-        """Sync the files of this turn. A thread syncs those that the queue does not accept."""
-        assert self._sync_queue is not None
-        syncs, self._to_sync = self._to_sync, []
-        accepted = self._sync_queue.submit(syncs)
-        for number, _ in syncs[accepted:]:
-            self._waiting.append(self._syncing.pop(number))
+    def _submit(self) -> None:
+        """Give the queue the jobs of this turn. Threads get those that it does not accept."""
+        assert self._queue is not None
+        shares, self._to_submit = self._to_submit, []
+        accepted = self._queue.submit(shares)
+        for share in shares[accepted:]:
+            self._waiting.append(self._queued.pop(share[0]))
+        if self._late_look is None:
+            loop = asyncio.get_running_loop()
+            self._late_look = loop.call_later(SLOW_S, self._look_for_late, loop)
 
-    def _syncs_ended(self) -> None:
-        assert self._sync_queue is not None
-        for number, errno in self._sync_queue.ended():
-            entry = self._syncing.pop(number)
+    def _look_for_late(self, loop: asyncio.AbstractEventLoop) -> None:
+        """If the queue is stuck, give what it has not begun to threads."""
+        self._late_look = None
+        if self._is_slow(loop.time()):
+            assert self._queue is not None
+            self._waiting += [self._queued.pop(number) for number in self._queue.take_back()]
+            if self._waiting:
+                self._dispatch_soon(loop)
+        if self._queued:
+            self._late_look = loop.call_later(SLOW_S, self._look_for_late, loop)
+
+    def _queue_answers(self) -> None:
+        assert self._queue is not None
+        for number, errno, is_written in self._queue.ended():
+            entry = self._queued.pop(number)
             if errno:
-                entry.error = entry.job.sync_error(OSError(errno, os.strerror(errno)))
+                error = OSError(errno, os.strerror(errno))
+                entry.error = entry.job.sync_error(error) if is_written else entry.job.write_error(error)
+                if entry.error is None:
+                    self._waiting.append(entry)
+                    self._dispatch_soon(asyncio.get_running_loop())
+                    continue
             self._end(entry)
-        if self._waiting_for_lull and next(iter(self._syncing), self._lull_after + 1) > self._lull_after:
+        if self._waiting_for_lull and next(iter(self._queued), self._lull_after + 1) > self._lull_after:
             self._end_lull_wait(asyncio.get_running_loop())
 
     # --- by threads ---
@@ -370,11 +395,14 @@ class Committer:
         if self._look is not None:
             self._look.cancel()
             self._look = None
+        if self._late_look is not None:
+            self._late_look.cancel()
+            self._late_look = None
         self._end_lull_wait(asyncio.get_running_loop())
-        if self._syncing or self._out:
-            _log.warning("disk.hangs", syncs=len(self._syncing), threads=len(self._out))
-            if self._sync_queue is not None:
-                asyncio.get_running_loop().remove_reader(self._sync_queue.ready_fd)
+        if self._queued or self._out:
+            _log.warning("disk.hangs", syncs=len(self._queued), threads=len(self._out))
+            if self._queue is not None:
+                asyncio.get_running_loop().remove_reader(self._queue.ready_fd)
             return False
         assert not self._waiting and self._free_threads == self._threads_max, "every log was closed before"
         for _ in self._threads:
@@ -382,9 +410,9 @@ class Committer:
         for thread in self._threads:
             thread.join()
         self._threads.clear()
-        if self._sync_queue is not None:
-            asyncio.get_running_loop().remove_reader(self._sync_queue.ready_fd)
-            self._sync_queue.close()
-            self._sync_queue = None
-        self._sync_queue_sought = False
+        if self._queue is not None:
+            asyncio.get_running_loop().remove_reader(self._queue.ready_fd)
+            self._queue.close()
+            self._queue = None
+        self._is_queue_sought = False
         return True

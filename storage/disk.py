@@ -11,7 +11,8 @@ Everything here relies on these rules of Linux file systems:
   same file (durability rule 4).
 - A new, renamed or removed name is durable once `sync_directory` has returned.
 
-Where the system supports it, `sync_queue` and `read_cached` avoid a hop to a thread (`kernel_sync.py`).
+Where the system supports it, `commit_queue` and `read_cached` avoid a hop to a thread of the interpreter
+(`commit_queue.py`).
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from storage.commit_queue import CommitQueue, open_commit_queue
 from storage.errors import CommitFailed, DiskFailed, DiskFull, StorageError
-from storage.kernel_sync import open_sync_queue
 
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -123,28 +124,8 @@ class Disk(Protocol):
         """Open and lock a file, creating it if needed. Raises BlockingIOError if another process has locked
         it."""
 
-    def sync_queue(self) -> SyncQueue | None:
-        """A queue that syncs without a waiting thread; None if the system has none."""
-
-
-class SyncQueue(Protocol):
-    """Syncs that run in the background. Nothing here blocks."""
-
-    @property
-    def ready_fd(self) -> int:
-        """A descriptor that is readable while `ended` has something to return."""
-
-    def submit(self, syncs: Sequence[tuple[int, int]]) -> int:
-        """Begin syncs, each given as a number chosen by the caller and a file descriptor.
-
-        Gives how many were begun, counting from the first; the others were not tried.
-        """
-
-    def ended(self) -> list[tuple[int, int]]:
-        """The syncs that ended since the last call: the number of each, and its errno, 0 for success."""
-
-    def close(self) -> None:
-        """Close the queue. No sync may be under way."""
+    def commit_queue(self) -> CommitQueue | None:
+        """A queue that writes and syncs without a waiting thread; None if the system has none."""
 
 
 class LocalDisk:
@@ -238,8 +219,8 @@ class LocalDisk:
             raise
         return fd
 
-    def sync_queue(self) -> SyncQueue | None:
-        return open_sync_queue()
+    def commit_queue(self) -> CommitQueue | None:
+        return open_commit_queue()
 
 
 def write_all(disk: Disk, fd: int, buffers: Sequence[bytes], offset: int) -> None:

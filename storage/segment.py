@@ -227,7 +227,7 @@ class ActiveSegment:
 
     @property
     def fd(self) -> int:
-        """The file's descriptor, for a sync queue."""
+        """The file's descriptor, for a commit queue."""
         return self._fd
 
     @property
@@ -280,9 +280,12 @@ class ActiveSegment:
         self._fd = fd
 
     def has_room(self, length: int) -> bool:
-        """Whether this many bytes fit into the zeros already written, so that a write does not wait for the
-        disk."""
+        """Whether this many bytes fit into the zeros already written, so that a write needs no space."""
         return self.used + length <= self._filled
+
+    def wrote(self, length: int) -> None:
+        """A frame for which there was room was written behind the last one by others."""
+        self.used, self._frame_bytes = self.used + length, length
 
     def write(self, frame: list[bytes], fill_until: int) -> None:
         """Write a frame behind the last one, and zeros behind it as far as `fill_until` allows. Does not
@@ -294,7 +297,7 @@ class ActiveSegment:
             self._write(frame, fill_until)
         except OSError as error:
             if error.errno in FULL_ERRNOS:
-                self._undo()  # durability rule 6
+                self.undo()  # durability rule 6
             raise commit_error(error, self.segment.path) from error
 
     def _write(self, frame: list[bytes], fill_until: int) -> None:
@@ -309,7 +312,7 @@ class ActiveSegment:
             except OSError as error:
                 if error.errno not in FULL_ERRNOS or not zeros:
                     raise
-                self._undo()
+                self.undo()
                 zeros = 0
                 write_all(self._disk, self._fd, frame, self.used)  # the frame alone may still fit
             self._filled = end + zeros
@@ -355,7 +358,7 @@ class ActiveSegment:
         self._low = min(self._fill_step // 2, FILL_LOW_BYTES_MAX)
         self._fill_step = min(self._fill_step * 2, FILL_STEP_BYTES_MAX)
 
-    def _undo(self) -> None:
+    def undo(self) -> None:
         """Cut off what a write to a full disk has left. Raises CommitFailed: then only a new segment can void
         it."""
         try:

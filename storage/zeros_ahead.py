@@ -6,7 +6,8 @@ because the thread needs the interpreter lock after every system call. `segment.
 due.
 
 A commit waits until the zeros have ended in two cases. A write to a file waits for another write to the same
-file, so the event loop does not write to a file whose zeros are late because the disk is slow or hangs. And a
+file, so nothing is written to a file whose zeros are late because the disk is slow or hangs: that would hold
+up the thread that writes the commits of all files. And a
 file system that copies on write may find no space to overwrite zeros: the file is then cut off behind its
 last frame, and later frames could lie where the thread still writes.
 """

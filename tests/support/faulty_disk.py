@@ -10,14 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.disk import Disk, Space, SyncQueue
+from storage.commit_queue import CommitQueue, CommitShare
+from storage.disk import Disk, Space, write_all
 
 OPERATIONS = (
     "names", "make_directory", "remove_tree", "sync_directory", "create", "open_write", "open_read", "space",
     "size", "identity", "read",
     "read_cached", "write", "sync", "truncate", "rename", "remove", "lock",
 )  # fmt: skip
-"""Operations that can be made to fail. A sync through the queue counts as a `sync`."""
+"""Operations that can be made to fail. What the queue does counts as a `write` and a `sync`."""
 
 
 @dataclass
@@ -222,53 +223,86 @@ class FaultyDisk:
         self._meet("lock", path)
         return self._opened(self._inner.lock(path), path)
 
-    def sync_queue(self) -> SyncQueue | None:
-        inner = self._inner.sync_queue()
+    def commit_queue(self) -> CommitQueue | None:
+        inner = self._inner.commit_queue()
         return None if inner is None else _FaultyQueue(self, inner)
 
 
 class _FaultyQueue:
-    def __init__(self, disk: FaultyDisk, inner: SyncQueue) -> None:
+    def __init__(self, disk: FaultyDisk, inner: CommitQueue) -> None:
         self._disk = disk
         self._inner = inner
-        self._failed: list[tuple[int, int]] = []
-        self._held: list[tuple[int, int]] = []
-        """Syncs that hang. A queue does not block: they just never complete."""
+        self._failed: list[tuple[int, int, bool]] = []
+        self._held: list[CommitShare] = []
+        """Work that hangs. A queue does not block: it just never completes."""
 
     @property
     def ready_fd(self) -> int:
         return self._inner.ready_fd
 
-    def submit(self, syncs: Sequence[tuple[int, int]]) -> int:
-        good: list[tuple[int, int]] = []
-        for number, fd in syncs:
-            path = self._disk._paths[fd]
-            if self._disk.hangs("sync", path):
-                self._held.append((number, fd))
-                threading.Thread(target=self._end_held, args=(path,), daemon=True).start()
-                continue
-            try:
-                self._disk._meet("sync", path)
-                good.append((number, fd))
-            except OSError as error:
-                assert error.errno is not None
-                self._failed.append((number, error.errno))
-                os.eventfd_write(self.ready_fd, 1)
+    def submit(self, shares: Sequence[CommitShare]) -> int:
+        good = [met for met in map(self._meet, shares) if met is not None]
         accepted = self._inner.submit(good) if good else 0
         assert accepted == len(good)
-        return len(syncs)
+        return len(shares)
 
-    def _end_held(self, path: Path) -> None:
-        """Wait in a thread for the release, then wake the event loop."""
-        self._disk._wait("sync", path)
+    def _meet(self, share: CommitShare) -> CommitShare | None:
+        """What is left to do of a share; None if it fails or hangs."""
+        number, fd, buffers, offset, syncs = share
+        disk, path = self._disk, self._disk._paths[fd]
+        while buffers:
+            if disk.hangs("write", path):
+                self._hold("write", (number, fd, buffers, offset, syncs))
+                return None
+            try:
+                bytes_max = disk._meet("write", path)
+            except OSError as error:
+                self._fail(number, error, is_written=False)
+                return None
+            if bytes_max < 0:
+                break
+            data = b"".join(buffers)  # a short write; the rest follows
+            done = disk._inner.write(fd, [data[:bytes_max]], offset)
+            buffers, offset = [data[done:]] if done < len(data) else (), offset + done
+        if not syncs:
+            return number, fd, buffers, offset, False
+        hangs = disk.hangs("sync", path)
+        try:
+            if not hangs:
+                disk._meet("sync", path)
+                return number, fd, buffers, offset, True
+        except OSError as error:
+            write_all(disk._inner, fd, buffers, offset)
+            self._fail(number, error, is_written=True)
+            return None
+        write_all(disk._inner, fd, buffers, offset)
+        self._hold("sync", (number, fd, (), 0, True))
+        return None
+
+    def _fail(self, number: int, error: OSError, *, is_written: bool) -> None:
+        assert error.errno is not None
+        self._failed.append((number, error.errno, is_written))
         os.eventfd_write(self.ready_fd, 1)
 
-    def ended(self) -> list[tuple[int, int]]:
+    def _hold(self, operation: str, share: CommitShare) -> None:
+        self._held.append(share)
+        path = self._disk._paths[share[1]]
+        threading.Thread(target=self._end_held, args=(operation, path), daemon=True).start()
+
+    def _end_held(self, operation: str, path: Path) -> None:
+        """Wait in a thread for the release, then wake the event loop."""
+        self._disk._wait(operation, path)
+        os.eventfd_write(self.ready_fd, 1)
+
+    def ended(self) -> list[tuple[int, int, bool]]:
         if self._held and self._disk._free.is_set():
             held, self._held = self._held, []
             self.submit(held)
         failed, self._failed = self._failed, []
         return self._inner.ended() + failed
+
+    def take_back(self) -> list[int]:
+        return self._inner.take_back()
 
     def close(self) -> None:
         self._inner.close()

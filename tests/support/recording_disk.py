@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from storage.disk import Space, SyncQueue
+from storage.commit_queue import CommitQueue, CommitShare
+from storage.disk import Space, write_all
 
 SECTOR_BYTES = 512
 ENDLESS_BYTES = 1 << 50
@@ -83,7 +84,7 @@ class _Directory:
 
 
 class RecordingDisk:
-    """See `storage.disk.Disk`. With `queued` it has a sync queue; otherwise commits go through threads."""
+    """See `storage.disk.Disk`. With `queued` it has a commit queue; otherwise commits go through threads."""
 
     def __init__(self, *, queued: bool = False, capacity_bytes: int | None = None) -> None:
         self.before_sync: Callable[[], None] | None = None
@@ -230,8 +231,8 @@ class RecordingDisk:
                 return self.create(path)
             return self.open_write(path)
 
-    def sync_queue(self) -> SyncQueue | None:
-        return _SyncQueue(self) if self._queued else None
+    def commit_queue(self) -> CommitQueue | None:
+        return _CommitQueue(self) if self._queued else None
 
     # --- within ---
 
@@ -266,29 +267,39 @@ class RecordingDisk:
         return used(self._root)
 
 
-class _SyncQueue:
-    """Syncs at once and reports completion later."""
+class _CommitQueue:
+    """Writes and syncs at once, and reports completion later."""
 
     def __init__(self, disk: RecordingDisk) -> None:
         self._disk = disk
-        self._ended: list[tuple[int, int]] = []
+        self._ended: list[tuple[int, int, bool]] = []
         self._ready_fd = os.eventfd(0, os.EFD_NONBLOCK)
 
     @property
     def ready_fd(self) -> int:
         return self._ready_fd
 
-    def submit(self, syncs: Sequence[tuple[int, int]]) -> int:
-        for number, fd in syncs:
-            self._disk.sync(fd)
-            self._ended.append((number, 0))
-        os.eventfd_write(self._ready_fd, len(syncs))
-        return len(syncs)
+    def submit(self, shares: Sequence[CommitShare]) -> int:
+        for number, fd, buffers, offset, syncs in shares:
+            try:
+                write_all(self._disk, fd, buffers, offset)
+            except OSError as error:
+                assert error.errno is not None
+                self._ended.append((number, error.errno, False))
+                continue
+            if syncs:
+                self._disk.sync(fd)
+            self._ended.append((number, 0, True))
+        os.eventfd_write(self._ready_fd, len(shares))
+        return len(shares)
 
-    def ended(self) -> list[tuple[int, int]]:
+    def ended(self) -> list[tuple[int, int, bool]]:
         os.eventfd_read(self._ready_fd)
         ended, self._ended = self._ended, []
         return ended
+
+    def take_back(self) -> list[int]:
+        return []
 
     def close(self) -> None:
         os.close(self._ready_fd)

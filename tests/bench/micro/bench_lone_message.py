@@ -39,7 +39,6 @@ def note_steps(noted: list[Noted]) -> None:
     from broker.partition.task import PartitionTask
     from storage.commit_jobs import Append
     from storage.committer import Committer
-    from storage.kernel_sync import KernelSyncQueue
 
     def wrap(owner: type, name: str, *, before: str = "", after: str = "") -> None:
         function: Callable[..., Any] = getattr(owner, name)
@@ -59,9 +58,14 @@ def note_steps(noted: list[Noted]) -> None:
     wrap(PartitionTask, "post", before="checked and placed")
     wrap(PartitionTask, "_do_cycle", before="the partition's cycle begins")
     wrap(PartitionTask, "_append", before="carried out")
-    wrap(Append, "begin", before="framed", after="written")
-    wrap(KernelSyncQueue, "submit", after="the sync is submitted")
-    wrap(Committer, "_syncs_ended", before="synced, and the event loop runs", after="the log's end moved")
+    wrap(Append, "begin", before="framed")
+    wrap(Committer, "_submit", after="the write is submitted")
+    wrap(
+        Committer,
+        "_queue_answers",
+        before="written and synced, and the event loop runs",
+        after="the log's end moved",
+    )
     wrap(Mailbox, "deliver", before="the partition's cycle goes on")
     wrap(Connection, "_write", before="the answer is encoded")
 

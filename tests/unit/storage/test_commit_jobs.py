@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from storage.commit_jobs import Append, Roll, SyncUnsynced
-from storage.committer import ENDED, NEEDS_THREAD
 from storage.disk import Disk
 from storage.errors import CommitFailed, DiskFull
 from storage.extent import Extent, ExtentFile
@@ -16,6 +15,7 @@ from storage.full_disk import Reserves
 from storage.log import Commit, Position
 from storage.record import Chain
 from storage.recovery import REWRITTEN_BYTES_MAX, OpenLog, acquire_log
+from storage.segment import SEGMENT_HEADER_BYTES
 from storage.threads import UnderWay
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.recording_disk import RecordingDisk
@@ -71,10 +71,13 @@ def test_a_commit_is_synced_in_the_file_that_begin_names_and_then_moves_the_end(
     before = owner.opened.tail
     job = owner.append()
     assert owner.under_way
-    assert job.begin() == owner.opened.active.fd, "written over zeros: only the sync is left"
-    assert owner.opened.tail == before, "not before it is durable"
+    used = owner.opened.active.used
+    share = job.begin()
+    assert share is not None and owner.opened.active.fd == share[0], "the queue writes over zeros"
+    assert share[2:] == (used, True) and owner.opened.tail == before, "not before it is durable"
     job.finish(None)
     assert owner.opened.tail.sequence == before.sequence + 1
+    assert owner.opened.active.used == used + sum(map(len, share[1]))
     assert owner.errors == [None, None] and not owner.under_way
 
 
@@ -88,12 +91,30 @@ def test_a_commit_that_failed_does_not_move_the_end() -> None:
     assert owner.opened.tail == before and owner.errors[-1] is error
 
 
+def test_a_commit_that_no_queue_could_write_for_lack_of_space_is_cut_off_and_tried_in_a_thread() -> None:
+    owner = Owner()
+    owner.in_a_thread(owner.append())
+    owner.in_a_thread(owner.append())
+    before, cuts = owner.opened.tail, owner.faulty.calls["truncate"]
+    job = owner.append()
+    assert job.begin() is not None
+    assert job.write_error(OSError(errno.ENOSPC, "full")) is None
+    owner.in_a_thread(job)
+    assert owner.faulty.calls["truncate"] == cuts + 1
+    assert owner.opened.tail.sequence == before.sequence + 1
+    assert owner.opened.active.used == SEGMENT_HEADER_BYTES + owner.opened.tail.position
+    job = owner.append()
+    job.begin()
+    assert isinstance(job.write_error(OSError(errno.EIO, "lost")), CommitFailed)
+
+
 def test_without_a_sync_per_commit_nothing_is_waited_for_until_they_are_synced_together() -> None:
     owner = Owner(syncs_each_commit=False)
     owner.in_a_thread(owner.append())
     job = owner.append()
     syncs = owner.faulty.calls["sync"]
-    assert job.begin() == ENDED
+    share = job.begin()
+    assert share is not None and not share[3]
     job.finish(None)
     assert owner.faulty.calls["sync"] == syncs
     assert owner.opened.durable < owner.opened.tail.position
@@ -106,7 +127,7 @@ def test_a_frame_that_does_not_fit_begins_a_segment_that_the_extent_knows_first(
     owner.in_a_thread(owner.append(600))
     base = owner.opened.tail.position
     job = owner.append(600)
-    assert job.begin() == NEEDS_THREAD
+    assert job.begin() is None
     job.run()
     assert len(owner.opened.segments) == 1, "the log's state changes in the event loop"
     known = owner.extent.read()
@@ -143,6 +164,6 @@ def test_a_roll_makes_the_end_a_place_to_trim_to() -> None:
     owner.in_a_thread(owner.append())
     end = owner.opened.tail.position
     job = Roll(owner, owner.opened)
-    assert job.begin() == NEEDS_THREAD
+    assert job.begin() is None
     owner.in_a_thread(job)
     assert owner.opened.active.segment.base == end == owner.opened.durable

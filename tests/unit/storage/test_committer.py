@@ -13,19 +13,27 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from storage.committer import ENDED, FILES_PER_ASSIGNMENT_MAX, NEEDS_THREAD, Committer
-from storage.disk import SyncQueue
+from storage.commit_queue import CommitQueue, CommitShare
+from storage.committer import FILES_PER_ASSIGNMENT_MAX, Committer, Share
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.recording_disk import RecordingDisk
+
+NEEDS_THREAD, FAILS = -1, -2
 
 
 class Recorded:
     """A job that waits until it may go on, and records what happens to it."""
 
     def __init__(
-        self, fd: int = NEEDS_THREAD, error: Exception | None = None, gate: threading.Event | None = None
+        self,
+        fd: int = NEEDS_THREAD,
+        error: Exception | None = None,
+        gate: threading.Event | None = None,
+        data: bytes = b"",
     ) -> None:
+        """`fd`: FAILS raises the error in `begin`."""
         self.fd = fd
+        self.data = data
         self.error = error
         self.gate = gate
         self.started = threading.Event()
@@ -34,11 +42,11 @@ class Recorded:
         self.finished_with: list[Exception | None] = []
         self.is_let_go = False
 
-    def begin(self) -> int:
+    def begin(self) -> Share | None:
         self.events.append("begin")
-        if self.error is not None and self.fd == ENDED:
+        if self.error is not None and self.fd == FAILS:
             raise self.error
-        return self.fd
+        return (self.fd, [self.data] if self.data else (), 0, True) if self.fd >= 0 else None
 
     def run(self) -> None:
         self.events.append("run")
@@ -48,6 +56,10 @@ class Recorded:
             assert self.gate.wait(10)
         if self.error is not None:
             raise self.error
+
+    def write_error(self, error: OSError) -> Exception | None:
+        self.events.append("not written")
+        return None if error.errno == errno.ENOSPC else RuntimeError(f"write failed: {error.errno}")
 
     def sync_error(self, error: OSError) -> Exception:
         return RuntimeError(f"sync failed: {error.errno}")
@@ -71,19 +83,55 @@ async def test_with_a_queue_a_job_that_does_not_wait_needs_no_thread() -> None:
     fd = disk.create(Path("/file"))
     disk.write(fd, [b"x"], 0)
     committer = Committer(disk, 2)
-    jobs = [Recorded(fd=fd), Recorded(fd=ENDED), Recorded(fd=NEEDS_THREAD)]
+    jobs = [Recorded(fd=fd, data=b"data"), Recorded(fd=fd), Recorded(fd=NEEDS_THREAD)]
     await asyncio.gather(*map(committer.run, jobs))
     assert [job.events for job in jobs] == [
         ["begin", "finish"],
         ["begin", "finish"],
         ["begin", "run", "finish"],
     ]
+    assert disk.contents(Path("/file")) == b"data"
     await committer.close()
-    await committer.run(Recorded(fd=ENDED))
+    await committer.run(Recorded(fd=fd))
     await committer.close()
 
 
-@pytest.mark.parametrize("fd", [NEEDS_THREAD, ENDED])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+async def test_a_write_that_fails_in_the_queue_is_tried_in_a_thread_if_the_job_says_so(error: int) -> None:
+    disk = FaultyDisk(RecordingDisk(queued=True))
+    fd = disk.create(Path("/file"))
+    disk.fail("write", error)
+    committer = Committer(disk, 1)
+    job = Recorded(fd=fd, data=b"data")
+    if error == errno.ENOSPC:
+        await committer.run(job)
+        assert job.events == ["begin", "not written", "run", "finish"]
+    else:
+        with pytest.raises(RuntimeError, match="write failed"):
+            await committer.run(job)
+        assert job.events == ["begin", "not written", "finish"]
+    await committer.close()
+
+
+async def test_what_a_stuck_queue_has_not_begun_goes_to_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.committer.SLOW_S", 0.02)
+    disk = _CountedDisk()
+    queue, committer = disk.queue, Committer(disk, 1)
+    jobs = [Recorded(fd=7) for _ in range(4)]
+    tasks = [asyncio.create_task(committer.run(job)) for job in jobs]
+    await _turns()
+    assert queue.submitted == [[1], [2, 3, 4]]
+    queue.unbegun = [3, 4]
+    async with asyncio.timeout(20):
+        await asyncio.gather(*tasks[2:])
+    assert [job.events for job in jobs] == [["begin"], ["begin"], *2 * [["begin", "run", "finish"]]]
+    queue.end(1, 2)
+    async with asyncio.timeout(20):
+        await asyncio.gather(*tasks)
+    assert await committer.close()
+
+
+@pytest.mark.parametrize("fd", [NEEDS_THREAD, FAILS])
 async def test_what_a_job_raises_reaches_its_caller_alone(fd: int) -> None:
     committer = Committer(RecordingDisk(queued=True), 1)
     good, bad = Recorded(), Recorded(fd=fd, error=ValueError("mine"))
@@ -94,7 +142,8 @@ async def test_what_a_job_raises_reaches_its_caller_alone(fd: int) -> None:
 
 
 async def test_a_caller_that_does_not_wait_is_told_how_its_job_has_ended() -> None:
-    committer = Committer(RecordingDisk(queued=True), 1)
+    disk = RecordingDisk(queued=True)
+    committer = Committer(disk, 1)
     error, told = ValueError("mine"), list[Exception | None]()
     all_told = asyncio.Event()
 
@@ -103,11 +152,13 @@ async def test_a_caller_that_does_not_wait_is_told_how_its_job_has_ended() -> No
         if len(told) == 3:
             all_told.set()
 
-    committer.begin(Recorded(fd=ENDED, error=error), tell)
+    committer.begin(Recorded(fd=FAILS, error=error), tell)
     assert told == [error], "it could end at once"
-    committer.begin(Recorded(fd=ENDED), tell)
-    committer.begin(Recorded(fd=NEEDS_THREAD, error=error), tell)
+    committer.begin(Recorded(fd=disk.create(Path("/file"))), tell)
     async with asyncio.timeout(20):
+        while len(told) < 2:  # noqa: ASYNC110 (the loop reads from the queue)
+            await asyncio.sleep(0)
+        committer.begin(Recorded(fd=NEEDS_THREAD, error=error), tell)
         await all_told.wait()
     assert told == [error, None, error]
     await committer.close()
@@ -146,26 +197,26 @@ async def test_a_failed_sync_of_the_queue_is_the_files_own() -> None:
 
 
 class _TakesOne:
-    """A queue that takes one sync at a time."""
+    """A queue that takes one share at a time."""
 
-    def __init__(self, inner: SyncQueue) -> None:
+    def __init__(self, inner: CommitQueue) -> None:
         self._inner = inner
         self.ready_fd = inner.ready_fd
         self.ended = inner.ended
         self.close = inner.close
 
-    def submit(self, syncs: list[tuple[int, int]]) -> int:
-        return self._inner.submit(syncs[:1])
+    def submit(self, shares: Sequence[CommitShare]) -> int:
+        return self._inner.submit(shares[:1])
 
 
 class _NarrowDisk(RecordingDisk):
-    def sync_queue(self) -> SyncQueue | None:
-        queue = super().sync_queue()
+    def commit_queue(self) -> CommitQueue | None:
+        queue = super().commit_queue()
         assert queue is not None
         return _TakesOne(queue)  # type: ignore[return-value]
 
 
-async def test_syncs_that_the_queue_does_not_take_go_to_a_thread() -> None:
+async def test_what_the_queue_does_not_take_goes_to_a_thread() -> None:
     disk = _NarrowDisk(queued=True)
     fds = [disk.create(Path(f"/{number}")) for number in range(3)]
     committer = Committer(disk, 2)
@@ -254,7 +305,7 @@ async def test_jobs_that_hang_hold_up_no_others(monkeypatch: pytest.MonkeyPatch)
     assert await committer.close()
 
 
-async def test_while_a_sync_is_late_nothing_is_written_in_the_event_loop(
+async def test_while_a_sync_is_late_the_queue_gets_nothing_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("storage.committer.SLOW_S", 0.01)
@@ -276,25 +327,30 @@ async def test_while_a_sync_is_late_nothing_is_written_in_the_event_loop(
 
 
 class _Counted:
-    """A queue that records how many syncs each call submits, and reports them when it is told to."""
+    """A queue that records how many shares each call submits, and reports them when it is told to."""
 
     def __init__(self) -> None:
         self.submitted: list[list[int]] = []
-        self.due: list[tuple[int, int]] = []
+        self.due: list[tuple[int, int, bool]] = []
+        self.unbegun: list[int] = []
         self.ready_fd = os.eventfd(0, os.EFD_NONBLOCK)
 
-    def submit(self, syncs: Sequence[tuple[int, int]]) -> int:
-        self.submitted.append([number for number, _ in syncs])
-        return len(syncs)
+    def submit(self, shares: Sequence[CommitShare]) -> int:
+        self.submitted.append([share[0] for share in shares])
+        return len(shares)
 
     def end(self, *numbers: int) -> None:
-        self.due += [(number, 0) for number in numbers]
+        self.due += [(number, 0, True) for number in numbers]
         os.eventfd_write(self.ready_fd, 1)
 
-    def ended(self) -> list[tuple[int, int]]:
+    def ended(self) -> list[tuple[int, int, bool]]:
         os.eventfd_read(self.ready_fd)
         ended, self.due = self.due, []
         return ended
+
+    def take_back(self) -> list[int]:
+        taken, self.unbegun = self.unbegun, []
+        return taken
 
     def close(self) -> None:
         os.close(self.ready_fd)
@@ -305,7 +361,7 @@ class _CountedDisk(RecordingDisk):
         super().__init__(queued=True)
         self.queue = _Counted()
 
-    def sync_queue(self) -> SyncQueue | None:
+    def commit_queue(self) -> CommitQueue | None:
         return self.queue
 
 
@@ -380,7 +436,8 @@ async def test_of_those_who_come_in_one_turn_the_first_goes_on_and_the_others_wa
     assert not committer.at_lull(partial(came.append, 3)), "the next turn has its own first"
     assert committer.at_lull(partial(came.append, 4))
     async with asyncio.timeout(20):
-        await committer.run(Recorded(fd=ENDED))  # the first needs no sync after all
+        with pytest.raises(ValueError, match="mine"):
+            await committer.run(Recorded(fd=FAILS, error=ValueError("mine")))  # the first syncs nothing
     assert came == [1, 2, 4] and await committer.close()
 
 

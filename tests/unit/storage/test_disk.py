@@ -1,4 +1,4 @@
-"""storage/disk.py and storage/kernel_sync.py on the real file system."""
+"""storage/disk.py on the real file system."""
 
 from __future__ import annotations
 
