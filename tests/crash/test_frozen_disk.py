@@ -5,13 +5,15 @@ On machines on which this process may not mount a file system, a disk takes its 
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
-import threading
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -26,7 +28,7 @@ from tests.crash.test_broker_disk_faults import (
     wait_until,
 )
 from tests.crash.test_hanging_catalogue import Admin
-from tests.crash.test_hanging_disk import ANSWERED_WITHIN_S, BACK_WITHIN_S
+from tests.crash.test_hanging_disk import ANSWERED_WITHIN_S, BACK_WITHIN_S, TIMEOUT_MS
 from tests.crash.test_several_disks import (
     BOTH,
     broker_on,
@@ -37,117 +39,122 @@ from tests.crash.test_several_disks import (
 from tests.support import scrapes
 from tests.support.broker_thread import BrokerThread
 from tests.support.faulty_disk import FaultyDisk
+from tests.support.freezable import MountRefused, freezable
 
-SIZE_BYTES = 64 << 20
-THAWED_AFTER_S = 120.0
-"""So that a broker that waits for the frozen file system fails the test instead of hanging it."""
-TIMEOUT_MS = 1_000
+FROZEN_AND_KILLED = """
+import os, threading
+from tests.support.freezable import freezable
+with freezable("small") as file_system:
+    fd = os.open(file_system.folder / "file", os.O_RDWR | os.O_CREAT)
+    file_system.freeze()
+    threading.Thread(target=os.write, args=(fd, b"waits")).start()
+    print(file_system.folder, flush=True)
+    threading.Event().wait()
+"""
 
 
 class Freezer:
-    """A folder on a file system that can be frozen."""
+    """The data folders of a broker. One of them can be frozen."""
 
-    def __init__(self, disk: Disk, freeze: Callable[[], None], thaw: Callable[[], None]) -> None:
-        self.disk = disk
+    def __init__(
+        self, around: Path, disk: Disk, freeze: Callable[[], None], thaw: Callable[[], None]
+    ) -> None:
+        self.around, self.disk = around, disk
         self._freeze, self._thaw = freeze, thaw
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        late = threading.Timer(THAWED_AFTER_S, self._thaw)
         self._freeze()
-        late.start()
         try:
             yield
         finally:
-            is_in_time = late.is_alive()
-            late.cancel()
-            late.join()
-            if is_in_time:
-                self._thaw()
-            assert is_in_time, "the broker waited for the frozen file system"
+            self._thaw()
 
 
 @contextmanager
-def real_freezer(folder: Path) -> Iterator[Freezer]:
-    """An ext4 of its own at `folder`. Raises OSError or CalledProcessError if this process may not mount."""
-
-    def run(*command: str) -> None:
-        subprocess.run([*command, str(folder)], check=True, capture_output=True)
-
-    image = folder.with_name(f"{folder.name}.image")
-    with image.open("wb") as file:
-        file.truncate(SIZE_BYTES)
-    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, capture_output=True)
-    folder.mkdir()
-    run("mount", "-o", "loop", str(image))
-    try:
-        yield Freezer(LocalDisk(), lambda: run("fsfreeze", "-f"), lambda: run("fsfreeze", "-u"))
-    finally:
-        run("umount")
-
-
-@contextmanager
-def hanging_writes(folder: Path) -> Iterator[Freezer]:
+def hanging_writes(around: Path, name: str) -> Iterator[Freezer]:
     disk = FaultyDisk(LocalDisk())
 
     def freeze() -> None:
         for operation in (
             "make_directory", "remove_tree", "create", "write", "truncate", "rename", "remove"
         ):  # fmt: skip
-            disk.hang(operation, f"/{folder.name}/")
+            disk.hang(operation, f"/{name}/")
 
     try:
-        yield Freezer(disk, freeze, disk.release)
+        yield Freezer(around, disk, freeze, disk.release)
     finally:
         disk.release()
 
 
-def may_freeze() -> bool:
-    """Whether this process may mount a file system and freeze it."""
-    with TemporaryDirectory() as folder:
+@contextmanager
+def freezer_of(name: str, tmp_path: Path) -> Iterator[Freezer]:
+    """The folder of this name can be frozen."""
+    with ExitStack() as stack:
         try:
-            with real_freezer(Path(folder) / "small") as freezer, freezer.frozen():
-                return True
-        except (OSError, subprocess.CalledProcessError):
-            return False
-
-
-FREEZER = (
-    pytest.param(real_freezer, id="ext4")
-    if may_freeze()
-    else pytest.param(hanging_writes, id="no_file_system_without_the_right_to_mount")
-)
+            mounted = stack.enter_context(freezable(name))
+            freezer = Freezer(mounted.folder.parent, LocalDisk(), mounted.freeze, mounted.thaw)
+        except MountRefused:
+            freezer = stack.enter_context(hanging_writes(tmp_path, name))
+        yield freezer
 
 
 def check_answers(broker: BrokerThread, client: Client, gone: set[int]) -> None:
     """Partitions on the frozen file system refuse, all others take messages, and everybody is answered."""
+
+    def send_one(number: int) -> str | None:
+        with client_of(broker.addresses) as other:
+            return other.send(number)
+
+    with ThreadPoolExecutor(len(gone) + 1) as clients:
+        began = time.monotonic()
+        refused = [clients.submit(send_one, number) for number in gone]
+        created = clients.submit(Admin(broker).create, "new")
+        for number in set(range(PARTITIONS)) - gone:
+            assert client.send(number) is None
+        assert time.monotonic() - began < ANSWERED_WITHIN_S
+        assert [each.result(ANSWERED_WITHIN_S) for each in refused] == [SERVER_BUSY] * len(gone)
+        assert created.result(ANSWERED_WITHIN_S)[0] == 503
     began = time.monotonic()
     for number in range(PARTITIONS):
         assert client.send(number) == (SERVER_BUSY if number in gone else None)
-        for _ in range(3):
-            assert client.send() is None, "without a key there is always another partition"
-        assert time.monotonic() - began < ANSWERED_WITHIN_S
-        began = time.monotonic()
+        assert client.send() is None, "without a key there is always another partition"
+    assert time.monotonic() - began < ANSWERED_WITHIN_S
     states = health(broker.addresses)["partitions"]
     assert {number for number, state in enumerate(states) if state == "recovering"} == gone
     lines = scrapes.metrics(broker.addresses, BACK_WITHIN_S).splitlines()
     assert f'partibus_partitions{{state="recovering"}} {float(len(gone))}' in lines
 
 
-@pytest.mark.parametrize("freezer_at", [FREEZER])
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_a_frozen_file_system_takes_its_own_partitions_with_it_and_gives_them_back(
-    frozen: int, freezer_at: Callable[[Path], AbstractContextManager[Freezer]], tmp_path: Path
+    frozen: int, tmp_path: Path
 ) -> None:
     with (
-        freezer_at(tmp_path / BOTH[frozen]) as freezer,
-        broker_on(tmp_path, freezer.disk, disk_timeout_ms=TIMEOUT_MS) as broker,
+        freezer_of(BOTH[frozen], tmp_path) as freezer,
+        broker_on(freezer.around, freezer.disk, disk_timeout_ms=TIMEOUT_MS) as broker,
         client_of(broker.addresses) as client,
     ):
         assert send_to_each(client) == [None] * PARTITIONS
         with freezer.frozen():
             check_answers(broker, client, numbers_in(broker, frozen))
-            assert Admin(broker).create("new")[0] == 503
         wait_until(lambda: folder_states(broker) == ["ok", "ok"], "the folders are there", BACK_WITHIN_S)
         wait_until(lambda: send_to_each(client) == [None] * PARTITIONS, "all are back", BACK_WITHIN_S)
         check_nothing_lost(broker.addresses, client.ledger)
+
+
+def test_a_test_that_is_killed_leaves_nothing_frozen_and_nothing_mounted() -> None:
+    try:
+        with freezable("small"):
+            pass
+    except MountRefused as error:
+        pytest.skip(f"this process may not mount a file system: {error}")
+    killed = subprocess.Popen([sys.executable, "-c", FROZEN_AND_KILLED], stdout=subprocess.PIPE, text=True)
+    assert killed.stdout is not None
+    folder = Path(killed.stdout.readline().strip())
+    killed.stdout.close()
+    assert str(folder) in Path("/proc/self/mounts").read_text()
+    os.kill(killed.pid, signal.SIGKILL)
+    assert killed.wait(BACK_WITHIN_S) == -signal.SIGKILL, "what waited for the file system has ended"
+    wait_until(lambda: not folder.parent.exists(), "the file system is gone", BACK_WITHIN_S)
+    assert str(folder) not in Path("/proc/self/mounts").read_text()

@@ -32,7 +32,7 @@ from tests.support.faulty_disk import FaultyDisk
 from tests.support.http_entries import queue_body
 from tests.support.sas import sas_token
 
-TIMEOUT_MS = 1_000
+TIMEOUT_MS = 3_000
 CATALOGUE = "/catalogue/"
 
 

@@ -36,7 +36,7 @@ from tests.support.broker_process import queue
 from tests.support.broker_thread import BrokerThread
 from tests.support.faulty_disk import FaultyDisk
 
-TIMEOUT_MS = 1_000
+TIMEOUT_MS = 3_000
 ANSWERED_WITHIN_S = 15.0
 """The time that clients of the service are told to allow."""
 BACK_WITHIN_S = 30.0
