@@ -18,6 +18,8 @@ from broker.operations.interface import Answer
 
 log = structlog.get_logger("peek")
 
+ASK_ALL_S = 0.025
+"""A page of several partitions that has taken this long asks all that are left at once."""
 LATE_S = 0.25
 """A partition that has not answered a peek within this time is late."""
 PAGE_WITHIN_S = 10.0

@@ -33,7 +33,7 @@ from broker.partition.summary import named
 from broker.throttle.throttle import Throttling
 from storage.spread_store import place as folder_of
 
-CLOSED, MISSING = "closed", "missing"
+CLOSED, OPENING, MISSING = "closed", "opening", "missing"
 """States of a partition that is not open: it is missing if its data folder cannot be used."""
 DOWN = frozenset({"recovering", "failed", "damaged", MISSING})
 """States of a partition that clients cannot use."""

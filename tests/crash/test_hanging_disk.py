@@ -8,7 +8,7 @@ import errno
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from azure.servicebus.exceptions import ServiceBusError
 
 from broker.hosting.local import LocalHost
 from broker.identifiers import PARTITION_SHIFT
+from broker.messaging.peeking import LATE_S
 from storage.disk import LocalDisk
 from tests.crash.test_broker_disk_faults import (
     KEYS,
@@ -192,6 +193,60 @@ def test_while_the_first_partition_hangs_all_others_are_paged_through(tmp_path: 
         while page := receiver.peek_messages(1):
             seen.append(page[0].sequence_number or 0)
         assert len(set(seen)) == len(seen) == rounds * PARTITIONS + 1
+
+
+def test_half_of_the_partitions_hang_and_a_peek_waits_for_them_once_and_all_at_once(tmp_path: Path) -> None:
+    disk = FaultyDisk(LocalDisk())
+    hanging = range(0, PARTITIONS, 2)
+    with (
+        BrokerThread(tmp_path, [queue("orders")], disk, disk_timeout_ms=60_000) as broker,
+        ServiceBusClient.from_connection_string(connection_string(broker), retry_total=0) as client,
+        client.get_queue_receiver("orders") as receiver,
+        client_of(broker.addresses) as sender,
+        ExitStack() as others,
+    ):
+        send_to_each(sender)
+        send_to_each(sender)
+        (first,) = receiver.peek_messages(1)  # the link is open
+        undecided = []
+        for number in hanging:
+            disk.hang("sync", f"/{number:04x}/")
+            other = others.enter_context(client_of(broker.addresses))
+            undecided.append(threading.Thread(target=other.send, args=(number,)))
+            undecided[-1].start()
+        wait_until(lambda: disk.held == len(hanging), "the commits hang")
+        began = time.monotonic()
+        seen = [message.sequence_number or 0 for message in receiver.peek_messages(max_message_count=6)]
+        first_took_s = time.monotonic() - began
+        seen += [message.sequence_number or 0 for message in receiver.peek_messages(max_message_count=250)]
+        assert [number >> PARTITION_SHIFT for number in seen] == [
+            number for number in range(PARTITIONS) if number not in hanging for _ in range(2)
+        ]
+        assert first_took_s < len(hanging) * LATE_S, "it has not waited for one after the other"
+        disk.release()
+        for thread in undecided:
+            thread.join(BACK_WITHIN_S)
+        seen.append(first.sequence_number or 0)
+        while page := receiver.peek_messages(max_message_count=5):
+            seen += [message.sequence_number or 0 for message in page]
+        assert len(set(seen)) == len(seen) == 2 * PARTITIONS + len(hanging)
+
+
+def test_a_peek_right_after_a_start_shows_what_partitions_hold_that_open_slowly(tmp_path: Path) -> None:
+    disk = FaultyDisk(LocalDisk())
+    with broker_on(disk, tmp_path) as broker, client_of(broker.addresses) as client:
+        send_to_each(client)
+    with (
+        BrokerThread(tmp_path, [queue("orders")], disk, disk_timeout_ms=60_000) as broker,
+        ServiceBusClient.from_connection_string(connection_string(broker), retry_total=0) as sdk,
+        sdk.get_queue_receiver("orders") as receiver,
+    ):
+        disk.hang("open_read", VICTIM_FOLDER)
+        slow = threading.Timer(4 * LATE_S, disk.release)
+        slow.start()
+        seen = [message.sequence_number or 0 for message in receiver.peek_messages(max_message_count=250)]
+        slow.join()
+        assert [number >> PARTITION_SHIFT for number in seen] == list(range(PARTITIONS))
 
 
 def test_a_read_that_hangs_holds_up_its_own_partition_alone(tmp_path: Path) -> None:

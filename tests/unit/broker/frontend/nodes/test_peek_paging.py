@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -13,11 +13,13 @@ from broker.base.errors import Reason
 from broker.entities.descriptions import DEAD_LETTER, MAIN
 from broker.frontend.nodes.management import PEEK_MESSAGES_MAX
 from broker.frontend.nodes.request_node import Request
-from broker.identifiers import PARTITION_SHIFT
+from broker.identifiers import PARTITION_SHIFT, ClientId
 from broker.messaging.page_places import PAGES_AT_ONCE
+from broker.messaging.peeking import ASK_ALL_S, LATE_S, PAGE_WITHIN_S
 from broker.operations.browsing import Peek, Peeked
 from broker.operations.general import Failed
-from broker.operations.interface import Answer
+from broker.operations.interface import Answer, Operation, Sink
+from tests.support.link_stack import Part
 from tests.support.locked import stored
 from tests.support.management_bench import Answers, Bench, bench, down, shown, status
 
@@ -145,6 +147,11 @@ async def test_what_is_not_shown_is_logged_once_for_each_time_that_a_partition_g
 
 @pytest.fixture
 def late_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    soon(monkeypatch)
+
+
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.frontend.nodes.peek_paging.ASK_ALL_S", 0.002)
     monkeypatch.setattr("broker.frontend.nodes.peek_paging.LATE_S", 0.005)
 
 
@@ -198,7 +205,7 @@ async def test_when_one_partition_is_late_all_others_are_asked_at_once() -> None
 async def test_once_a_partition_is_known_to_hang_no_page_of_any_client_waits_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("broker.frontend.nodes.peek_paging.LATE_S", 0.005)
+    soon(monkeypatch)
     work = await bench()
     other = Bench(work.stack, await work.stack.connect(), "queue/$management")
     held = {0: 2, 1: 1, 3: 4}
@@ -255,6 +262,125 @@ async def test_a_client_that_has_seen_everything_is_shown_what_comes_after_a_par
     assert (second := await peek(work, first[-1] + 1, 10, holding({0: 1, 3: 1}))) == [1]
     assert await peek(work, second[-1] + 1, 10, holding({0: 1, 3: 1})) == []
     assert await peek(work, second[-1] + 1, 10, holding({0: 1, 3: 2})) == [3 << PARTITION_SHIFT | 2]
+
+
+def answer_after(work: Bench, seconds: Mapping[int, float], answers: Answers) -> list[Peek]:
+    """From now on, each of these partitions answers a peek after so many seconds of the loop's time; gives
+    what they are asked, as they are asked it."""
+    loop, asked = asyncio.get_running_loop(), list[Peek]()
+
+    def post_of(part: Part, delay_s: float) -> Callable[[Operation, ClientId, Sink], None]:
+        def post(operation: Operation, client: ClientId, sink: Sink) -> None:
+            if isinstance(operation, Peek):
+                asked.append(operation)
+                loop.call_later(delay_s, lambda: sink(answers[Peek](part.number, operation)))
+
+        return post
+
+    for number, delay_s in seconds.items():
+        part = work.stack.parts[number]
+        part.post = post_of(part, delay_s)  # type: ignore[method-assign, assignment]
+    return asked
+
+
+async def timed(work: Bench, start: int, count: int) -> tuple[list[int], float]:
+    """A page, and how long it took by the loop's time."""
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    request = Request(
+        None,
+        None,
+        {"operation": "com.microsoft:peek-message"},
+        {"from-sequence-number": start, "message-count": count},
+    )
+    page = shown(await work.node.respond(request))
+    return page, loop.time() - began_s
+
+
+async def test_a_page_waits_for_all_slow_partitions_at_once_and_shows_them_in_order() -> None:
+    work = await bench(16)
+    held = dict.fromkeys(range(16), 2)
+    answer_after(work, {number: 0.2 - number / 1_000 for number in held}, holding(held))
+    page, took_s = await timed(work, 1, 100)
+    assert page == [number << PARTITION_SHIFT | at for number in held for at in (1, 2)]
+    assert took_s < ASK_ALL_S + 0.21
+
+
+async def test_a_page_waits_once_for_all_partitions_that_hang_and_the_next_ones_not_at_all() -> None:
+    work = await bench(16)
+    held = dict.fromkeys(range(16), 2)
+    answer_after(work, {number: 3_600 if number % 2 else 0.001 for number in held}, holding(held))
+    page, took_s = await timed(work, 1, 100)
+    assert page == [number << PARTITION_SHIFT | at for number in range(0, 16, 2) for at in (1, 2)]
+    assert took_s < LATE_S + 0.01
+    other = Bench(work.stack, await work.stack.connect(), "queue/$management")
+    again, took_s = await timed(other, 1, 100)
+    assert again == page and took_s < ASK_ALL_S
+
+
+async def test_a_page_that_asks_all_partitions_at_once_reads_hardly_more_than_it_shows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("broker.frontend.nodes.peek_paging.SHARE_BYTES_MIN", 1_024)
+    work = await bench(16, peek_kb_max=64)
+    held = dict.fromkeys(range(16), 30)
+
+    def cut_to_size(number: int, peek: Peek) -> Peeked:
+        whole = holding(held, bytes(1_000))[Peek](number, peek)
+        assert isinstance(whole, Peeked) and peek.bytes_max is not None
+        count = max(peek.bytes_max // 1_000, 1)
+        part = holding(held, bytes(1_000))[Peek](number, replace(peek, count=min(peek.count, count)))
+        assert isinstance(part, Peeked)
+        return replace(part, more=len(part.messages) < len(whole.messages))
+
+    asked = answer_after(work, dict.fromkeys(held, 0.04), {Peek: cut_to_size})
+    found: list[int] = []
+    while page := (await timed(work, found[-1] + 1 if found else 1, 250))[0]:
+        found += page
+        at_once = [peek.bytes_max or 0 for peek in asked]
+        assert sum(at_once) <= 5 * 64 * 1_024, "what is asked first, a share of each, and the rest of some"
+        asked.clear()
+    assert found == [number << PARTITION_SHIFT | at for number in held for at in range(1, 31)]
+
+
+def open_after(work: Bench, number: int, seconds: float) -> None:
+    """The partition is being opened, which takes so many seconds of the loop's time."""
+    part = work.stack.parts[number]
+    part.health = "opening"
+
+    async def opened() -> None:
+        await asyncio.sleep(seconds)
+        part.health = "healthy"
+
+    part.opened = opened  # type: ignore[method-assign]
+
+
+async def test_a_page_with_room_waits_for_partitions_that_are_being_opened() -> None:
+    work = await bench()
+    held = dict.fromkeys(range(4), 2)
+    answer_after(work, {0: 0.001, 1: 2.0, 2: 2.0, 3: 0.001}, holding(held))
+    for number in (1, 2):
+        open_after(work, number, 2.0)
+    full, took_s = await timed(work, 1, 2)
+    assert full == [1, 2] and took_s < LATE_S, "a page that others fill waits for nothing"
+    loop = asyncio.get_running_loop()
+    loop.call_later(2.0, answer_after, work, {1: 0.001, 2: 0.001}, holding(held))
+    page, took_s = await timed(work, full[-1] + 1, 100)
+    assert page == [number << PARTITION_SHIFT | at for number in (1, 2, 3) for at in (1, 2)]
+    assert 2.0 < took_s < 3.0
+    assert not work.stack.queue.router.late
+
+
+async def test_a_partition_that_takes_too_long_to_open_is_late() -> None:
+    work = await bench()
+    held = dict.fromkeys(range(4), 2)
+    answer_after(work, {0: 0.001, 1: 3_600, 2: 0.001, 3: 0.001}, holding(held))
+    open_after(work, 1, 3_600)
+    page, took_s = await timed(work, 1, 100)
+    assert page == [number << PARTITION_SHIFT | at for number in (0, 2, 3) for at in (1, 2)]
+    assert PAGE_WITHIN_S < took_s < PAGE_WITHIN_S + 1
+    again, took_s = await timed(work, 1, 100)
+    assert again == page and took_s < ASK_ALL_S, "and nobody waits again"
 
 
 async def test_a_partition_that_was_stopped_is_not_logged_as_down() -> None:
