@@ -20,7 +20,7 @@ is touched after its `LinkDetached` was consumed (`release_link`). Knows no sock
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from protocol import codec, runs
@@ -69,8 +69,15 @@ more with thousands of links."""
 EVENTS_MAX = 400_000
 """How many events may gather in proton before they are read. Each takes some 165 bytes, which proton keeps
 until the connection is gone."""
+EVENTS_DROPPED_AT_ONCE = 250
+"""How many of proton's events are dropped in one step when a connection is freed. It takes some 0.5 ms."""
 DISPOSITION_BYTES = 20
 """The smallest size of a disposition, which may apply to every unsettled delivery of its session."""
+TRANSFER_BYTES = 16
+"""No transfer is smaller, with its frame's header."""
+COUNTED_BYTES_PER_LINK = 16
+"""The unsettled deliveries of all links are counted again after so many bytes for each link: with thousands
+of links, counting them takes longer than what most pushes bring."""
 FRAME_BYTES_UNBOUNDED = 1 << 32
 LOCAL_OPEN_STATES = lib.PN_LOCAL_ACTIVE | lib.PN_LOCAL_CLOSED
 
@@ -118,6 +125,11 @@ class Engine:
         self.pads_frames = False
         """Whether the peer needs all fields of each performative (`frames.py`)."""
         self._push_max = PUSH_BYTES_FIRST
+        self._unsettled_most = 0
+        """How many deliveries were unsettled on all links when they were last counted, and those sent
+        since."""
+        self._uncounted_bytes = 0
+        """Bytes pushed since then."""
         self._events: list[Event] = []  # the one list to which all parts of the engine report
         self._deliveries = Deliveries(self._events, self._break, self._large_input, partial_bytes_max)
         self._links = LinkTable(self._events, self._break, self._deliveries.forget_partial)
@@ -202,6 +214,7 @@ class Engine:
             most = size if size <= PUSH_BYTES_MIN else self._push_bytes()
             buffer, start, stop, begin = large.next(piece, begin, most)
             pushed = runs.push(self._transport, buffer, start, stop)
+            self._uncounted_bytes += stop - start
             self._pump(is_batch and begin == size)
             large.clear()
             if pushed < stop - start:  # closed or broken, as an event has reported
@@ -215,7 +228,11 @@ class Engine:
 
     def _push_bytes(self) -> int:
         """How many bytes to push at once so that they cause at most EVENTS_MAX events."""
-        unsettled: int = sum(map(lib.pn_link_unsettled, self._attached))
+        attached = self._attached
+        if self._uncounted_bytes >= COUNTED_BYTES_PER_LINK * len(attached):
+            self._unsettled_most = sum(map(lib.pn_link_unsettled, attached))
+            self._uncounted_bytes = 0
+        unsettled = self._unsettled_most + self._uncounted_bytes // TRANSFER_BYTES
         return max(min(self._push_max, EVENTS_MAX * DISPOSITION_BYTES // max(unsettled, 1)), PUSH_BYTES_MIN)
 
     def receive_eof(self) -> list[Event]:
@@ -299,12 +316,25 @@ class Engine:
 
     def free(self) -> None:
         """Free the connection. Every link is gone, and no call may follow."""
+        for _ in self.free_in_steps():
+            pass
+
+    def free_in_steps(self) -> Iterator[None]:
+        """Like `free`, in steps of a few milliseconds, however many links there are. No other call may
+        follow the first step; if the rest is not run, the memory stays in use."""
         if self._freed:
             return
         self._freed = True
         self._accepted.clear()
-        self._links.drop_all()
+        yield from self._links.drop_all()
+        yield
         lib.pn_transport_unbind(self._transport)
+        yield
+        # Freed links wait here, each with several events, and go with the last of theirs.
+        while lib.pn_collector_peek(self._collector):
+            for _ in range(EVENTS_DROPPED_AT_ONCE):
+                lib.pn_collector_pop(self._collector)
+            yield
         lib.pn_collector_release(self._collector)
         lib.pn_connection_release(self._connection)
         lib.pn_decref(self._connection)
@@ -512,6 +542,7 @@ class Engine:
             frame_bytes_max = self.remote_max_frame_bytes or FRAME_BYTES_UNBOUNDED
             rests, skipped = self._large_output.rests(link, fronts, rests, skipped, frame_bytes_max), 0
         deliveries, any_large = runs.send(link.pn, list(tags), list(fronts), settled, rests, skipped)
+        self._unsettled_most += len(deliveries)
         if any_large:
             self._untrimmed += deliveries
         return [] if settled else deliveries

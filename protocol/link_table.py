@@ -10,7 +10,7 @@ an outcome, and some clients take that for success if they see it before the det
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from protocol.events import ErrorCondition, Event, LinkAttached, LinkDetached
@@ -167,13 +167,18 @@ class LinkTable:
         del self.unfreed[:FREED_AT_ONCE]
         self.has_dropped = True
 
-    def drop_all(self) -> None:
-        """Mark every link as gone, because the connection is freed. Free them first, in the order in which
-        they were attached: if proton frees them with their session, it searches for each one."""
-        for link in self.all():
+    def drop_all(self) -> Iterator[None]:
+        """Mark every link as gone, because the connection is freed. Then free them, FREED_AT_ONCE in each
+        step, in the order in which they were attached: if proton frees them with their session, it searches
+        for each one."""
+        links = self.all()
+        for link in links:
             link.gone = True
             link.session.ended_links = ()
-            free_link(link)
         self.unfreed.clear()
         self.attached.clear()
         self.leaving.clear()
+        for number, link in enumerate(links, 1):
+            free_link(link)
+            if number % FREED_AT_ONCE == 0:
+                yield

@@ -15,7 +15,9 @@ from broker.base.clock import Clock, elapsed_s, worked_s
 from broker.base.errors import Refused
 from broker.base.limited_log import SparingLog
 from broker.base.metrics import Metrics
+from broker.base.slices import Slices
 from broker.frontend.byte_stream import ByteStream
+from broker.frontend.departure import SLICE_S
 from broker.frontend.inflight import Inflight, Reading
 from broker.frontend.pace import Pace
 from broker.frontend.slow_readers import LOOK_AGAIN_S, Output, OutputTotal
@@ -117,6 +119,8 @@ class Services:
             settings.output_buffer_bytes_max,
             self.connections,
         )
+        self.departures = Slices(SLICE_S)
+        """For connections that end with many links."""
         self.sparing = SparingLog(elapsed_s)
         """Limits log lines about single clients, which clients can cause as often as they like."""
         self.pages = PagePlaces()

@@ -158,3 +158,21 @@ def test_the_memory_of_a_session_with_many_links_is_given_back_a_part_at_a_time(
     peer.release(peer.say(raw.frame(raw.END, [])))
     assert raw.END in [frame.code for frame in peer.hear()], "the first write"
     assert writes_until_all_is_given_back(peer) == 2 and peer.engine.link_count == 0
+
+
+def many_links(count: int) -> EnginePeer:
+    """A connection on whose session the peer has attached many links."""
+    peer = EnginePeer().open()
+    events = peer.say(*(raw.frame(raw.ATTACH, raw.sender_attach(each, "queue")) for each in range(count)))
+    assert len(of(events, LinkAttached)) == count
+    return peer
+
+
+def test_a_connection_with_many_links_is_freed_in_steps_and_leaves_no_memory_behind() -> None:
+    def come_and_go() -> int:
+        return sum(1 for _ in many_links(1_000).engine.free_in_steps())
+
+    assert come_and_go() > 5
+    with grows_by_less_than(3_000):  # a kilobyte or two for each link, if they stayed
+        for _ in range(5):
+            come_and_go()
