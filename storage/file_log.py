@@ -125,7 +125,7 @@ class FileLog:
         self._housekeeping = asyncio.Lock()
         self._zeros: ZerosAhead | None = None
         """The zeros being written to the active segment, or the last ones."""
-        self.under_way = UnderWay()
+        self.under_way = UnderWay(shared.pools.hanging)
         """Work on the log's files, other than reads, that cannot be cancelled."""
         self._has_begun_at_once = False
         """A commit of `append_at_once` is under way and has the active segment."""

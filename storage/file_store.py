@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import math
 import os
 import re
 from collections.abc import Callable, Coroutine, Iterable
@@ -103,6 +104,9 @@ class FolderState(enum.StrEnum):
     in its place."""
     HANGS = "hangs"
     """It did not answer the last look in time."""
+    STALLS = "stalls"
+    """It has answered the last look, perhaps from memory, but not something else in time, such as a
+    commit."""
 
 
 LOST = frozenset({FolderState.MISSING, FolderState.HANGS})
@@ -224,6 +228,8 @@ class FileLogStore:
         self._looking: asyncio.Task[None] | None = None
         self._lost: FolderState | None = None
         """What the last look found wrong."""
+        self._within_s = math.inf
+        """How long the folder may take to answer."""
 
     @property
     def state(self) -> FolderState:
@@ -232,7 +238,10 @@ class FileLogStore:
             return FolderState.MISSING
         if self._lost is not None:
             return self._lost
-        is_full = not self._shared.reserve.held or asyncio.get_running_loop().time() < self._full_until
+        now_s = asyncio.get_running_loop().time()
+        if self.pools.waiting_s(now_s) > self._within_s or self.pools.hanging:
+            return FolderState.STALLS
+        is_full = not self._shared.reserve.held or now_s < self._full_until
         return FolderState.FULL if is_full else FolderState.OK
 
     def log(self, entity: str, partition: int) -> FileLog:
@@ -482,6 +491,7 @@ class FileLogStore:
 
         `within_ms`: how long it may take to answer.
         """
+        self._within_s = within_ms / 1_000
         self._looking = start_background(self._keep_looking(within_ms), "storage-look", self._failed)
 
     async def _keep_looking(self, within_ms: int) -> None:

@@ -8,6 +8,7 @@ only the work that needs it.
 
 from __future__ import annotations
 
+from storage.threads import UnderWay
 from storage.workers import Workers
 
 READ_THREADS = 2
@@ -36,6 +37,8 @@ class Pools:
         """Reading and writing the index of partitions."""
         self.look = Workers(1, "storage-look")
         """Checking that the folder is there."""
+        self.hanging: set[UnderWay] = set()
+        """What the disk has not answered in time and nobody waits for any more. Owned by the event loop."""
         self._all = (
             self.work,
             self.reads,
@@ -46,6 +49,15 @@ class Pools:
             self.index,
             self.look,
         )
+
+    def waiting_s(self, now_s: float) -> float:
+        """How long the disk has left a piece of work unanswered, in seconds, since a call of this first saw
+        it; 0 if nothing is under way.
+
+        Does not count upkeep and deletions, which may take long on a disk that answers, and the catalogue,
+        which is in another folder as well. `now_s` is the time by the event loop's clock.
+        """
+        return max(workers.busy_s(now_s) for workers in (self.work, self.reads, self.zeros, self.index))
 
     def shutdown(self, *, cancel_futures: bool) -> None:
         """Let the threads end when their work is done."""

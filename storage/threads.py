@@ -21,10 +21,11 @@ class UnderWay:
     leaves at once. The work continues, and the next user of the files awaits `ended` first.
     """
 
-    __slots__ = ("_count", "_none", "is_let_go")
+    __slots__ = ("_count", "_hanging", "_none", "is_let_go")
 
-    def __init__(self) -> None:
-        self._count = 0
+    def __init__(self, hanging: set[UnderWay] | None = None) -> None:
+        """While it is let go, it is in the set `hanging`."""
+        self._count, self._hanging = 0, hanging
         self._none: asyncio.Event | None = None
         """Set when nothing is under way. Created when somebody waits for that, because an event takes 800
         bytes per log."""
@@ -42,6 +43,8 @@ class UnderWay:
         """One piece of work has ended."""
         self._count -= 1
         if not self._count:
+            if self.is_let_go and self._hanging is not None:
+                self._hanging.discard(self)
             self.is_let_go = False
             if self._none is not None:
                 self._none.set()
@@ -50,6 +53,8 @@ class UnderWay:
     def let_go(self) -> bool:
         """Let cancelled waiters leave; False if nothing is under way."""
         self.is_let_go = self._count > 0
+        if self.is_let_go and self._hanging is not None:
+            self._hanging.add(self)
         return self.is_let_go
 
     async def ended(self) -> None:

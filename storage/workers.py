@@ -42,6 +42,8 @@ class Workers(Executor):
         self._numbers = count(1)
         self._look_due = False
         self._closing = False
+        self._seen_s: dict[int, float] = {}
+        """When `busy_s` first saw work that is under way, by its number. Owned by the event loop."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Have a thread call the function. Raises RuntimeError after `shutdown`; or without an event loop, if
@@ -133,6 +135,14 @@ class Workers(Executor):
                     future.set_result(result)
                     del result  # it may take some MiB, and the next job may be hours away
             del future, function
+
+    def busy_s(self, now_s: float) -> float:
+        """How long some work has been under way since a call of this first saw it, in seconds; 0 if there is
+        none. `now_s` is the time by the event loop's clock."""
+        with self._changed:
+            busy = list(self._busy.values())
+        self._seen_s = {work: self._seen_s.get(work, now_s) for work in busy}
+        return now_s - min(self._seen_s.values(), default=now_s)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Let the threads end when their work is done; `wait` waits for that."""

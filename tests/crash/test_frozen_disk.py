@@ -99,8 +99,10 @@ def freezer_of(name: str, tmp_path: Path) -> Iterator[Freezer]:
         yield freezer
 
 
-def check_answers(broker: BrokerThread, client: Client, gone: set[int]) -> None:
+def check_answers(broker: BrokerThread, client: Client, frozen: int) -> None:
     """Partitions on the frozen file system refuse, all others take messages, and everybody is answered."""
+
+    gone = numbers_in(broker, frozen)
 
     def send_one(number: int) -> str | None:
         with client_of(broker.addresses) as other:
@@ -122,6 +124,7 @@ def check_answers(broker: BrokerThread, client: Client, gone: set[int]) -> None:
     assert time.monotonic() - began < ANSWERED_WITHIN_S
     states = health(broker.addresses)["partitions"]
     assert {number for number, state in enumerate(states) if state == "recovering"} == gone
+    assert folder_states(broker) == ["stalls" if number == frozen else "ok" for number in range(len(BOTH))]
     lines = scrapes.metrics(broker.addresses, BACK_WITHIN_S).splitlines()
     assert f'partibus_partitions{{state="recovering"}} {float(len(gone))}' in lines
 
@@ -137,7 +140,7 @@ def test_a_frozen_file_system_takes_its_own_partitions_with_it_and_gives_them_ba
     ):
         assert send_to_each(client) == [None] * PARTITIONS
         with freezer.frozen():
-            check_answers(broker, client, numbers_in(broker, frozen))
+            check_answers(broker, client, frozen)
         wait_until(lambda: folder_states(broker) == ["ok", "ok"], "the folders are there", BACK_WITHIN_S)
         wait_until(lambda: send_to_each(client) == [None] * PARTITIONS, "all are back", BACK_WITHIN_S)
         check_nothing_lost(broker.addresses, client.ledger)

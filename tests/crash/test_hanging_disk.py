@@ -33,6 +33,7 @@ from tests.crash.test_broker_disk_faults import (
     health,
     wait_until,
 )
+from tests.support import scrapes
 from tests.support.broker_process import queue
 from tests.support.broker_thread import BrokerThread
 from tests.support.faulty_disk import FaultyDisk
@@ -272,6 +273,11 @@ def test_a_read_that_hangs_holds_up_its_own_partition_alone(tmp_path: Path) -> N
         wait_until(
             lambda: health(broker.addresses)["partitions"][VICTIM] == "recovering",
             "it counts as failed",
+            BACK_WITHIN_S,
+        )
+        wait_until(
+            lambda: scrapes.health(broker.addresses, within_s=5)["data_folders"] == ["stalls"],
+            "so is the folder",
             BACK_WITHIN_S,
         )
         assert sender.send(VICTIM) == SERVER_BUSY

@@ -65,8 +65,13 @@ def numbers_in(broker: BrokerThread, folder: int) -> set[int]:
 
 def folder_states(broker: BrokerThread) -> list[str]:
     """Folder states as `/health` shows them; the metrics must agree."""
-    shown: list[str] = scrapes.health(broker.addresses, BACK_WITHIN_S)["data_folders"]
-    lines = scrapes.metrics(broker.addresses, BACK_WITHIN_S).splitlines()
+    shown: list[str] = []
+    lines: list[str] = []
+    before: list[str] | None = None
+    while shown != before:  # a state may change between two requests
+        before = shown
+        lines = scrapes.metrics(broker.addresses, BACK_WITHIN_S).splitlines()
+        shown = scrapes.health(broker.addresses, BACK_WITHIN_S)["data_folders"]
     for state in set(shown):
         assert f'partibus_data_folders{{state="{state}"}} {float(shown.count(state))}' in lines
     return shown
@@ -231,6 +236,36 @@ def test_a_folder_that_is_unmounted_or_hangs_while_the_broker_runs_is_shown(tmp_
         assert shown_as_lost(broker, "missing") == numbers_in(broker, 1)
         disk.release()
         wait_for(broker, "ok", "Available")
+
+
+@pytest.mark.parametrize("what", ["commit", "opening"])
+def test_a_folder_that_is_seen_from_memory_is_shown_as_stalling_while_its_disk_hangs(
+    what: str, tmp_path: Path
+) -> None:
+    disk = FaultyDisk(LocalDisk())
+    with broker_on(tmp_path, disk) as broker, client_of(broker.addresses) as client:
+        assert send_to_each(client) == [None] * PARTITIONS
+    with (
+        broker_on(tmp_path, disk, queues=("orders", "idle"), disk_timeout_ms=1_000) as broker,
+        client_of(broker.addresses) as meanwhile,
+    ):
+        meanwhile._number = 1_000
+        victim, other, *_ = sorted(numbers_in(broker, 1))
+        if what == "commit":
+            wait_until(lambda: meanwhile.send(victim) is None, "it is open", BACK_WITHIN_S)
+        assert folder_states(broker) == ["ok", "ok"]
+        disk.hang("sync" if what == "commit" else "open_read", "/second/logs/")
+        try:
+            assert meanwhile.send(victim) == SERVER_BUSY
+            # Symptom: the folder was `ok`, because the look at it needs no disk.
+            wait_until(lambda: folder_states(broker) == ["ok", "stalls"], "it is shown", BACK_WITHIN_S)
+            partitions = health(broker.addresses)["partitions"]
+            assert partitions[victim] == "recovering"
+            assert partitions[other] == "closed", "nobody has waited for it in vain"
+            assert scrapes.health(broker.addresses, 5)["entities"]["idle"]["availability"] == "Available"
+        finally:
+            disk.release()
+        check_all_back(broker, client, meanwhile)
 
 
 def test_a_folder_that_comes_back_while_the_broker_runs_serves_again(tmp_path: Path) -> None:

@@ -52,6 +52,28 @@ async def test_no_more_threads_work_at_a_time_than_there_may_be(workers: Workers
     assert len(workers._threads) == 2
 
 
+async def test_how_long_work_has_been_under_way_is_known_until_it_ends(
+    workers: Workers, released: threading.Event
+) -> None:
+    assert workers.busy_s(1.0) == 0
+    begun = threading.Event()
+
+    def hang() -> None:
+        begun.set()
+        released.wait()
+
+    hung = asyncio.get_running_loop().run_in_executor(workers, hang)
+    assert await asyncio.to_thread(begun.wait, WAIT_S)
+    assert workers.busy_s(2.0) == 0, "it has only just been seen"
+    assert workers.busy_s(5.0) == 3.0
+    await run(workers, lambda: 1)
+    assert workers.busy_s(6.0) == 4.0, "the oldest counts"
+    released.set()
+    await hung
+    workers.shutdown()
+    assert workers.busy_s(9.0) == 0
+
+
 async def test_work_that_hangs_holds_up_no_other_work(workers: Workers, released: threading.Event) -> None:
     loop = asyncio.get_running_loop()
     hung = [loop.run_in_executor(workers, released.wait) for _ in range(6)]
