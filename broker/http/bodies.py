@@ -2,10 +2,12 @@
 
 Each body has its own limit, but every connection may be sending one, and the part of a body that a stalled
 client has sent stays in memory until the client's time is up. So there is a total for the whole port,
-whatever the namespaces and the kinds of requests; a body may take more while it is the only one. The first
-FREE_BYTES of a body do not count, so that a queue's description, which is rarely larger, gets through even
-when other bodies have used up the total. When they have, clients that have been sending for long make room,
-so a few that stall keep nobody from sending. Used in the event loop.
+whatever the namespaces and the kinds of requests; a body may take more while it is the only one. The total is
+at most an eighth of the memory mark, as for other traffic (`memory_mark.py`), and nothing while the broker is
+above its mark: then one large body at a time arrives, so that administration goes on. The first FREE_BYTES of
+a body do not count, so that a queue's description, which is rarely larger, gets through even when other
+bodies have used up the total. When they have, clients that have been sending for long make room, so a few
+that stall keep nobody from sending. Used in the event loop.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from aiohttp import web
 from broker.http.atom import Description, WrongXml, parse_entry
 from broker.http.content_encoding import PIECE_BYTES_MAX, unpacker_of
 from broker.http.refusals import HttpRefusal
+from broker.throttle.memory_mark import Memory, traffic_bytes
 
 TOTAL_BYTES_MAX = 64 * 1024 * 1024
 FREE_BYTES = 16 * 1024
@@ -29,8 +32,9 @@ SLOW_S = 2.0
 class Bodies:
     """All bodies being read. One per HTTP port."""
 
-    def __init__(self, bytes_max: int = TOTAL_BYTES_MAX) -> None:
-        self.bytes_max = bytes_max
+    def __init__(self, memory: Memory, bytes_max: int = TOTAL_BYTES_MAX) -> None:
+        self.bytes_max = traffic_bytes(bytes_max, memory.mark)
+        self._memory = memory
         self.bytes = 0
         """Bytes counted now: what the bodies have beyond their first FREE_BYTES."""
         self.arriving: dict[Body, None] = {}
@@ -47,8 +51,10 @@ class Bodies:
                 raise HttpRefusal(400, 40000, str(wrong)) from wrong
 
     def make_room(self, size: int, own: Body) -> bool:
-        """Whether there is room for more bytes of a body. If need be, clients that have been sending for
-        SLOW_S are disconnected, the slowest first."""
+        """Whether there is room for more bytes of a body, which count for the memory mark. If need be,
+        clients that have been sending for SLOW_S are disconnected, the slowest first."""
+        if size:
+            self._memory.expect(size)
         if not self._fits(size, own) and self.arriving:
             slow_since_s = asyncio.get_running_loop().time() - SLOW_S
             for body in list(self.arriving):
@@ -61,7 +67,8 @@ class Bodies:
         return self._fits(size, own)
 
     def _fits(self, size: int, own: Body) -> bool:
-        return not size or self.bytes + size <= self.bytes_max or self.bytes == own.counted
+        bytes_max = 0 if self._memory.limited else self.bytes_max
+        return not size or self.bytes + size <= bytes_max or self.bytes == own.counted
 
     def read(self) -> Body:
         """Begin a body. Use it in a `with` statement, which releases its bytes however it ends."""

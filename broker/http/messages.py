@@ -57,7 +57,7 @@ class MessageRequests:
         `message_id` makes ids for messages that have none."""
         self._namespace, self._rights, self._clock = namespace, rights, clock
         self._receivers_max = receivers_max
-        self._sends = RequestSends(memory, message_id)
+        self._sends, self._memory = RequestSends(memory, message_id), memory
         self._waiting, self._bodies = waiting, bodies
         self._receivers: dict[HttpConnection, ConnectionReceivers] = {}
         """Of connections whose clients receive."""
@@ -108,6 +108,7 @@ class MessageRequests:
 
     async def _send(self, request: web.Request, address: Address, entity: Entity) -> web.Response:
         entity.check_can_send(address.subqueue)
+        self._memory.admit(0)  # before a large body arrives in vain
         entity.accessed_at_ms = self._clock.now_ms()
         content_type = request.headers.get("Content-Type")
         is_batch = (

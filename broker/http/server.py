@@ -248,7 +248,7 @@ class HttpServer:
         self, slices: Slices, memory: Memory, message_id: Callable[[], str]
     ) -> dict[ServedNamespace, NamespaceRequests]:
         """What answers the requests to each namespace."""
-        bodies = Bodies()
+        bodies = Bodies(memory)
         return {
             served: NamespaceRequests(
                 served,

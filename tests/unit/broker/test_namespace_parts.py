@@ -19,6 +19,7 @@ from broker.http.bodies import FREE_BYTES, Bodies
 from broker.server import Broker, run
 from broker.settings.config_file import WrongConfigFile, load_config_file
 from broker.settings.settings import load_settings
+from broker.throttle.memory_mark import Memory
 from tests.support.broker_process import configuration, port_of, queue
 from tests.support.http_entries import queue_body
 from tests.support.sas import sas_token
@@ -237,8 +238,8 @@ async def test_request_bodies_have_one_bound_over_all_namespaces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It does not matter whether they are descriptions or messages."""
-    bodies = Bodies(0)  # only one that is large at a time
-    monkeypatch.setattr("broker.http.server.Bodies", lambda: bodies)
+    bodies = Bodies(Memory(1 << 40, lambda: 0, lambda: 0), 0)  # only one that is large at a time
+    monkeypatch.setattr("broker.http.server.Bodies", lambda memory: bodies)
     async with running(tmp_path, BILLS) as broker:
         port = port_of(broker.addresses["http"])
         _, writer = await asyncio.open_connection("127.0.0.1", port)
