@@ -14,6 +14,7 @@ from broker.maintenance.check import NoDataFolder
 from broker.maintenance.giving_up import GivenUp, GivingUp, LostPartition
 from broker.maintenance.locking import InUse
 from broker.maintenance.repair import DAMAGED_DIRECTORY, Plan, Rebuilding, Repair
+from broker.partition.doubts import SESSION_STATE, Older
 from broker.partition.salvage import Range
 from broker.settings.logs import configure_logging
 from broker.settings.settings import WrongSettings
@@ -31,7 +32,7 @@ Without `--yes` nothing is changed: the command says what it would do, and which
 With `--yes`:
 
 * A damaged log is rebuilt from everything in it that can be read. Settlements that cannot be read are
-  lost: such messages come again.
+  lost: such messages come again. What else may be older is listed, such as the states of sessions.
 * A damaged file whose copy is intact is moved, and the broker makes a new one. So is a damaged file
   `version`.
 * A damaged file `folder` of one of several data folders is written again if it is certain which folder it is.
@@ -181,6 +182,10 @@ def _print(plan: Plan) -> None:
         for log in plan.logs:
             table.add_row(log.queue, str(log.partition), *outcome_texts(log), "\n".join(log.why))
         console.print(table)
+    for log in plan.logs:
+        if log.older is not None:
+            for text in older_texts(log.older):
+                console.print(f"{log.queue}, partition {log.partition}: {text}", markup=False)
     moved = "moved to" if plan.done else "would be moved to"
     for log in plan.logs:
         if log.moved_to:
@@ -228,6 +233,46 @@ def outcome_texts(log: Rebuilding) -> tuple[str, str, str]:
         )
         settlements = f"those in {commits} are lost: receivers get these messages again"
     return counted(log.kept, "message"), "\n".join(map(range_text, log.gone)) or "none", settlements
+
+
+def older_texts(older: Older) -> list[str]:
+    """What the lost commits may have changed, as people read it."""
+    texts: list[str] = []
+    if older.messages:
+        which = "" if older.before is None else f" with sequence numbers below {older.before}"
+        texts.append(
+            f"{counted(older.messages, 'message')}{which} may have been settled, deferred, scheduled or "
+            "delivered in lost commits; that is forgotten."
+        )
+    for kind, (singular, plural) in _ENTRIES.items():
+        names = [
+            f"{each.subqueue}/{each.name}" if each.subqueue else each.name
+            for each in older.entries
+            if each.kind == kind
+        ]
+        if names:
+            shown = ", ".join(names[:NAMES_SHOWN]) + (
+                ", … (the report lists all)" if len(names) > NAMES_SHOWN else ""
+            )
+            what = singular if len(names) == 1 else plural.format(len(names))
+            texts.append(f"{what} may be older than clients were told, or gone: {shown}")
+    texts += [f"{_KINDS.get(kind, kind)} may be incomplete or out of date." for kind in older.kinds]
+    return texts
+
+
+NAMES_SHOWN = 20
+"""The most names of one kind that people are shown."""
+_ENTRIES = {
+    SESSION_STATE: ("the state of one session", "the states of {} sessions"),
+    "cursor": ("one cursor", "{} cursors"),
+    "sink": ("the last batch of one sink", "the last batches of {} sinks"),
+}
+_KINDS = {
+    "delayed": "The delays of abandoned messages",
+    "message-ids": "The message-ids that detect duplicates",
+    "origins": "What says which forwarded messages have arrived",
+    "rule-changes": "What says which rules transactions have changed",
+}
 
 
 def range_text(gone: Range) -> str:

@@ -36,6 +36,7 @@ from broker.maintenance.check import Report, check_folders, data_folders_among
 from broker.maintenance.identifying import Identification, identify
 from broker.maintenance.locking import FolderLocks
 from broker.partition import records
+from broker.partition.doubts import Older
 from broker.partition.records import Counters
 from broker.partition.salvage import Range, Salvage
 from broker.partition.snapshot import Snapshot
@@ -86,6 +87,8 @@ class Rebuilding:
     """The number of commits that cannot be read; None if it is not known. Settlements in them are
     forgotten."""
     next_sequence_number: int
+    older: Older | None = None
+    """What the commits that cannot be read may have changed besides; None if nothing."""
     moved_to: str = ""
     """The folder with the old log, once the log was rebuilt."""
     refused: str = ""
@@ -102,6 +105,7 @@ class Rebuilding:
             "kept": self.kept,
             "commits_gone": self.commits_gone,
             "next_sequence_number": self.next_sequence_number,
+            "older": None if self.older is None else self.older.as_json(),
             "moved_to": self.moved_to or None,
             "refused": self.refused or None,
         }
@@ -250,7 +254,7 @@ class Repair:
         if survey.is_of_later_release:
             planned.refused = "a later release wrote it"
         planned.gone, planned.kept, planned.commits_gone = salvage.gone, salvage.messages.count, commits_gone
-        planned.next_sequence_number = salvage.messages.next_number
+        planned.next_sequence_number, planned.older = salvage.messages.next_number, salvage.older
         return planned
 
     def _salvage(self, folder: LogFolder) -> tuple[Survey, Salvage, int | None]:

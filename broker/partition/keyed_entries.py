@@ -75,6 +75,10 @@ class KeyedEntries(InBlocks, Ending, Generic[E]):
         """Never called, unless entries belong to sends."""
         raise AssertionError(f"a record of kind {record.kind} does not belong to a send")
 
+    def key_of(self, record: Record) -> Key:
+        """The key whose entry a record sets or removes. Raises UnreadableRecord."""
+        return self._read(bytes(record.body))[0]
+
     def as_records(self) -> Iterator[NewRecord]:
         """One record for each entry."""
         return (self.record_of(key, entry) for key, entry in self.entries.items())

@@ -9,7 +9,7 @@ are missing:
 - a record about an unknown message is skipped.
 
 Other durable state of a partition needs no such care: its records do not depend on each other
-(`durable_state.py`).
+(`durable_state.py`). What of it may be older than clients were told, `doubts.py` finds out.
 
 Which messages are lost: sequence numbers rise without a gap, so the numbers between the last one before a gap
 in the log and the first one after it were in the gap. Those that a later record removes were settled, and
@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from broker.entities.roles import OWN_END, SubqueueTable, is_of_same
 from broker.partition import records
+from broker.partition.doubts import Doubts, Older
 from broker.partition.messages import Messages
 from broker.partition.payloads import PayloadBudget
 from broker.partition.records import Activated, Mark, Relocated, Rescheduled
@@ -74,10 +75,13 @@ class Salvage:
     gaps: list[Gap] = field(default_factory=list)
     end: int = 0
     """The highest position seen."""
+    older: Older | None = None
+    """What may be older than clients were told; known after `finish`."""
     _numbers_known: bool = False
     """Whether `messages.next_number` is correct for this place in the log."""
     _in_gap: bool = False
     _missing: list[Range] = field(default_factory=list)
+    _doubts: Doubts = field(default_factory=Doubts)
     _subscriptions: set[int] = field(init=False)
     """The numbers of the entity's subscriptions."""
     _settled: set[int] = field(default_factory=set)
@@ -108,6 +112,8 @@ class Salvage:
             self.since = checkpoint.position
             self._numbers_known = True
             return
+        if start > 0:
+            self._doubts.gap()  # only a checkpoint would tell of what was trimmed
 
     # --- the log --------------------------------------------------------------------------------------------
 
@@ -116,6 +122,7 @@ class Salvage:
         self.gaps.append(gap)
         if gap.end is None or self.since is None or gap.end > self.since:
             self._in_gap = True
+            self._doubts.gap()
 
     def frame(self, frame: Frame) -> None:
         """Apply the next whole frame. Raises UnreadableRecord if a later release wrote it."""
@@ -149,6 +156,7 @@ class Salvage:
                 self._relocated(position, records.read_relocated(record))
             case _:
                 self.messages.states.apply(record, position)
+                self._doubts.applied(record, self.messages.states)
 
     def _expect(self, number: int) -> None:
         """`number` is the next sequence number here. After a gap, this tells which numbers were in
@@ -158,6 +166,7 @@ class Salvage:
                 Range(self.messages.next_number if self._numbers_known else None, number - 1)
             )
         self._in_gap, self._numbers_known = False, True
+        self._doubts.goes_on(number)
 
     def _mark(self, mark: Mark) -> None:
         subqueues = self.messages.subqueues
@@ -259,6 +268,7 @@ class Salvage:
         for missing in self._missing:
             self.gone += self._without_known(missing)
         self.gone = _joined(self.gone)
+        self.older = self._doubts.found(self.messages)
 
     def _is_trimmed(self, position: Position) -> bool:
         """Whether a message at this position must have been settled by a record in a gap: the log was trimmed

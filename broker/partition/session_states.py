@@ -77,6 +77,10 @@ class SessionStates(InBlocks):
         """Never called: no state belongs to a send."""
         raise AssertionError("a session's state does not belong to a send")
 
+    def key_of(self, record: Record) -> Key:
+        """The session whose state a record sets or clears. Raises UnreadableRecord."""
+        return _read(bytes(record.body))[0]
+
     def as_records(self) -> Iterator[NewRecord]:
         """One record for each session."""
         return (set_state(*key, entry.value, entry.changed_at_ms) for key, entry in self.entries.items())

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.cli.repair import outcome_texts
+from broker.cli.repair import NAMES_SHOWN, older_texts, outcome_texts
 from broker.maintenance.repair import Rebuilding
+from broker.partition.doubts import SESSION_STATE, Older, OlderEntry
 from broker.partition.salvage import Range
 from storage.disk import LocalDisk
 from storage.folders import arrange
@@ -103,6 +104,21 @@ def test_repair_counts_in_words_that_fit(
         GENERATION, 0, "orders", [], gone, kept=1, commits_gone=commits_gone, next_sequence_number=9
     )
     assert outcome_texts(log) == texts
+
+
+def test_what_may_be_older_is_named_in_words_that_fit() -> None:
+    many = [OlderEntry(SESSION_STATE, "", f"s{number}") for number in range(NAMES_SHOWN + 1)]
+    assert older_texts(Older(None, 0)) == []
+    assert older_texts(Older(9, 1, [OlderEntry(SESSION_STATE, "audit", "one")], ["message-ids"])) == [
+        "1 message with sequence numbers below 9 may have been settled, deferred, scheduled or delivered in "
+        "lost commits; that is forgotten.",
+        "the state of one session may be older than clients were told, or gone: audit/one",
+        "The message-ids that detect duplicates may be incomplete or out of date.",
+    ]
+    messages, states = older_texts(Older(None, 2, many))
+    assert messages.startswith("2 messages may have been settled")
+    assert states.startswith(f"the states of {NAMES_SHOWN + 1} sessions may be older")
+    assert "s19, … (the report lists all)" in states and "s20" not in states
 
 
 def test_help_of_repair_says_that_the_broker_must_be_stopped_and_what_is_moved_where() -> None:

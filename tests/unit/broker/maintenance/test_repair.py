@@ -19,8 +19,10 @@ from broker.identifiers import PARTITION_SHIFT
 from broker.maintenance.check import check_folders
 from broker.maintenance.locking import InUse
 from broker.maintenance.repair import DAMAGED_DIRECTORY, REPORT_NAME, Plan, Repair
+from broker.partition.doubts import SESSION_STATE, OlderEntry
 from broker.partition.records import add_enqueued
 from broker.partition.salvage import Range
+from broker.partition.session_states import set_state
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
 from storage.segment import SEGMENT_HEADER_BYTES
@@ -109,6 +111,23 @@ async def test_a_rebuilt_log_leaves_the_old_one_and_a_report_behind(tmp_path: Pa
     assert not check_folders([tmp_path]).damaged
     with repairing(tmp_path) as work:
         assert work.plan().is_empty
+
+
+async def test_a_session_whose_latest_state_is_lost_is_named(tmp_path: Path) -> None:
+    async with acquired(tmp_path, entity=GENERATION, partition=3) as log:
+        places = []
+        for session, state in ((b"cart", b"old"), (b"cart", b"new"), (b"other", b"certain")):
+            commit = log.begin()
+            record = set_state(0, session, state, 1_000)
+            commit.add(record.kind, [record.body], record.version)
+            await log.append(commit)
+            places.append(commit.start)
+    flip(segment_in(tmp_path), SEGMENT_HEADER_BYTES + places[1] + 70)
+    (done,) = (await asyncio.to_thread(repair, tmp_path)).logs
+    assert done.commits_gone == 1 and done.older is not None
+    assert done.older.entries == [OlderEntry(SESSION_STATE, "", "cart")]
+    report = json.loads((Path(done.moved_to) / REPORT_NAME).read_bytes())
+    assert report["older"]["entries"] == [{"kind": SESSION_STATE, "subqueue": "", "name": "cart"}]
 
 
 async def test_a_folder_in_use_is_not_repaired(tmp_path: Path) -> None:
