@@ -76,6 +76,20 @@ class SiftedHeap(Generic[T]):
             return self._least()[0]
         return self._numbers[0] if self._numbers else None
 
+    def least_found(self, find: Callable[[T], object | None], stale_max: int) -> T | None:
+        """The lowest number that is not stale; None if there is none. `find` returns None for stale numbers.
+        Removes those before it, but `stale_max` of them at most: then the next number may be stale, too."""
+        for _ in range(stale_max):
+            heap = self._least() if self._old else self._numbers
+            if not heap:
+                return None
+            if find(heap[0]) is not None:
+                return heap[0]
+            heapq.heappop(heap)
+            if not heap and self._old:
+                self._drop_empty()
+        return self.least()
+
     def push(self, number: T) -> None:
         """Add a number."""
         numbers = self._numbers

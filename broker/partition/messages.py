@@ -162,11 +162,13 @@ class Messages:
         Drops the dead frames before it, FRAMES_LOOKED_AT at most. If there are more (`begins_dead`), the
         result is the oldest of these.
         """
-        frames = self._frames
+        frames, has_renumbered = self._frames, bool(self.renumbered)
         for _ in range(min(FRAMES_LOOKED_AT, len(frames))):
             if frames[0].live:
                 break
-            self._leave_behind(frames.popleft())
+            frame = frames.popleft()
+            if has_renumbered:
+                self._leave_behind(frame)
         return frames[0].position if frames else None
 
     @property

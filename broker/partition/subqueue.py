@@ -312,8 +312,7 @@ class Subqueue:
     def _cancel_timers(self, removed: list[Reference], scheduled: int) -> None:
         """Cancel the timers of messages that are removed; this many of them are scheduled."""
         if self.expiry is not None:
-            for lives_until_ms, count in _references.lives(removed):
-                self.expiry.cancel(lives_until_ms, count)
+            self.expiry.cancel_each(_references.lives(removed))
         if scheduled and self.schedule is not None:
             for reference in removed:
                 if reference.state is SCHEDULED:

@@ -77,6 +77,25 @@ class TimerWheel:
         else:
             bucket.sift(count, partial(self._live, tick))
 
+    def cancel_each(self, cancelled: Iterable[tuple[int, int]]) -> None:
+        """As `cancel`, for several due times, each with the number of keys that are cancelled."""
+        tick_ms, find = self._tick_ms, self._buckets.finder()
+        ended: list[int] = []
+        for due_ms, count in cancelled:
+            tick = -(-due_ms // tick_ms)
+            bucket = find(tick)
+            if bucket is None or not bucket.live:  # the keys came out before, or the bucket has just ended
+                continue
+            bucket.live -= count
+            assert bucket.live >= 0, "more was cancelled than added"
+            if bucket.live:
+                bucket.sift(count, partial(self._live, tick))
+            else:
+                ended.append(tick)
+        if ended:
+            self._buckets.pop_each(ended)
+            self._ticks.tidy(self._buckets, self._buckets.count, len(ended))
+
     def forget_latest(self, due_ms: Iterable[int | None], first: int) -> None:
         """Remove the keys from `first` on, which were added last and have these due times, because the same
         keys are about to be used again. Do not cancel them."""
@@ -127,15 +146,9 @@ class TimerWheel:
     def next_due_ms(self) -> int | None:
         """When the next key comes due; None if no key waits. May be too early if a great many keys were
         cancelled."""
-        buckets, ticks = self._buckets, self._ticks
-        if not buckets.count:
+        if not self._buckets.count:
             return None
-        tick = ticks.least()
-        for _ in range(PASSED_OVER_MAX):
-            if tick is None or tick in buckets:
-                break
-            ticks.pop()
-            tick = ticks.least()
+        tick = self._ticks.least_found(self._buckets.finder(), PASSED_OVER_MAX)
         return None if tick is None else tick * self._tick_ms
 
     def drop(self) -> Iterator[int]:

@@ -102,6 +102,13 @@ def test_whatever_happens_the_lowest_number_comes_first_and_no_list_gets_long(
         elif heap and chance.random() < 0.9:
             assert heap.least() == heap.first == model[0]
             assert heap.pop() == heapq.heappop(model)
+        elif chance.random() < 0.5:
+            stale_max = chance.randrange(6)
+            found = heap.least_found({number: number for number in live}.get, stale_max)
+            while stale_max and model and model[0] not in live:
+                heapq.heappop(model)
+                stale_max -= 1
+            assert found == (model[0] if model else None)
         else:
             live = {number for number in live if chance.random() < 0.3}
             stale_before = sorted(number for number in heap if number not in live)

@@ -96,6 +96,29 @@ def test_cancelling_what_has_come_out_does_nothing() -> None:
     assert timers.next_due_ms() is None
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_keys_that_are_cancelled_together_are_cancelled_like_each_by_itself(seed: int) -> None:
+    chance = random.Random(seed)
+    live = set(range(5_000))
+    together, singly = wheel(live), wheel(live)
+    due_ms = [chance.randrange(1, 4_000) for _ in live]
+    for key, each in enumerate(due_ms):
+        together.add(each, key)
+        singly.add(each, key)
+    for now_ms in range(0, 1_600, 200):
+        assert together.expire(now_ms) == singly.expire(now_ms)  # what has come out is cancelled as well
+        gone = chance.sample(sorted(live), 500)
+        live.difference_update(gone)
+        cancelled = [(due_ms[key], 1) for key in gone]
+        together.cancel_each(cancelled)
+        for each, count in cancelled:
+            singly.cancel(each, count)
+        for timers in (together, singly):
+            timers.check(due_ms[key] for key in live if -(-due_ms[key] // TICK_MS) > now_ms // TICK_MS)
+        assert together.next_due_ms() == singly.next_due_ms()
+        assert len(together._ticks) <= len(singly._ticks) + 200
+
+
 def test_keys_that_were_forgotten_can_be_used_again() -> None:
     for count in (2, ARRAY_MAX + 2):
         timers = wheel(set(range(2 * count)))
