@@ -65,6 +65,20 @@ class DamagedIdentity(WrongFolders):
         self.path = path
 
 
+class MissingIdentity(DamagedIdentity):
+    """A folder has data and no file that tells which folder it is, although its broker has several."""
+
+    def __init__(self, path: Path) -> None:
+        WrongFolders.__init__(
+            self,
+            f"the data folders do not belong together: another broker's data is in {path.parent}, or the "
+            f"file {path.name!r} is missing there. If it is missing, run 'partibus repair' with all data "
+            "folders of the broker named: it says whether it can write the file again, and does so with "
+            "--yes",
+        )
+        self.path = path
+
+
 @dataclass(slots=True, frozen=True)
 class Folder:
     """One data folder. Its index in the list of all folders is its number."""
@@ -89,9 +103,9 @@ def arrange(disk: Disk, paths: Sequence[Path], timeout_ms: int = TIMEOUT_MS) -> 
     """All folders of a broker by number, whatever the order of `paths`. New folders get a number, which is
     written to their files.
 
-    A folder whose identity is damaged or unreadable, or is not read within `timeout_ms`, counts as missing if
-    the other folders list it, and so does one that nobody may write to. Raises WrongFolders, UnknownFormat,
-    DiskFailed, DiskHangs.
+    A folder whose identity is lost, damaged or unreadable, or is not read within `timeout_ms`, counts as
+    missing if the other folders list it, and so does one that nobody may write to. Raises WrongFolders,
+    UnknownFormat, DiskFailed, DiskHangs.
     """
     found: dict[Path, Identity | None] = {}
     unreadable: dict[Path, StorageError] = {}
@@ -104,7 +118,9 @@ def arrange(disk: Disk, paths: Sequence[Path], timeout_ms: int = TIMEOUT_MS) -> 
             raise answer
         else:
             found[path] = answer
+    unreadable |= _without_identity(disk, found)
     if unreadable:
+        found = {path: identity for path, identity in found.items() if path not in unreadable}
         _check_named(found, unreadable)
     if found == {paths[0]: None}:
         return [Folder(paths[0])]
@@ -139,6 +155,19 @@ def _identities(
         else DiskHangs(f"{path}: no answer within {timeout_s:g} s")
         for path, answer in asked.items()
     }
+
+
+def _without_identity(disk: Disk, found: Mapping[Path, Identity | None]) -> dict[Path, StorageError]:
+    """The folders that have data and no identity although others have one, with the error of each."""
+    errors: dict[Path, StorageError] = {}
+    if any(found.values()):
+        for path in [path for path, identity in found.items() if identity is None]:
+            try:
+                if has_data(disk, path):
+                    errors[path] = MissingIdentity(path / FILE_NAME)
+            except OSError as error:
+                errors[path] = disk_error(error, path)
+    return errors
 
 
 def _check_named(found: Mapping[Path, Identity | None], unreadable: Mapping[Path, StorageError]) -> None:
@@ -273,12 +302,12 @@ def _sets(identities: Mapping[Path, Identity], with_data: Sequence[Path]) -> set
     return sets
 
 
-def check_together(disk: Disk, paths: Sequence[Path]) -> None:
+def check_together(disk: Disk, paths: Sequence[Path], lost: Collection[Path] = ()) -> None:
     """Raise WrongFolders if these folders, all of which have data, cannot belong to one broker. Those that
-    do not say whose they are, because their file is damaged, are left out. Raises OSError."""
+    do not say whose they are, because their file is damaged or `lost`, are left out. Raises OSError."""
     identities: dict[Path, Identity] = {}
     with_data: list[Path] = []
-    for path in paths:
+    for path in [path for path in paths if path not in lost]:
         with contextlib.suppress(DamagedIdentity):
             identity = read_identity(disk, path)
             if identity is None:

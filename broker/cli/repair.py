@@ -35,7 +35,8 @@ With `--yes`:
   lost: such messages come again. What else may be older is listed, such as the states of sessions.
 * A damaged file whose copy is intact is moved, and the broker makes a new one. So is a damaged file
   `version`.
-* A damaged file `folder` of one of several data folders is written again if it is certain which folder it is.
+* A damaged or missing file `folder` of one of several data folders is written again if it is certain which
+  folder it is.
 * Nothing is deleted: what is replaced moves to the folder `damaged`, with a report. Remove that folder
   once you do not need it any more.
 
@@ -205,8 +206,8 @@ def _print(plan: Plan) -> None:
     for folder in plan.identities:
         done = "was written again" if plan.done else "would be written again"
         console.print(
-            f"{folder.path}: this is data folder {folder.number} of the broker. Its damaged file {FILE_NAME} "
-            f"{moved} {DAMAGED_DIRECTORY}/, and {done}."
+            f"{folder.path}: this is data folder {folder.number} of the broker. Its file {FILE_NAME} {done}. "
+            f"A damaged one {moved} {DAMAGED_DIRECTORY}/."
         )
     for each in plan.hopeless:
         console.print(

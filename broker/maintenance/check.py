@@ -17,6 +17,7 @@ from broker.entities.descriptions import NAMESPACE, EntityDescription, namespace
 from broker.entities.documents import decode_description, salvage_name
 from broker.entities.first_namespace import FIRST_NAMESPACE
 from broker.entities.roles import SubqueueTable
+from broker.maintenance.identifying import without_identity
 from broker.partition.salvage import Salvage
 from broker.partition.tables import UnreadableRecord
 from storage.check import CATALOGUE_DIRECTORY, Documents, Progress, check_documents, check_log, log_folders
@@ -89,8 +90,9 @@ def check_folders(
     disk = disk or LocalDisk()
     report = Report(roots, progress=progress or Progress())
     roots, absent = data_folders_among(disk, roots)
-    check_together(disk, roots)
-    elsewhere = absent + _check_identities(disk, roots, [Path(each.path) for each in absent])
+    lost = without_identity(disk, roots)
+    check_together(disk, roots, lost)
+    elsewhere = absent + _check_identities(disk, roots, lost, [Path(each.path) for each in absent])
     report.findings += elsewhere
     report.findings += [finding for root in roots for finding in _check_version(disk, root)]
     documents = check_documents(disk, roots, time.sleep, report.progress)
@@ -115,20 +117,32 @@ def check_folders(
     return report
 
 
-def _check_identities(disk: Disk, roots: Sequence[Path], absent: Sequence[Path]) -> list[Finding]:
+def _check_identities(
+    disk: Disk, roots: Sequence[Path], lost: Sequence[Path], absent: Sequence[Path]
+) -> list[Finding]:
     """Find data folders of the same broker that were not named, and damage to the files that list its data
     folders.
 
-    `absent` are the named folders that `data_folders_among` could not use.
+    `lost` are the folders without this file, and `absent` the named folders that `data_folders_among` could
+    not use.
     """
     named = {path.absolute() for path in absent}
-    damaged = [path for path in roots if _has_damaged_identity(disk, path)]
-    if damaged:
-        why = (
-            "the file that identifies this data folder is damaged; `partibus repair` says whether it can "
-            "write it again"
+    found = [
+        Finding(
+            Severity.UNUSABLE,
+            None,
+            None,
+            str(path / FILE_NAME),
+            0,
+            0,
+            f"the file that identifies this data folder is {'missing' if path in lost else 'damaged'}; "
+            "`partibus repair` says whether it can write it again",
         )
-        return [Finding(Severity.UNUSABLE, None, None, str(path / FILE_NAME), 0, 0, why) for path in damaged]
+        for path in roots
+        if path in lost or _has_damaged_identity(disk, path)
+    ]
+    if found:
+        return found
     why = (
         "this data folder of the broker was not named, so nothing in it was checked: name "
         "it with --data-dir as well"

@@ -4,8 +4,9 @@ replaced move to `damaged/`.
 A damaged log is *rebuilt*: its legible messages are written to a new log beside the old one, with their
 sequence numbers, delivery counts and properties, and then the two change places. A damaged checkpoint, extent
 or document with an intact copy, or file `version`, is *moved* to `damaged/`, and the broker makes a new one.
-Two damaged files of one document are *merged* if their good parts make a whole one. A damaged file `folder`
-is *written again* if the other data folders and the logs in this one leave no doubt which folder it is.
+Two damaged files of one document are *merged* if their good parts make a whole one. A damaged or missing
+file `folder` is *written again* if the other data folders and the logs in this one leave no doubt which
+folder it is.
 
     damaged/<entity>-<partition>-<n>/
         report.json     what is done, and which sequence numbers are gone; written before the exchange
@@ -33,7 +34,7 @@ from urllib.parse import quote
 
 from broker.entities.descriptions import EntityDescription, subqueues_of
 from broker.maintenance.check import Report, check_folders, data_folders_among
-from broker.maintenance.identifying import Identification, identify
+from broker.maintenance.identifying import Identification, identify, without_identity
 from broker.maintenance.locking import FolderLocks
 from broker.partition import records
 from broker.partition.doubts import Older
@@ -232,11 +233,12 @@ class Repair:
                 plan.hopeless = [finding for finding in plan.hopeless if Path(finding.path) not in paths]
 
     def _plan_identities(self, plan: Plan) -> None:
-        """Move damaged files `folder` that can be written again from the hopeless findings to the
-        identities."""
+        """Move files `folder` that are damaged or missing and can be written again from the hopeless findings
+        to the identities."""
         if not any(Path(each.path).name == FILE_NAME for each in plan.hopeless):
             return
         self._survey = survey_folders(self._disk, self._roots)
+        self._survey.damaged += without_identity(self._disk, self._roots)
         plan.identities = identify(self._disk, self._survey, plan.report.descriptions)
         known = {str(each.path / FILE_NAME) for each in plan.identities}
         plan.hopeless = [finding for finding in plan.hopeless if finding.path not in known]
@@ -319,7 +321,8 @@ class Repair:
             for path in paths:  # the files may be in different folders
                 publish_together(self._disk, [path], [content])
         for each in plan.identities:
-            self._move_to_damaged(each.path / FILE_NAME)
+            if FILE_NAME in self._disk.names(each.path):
+                self._move_to_damaged(each.path / FILE_NAME)
             write_identity(self._disk, each.path, self._survey, each.number)
         plan.done = True
 

@@ -176,15 +176,23 @@ def moved(folder: Path) -> list[Path]:
     return places
 
 
+@pytest.mark.parametrize("is_there", [True, False])
 @pytest.mark.parametrize("damaged", [0, 1])
-def test_a_damaged_identity_of_a_folder_that_has_moved_is_written_again(damaged: int, tmp_path: Path) -> None:
+def test_a_damaged_or_lost_identity_of_a_folder_that_has_moved_is_written_again(
+    damaged: int, is_there: bool, tmp_path: Path
+) -> None:
     with broker_on(tmp_path) as broker, client_of(broker.addresses) as client:
         assert send_to_each(client) == [None] * PARTITIONS
     places = moved(tmp_path)
-    flip(places[damaged] / FILE_NAME, 25)
+    if is_there:
+        flip(places[damaged] / FILE_NAME, 25)
+    else:
+        (places[damaged] / FILE_NAME).unlink()
     # Symptom: the broker did not start, did not say what to do, and there was nothing to be done.
-    with pytest.raises(WrongFolders, match="Run 'partibus repair'"):
+    with pytest.raises(WrongFolders, match="un 'partibus repair'"):
         Broker(load_settings(data_dir=places[0], more_data_dirs=(places[1],)))
+    [finding] = [each for each in check_folders(places).findings if Path(each.path).name == FILE_NAME]
+    assert finding.severity is Severity.UNUSABLE and ("missing" in finding.why) is not is_there
     work = Repair(places)
     work.open()
     plan = work.plan()

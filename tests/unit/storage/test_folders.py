@@ -109,6 +109,23 @@ def test_a_damaged_identity_is_not_guessed_and_costs_its_own_folder_only() -> No
     assert arrange(disk, [B, A]) == known
 
 
+def test_a_lost_identity_costs_its_own_folder_only_if_the_others_know_its_place() -> None:
+    disk = RecordingDisk()
+    known = arrange(disk, [A, B])
+    for folder in (A, B):
+        disk.make_directory(folder / "logs")
+    disk.remove(B / FILE_NAME)
+    with structlog.testing.capture_logs() as lines:
+        assert arrange(disk, [A, B]) == [known[0], Folder(B, known[1].id, is_missing=True)]
+    [line] = [each["line"] for each in lines if each["event"] == "folder.damaged"]
+    disk.rename(B, C)
+    with pytest.raises(WrongFolders, match=r"another broker's data is in /c, or .* run 'partibus repair'"):
+        arrange(disk, [A, C])
+    disk.rename(C, B)
+    write(disk, B / FILE_NAME, f"{line}\n".encode())
+    assert arrange(disk, [B, A]) == known
+
+
 class DeadDisk(RecordingDisk):
     """A disk on which one folder cannot be read."""
 

@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from broker.entities.descriptions import QueueDescription
-from broker.maintenance.identifying import identify
+from broker.maintenance.giving_up import MARK_NAME
+from broker.maintenance.identifying import identify, without_identity
 from storage.disk import LocalDisk
+from storage.document_file import LIVE, file_name_of
 from storage.folder_survey import FolderSurvey
+from storage.folders import FILE_NAME, arrange
 from storage.spread_store import place
 
 GENERATION = "a" * 32
@@ -53,3 +56,40 @@ def test_what_contradicts_itself_is_not_guessed(tmp_path: Path) -> None:
     add_logs(tmp_path / "c", 1)
     add_logs(tmp_path / "copy", 1)
     assert identify(LocalDisk(), survey(tmp_path, ["c", "copy"]), DESCRIBED) == [], "two claim one number"
+
+
+def folders_on_disk(root: Path) -> list[Path]:
+    """Two data folders of a broker, with a document and logs."""
+    places = [root / "a", root / "b"]
+    arrange(LocalDisk(), places)
+    for path, suffix in zip(places, LIVE, strict=True):
+        (path / "catalogue").mkdir()
+        (path / "catalogue" / file_name_of(GENERATION)).with_suffix(suffix).touch()
+        (path / "logs" / GENERATION / "0000").mkdir(parents=True)
+    return places
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_folder_without_identity_is_the_brokers_if_the_others_describe_all_that_it_holds(
+    number: int, tmp_path: Path
+) -> None:
+    places = folders_on_disk(tmp_path)
+    assert without_identity(LocalDisk(), places) == []
+    (places[number] / FILE_NAME).unlink()
+    assert without_identity(LocalDisk(), places) == [places[number]]
+    moved = places[number].rename(tmp_path / "moved")
+    places[number] = moved
+    assert without_identity(LocalDisk(), places) == [moved]
+    (moved / MARK_NAME).touch()
+    assert without_identity(LocalDisk(), places) == [], "it is being made for a folder that was given up"
+
+
+def test_another_brokers_folder_is_never_taken_for_one_that_lost_its_identity(tmp_path: Path) -> None:
+    places = folders_on_disk(tmp_path)
+    (places[1] / FILE_NAME).unlink()
+    (places[1] / "logs" / ("b" * 32) / "0000").mkdir(parents=True)
+    assert without_identity(LocalDisk(), places) == [], "a log that the broker does not know"
+    (tmp_path / "empty" / "logs").mkdir(parents=True)
+    assert without_identity(LocalDisk(), [places[0], tmp_path / "empty"]) == []
+    (places[0] / FILE_NAME).unlink()
+    assert without_identity(LocalDisk(), places) == [], "nobody knows the folders"
