@@ -206,11 +206,16 @@ class Committer:
             self._lull_timer.cancel()
             self._lull_timer = None
         waiting, self._waiting_for_lull = self._waiting_for_lull, []
-        dispatches = len(waiting) > 1 and not self._dispatch_due
+        self.begin_together(waiting)
+
+    def begin_together(self, begins: Sequence[Callable[[], None]]) -> None:
+        """Call all of these now. The jobs that they begin are synced together."""
+        dispatches = len(begins) > 1 and not self._dispatch_due
         self._dispatch_due |= dispatches  # so that no job counts as alone
-        for begin in waiting:
+        for begin in begins:
             begin()
         if dispatches:
+            loop = asyncio.get_running_loop()
             loop.call_soon(self._dispatch, loop)  # after them: what they begin is synced together
 
     def _begin(self, loop: asyncio.AbstractEventLoop, entry: _Entry) -> None:

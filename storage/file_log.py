@@ -115,6 +115,7 @@ class FileLog:
         self._entity = entity
         self._partition = partition
         self.disk, self.reserves = shared.disk, shared.reserve
+        self.lulls = shared.committer
         self.syncs_each_commit = shared.fsync == "always"
         self.extent = ExtentFile(shared.disk, shared.extents, directory.parent.name, entity, partition)
         self._state = _State.NOT_ACQUIRED
@@ -347,9 +348,6 @@ class FileLog:
 
     def begin(self) -> Commit:
         return Commit(self._open().tail.position)
-
-    def at_lull(self, begin: Callable[[], None]) -> bool:
-        return self._shared.committer.at_lull(begin)
 
     async def append(self, commit: Commit, urgent: bool = False, *, frees: bool = False) -> None:
         async with self._one_at_a_time:

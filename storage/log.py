@@ -180,12 +180,31 @@ class RoomLock(asyncio.Lock):
         return time_ms
 
 
+class Lulls(Protocol):
+    """When a disk is busy with commits, and when it is not. All logs on the disk share it.
+
+    For commits that are small and can gather more while they wait: what a commit costs depends little on its
+    size. What is called here does little, and raises nothing.
+    """
+
+    def at_lull(self, begin: Callable[[], None]) -> bool:
+        """If the disk is busy with commits, call `begin` when it is done with them, after a few milliseconds
+        at most; otherwise return False."""
+
+    def begin_together(self, begins: Sequence[Callable[[], None]]) -> None:
+        """Call all of these now. The commits that they begin are synced together."""
+
+
 class Log(Protocol):
     """One partition's log. Owned by one task.
 
     One `append` or `roll`, any number of `fetch` and `fetch_parts`, and one of `save_checkpoint` and `trim`
     may be under way at the same time.
     """
+
+    @property
+    def lulls(self) -> Lulls:
+        """When its disk is busy."""
 
     @property
     def end(self) -> Position:
@@ -269,11 +288,6 @@ class Log(Protocol):
 
     async def room(self) -> int:
         """Roughly how many bytes a commit with `frees` could write. Raises DiskFailed."""
-
-    def at_lull(self, begin: Callable[[], None]) -> bool:
-        """If the disk is busy with commits, call `begin` when it is done with them, after a few milliseconds
-        at most; otherwise return False. For a commit that is small and can gather more meanwhile: what a
-        commit costs depends little on its size. `begin` does little, and raises nothing."""
 
     async def append(self, commit: Commit, urgent: bool = False, *, frees: bool = False) -> None:
         """Make the commit durable, then move `end` behind it. One at a time.

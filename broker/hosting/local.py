@@ -16,6 +16,7 @@ from broker.partition.cycle_bounds import Bounds
 from broker.partition.meter import PartitionMeter
 from broker.partition.payloads import PayloadBudget
 from broker.partition.rest import Register
+from broker.partition.rounds import Rounds
 from broker.partition.task import PartitionTask
 from broker.partition.task_limits import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
@@ -58,6 +59,8 @@ class LocalHost(SpreadStore):
         """Time slices for opening, recovering and forgetting partitions, by the number of their folder."""
         self._turns = Slices(LONG_SLICE_S)
         """Time slices for operations of partitions that take several steps."""
+        self._rounds: weakref.WeakValueDictionary[str, Rounds] = weakref.WeakValueDictionary()
+        """The rounds of each entity with started partitions, by its generation."""
         self._limits = TaskLimits(
             disk_timeout_ms=settings.disk_timeout_ms,
             rest_ms=settings.log_idle_ms if settings.fsync == "always" else None,
@@ -113,6 +116,7 @@ class LocalHost(SpreadStore):
             slices=self._opening[folder % len(self._opening)],
             turns=self._turns,
             register=register,
+            rounds=self._rounds.setdefault(description.generation, Rounds()),
         )
         self._tasks.add(partition)
         self._spawn(partition.run(), f"partition {description.name}/{number}")

@@ -1,4 +1,5 @@
-"""Decides when messages wait in a partition's mailbox for a lull of the disk, while more gather."""
+"""Decides when messages wait in a partition's mailbox for a lull of the disk, or for a round, while more
+gather."""
 
 from __future__ import annotations
 
@@ -7,35 +8,55 @@ from collections.abc import Callable
 from broker.operations.interface import Operation
 from broker.operations.sending import Send
 from broker.partition.mailbox import Mailbox
+from broker.partition.rounds import Rounds
 from storage.log import Log
 
 
 class Gathering:
-    """What waits for a lull in one partition. Owned by its task."""
+    """What waits in one partition. Owned by its task."""
 
-    __slots__ = ("_log", "_mailbox", "_wake", "is_awaited", "is_in_cycle")
+    __slots__ = ("_lulls", "_mailbox", "_rounds", "_wake", "is_awaited", "is_in_cycle")
 
-    def __init__(self, log: Log, mailbox: Mailbox, wake: Callable[[], None]) -> None:
-        """`wake` begins the next cycle."""
-        self._log, self._mailbox, self._wake = log, mailbox, wake
+    def __init__(
+        self, log: Log, mailbox: Mailbox, wake: Callable[[], None], rounds: Rounds | None = None
+    ) -> None:
+        """`wake` begins the next cycle. `rounds` are those of the partition's entity; by default, it has its
+        own."""
+        self._lulls, self._mailbox, self._wake = log.lulls, mailbox, wake
+        self._rounds = rounds or Rounds()
         self.is_awaited = False
-        """A lull was asked for, and has not come."""
+        """A lull or a round was asked for, and has not come."""
         self.is_in_cycle = False
         """A cycle is under way. At its end, the task looks into the mailbox and calls `begin`."""
 
     def holds(self, operation: Operation) -> bool:
         """Whether an operation that was put into the mailbox of an open partition waits there, so that the
         task need not be woken for it."""
-        return isinstance(operation, Send) and (self.is_in_cycle or self.begin())
+        if not isinstance(operation, Send):
+            return False
+        self._rounds.arrived(len(operation.messages))
+        return self.is_in_cycle or self.begin()
 
     def begin(self) -> bool:
-        """Wait for a lull if only a few messages are in the mailbox, and the disk is busy. Returns whether
-        the lull is awaited; then it begins the next cycle."""
+        """Wait if only a few messages are in the mailbox, and the disk is busy or more messages are expected.
+        Returns whether that is so; then the lull, or the round, begins the next cycle."""
         if not self.is_awaited and self._mailbox.can_gather():
-            self.is_awaited = self._log.at_lull(self._lull_comes)
+            lulls = self._lulls
+            self.is_awaited = self._rounds.awaits(lulls, self._go_on) or lulls.at_lull(self._lull_comes)
         return self.is_awaited
 
     def _lull_comes(self) -> None:
+        """The disk is done with its commits, but more messages may be expected now."""
+        self.is_awaited = self._mailbox.can_gather() and self._rounds.awaits(self._lulls, self._go_on)
+        if not self.is_awaited:
+            self._go_on()
+
+    def _go_on(self) -> None:
         self.is_awaited = False
         if self._mailbox:  # unless a cycle that could not wait has taken everything
             self._wake()
+
+    def stored(self, messages: int) -> None:
+        """A cycle has ended that has only stored messages, so many."""
+        self.is_in_cycle = False
+        self._rounds.answered(messages)

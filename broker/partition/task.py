@@ -60,6 +60,7 @@ from broker.partition.mailbox import Mailbox, Waiting, sends_from
 from broker.partition.meter import PartitionMeter, count_cycle
 from broker.partition.payloads import PayloadBudget
 from broker.partition.rest import Register, Rest
+from broker.partition.rounds import Rounds
 from broker.partition.short_cycles import Short, ShortCycles
 from broker.partition.signals import Once, Signal
 from broker.partition.state import Partition
@@ -117,10 +118,11 @@ class PartitionTask:
         slices: Slices | None = None,
         turns: Slices | None = None,
         register: Register | None = None,
+        rounds: Rounds | None = None,
     ) -> None:
         """`on_health` is called for each change of health, in the event loop, and `on_counts` when
-        `report_counts` has something to report. All partitions share `slices`, in which they are opened and
-        freed, and `turns`, in which they carry out long operations; by default the partition has its own."""
+        `report_counts` has something to report. Partitions are opened and freed in `slices`, and carry out
+        long operations in `turns`; they share both, and in an entity `rounds`. By default it has its own."""
         self.number = number
         self._log, self._clock, self._description = log, clock, description
         self._limits = limits or TaskLimits()
@@ -139,7 +141,7 @@ class PartitionTask:
         """Whether a cycle is under way, so that only what was noted before it is known to be durable."""
         self._upkeep: Upkeep | None = None
         self._wake = Signal()
-        self._gathering = Gathering(log, self._mailbox, self._lull_comes)
+        self._gathering = Gathering(log, self._mailbox, self._lull_comes, rounds)
         self._timer = DueTimer(clock, self._wake.set)
         self._patience = Patience(self._limits.disk_timeout_ms, self._disk_hangs)
         self._beside = BesideCycles(self._wake.set, Patience(self._limits.disk_timeout_ms, self._disk_hangs))
@@ -200,13 +202,11 @@ class PartitionTask:
         return self._known.counts(self._healthy)
 
     def report_counts(self) -> tuple[dict[str, SubqueueCounts], bool]:
-        """Those of the `counts` that may have changed since the last call, and whether these are all there
-        are. There can be one caller only."""
+        """The `counts` that may have changed since its one caller asked last, and whether these are all."""
         return self._known.report(self._healthy)
 
     def size(self) -> int:
-        """How many bytes its messages take in the quota, or took as far as is known. That is the sum of
-        `counts`, at far less cost if there are many subqueues."""
+        """How many bytes its messages take in the quota, as far as is known: a sum of `counts`, but cheap."""
         return self._known.size(self._healthy)
 
     @property
@@ -477,7 +477,7 @@ class PartitionTask:
             count_cycle(self._meter, cycle, began_s)
             self._rest.changed(cycle.now_ms)
         self._release(partition, cycle, waiting)
-        self._gathering.is_in_cycle = False
+        self._gathering.stored(cycle.work)
         assert self._upkeep is not None
         now_ms = self._clock.monotonic_ms()
         self._is_upkeep_due = not self._beside.is_under_way and self._upkeep.is_due(now_ms)

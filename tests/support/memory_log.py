@@ -13,7 +13,17 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from storage.errors import CommitFailed, CorruptRecord, DiskFailed, DiskFull, StorageError
-from storage.log import FRAME_HEADER_BYTES, Checkpoint, Commit, Frame, Parts, Position, RoomLock, Section
+from storage.log import (
+    FRAME_HEADER_BYTES,
+    Checkpoint,
+    Commit,
+    Frame,
+    Lulls,
+    Parts,
+    Position,
+    RoomLock,
+    Section,
+)
 
 
 @dataclass
@@ -173,6 +183,14 @@ class MemoryLog:
 
     async def room(self) -> int:
         return self.room_bytes
+
+    @property
+    def lulls(self) -> Lulls:
+        return self
+
+    def begin_together(self, begins: Sequence[Callable[[], None]]) -> None:
+        for begin in begins:
+            begin()
 
     def at_lull(self, begin: Callable[[], None]) -> bool:
         if self.at_next_lull is None:

@@ -183,6 +183,21 @@ async def test_what_begins_in_the_call_that_brings_the_lull_is_synced_together(
     assert await committer.close()
 
 
+async def test_what_begins_together_is_synced_together() -> None:
+    disk = _CountedDisk()
+    queue, committer, ended = disk.queue, Committer(disk, 1), list[Exception | None]()
+    committer.begin_together([lambda: committer.begin(Recorded(fd=7), ended.append)] * 3)
+    await _turns()
+    assert queue.submitted == [[1, 2, 3]]
+    queue.end(1, 2, 3)
+    await _turns()
+    committer.begin_together([lambda: committer.begin(Recorded(fd=7), ended.append)])
+    assert queue.submitted == [[1, 2, 3], [4]], "one job by itself waits for no turn"
+    queue.end(4)
+    await _turns()
+    assert ended == [None] * 4 and await committer.close()
+
+
 async def test_a_failed_sync_of_the_queue_is_the_files_own() -> None:
     inner = RecordingDisk(queued=True)
     disk = FaultyDisk(inner)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from broker.identifiers import ClientId
 from broker.operations.browsing import Peek
 from broker.operations.interface import Operation
 from broker.operations.sending import Send
 from broker.partition.gathering import Gathering
 from broker.partition.mailbox import Mailbox
+from broker.partition.rounds import ROUND_MESSAGES, Rounds
 from tests.support.memory_log import MemoryLog
 
 
@@ -39,6 +42,39 @@ def test_messages_wait_for_the_end_of_a_cycle_but_nothing_else_does() -> None:
     gathering, _, _ = _gathering(is_busy=False)
     gathering.is_in_cycle = True
     assert gathering.holds(Send([b"x"] * 64, None)) and not gathering.holds(Peek("", 0, 1))
+
+
+async def test_messages_wait_for_the_round_on_an_idle_disk_and_behind_a_lull() -> None:
+    few = Send([b"x"], None)
+    for is_busy in (False, True):
+        gathering, log, woken = _gathering(few, is_busy=is_busy)
+        assert gathering.begin() == is_busy
+        gathering.is_in_cycle = True
+        gathering.stored(ROUND_MESSAGES + 1)
+        if log.at_next_lull:
+            log.at_next_lull.pop()()
+        assert not gathering.is_in_cycle and gathering.holds(few) and gathering.is_awaited
+        assert not log.at_next_lull and woken == []
+        gathering.holds(Send([b"x"] * ROUND_MESSAGES, None))
+        await asyncio.sleep(0)
+        assert woken == [True] and not gathering.is_awaited
+
+
+async def test_many_messages_wait_for_no_round() -> None:
+    many = Send([b"x"] * 64, None)
+    gathering, log, woken = _gathering(many, is_busy=False)
+    gathering.stored(ROUND_MESSAGES)
+    assert not gathering.begin()
+    log.at_next_lull = []
+    gathering._mailbox.waiting.clear()
+    few = Send([b"x"], None)
+    gathering._mailbox.waiting.append((ClientId(1), few, lambda _: None, 0))
+    gathering._rounds = Rounds()
+    assert gathering.begin()
+    gathering._mailbox.waiting.append((ClientId(1), many, lambda _: None, 0))
+    gathering.stored(ROUND_MESSAGES)
+    log.at_next_lull.pop()()
+    assert woken == [True]
 
 
 def test_a_lull_after_a_cycle_has_taken_everything_wakes_nobody() -> None:

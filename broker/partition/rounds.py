@@ -1,0 +1,82 @@
+"""Makes commits larger: the partitions of an entity begin together, when their senders have caught up.
+
+A commit costs as much as dozens of messages, and messages with many keys divide each read of a sender over
+all partitions. While the disk syncs one half of a sender's window, the other half gathers, so each commit
+would have half of what the window allows. Therefore, once many messages were answered, those that come wait
+until most of the answered ones have been replaced. That takes no time from a sender that sends as fast as it
+may, since the broker reads its messages meanwhile. Others are not waited for: if no messages come, or they
+come slowly, those that wait go on.
+
+Knows no partition: whoever waits says what it begins, and on which disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from storage.log import Lulls
+
+ROUND_MESSAGES = 128
+"""So many messages must have been answered and not replaced. A few senders with a message each, or a pace
+below the highest one, gain nothing from a wait."""
+SHARE = 8
+"""One message in so many need not be replaced, so that rounds shrink when a pace becomes slower. As many must
+come in PAUSE_S, or nobody waits for more."""
+PAUSE_S = 0.003
+
+
+class Rounds:
+    """One for each entity. Lives in the event loop."""
+
+    __slots__ = ("__weakref__", "_enough", "_slow_above", "_timer", "_unreplaced", "_waiting")
+
+    def __init__(self) -> None:
+        self._unreplaced = 0
+        """Messages that were answered, less those that have come since; not below zero."""
+        self._enough = 0
+        """When no more than this are unreplaced, the next round begins."""
+        self._slow_above = 0
+        """If more than this are unreplaced when the timer goes off, messages come too slowly."""
+        self._timer: asyncio.TimerHandle | None = None
+        """Set while messages wait for others to join them."""
+        self._waiting: dict[Lulls, list[Callable[[], None]]] = {}
+
+    def answered(self, messages: int) -> None:
+        """Senders were told what became of their messages, so they may send as many again."""
+        self._unreplaced += messages
+        if self._unreplaced >= ROUND_MESSAGES:
+            self._enough = self._unreplaced // SHARE
+            self._slow_above = self._unreplaced  # they may begin only now
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(PAUSE_S, self._look)
+
+    def arrived(self, messages: int) -> None:
+        """Messages have come for one of the partitions."""
+        self._unreplaced = max(self._unreplaced - messages, 0)
+        if self._timer is not None and self._unreplaced <= self._enough:
+            self._timer.cancel()
+            self._timer = None
+            asyncio.get_running_loop().call_soon(self._begin)  # with what else this read brings
+
+    def awaits(self, lulls: Lulls, begin: Callable[[], None]) -> bool:
+        """Whether more messages are to join those that wait. Then calls `begin` when they have, or have not
+        come. `lulls` is the disk's."""
+        if self._timer is None:
+            return False
+        self._waiting.setdefault(lulls, []).append(begin)
+        return True
+
+    def _look(self) -> None:
+        """Wait on if messages keep coming."""
+        if self._unreplaced <= self._slow_above:
+            self._slow_above = self._unreplaced - max(self._enough, 1)
+            self._timer = asyncio.get_running_loop().call_later(PAUSE_S, self._look)
+        else:
+            self._timer, self._unreplaced = None, 0
+            self._begin()
+
+    def _begin(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for lulls, begins in waiting.items():
+            lulls.begin_together(begins)

@@ -1,0 +1,105 @@
+"""Messages wait for a round until senders have replaced what was answered, and no longer than that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import pytest
+
+from broker.partition import rounds
+from broker.partition.rounds import ROUND_MESSAGES, SHARE, Rounds
+
+FAR_S = 60.0
+MANY = 2 * ROUND_MESSAGES
+
+
+class Disk:
+    """Notes what begins together."""
+
+    def __init__(self) -> None:
+        self.together: list[int] = []
+
+    def at_lull(self, begin: Callable[[], None]) -> bool:
+        raise AssertionError("not asked")
+
+    def begin_together(self, begins: Sequence[Callable[[], None]]) -> None:
+        self.together.append(len(begins))
+        for begin in begins:
+            begin()
+
+
+@pytest.fixture
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is too slow in these tests."""
+    monkeypatch.setattr(rounds, "PAUSE_S", FAR_S)
+
+
+@pytest.mark.usefixtures("no_pause")
+async def test_nobody_waits_before_many_messages_were_answered() -> None:
+    each = Rounds()
+    for _ in range(MANY):  # a few senders with a message each
+        each.arrived(4)
+        assert not each.awaits(Disk(), lambda: None)
+        each.answered(4)
+    each.answered(ROUND_MESSAGES - 5)
+    assert not each.awaits(Disk(), lambda: None)
+
+
+@pytest.mark.usefixtures("no_pause")
+async def test_who_waits_begins_together_when_most_messages_were_replaced() -> None:
+    each, first, second, begun = Rounds(), Disk(), Disk(), list[str]()
+    each.answered(MANY // 2)
+    each.answered(MANY // 2)
+    for disk, name in ((first, "a"), (second, "b"), (first, "c")):
+        assert each.awaits(disk, partial(begun.append, name))
+    each.arrived(MANY - MANY // SHARE - 1)
+    await asyncio.sleep(0)
+    assert not begun
+    each.arrived(1)
+    assert not begun, "what else comes in this turn belongs to the round"
+    await asyncio.sleep(0)
+    assert begun == ["a", "c", "b"] and first.together == [2] and second.together == [1]
+    assert not each.awaits(first, lambda: None), "they are replaced"
+
+
+async def test_senders_that_have_stopped_are_not_waited_for() -> None:
+    each, begun = Rounds(), asyncio.Event()
+    each.answered(MANY)
+    assert each.awaits(Disk(), begun.set)
+    async with asyncio.timeout(20):
+        await begun.wait()
+    each.answered(ROUND_MESSAGES - 1)
+    assert not each.awaits(Disk(), lambda: None), "those of earlier are forgotten"
+
+
+async def test_senders_that_come_slowly_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "PAUSE_S", 0.02)
+    each, begun = Rounds(), asyncio.Event()
+    each.answered(1_000 * ROUND_MESSAGES)
+    assert each.awaits(Disk(), begun.set)
+    arrived = 0
+    async with asyncio.timeout(20):
+        while not begun.is_set():
+            each.arrived(1)
+            arrived += 1
+            await asyncio.sleep(0.001)
+    assert arrived < ROUND_MESSAGES, "a pause or two"
+
+
+@pytest.mark.usefixtures("no_pause")
+async def test_senders_that_keep_coming_are_waited_for() -> None:
+    each, begun = Rounds(), list[bool]()
+    each.answered(SHARE * 100)
+    assert each.awaits(Disk(), lambda: begun.append(True))
+    for _ in range(SHARE - 2):
+        assert each._timer is not None and not begun
+        each._timer.cancel()
+        each._look()  # as the timer does
+        each.arrived(100)
+    await asyncio.sleep(0)
+    assert not begun
+    each.arrived(100)
+    await asyncio.sleep(0)
+    assert begun
