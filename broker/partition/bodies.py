@@ -35,12 +35,14 @@ class _Body:
 class Bodies:
     """Owned by the partition's messages."""
 
-    __slots__ = ("_by_number", "shared_bytes")
+    __slots__ = ("_by_number", "shared_bytes", "shared_count")
 
     def __init__(self) -> None:
         self._by_number: ChunkedTable[_Body] = ChunkedTable()
         self.shared_bytes = 0
         """By how much the sizes of all references together exceed what is stored."""
+        self.shared_count = 0
+        """By how many the references exceed the messages that they share."""
 
     def __bool__(self) -> bool:
         return self._by_number.count > 0
@@ -60,6 +62,7 @@ class Bodies:
         it."""
         self._by_number[number] = _Body(size, references, payload)
         self.shared_bytes += (references - 1) * size
+        self.shared_count += references - 1
 
     def found(self, references: Iterable[Reference]) -> None:
         """Add references that were read back. Their messages may have others already."""
@@ -70,6 +73,7 @@ class Bodies:
             else:
                 body.references += 1
                 self.shared_bytes += body.size
+                self.shared_count += 1
 
     def forget(self, references: Iterable[Reference]) -> int:
         """References are gone, and let go of their payloads. Returns how many bytes leave memory."""
@@ -85,6 +89,7 @@ class Bodies:
             body.references -= 1
             if body.references:
                 self.shared_bytes -= body.size
+                self.shared_count -= 1
             else:
                 gone.append(reference.sequence_number)
             if payload:
@@ -144,6 +149,7 @@ class Bodies:
         for number, body in self._by_number.items():
             assert (body.references, body.in_memory) == (count[number], in_memory[number])
             assert bool(body.payload) == bool(body.in_memory)
+        assert self.shared_count == sum(body.references - 1 for body in self._by_number.values())
         assert self.shared_bytes == sum(
             (body.references - 1) * body.size for body in self._by_number.values()
         )

@@ -47,6 +47,8 @@ EVICTED_AT_ONCE = 1024
 """Messages that one eviction looks at: about 100 microseconds."""
 RELOCATED_AT_ONCE = 2048
 """Messages that one commit of a compaction moves: a few milliseconds."""
+_FORGETTING = 0.9
+"""How fast the highest measured size of a packed row is forgotten, with each relocation."""
 FRAMES_LOOKED_AT = 8192
 """Frames that one search for the oldest frames looks at: about a millisecond."""
 DROPPED_AT_ONCE = 2048
@@ -94,6 +96,8 @@ class Messages:
         untrack([self._frames])
         self.bodies = Bodies()
         """Messages with several references, in topics."""
+        self._packed_row_bytes = 1.0
+        """About what a RELOCATED record takes for each reference to a message but the first."""
         self.renumbered = Renumbered()
         """Messages that the log stores under an earlier number."""
 
@@ -135,15 +139,18 @@ class Messages:
 
         Compaction compares this with the log. The messages' sizes alone would be too low: a message of one
         byte takes forty more in a RELOCATED record, and one record may have given 32 KiB of changed
-        properties to each of a thousand messages.
+        properties to each of a thousand messages. The rows of a message that several subscriptions have are
+        packed, so all of them but one count with what the last relocations have shown.
         """
         row_bytes = records.RELOCATED_MESSAGE_BYTES
-        total = -self.bodies.shared_bytes
+        bodies, work = self.bodies, self.work
+        total = -bodies.shared_bytes
         if self._has_columns:
             row_bytes += columns.MESSAGE_BYTES
             total += columns.PART_BYTES
-        work = self.work
-        return total + work.bytes + work.changed_bytes + work.column_bytes + row_bytes * work.messages
+        shared = bodies.shared_count
+        total += row_bytes * (work.messages - shared) + int(self._packed_row_bytes * shared)
+        return total + work.bytes + work.changed_bytes + work.column_bytes
 
     @property
     def _has_columns(self) -> bool:
@@ -154,6 +161,12 @@ class Messages:
     def count(self) -> int:
         """How many messages there are."""
         return self.work.messages
+
+    @property
+    def own_count(self) -> int:
+        """How many of them are in the entity's own subqueues, and not in a subscription's."""
+        occupied = self.work.occupied
+        return sum(len(occupied[number].references) for number in range(OWN_END) if number in occupied)
 
     def first_live(self) -> Position | None:
         """The oldest frame that holds a live message; None if there is none. Nothing below it will be read
@@ -603,7 +616,12 @@ class Messages:
             columns.of_references(references),
             len(messages) < len(references),
         )
-        return relocated._replace(messages_offset=records.add_relocated(commit, relocated, messages))
+        began_at = commit.bytes
+        relocated = relocated._replace(messages_offset=records.add_relocated(commit, relocated, messages))
+        if shared := len(references) - len(messages):
+            rows = commit.bytes - began_at - sum(map(len, messages)) - row_bytes * len(messages)
+            self._packed_row_bytes = max(rows / shared, _FORGETTING * self._packed_row_bytes)
+        return relocated
 
     def check(self) -> None:
         """Assert that frames and memory agree with the references."""

@@ -27,7 +27,7 @@ from azure.servicebus.exceptions import ServiceBusQuotaExceededError
 from storage.disk import LocalDisk
 from tests.bench.load.client import LoadConnection, Receiver, Sender, drive, encode_message
 from tests.bench.load.endpoint import Endpoint
-from tests.support.broker_process import KEY, KEY_NAME, queue
+from tests.support.broker_process import KEY, KEY_NAME, queue, topic
 from tests.support.broker_thread import BrokerThread
 from tests.support.recording_disk import RecordingDisk
 from tests.support.small_disk import SmallDisk
@@ -57,8 +57,8 @@ class Filler(Sender):
 
 
 @contextmanager
-def connected(broker: BrokerThread) -> Iterator[LoadConnection]:
-    endpoint = Endpoint("127.0.0.1", broker.addresses.amqp_port, KEY_NAME, KEY, "orders")
+def connected(broker: BrokerThread, address: str = "orders") -> Iterator[LoadConnection]:
+    endpoint = Endpoint("127.0.0.1", broker.addresses.amqp_port, KEY_NAME, KEY, address)
     connection = LoadConnection(endpoint, settles_first=False)
     try:
         yield connection
@@ -76,9 +76,9 @@ def fill(broker: BrokerThread, body_bytes: int) -> int:
         return sender.accepted
 
 
-def drain(broker: BrokerThread, count: int, body_bytes: int, window: int) -> None:
+def drain(broker: BrokerThread, count: int, body_bytes: int, window: int, address: str = "orders") -> None:
     """Receive and complete `count` messages; raises if any completion is refused."""
-    with connected(broker) as connection:
+    with connected(broker, address) as connection:
         receiver = Receiver(connection, window, body_bytes)
         drive([connection], lambda: receiver.is_ready, WITHIN_S)
         receiver.receive(count)
@@ -181,6 +181,31 @@ def test_a_small_file_system_recovers_by_draining_alone(
         BrokerThread(tmp_path / "small", [queue("orders")], disk) as broker,
     ):
         fill_and_drain(broker, body_bytes, window)
+
+
+SUBSCRIPTIONS = 30
+
+
+@pytest.mark.parametrize("file_system", [FILE_SYSTEM])
+def test_a_small_file_system_recovers_when_one_subscription_after_the_other_is_drained(
+    file_system: Callable[[Path, int], AbstractContextManager[LocalDisk]], tmp_path: Path
+) -> None:
+    """No message leaves the disk before the last subscription is drained, while thousands of completions
+    are written."""
+    names = [f"s{number}" for number in range(SUBSCRIPTIONS)]
+    with (
+        file_system(tmp_path / "small", 2 * MIB) as disk,
+        BrokerThread(tmp_path / "small", [], disk, topics=[topic("orders", names)]) as broker,
+    ):
+        count = fill(broker, 1_000)
+        assert count > 300
+        for name in names:
+            drain(broker, count, 1_000, 100, f"orders/subscriptions/{name}")
+        taken, deadline = 0, time.monotonic() + WITHIN_S
+        while taken < count // 2:
+            assert time.monotonic() < deadline, f"of {count} messages only {taken} are taken again"
+            time.sleep(0.2)
+            taken += fill(broker, 1_000)
 
 
 def until_refused(change: Callable[[int], object]) -> int:

@@ -37,13 +37,15 @@ class BrokerThread:
         *,
         clock: Clock | None = None,
         meter: ResourceMeter | None = None,
+        topics: Sequence[Mapping[str, object]] = (),
         others: Sequence[Mapping[str, object]] = (),
         **settings: object,
     ) -> None:
-        """`others` are further namespaces, as the configuration file has them."""
+        """`topics` are in the same namespace as `queues`; `others` are further namespaces, as the
+        configuration file has them."""
         folder.mkdir(parents=True, exist_ok=True)
         config = folder / "config.json"
-        config.write_text(json.dumps(configuration(queues, others=others)), encoding="utf-8")
+        config.write_text(json.dumps(configuration(queues, topics, others)), encoding="utf-8")
         # A busy machine's disk is slow and must not count as hanging.
         usual: dict[str, object] = {
             "amqp_port": 0,

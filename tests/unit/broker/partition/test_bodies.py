@@ -12,6 +12,7 @@ from broker.operations.receiving import Demand, Locked, Withdraw
 from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Settled
 from broker.partition.bodies import BODY_BYTES
 from broker.partition.salvage import Salvage
+from broker.partition.snapshot import Snapshot
 from broker.partition.task_limits import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.log import Position
@@ -123,3 +124,48 @@ async def test_a_repair_keeps_what_each_subscription_has() -> None:
     assert {each.number: {*each.references} for each in salvage.messages.work.occupied.values()} == {
         each.number: {*each.references} for each in partition.messages.work.occupied.values()
     }
+
+
+async def with_many_subscriptions() -> Harness:
+    """240 messages of 300 bytes for each of 40 subscriptions, in frames of eight."""
+    harness = Harness(description=topic(*(f"s{number}" for number in range(40))))
+    for _ in range(30):
+        await harness.send(*[bytes(300)] * 8)
+    return harness
+
+
+async def test_a_compaction_of_messages_for_many_subscriptions_writes_little_more_than_the_messages() -> None:
+    harness = await with_many_subscriptions()
+    assert harness.task._partition is not None
+    messages, log = harness.task._partition.messages, harness.log
+    written = log.end - log.start
+    expected = messages.relocatable_bytes
+    assert expected < 1.1 * written
+    frames = [frame async for frame in log.replay(log.start)]
+    candidates = deque(each for frame in frames for each in messages.living_in(frame))
+    while candidates:
+        commit = log.begin()
+        relocated = messages.relocate(candidates, commit, 1 << 30)
+        assert relocated is not None
+        await log.append(commit)
+        messages.apply_relocated(commit.start, relocated)
+    assert log.end - log.start - written < 1.1 * written
+    assert log.end - log.start - written < 1.05 * messages.relocatable_bytes, "it was measured"
+    messages.check()
+
+
+async def test_a_checkpoint_of_messages_for_many_subscriptions_is_smaller_than_the_messages() -> None:
+    harness = await with_many_subscriptions()
+    tokens = (await harness.receive(1, 100, "subscriptions/s7")).tokens
+    one(await harness.do(1, Complete(tokens[::3])), Settled)
+    one(await harness.do(1, Abandon(tokens[1::3])), Settled)
+    assert harness.task._partition is not None
+    messages = harness.task._partition.messages
+    snapshot = Snapshot(messages)
+    taking = snapshot.take(None)
+    for _ in taking.steps():
+        pass
+    checkpoint = taking.checkpoint(harness.log.end)
+    size = sum(len(data) for section in checkpoint.sections for data in section.blocks.values())
+    assert size < messages.live_bytes / 10
+    assert size <= snapshot.cost(None) < messages.live_bytes / 4, "it was measured"

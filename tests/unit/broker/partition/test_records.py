@@ -76,6 +76,55 @@ def test_counters_and_relocated_messages_read_back_as_they_were() -> None:
     assert again.messages_offset == offset and frame_of(commit).data[offset:] == b"abcde"
 
 
+def shared() -> tuple[Commit, Relocated, int]:
+    """A record of two messages, one of which three subqueues share."""
+    commit = Commit(Position(0))
+    relocated = Relocated(
+        [5, 5, 5, 9],
+        [1, 1, 1, 2],
+        [0, 77, 0, 0],
+        [3, 3, 3, 2],
+        [0, 4, 0, 1],
+        [4, 8, 12, 4],
+        [0, 1, 0, 0],
+        [None, b"changed", None, None],
+        0,
+        shares_bodies=True,
+    )
+    return commit, relocated, records.add_relocated(commit, relocated, [b"abc", b"de"])
+
+
+def test_messages_that_subscriptions_share_read_back_as_they_were() -> None:
+    commit, relocated, offset = shared()
+    record = only_record(commit)
+    again = records.read_relocated(record)
+    assert record.version == records.VERSION_PACKED
+    assert [list(column) for column in again[:8]] == [list(column) for column in relocated[:8]]
+    assert again.messages_offset == offset and frame_of(commit).data[offset:] == b"abcde"
+
+
+def test_packed_rows_that_do_not_fit_are_not_read() -> None:
+    record = only_record(shared()[0])
+    whole = bytes(record.body)
+    count, flags = records._RELOCATED.unpack_from(whole)
+    head = records._RELOCATED.size
+    packed, unpacked = records._PACKED.unpack_from(whole, head)
+    at = head + records._PACKED.size
+    for body in (
+        whole[: head + 3],
+        whole[: at + packed - 1],
+        whole[:head] + records._PACKED.pack(packed - 1, unpacked) + whole[at:],
+        whole[:head] + records._PACKED.pack(packed, unpacked - 1) + whole[at:],
+        whole[:head] + records._PACKED.pack(packed, unpacked + 1) + whole[at:],
+        whole[:at] + b"\xff" + whole[at + 1 :],
+        records._RELOCATED.pack(count - 1, flags) + whole[head:],
+        records._RELOCATED.pack(count + 1, flags) + whole[head:],
+        whole + b"x",
+    ):
+        with pytest.raises(UnreadableRecord):
+            records.read_relocated(Record(records.RELOCATED, 3, 72, memoryview(body)))
+
+
 @pytest.mark.parametrize(
     ("kind", "read", "body"),
     [

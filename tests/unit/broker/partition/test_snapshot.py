@@ -3,12 +3,14 @@ releases."""
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from dataclasses import replace
 
 import pytest
 
 from broker.partition import records
+from broker.partition import snapshot as snapshot_module
 from broker.partition.blocks import BLOCK_MESSAGES
 from broker.partition.gradual_sort import AT_ONCE
 from broker.partition.messages import Messages
@@ -162,3 +164,14 @@ def test_no_step_of_bringing_back_a_checkpoint_touches_more_than_a_block_of_mess
 def test_a_section_that_is_unknown_or_does_not_fit_is_not_read(section: Section) -> None:
     with pytest.raises(UnreadableRecord):
         loaded(Checkpoint(Position(0), (section,)))
+
+
+def test_a_packed_block_that_is_cut_off_or_goes_on_is_not_read() -> None:
+    numbers = [1 << 63, 0, 7, 7, 1 << 40]
+    data = snapshot_module._differences("Q", numbers)
+    assert list(snapshot_module._read_differences("Q", memoryview(data), 0, 5)[0]) == numbers
+    packed = zlib.compress(data)
+    assert snapshot_module._unpacked(memoryview(packed)) == data
+    for damaged in (b"", packed[:-1], packed + b"x", b"\xff" + packed[1:]):
+        with pytest.raises(UnreadableRecord, match="block of a checkpoint"):
+            snapshot_module._unpacked(memoryview(damaged))
