@@ -46,6 +46,10 @@ WITHDRAW_AFTER_S = 0.02
 RETRY_UNAVAILABLE_S = 0.25
 """How long to wait before asking again a partition that went down."""
 
+DRAIN_ON_S = 7.0
+"""If a removal fails later than this in a drain, no other is begun for the drain, so that a client hears
+within about 12 s even if every disk hangs."""
+
 R = TypeVar("R")
 """A taker's receipt for a settlement, returned with its outcome."""
 R_contra = TypeVar("R_contra", contravariant=True)
@@ -108,9 +112,11 @@ class Receiver(Generic[R]):
         "_clock",
         "_cookies",
         "_drain_asked",
+        "_drain_until",
         "_gate",
         "_handles",
         "_has_ended",
+        "_is_drain_over",
         "_message_bytes",
         "_meter",
         "_plan",
@@ -157,6 +163,10 @@ class Receiver(Generic[R]):
         self._withdrawals = [0] * len(self._handles)
         """By partition: `Withdrawn` answers still to come."""
         self._drain_asked = False
+        self._drain_until = 0.0
+        """When no more removals are begun for the drain after one has failed, by the event loop's clock."""
+        self._is_drain_over = False
+        """Nothing more is handed over in this drain, because removals take too long and fail."""
         self._shelf = Shelf(cache, queue.kept_ready)
         self._settling: dict[int, tuple[Settlement, int, R]] = {}
         """Settlements being written to the log, by cookie: the settlement, its number of messages, and the
@@ -197,6 +207,7 @@ class Receiver(Generic[R]):
             self._ask()
         elif not self._drain_asked and not self._is_blocked():
             self._drain_asked = True
+            self._drain_until = asyncio.get_running_loop().time() + DRAIN_ON_S
             self._drain_round(everywhere=True)
         if self._drain_asked:
             self._finish_drain()
@@ -211,7 +222,7 @@ class Receiver(Generic[R]):
     def _wanted(self) -> int:
         """How many messages may be handed over now."""
         wanted = self._taker.wanted()
-        if wanted <= 0:
+        if wanted <= 0 or self._is_drain_over:
             return 0
         wanted = min(wanted - self._removals.count, max(self._taker.allowance // self._message_bytes, 1))
         return wanted if self._gate is None or wanted <= 0 else min(wanted, self._gate.room())
@@ -285,7 +296,7 @@ class Receiver(Generic[R]):
                 self._drain_round(everywhere=False)
                 if any(self._withdrawals):
                     return
-        self._drain_asked = False
+        self._drain_asked = self._is_drain_over = False
         if is_draining:
             taker.drained()
         else:  # the client has cancelled the drain
@@ -448,6 +459,7 @@ class Receiver(Generic[R]):
         if not isinstance(failed.cookie, int):
             return
         if self._removals.end(failed.cookie) is not None:
+            self._is_drain_over = self._drain_asked and asyncio.get_running_loop().time() >= self._drain_until
             self.credit_granted()
             return
         _, _, receipt = self._settling.pop(failed.cookie)
