@@ -53,6 +53,8 @@ CHECKPOINT_SUFFIX = ".checkpoint"
 CHECKPOINT_HEADER_BYTES = 88
 SECTION_NAME_BYTES = 24
 
+FOREIGN = "the checkpoint belongs to another log"
+
 _MAGIC = b"PbChckpt"
 _HEAD = struct.Struct("<8sI")
 _TAIL = struct.Struct("<HHIIQQ16s16sIIII")
@@ -137,6 +139,14 @@ def serial_of(path: Path) -> int | None:
         return None
 
 
+def position_of(path: Path) -> Position:
+    """The position in the name of a checkpoint file; 0 if it has none."""
+    try:
+        return Position(int(path.name[:16], 16))
+    except ValueError:
+        return Position(0)
+
+
 def table_bytes(sections: int, files: int, blocks: int) -> int:
     """The size of a checkpoint's header and tables, behind which its own blocks begin."""
     return CHECKPOINT_HEADER_BYTES + _SECTION.size * sections + _FILE.size * files + _PLACE.size * blocks
@@ -197,7 +207,7 @@ def read_checkpoint(disk: Disk, path: Path, salt: bytes) -> StoredCheckpoint:
             f"{path}: checkpoint format version {version} is not known, only 1 to {FORMAT_VERSION}"
         )
     if stored.salt != salt or stored.name != path.name:
-        raise CorruptRecord(str(path), 0, "the checkpoint belongs to another log")
+        raise CorruptRecord(str(path), 0, FOREIGN)
     return stored
 
 

@@ -30,11 +30,13 @@ import structlog
 
 from storage.checkpoint import (
     CHECKPOINT_SUFFIX,
+    FOREIGN,
     Place,
     StoredCheckpoint,
     StoredSection,
     checkpoint_paths,
     encode_tables,
+    position_of,
     read_checkpoint,
     serial_of,
     table_bytes,
@@ -77,6 +79,8 @@ class Checkpoints:
         self._kept: tuple[StoredCheckpoint, ...] = ()
         """The usable checkpoints, newest first."""
         self._next_serial = 1
+        self.named = Position(0)
+        """The highest position in the names of damaged checkpoints of this log, which was durable."""
 
     @staticmethod
     def find(disk: Disk, directory: Path, names: list[str], salt: bytes, start: Position) -> Checkpoints:
@@ -106,6 +110,8 @@ class Checkpoints:
             except CorruptRecord as error:
                 _report(error)
                 damage = damage or error
+                if error.why != FOREIGN:
+                    found.named = max(found.named, position_of(path))
                 continue
             if stored.position >= start:
                 kept.append(stored)

@@ -102,7 +102,8 @@ def acquire_log(
         ):
             found = checkpoint.position if checkpoint else None
             _log.error("checkpoint.missing", directory=str(directory), expected=known.checkpoint, found=found)
-        tail = find_tail(disk, segments[-1], codec, checkpoint, known.durable if known else Position(0))
+        durable = max(known.durable if known else Position(0), kept.named)
+        tail = find_tail(disk, segments[-1], codec, checkpoint, durable)
         epoch = _next_epoch(directory, tail.epoch, epoch)
         active, end = _begin_segment(
             disk, directory, segments, codec, tail.chain, tail.durable, epoch, rewritten_bytes_max

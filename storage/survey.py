@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from storage.checkpoint import StoredCheckpoint, checkpoint_paths, read_checkpoint
+from storage.checkpoint import FOREIGN, StoredCheckpoint, checkpoint_paths, position_of, read_checkpoint
 from storage.checkpoints import CHECKPOINTS_KEPT, check_blocks
 from storage.disk import Disk, close_quietly
 from storage.errors import CorruptRecord, UnknownFormat
@@ -108,6 +108,8 @@ class Survey:
     """None if no file tells the log's salt; then its frames cannot be told from other bytes."""
     epoch: int = 0
     """The highest epoch found."""
+    named: Position = Position(0)  # noqa: RUF009 - a number
+    """The highest position of a damaged checkpoint, which was durable."""
 
     is_of_later_release: bool = False
     """A file has a format version that this release does not know."""
@@ -259,6 +261,8 @@ def _read_checkpoints(disk: Disk, survey: Survey, names: list[str], salt: bytes 
             blocks = list(check_blocks(disk, survey.folder.directory, stored))
         except CorruptRecord as error:
             damaged.append((path, error.position, error.why))
+            if error.why != FOREIGN:
+                survey.named = max(survey.named, position_of(path))
         except UnknownFormat as error:
             survey.is_of_later_release = True
             damaged.append((path, 0, str(error)))
@@ -269,7 +273,9 @@ def _read_checkpoints(disk: Disk, survey: Survey, names: list[str], salt: bytes 
         else:
             survey.epoch = max(survey.epoch, stored.epoch)
             damaged += [(Path(error.path), error.position, error.why) for error in blocks]
-            if not blocks and stored.position >= start:
+            if blocks:
+                survey.named = max(survey.named, stored.position)
+            elif stored.position >= start:
                 survey.checkpoints.append(stored)
     newest = survey.checkpoints[0].position if survey.checkpoints else None
     if known is not None and (newest is None or newest < known) and not damaged and survey.segments:
@@ -396,6 +402,7 @@ class _Reader:
         witness = max(
             [
                 survey.extent.durable if survey.extent else 0,
+                survey.named,
                 *(each.chain.position for each in survey.checkpoints),
             ]
         )

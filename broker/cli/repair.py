@@ -257,6 +257,10 @@ def older_texts(older: Older) -> list[str]:
             )
             what = singular if len(names) == 1 else plural.format(len(names))
             texts.append(f"{what} may be older than clients were told, or gone: {shown}")
+    texts.append(
+        "Sessions without messages, cursors and sinks that only lost commits have mentioned are gone, and "
+        "their names are not known."
+    )
     texts += [f"{_KINDS.get(kind, kind)} may be incomplete or out of date." for kind in older.kinds]
     return texts
 

@@ -267,7 +267,7 @@ class Repair:
         checkpoints = read_blocks(self._disk, folder.directory, survey.checkpoints)
         salvage.begin(checkpoints, survey.start, is_start_known=survey.extent is not None)
         expected: int | None = 0 if survey.start == 0 else None
-        missing: int | None = 0
+        missing: int | None = 0 if survey.start == 0 or salvage.since is not None else None
         for each in frames(self._disk, survey):
             if isinstance(each, Frame):
                 salvage.frame(each)

@@ -112,8 +112,9 @@ class Salvage:
             self.since = checkpoint.position
             self._numbers_known = True
             return
-        if start > 0:
-            self._doubts.gap()  # only a checkpoint would tell of what was trimmed
+        if start > 0:  # only a checkpoint would tell of what stood before
+            self._in_gap = True
+            self._doubts.gap()
 
     # --- the log --------------------------------------------------------------------------------------------
 

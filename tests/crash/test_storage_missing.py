@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import structlog
 
+from storage.check import Progress, check_log, log_folders
 from storage.errors import CorruptRecord, RecordsMissing
 from storage.log import Log, Position
 from storage.segment import SEGMENT_HEADER_BYTES
+from storage.survey import Severity
 from tests.support.logs import ENTITY, acquired, append, checkpoint_of, contents, flat, small_store
 from tests.support.recording_disk import RecordingDisk
 
@@ -149,6 +151,33 @@ async def test_a_log_that_ends_below_what_is_known_to_be_durable_is_not_a_torn_t
         assert refused.value.found == max(
             end for end in [Position(0), *ends] if SEGMENT_HEADER_BYTES + end <= size
         )
+
+
+@pytest.mark.parametrize("damage", ["emptied", "its table", "its block"])
+async def test_a_damaged_checkpoint_still_says_how_far_the_log_went(damage: str) -> None:
+    disk = RecordingDisk()
+    async with acquired(ROOT, disk) as log:
+        positions = [await append(log, b"%d" % number * 30) for number in range(6)]
+        await log.save_checkpoint(checkpoint_of(positions[4], b"state"))
+        left = disk.after_power_cut()
+    [checkpoint], [path] = checkpoints(left), segments(left)
+    left.remove(EXTENT)
+    del left.contents(path)[SEGMENT_HEADER_BYTES + positions[3] :]
+    content = left.contents(checkpoint)
+    match damage:
+        case "emptied":
+            content.clear()
+        case "its table":
+            content[40] ^= 1
+        case _:
+            content[-1] ^= 1
+    [folder] = log_folders(left, ROOT)
+    findings = check_log(left, folder, lambda _: None, Progress())
+    assert [Path(each.path).name for each in findings if each.severity is Severity.UNUSABLE] == [path.name]
+    with pytest.raises(RecordsMissing) as refused:
+        async with acquired(ROOT, left):
+            pass
+    assert (refused.value.expected, refused.value.found) == (positions[4], positions[3])
 
 
 async def test_a_missing_checkpoint_that_nothing_needs_is_reported_and_the_log_read_from_its_start() -> None:

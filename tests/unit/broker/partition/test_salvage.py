@@ -14,6 +14,7 @@ from broker.entities.roles import SubqueueTable
 from broker.entities.topics import MAIN_PLACE, SubscriptionSettings, TopicDescription
 from broker.identifiers import PARTITION_SHIFT
 from broker.partition import records
+from broker.partition.doubts import Older
 from broker.partition.records import Mark
 from broker.partition.replay import LogReplay
 from broker.partition.salvage import UNSEEN_NUMBERS, Range, Salvage
@@ -36,6 +37,15 @@ def marked(position: int, *marks: Mark) -> Frame:
     for mark in marks:
         commit.add(mark.kind, [records.encode_mark(mark)], records.VERSION)
     return frame_of(commit)
+
+
+def test_without_a_checkpoint_nobody_knows_what_stood_before_the_start() -> None:
+    salvage = Salvage(NUMBER, QUEUE_SUBQUEUES)
+    salvage.begin([], Position(500), is_start_known=False)
+    salvage.frame(enqueued(500, 6, 2))
+    salvage.finish()
+    assert salvage.gone == [Range(None, FIRST + 4)]
+    assert salvage.older == Older(FIRST + 5, 0)
 
 
 def gap(position: int, end: int | None) -> Gap:
