@@ -157,9 +157,7 @@ class Append(Job):
             self._roll()
             self._active.follow(self._opened.active)
         # On a full disk, use no more than the frame needs.
-        self._active.write(
-            self._frame, fill_until=self._opened.segment_bytes_max if self._log.reserves.held else 0
-        )
+        self._active.write(self._frame, fill_until=self._opened.fill_until if self._log.reserves.held else 0)
 
     def finish(self, error: Exception | None) -> None:
         if error is None and self._is_queued:

@@ -425,7 +425,7 @@ class FileLog:
             self._zeros = None
         if self._zeros is not None or not (opened.active.is_low and self.reserves.held):
             return
-        zeros = opened.active.zeros_due(opened.segment_bytes_max)
+        zeros = opened.active.zeros_due(opened.fill_until)
         if zeros is None or self._state is not _State.OPEN:
             return
         shared = self._shared

@@ -47,6 +47,11 @@ REWRITTEN_BYTES_MAX = 256 << 10
 """A last segment of at most this size is copied as a whole, so that many restarts do not make many files."""
 
 
+FILLED_SEGMENT_BYTES_MIN = 256 << 10
+"""If the lack of room makes segments shorter than this, they are not filled with zeros. The disk has less
+than 16 MiB left then (`sizing.py`)."""
+
+
 @dataclass(slots=True)
 class OpenLog:
     """An open log: everything that `FileLog` needs to continue it."""
@@ -67,6 +72,13 @@ class OpenLog:
     """Whether that bound is lower than usual for a log of this length, because the disk has little space."""
     strays: list[Path] = field(default_factory=list)
     """Files that no reader uses and that are not yet removed durably, in the order to remove them."""
+
+    @property
+    def fill_until(self) -> int:
+        """How large the active segment may become when it is filled with zeros ahead of its frames. On a disk
+        with very little room it is not filled at all: a partition that was used once would keep 16 KiB."""
+        is_tight = self.is_confined and self.segment_bytes_max < FILLED_SEGMENT_BYTES_MIN
+        return 0 if is_tight else self.segment_bytes_max
 
 
 def acquire_log(

@@ -30,15 +30,20 @@ class GarbageBound:
     )
 
     def __init__(
-        self, bytes_min: int, bytes_max: int, every_ms: int, end: int, live_bytes: Callable[[], int]
+        self,
+        bytes_min: Callable[[], int],
+        bytes_max: int,
+        every_ms: int,
+        end: int,
+        live_bytes: Callable[[], int],
     ) -> None:
-        """`bytes_min`: garbage allowed at rest. `bytes_max`: garbage allowed under any load. `every_ms`: time
-        between two looks. `end`: the end of the log.
+        """`bytes_min` returns the garbage allowed at rest, which may depend on the disk's room. `bytes_max`:
+        garbage allowed under any load. `every_ms`: time between two looks. `end`: the end of the log.
 
         `live_bytes` returns how much of the log is live: consumers that empty a queue write little but create
         much garbage.
         """
-        self._bytes_min = min(bytes_min, bytes_max)
+        self._bytes_min = bytes_min
         self._bytes_max = bytes_max
         self._every_ms = every_ms
         self._seen_end = end
@@ -65,7 +70,7 @@ class GarbageBound:
         written, self._seen_end = end - self._seen_end, end
         live_bytes = self._live_bytes()
         removed, self._seen_live = max(written + self._seen_live - live_bytes, 0), live_bytes
-        self.bytes = min(max(PER_LOOK * max(written, removed), self._bytes_min), self._bytes_max)
+        self.bytes = min(max(PER_LOOK * max(written, removed), self._bytes_min()), self._bytes_max)
         self.due_ms = now_ms + self._every_ms if written else None
         return True
 

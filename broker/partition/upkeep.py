@@ -112,6 +112,9 @@ class UpkeepLimits:
     """On a full disk, garbage up to the live bytes divided by this is tolerated as well."""
     confined_segments: int = 2
     """On a disk with little room, a checkpoint is due after this many segments."""
+    confined_garbage_bytes: int = 32 * 1024
+    """On a disk with little room, bytes of garbage that make upkeep worthwhile when nothing is being
+    written: the sixteen partitions of a queue keep half a MiB."""
     confined_look_bytes: int = 16 * 1024
     """On a disk with little room, the log is checked each time this many bytes were written."""
     pressed_ms: int = 5_000
@@ -161,11 +164,20 @@ class Upkeep:
         self._look_at: int = log.end
         """The log is checked again once its end reaches this position."""
         self._bound = GarbageBound(
-            limits.garbage_bytes_at_rest,
+            lambda: self._garbage_bytes_at_rest,
             limits.garbage_bytes_max,
             limits.look_ms,
             log.end,
             lambda: messages.relocatable_bytes,
+        )
+
+    @property
+    def _garbage_bytes_at_rest(self) -> int:
+        limits = self._limits
+        return (
+            min(limits.garbage_bytes_at_rest, limits.confined_garbage_bytes)
+            if self._log.is_confined
+            else limits.garbage_bytes_at_rest
         )
 
     @property
@@ -243,8 +255,8 @@ class Upkeep:
         garbage = self._log.end - self._log.start - live_bytes
         limits = self._limits
         return (
-            garbage > max(limits.garbage_bytes_at_rest, limits.garbage_per_live * live_bytes)
-            or self._garbage_in_checkpoints(limits.garbage_bytes_at_rest, limits.garbage_per_live) > 0
+            garbage > max(self._garbage_bytes_at_rest, limits.garbage_per_live * live_bytes)
+            or self._garbage_in_checkpoints(self._garbage_bytes_at_rest, limits.garbage_per_live) > 0
         )
 
     def press(self, now_ms: int, *, is_starved: bool = False) -> None:

@@ -66,14 +66,23 @@ def connected(broker: BrokerThread, address: str = "orders") -> Iterator[LoadCon
         connection.close()
 
 
-def fill(broker: BrokerThread, body_bytes: int) -> int:
+def fill(broker: BrokerThread, body_bytes: int, address: str = "orders") -> int:
     """Send until the disk is full; gives the number of accepted messages."""
-    with connected(broker) as connection:
+    with connected(broker, address) as connection:
         sender = Filler(connection, encode_message(body_bytes), 20)
         drive([connection], lambda: sender.is_ready, WITHIN_S)
         sender.send(1_000_000)
         drive([connection], lambda: sender.is_done, WITHIN_S)
         return sender.accepted
+
+
+def send(broker: BrokerThread, count: int, body_bytes: int, address: str) -> None:
+    """Send messages, one at a time; raises if any is refused."""
+    with connected(broker, address) as connection:
+        sender = Sender(connection, encode_message(body_bytes), 1)
+        drive([connection], lambda: sender.is_ready, WITHIN_S)
+        sender.send(count)
+        drive([connection], lambda: sender.is_done, WITHIN_S)
 
 
 def drain(broker: BrokerThread, count: int, body_bytes: int, window: int, address: str = "orders") -> None:
@@ -206,6 +215,17 @@ def test_a_small_file_system_recovers_when_one_subscription_after_the_other_is_d
             assert time.monotonic() < deadline, f"of {count} messages only {taken} are taken again"
             time.sleep(0.2)
             taken += fill(broker, 1_000)
+
+
+def test_partitions_that_were_used_once_do_not_fill_a_small_disk(tmp_path: Path) -> None:
+    """Zeros ahead of the first frame, 16 KiB for each partition, would take the whole disk."""
+    names = [f"orders{number}" for number in range(8)]
+    disk = RecordingDisk(queued=True, capacity_bytes=2 * MIB)
+    with BrokerThread(tmp_path, [queue(name) for name in names], disk) as broker:
+        for name in names:
+            send(broker, 2 * PARTITIONS, 100, name)
+            drain(broker, 2 * PARTITIONS, 100, 10, name)
+        assert fill(broker, 1_000, names[0]) > 300
 
 
 def until_refused(change: Callable[[int], object]) -> int:

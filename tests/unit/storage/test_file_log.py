@@ -12,6 +12,7 @@ from storage.errors import CommitFailed, DiskFailed, Fenced
 from storage.file_log import DEAD_BYTES_MIN
 from storage.log import FRAME_HEADER_BYTES, Commit, Log, Position
 from storage.recent import RECENT_MAX
+from storage.segment import SEGMENT_HEADER_BYTES, SEGMENT_SUFFIX
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.logs import (
     ENTITY,
@@ -424,3 +425,17 @@ async def test_a_log_that_is_filled_fast_begins_a_segment_only_now_and_then(tmp_
         for _ in range(20):
             await append(log, bytes(1 << 20))
         assert len(log.trim_points) <= 2, "five MiB each would make three"
+
+
+@pytest.mark.parametrize(("capacity_bytes", "is_filled"), [(8 << 20, False), (64 << 20, True)])
+async def test_on_a_disk_with_very_little_room_a_segment_is_as_large_as_what_it_holds(
+    capacity_bytes: int, is_filled: bool
+) -> None:
+    disk = RecordingDisk(capacity_bytes=capacity_bytes)
+    async with acquired(ROOT, disk) as log:
+        for _ in range(3):
+            await append(log, b"x" * 100)
+        [name] = [name for name in disk.names(LOG) if name.endswith(SEGMENT_SUFFIX)]
+        fd = disk.open_read(LOG / name)
+        assert (disk.size(fd) > SEGMENT_HEADER_BYTES + log.end) is is_filled
+        disk.close(fd)

@@ -8,7 +8,7 @@ AT_REST, AT_MOST, EVERY_MS = 1_000, 100_000, 50
 
 
 def test_the_bound_follows_what_is_written() -> None:
-    bound = GarbageBound(AT_REST, AT_MOST, EVERY_MS, end=7, live_bytes=lambda: 0)
+    bound = GarbageBound(lambda: AT_REST, AT_MOST, EVERY_MS, end=7, live_bytes=lambda: 0)
     assert not bound.look(1_000, 7) and bound.due_ms == 1_050, "a log that was opened is looked at soon"
     assert bound.bytes == AT_MOST
     assert bound.look(1_050, 10_007) and bound.bytes == PER_LOOK * 10_000
@@ -18,7 +18,7 @@ def test_the_bound_follows_what_is_written() -> None:
 
 
 def test_a_log_that_is_not_written_to_is_looked_at_once_more_and_no_more() -> None:
-    bound = GarbageBound(AT_REST, AT_MOST, EVERY_MS, end=0, live_bytes=lambda: 0)
+    bound = GarbageBound(lambda: AT_REST, AT_MOST, EVERY_MS, end=0, live_bytes=lambda: 0)
     bound.look(0, 0)
     assert bound.look(1_000, 5_000) and bound.due_ms == 1_050
     assert bound.look(1_050, 5_000) and bound.due_ms is None and bound.bytes == AT_REST
@@ -27,7 +27,7 @@ def test_a_log_that_is_not_written_to_is_looked_at_once_more_and_no_more() -> No
 
 
 def test_what_upkeep_writes_itself_is_no_traffic() -> None:
-    bound = GarbageBound(AT_REST, AT_MOST, EVERY_MS, end=0, live_bytes=lambda: 0)
+    bound = GarbageBound(lambda: AT_REST, AT_MOST, EVERY_MS, end=0, live_bytes=lambda: 0)
     bound.look(0, 0)
     assert bound.look(1_000, 0)
     bound.discount(3_000)
@@ -35,14 +35,14 @@ def test_what_upkeep_writes_itself_is_no_traffic() -> None:
 
 
 def test_a_small_bound_for_any_load_holds_at_rest_too() -> None:
-    bound = GarbageBound(AT_REST, 10, EVERY_MS, end=0, live_bytes=lambda: 0)
+    bound = GarbageBound(lambda: AT_REST, 10, EVERY_MS, end=0, live_bytes=lambda: 0)
     bound.look(0, 0)
     assert bound.look(1_000, 0) and bound.bytes == 10
 
 
 def test_consumers_that_empty_a_queue_are_traffic_though_they_write_little() -> None:
     live_bytes = 20_000
-    bound = GarbageBound(AT_REST, AT_MOST, EVERY_MS, end=0, live_bytes=lambda: live_bytes)
+    bound = GarbageBound(lambda: AT_REST, AT_MOST, EVERY_MS, end=0, live_bytes=lambda: live_bytes)
     bound.look(0, 0)
     live_bytes = 15_000
     assert bound.look(1_000, 10) and bound.bytes == PER_LOOK * 5_010

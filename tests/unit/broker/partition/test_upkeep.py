@@ -83,6 +83,18 @@ async def test_a_log_at_rest_gives_back_all_but_a_little_without_traffic(deferre
     assert len((await harness.peek()).messages) == deferred + 1
 
 
+@pytest.mark.parametrize("is_confined", [True, False])
+async def test_on_a_disk_with_little_room_a_log_at_rest_keeps_less(is_confined: bool) -> None:
+    limits = UpkeepLimits()
+    harness = Harness(limits=TaskLimits(upkeep=limits))
+    harness.log.confined = is_confined
+    await flow(harness, 1_000)
+    for _ in range(4):
+        await harness.advance(limits.look_ms)
+    assert (log_bytes(harness) < limits.confined_garbage_bytes) is is_confined
+    assert log_bytes(harness) < limits.garbage_bytes_at_rest
+
+
 async def test_however_many_dead_frames_there_are_upkeep_drops_all_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
