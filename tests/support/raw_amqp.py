@@ -37,7 +37,7 @@ _SIZE = struct.Struct(">I")
 
 
 class ConnectionEnded(Exception):
-    """The broker has closed the socket."""
+    """The broker has closed the connection."""
 
 
 @dataclass(slots=True)
@@ -334,15 +334,21 @@ class RawConnection:
         return self.read_until(DETACH) if refused else answer
 
     def attach_sender(self, handle: int, address: str) -> None:
-        """Attach a sender and wait for credit. Raises AssertionError if the broker refuses it."""
-        answer = self.attach(sender_attach(handle, address))
-        assert answer.code == ATTACH, f"the sender was refused: {answer}"
+        """Attach a sender and wait for credit. Raises AssertionError if the broker refuses it, and
+        ConnectionEnded if it closes the connection."""
+        self._attach(sender_attach(handle, address))
         self.read_until(FLOW)
 
     def attach_receiver(self, handle: int, address: str, *, settled: bool = False) -> None:
-        """Attach a receiver without credit. Raises AssertionError if the broker refuses it."""
-        answer = self.attach(receiver_attach(handle, address, settled=settled))
-        assert answer.code == ATTACH, f"the receiver was refused: {answer}"
+        """Attach a receiver without credit. Raises AssertionError if the broker refuses it, and
+        ConnectionEnded if it closes the connection."""
+        self._attach(receiver_attach(handle, address, settled=settled))
+
+    def _attach(self, fields: Sequence[Any]) -> None:
+        answer = self.attach(fields)
+        if answer.code == CLOSE:
+            raise ConnectionEnded(str(answer))
+        assert answer.code == ATTACH, f"the link was refused: {answer}"
 
     def put_token(self, token: str, audience: str, channel: int) -> None:
         """Put a token in a separate AMQP session (AMQP contract 2), on a free channel. Raises AssertionError
