@@ -5,7 +5,8 @@ asks each for a bounded piece of work at a time. It ends after a bounded number 
 continue: a sequence number, whose top bits name the partition. So no request takes long, and none holds more
 than one piece in memory.
 
-A partition that is down is passed over and named in the result.
+A partition that is down is passed over and named in the result. One whose disk hangs takes seconds to say so;
+then the walk soon ends, before it has met many of them.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ from broker.operations.settling import Release
 
 PIECES_MAX = 64
 """Operations that one walk asks of partitions. Each looks at a few thousand messages at most."""
+WALKS_ON_S = 7.0
+"""A walk ends after so many seconds if a partition has refused, so that its client hears in time, even if
+every disk hangs."""
 NAMED_AT_ONCE = 1_000
 """Sequence numbers in one operation."""
 REDRIVEN_AT_ONCE = 256
@@ -211,7 +215,11 @@ async def _walk(
     first, partitions = (0, queue.description.partitions) if only is None else (only, only + 1)
     progress.next_sequence_number = max(start, first << PARTITION_SHIFT)
     number = partition_of(progress.next_sequence_number)
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + WALKS_ON_S
     for _ in range(PIECES_MAX):
+        if progress.refusals and loop.time() >= until_s:
+            break
         if progress.next_sequence_number is None:
             number += 1
             progress.next_sequence_number = number << PARTITION_SHIFT

@@ -104,6 +104,22 @@ async def test_a_partition_that_is_down_is_passed_over_and_named() -> None:
     assert (progress.count, progress.next_sequence_number, [*progress.refusals]) == (4, None, [1])
 
 
+async def test_a_walk_that_meets_hanging_partitions_ends_soon_and_continues_after_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Symptom: a purge took the time-out of every partition in turn, 81 s in all."""
+    monkeypatch.setattr(housekeeping, "WALKS_ON_S", 0.0)
+
+    def delete(number: int, operation: Delete) -> Answer:
+        return down(number, operation) if number in (1, 3) else Deleted(2, None, None)
+
+    partitions = Partitions(4, Delete=delete)
+    progress = await purge_all(partitions)
+    assert (progress.count, progress.next_sequence_number, [*progress.refusals]) == (2, at(2), [1])
+    progress = await purge_all(partitions, start=at(2))
+    assert (progress.count, progress.next_sequence_number, [*progress.refusals]) == (2, None, [3])
+
+
 async def test_one_walk_asks_a_bounded_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(housekeeping, "PIECES_MAX", 4)
     partitions = Partitions(
