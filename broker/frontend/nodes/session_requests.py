@@ -6,6 +6,8 @@ session. Without such a link, the lock counts as lost.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from functools import partial
 from typing import Any
 
@@ -19,10 +21,11 @@ from broker.identifiers import ClientId, decode_session_id, encode_session_id, p
 from broker.message.annotations import peeked_messages
 from broker.messaging.asking import answer_of
 from broker.messaging.page_places import PagePlaces
-from broker.messaging.peeking import note_unseen, peek_partition
+from broker.messaging.peeking import LATE_S, PAGE_WITHIN_S, note_unseen, peek_partition
 from broker.namespace.entity import Entity, ask
-from broker.operations.browsing import Peek
+from broker.operations.browsing import Peek, Peeked
 from broker.operations.general import Updated
+from broker.operations.interface import Answer
 from broker.operations.sessions import (
     GetSessionState,
     ListSessions,
@@ -38,6 +41,11 @@ SESSIONS_MAX = 10_000
 """Sessions that one page may list."""
 SKIPPED_MAX = (1 << 31) - 1 - SESSIONS_MAX
 """Sessions that a request may skip: where the next page begins must fit into an AMQP int."""
+LIST_WITHIN_S = 5.0
+"""A list waits this long for partitions that are late, all together; then it leaves out those that do not
+answer in a moment."""
+MOMENT_S = LATE_S + 0.05
+"""Enough to find out that a partition is late."""
 EVER_MS = 253_402_300_799_999
 """A `last-updated-time` from this one on asks for all sessions. Clients send the end of the year 9999, which
 some of them round up."""
@@ -177,7 +185,7 @@ async def list_sessions(
 ) -> dict[str, Any] | None:
     """One page of the sessions, over all partitions in order; None if there are none.
 
-    Skips partitions that are down. Raises Refused, also if only these may have more to show.
+    Skips partitions that are down or do not answer. Raises Refused, also if only these may have more to show.
     """
     if not entity.requires_session(subqueue):
         raise no_session(entity, subqueue)
@@ -192,11 +200,16 @@ async def list_sessions(
     found: list[str] = []
     left = skip
     down: list[int] = []
+    loop = asyncio.get_running_loop()
+    ends_s = loop.time() + LIST_WITHIN_S
     for number, handle in enumerate(entity.router.handles):
         operation = ListSessions(subqueue, left, top - len(found), None if since_ms >= EVER_MS else since_ms)
-        answer = await places.read(entity, subqueue, number, partial(answer_of, handle, operation))
-        if isinstance(answer, Refused):
-            if answer.reason is not Reason.PARTITION_UNAVAILABLE:
+        answer: Answer | Refused | None = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(max(ends_s, loop.time() + MOMENT_S)):
+                answer = await places.read(entity, subqueue, number, partial(answer_of, handle, operation))
+        if answer is None or isinstance(answer, Refused):
+            if answer is not None and answer.reason is not Reason.PARTITION_UNAVAILABLE:
                 raise answer
             down.append(number)
             note_unseen(entity, number)
@@ -233,7 +246,11 @@ async def peek_session(
     if partition_of(start) > number:
         return []
     peek = Peek(subqueue, start, count, bytes_max=bytes_max, session_id=encode_session_id(session_id))
-    peeked = await places.read(entity, subqueue, number, partial(peek_partition, entity, number, peek))
+    peeked: Peeked | None = None
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PAGE_WITHIN_S):
+            read = partial(peek_partition, entity, number, peek)
+            peeked = await places.read(entity, subqueue, number, read)
     if peeked is None:
         raise Refused(
             Reason.PARTITION_UNAVAILABLE,

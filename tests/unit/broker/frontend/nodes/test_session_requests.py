@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,9 +11,16 @@ import pytest
 from broker.base.errors import Reason
 from broker.entities.descriptions import QueueSettings
 from broker.frontend.nodes.request_node import Request
-from broker.frontend.nodes.session_requests import EVER_MS, SESSIONS_MAX, SKIPPED_MAX
+from broker.frontend.nodes.session_requests import (
+    EVER_MS,
+    LIST_WITHIN_S,
+    MOMENT_S,
+    SESSIONS_MAX,
+    SKIPPED_MAX,
+)
 from broker.identifiers import NO_CLIENT, PARTITION_SHIFT, ClientId
 from broker.messaging.page_places import PAGES_AT_ONCE
+from broker.messaging.peeking import PAGE_WITHIN_S
 from broker.operations.browsing import Peek, Peeked
 from broker.operations.general import Failed, Updated
 from broker.operations.interface import Answer, Operation
@@ -281,6 +289,32 @@ async def test_a_page_of_sessions_goes_on_where_the_one_before_ended_over_all_pa
     assert status(await page(6))[0] == 204 and {each for _, each in asked} == {None}
     await page(0, 5)
     assert asked[-1] == (0, 5)
+
+
+async def test_a_list_of_sessions_waits_for_all_partitions_that_hang_together() -> None:
+    work = await bench(16)
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    body = {"last-updated-time": EVER_MS, "skip": 0, "top": 100}
+    request = Request(None, None, {"operation": "com.microsoft:get-message-sessions"}, body)
+    listing = asyncio.ensure_future(work.node.respond(request))
+    for part in work.stack.parts[1::2]:  # the others never answer
+        await until(partial(part.has, ListSessions))
+        asked, sink = part.take(ListSessions)
+        sink(SessionList([b"%d" % part.number], 0, asked.cookie))
+    response = await listing
+    assert response.body["sessions-ids"].values == [str(number) for number in range(1, 16, 2)]
+    assert loop.time() - began_s < LIST_WITHIN_S + 16 * MOMENT_S < 15, "clients allow 15 s"
+
+
+async def test_a_peek_at_a_session_waits_no_longer_than_any_page() -> None:
+    work = await bench()
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    body = {"from-sequence-number": 1, "message-count": 5, "session-id": "a"}
+    response = await work.node.respond(Request(None, None, {"operation": "com.microsoft:peek-message"}, body))
+    assert status(response) == (503, "com.microsoft:server-busy")
+    assert loop.time() - began_s < PAGE_WITHIN_S + 1
 
 
 async def test_sessions_of_partitions_that_are_down_are_left_out_of_the_list() -> None:
