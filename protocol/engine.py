@@ -39,7 +39,7 @@ from protocol.intake import Intake
 from protocol.large_input import LargeInput
 from protocol.large_output import PAYLOAD_BYTES_MIN, LargeOutput, Piece
 from protocol.lenience import Lenience
-from protocol.link_table import LinkTable
+from protocol.link_table import LinkTable, free_all
 from protocol.links import Delivery, Link
 from protocol.proton_values import (
     condition_of,
@@ -320,13 +320,21 @@ class Engine:
             pass
 
     def free_in_steps(self) -> Iterator[None]:
-        """Like `free`, in steps of a few milliseconds, however many links there are. No other call may
-        follow the first step; if the rest is not run, the memory stays in use."""
+        """Like `free`, in steps of a few milliseconds, however many links there are. They may be taken in any
+        thread. No other call may follow; if the rest is not run, the memory stays in use."""
         if self._freed:
-            return
+            return iter(())
         self._freed = True
         self._accepted.clear()
-        yield from self._links.drop_all()
+        return self._frees(self._links.drop_all())
+
+    @property
+    def unsettled(self) -> int:
+        """Unsettled deliveries on attached links: `free` takes almost a microsecond for each."""
+        return 0 if self._freed else sum(map(lib.pn_link_unsettled, self._attached))
+
+    def _frees(self, links: Sequence[Link]) -> Iterator[None]:
+        yield from free_all(links)
         yield
         lib.pn_transport_unbind(self._transport)
         yield

@@ -13,6 +13,7 @@ event loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -24,6 +25,9 @@ LINKS_AT_ONCE = 16
 """How many links end at once, before the others wait for slices."""
 SLICE_S = 0.000_3
 """How long a slice lasts: short, because the partitions run behind it in the same turn."""
+SETTLED_IN_LOOP_MAX = 100
+"""If more deliveries are unsettled, a thread frees the engine, which settles them one by one: a link may have
+5,000, and hundreds of connections may end in one turn."""
 FREED_AT_ONCE = 8
 """How many steps of freeing the engine are taken at once. A connection with few links needs four or five."""
 
@@ -46,7 +50,16 @@ class Departure:
 
     def free_engine(self) -> None:
         """Free the engine."""
-        self._run(self._engine.free_in_steps(), FREED_AT_ONCE)
+        self._run(self._frees(), FREED_AT_ONCE)
+
+    def _frees(self) -> Iterator[None]:
+        if self._engine.unsettled > SETTLED_IN_LOOP_MAX:
+            steps = self._engine.free_in_steps()
+            with contextlib.suppress(RuntimeError):  # the loop is being closed
+                asyncio.get_running_loop().run_in_executor(None, deque, steps, 0)
+                return
+            yield from steps
+        yield from self._engine.free_in_steps()
 
     def then(self, action: Callable[[], None]) -> None:
         """Call `action` when everything before it is done."""

@@ -1,13 +1,21 @@
-"""A connection while the broker stops: what the client has sent is answered, and nothing more is begun."""
+"""A connection while the broker stops: what the client has sent is answered, and nothing more is begun. The
+end of a connection holds up nobody."""
 
 from __future__ import annotations
 
+import threading
+
+import pytest
+
+from broker.frontend.departure import SETTLED_IN_LOOP_MAX
 from broker.operations.receiving import Demand
 from broker.operations.sending import Send, Sent
 from broker.operations.settling import Complete, Settled
+from protocol import proton_values
+from protocol.links import Link
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import message
-from tests.support.link_stack import LinkStack, turn
+from tests.support.link_stack import LinkStack, turn, until
 from tests.support.locked import locked
 
 
@@ -73,3 +81,26 @@ async def test_the_socket_stays_open_until_the_client_has_closed_the_connection_
     client.say(raw.frame(raw.CLOSE, []))
     await turn()
     assert client.stream.closed
+
+
+@pytest.mark.parametrize("count", [10, SETTLED_IN_LOOP_MAX + 1])
+async def test_a_connection_with_many_unsettled_deliveries_is_freed_in_a_thread(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Symptom: the event loop stood still while 200,000 of them were freed one by one."""
+    free, freed_in = proton_values.free_link, list[bool]()
+
+    def free_link(link: Link) -> None:
+        freed_in.append(threading.current_thread() is threading.main_thread())
+        free(link)
+
+    monkeypatch.setattr("protocol.link_table.free_link", free_link)
+    stack = LinkStack(partitions=1)
+    client = await stack.connect()
+    await client.receiver(credit=count)
+    (part,) = stack.parts
+    part.answer(Demand, lambda demand: locked(0, count))
+    await client.heard(raw.TRANSFER)
+    client.connection.connection_lost()
+    await until(lambda: bool(freed_in))
+    assert freed_in == [count < SETTLED_IN_LOOP_MAX]
