@@ -384,6 +384,7 @@ class Broker:
         loop = asyncio.get_running_loop()
         while True:
             memory.look()
+            self.host.set_memory_room(memory.room)
             make_room_in_memory(services)
             if memory.may_return_pages(loop.time()):
                 await asyncio.to_thread(return_free_pages)

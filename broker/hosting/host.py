@@ -121,3 +121,6 @@ class PartitionHost(EntityLogs, Protocol):
 
     def set_scarce(self, is_scarce: bool) -> None:
         """Tell the partitions whether memory is scarce."""
+
+    def set_memory_room(self, size: int) -> None:
+        """Tell the partitions how far the memory in use is from the mark, in bytes."""

@@ -132,3 +132,6 @@ class LocalHost(SpreadStore):
 
     def set_scarce(self, is_scarce: bool) -> None:
         self.payloads.set_scarce(is_scarce)
+
+    def set_memory_room(self, size: int) -> None:
+        self.payloads.set_room(size)

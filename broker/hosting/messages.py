@@ -132,6 +132,13 @@ class MemoryScarce:
     is_scarce: bool
 
 
+@dataclass(slots=True)
+class MemoryRoom:
+    """How far the memory in use is from the mark, in bytes."""
+
+    size: int
+
+
 # --- to the broker ------------------------------------------------------------------------------------------
 
 
@@ -245,7 +252,7 @@ class Done:
 
 ToPartitions = (
     Configure | Start | Post | OpenPartition | StopPartition | Forget | ListEntities | ListPartitions
-    | ListMissing | FindLogs | DeleteLogs | Close | LookAtClock | MemoryScarce | Done
+    | ListMissing | FindLogs | DeleteLogs | Close | LookAtClock | MemoryScarce | MemoryRoom | Done
 )  # fmt: skip
 ToBroker = (
     Ready | Answered | Detached | Status | IndexOpening | IndexClosed | Counted | MemoryUsed | FolderStates

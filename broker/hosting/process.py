@@ -237,6 +237,8 @@ class PartitionProcess:
             case messages.MemoryScarce():
                 self._is_scarce = message.is_scarce
                 host.set_scarce(message.is_scarce)
+            case messages.MemoryRoom():
+                host.set_memory_room(message.size)
             case messages.Done():
                 if (future := self._requests.get(message.request)) is not None and not future.done():
                     future.set_result(message)

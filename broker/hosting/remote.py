@@ -54,6 +54,8 @@ log = structlog.get_logger("partitions")
 
 ENDS_WITHIN_S = 10.0
 """How long the process may take to end once all its logs are closed."""
+ROOM_CHANGE_BYTES = 4 * 1024 * 1024
+"""How much the room for memory changes before the process is told: an idle broker tells nothing."""
 _ANSWERED_WITHOUT_COOKIE = (Demand, Withdraw, Watch, AcceptSession, WatchSessions, WatchReturned)
 """Operations after which a client may get answers without a cookie, until it detaches."""
 
@@ -187,6 +189,7 @@ class RemoteHost:
         self._requests: dict[int, asyncio.Future[messages.Done]] = {}
         self._entering: set[asyncio.Task[None]] = set()
         self._memory = messages.MemoryUsed(0, 0)
+        self._room_told: int | None = None
         self._folder_states: list[str] = [FolderState.OK for _ in settings.folders]
 
     async def open(self) -> None:
@@ -289,6 +292,11 @@ class RemoteHost:
 
     def set_scarce(self, is_scarce: bool) -> None:
         self.send(messages.MemoryScarce(is_scarce))
+
+    def set_memory_room(self, size: int) -> None:
+        if self._room_told is None or abs(size - self._room_told) >= ROOM_CHANGE_BYTES:
+            self._room_told = size
+            self.send(messages.MemoryRoom(size))
 
     def folder_states(self) -> Sequence[str]:
         return self._folder_states

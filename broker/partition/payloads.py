@@ -9,11 +9,14 @@ that one queue with a large backlog does not force the others to read every mess
 
 The budget also adds up the memory used by the state of all waiting messages, but does not limit it; quotas
 and the memory mark do that. But while memory is scarce, so that no more messages are sent, it says how much
-this may still grow, by properties that settlements change and by the states of sessions.
+this may still grow, by properties that settlements change and by the states of sessions. The mark counts a
+message that is sent to a topic once, because only the partition finds out how many subscriptions get it. So
+the budget knows how far it is to the mark, and says whether there is room for the others.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -35,7 +38,9 @@ class PayloadBudget:
         "bytes_max",
         "growth_bytes_min",
         "is_scarce",
+        "promised",
         "reserve_bytes",
+        "room_bytes",
         "state_bytes",
         "state_bytes_max",
         "used",
@@ -54,7 +59,11 @@ class PayloadBudget:
         """The broker uses more memory than it should, so partitions keep no new bodies beyond their
         reserves."""
         self.growth_bytes_min = GROWTH_BYTES_MIN
-        """How much state may grow at least while memory is scarce."""
+        """How much state may grow at least while memory is scarce, and beyond the mark before it is."""
+        self.room_bytes = sys.maxsize
+        """How far the memory in use was from the mark at the last look."""
+        self.promised = 0
+        """Bytes that shares have taken with `take_room` and not counted as state yet."""
         self.state_bytes_max = 0
         """What changed properties and the states of sessions may make of `state_bytes` while memory is
         scarce."""
@@ -63,6 +72,21 @@ class PayloadBudget:
         """Memory has become scarce, or no longer is."""
         self.is_scarce = is_scarce
         self.state_bytes_max = self.state_bytes + max(self.growth_bytes_min, self.state_bytes // GROWTH_PARTS)
+
+    def set_room(self, size: int) -> None:
+        """The memory in use is this far from the mark."""
+        self.room_bytes = size
+
+    def has_room(self, size: int) -> bool:
+        """Whether there is memory for `size` more bytes of state, apart from one reference for each new
+        message.
+
+        Before memory is scarce, they may exceed the mark by a little: no message waits for ever that needs
+        more than what happens to be left."""
+        size += self.promised
+        if self.is_scarce:
+            return self.state_bytes + size <= self.state_bytes_max
+        return size <= self.room_bytes + self.growth_bytes_min
 
     def share(self, evict: Callable[[], None] | None = None) -> PayloadShare:
         """Open a share for another partition. Calling `evict` makes the partition release a bounded number of
@@ -90,7 +114,7 @@ class PayloadBudget:
 class PayloadShare:
     """One partition's share of the budget."""
 
-    __slots__ = ("_budget", "_evict", "_state_bytes", "read_ms", "used")
+    __slots__ = ("_budget", "_evict", "_promised", "_state_bytes", "read_ms", "used")
 
     def __init__(self, budget: PayloadBudget, evict: Callable[[], None] | None) -> None:
         self._budget = budget
@@ -99,6 +123,8 @@ class PayloadShare:
         self.read_ms: int | None = None
         """When messages were last delivered, in monotonic time; None if none were."""
         self._state_bytes = 0
+        self._promised = 0
+        """What this partition has taken of the room up to the mark, until it counts its state again."""
 
     @property
     def is_scarce(self) -> bool:
@@ -143,8 +169,13 @@ class PayloadShare:
 
     def count_state(self, size: int) -> None:
         """Set the memory used by the state of this partition's messages, in bytes."""
-        self._budget.state_bytes += size - self._state_bytes
+        budget = self._budget
+        budget.state_bytes += size - self._state_bytes
         self._state_bytes = size
+        if self._promised:
+            budget.room_bytes -= self._promised  # until the next look, which sees what has become of them
+            budget.promised -= self._promised
+            self._promised = 0
 
     def opened_with(self, size: int) -> None:
         """Set the memory used by the state that this partition has read from its log: that is no growth."""
@@ -153,8 +184,19 @@ class PayloadShare:
 
     def may_grow(self, size: int) -> bool:
         """Whether there is memory for `size` more bytes of state, apart from new messages."""
-        budget = self._budget
-        return not budget.is_scarce or budget.state_bytes + size <= budget.state_bytes_max
+        return not self._budget.is_scarce or self._budget.has_room(size)
+
+    def has_room(self, size: int) -> bool:
+        """Whether the messages of a topic may get references of `size` bytes besides one each."""
+        return size <= 0 or self._budget.has_room(size)
+
+    def take_room(self, size: int) -> bool:
+        """As `has_room`; if so, count them until `count_state` does."""
+        if not self.has_room(size):
+            return False
+        self._promised += size
+        self._budget.promised += size
+        return True
 
     def close(self) -> None:
         """Release this partition's whole share."""

@@ -18,7 +18,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import NamedTuple
 
 from broker.base.errors import Reason, Refused
-from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
+from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES, EntityDescription
 from broker.entities.topics import (
     DEAD_LETTER_PLACE,
     MAIN_PLACE,
@@ -40,6 +40,7 @@ from broker.partition.cycle import Cycle
 from broker.partition.expiries import expiries
 from broker.partition.messages import Messages
 from broker.partition.new_messages import NewMessages
+from broker.partition.payloads import PayloadShare
 from broker.partition.published import apply_published
 from broker.partition.records import Mark
 from broker.partition.scheduled_times import times_of
@@ -93,6 +94,12 @@ class Destinations(NamedTuple):
         """What a message of this size takes in the quota, with all its copies."""
         references = len(self.targets) + len(self.copies)
         return (size if self.targets else 0) + MESSAGE_OVERHEAD_BYTES * references + _bytes_of(self.copies)
+
+    @property
+    def memory(self) -> int:
+        """The memory that a message takes besides what it was admitted with: that of all references but
+        one."""
+        return MESSAGE_OVERHEAD_BYTES * max(len(self.targets) + len(self.copies) - 1, 0)
 
 
 _STAY = Destinations(_STAYS)
@@ -238,12 +245,13 @@ class Publishing:
 
     def sharing_a_commit(self, over: HandOver) -> int:
         """How many of these messages, whose destinations were found ahead, may share a commit with all their
-        copies: from the first one on, and at least that one."""
-        made = 0
+        copies, and find room in memory: from the first one on, and at least that one."""
+        made = memory = 0
         for place, message in enumerate(over.messages):
             if (ahead := self._ahead.get(id(message))) is not None:  # else it is scheduled, or comes too late
                 made += ahead[1].made
-            if place and made > SHARED_BYTES_MAX:
+                memory += ahead[1].memory
+            if place and (made > SHARED_BYTES_MAX or not self._messages.payloads.has_room(memory)):
                 return place
         return len(over.messages)
 
@@ -405,6 +413,21 @@ def published_by(operation: Operation) -> Send | HandOver | None:
             return operation.send
         case _:
             return None
+
+
+def take_memory(
+    payloads: PayloadShare, description: EntityDescription, found: Sequence[Destinations]
+) -> None:
+    """Count the memory for messages with these destinations, apart from that with which they were admitted.
+    Raises Refused(SERVER_BUSY) if there is not enough up to the mark."""
+    memory = sum([each.memory for each in found])
+    if not payloads.take_room(memory):
+        raise Refused(
+            Reason.SERVER_BUSY,
+            f"The broker has too little memory left to give these {len(found)} messages to all subscriptions "
+            f"of '{description.name}' that they match: their state would take {memory // 1024} KiB. Please "
+            "wait 2 seconds and try again, or send fewer messages at once.",
+        )
 
 
 def _steps(efforts: Sequence[int], effort_max: int) -> Iterator[slice]:

@@ -8,7 +8,8 @@ operations. All partitions take turns at these steps, because many of them have 
 Most only get targets (ACTIVATED), and their bytes stay where they are. A message of which some rule makes a
 changed copy is enqueued as a new one together with its copies, and the old one is removed in the same commit.
 So are those behind it in the same cycle, which keeps their order. On a full disk, all this is undone, and
-tried again some time later.
+tried again some time later. Messages that many subscriptions get wait as well while there is too little
+memory for that; those that one subscription gets take no more than before.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from broker.partition.references import SCHEDULED, Reference
 from broker.partition.workspace import Workspace
 
 PAUSE_MS = 1_000
-"""How long to wait after the disk was full."""
+"""How long to wait after the disk was full, or memory scarce."""
 
 
 class PublishingLater:
@@ -62,6 +63,11 @@ class PublishingLater:
         undone = [each for number, moved in cycle.redriven if number == main for each in moved]
         return [reference.sequence_number for reference in undone] + self._give_up()
 
+    def give_up(self) -> list[int]:
+        """Memory was scarce in this cycle. Returns the sequence numbers of the messages that are due again
+        after the pause."""
+        return self._give_up()
+
     def start_again(self) -> list[int]:
         """The clock was set back: end the pause. Returns the sequence numbers of the messages that have been
         taken, which may have to wait for their times again."""
@@ -85,7 +91,7 @@ class PublishingLater:
 
     @property
     def is_paused(self) -> bool:
-        """The disk was full a moment ago."""
+        """The disk was full a moment ago, or memory scarce."""
         return self._paused_until_ms > 0
 
     def publish(self, due: Sequence[Reference]) -> Iterator[None]:
@@ -122,10 +128,16 @@ class PublishingLater:
         for reference, body in due:
             has_session = reference.session_id is not None
             steps = publishing.destinations(body, has_session, enqueued_ms, effort_max=effort_max)
-            found.append((yield from steps))
+            destinations = yield from steps
+            if not messages.payloads.take_room(destinations.memory):
+                self._paused_until_ms = cycle.wall_ms + PAUSE_MS
+                break
+            found.append(destinations)
             if publishing.effort >= until:  # this also bounds what their copies take
                 break
         due, self._waiting = due[: len(found)], list(due[len(found) :])
+        if not due:
+            return
         references = [reference for reference, _ in due]
         first_copied = next((place for place, each in enumerate(found) if each.copies), len(found))
         if first_copied:

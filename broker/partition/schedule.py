@@ -98,10 +98,15 @@ class Schedule:
                 due.append(reference)
         due.sort(key=_IN_ORDER)
         if self._publishing is not None:
-            return self._publishing.publish(due)
+            return self._publish(self._publishing, due)
         if due:
             self.enqueue(due)
         return None
+
+    def _publish(self, publishing: PublishingLater, due: Sequence[Reference]) -> Iterator[None]:
+        yield from publishing.publish(due)
+        if publishing.is_paused:  # for lack of memory
+            self._due.put_back(publishing.give_up())
 
     def _start_again(self) -> None:
         """The clock was set back, so messages that have come due may have to wait again."""

@@ -24,7 +24,7 @@ from broker.partition.enqueued_times import EnqueuedTimes
 from broker.partition.expiries import expiries, later_expiries
 from broker.partition.messages import Messages
 from broker.partition.new_messages import NewMessages
-from broker.partition.publishing import Publishing
+from broker.partition.publishing import Publishing, take_memory
 from broker.partition.quotas import check_size, room_of
 from broker.partition.scheduled_times import times_of
 from broker.send_lists import at, merged, part_of
@@ -201,6 +201,7 @@ class Sending:
             found = [publishing.only(only)] * len(sizes)
         room = sum([each.room(size) for each, size in zip(found, sizes, strict=True)])
         self._check_size(description, room + list_bytes(send.columns) - freed)
+        take_memory(self._messages.payloads, description, found)
         cycle.has_sent = True
         cycle.work += len(sizes)
         steps = publishing.write_steps(cycle, new, found, self._work_max, keeps_numbers=send.tells_numbers)

@@ -95,6 +95,7 @@ class Memory:
         "exceeded",
         "limited",
         "mark",
+        "room",
         "under_way",
         "unsettled",
         "used",
@@ -122,6 +123,8 @@ class Memory:
         """Whether sends are refused and resident memory is CROWDED_SHARE of the mark or more."""
         self.used = 0
         """Bytes in use, as of the last look."""
+        self.room = 0
+        """How far it was to the mark then, without what has been admitted."""
         self.under_way = 0
         """Messages that were admitted and have no outcome yet. The connections keep this number."""
         self.connections = 0
@@ -223,6 +226,7 @@ class Memory:
         self.exceeded = self.limited and resident * 20 > self.mark * (21 if self.exceeded else 22)
         self.crowded = self.limited and resident >= self.mark * CROWDED_SHARE
         self._delivery_room = max(self.mark * 11 // 10 - resident, DELIVERED_BYTES_MIN)
+        self.room = max(self._room, 0)
         if self.limited:
             self._room = -1  # so that `admit` needs only one comparison
 

@@ -17,7 +17,7 @@ from azure.servicebus.exceptions import ServiceBusServerBusyError
 
 from tests.bench.load.machine import resident_mib
 from tests.support.azure_client import aio_client
-from tests.support.broker_process import BrokerProcess, queue
+from tests.support.broker_process import BrokerProcess, queue, topic
 
 MIB = 1 << 20
 PROCESSES = 2 if os.environ.get("PARTIBUS_PARTITION_PROCESS") else 1
@@ -140,3 +140,25 @@ async def test_tiny_messages_fill_the_broker_up_to_its_mark_and_receiving_makes_
             await sender.send_messages(ServiceBusMessage(b"again"))
         assert await metric(broker, "partibus_memory_limited") == 0
     assert events(broker) == ["memory.limited", "memory.accepting"]
+
+
+async def test_a_batch_for_many_subscriptions_does_not_take_the_broker_beyond_its_mark(
+    tmp_path: Path,
+) -> None:
+    """800,000 references, which take 150 MiB, for a batch of some 100 KB."""
+    many = topic("many", [f"subscription-{number}" for number in range(500)])
+    many["Properties"] = {"PartitionCount": 1, "MaxSizeInMegabytes": 5120}
+    environment = {"PARTIBUS_MEMORY_BYTES_MAX": str(160 * MIB * PROCESSES)}
+    with BrokerProcess(tmp_path, [], topics=[many], environment=environment) as broker:
+        address = broker.addresses.connection_string()
+        async with aio_client(address, retry_total=0) as client, asyncio.timeout(WITHIN_S):
+            async with client.get_topic_sender("many") as sender:
+                with pytest.raises(ServiceBusServerBusyError, match="all subscriptions"):
+                    await sender.send_messages([ServiceBusMessage(b"x") for _ in range(1_600)])
+                await sender.send_messages(ServiceBusMessage(b"alone"))
+            async with client.get_subscription_receiver("many", "subscription-499") as receiver:
+                got = await receiver.receive_messages(max_message_count=10, max_wait_time=20)
+                assert list(map(str, got)) == ["alone"]
+        assert resident(broker) < 160 * MIB * PROCESSES
+        assert (await health(broker))["state"] == "ok"
+        broker.check_alive()

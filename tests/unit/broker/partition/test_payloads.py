@@ -186,3 +186,20 @@ def test_while_memory_is_scarce_state_may_grow_by_a_part_of_what_there_is() -> N
     share.count_state(100 * budget.growth_bytes_min)
     budget.set_scarce(True)
     assert share.may_grow(10 * budget.growth_bytes_min) and not share.may_grow(20 * budget.growth_bytes_min)
+
+
+def test_room_that_a_partition_has_taken_is_left_to_no_other_until_the_next_look() -> None:
+    budget = PayloadBudget(0)
+    budget.growth_bytes_min = 50
+    first, second = budget.share(), budget.share()
+    assert first.take_room(1_000_000)
+    first.count_state(1_000_000)
+    budget.set_room(100)
+    assert not first.take_room(151) and first.take_room(120)
+    assert second.take_room(0) and not second.has_room(31) and second.take_room(30)
+    first.count_state(1_000_120)
+    assert second.has_room(0) and not second.has_room(1)
+    budget.set_room(100)
+    assert second.has_room(120) and not second.has_room(121)
+    second.close()
+    assert budget.promised == 0

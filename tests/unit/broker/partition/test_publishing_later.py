@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.base.errors import Reason
+from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.entities.rules import FalseFilter, RuleDescription
 from broker.operations.general import Failed
 from broker.operations.message_states import MessageState
@@ -247,3 +248,29 @@ async def test_a_message_that_waits_for_the_next_cycle_is_matched_as_things_are_
     assert await bodies(harness, A) == [RED] * kept
     assert len(await bodies(harness, "subscriptions/s49")) == copied
     await check_restart(harness, A)
+
+
+async def test_messages_that_come_due_wait_for_the_memory_that_all_subscriptions_need() -> None:
+    """Symptom: scheduled messages are admitted as one each, and took the broker far above its mark when they
+    came due in a topic with many subscriptions."""
+    harness = Harness(description=topic("a", "b", "c"))
+    each = 2 * MESSAGE_OVERHEAD_BYTES
+    due_ms = harness.clock.now_ms() + 1_000
+    one(await harness.do(9, Send([RED, BLUE] * 4, None, scheduled_ms=[due_ms] * 8)), Sent)
+    harness.budget.growth_bytes_min = 0
+    harness.budget.set_room(3 * each)
+    await harness.advance(1_100)
+    assert await bodies(harness, A) == [RED, BLUE, RED]
+    assert (await harness.peek("")).states == [MessageState.SCHEDULED] * 5
+    harness.budget.growth_bytes_min = 2 * each
+    harness.budget.set_scarce(True)
+    await harness.advance(PAUSE_MS)
+    assert len(await bodies(harness, A)) == 5, "scarce memory lets state grow a little"
+    await harness.restart()
+    assert (await harness.peek("")).states == [MessageState.SCHEDULED] * 3
+    harness.budget.set_scarce(False)
+    harness.budget.set_room(100 * each)
+    await harness.advance(PAUSE_MS)
+    assert await bodies(harness, A) == await bodies(harness, C) == [RED, BLUE] * 4
+    assert await bodies(harness, "") == []
+    await check_restart(harness, "", A, B, C)
