@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -26,6 +26,7 @@ from broker.http.answer_portions import send_portions
 from broker.namespace.entity import DOWN, MISSING, Entity, EntityRuntime
 from broker.namespace.namespaces import Namespaces
 from broker.namespace.topic import Topic
+from broker.operations.message_states import SubqueueCounts
 
 ENTITY_GAUGES = {
     "partibus_active_messages": "Messages ready for delivery, or locked.",
@@ -121,7 +122,11 @@ class MetricsHandler:
         """The series of each gauge, those of some entities in one text: to free a text for each entity at the
         end would hold the event loop for milliseconds."""
         lines: list[list[str]] = [[] for _ in texts]
-        for label, values in self._rows():
+        for row in self._rows():
+            if row is None:
+                yield ""
+                continue
+            label, values = row
             for name, value, of_name in zip(ENTITY_GAUGES, values, lines, strict=False):
                 of_name.append(f"{name}{{{label}}} {value}.0\n")
             if len(lines[0]) == _ENTITIES_PER_STEP:
@@ -132,27 +137,30 @@ class MetricsHandler:
             while text:
                 yield text.popleft()
 
-    def _rows(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+    def _rows(self) -> Iterator[tuple[str, tuple[int, ...]] | None]:
         """Each entity and each subscription: its label, and the values of its gauges, in the order of
-        ENTITY_GAUGES. A subscription has only the first ones."""
+        ENTITY_GAUGES. A subscription has only the first ones. None where a topic takes another step."""
         for entity in [each for namespace in self._namespaces for each in namespace.live_entities()]:
             if entity.unknown:
                 continue
-            yield label_of(entity.name, entity.meter.namespace), self._values(entity)
-            if isinstance(entity, Topic):
-                counts = entity.counts()
+            label = label_of(entity.name, entity.meter.namespace)
+            if not isinstance(entity, Topic):
+                yield label, self._values(entity, entity.counts())
+            else:
+                counts = yield from entity.count_in_steps()
+                yield label, self._values(entity, counts)
                 for each in entity.description.subscriptions:
                     path = subscription_path(entity.name, each.name)
                     label = label_of(path, entity.meter.namespace)
                     yield label, _first_values(entity.subscription_runtime(each, counts))
 
-    def _values(self, entity: Entity) -> tuple[int, ...]:
+    def _values(self, entity: Entity, counts: Mapping[str, SubqueueCounts]) -> tuple[int, ...]:
         """The values of an entity's gauges, in the order of ENTITY_GAUGES. Most of ten thousand queues are
         empty, so an empty queue takes a shortcut."""
         available = int(entity.available)
-        if not entity.counts():
+        if not counts:
             return 0, 0, 0, 0, 0, 0, entity.size_bytes_max, available
-        runtime = entity.runtime()
+        runtime = entity.runtime_with(counts)
         message_ids = runtime.counts[MAIN].message_ids if MAIN in runtime.counts else 0
         return *_first_values(runtime), message_ids, entity.size_bytes_max, available
 

@@ -121,12 +121,12 @@ class SubscriptionAdministration:
 
     async def _list(self, request: web.Request, topic: str) -> web.StreamResponse:
         skip, count = page_of(request)
+        await self._counted(self._subscriptions.topic(topic))
+        entity = self._topic(topic)
+        counts = await entity.counts_in_turns()
         description = self._subscriptions.topic(topic)
-        await self._counted(description)
         total = len(description.subscriptions)
         shown = sorted(description.subscriptions, key=lambda each: each.key)[skip : skip + count]
-        entity = self._topic(topic)
-        counts = entity.counts()
         entries = (write_entry(self._entry(request, entity, each, counts)) for each in shown)
         path = f"{description.name}/Subscriptions"
         return await self._feed(request, "Subscriptions", path, entries, (skip, count, total))
@@ -136,7 +136,8 @@ class SubscriptionAdministration:
     ) -> web.Response:
         await self._namespace.runtime(topic)  # opens the partitions, so that the counts are exact
         entity = self._topic(topic)
-        return answer_entry(self._entry(request, entity, subscription, entity.counts()), status)
+        counts = await entity.counts_in_turns()
+        return answer_entry(self._entry(request, entity, subscription, counts), status)
 
     def _topic(self, name: str) -> Topic:
         """The running topic of this name. Raises Refused if it was deleted meanwhile."""

@@ -106,9 +106,8 @@ class Topic(Entity):
                 if self.gone is None and not self.may_hold_none(number, gone):
                     self.partition(number)
 
-    def runtime(self) -> EntityRuntime:
+    def runtime_with(self, counts: Mapping[str, SubqueueCounts]) -> EntityRuntime:
         """What the topic holds itself, and the size of everything in it."""
-        counts = self.counts()
         size = sum(each.bytes for each in counts.values())
         return replace(self.runtime_of(TOPIC_SUBQUEUES, None, counts), active=0, size_bytes=size)
 

@@ -288,10 +288,13 @@ class Publishing:
         *,
         keeps_numbers: bool,
     ) -> Iterator[None]:
-        """Write and apply new messages with known destinations, in steps of about this effort. The copies
-        come last. `keeps_numbers`: messages get a number even if nobody gets them, because a client is told
-        it: a message that it could mistake for one of these must not get it."""
+        """Write and apply new messages with known destinations, in steps of about this effort. What takes
+        several of them does nothing in the first. The copies come last. `keeps_numbers`: messages get a
+        number even if nobody gets them, because a client is told it: a message that it could mistake for one
+        of these must not get it."""
         efforts = [1 + len(each.targets) + COPY_WORK * len(each.dead) for each in found]
+        if sum(efforts) > effort_max:
+            yield  # all partitions may take their first step in one turn of the event loop
         for here in _steps(efforts, effort_max):
             if here.start:
                 yield

@@ -204,7 +204,8 @@ class Sending:
         take_memory(self._messages.payloads, description, found)
         cycle.has_sent = True
         cycle.work += len(sizes)
-        steps = publishing.write_steps(cycle, new, found, self._work_max, keeps_numbers=send.tells_numbers)
+        effort_max = self._matching_max
+        steps = publishing.write_steps(cycle, new, found, effort_max, keeps_numbers=send.tells_numbers)
         self._start(cycle, steps)
         return first
 
