@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+from broker.base.errors import Reason
+from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
+from broker.operations.general import Failed
 from broker.operations.sending import Send, Sent
 from broker.operations.settling import Complete
+from broker.operations.transfers import HandedOver, HandOver
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.payloads import COLD_MS, PayloadBudget
 from broker.partition.task_limits import TaskLimits
 from tests.support.partition_harness import Harness, one
+from tests.support.topics import BLUE, RED, A, bodies, topic
 
 BUDGET, RESERVE = 200_000, 10_000
 
@@ -203,3 +208,39 @@ def test_room_that_a_partition_has_taken_is_left_to_no_other_until_the_next_look
     assert second.has_room(120) and not second.has_room(121)
     second.close()
     assert budget.promised == 0
+
+
+def with_room(harness: Harness, references: int) -> None:
+    """The memory in use is so far from the mark that there is room for so many references."""
+    harness.budget.growth_bytes_min = 0
+    harness.budget.set_room(references * MESSAGE_OVERHEAD_BYTES)
+
+
+async def test_messages_are_refused_that_memory_has_no_room_to_give_to_all_subscriptions() -> None:
+    """Symptom: a batch of 2,000 messages for 2,000 subscriptions took a broker with a mark of 200 MiB to 857
+    MiB, because each message was admitted as one."""
+    harness = Harness(description=topic(*(f"s{number}" for number in range(10))))
+    with_room(harness, 2 * 9)
+    failed = one(await harness.do(9, Send([RED] * 3, None)), Failed)
+    assert failed.reason is Reason.SERVER_BUSY and "3 messages" in failed.description
+    one(await harness.do(9, Send([RED, BLUE], None)), Sent)
+    assert one(await harness.do(9, Send([RED], None)), Failed).reason is Reason.SERVER_BUSY
+    assert await bodies(harness, "subscriptions/s9") == [RED, BLUE]
+    with_room(harness, 9)
+    one(await harness.do(9, Send([RED], None)), Sent)
+    assert harness.budget.promised == 0
+
+
+async def test_a_message_for_one_subscription_needs_no_more_room_than_it_was_admitted_with() -> None:
+    harness = Harness(description=topic("a"))
+    with_room(harness, 0)
+    one(await harness.do(9, Send([RED], None)), Sent)
+    assert await bodies(harness, A) == [RED]
+
+
+async def test_of_forwarded_messages_as_many_are_taken_as_memory_has_room_for() -> None:
+    harness = Harness(description=topic(*(f"s{number}" for number in range(10))))
+    with_room(harness, 2 * 9)
+    handed = one(await harness.do(9, HandOver(b"s", [1, 2, 3], [RED] * 3)), HandedOver)
+    assert handed.put_off == [2] and await bodies(harness, "subscriptions/s0") == [RED] * 2
+    assert one(await harness.do(9, HandOver(b"s", [3], [RED])), Failed).reason is Reason.SERVER_BUSY

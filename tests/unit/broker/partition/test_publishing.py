@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from broker.base.errors import Reason
 from broker.base.slices import Slices
-from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES, TRANSFER, TRANSFER_DEAD_LETTER
+from broker.entities.descriptions import TRANSFER, TRANSFER_DEAD_LETTER
 from broker.entities.roles import OWN_END
 from broker.entities.rules import CorrelationFilter, FalseFilter, RuleDescription, SqlAction, SqlFilter
 from broker.entities.topics import TopicDescription
@@ -662,42 +662,6 @@ async def test_a_transaction_publishes_and_settles_or_does_neither(is_full: bool
     if is_full:
         assert one(await harness.do(1, Complete(tokens)), Settled).failures == {}, "the lock is there again"
     await check_restart(harness, A, B, "$transfer")
-
-
-def with_room(harness: Harness, references: int) -> None:
-    """The memory in use is so far from the mark that there is room for so many references."""
-    harness.budget.growth_bytes_min = 0
-    harness.budget.set_room(references * MESSAGE_OVERHEAD_BYTES)
-
-
-async def test_messages_are_refused_that_memory_has_no_room_to_give_to_all_subscriptions() -> None:
-    """Symptom: a batch of 2,000 messages for 2,000 subscriptions took a broker with a mark of 200 MiB to 857
-    MiB, because each message was admitted as one."""
-    harness = Harness(description=topic(*(f"s{number}" for number in range(10))))
-    with_room(harness, 2 * 9)
-    failed = one(await harness.do(9, Send([RED] * 3, None)), Failed)
-    assert failed.reason is Reason.SERVER_BUSY and "3 messages" in failed.description
-    one(await harness.do(9, Send([RED, BLUE], None)), Sent)
-    assert one(await harness.do(9, Send([RED], None)), Failed).reason is Reason.SERVER_BUSY
-    assert await bodies(harness, "subscriptions/s9") == [RED, BLUE]
-    with_room(harness, 9)
-    one(await harness.do(9, Send([RED], None)), Sent)
-    assert harness.budget.promised == 0
-
-
-async def test_a_message_for_one_subscription_needs_no_more_room_than_it_was_admitted_with() -> None:
-    harness = Harness(description=topic("a"))
-    with_room(harness, 0)
-    one(await harness.do(9, Send([RED], None)), Sent)
-    assert await bodies(harness, A) == [RED]
-
-
-async def test_of_forwarded_messages_as_many_are_taken_as_memory_has_room_for() -> None:
-    harness = Harness(description=topic(*(f"s{number}" for number in range(10))))
-    with_room(harness, 2 * 9)
-    handed = one(await harness.do(9, HandOver(b"s", [1, 2, 3], [RED] * 3)), HandedOver)
-    assert handed.put_off == [2] and await bodies(harness, "subscriptions/s0") == [RED] * 2
-    assert one(await harness.do(9, HandOver(b"s", [3], [RED])), Failed).reason is Reason.SERVER_BUSY
 
 
 async def test_a_send_for_many_subscriptions_leaves_the_first_step_to_other_partitions(
