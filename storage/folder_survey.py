@@ -33,7 +33,7 @@ class FolderSurvey:
     named: dict[int, Path] = field(default_factory=dict)
     """The named folders that say which they are, by number."""
     damaged: list[Path] = field(default_factory=list)
-    """The named folders whose identity is damaged."""
+    """The named folders whose identity is damaged or cannot be read."""
     blank: list[Path] = field(default_factory=list)
     """The named folders without an identity."""
 
@@ -59,7 +59,7 @@ def survey_folders(disk: Disk, paths: Sequence[Path]) -> FolderSurvey:
         check_version(disk, path)
         try:
             identity = read_identity(disk, path)
-        except DamagedIdentity:
+        except (DamagedIdentity, OSError):
             found.damaged.append(path)
             continue
         if identity is None:

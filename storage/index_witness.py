@@ -164,23 +164,18 @@ class Witness:
 
 
 def damage(disk: Disk, root: Path) -> list[tuple[Path, int, str]]:
-    """Damage to a folder's witness, if it has one: path, byte and reason. Changes nothing. Raises OSError."""
+    """Damage to a folder's witness, if it has one: path, byte and reason. Changes nothing. Raises OSError if
+    the folder cannot be listed."""
     path = root / WITNESS_NAME
-    is_damaged = WITNESS_NAME in disk.names(root) and decode(read_file(disk, path)) is None
-    return (
-        [
-            (
-                path,
-                0,
-                (
-                    "the witness's checksum does not match, so the next start counts all partitions of "
-                    "this folder"
-                ),
-            )
-        ]
-        if is_damaged
-        else []
-    )
+    if WITNESS_NAME not in disk.names(root):
+        return []
+    try:
+        if decode(read_file(disk, path)) is not None:
+            return []
+        what = "the witness's checksum does not match"
+    except OSError as error:
+        what = f"the witness cannot be read ({error.strerror})"
+    return [(path, 0, f"{what}, so the next start counts all partitions of this folder")]
 
 
 def decode(data: bytes) -> tuple[Says, int] | None:

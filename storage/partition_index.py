@@ -231,7 +231,8 @@ class PartitionIndex:
         return found is not None
 
     def damage(self) -> list[tuple[Path, int, str]]:
-        """The files that are damaged or missing: path, byte and reason. Changes nothing. Raises OSError."""
+        """The files that are damaged, unreadable or missing: path, byte and reason. Changes nothing. Raises
+        OSError if the folder cannot be listed."""
         found: list[tuple[Path, int, str]] = []
         names = set(self._disk.names(self._directory))
         for path in self._paths if names & {INDEX_NAME, COPY_NAME} else ():
@@ -242,6 +243,8 @@ class PartitionIndex:
                 file = self._read(path)
             except UnknownFormat as error:
                 found.append((path, 0, str(error)))
+            except OSError as error:
+                found.append((path, 0, f"it cannot be read: {error.strerror}"))
             else:
                 if file.is_damaged or not file.number:
                     found.append((path, file.size, "the frame's checksum does not match"))

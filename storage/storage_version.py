@@ -32,7 +32,8 @@ def check_version(disk: Disk, path: Path) -> int | None:
         raise UnknownFormat(
             f"{path} was written by a newer version of Partibus: its storage version is {version}, and this "
             f"one knows versions up to {STORAGE_VERSION}. Nothing was changed. Start the newer version, or "
-            "restore a backup made by this one"
+            "restore a backup made by this one. If no newer version has ever used the folder, its file "
+            f"{FILE_NAME!r} is damaged: remove it"
         )
     return version
 

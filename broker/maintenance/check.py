@@ -176,7 +176,7 @@ def _check_version(disk: Disk, root: Path) -> Iterator[Finding]:
 def _has_damaged_identity(disk: Disk, path: Path) -> bool:
     try:
         read_identity(disk, path)
-    except DamagedIdentity:
+    except (DamagedIdentity, OSError):
         return True
     except WrongFolders:
         return False

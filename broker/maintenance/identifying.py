@@ -54,11 +54,11 @@ def identify(
 
 def without_identity(disk: Disk, roots: Sequence[Path]) -> list[Path]:
     """Those of these folders that are certainly the broker's and have lost the file that says so. Raises
-    WrongFolders, OSError."""
+    WrongFolders; OSError if a folder cannot be listed."""
     identities: dict[Path, Identity] = {}
     bare: list[Path] = []
     for root in roots:
-        with contextlib.suppress(DamagedIdentity):
+        with contextlib.suppress(DamagedIdentity, OSError):  # damaged or unreadable, and not missing
             identity = read_identity(disk, root)
             if identity is not None:
                 identities[root] = identity

@@ -16,9 +16,13 @@ from broker.entities.first_namespace import FIRST_NAMESPACE, encode_first_namesp
 from broker.maintenance.check import NoDataFolder, Report, check_folders, data_folders_among
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
+from storage.folders import FILE_NAME, arrange
+from storage.index_witness import Witness
+from storage.partition_index import INDEX_NAME, PartitionIndex
 from storage.segment import SEGMENT_HEADER_BYTES
 from storage.survey import Finding, Severity
 from tests.support.command_line import GENERATION, data_folder
+from tests.support.faulty_disk import FaultyDisk
 from tests.support.logs import acquired, append, flip
 
 
@@ -85,6 +89,29 @@ def test_a_note_is_no_damage_and_a_spare_is() -> None:
     assert report(Severity.SPARE).damaged and report(Severity.UNUSABLE).damaged
     assert report(Severity.NOTE).shorten("/data/x") == "/data/x", "with several folders, paths stay whole"
     assert report(Severity.NOTE).name_of(None) == "?"
+
+
+async def test_a_file_that_the_disk_cannot_read_is_a_finding_and_the_rest_is_checked(tmp_path: Path) -> None:
+    places = [tmp_path / "a", tmp_path / "b"]
+    segment = await data_folder(places[0])
+    places[1].mkdir()
+    arrange(LocalDisk(), places)
+    (places[1] / "logs").mkdir()
+    flip(segment, SEGMENT_HEADER_BYTES + 70)
+    index, witness = PartitionIndex(places[0] / "catalogue", LocalDisk()), Witness(places[0], LocalDisk())
+    await index.rebuild({})
+    await index.close()
+    await witness.read()
+    await witness.confirm(lambda: 7)
+    for path in (index_path := places[0] / "catalogue" / INDEX_NAME, witness.path, places[1] / FILE_NAME):
+        disk = FaultyDisk(LocalDisk())
+        disk.fail("read", times=1_000, path_part=str(path))
+        findings = check_folders(places, disk=disk).findings  # symptom: OSError
+        found = {each.path: each for each in findings}
+        assert str(segment) in found and str(path) in found
+        is_spare = found[str(path)].severity is Severity.SPARE
+        assert is_spare is (path.name != FILE_NAME)
+    assert index_path.exists()
 
 
 def test_folders_that_are_no_data_folders_are_findings_as_long_as_one_is(tmp_path: Path) -> None:
