@@ -40,6 +40,7 @@ from broker.http.subscription_admin import SubscriptionAdministration
 from broker.namespace.entity import Entity
 from broker.namespace.namespace import Namespace
 from broker.settings.settings import Settings
+from broker.throttle.memory_mark import Memory
 from broker.throttle.throttle import MANAGEMENT_CREDITS
 
 
@@ -53,18 +54,19 @@ class Administration:
         rights: Rights,
         clock: Clock,
         slices: Slices,
+        memory: Memory,
         bodies: Bodies,
         elsewhere: Elsewhere,
     ) -> None:
         """`slices` makes long lists take turns with other long work on the event loop. `bodies` are those of
         the whole port. `elsewhere` knows the hosts of other namespaces."""
         self._namespace, self._clock, self._slices = namespace, clock, slices
-        self._rights = rights
+        self._rights, self._memory = rights, memory
         self._defaults = EntityDefaults(settings.partitioned_by_default, settings.message_kb_max)
         self._description = partial(bodies.description, bytes_max=settings.http_body_bytes_max)
         self._elsewhere = elsewhere
         self._subscriptions = SubscriptionAdministration(
-            namespace, self._rights, self._description, clock, slices, elsewhere
+            namespace, self._rights, self._description, clock, slices, memory, elsewhere
         )
         self._info = NamespaceInfo(namespace, clock.now_ms())
         self._entries = EntryTexts(namespace.name, namespace.runtime_now)

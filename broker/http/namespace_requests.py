@@ -38,7 +38,9 @@ class NamespaceRequests:
         none; `elsewhere` knows the hosts of other namespaces."""
         namespace, settings = served.namespace, served.settings
         rights = Rights(namespace, served.authorizer, clock, settings.sas_grace_ms)
-        self._administration = Administration(settings, namespace, rights, clock, slices, bodies, elsewhere)
+        self._administration = Administration(
+            settings, namespace, rights, clock, slices, memory, bodies, elsewhere
+        )
         self._messages = MessageRequests(
             namespace, rights, clock, memory, waiting, bodies, settings.receivers_per_entity_max, message_id
         )

@@ -38,6 +38,7 @@ from broker.http.subscription_xml import (
 from broker.namespace.namespace import Namespace
 from broker.namespace.topic import Topic
 from broker.operations.message_states import SubqueueCounts
+from broker.throttle.memory_mark import Memory
 
 _ALLOWED = "GET, PUT, DELETE"
 
@@ -52,12 +53,13 @@ class SubscriptionAdministration:
         description: Callable[[web.Request], Awaitable[Description]],
         clock: Clock,
         slices: Slices,
+        memory: Memory,
         elsewhere: Elsewhere,
     ) -> None:
         """`description` reads the one that a request's body holds."""
         self._namespace, self._subscriptions, self._rights = namespace, namespace.subscriptions, rights
         self._description, self._clock, self._slices = description, clock, slices
-        self._elsewhere = elsewhere
+        self._memory, self._elsewhere = memory, elsewhere
 
     async def handle(self, request: web.Request, claim: Claim, where: ManagedPath) -> web.StreamResponse:
         """Serve a path below a topic. Raises HttpRefusal and Refused."""
@@ -115,6 +117,7 @@ class SubscriptionAdministration:
                 )
         else:
             rule = read_first_rule(description)
+            self._memory.admit_description()
             subscription = await self._subscriptions.create(topic, name, settings, [rule])
         note_ignored(description, SETTINGS, path)
         return await self._answer(request, topic, subscription, 200 if updating else 201)
@@ -173,6 +176,7 @@ class SubscriptionAdministration:
             case "PUT":
                 updating = "If-Match" in request.headers
                 given = read_rule(await self._read(request, "RuleDescription"), rule)
+                self._memory.admit_description()
                 change: Callable[..., Awaitable[SubscriptionDescription]] = (
                     self._subscriptions.replace_rule if updating else self._subscriptions.add_rule
                 )

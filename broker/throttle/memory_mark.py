@@ -155,6 +155,19 @@ class Memory:
                     "messages until some have been received or deleted. Please wait 2 seconds and try again.",
                 )
 
+    def admit_description(self) -> None:
+        """Admit another subscription or rule: each partition of a topic keeps all rules, and one of them may
+        take half a MiB in all partitions. Raises Refused(SERVER_BUSY) above the mark."""
+        if not self.limited:
+            self.look()
+        if self.limited:
+            raise Refused(
+                Reason.SERVER_BUSY,
+                f"The broker has reached its memory mark of {self.mark // MIB} MiB, and takes no "
+                "subscriptions and rules until messages have been received, or rules deleted. Please wait 2 "
+                "seconds and try again.",
+            )
+
     def expect(self, size: int) -> None:
         """Account for incoming bytes, beside messages, that may stay. `limited` then says whether there is
         room for them."""

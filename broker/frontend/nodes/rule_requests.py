@@ -40,6 +40,7 @@ class RuleRequests:
                 _, subscription = self._subscription()
                 rule = rule_of(body)
                 check_new_rules([rule])
+                self._connection.services.memory.admit_description()
                 return RuleChange(subscription.number, rule)
             case "com.microsoft:remove-rule":
                 _, subscription = self._subscription()
@@ -50,6 +51,7 @@ class RuleRequests:
     async def _add(self, body: dict[str, Any]) -> Response:
         topic, subscription = self._subscription()
         rule = rule_of(body)
+        self._connection.services.memory.admit_description()
         await self._connection.served.namespace.subscriptions.add_rule(topic.name, subscription.name, rule)
         return ok({})
 

@@ -168,3 +168,19 @@ async def test_an_update_says_that_it_leaves_the_rules_alone_only_where_it_would
     assert "a = 1" in (await topic.ask("GET", f"{path}/rules/mine"))[1]
     first = "<DefaultRuleDescription/>"
     assert (await topic.ask("PUT", path, body("Subscription", first * 2), headers=UPDATE))[0] == 400
+
+
+async def test_above_the_memory_mark_subscriptions_and_rules_are_only_deleted(
+    topic: HttpStack,
+) -> None:
+    """Symptom: 1,000 rules of 1 KiB took a process with a mark of 160 MiB to 583 MiB."""
+    rule = body("Rule", f'<Filter xmlns:i="{INSTANCE}" i:type="TrueFilter"/><Name>first</Name>')
+    assert (await topic.ask("PUT", f"{ONE}/rules/first", rule))[0] == 201
+    topic.resident[0] = 2 << 30
+    status, text, _ = await topic.ask("PUT", f"{ONE}/rules/second", rule.replace(b"first", b"second"))
+    assert status == 503 and "memory mark" in text
+    assert (await topic.ask("PUT", f"{ONE}/rules/first", rule, headers=UPDATE))[0] == 503
+    assert (await topic.ask("PUT", "/Events/subscriptions/two", body("Subscription")))[0] == 503
+    settings = body("Subscription", "<MaxDeliveryCount>3</MaxDeliveryCount>")
+    assert (await topic.ask("PUT", ONE, settings, headers=UPDATE))[0] == 200
+    assert (await topic.ask("DELETE", f"{ONE}/rules/first"))[0] == 200

@@ -14,6 +14,7 @@ from broker.entities.subscription_validation import TopicLimits
 from broker.entities.topics import SubscriptionSettings
 from broker.frontend.nodes.rule_requests import RULE_OPERATIONS, RuleRequests
 from broker.namespace.subscriptions import Subscriptions
+from broker.throttle.memory_mark import Memory
 from tests.unit.broker.namespace.test_subscriptions import Entities
 
 RED = {"rule-name": "red", "rule-description": {"correlation-filter": {"label": "red"}}}
@@ -27,7 +28,9 @@ class Work:
 
     def __init__(self, entities: Entities, subqueue: str) -> None:
         namespace = SimpleNamespace(subscriptions=Subscriptions(entities, TopicLimits()))
-        connection: Any = SimpleNamespace(served=SimpleNamespace(namespace=namespace))
+        self.resident = 0
+        services = SimpleNamespace(memory=Memory(1 << 30, lambda: self.resident, lambda: 0))
+        connection: Any = SimpleNamespace(served=SimpleNamespace(namespace=namespace), services=services)
         entity: Any = lambda: SimpleNamespace(description=entities.all["events"])  # noqa: E731
         self.subscriptions = namespace.subscriptions
         self.requests = RuleRequests(connection, Address("events", subqueue, "$management"), entity)
@@ -99,3 +102,17 @@ async def test_only_subscriptions_that_exist_have_rules(subqueue: str, reason: R
         with pytest.raises(Refused) as caught:
             await work.ask(operation, body)
         assert caught.value.reason is reason
+
+
+async def test_above_the_memory_mark_no_rules_are_added_but_removed() -> None:
+    work = await work_with("$Default", "old")
+    work.resident = 2 << 30
+    with pytest.raises(Refused) as refused:
+        await work.ask("add-rule", RED)
+    assert refused.value.reason is Reason.SERVER_BUSY
+    with pytest.raises(Refused):
+        work.requests.in_transaction("com.microsoft:add-rule", RED)
+    assert await work.ask("remove-rule", {"rule-name": "old"}) == {}
+    work.resident = 0
+    work.requests._connection.services.memory.look()
+    assert await work.ask("add-rule", RED) == {}
