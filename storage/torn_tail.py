@@ -3,8 +3,9 @@
 The last segment ends behind its last whole frame. Zeros that follow are space not yet used. Anything else is
 the *torn tail* of a commit that was never acknowledged: it is given up and logged (`log.tail_cut`).
 
-There is one exception. If anything whole (the extent, a checkpoint, a later frame) says that this place was
-durable, then the bytes are not torn but *damaged*: `find_tail` changes nothing and raises RecordsMissing.
+There is one exception. If anything whole (the extent, a checkpoint or at least its name, a later frame) says
+that this place was durable, then the bytes are not torn but *damaged*: `find_tail` changes nothing and raises
+RecordsMissing.
 """
 
 from __future__ import annotations

@@ -280,7 +280,9 @@ class Repair:
                 salvage.gap(each)
                 if each.end is None or expected is None:
                     missing = None
-        salvage.finish(survey.extent.durable if survey.extent else 0, self._numbers_before(folder))
+        extent = survey.extent
+        durable = extent.durable if extent is not None else 0
+        salvage.finish(durable, self._numbers_before(folder), is_end_known=extent is not None)
         return survey, salvage, missing
 
     def _numbers_before(self, folder: LogFolder) -> int:

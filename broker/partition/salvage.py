@@ -245,12 +245,15 @@ class Salvage:
 
     # --- the end --------------------------------------------------------------------------------------------
 
-    def finish(self, extent_durable: int = 0, numbers_before: int = 0) -> None:
+    def finish(self, extent_durable: int = 0, numbers_before: int = 0, *, is_end_known: bool = True) -> None:
         """Drop the messages that cannot be read, and determine what is lost.
 
         `extent_durable` is a position that the log is known to have reached. `numbers_before` is the next
-        sequence number after an earlier repair.
+        sequence number after an earlier repair. Without `is_end_known`, nothing says whether more followed.
         """
+        if not (is_end_known or self._in_gap):
+            self._in_gap = True
+            self._doubts.gap()
         for subqueue in self.messages.subqueues:
             trimmed: list[int] = []
             lost: list[int] = []

@@ -48,6 +48,16 @@ def test_without_a_checkpoint_nobody_knows_what_stood_before_the_start() -> None
     assert salvage.older == Older(FIRST + 5, 0)
 
 
+def test_where_nothing_says_that_the_log_ends_here_more_may_be_gone() -> None:
+    salvage = Salvage(NUMBER, QUEUE_SUBQUEUES)
+    salvage.begin([], Position(0), is_start_known=False)
+    salvage.frame(enqueued(0, 1, 2))
+    salvage.finish(is_end_known=False)
+    assert salvage.gone == [Range(FIRST + 2, None)]
+    assert salvage.messages.next_number == FIRST + 2 + UNSEEN_NUMBERS, "no number is given twice"
+    assert salvage.older == Older(None, 2)
+
+
 def gap(position: int, end: int | None) -> Gap:
     return Gap(Path("log"), 0, Position(position), None if end is None else Position(end), "flipped")
 
