@@ -400,7 +400,8 @@ class Connection:
         """Bytes that links have handed over and the client has not read.
 
         uvloop's transports try a write at once and count what the socket has not taken, but that of TLS does
-        not count what it has encrypted. So the last write counts as unread until the turn after it.
+        not count all that it has encrypted (`tls_stream.py`). So the last write counts as unread until the
+        turn after it.
         """
         just_written = self._written if self.services.output.turn - self._written_in < 2 else 0
         in_engine = 0 if self._closed else self.engine.unsent_bytes_of_all()

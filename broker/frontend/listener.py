@@ -12,12 +12,13 @@ from typing import Any, cast
 import structlog
 from aiohttp import WSMsgType, web
 
-from broker.frontend.byte_stream import limit_output
+from broker.frontend.byte_stream import ByteStream, limit_output
 from broker.frontend.connection import Connection
 from broker.frontend.room import has_room
 from broker.frontend.services import Services
 from broker.frontend.slow_readers import ALLOWANCE_BYTES_FIRST
 from broker.frontend.strangers import network_of
+from broker.frontend.tls_stream import PORTION_BYTES, TlsStream
 from broker.frontend.turns import Inbox
 from broker.settings.certificates import named_host
 
@@ -34,6 +35,7 @@ class StreamProtocol(asyncio.BufferedProtocol):
         self._services = services
         self._connection: Connection | None = None
         self._inbox: Inbox | None = None
+        self._tls: TlsStream | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast(asyncio.Transport, transport)  # uvloop's transports are not subclasses of asyncio's
@@ -46,9 +48,13 @@ class StreamProtocol(asyncio.BufferedProtocol):
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        limit_output(stream, ALLOWANCE_BYTES_FIRST)
         peer, tls = _peer(name), stream.get_extra_info("ssl_object")
-        self._connection = Connection(stream, self._services, peer, host=named_host(tls))
+        output: ByteStream = stream
+        if tls is not None:
+            output = self._tls = TlsStream(stream, self._pause, self._resume)
+            self._tls.begin()
+        limit_output(output, ALLOWANCE_BYTES_FIRST)
+        self._connection = Connection(output, self._services, peer, host=named_host(tls))
         self._inbox = Inbox(self._connection)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -72,13 +78,25 @@ class StreamProtocol(asyncio.BufferedProtocol):
         if self._connection is not None and self._inbox is not None:
             self._connection.stream = Gone()
             self._services.turns.then(self._inbox, self._connection.connection_lost)
-            self._connection = self._inbox = None
+            self._connection = self._inbox = self._tls = None
 
     def pause_writing(self) -> None:
+        if self._tls is not None:
+            self._tls.is_full()
+        else:
+            self._pause()
+
+    def resume_writing(self) -> None:
+        if self._tls is not None:
+            self._tls.has_room()
+        else:
+            self._resume()
+
+    def _pause(self) -> None:
         assert self._connection is not None
         self._connection.pause_writing()
 
-    def resume_writing(self) -> None:
+    def _resume(self) -> None:
         assert self._connection is not None
         self._connection.resume_writing()
 
@@ -192,7 +210,7 @@ class WebSocketStream:
         self._may_read.set()
 
     async def write_all(self) -> None:
-        """Write until the stream is closed; all bytes gathered since the last write go out as one message."""
+        """Write until the stream is closed; bytes gathered since the last write go out together."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -200,8 +218,12 @@ class WebSocketStream:
             size, self._waiting_bytes = self._waiting_bytes, 0
             if waiting:
                 self._sending_bytes = size
-                await self._websocket.send_bytes(b"".join(waiting))
-                self._sending_bytes = 0
+                data = b"".join(waiting)
+                # In portions, for the same reason as in `tls_stream.py`.
+                for begin in range(0, size, PORTION_BYTES):
+                    portion = data[begin : begin + PORTION_BYTES]
+                    await self._websocket.send_bytes(portion)
+                    self._sending_bytes -= len(portion)
                 # Not by the size just sent: the bound may have grown since it was exceeded.
                 if (
                     self._paused
