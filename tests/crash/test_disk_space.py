@@ -110,7 +110,8 @@ def test_a_drained_queue_gives_its_room_back_without_traffic(broker: BrokerProce
     if is_stopped:
         broker.terminate()
         broker.start()
-    wait_until_small(logs(broker), BYTES_MAX, WITHIN_S)
+    took_s = wait_until_small(logs(broker), BYTES_MAX, WITHIN_S)
+    print(f"small after {took_s:.1f} s")
 
 
 # --- the whole folder ---------------------------------------------------------------------------------------
@@ -213,7 +214,8 @@ def test_the_whole_folder_is_small_soon_after_the_traffic_whatever_stays_in_the_
         use_message_ids(client)
         used = len(list(logs(broker).glob("*/*")))
         assert used == len(QUEUES) * PARTITIONS
-        wait_until_small(broker.data_dir, 3 * LIVE_BYTES + 2 * MIB * used, WITHIN_S)
+        took_s = wait_until_small(broker.data_dir, 3 * LIVE_BYTES + 2 * MIB * used, WITHIN_S)
+        print(f"small after {took_s:.1f} s")
         for name in ("deferred", "scheduled", "duplicates"):
             with client.get_queue_receiver(name) as receiver:
                 assert len(receiver.peek_messages(2 * LEFT)) == LEFT
