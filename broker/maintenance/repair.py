@@ -283,7 +283,7 @@ class Repair:
         extent = survey.extent
         durable = extent.durable if extent is not None else 0
         salvage.finish(durable, self._numbers_before(folder), is_end_known=extent is not None)
-        return survey, salvage, missing
+        return survey, salvage, missing if extent is not None else None
 
     def _numbers_before(self, folder: LogFolder) -> int:
         """The next sequence number that earlier repairs of this log have recorded; 0 if there were none."""

@@ -7,7 +7,7 @@ in a gap have mentioned is not known to anybody; those of sessions are also know
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -73,15 +73,14 @@ class Doubts:
     def gap(self) -> None:
         """Commits are missing here."""
         self.is_any, self._before = True, None
-        self._sure = {kind: set() for kind, _ in _NAMED}
+        self._sure = {}
 
     def applied(self, record: Record, states: DurableStates) -> None:
         """A record of a durable state was applied."""
         if self.is_any:
-            for kind, of in _NAMED:
-                state = of(states)
+            for kind, state in _named(states):
                 if record.kind in state.record_kinds:
-                    self._sure[kind].add(state.key_of(record))
+                    self._sure.setdefault(kind, set()).add(state.key_of(record))
 
     def goes_on(self, number: int) -> None:
         """After a gap, this sequence number is the next one."""
@@ -101,10 +100,12 @@ class Doubts:
         names = {subqueue.number: subqueue.name for subqueue in messages.subqueues}
         entries = [
             OlderEntry(kind, names.get(number, ""), name.decode(errors="replace"))
-            for kind, of in _NAMED
-            for number, name in sorted(_known(kind, of(messages.states).entries, messages) - self._sure[kind])
+            for kind, state in _named(messages.states)
+            for number, name in sorted(
+                _known(kind, state.entries, messages) - self._sure.get(kind, frozenset())
+            )
         ]
-        named = {of(messages.states).name for _, of in _NAMED}
+        named = {state.name for _, state in _named(messages.states)}
         kinds = [
             state.name
             for state in messages.states.all
@@ -125,8 +126,12 @@ def _known(kind: str, entries: Iterable[Key], messages: Messages) -> set[Key]:
     return known
 
 
-_NAMED: tuple[tuple[str, Callable[[DurableStates], SessionStates | Cursors | SinkLedger]], ...] = (
-    (SESSION_STATE, lambda states: states.of(SessionStates)),
-    ("cursor", lambda states: states.of(Cursors)),
-    ("sink", lambda states: states.of(SinkLedger)),
-)
+def _named(states: DurableStates) -> Iterator[tuple[str, SessionStates | Cursors | SinkLedger]]:
+    """The states whose entries have names that clients know, each with the kind of its entries."""
+    for state in states.all:
+        if isinstance(state, SessionStates):
+            yield SESSION_STATE, state
+        elif isinstance(state, Cursors):
+            yield "cursor", state
+        elif isinstance(state, SinkLedger):
+            yield "sink", state

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -147,9 +148,9 @@ def _load(certificate: Path, key: Path) -> tuple[x509.Certificate, ec.EllipticCu
     try:
         loaded = x509.load_pem_x509_certificate(certificate.read_bytes())
         private = serialization.load_pem_private_key(key.read_bytes(), None)
-    except (OSError, ValueError):
-        return None
-    if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != loaded.public_key():
+        if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != loaded.public_key():
+            return None
+    except (OSError, ValueError, UnsupportedAlgorithm):  # a damaged file may name any algorithm
         return None
     return loaded, private
 

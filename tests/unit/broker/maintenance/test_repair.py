@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -111,6 +112,14 @@ async def test_a_rebuilt_log_leaves_the_old_one_and_a_report_behind(tmp_path: Pa
     assert not check_folders([tmp_path]).damaged
     with repairing(tmp_path) as work:
         assert work.plan().is_empty
+
+
+async def test_without_an_extent_nobody_knows_whether_settlements_are_lost(tmp_path: Path) -> None:
+    segment = await two_messages(tmp_path)
+    flip(segment, SEGMENT_HEADER_BYTES + 70)
+    shutil.rmtree(tmp_path / "catalogue" / "logs")
+    (log,) = (await asyncio.to_thread(repair, tmp_path)).logs
+    assert log.commits_gone is None and log.gone[-1].last is None
 
 
 async def test_a_session_whose_latest_state_is_lost_is_named(tmp_path: Path) -> None:

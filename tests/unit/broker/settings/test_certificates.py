@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from broker.settings.certificates import (
     RENEW_DAYS,
@@ -21,6 +22,9 @@ from broker.settings.certificates import (
 from broker.settings.settings import Settings, load_settings
 
 DAY_MS = 86_400_000
+P256 = bytes.fromhex("06082a8648ce3d030107")
+"""The name of the curve in a certificate, in DER."""
+UNKNOWN_CURVE = P256[:-1] + b"\x17"
 
 
 def now_ms() -> int:
@@ -113,6 +117,16 @@ def test_another_name_of_the_machine_gets_another_certificate(tmp_path: Path) ->
     tls_files(settings_in(tmp_path, host="broker.example"), now_ms())
     assert serial_of(files.certificate) != serial
     handshake(server_context(files), files.authority, "broker.example")
+
+
+def test_a_certificate_whose_damage_names_an_unknown_curve_is_made_again(tmp_path: Path) -> None:
+    files = tls_files(settings_in(tmp_path), now_ms())
+    certificate = x509.load_pem_x509_certificate(files.certificate.read_bytes()).public_bytes(Encoding.DER)
+    assert certificate.count(P256) == 1
+    files.certificate.write_text(ssl.DER_cert_to_PEM_cert(certificate.replace(P256, UNKNOWN_CURVE)))
+    files = tls_files(settings_in(tmp_path), now_ms())
+    assert files.authority is not None
+    handshake(server_context(files), files.authority, "localhost")
 
 
 @pytest.mark.parametrize("name", ["ca.pem", "ca-key.pem", "server.pem", "server-key.pem"])
