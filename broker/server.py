@@ -385,6 +385,7 @@ class Broker:
         while True:
             memory.look()
             self.host.set_memory_room(memory.room)
+            self._resting.is_memory_scarce = memory.limited
             make_room_in_memory(services)
             if memory.may_return_pages(loop.time()):
                 await asyncio.to_thread(return_free_pages)

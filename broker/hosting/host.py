@@ -113,7 +113,7 @@ class PartitionHost(EntityLogs, Protocol):
 
     @property
     def waiting_bytes(self) -> int:
-        """Memory that waiting messages take, by the partitions' own count."""
+        """Memory that waiting messages and open partitions take, by the partitions' own count."""
 
     @property
     def resident_bytes(self) -> int:

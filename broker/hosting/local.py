@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Executor
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,17 @@ from storage.threads import OwnerFailed
 TAIL_BYTES_AT_STOP = 16 * 1024
 """To replay this much of a log takes no longer than to read a checkpoint. To write one takes two milliseconds
 or more, and a broker may stop with thousands of partitions."""
+
+PARTITION_BYTES = 15 * 1024
+"""The least that an open partition takes besides its messages, and gives back when it is closed."""
+LOOKED_AT_ONCE = 64
+CLOSED_AT_ONCE = 4
+"""While memory is scarce, one turn of the event loop looks at so many partitions, and has so many unused ones
+close: each takes up to a millisecond."""
+LOOK_S = 0.01
+"""The time between two such turns: 10,000 partitions are closed within half a minute."""
+LOOK_AGAIN_S = 0.5
+"""The time until all partitions are looked at again."""
 
 Spawn = Callable[[Coroutine[Any, Any, None], str], object]
 """Runs a coroutine as a task of this name."""
@@ -71,6 +84,8 @@ class LocalHost(SpreadStore):
         )
         self._tasks: weakref.WeakSet[PartitionTask] = weakref.WeakSet()
         """All started partitions that are still referenced."""
+        self._closing: asyncio.TimerHandle | None = None
+        """Set while memory is scarce: when to look next for partitions to close."""
 
     def _make_store(self, settings: HostSettings, folder: HostFolder, disk: Disk) -> FileLogStore:
         folders = len(settings.folders)
@@ -128,10 +143,30 @@ class LocalHost(SpreadStore):
 
     @property
     def waiting_bytes(self) -> int:
-        return self.payloads.state_bytes + self.payloads.used
+        payloads = self.payloads
+        return payloads.state_bytes + payloads.used + PARTITION_BYTES * payloads.partitions
 
     def set_scarce(self, is_scarce: bool) -> None:
         self.payloads.set_scarce(is_scarce)
+        if is_scarce and self._closing is None and self._limits.rest_ms is not None:
+            self._close_unused(iter(()))
+
+    def _close_unused(self, tasks: Iterator[PartitionTask]) -> None:
+        """While memory is scarce, close partitions that nobody uses and that hold nothing, a few at a
+        time."""
+        self._closing = None
+        if not self.payloads.is_scarce:
+            return
+        looked_at = closed = 0
+        for task in islice(tasks, LOOKED_AT_ONCE):
+            looked_at += 1
+            closed += task.close_if_unused()
+            if closed == CLOSED_AT_ONCE:
+                break
+        delay_s = LOOK_S
+        if not looked_at:
+            tasks, delay_s = iter(list(self._tasks)), LOOK_AGAIN_S
+        self._closing = asyncio.get_running_loop().call_later(delay_s, self._close_unused, tasks)
 
     def set_memory_room(self, size: int) -> None:
         self.payloads.set_room(size)

@@ -228,6 +228,9 @@ class SessionFinder:
     def _watch(self, number: int) -> None:
         if self._is_over:
             return
+        if self._entity.spares(number, self._subqueue):
+            self._watch_later(number)
+            return
         handle = self._entity.router.handles[number]
         handle.post(WatchSessions(self._subqueue), self._client, partial(self._arrived, number))
 

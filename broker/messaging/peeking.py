@@ -27,8 +27,10 @@ PAGE_WITHIN_S = 10.0
 
 
 async def peek_partition(entity: Entity, number: int, peek: Peek) -> Peeked | None:
-    """Ask one partition for messages; returns None while it is down, which is logged once per outage. Raises
-    Refused for any other refusal."""
+    """Ask one partition for messages, unless it is spared; returns None while it is down, which is logged
+    once per outage. Raises Refused for any other refusal."""
+    if entity.spares(number, peek.subqueue):
+        return Peeked([], [], [], [], [], [], [], peek.cookie)
     router = entity.router
     handle = router.handles[number]
     answer: object = None

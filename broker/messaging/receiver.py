@@ -45,6 +45,8 @@ WITHDRAW_AFTER_S = 0.02
 """How long demand outlives the client's credit. A client that receives in a loop asks again at once."""
 RETRY_UNAVAILABLE_S = 0.25
 """How long to wait before asking again a partition that went down."""
+RETRY_SPARED_S = 1.0
+"""The same for an empty partition that stays closed because memory is scarce."""
 
 DRAIN_ON_S = 7.0
 """If a removal fails later than this in a drain, no other is begun for the drain, so that a client hears
@@ -249,6 +251,10 @@ class Receiver(Generic[R]):
                 )
             return
         for number, count, tell_unmet in self._plan.ask(wanted, self._run_max()):
+            if self._queue.spares(number, self._subqueue):
+                self._plan.forget(number)
+                self._retry_in(RETRY_SPARED_S)
+                continue
             self._handles[number].post(
                 Demand(self._subqueue, count, tell_unmet, self._bytes_max()), self._client, self._answered
             )
@@ -278,6 +284,9 @@ class Receiver(Generic[R]):
     def _drain_round(self, *, everywhere: bool) -> None:
         """Ask for what is there now, in all partitions or in those that still flow."""
         for number, count in self._plan.ask_once(self._wanted(), self._run_max(), everywhere):
+            if self._queue.spares(number, self._subqueue):
+                self._plan.forget(number)
+                continue
             self._handles[number].post(
                 Demand(self._subqueue, count, bytes_max=self._bytes_max()), self._client, self._answered
             )
@@ -479,12 +488,15 @@ class Receiver(Generic[R]):
             return
         self._withdrawals[number] = 0  # the partition has forgotten any withdrawal it had not answered
         self._shelf.recall(number, self._subqueue)
-        if self._retry_timer is None and not self._has_ended:
-            self._retry_timer = asyncio.get_running_loop().call_later(RETRY_UNAVAILABLE_S, self._retry)
+        self._retry_in(RETRY_UNAVAILABLE_S)
 
     def _session_lost(self) -> None:
         if not self._has_ended:
             self._taker.session_lost()
+
+    def _retry_in(self, delay_s: float) -> None:
+        if self._retry_timer is None and not self._has_ended:
+            self._retry_timer = asyncio.get_running_loop().call_later(delay_s, self._retry)
 
     def _retry(self) -> None:
         self._retry_timer = None

@@ -306,6 +306,25 @@ class Entity:
         held = None if subqueue_number is None else summary.counts.get(subqueue_number)
         return held is not None and held.active > 0
 
+    def spares(self, number: int, subqueue: str) -> bool:
+        """Whether a partition stays closed although clients want to see messages of this subqueue, because
+        memory is scarce and it is known to hold none. They should ask again later."""
+        resting, generation = self._resting, self.description.generation
+        if not resting.is_memory_scarce or number in resting.unknown(generation):
+            return False
+        partition = self._partitions.get(number)
+        if partition is not None:
+            if partition.health != CLOSED:
+                return False
+            held = partition.counts().get(subqueue)
+        else:
+            summary = resting.summary(generation, number)
+            subqueue_number = self.description.subqueues.number_of(subqueue)
+            held = None
+            if summary is not None and subqueue_number is not None:
+                held = summary.counts.get(subqueue_number)
+        return held is None or not (held.active or held.deferred or held.scheduled)
+
     def may_hold_none(self, number: int, subqueues: Collection[int]) -> bool:
         """Whether a partition has started, or is known to hold nothing in these subqueues, which may be
         gone."""

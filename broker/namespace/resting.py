@@ -131,6 +131,8 @@ class Resting:
         self._is_started = False
         self.lost_folders: Collection[int] = frozenset()
         """The data folders whose partitions cannot be opened, by number. Kept up to date by the server."""
+        self.is_memory_scarce = False
+        """Whether no partitions are to be opened that hold nothing. Kept up to date by the server."""
 
     # --- starting and stopping ------------------------------------------------------------------------------
 

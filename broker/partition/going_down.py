@@ -16,6 +16,11 @@ from broker.operations.sessions import WatchSessions
 from broker.operations.settling import Release
 from broker.partition.mailbox import Mailbox, Waiting
 
+DAMAGED_ADVICE = (
+    "'partibus check' shows everything that is damaged; 'partibus repair' saves what can be read, with the "
+    "broker stopped."
+)
+"""What is logged with the failure of a partition whose log is damaged."""
 _NEEDS_NO_LOG = (Withdraw, Detach, Release, Recalled, Update)
 """Operations that do not open a closed partition, because no client waits or holds anything in it."""
 

@@ -38,6 +38,7 @@ class PayloadBudget:
         "bytes_max",
         "growth_bytes_min",
         "is_scarce",
+        "partitions",
         "promised",
         "reserve_bytes",
         "room_bytes",
@@ -52,6 +53,8 @@ class PayloadBudget:
         self.used = 0
         self.state_bytes = 0
         """Memory used by the state of waiting messages besides their bodies, over all partitions."""
+        self.partitions = 0
+        """How many partitions are open."""
         self._holders: OrderedDict[PayloadShare, None] = OrderedDict()
         """Partitions that hold more than their reserve, roughly in the order in which they were last read;
         those never read come first."""
@@ -114,7 +117,7 @@ class PayloadBudget:
 class PayloadShare:
     """One partition's share of the budget."""
 
-    __slots__ = ("_budget", "_evict", "_promised", "_state_bytes", "read_ms", "used")
+    __slots__ = ("_budget", "_evict", "_is_open", "_promised", "_state_bytes", "read_ms", "used")
 
     def __init__(self, budget: PayloadBudget, evict: Callable[[], None] | None) -> None:
         self._budget = budget
@@ -122,6 +125,7 @@ class PayloadShare:
         self.used = 0
         self.read_ms: int | None = None
         """When messages were last delivered, in monotonic time; None if none were."""
+        self._is_open = False
         self._state_bytes = 0
         self._promised = 0
         """What this partition has taken of the room up to the mark, until it counts its state again."""
@@ -179,6 +183,7 @@ class PayloadShare:
 
     def opened_with(self, size: int) -> None:
         """Set the memory used by the state that this partition has read from its log: that is no growth."""
+        self._count_open(True)
         self._budget.state_bytes_max += size - self._state_bytes
         self.count_state(size)
 
@@ -202,4 +207,9 @@ class PayloadShare:
         """Release this partition's whole share."""
         self.give(self.used)
         self.opened_with(0)
+        self._count_open(False)
         self._evict = None
+
+    def _count_open(self, is_open: bool) -> None:
+        self._budget.partitions += is_open - self._is_open
+        self._is_open = is_open

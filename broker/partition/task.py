@@ -54,7 +54,7 @@ from broker.partition.disk_timeout import Hung, Patience
 from broker.partition.due_timer import DueTimer
 from broker.partition.full_disk_log import FullDiskLog
 from broker.partition.gathering import Gathering
-from broker.partition.going_down import GoingDown
+from broker.partition.going_down import DAMAGED_ADVICE, GoingDown
 from broker.partition.known_counts import KnownCounts
 from broker.partition.mailbox import Mailbox, Waiting, sends_from
 from broker.partition.meter import PartitionMeter, count_cycle
@@ -74,11 +74,6 @@ from storage.log import Commit, Log
 
 log_output = structlog.get_logger("partition")
 
-DAMAGED_ADVICE = (
-    "'partibus check' shows everything that is damaged; 'partibus repair' saves what can be read, with the "
-    "broker stopped."
-)
-
 
 class Health(enum.StrEnum):
     """The health of a partition."""
@@ -89,8 +84,7 @@ class Health(enum.StrEnum):
     RECOVERING = "recovering"
     FAILED = "failed"
     DAMAGED = "damaged"
-    """As FAILED, because the log is damaged: `partibus check` shows where, and `partibus repair` saves what
-    can be read."""
+    """As FAILED, because the log is damaged (`DAMAGED_ADVICE`)."""
     STOPPED = "stopped"
 
 
@@ -184,8 +178,7 @@ class PartitionTask:
         return self._gathering.is_awaited or not (self._gathering.is_in_cycle or self._mailbox)
 
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
-        """Put an operation into the mailbox. Never blocks and never drops it; the answer may be that the
-        partition is down."""
+        """Put an operation into the mailbox. Never blocks, never drops; the answer may be that it is down."""
         if isinstance(operation, Update):
             self._description = operation.description
         if self._is_late or (self._health is not _HEALTHY and self._health in _FOR_GOOD):
@@ -243,6 +236,15 @@ class PartitionTask:
         self._timer.cancel()
         self._wake.set()
 
+    def close_if_unused(self) -> bool:
+        """Memory is scarce: close the partition soon if nobody uses it and it is empty. Returns if so."""
+        is_unused = self._healthy is not None and not (self._mailbox or self._is_held(self._healthy))
+        if is_unused:
+            self._rest.hasten()
+            self._unused.hasten()
+            self._wake.set()
+        return is_unused
+
     # --- the task -------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -268,7 +270,9 @@ class PartitionTask:
                     continue  # the next step follows at once and does what has come due
                 if self._health is Health.HEALTHY and self._partition is not None and not self._mailbox:
                     self._rest.look(self._partition)
-                    if self._is_unused(self._partition) and not self._beside.is_under_way:
+                    at_rest = self._rest.is_entered
+                    held = at_rest and self._is_held(self._partition)
+                    if self._unused.look(is_at_rest=at_rest, is_held=held) and not self._beside.is_under_way:
                         await self._close_unused()
                 self._arm_timer()
             await self._shut_down()
@@ -604,17 +608,13 @@ class PartitionTask:
 
     # --- the end --------------------------------------------------------------------------------------------
 
-    def _is_unused(self, partition: Partition) -> bool:
-        """Whether nobody has used the partition for long, and it holds nothing."""
+    def _is_held(self, partition: Partition) -> bool:
+        """Whether it holds anything, or clients wait for something in it."""
         assert self._upkeep is not None
-        is_at_rest = self._rest.is_entered
-        has_clients = bool(self._mailbox.attached)
-        is_held = is_at_rest and (has_clients or partition.holds_anything or self._upkeep.has_garbage)
-        return self._unused.look(is_at_rest=is_at_rest, is_held=is_held)
+        return bool(self._mailbox.attached) or partition.holds_anything or self._upkeep.has_garbage
 
     async def _close_unused(self) -> None:
-        """Close the log and free the state. The next operation opens the partition again; until then the
-        index has its summary, as after a clean stop."""
+        """Close the log and free the state. Until an operation opens it again, the index has its summary."""
         assert self._upkeep is not None
         with contextlib.suppress(Hung):
             await self._upkeep.save_last_checkpoint(self._clock.monotonic_ms())

@@ -4,10 +4,13 @@ the process for lack of memory.
 Memory in use is resident memory, because that is what the kernel looks at, with two corrections. Each
 admitted message that is not stored yet will take more, so it is added. And Python hardly ever returns the
 memory of small objects to the system: a broker that has delivered a million messages stays as large as it
-was, and reuses that memory before it grows. So the memory that waiting messages, settled deliveries and
-connections have freed is subtracted, until others take it or the process shrinks. This estimate is too high
-if something else has taken that memory, so it is limited to half of the mark: with the default mark, the
-process stays below nine tenths of all memory.
+was, and reuses that memory before it grows. So the memory that waiting messages, open partitions, settled
+deliveries and connections have freed is subtracted, until others take it or the process shrinks. This
+estimate is too high if something else has taken that memory, so it is limited to half of the mark: with the
+default mark, the process stays below nine tenths of all memory.
+
+A partition that is open takes 30 KiB. Above the mark, those that nobody uses and that hold nothing are closed
+within seconds, and clients that want messages do not open empty ones (`Entity.spares`).
 
 Connections, sessions and links take memory that no refused send bounds. `frontend/crowds.py` ends some of
 them above the mark, and more of them while the process is far above it (`crowded`).
@@ -109,7 +112,7 @@ class Memory:
         changed: Callable[[bool], None] = lambda limited: None,
     ) -> None:
         """`mark` is in bytes. `resident` gives the process's memory, and `counted` the part of it that
-        waiting messages take by the broker's own count.
+        waiting messages and open partitions take by the broker's own count.
 
         `changed` is called with whether memory is limited, at each change.
         """

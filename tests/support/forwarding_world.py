@@ -49,6 +49,7 @@ class _Resting:
         self.left: dict[str, set[int]] = {}
         """By generation: the partitions that a crash has left open, until they are open again."""
         self.lost_folders: frozenset[int] = frozenset()
+        self.is_memory_scarce = False
 
     def enter(self, generation: str, sleeper: object) -> None: ...
     def leave(self, generation: str, sleeper: object) -> None: ...

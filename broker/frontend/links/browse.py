@@ -54,6 +54,8 @@ LOOK_AGAIN_S = 0.25
 LOOK_AGAIN_S_MAX = 5.0
 """The longest wait before the next look for partitions that are back. It doubles with each look that finds
 none."""
+LOOK_AGAIN_SPARED_S = 1.0
+"""The same for an empty partition that stays closed because memory is scarce."""
 LOOK_AGAIN_LATE_S = 30.0
 """The same for a partition that was late: waiting for it again takes up one of the few places for late
 partitions."""
@@ -143,6 +145,9 @@ class BrowseLink(CopyLink):
         """Show a page of a partition. One that is late is waited for."""
         wanted = 0 if self.link.gone else self._wanted()
         if wanted <= 0 or number not in self._unread:
+            return
+        if self.queue.spares(number, self.subqueue):
+            self._pass_over(number, LOOK_AGAIN_SPARED_S)
             return
         # With a selector, a page may hold many messages of which none is shown.
         count = min(wanted, PAGE_MESSAGES_MAX) if self._selector is None else SELECTED_FROM

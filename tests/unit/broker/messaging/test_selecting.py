@@ -127,7 +127,12 @@ class World:
     def __init__(self, partitions: int = 1, *, wanted: int = 100, places: PagePlaces | None = None) -> None:
         self.parts = [SimulatedPartition(number) for number in range(partitions)]
         router = SimpleNamespace(handles=self.parts, late=set[int](), unseen=set[int]())
-        queue = SimpleNamespace(router=router, name="queue", health=lambda: ["healthy"] * partitions)
+        queue = SimpleNamespace(
+            router=router,
+            name="queue",
+            health=lambda: ["healthy"] * partitions,
+            spares=lambda number, subqueue: False,
+        )
         self.wanted = wanted
         self.failures = 0
         self.tasks: set[asyncio.Task[None]] = set()

@@ -1,0 +1,91 @@
+"""Clients that receive from very many empty queues, at a broker above its memory mark: each partition that is
+open takes memory, and nobody needs these."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from broker.hosting.local import PARTITION_BYTES
+from storage.disk import LocalDisk
+from tests.crash.test_broker_disk_faults import wait_until
+from tests.support import raw_amqp as raw
+from tests.support.amqp_messages import message
+from tests.support.broker_process import queue
+from tests.support.broker_thread import BrokerThread
+
+WITHIN_S = 60.0
+QUEUES = [queue(f"q{number}", PartitionCount=4) for number in range(20)]
+FULL = "q0"
+MESSAGES = 12
+
+
+def open_partitions(broker: BrokerThread) -> int:
+    """How many partitions have their log and their state in memory."""
+    return [task.health for task in list(broker.broker.host._tasks)].count("healthy")  # type: ignore[attr-defined]
+
+
+def scarce(broker: BrokerThread) -> bool:
+    """Whether the broker has noticed that it is above its mark."""
+    return broker.broker._resting.is_memory_scarce
+
+
+def fill(broker: BrokerThread) -> None:
+    """Send the messages to the one queue that gets any."""
+    with raw.opened(broker.addresses.amqp_port) as client:
+        client.attach_sender(0, FULL)
+        for number in range(MESSAGES):
+            client.send_frame(raw.TRANSFER, raw.transfer_fields(0, number), message())
+        settled = 0
+        while settled < MESSAGES:
+            answer = client.read_until(raw.DISPOSITION, within_s=WITHIN_S)
+            first = answer.field(1)
+            settled += (first if answer.field(2) is None else answer.field(2)) - first + 1
+
+
+def test_above_the_memory_mark_receivers_open_no_empty_partitions_and_get_what_there_is(
+    tmp_path: Path,
+) -> None:
+    with BrokerThread(tmp_path, QUEUES, LocalDisk()) as broker:
+        fill(broker)
+    with (
+        BrokerThread(tmp_path, QUEUES, LocalDisk(), memory_bytes_max=1 << 20) as broker,
+        raw.opened(broker.addresses.amqp_port) as waiting,
+        raw.opened(broker.addresses.amqp_port) as draining,
+    ):
+        wait_until(lambda: scarce(broker), "memory is scarce", WITHIN_S)
+        for handle, each in enumerate(QUEUES[1:]):
+            waiting.attach_receiver(handle, str(each["Name"]))
+            waiting.send_frame(raw.FLOW, raw.flow_fields(handle, 0, 10))
+            draining.attach_receiver(handle, str(each["Name"]))
+            draining.send_frame(raw.FLOW, raw.flow_fields(handle, 0, 10, drain=True))
+            draining.read_until(raw.FLOW, within_s=WITHIN_S)
+        assert open_partitions(broker) == 0
+        draining.attach_receiver(99, FULL, settled=True)
+        draining.send_frame(raw.FLOW, raw.flow_fields(99, 0, 2 * MESSAGES))
+        for _ in range(MESSAGES):
+            draining.read_until(raw.TRANSFER, within_s=WITHIN_S)
+        assert 0 < open_partitions(broker) <= 4
+
+        broker.loop.call_soon_threadsafe(setattr, broker.broker.memory, "mark", 1 << 40)
+        wait_until(lambda: open_partitions(broker) == 4 * len(QUEUES), "those who wait are served", WITHIN_S)
+
+
+def test_above_the_memory_mark_unused_partitions_are_closed_within_seconds(tmp_path: Path) -> None:
+    with (
+        BrokerThread(tmp_path, QUEUES, LocalDisk()) as broker,
+        raw.opened(broker.addresses.amqp_port) as client,
+    ):
+        for each in QUEUES:
+            client.attach_receiver(0, str(each["Name"]))
+            client.send_frame(raw.FLOW, raw.flow_fields(0, 0, 1, drain=True))
+            client.read_until(raw.FLOW, within_s=WITHIN_S)
+            client.send_frame(raw.DETACH, raw.detach_fields(0))
+            client.read_until(raw.DETACH, within_s=WITHIN_S)
+        client.attach_receiver(0, FULL)
+        client.send_frame(raw.FLOW, raw.flow_fields(0, 0, 1))
+        assert open_partitions(broker) == 4 * len(QUEUES)
+        before = broker.broker.host.waiting_bytes
+        broker.loop.call_soon_threadsafe(setattr, broker.broker.memory, "mark", 1 << 20)
+        wait_until(lambda: open_partitions(broker) == 4, "only those with a client are open", WITHIN_S)
+        closed = 4 * len(QUEUES) - 4
+        assert before - broker.broker.host.waiting_bytes >= closed * PARTITION_BYTES, "what is free again"
