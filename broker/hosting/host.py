@@ -71,8 +71,8 @@ class HostedPartition(Protocol):
     def health(self) -> str:
         """The partition's state, as people read it."""
 
-    def counts(self) -> dict[str, SubqueueCounts]:
-        """Message counts by subqueue, as of the last answer that it gave."""
+    def counts(self, only: str | None = None) -> dict[str, SubqueueCounts]:
+        """Message counts by subqueue, or at least of one of them, as of the last answer that it gave."""
 
     def size(self) -> int:
         """What all subqueues hold together, in bytes, as of the same answer."""

@@ -94,7 +94,7 @@ class RemotePartition:
     def health(self) -> str:
         return self._health
 
-    def counts(self) -> dict[str, SubqueueCounts]:
+    def counts(self, only: str | None = None) -> dict[str, SubqueueCounts]:
         return self._counts
 
     def size(self) -> int:

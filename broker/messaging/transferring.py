@@ -99,8 +99,7 @@ class Transfers:
             if number_there is None or entity.gone is not None:  # not every kind of entity has one
                 continue
             name = subqueues[number_there].name
-            held = entity.counts().get(name)
-            is_left = held is not None and held.active
+            is_left = entity.active_in(name) > 0
             for number in range(entity.description.partitions) if is_left else entity.uncounted():
                 if entity.may_hold(number, name):
                     self.passed_on(entity, number)

@@ -48,8 +48,9 @@ class Partition(RoutedPartition, Protocol):
     def health(self) -> str:
         """The partition's state, as people read it."""
 
-    def counts(self) -> dict[str, SubqueueCounts]:
-        """Message counts by subqueue; as of its last close if the partition is not open."""
+    def counts(self, only: str | None = None) -> dict[str, SubqueueCounts]:
+        """Message counts by subqueue, or at least of one of them, which costs little; as of its last close if
+        the partition is not open."""
 
     def size(self) -> int:
         """What all subqueues hold together, in bytes. Costs little, however many they are."""
@@ -446,6 +447,12 @@ class Entity:
             except StopIteration as end:
                 return cast(dict[str, SubqueueCounts], end.value)
             await asyncio.sleep(0)
+
+    def active_in(self, subqueue: str) -> int:
+        """How many active messages one subqueue has in all partitions together, as far as `counts` knows.
+        Costs little, however many subqueues there are."""
+        held = [self._counts_at_rest(), *(each.counts(subqueue) for each in self._partitions.values())]
+        return sum([each[subqueue].active for each in held if subqueue in each])
 
     def _counts_at_rest(self) -> dict[str, SubqueueCounts]:
         """Message counts of the partitions that are not open."""

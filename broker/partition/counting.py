@@ -7,11 +7,15 @@ which nothing has happened; a topic may have thousands.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Generator, Mapping
 
+from broker.base.errors import Refused
 from broker.operations.message_states import SubqueueCounts
 from broker.partition.messages import Messages
 from broker.partition.totals import Totals, totals_of
+
+SUBQUEUES_PER_STEP = 100
+"""How many subqueues one step counts."""
 
 
 class Counting:
@@ -30,8 +34,20 @@ class Counting:
 
     def counts(self, *, as_noted: bool = False) -> dict[str, SubqueueCounts]:
         """The message counts and size of each subqueue: now, or as of `note`, without locks."""
-        counts = {subqueue.name: SubqueueCounts() for subqueue in self._messages.subqueues}
-        return counts | self._named(self.by_number(as_noted=as_noted))
+        return self.of_all(self.by_number(as_noted=as_noted))
+
+    def of_all(self, counts: Mapping[int, SubqueueCounts]) -> dict[str, SubqueueCounts]:
+        """The same counts by name, with all subqueues."""
+        empty = {subqueue.name: SubqueueCounts() for subqueue in self._messages.subqueues}
+        return empty | self._named(counts)
+
+    def of_one(self, subqueue: str) -> dict[str, SubqueueCounts]:
+        """What this subqueue holds now, by its name; nothing if there is none."""
+        try:
+            number = self._messages.subqueues.number_of(subqueue)
+        except Refused:
+            return {}
+        return {subqueue: self.by_number(only=[number])[number]}
 
     def by_number(
         self, *, as_noted: bool = False, only: Collection[int] | None = None
@@ -53,6 +69,16 @@ class Counting:
             counts.setdefault(messages.main.number, SubqueueCounts()).message_ids = ids
         return counts
 
+    def by_number_in_steps(self) -> Generator[None, None, dict[int, SubqueueCounts]]:
+        """As `by_number` now, in steps. Nothing may change between them."""
+        work, counts = self._messages.work, dict[int, SubqueueCounts]()
+        # What all share counts as the first one's in each step, so that one's own step is the last.
+        numbers = sorted(work.occupied.keys() | work.indexed.keys(), reverse=True)
+        for start in range(0, len(numbers), SUBQUEUES_PER_STEP):
+            counts |= self.by_number(only=numbers[start : start + SUBQUEUES_PER_STEP])
+            yield
+        return counts or self.by_number()
+
     @property
     def has_news(self) -> bool:
         """Whether `report` would have anything new."""
@@ -71,7 +97,7 @@ class Counting:
         changed.add(self._messages.main.number)  # what subqueues share, and message-ids, count as its own
         return self._named(self.by_number(only=changed)), False
 
-    def _named(self, counts: dict[int, SubqueueCounts]) -> dict[str, SubqueueCounts]:
+    def _named(self, counts: Mapping[int, SubqueueCounts]) -> dict[str, SubqueueCounts]:
         return {self._messages.subqueues[number].name: each for number, each in counts.items()}
 
     def check(self) -> None:

@@ -27,9 +27,11 @@ class KnownCounts:
         self._reported: object = None
         """Where the latest report came from: the state, or `_last`."""
 
-    def counts(self, partition: Partition | None) -> dict[str, SubqueueCounts]:
-        """What each subqueue holds, or last held."""
-        return self._last if partition is None else partition.counting.counts()
+    def counts(self, partition: Partition | None, only: str | None = None) -> dict[str, SubqueueCounts]:
+        """What each subqueue holds, or last held; or at least one of them."""
+        if partition is None:
+            return self._last
+        return partition.counting.counts() if only is None else partition.counting.of_one(only)
 
     def size(self, partition: Partition | None) -> int:
         """How many bytes all subqueues take in the quota, or took."""
@@ -51,8 +53,11 @@ class KnownCounts:
         if self._on_news is not None and partition.counting.has_news:
             self._on_news()
 
-    def note(self, partition: Partition, *, is_in_doubt: bool) -> None:
+    def note(self, partition: Partition, *, is_in_doubt: bool, summary: Summary | None = None) -> None:
         """Keep the counts of what is durable, for the state is about to be discarded. `is_in_doubt`: without
-        the current cycle."""
-        self._last = partition.counting.counts(as_noted=is_in_doubt)
+        the current cycle. `summary` says what the state holds, if that was counted already."""
+        if summary is not None:
+            self._last = partition.counting.of_all(summary.counts)
+        else:
+            self._last = partition.counting.counts(as_noted=is_in_doubt)
         self._reported = None

@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from broker.base.clock import Clock
+from broker.base.slices import Slices
 from broker.partition.state import Partition
-from broker.partition.summary import Summary, summary_of
+from broker.partition.summary import Summary, summary_in_turns
 
 HASTENED_REST_MS = 1_000
 """How long a partition must be unchanged to come to rest while memory is scarce. Who uses it now and then, as
@@ -71,12 +72,14 @@ class Rest:
         rest_ms = min(self._rest_ms, HASTENED_REST_MS) if self._is_hastened else self._rest_ms
         return self._changed_ms + rest_ms
 
-    def look(self, partition: Partition) -> None:
-        """Enter the partition if it has been unchanged for long enough. Call this between two cycles."""
+    async def look(self, partition: Partition, slices: Slices) -> None:
+        """Enter the partition if it has been unchanged for long enough. Call this between two cycles, and
+        begin none before it returns."""
         due_ms = self.due_ms
         if due_ms is not None and self._clock.monotonic_ms() >= due_ms and not partition.has_more:
+            summary = await summary_in_turns(partition, self._clock, slices)
             self.is_entered, self._is_hastened = True, False
-            self.closed(summary_of(partition, self._clock))
+            self.closed(summary)
 
     def closed(self, summary: Summary) -> None:
         """Enter what the partition holds."""

@@ -43,12 +43,14 @@ import enum
 import functools
 import struct
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from broker.base.clock import Clock, wall_ahead_ms
+from broker.base.slices import Slices
 from broker.entities.roles import SubqueueTable
 from broker.operations.message_states import SubqueueCounts
+from broker.partition.counting import SUBQUEUES_PER_STEP
 from broker.partition.state import Partition
 from storage.partition_index import NOTE_BYTES_MAX
 
@@ -241,13 +243,37 @@ def named(counts: Mapping[int, SubqueueCounts], subqueues: SubqueueTable) -> dic
 
 def summary_of(partition: Partition, clock: Clock, has_garbage: bool = False) -> Summary:
     """Summarize a partition whose log is about to be closed. Nothing is under way in it."""
+    return _summary(partition, clock, has_garbage, partition.counting.by_number())
+
+
+async def summary_in_turns(
+    partition: Partition, clock: Clock, slices: Slices, has_garbage: bool = False
+) -> Summary:
+    """As `summary_of`, in slices: a partition of a topic with a thousand subscriptions takes milliseconds,
+    and all partitions of a topic stop or come to rest together. The partition must not change meanwhile.
+    With few subqueues it takes no turn: thousands of queues would wait for each other."""
+    if len(partition.messages.subqueues) <= SUBQUEUES_PER_STEP:
+        return summary_of(partition, clock, has_garbage)
+    counts: dict[int, SubqueueCounts] = {}
+
+    def steps() -> Iterator[None]:
+        nonlocal counts
+        counts = yield from partition.counting.by_number_in_steps()
+
+    await slices.run(steps())
+    return _summary(partition, clock, has_garbage, counts)
+
+
+def _summary(
+    partition: Partition, clock: Clock, has_garbage: bool, counts: Mapping[int, SubqueueCounts]
+) -> Summary:
     due_ms = clock.monotonic_ms() if partition.has_more else partition.next_expiry_ms()
     wakes: dict[int, int] = {} if due_ms is None else {Wake.EXPIRY: due_ms + wall_ahead_ms(clock)}
     if (schedule_ms := partition.next_schedule_ms()) is not None:
         wakes[Wake.SCHEDULE] = schedule_ms
     if has_garbage:
         wakes[Wake.GARBAGE] = clock.now_ms()
-    return Summary(partition.counting.by_number(), wakes)
+    return Summary(counts, wakes)
 
 
 EMPTY = Summary({}, {})

@@ -64,7 +64,7 @@ from broker.partition.rounds import Rounds
 from broker.partition.short_cycles import Short, ShortCycles
 from broker.partition.signals import Once, Signal
 from broker.partition.state import Partition
-from broker.partition.summary import summary_of
+from broker.partition.summary import Summary, summary_in_turns
 from broker.partition.tables import UnreadableRecord
 from broker.partition.task_limits import TaskLimits
 from broker.partition.unused import Unused
@@ -190,9 +190,9 @@ class PartitionTask:
         if self._health is not _HEALTHY or not self._gathering.holds(operation):
             self._wake.set()
 
-    def counts(self) -> dict[str, SubqueueCounts]:
-        """What each subqueue holds, or last held as far as is known. Does not wait."""
-        return self._known.counts(self._healthy)
+    def counts(self, only: str | None = None) -> dict[str, SubqueueCounts]:
+        """What each subqueue holds, or only one, or last held as far as is known. Does not wait."""
+        return self._known.counts(self._healthy, only)
 
     def report_counts(self) -> tuple[dict[str, SubqueueCounts], bool]:
         """The `counts` that may have changed since its one caller asked last, and whether these are all."""
@@ -269,7 +269,7 @@ class PartitionTask:
                     self._wake.set()
                     continue  # the next step follows at once and does what has come due
                 if self._health is Health.HEALTHY and self._partition is not None and not self._mailbox:
-                    self._rest.look(self._partition)
+                    await self._rest.look(self._partition, self._slices)
                     at_rest = self._rest.is_entered
                     held = at_rest and self._is_held(self._partition)
                     if self._unused.look(is_at_rest=at_rest, is_held=held) and not self._beside.is_under_way:
@@ -647,15 +647,14 @@ class PartitionTask:
         if self._health is Health.HEALTHY and self._upkeep is not None and not self._is_deleted:
             with contextlib.suppress(Hung):
                 await self._upkeep.save_last_checkpoint(self._clock.monotonic_ms())
-        opened = self._health is not Health.CLOSED
-        summary = None
-        if self._partition is not None and self._upkeep is not None and self._health is Health.HEALTHY:
-            summary = summary_of(self._partition, self._clock, self._upkeep.has_garbage)
+        opened, summary, partition = self._health is not Health.CLOSED, None, self._healthy
+        if partition is not None and self._upkeep is not None and not self._is_deleted:
+            summary = await summary_in_turns(partition, self._clock, self._slices, self._upkeep.has_garbage)
         if self._health not in _FOR_GOOD:
             self._become(Health.STOPPED)
         self._going_down.start_anew()
         self._mailbox.attached.clear()
-        self._discard()
+        self._discard(summary)
         if opened:
             try:
                 with self._patience:
@@ -668,10 +667,11 @@ class PartitionTask:
         self._opening_ended.set()
         await self._coming_back.free_dropped()
 
-    def _discard(self) -> None:
-        """Discard the state and release its message bodies from memory."""
+    def _discard(self, summary: Summary | None = None) -> None:
+        """Discard the state and release its messages from memory. `summary`: what it holds, if known."""
         if self._partition is not None:
-            self._known.note(self._partition, is_in_doubt=self._is_in_doubt)
+            if not self._is_deleted:  # nobody asks what a deleted one held
+                self._known.note(self._partition, is_in_doubt=self._is_in_doubt, summary=summary)
             self._partition.messages.payloads.close()
             self._coming_back.dropped.append(self._partition)
         self._partition = self._upkeep = None

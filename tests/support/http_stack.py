@@ -53,7 +53,7 @@ class StillPartition:
     awaits_more: bool = False
     held: dict[str, SubqueueCounts] = field(default_factory=dict)
 
-    def counts(self) -> dict[str, SubqueueCounts]:
+    def counts(self, only: str | None = None) -> dict[str, SubqueueCounts]:
         return self.held
 
     def size(self) -> int:

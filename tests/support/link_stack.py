@@ -62,7 +62,7 @@ class Part:
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
         self.posted.append((operation, client, sink))
 
-    def counts(self) -> dict[str, SubqueueCounts]:
+    def counts(self, only: str | None = None) -> dict[str, SubqueueCounts]:
         return {}
 
     def size(self) -> int:

@@ -41,7 +41,7 @@ class Part:
         self.held: dict[str, SubqueueCounts] = {}
         self.posted: list[Operation] = []
 
-    def counts(self) -> dict[str, SubqueueCounts]:
+    def counts(self, only: str | None = None) -> dict[str, SubqueueCounts]:
         return self.held
 
     def size(self) -> int:

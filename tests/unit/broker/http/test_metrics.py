@@ -71,7 +71,7 @@ async def test_a_scrape_counts_each_partition_of_a_topic_once_and_in_a_step_of_i
         topic.partition(number)
     asked: list[StillPartition] = []
 
-    def counts(partition: StillPartition) -> dict[str, SubqueueCounts]:
+    def counts(partition: StillPartition, only: str | None = None) -> dict[str, SubqueueCounts]:
         asked.append(partition)
         return {"subscriptions/one": SubqueueCounts(active=5)}
 

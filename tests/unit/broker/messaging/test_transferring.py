@@ -25,11 +25,14 @@ from broker.namespace.entity import ask
 from broker.operations.message_states import MessageState, SubqueueCounts
 from broker.operations.sending import Send
 from broker.operations.transactions import Transact, Transacted
+from broker.partition import totals
+from broker.partition.subqueue import Subqueue
 from protocol.codec import Timestamp
 from storage.errors import CommitFailed, DiskFailed
 from tests.support.amqp_messages import message
 from tests.support.forwarding_world import World, held_now, is_troubled, message_of, world
 from tests.support.memory_log import MemoryLog
+from tests.support.topics import topic
 from tests.support.waiting import until
 
 PLAIN = QueueSettings()
@@ -305,3 +308,29 @@ async def test_a_destination_that_waits_holds_up_no_other_one(monkeypatch: pytes
         assert held_now(here.entities["b"]) == 0
         await here.update("b", PLAIN)
         assert await here.until_at("b", 1) == ["later"], "its target has changed"
+
+
+async def test_a_change_of_a_topic_counts_only_what_it_passes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: to create or delete a subscription of a topic counted all subscriptions in all partitions, in
+    one turn of the event loop: 60 to 160 ms with 1,000 subscriptions and 16 partitions."""
+    description = topic(*(f"s{number}" for number in range(50)), partitions=3)
+    counted: list[int] = []
+    row_of = totals._row_of
+
+    def noted(subqueue: Subqueue) -> tuple[int, int, int, int, int]:
+        counted.append(subqueue.number)
+        return row_of(subqueue)
+
+    async with world(b=(1, PLAIN)) as here:
+        await here.stop()
+        here.descriptions[description.name] = description
+        here.start()
+        events = here.entities[description.name]
+        for number in range(3):
+            await here.send(description.name, "1", partition=number)
+        assert events.counts()["subscriptions/s7"].active == 3
+        monkeypatch.setattr(totals, "_row_of", noted)
+        here.forwarding.transfers.changed(events)
+        transfers = events.description.subqueues.number_of(TRANSFER)
+        assert len(counted) <= 3 and set(counted) <= {transfers}
+        assert events.active_in("subscriptions/s7") == 3 and events.active_in(TRANSFER) == 0
