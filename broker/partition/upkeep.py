@@ -26,9 +26,11 @@ cycles (`beside_cycles.py`). Only taking the snapshot, appending and compaction 
 segment after another, until nothing more can be freed. The disk must have room for what a compaction writes,
 so a segment waits until enough of its messages are gone. A timer continues this when no operations arrive;
 each partition comes back at a time of its own (`RoomLock`), because there may be thousands. Garbage of up to
-a quarter of the live bytes stays, so freeing a byte writes at most four; but none stays while not even
-settlements find room, for example because receivers have given messages back all the time. Segments before
-the older of two checkpoints cost almost nothing to release, so these go at once.
+a sixteenth of the live bytes stays, so freeing a byte writes at most sixteen. That is less than the reserve,
+a tenth of a small disk: settlements that free nothing for long, such as those of a topic's first
+subscriptions, must not use it up. None stays while not even settlements find room, for example because
+receivers have given messages back all the time. Segments before the older of two checkpoints cost almost
+nothing to release, so these go at once.
 
 *A disk with little room* could be full before a log has two checkpoints, and then have no room for any: a
 checkpoint of all messages takes from a fiftieth to half of the log, depending on the messages' size. So as
@@ -108,8 +110,10 @@ class UpkeepLimits:
     """The most that a relocation writes in one commit; a single message may exceed it."""
     garbage_bytes_on_full_disk: int = 4 * 1024
     """Bytes of garbage always tolerated on a full disk."""
-    live_per_garbage_on_full_disk: int = 4
+    live_per_garbage_on_full_disk: int = 16
     """On a full disk, garbage up to the live bytes divided by this is tolerated as well."""
+    live_per_checkpoint_garbage: int = 4
+    """The same for checkpoints, and for what is live in them."""
     confined_segments: int = 2
     """On a disk with little room, a checkpoint is due after this many segments."""
     confined_garbage_bytes: int = 32 * 1024
@@ -381,7 +385,7 @@ class Upkeep:
             if not self._replace_pause_ms:
                 return False
             tolerated = max(tolerated, 2 * self._garbage_left)
-        per_live = 1 / self._limits.live_per_garbage_on_full_disk
+        per_live = 1 / self._limits.live_per_checkpoint_garbage
         return self._garbage_in_checkpoints(tolerated, per_live) > 0
 
     async def _replace_checkpoints(self, now_ms: int) -> None:

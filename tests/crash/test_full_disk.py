@@ -6,6 +6,7 @@ refused, and once the queue is empty it accepts at least half as many messages a
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 import warnings
@@ -192,29 +193,37 @@ def test_a_small_file_system_recovers_by_draining_alone(
         fill_and_drain(broker, body_bytes, window)
 
 
-SUBSCRIPTIONS = 30
+TOPICS = [(2 * MIB, 30, 1_000)]
+"""Disk size in bytes, subscriptions, and message size in bytes."""
+if "PARTIBUS_CRASH_ROUNDS" in os.environ:
+    TOPICS += [(4 * MIB, 5, 1_000), (3 * MIB, 100, 100), (12 * MIB, 30, 1_000), (64 * MIB, 30, 20_000)]
 
 
 @pytest.mark.parametrize("file_system", [FILE_SYSTEM])
+@pytest.mark.parametrize(("disk_bytes", "subscriptions", "body_bytes"), TOPICS)
 def test_a_small_file_system_recovers_when_one_subscription_after_the_other_is_drained(
-    file_system: Callable[[Path, int], AbstractContextManager[LocalDisk]], tmp_path: Path
+    disk_bytes: int,
+    subscriptions: int,
+    body_bytes: int,
+    file_system: Callable[[Path, int], AbstractContextManager[LocalDisk]],
+    tmp_path: Path,
 ) -> None:
     """No message leaves the disk before the last subscription is drained, while thousands of completions
     are written."""
-    names = [f"s{number}" for number in range(SUBSCRIPTIONS)]
+    names = [f"s{number}" for number in range(subscriptions)]
     with (
-        file_system(tmp_path / "small", 2 * MIB) as disk,
+        file_system(tmp_path / "small", disk_bytes) as disk,
         BrokerThread(tmp_path / "small", [], disk, topics=[topic("orders", names)]) as broker,
     ):
-        count = fill(broker, 1_000)
+        count = fill(broker, body_bytes)
         assert count > 300
         for name in names:
-            drain(broker, count, 1_000, 100, f"orders/subscriptions/{name}")
+            drain(broker, count, body_bytes, 100, f"orders/subscriptions/{name}")
         taken, deadline = 0, time.monotonic() + WITHIN_S
         while taken < count // 2:
             assert time.monotonic() < deadline, f"of {count} messages only {taken} are taken again"
             time.sleep(0.2)
-            taken += fill(broker, 1_000)
+            taken += fill(broker, body_bytes)
 
 
 def test_partitions_that_were_used_once_do_not_fill_a_small_disk(tmp_path: Path) -> None:
@@ -278,7 +287,7 @@ def test_what_only_adds_to_a_full_disk_leaves_the_reserve_to_completions(tmp_pat
     ):
         sent = fill(broker, 8_000)
         long, completed = dead_letter_until_refused(client, 2_000)
-        short, completed_too = dead_letter_until_refused(client, 300)
+        short, completed_too = dead_letter_until_refused(client, 500)
         assert long < sent // 4 and short > 10, "a long text is refused at once, a sentence is not"
         with client.get_queue_receiver("work", session_id="mine") as receiver:
             until_refused(lambda count: receiver.session.set_state(bytes(1_000 * count)))

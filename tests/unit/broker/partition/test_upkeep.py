@@ -280,7 +280,12 @@ async def test_a_segment_is_compacted_only_where_there_is_room_for_what_it_holds
 
 
 async def test_while_not_even_settlements_find_room_no_garbage_is_tolerated() -> None:
-    limits = UpkeepLimits(checkpoint_bytes=1 << 30, garbage_bytes_max=1 << 30, garbage_bytes_at_rest=1 << 30)
+    limits = UpkeepLimits(
+        checkpoint_bytes=1 << 30,
+        garbage_bytes_max=1 << 30,
+        garbage_bytes_at_rest=1 << 30,
+        live_per_garbage_on_full_disk=4,
+    )
     harness = Harness(
         QueueSettings(max_delivery_count=100), limits=TaskLimits(upkeep=limits), segment_bytes=SEGMENT_BYTES
     )
@@ -345,7 +350,8 @@ async def test_a_disk_with_little_room_has_two_checkpoints_of_a_log_before_it_is
 
 
 async def test_on_a_full_disk_little_garbage_goes_too_where_no_checkpoint_has_to_be_written_first() -> None:
-    harness = Harness(segment_bytes=SEGMENT_BYTES)
+    limits = UpkeepLimits(live_per_garbage_on_full_disk=4)  # so that nothing is compacted
+    harness = Harness(limits=TaskLimits(upkeep=limits), segment_bytes=SEGMENT_BYTES)
     harness.log.confined = True
     for _ in range(100):
         await harness.send(b"x" * 1_000)
