@@ -184,10 +184,18 @@ class FixedNamespace:
 
 class LinkStack:
     """A broker with one queue, `queue`, and as many connections as a test opens. The loop's clock counts
-    its turns (`turn_clock.py`)."""
+    its turns (`turn_clock.py`), except where threads work (`has_threads`)."""
 
-    def __init__(self, partitions: int = 4, settings: QueueSettings | None = None, **given: object) -> None:
-        count_turns(asyncio.get_running_loop())
+    def __init__(
+        self,
+        partitions: int = 4,
+        settings: QueueSettings | None = None,
+        *,
+        has_threads: bool = False,
+        **given: object,
+    ) -> None:
+        if not has_threads:
+            count_turns(asyncio.get_running_loop())
         self.settings: Settings = load_settings(**{"receive_cache_messages": 100, **given})
         self.clock, self.metrics = ManualClock(), Metrics()
         self.parts = [Part(number) for number in range(partitions)]

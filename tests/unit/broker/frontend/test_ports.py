@@ -18,7 +18,7 @@ WITHIN_S = 20.0
 
 @asynccontextmanager
 async def listening(**ports: int | None) -> AsyncIterator[tuple[AmqpPorts, dict[str, str]]]:
-    stack = LinkStack(1, None, host="127.0.0.1", **ports)
+    stack = LinkStack(1, None, has_threads=True, host="127.0.0.1", **ports)  # to look addresses up
     made = AmqpPorts(stack.services, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
     try:
         yield made, await made.listen()
