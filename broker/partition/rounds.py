@@ -4,8 +4,10 @@ A commit costs as much as dozens of messages, and messages with many keys divide
 all partitions. While the disk syncs one half of a sender's window, the other half gathers, so each commit
 would have half of what the window allows. Therefore, once many messages were answered, those that come wait
 until most of the answered ones have been replaced. That takes no time from a sender that sends as fast as it
-may, since the broker reads its messages meanwhile. Others are not waited for: if no messages come, or they
-come slowly, those that wait go on.
+may, since the broker reads its messages meanwhile. Others are not waited for long: if no messages come, or
+they come slowly, those that wait go on, and at the latest after as long as the last round took to be
+committed. A sender with a pace of its own, whom no answer lets send more, waits no longer for its rounds than
+for the disk.
 
 Knows no partition: whoever waits says what it begins, and on which disk.
 """
@@ -13,6 +15,7 @@ Knows no partition: whoever waits says what it begins, and on which disk.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from storage.log import Lulls
@@ -29,9 +32,25 @@ PAUSE_S = 0.003
 class Rounds:
     """One for each entity. Lives in the event loop."""
 
-    __slots__ = ("__weakref__", "_enough", "_slow_above", "_timer", "_unreplaced", "_waiting")
+    __slots__ = (
+        "__weakref__",
+        "_begun_s",
+        "_clock",
+        "_enough",
+        "_slow_above",
+        "_timer",
+        "_unreplaced",
+        "_until_s",
+        "_waiting",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` gives seconds."""
+        self._clock = clock
+        self._begun_s: float | None = None
+        """When the first messages began that were answered last, or are under way."""
+        self._until_s = 0.0
+        """When those that wait begin at the latest."""
         self._unreplaced = 0
         """Messages that were answered, less those that have come since; not below zero."""
         self._enough = 0
@@ -45,11 +64,15 @@ class Rounds:
     def answered(self, messages: int) -> None:
         """Senders were told what became of their messages, so they may send as many again."""
         self._unreplaced += messages
-        if self._unreplaced >= ROUND_MESSAGES:
-            self._enough = self._unreplaced // SHARE
-            self._slow_above = self._unreplaced  # they may begin only now
-            if self._timer is None:
-                self._timer = asyncio.get_running_loop().call_later(PAUSE_S, self._look)
+        if self._unreplaced < ROUND_MESSAGES:
+            self._begun_s = None
+            return
+        now_s = self._clock()
+        self._until_s = now_s + (PAUSE_S if self._begun_s is None else now_s - self._begun_s)
+        self._enough = self._unreplaced // SHARE
+        self._slow_above = self._unreplaced  # they may begin only now
+        if self._timer is None:
+            self._look_later(now_s)
 
     def arrived(self, messages: int) -> None:
         """Messages have come for one of the partitions."""
@@ -63,20 +86,28 @@ class Rounds:
         """Whether more messages are to join those that wait. Then calls `begin` when they have, or have not
         come. `lulls` is the disk's."""
         if self._timer is None:
+            if self._begun_s is None:
+                self._begun_s = self._clock()
             return False
         self._waiting.setdefault(lulls, []).append(begin)
         return True
 
     def _look(self) -> None:
         """Wait on if messages keep coming."""
-        if self._unreplaced <= self._slow_above:
+        now_s = self._clock()
+        if self._unreplaced <= self._slow_above and now_s < self._until_s:
             self._slow_above = self._unreplaced - max(self._enough, 1)
-            self._timer = asyncio.get_running_loop().call_later(PAUSE_S, self._look)
+            self._look_later(now_s)
         else:
             self._timer, self._unreplaced = None, 0
             self._begin()
 
+    def _look_later(self, now_s: float) -> None:
+        pause_s = min(PAUSE_S, self._until_s - now_s)
+        self._timer = asyncio.get_running_loop().call_later(pause_s, self._look)
+
     def _begin(self) -> None:
+        self._begun_s = self._clock()
         waiting, self._waiting = self._waiting, {}
         for lulls, begins in waiting.items():
             lulls.begin_together(begins)

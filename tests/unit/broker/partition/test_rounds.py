@@ -103,3 +103,31 @@ async def test_senders_that_keep_coming_are_waited_for() -> None:
     each.arrived(100)
     await asyncio.sleep(0)
     assert begun
+
+
+async def test_nobody_waits_longer_than_the_last_round_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "PAUSE_S", 0.0)
+    now_s, begun = [100.0], list[str]()
+    each = Rounds(lambda: now_s[0])
+    assert not each.awaits(Disk(), lambda: None), "the first messages begin"
+    now_s[0] = 105.0
+    each.answered(SHARE * 100)
+
+    def keep_coming(took_s: float, name: str) -> float:
+        """The seconds that messages wait which come at a steady pace."""
+        assert each.awaits(Disk(), lambda: begun.append(name))
+        began_s = now_s[0]
+        while name not in begun:
+            assert each._timer is not None and now_s[0] < 200.0
+            each._timer.cancel()
+            each._look()  # as the timer does
+            if name not in begun:
+                each.arrived(100)
+                now_s[0] += 1.0
+        waited_s, now_s[0] = now_s[0] - began_s, now_s[0] + took_s
+        each.answered(SHARE * 100)
+        return waited_s
+
+    assert keep_coming(3.0, "second") == 5.0
+    assert keep_coming(2.0, "third") == 3.0
+    assert keep_coming(0.0, "fourth") == 2.0
