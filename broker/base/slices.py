@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TypeVar
 
 from broker.base.clock import elapsed_s
+from broker.base.pace import Pace
 
 T = TypeVar("T")
 
@@ -28,6 +29,8 @@ class Slices:
         """`seconds` is the clock. The event loop's own is too coarse, since uvloop counts milliseconds."""
         self._slice_s, self._seconds = slice_s, seconds
         self._turn = asyncio.Lock()
+        self.pace = Pace(seconds)
+        """For work that is mostly short, but that many begin together."""
         self.one_by_one = asyncio.Lock()
         """Held by work that holds something up until all of its steps are done. If several pieces of such
         work took turns, each would hold its own up for as long as all of them take."""

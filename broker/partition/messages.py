@@ -155,7 +155,7 @@ class Messages:
     @property
     def _has_columns(self) -> bool:
         """Whether some message may have columns, so that records have a column part."""
-        return any(subqueue.has_columns for subqueue in self.work.occupied.values())
+        return not self.work.columned.keys().isdisjoint(self.work.occupied)
 
     @property
     def count(self) -> int:

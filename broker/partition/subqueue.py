@@ -204,7 +204,7 @@ class Subqueue:
                 self._watch_time(reference)
         if self.expiry is not None and reference.lives_until_ms is not None:
             self.expiry.add(reference.lives_until_ms, number)
-            self._work.timed[self.number] = self
+            self._work.timed.enter(self.number, self.expiry, reference.lives_until_ms)
 
     def _add(self, size: int, changed: int = 0, columns: int = 0) -> None:
         """Count bytes that have come, or negative ones that have gone."""
@@ -222,9 +222,13 @@ class Subqueue:
     def _add_columns(self, references: Sequence[Reference]) -> None:
         """Count the columns of messages that were added, and enter the messages in their sessions."""
         self._add(0, 0, value_bytes(references))
-        self.has_columns = True
+        self._has_got_columns()
         if self._order is not None and self.role.has_sessions:
             self._add_to_sessions(references)
+
+    def _has_got_columns(self) -> None:
+        self.has_columns = True
+        self._work.columned[self.number] = self
 
     def _add_to_sessions(self, references: Iterable[Reference]) -> None:
         """Enter those messages that belong to sessions."""
@@ -248,7 +252,7 @@ class Subqueue:
         """Add messages read from a log or checkpoint, by ascending numbers; `rebuild` puts them in order
         with others."""
         if references and type(references[0]) is not Reference:
-            self.has_columns = True
+            self._has_got_columns()
         before = self.references.count
         self.references.add([reference.sequence_number for reference in references], references)
         self._work.occupied[self.number] = self
@@ -264,15 +268,16 @@ class Subqueue:
         """
         wheel = self.expiry
         assert wheel is not None, "the messages were replayed"
-        self._work.timed[self.number] = self
-        if len(lives) == 1:
-            (only,) = lives.values()
-            if only is not None:
-                wheel.add_all(only, range(first, first + len(life_column)))
+        ends = [each for each in lives.values() if each is not None]
+        if not ends:
             return
-        for number, lives_until_ms in enumerate(life_column, first):
-            if lives_until_ms is not None:
-                wheel.add(lives_until_ms, number)
+        if len(lives) == 1:
+            wheel.add_all(ends[0], range(first, first + len(life_column)))
+        else:
+            for number, lives_until_ms in enumerate(life_column, first):
+                if lives_until_ms is not None:
+                    wheel.add(lives_until_ms, number)
+        self._work.timed.enter(self.number, wheel, min(ends))
 
     def watch_each(self, references: Iterable[Reference]) -> None:
         """As `watch_lives`, but of any messages, which know their deadlines."""
@@ -281,8 +286,8 @@ class Subqueue:
             return
         for reference in references:
             if reference.lives_until_ms is not None:
-                self._work.timed[self.number] = self
                 wheel.add(reference.lives_until_ms, reference.sequence_number)
+                self._work.timed.enter(self.number, wheel, reference.lives_until_ms)
 
     def remove(self, sequence_numbers: Sequence[int], *, has_timers: bool = True) -> list[Reference]:
         """Remove messages that are not locked. `has_timers`: their timers must be cancelled."""
@@ -596,8 +601,6 @@ class Subqueue:
 
     def _set_deadlines(self, numbers: Sequence[int], clock_settings: ClockSettings) -> None:
         """Set the deadlines of messages that expire; `numbers` are ascending."""
-        if self.expiry is not None:
-            self._work.timed[self.number] = self
         for wall_ahead_ms, begin, end in clock_settings.spans(numbers):
             shared: dict[int, int] = {}
             for reference in self.references.get_each(numbers[begin:end]):
@@ -609,13 +612,16 @@ class Subqueue:
                 )
                 if self.expiry is not None:
                     self.expiry.add(due_ms, reference.sequence_number)
+                    self._work.timed.enter(self.number, self.expiry, due_ms)
 
     def check(self) -> None:
         """Assert that all sums and the order agree with the references."""
         self.references.check()
         references = list(self.references.values())
         assert (self.number in self._work.occupied) == bool(references)
-        assert self.number in self._work.timed or self.expiry is None or self.expiry.next_due_ms() is None
+        assert (self.number in self._work.columned) == self.has_columns
+        if self.expiry is not None:
+            self._work.timed.check(self.number, self.expiry)
         assert all(number == reference.sequence_number for number, reference in self.references.items())
         assert self.locked == sum(1 for each in references if each.lease is not None)
         assert self.deferred == sum(1 for each in references if each.state is DEFERRED)

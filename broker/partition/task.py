@@ -315,6 +315,7 @@ class PartitionTask:
         """Carry out one cycle and then the log's upkeep. True if either has more to do."""
         partition = self._partition
         assert partition is not None
+        await self._turns.pace.begin()
         waiting = self._mailbox.gather(self._limits.cycle_operations_max, self._limits.cycle_bytes_max)
         try:
             commit = self._log.begin()
@@ -474,8 +475,7 @@ class PartitionTask:
     def _stored(self, short: Short) -> None:
         """Release the answers of a short cycle, and begin what comes after it."""
         partition, cycle, waiting, _, began_s = short
-        self._is_in_doubt = False
-        self._mailbox.undecided = []
+        self._is_in_doubt, self._mailbox.undecided = False, []
         if cycle.commit:
             partition.committed()
             count_cycle(self._meter, cycle, began_s)

@@ -13,35 +13,30 @@ from broker.partition.dead_lettering import EXPIRED, dead_letter
 from broker.partition.records import Mark
 from broker.partition.references import DEFERRED, Reference
 from broker.partition.subqueue import Subqueue
-from broker.partition.timers import DueKeys
+from broker.partition.timers import DueKeys, TimerWheel
 from broker.partition.workspace import Workspace
 
 
 class TimeToLive:
     """Enforces the time to live in one partition."""
 
-    __slots__ = ("_has_passed_over", "_overdue", "_space")
+    __slots__ = ("_has_passed_over", "_overdue", "_overdue_in", "_space", "has_more")
 
     def __init__(self, space: Workspace) -> None:
         self._space = space
-        self._overdue: dict[int, DueKeys] = {}
-        """By subqueue: sequence numbers that have come due but have not been dealt with."""
+        self._overdue = DueKeys()
+        """Sequence numbers in one subqueue that have come due but have not been dealt with."""
+        self._overdue_in = 0
+        """The number of that subqueue. The wheels of the others have theirs."""
         self._has_passed_over = False
         """A message was locked when it came due. False again once nothing is locked."""
-
-    @property
-    def has_more(self) -> bool:
+        self.has_more = False
         """Whether the next cycle has expired messages left to deal with."""
-        return bool(self._overdue)
 
     def next_due_ms(self) -> int | None:
         """When the next message expires; None if none does."""
-        due_ms: int | None = None
-        for subqueue in self._space.messages.work.timed.values():
-            next_ms = subqueue.expiry.next_due_ms() if subqueue.expiry is not None else None
-            if next_ms is not None and (due_ms is None or next_ms < due_ms):
-                due_ms = next_ms
-        return due_ms
+        due = self._space.messages.work.timed.next_due()
+        return None if due is None else due[0]
 
     def next_at_rest_ms(self) -> int | None:
         """When the next message expires if nothing else happens to the partition; None if none does.
@@ -54,31 +49,34 @@ class TimeToLive:
         return lock_ends_ms if due_ms is None else min(due_ms, lock_ends_ms)
 
     def expire_overdue(self) -> None:
-        """Remove or dead-letter messages that have come due, a bounded number per cycle."""
+        """Remove or dead-letter messages that have come due, a bounded number per cycle: thousands of
+        subscriptions may have messages that expire together."""
         space = self._space
         if self._has_passed_over and space.locks.next_due_ms() is None:
             self._has_passed_over = False
-        timed, now_ms = space.messages.work.timed, space.cycle.now_ms
-        for number in [*timed]:
-            expiry = timed[number].expiry
-            assert expiry is not None, "the messages were replayed"
-            due_ms = expiry.next_due_ms()
-            if due_ms is not None and due_ms <= now_ms and number not in self._overdue:
-                self._overdue[number] = DueKeys()
-                self._overdue[number].add(expiry.expire(now_ms, self._at_once))
-                due_ms = expiry.next_due_ms()
-            if due_ms is None:
-                del timed[number]
-        for number in [*self._overdue]:
-            self._expire_some(space.subqueues[number], self._overdue[number])
-            if not self._overdue[number]:
-                del self._overdue[number]
+        left = space.bounds.expired_max
+        while left > 0 and self._find_overdue():
+            numbers = self._overdue.take(left)
+            left -= len(numbers)
+            self._expire_some(space.subqueues[self._overdue_in], numbers)
+        self.has_more = bool(self._overdue) or (left <= 0 and self._next_overdue() is not None)
 
-    def _expire_some(self, subqueue: Subqueue, overdue: DueKeys) -> None:
+    def _find_overdue(self) -> bool:
+        """Whether messages have come due. Takes those of another subqueue if none are left."""
+        space = self._space
+        while not self._overdue and (found := self._next_overdue()) is not None:
+            self._overdue_in, wheel = found
+            self._overdue.add(wheel.expire(space.cycle.now_ms, space.bounds.expired_max))
+        return bool(self._overdue)
+
+    def _next_overdue(self) -> tuple[int, TimerWheel] | None:
+        """The number of a subqueue whose wheel has keys that have come due, and that wheel."""
+        due = self._space.messages.work.timed.next_due()
+        return due[1:] if due is not None and due[0] <= self._space.cycle.now_ms else None
+
+    def _expire_some(self, subqueue: Subqueue, numbers: list[int]) -> None:
         found = [
-            reference
-            for number in overdue.take(self._at_once)
-            if (reference := subqueue.references.get(number)) is not None
+            reference for number in numbers if (reference := subqueue.references.get(number)) is not None
         ]
         # A locked message expires when its lock ends, a deferred one never.
         locked = [reference for reference in found if reference.lease is not None]
@@ -87,10 +85,6 @@ class TimeToLive:
             subqueue,
             [each for each in found if each.lease is None and each.state is not DEFERRED],
         )
-
-    @property
-    def _at_once(self) -> int:
-        return self._space.bounds.expired_max
 
     def expire(self, subqueue: Subqueue, references: list[Reference]) -> None:
         """Remove or dead-letter available messages whose time to live is over."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 from broker.partition.changed_counts import ChangedCounts
+from broker.partition.timed import Timed
 
 S = TypeVar("S")
 """A subqueue, which this file must not import: each of them knows its `Work`."""
@@ -16,8 +17,8 @@ class Work(Generic[S]):
     """Written by the subqueues of one partition."""
 
     __slots__ = (
-        "bytes", "changed", "changed_bytes", "column_bytes", "indexed", "messages", "occupied", "sessions",
-        "timed",
+        "bytes", "changed", "changed_bytes", "column_bytes", "columned", "indexed", "messages", "occupied",
+        "sessions", "timed",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -27,8 +28,10 @@ class Work(Generic[S]):
         """Subqueues that hold messages, by number."""
         self.indexed: dict[int, S] = {}
         """Subqueues with an index of message sessions, by number."""
-        self.timed: dict[int, S] = {}
-        """Subqueues whose `expiry` may hold keys, by number. `TimeToLive` removes them."""
+        self.columned: dict[int, S] = {}
+        """Subqueues in which some message has had columns, by number."""
+        self.timed = Timed()
+        """The `expiry` of all subqueues."""
         self.changed = ChangedCounts()
         self.sessions = 0
         """How many message sessions the indexes of all subqueues have."""

@@ -7,6 +7,7 @@ from broker.operations.settling import Abandon, Complete, Defer, Release, Settle
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task_limits import TaskLimits
 from tests.support.partition_harness import LOCK_MS, Harness, Lapses, properties
+from tests.support.topics import BLUE, topic
 
 SOME = 3_000
 """For tests in which each step checks the whole state."""
@@ -100,3 +101,18 @@ async def test_messages_that_expired_in_a_long_pause_leave_in_cycles_of_bounded_
         assert due_ms <= harness.clock.monotonic_ms(), "the timer fires at once"
         await harness.until_quiet()
     assert sum(lapses.messages) == 1_000 and max(lapses.messages) == 100
+
+
+async def test_messages_of_many_subscriptions_that_expire_together_go_in_bounded_cycles() -> None:
+    """Symptom: each subscription of a topic had a limit of its own, so a thousand had a thousand times as
+    many messages expire in one cycle."""
+    harness = Harness(
+        description=topic(*(f"s{number}" for number in range(30))),
+        limits=TaskLimits(bounds=Bounds(expired_max=10)),
+    )
+    lapses = harness.task._meter = Lapses()
+    await harness.send(BLUE, BLUE, ttl=[1_000] * 2)
+    harness.clock.advance(1_020)
+    await harness.until_quiet()
+    assert sum(lapses.messages) == 60 and max(lapses.messages) == 10
+    assert not any(each.references for each in harness.subqueues)

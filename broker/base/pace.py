@@ -1,0 +1,70 @@
+"""Spreads pieces of work over the turns of the event loop when many of them begin together.
+
+Each piece takes a few milliseconds at most, but hundreds may be woken in one turn, such as all partitions of
+a topic with a thousand subscriptions. Once those that have begun in a turn have used some milliseconds, the
+others wait for the next one, in the order in which they came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from broker.base.clock import elapsed_s
+
+PACE_S = 0.004
+"""How long pieces of work may begin in one turn of the loop, counted from the first one."""
+WOKEN_AT_ONCE = 16
+"""How many of those that wait are woken in one turn. Those for which it is too late then wait again."""
+
+
+class Pace:
+    """Used in the event loop."""
+
+    __slots__ = ("_began_s", "_is_ending", "_seconds", "_waiting")
+
+    def __init__(self, seconds: Callable[[], float] = elapsed_s) -> None:
+        """`seconds` is the clock. The event loop's own is too coarse, since uvloop counts milliseconds."""
+        self._seconds = seconds
+        self._began_s: float | None = None
+        """When the first piece of work began in this turn; None if none has."""
+        self._is_ending = False
+        """`_turn_ended` is called in the next turn."""
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def begin(self) -> None:
+        """Wait until a piece of work may begin. It is to begin at once then."""
+        if not self._waiting and self._may_begin():
+            return
+        while True:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                self._end_turn()  # others may have waited for this one to begin
+                raise
+            if self._may_begin():
+                return
+
+    def _may_begin(self) -> bool:
+        if self._began_s is None:
+            self._began_s = self._seconds()
+            self._end_turn()
+            return True
+        return self._seconds() - self._began_s < PACE_S
+
+    def _end_turn(self) -> None:
+        if not self._is_ending:
+            self._is_ending = True
+            asyncio.get_running_loop().call_soon(self._turn_ended)
+
+    def _turn_ended(self) -> None:
+        self._began_s, self._is_ending = None, False
+        woken = 0
+        while self._waiting and woken < WOKEN_AT_ONCE:
+            turn = self._waiting.popleft()
+            if not turn.done():  # it was not cancelled
+                turn.set_result(None)
+                woken += 1
