@@ -369,10 +369,11 @@ class FileLog:
                 self._mind_the_descriptor()
             self._write_ahead(opened)
 
-    def append_at_once(self, commit: Commit, ended: Callable[[Exception | None], None]) -> bool:
-        opened = self._opened
+    def append_at_once(
+        self, commit: Commit, ended: Callable[[Exception | None], None], *, urgent: bool = False
+    ) -> bool:
         if (
-            opened is None
+            (opened := self._opened) is None
             or self._state is not _State.OPEN
             or not opened.active.is_open
             or not self.reserves.held
@@ -385,7 +386,8 @@ class FileLog:
         )
         self._has_begun_at_once = True
         self._shared.open_segments.used(self)
-        job = Append(self, opened, commit, self.reserves.spare_for(urgent=False, frees=False))
+        spare = self.reserves.spare_for(urgent=urgent, frees=False, grows_by=commit.grows_by)
+        job = Append(self, opened, commit, spare)
         self._shared.committer.begin(job, partial(self._appended, opened, ended))
         return True
 

@@ -299,10 +299,12 @@ class Log(Protocol):
         the disk), DiskFull (nothing happened), Fenced.
         """
 
-    def append_at_once(self, commit: Commit, ended: Callable[[Exception | None], None]) -> bool:
-        """As `append` of a commit that is not urgent, if it need not wait for anything but the disk; else
-        returns False, and nothing has happened. `ended` is called with what `append` would raise, or None:
-        possibly before this returns, and never after `fence`. It raises nothing."""
+    def append_at_once(
+        self, commit: Commit, ended: Callable[[Exception | None], None], *, urgent: bool = False
+    ) -> bool:
+        """As `append`, if the commit need not wait for anything but the disk; else returns False, and nothing
+        has happened. `ended` is called with what `append` would raise, or None: possibly before this returns,
+        and never after `fence`. It raises nothing."""
 
     async def sync(self) -> None:
         """Sync what `append` has acknowledged before it was synced (`fsync: interval` or `never`), so that a

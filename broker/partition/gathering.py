@@ -27,13 +27,13 @@ class Gathering:
         self.is_awaited = False
         """A lull or a round was asked for, and has not come."""
         self.is_in_cycle = False
-        """A cycle is under way. At its end, the task looks into the mailbox and calls `begin`."""
+        """A cycle is under way. Whoever ends it looks into the mailbox and calls `begin`."""
 
     def holds(self, operation: Operation) -> bool:
         """Whether an operation that was put into the mailbox of an open partition waits there, so that the
         task need not be woken for it."""
         if not isinstance(operation, Send):
-            return False
+            return self.is_in_cycle
         self._rounds.arrived(len(operation.messages))
         return self.is_in_cycle or self.begin()
 
@@ -57,6 +57,6 @@ class Gathering:
             self._wake()
 
     def stored(self, messages: int) -> None:
-        """A cycle has ended that has only stored messages, so many."""
+        """A short cycle has ended that has stored so many messages."""
         self.is_in_cycle = False
         self._rounds.answered(messages)

@@ -10,10 +10,11 @@ from broker.identifiers import ClientId
 from broker.operations.browsing import Watch
 from broker.operations.general import Detach
 from broker.operations.interface import Answer, Operation, Sink
-from broker.operations.receiving import Demand
+from broker.operations.receiving import Demand, Recalled, Withdraw
 from broker.operations.selecting import WatchReturned
 from broker.operations.sending import Send
 from broker.operations.sessions import AcceptSession, WatchSessions
+from broker.operations.settling import Abandon, Complete, GiveBack, Release, RenewLocks
 from broker.operations.streams import SendSinkBatch
 from broker.operations.transactions import Transact
 from broker.operations.transfers import HandOver
@@ -25,6 +26,8 @@ GATHERED_MESSAGES = 64
 """From this many on, a cycle costs more for its messages than for itself."""
 
 _WITH_MESSAGES = (Send, HandOver)
+_SETTLE = (Complete, Abandon, RenewLocks, Release, GiveBack, Recalled)
+_ASK = (Demand, Withdraw)
 _MAY_BE_ANSWERED_LATER = (Demand, Watch, AcceptSession, WatchSessions, WatchReturned)
 
 
@@ -61,14 +64,20 @@ class Mailbox:
                 return False
         return messages > 0
 
-    def has_only_sends(self, messages_max: int) -> bool:
-        """Whether messages wait to be sent, no more than this, and nothing else."""
+    def is_short(self, operations_max: int, messages_max: int, *, with_sends: bool) -> bool:
+        """Whether the first operations, as many as a cycle takes, only send messages (if `with_sends`), ask
+        for some, settle some, give some back or renew their locks, and no more than so many."""
         messages = 0
-        for _, operation, _, _ in self.waiting:
-            if not isinstance(operation, Send):
+        for _, operation, _, _ in islice(self.waiting, operations_max):
+            if isinstance(operation, Send):
+                if not with_sends:
+                    return False
+                messages += len(operation.messages)
+            elif isinstance(operation, _SETTLE):
+                messages += len(operation.tokens)
+            elif not isinstance(operation, _ASK):
                 return False
-            messages += len(operation.messages)
-        return 0 < messages <= messages_max
+        return bool(self.waiting) and messages <= messages_max
 
     def gather(self, operations_max: int, bytes_max: int) -> list[Waiting]:
         """Take out the operations of the next cycle and remember them as undecided."""
@@ -118,6 +127,11 @@ class Mailbox:
         self.undecided = []
         self.waiting.clear()
         return entries
+
+
+def messages_sent(cycle: Iterable[Waiting]) -> int:
+    """How many messages the sends of a cycle have."""
+    return sum(len(operation.messages) for _, operation, _, _ in cycle if isinstance(operation, Send))
 
 
 def sends_from(cycle: Sequence[Waiting], place: int) -> list[tuple[ClientId, Send]]:

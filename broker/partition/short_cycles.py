@@ -1,11 +1,13 @@
-"""Cycles that only store messages, carried out by those who would otherwise wake the partition's task.
+"""Cycles that await nothing but their commit, carried out without waking the partition's task for them.
 
-Under load, most cycles only store messages. To wake the task for each of them twice, when the cycle begins
-and when the disk has answered, and to let it look after everything else, costs as much as the messages do. So
-a *short cycle* begins in the call that ends the wait for a lull (`gathering.py`), together with those of the
-other partitions, and its answers are released in the call in which the disk answers. The task sleeps
-meanwhile. Whatever goes wrong, and whatever else there is to do, is left to the task: it takes a cycle over
-that could not be committed (`take_over`), and begins no other one before it has ended.
+Under load, most cycles only store messages, hand them out and settle them. To wake the task for each of them
+twice, when the cycle begins and when the disk has answered, and to let it look after everything else, costs
+as much as the messages do. So a *short cycle* of messages begins in the call that ends the wait for a lull
+(`gathering.py`), together with those of the other partitions. One of receivers, which wait for no lull,
+begins as soon as the task wakes. In both cases, the answers are released in the call in which the disk
+answers. The task sleeps meanwhile. Whatever goes wrong, and whatever else there is to do, is left to the
+task: it takes a cycle over that could not be committed at once, or that needs messages from the log
+(`take_over`), and begins no other one before it has ended.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from broker.base.clock import Clock
+from broker.operations.sending import Send
 from broker.partition.cycle import Cycle
 from broker.partition.disk_timeout import Patience
 from broker.partition.mailbox import Mailbox, Waiting, sends_from
@@ -74,8 +77,8 @@ class ShortCycles:
         return self._under_way is not None or self._left is not None
 
     def begin(self, partition: Partition, operations_max: int, bytes_max: int) -> bool:
-        """Begin a cycle if the mailbox holds only messages, and there is nothing else to do. Returns whether
-        it did, or there is something to take over. Raises nothing: others begin in the same call."""
+        """Begin a cycle if the operations in the mailbox allow a short one. Returns whether it did, or there
+        is something to take over. Raises nothing: others begin in the same call."""
         try:
             return self._begin(partition, operations_max, bytes_max)
         except Exception as bug:  # the task ends with it
@@ -84,8 +87,10 @@ class ShortCycles:
             return True
 
     def _begin(self, partition: Partition, operations_max: int, bytes_max: int) -> bool:
-        now_ms, mailbox = self._clock.monotonic_ms(), self._mailbox
-        if not (mailbox.has_only_sends(partition.work_max) and partition.only_stores(now_ms)):
+        mailbox, with_sends = self._mailbox, not partition.publishes
+        if partition.has_steps or not mailbox.is_short(
+            operations_max, partition.work_max, with_sends=with_sends
+        ):
             return False
         try:
             commit = self._log.begin()
@@ -93,17 +98,26 @@ class ShortCycles:
             return False  # the task finds out as well
         waiting = mailbox.gather(operations_max, bytes_max)
         partition.counting.note()
-        cycle = partition.begin(commit, now_ms, self._clock.now_ms(), waiting[0][3])
+        clock = self._clock
+        cycle = partition.begin(commit, clock.monotonic_ms(), clock.now_ms(), waiting[0][3])
         self._under_way = Short(partition, cycle, waiting, None, asyncio.get_running_loop().time())
-        place = 0
-        while place < len(waiting) and not partition.is_full:
-            place += partition.handle_sends(sends_from(waiting, place))
+        place, is_done = 0, True
+        while place < len(waiting) and is_done and not partition.is_full:
+            client, operation, sink, arrived_ms = waiting[place]
+            if isinstance(operation, Send):
+                place += partition.handle_sends(sends_from(waiting, place))
+            else:
+                mailbox.remember(client, operation, sink)
+                is_done = partition.handle(client, operation, arrived_ms)
+                place += is_done
         mailbox.put_back(waiting, place)
         partition.finish(mailbox.since_ms)
         self._patience.begin(self._hung)
-        if not commit:  # all were refused
+        if cycle.holes and cycle.missing:
+            self._leave(None)
+        elif not commit:  # nothing but locks changes, or all were refused
             self._answered(None)
-        elif not self._log.append_at_once(commit, self._answered):
+        elif not self._log.append_at_once(commit, self._answered, urgent=not cycle.has_sent):
             self._leave(None)
         return True
 

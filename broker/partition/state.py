@@ -231,9 +231,15 @@ class Partition:
         """How many messages a cycle takes."""
         return self._space.bounds.work_max
 
-    def only_stores(self, now_ms: int) -> bool:
-        """Whether a cycle at this monotonic time has nothing to do besides its operations."""
-        return self._ahead.is_quiet(now_ms) and not self.is_under_way
+    @property
+    def publishes(self) -> bool:
+        """Whether a `Send` may take several steps, because messages go on to subscriptions."""
+        return self._publishing is not None
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether a cycle may have something for `go_on` before its operations."""
+        return self.is_under_way or (self.publishes and self.messages.main.schedule is not None)
 
     # --- one cycle ------------------------------------------------------------------------------------------
 

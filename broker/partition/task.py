@@ -56,7 +56,7 @@ from broker.partition.full_disk_log import FullDiskLog
 from broker.partition.gathering import Gathering
 from broker.partition.going_down import DAMAGED_ADVICE, GoingDown
 from broker.partition.known_counts import KnownCounts
-from broker.partition.mailbox import Mailbox, Waiting, sends_from
+from broker.partition.mailbox import Mailbox, Waiting, messages_sent, sends_from
 from broker.partition.meter import PartitionMeter, count_cycle
 from broker.partition.payloads import PayloadBudget
 from broker.partition.rest import Register, Rest
@@ -261,6 +261,8 @@ class PartitionTask:
                     self._waits_for_short = True  # its end wakes the task again
                     continue
                 if not self._waits_for_short and self._begins_short_cycle():
+                    if self._wake.is_set:  # it has not awaited anything: let others run
+                        await asyncio.sleep(0)
                     continue
                 self._waits_for_short = False
                 if self._stopping and self._health is Health.HEALTHY and not self._short.is_left:
@@ -481,7 +483,7 @@ class PartitionTask:
             count_cycle(self._meter, cycle, began_s)
             self._rest.changed(cycle.now_ms)
         self._release(partition, cycle, waiting)
-        self._gathering.stored(cycle.work)
+        self._gathering.stored(messages_sent(waiting))
         assert self._upkeep is not None
         now_ms = self._clock.monotonic_ms()
         self._is_upkeep_due = not self._beside.is_under_way and self._upkeep.is_due(now_ms)

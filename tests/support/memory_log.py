@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from storage.errors import CommitFailed, CorruptRecord, DiskFailed, DiskFull, StorageError
+from storage.errors import CommitFailed, CorruptRecord, DiskFailed, DiskFull
 from storage.log import (
     FRAME_HEADER_BYTES,
     Checkpoint,
@@ -214,15 +214,17 @@ class MemoryLog:
         finally:
             self._appending = False
 
-    def append_at_once(self, commit: Commit, ended: Callable[[Exception | None], None]) -> bool:
+    def append_at_once(
+        self, commit: Commit, ended: Callable[[Exception | None], None], *, urgent: bool = False
+    ) -> bool:
         if not (self.takes_at_once and self.usable and not self._appending):
             return False
 
         async def append() -> None:
             error: Exception | None = None
             try:
-                await self.append(commit)
-            except StorageError as failed:
+                await self.append(commit, urgent)
+            except Exception as failed:  # also what a test raises in place of the disk
                 error = failed
             ended(error)
 

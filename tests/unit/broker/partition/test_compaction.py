@@ -66,8 +66,10 @@ class Traffic:
             else:
                 self.came_in += size
 
-        def counting_at_once(log: FileLog, commit: Commit, ended: Callable[[Exception | None], None]) -> bool:
-            is_begun = at_once(log, commit, ended)
+        def counting_at_once(
+            log: FileLog, commit: Commit, ended: Callable[[Exception | None], None], *, urgent: bool = False
+        ) -> bool:
+            is_begun = at_once(log, commit, ended, urgent=urgent)
             self.came_in += (FRAME_HEADER_BYTES + commit.bytes) * is_begun
             return is_begun
 

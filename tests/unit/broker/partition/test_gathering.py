@@ -38,10 +38,12 @@ def test_other_operations_many_messages_and_an_idle_disk_wake_the_task() -> None
         assert not gathering.holds(operation)
 
 
-def test_messages_wait_for_the_end_of_a_cycle_but_nothing_else_does() -> None:
+def test_everything_waits_for_the_end_of_a_cycle_but_only_messages_for_a_lull() -> None:
     gathering, _, _ = _gathering(is_busy=False)
     gathering.is_in_cycle = True
-    assert gathering.holds(Send([b"x"] * 64, None)) and not gathering.holds(Peek("", 0, 1))
+    assert gathering.holds(Send([b"x"] * 64, None)) and gathering.holds(Peek("", 0, 1))
+    gathering.is_in_cycle = False
+    assert not gathering.holds(Peek("", 0, 1))
 
 
 async def test_messages_wait_for_the_round_on_an_idle_disk_and_behind_a_lull() -> None:

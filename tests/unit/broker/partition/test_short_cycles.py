@@ -1,4 +1,4 @@
-"""Cycles that only store messages go on without the partition's task; everything else is the task's."""
+"""Cycles that await nothing but their commit go on without the partition's task; the rest is the task's."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import pytest
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import MAIN
-from broker.operations.general import Failed
-from broker.operations.receiving import Demand, Locked
+from broker.operations.browsing import Peek, Peeked
+from broker.operations.general import Failed, Unavailable
+from broker.operations.receiving import Demand, Locked, Withdraw, Withdrawn
 from broker.operations.sending import Send, Sent
+from broker.operations.settling import Abandon, Complete, Renewed, RenewLocks, Settled
+from broker.partition.mailbox import Mailbox
 from broker.partition.state import Partition
 from broker.partition.task import Health
 from broker.partition.task_limits import TaskLimits
@@ -80,22 +83,115 @@ async def test_those_who_wait_for_a_lull_begin_in_the_call_that_ends_it(
         assert not steps.taken
 
 
+async def test_messages_are_handed_out_and_settled_while_the_task_sleeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = Harness()
+    async with _quiet(harness):
+        steps = _Steps(harness, monkeypatch)
+        harness.post(2, Demand(MAIN, 3))
+        await until(lambda: harness.received[2])
+        first = one(harness.take(2), Locked)
+        harness.post(1, Send([b"second", b"third"], None))  # somebody waits: it is delivered in its cycle
+        await until(lambda: harness.received[1] and harness.received[2])
+        later = one(harness.take(2), Locked)
+        harness.log.gate = asyncio.Event()
+        harness.post(2, Complete(first.tokens))
+        await until(lambda: harness.log._appending)
+        harness.post(2, Abandon([later.tokens[0]]))  # waits for the commit under way
+        harness.post(2, RenewLocks([later.tokens[1]]))
+        harness.post(2, Withdraw(MAIN))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not harness.received[2], "not durable yet"
+        harness.log.gate.set()
+        await until(lambda: len(harness.received[2]) == 4)
+        assert [type(answer) for answer in harness.take(2)] == [Settled, Settled, Renewed, Withdrawn]
+        assert not steps.taken
+    await harness.restart()
+    assert (await harness.peek()).messages == [b"second", b"third"]
+
+
+async def test_messages_that_are_not_in_memory_are_read_by_the_task() -> None:
+    harness = Harness(payload_bytes=0)
+    async with _quiet(harness):
+        harness.post(2, Demand(MAIN, 10))
+        await until(lambda: harness.received[2])
+        received = one(harness.take(2), Locked)
+        assert received.messages == [b"first"] and harness.log.fetches
+        harness.post(2, Demand(MAIN, 1))
+        harness.post(2, Complete(received.tokens))
+        await until(lambda: harness.received[2])
+        one(harness.take(2), Settled)
+    await harness.restart()
+    assert not (await harness.peek()).messages
+
+
+async def test_settlements_may_use_the_reserve_of_a_full_disk() -> None:
+    harness = Harness()
+    async with _quiet(harness):
+        urgencies = list[bool]()
+
+        def on_append(_: object, urgent: bool) -> None:
+            urgencies.append(urgent)
+
+        harness.log.on_append = on_append
+        harness.post(1, Send([b"second"], None))
+        await until(lambda: harness.received[1])
+        received = await _received(harness)
+        harness.post(2, Complete(received.tokens))
+        await until(lambda: harness.received[2])
+        harness.post(1, Send([b"third"], None))
+        harness.post(2, Complete(received.tokens))  # their locks have ended
+        await until(lambda: harness.received[2] and len(harness.received[1]) == 2)
+        assert urgencies == [False, True, False]
+
+
+async def _received(harness: Harness) -> Locked:
+    harness.post(2, Demand(MAIN, 2))
+    await until(lambda: harness.received[2])
+    return one(harness.take(2), Locked)
+
+
+async def test_a_full_disk_refuses_what_a_short_cycle_sends_and_settles_the_rest() -> None:
+    harness = Harness()
+    async with _quiet(harness):
+        received = await _received(harness)
+        harness.log.at_next_lull = list[Callable[[], None]]()
+        harness.post(1, Send([b"lost"], None))
+        harness.log.fail_append(DiskFull("no room"))
+        harness.post(2, Complete(received.tokens))  # the message waits for a lull, and goes with it
+        await until(lambda: harness.received[1] and harness.received[2])
+        assert one(harness.take(1), Failed).reason is Reason.DISK_FULL
+        assert not one(harness.take(2), Settled).failures
+        assert harness.task.health is Health.HEALTHY and not harness.task.counts()[MAIN].active
+
+
+async def test_a_settlement_whose_commit_fails_is_refused_and_undone() -> None:
+    harness = Harness()
+    async with _quiet(harness):
+        received = await _received(harness)
+        harness.log.fail_append(CommitFailed("the disk said no"))
+        harness.post(2, Complete(received.tokens))
+        await until(lambda: harness.received[2])
+        assert isinstance(harness.take(2)[0], Failed | Unavailable)
+        await until(lambda: harness.task.health is Health.HEALTHY)
+        assert harness.task.counts()[MAIN].active == 1
+
+
 async def test_whatever_else_comes_meanwhile_is_done_by_the_task_after_it() -> None:
     harness = Harness()
     async with _quiet(harness):
         harness.log.gate = asyncio.Event()
         harness.post(1, Send([b"x"], None))
         await until(lambda: harness.log._appending)
-        harness.post(2, Demand(MAIN, 10))
+        harness.post(2, Peek(MAIN, 0, 10))
         for _ in range(5):
             await asyncio.sleep(0)
         assert not harness.received[1] and not harness.received[2]
         harness.log.gate.set()
         await until(lambda: harness.received[1] and harness.received[2])
-        assert one(harness.take(2), Locked).messages == [b"first", b"x"]
-        harness.post(1, Send([b"for the receiver"], None))  # somebody waits: it is delivered in its cycle
-        await until(lambda: harness.received[2])
-        assert one(harness.take(2), Locked).messages == [b"for the receiver"]
+        assert one(harness.take(2), Peeked).messages == [b"first", b"x"]
 
 
 async def test_a_commit_that_cannot_be_made_at_once_is_made_by_the_task() -> None:
@@ -164,7 +260,7 @@ async def test_a_partition_stops_after_the_short_cycle_under_way() -> None:
 @pytest.mark.parametrize(
     "where",
     [
-        (Partition, "only_stores"),
+        (Mailbox, "is_short"),
         (Partition, "begin"),
         (Partition, "handle_sends"),
         (MemoryLog, "append_at_once"),
