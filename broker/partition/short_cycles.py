@@ -43,7 +43,17 @@ class Short(NamedTuple):
 class ShortCycles:
     """At most one at a time. Owned by the partition's task."""
 
-    __slots__ = ("_clock", "_durable", "_left", "_log", "_mailbox", "_patience", "_under_way", "_wake")
+    __slots__ = (
+        "_clock",
+        "_durable",
+        "_ended",
+        "_left",
+        "_log",
+        "_mailbox",
+        "_patience",
+        "_under_way",
+        "_wake",
+    )
 
     def __init__(
         self,
@@ -52,18 +62,20 @@ class ShortCycles:
         clock: Clock,
         patience: Patience,
         durable: Callable[[Short], None],
+        ended: Callable[[Short], None],
         wake: Callable[[], None],
     ) -> None:
-        """`durable` is called in the event loop when a short cycle is durable, and `wake` when the task is to
-        take one over."""
+        """`durable` is called in the event loop when a short cycle is durable, and releases its answers.
+        `ended` is called in the next turn, when they have been written, so that no client waits for what is
+        done there. `wake` is called when the task is to take a cycle over."""
         self._log, self._mailbox, self._clock, self._patience = log, mailbox, clock, patience
-        self._durable, self._wake = durable, wake
+        self._durable, self._ended, self._wake = durable, ended, wake
         self._under_way: Short | None = None
         self._left: Short | None = None
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the disk has not answered yet."""
+        """Whether the disk has not answered yet, or the answers are being written."""
         return self._under_way is not None
 
     @property
@@ -128,9 +140,20 @@ class ShortCycles:
             self._leave(error)
             return
         self._patience.end()
-        self._under_way = None
         try:
             self._durable(short)
+        except Exception as bug:
+            self._leave(bug)
+        else:
+            asyncio.get_running_loop().call_soon(self._end, short)
+
+    def _end(self, short: Short) -> None:
+        """The answers have been written."""
+        if self._under_way is not short:  # it was dropped
+            return
+        self._under_way = None
+        try:
+            self._ended(short)
         except Exception as bug:
             self._left = short._replace(error=bug)
             self._wake()

@@ -139,7 +139,8 @@ class PartitionTask:
         self._timer = DueTimer(clock, self._wake.set)
         self._patience = Patience(self._limits.disk_timeout_ms, self._disk_hangs)
         self._beside = BesideCycles(self._wake.set, Patience(self._limits.disk_timeout_ms, self._disk_hangs))
-        self._short = ShortCycles(log, self._mailbox, clock, self._patience, self._stored, self._wake.set)
+        short = (self._stored, self._after_short_cycle, self._wake.set)
+        self._short = ShortCycles(log, self._mailbox, clock, self._patience, *short)
         self._sleeps = self._waits_for_short = False
         """Whether the task waits for work, and whether it is to be woken when the short cycle has ended."""
         self._coming_back = ComingBack(
@@ -261,8 +262,6 @@ class PartitionTask:
                     self._waits_for_short = True  # its end wakes the task again
                     continue
                 if not self._waits_for_short and self._begins_short_cycle():
-                    if self._wake.is_set:  # it has not awaited anything: let others run
-                        await asyncio.sleep(0)
                     continue
                 self._waits_for_short = False
                 if self._stopping and self._health is Health.HEALTHY and not self._short.is_left:
@@ -475,14 +474,18 @@ class PartitionTask:
         return False
 
     def _stored(self, short: Short) -> None:
-        """Release the answers of a short cycle, and begin what comes after it."""
-        partition, cycle, waiting, _, began_s = short
+        """Release the answers of a short cycle."""
         self._is_in_doubt, self._mailbox.undecided = False, []
+        if short.cycle.commit:
+            short.partition.committed()
+        self._release(short.partition, short.cycle, short.waiting)
+
+    def _after_short_cycle(self, short: Short) -> None:
+        """Begin what comes after a short cycle. Its answers have been written."""
+        partition, cycle, waiting, _, began_s = short
         if cycle.commit:
-            partition.committed()
             count_cycle(self._meter, cycle, began_s)
             self._rest.changed(cycle.now_ms)
-        self._release(partition, cycle, waiting)
         self._gathering.stored(messages_sent(waiting))
         assert self._upkeep is not None
         now_ms = self._clock.monotonic_ms()
@@ -491,12 +494,7 @@ class PartitionTask:
             self._wake.set()
         elif not self._mailbox:
             self._arm_timer()
-        else:  # when the answers have been written, for then more may come
-            asyncio.get_running_loop().call_soon(self._go_on)
-
-    def _go_on(self) -> None:
-        """After a short cycle, begin the next one at once, or at a lull."""
-        if self._mailbox and not self._gathering.is_in_cycle and not self._gathering.begin():
+        elif not self._gathering.begin():
             self._lull_comes()
 
     # --- opening and recovering -----------------------------------------------------------------------------
