@@ -426,6 +426,7 @@ def _memory(settings: Settings, host: PartitionHost) -> Memory:
         lambda: resident_bytes() + host.resident_bytes,
         lambda: host.waiting_bytes,
         host.set_scarce,
+        lambda: host.opening_bytes,
     )
 
 

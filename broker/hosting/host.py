@@ -116,6 +116,10 @@ class PartitionHost(EntityLogs, Protocol):
         """Memory that waiting messages and open partitions take, by the partitions' own count."""
 
     @property
+    def opening_bytes(self) -> int:
+        """Memory that partitions will take soon, because they are being opened."""
+
+    @property
     def resident_bytes(self) -> int:
         """Resident memory of the process that runs the partitions; 0 if that is this process."""
 

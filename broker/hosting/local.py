@@ -33,6 +33,8 @@ or more, and a broker may stop with thousands of partitions."""
 
 PARTITION_BYTES = 15 * 1024
 """The least that an open partition takes besides its messages, and gives back when it is closed."""
+OPENING_BYTES = 20 * 1024
+"""The most that a partition takes until it is open, once it is being opened."""
 LOOKED_AT_ONCE = 64
 CLOSED_AT_ONCE = 4
 """While memory is scarce, one turn of the event loop looks at so many partitions, and has so many unused ones
@@ -145,6 +147,10 @@ class LocalHost(SpreadStore):
     def waiting_bytes(self) -> int:
         payloads = self.payloads
         return payloads.state_bytes + payloads.used + PARTITION_BYTES * payloads.partitions
+
+    @property
+    def opening_bytes(self) -> int:
+        return OPENING_BYTES * self.payloads.opening
 
     def set_scarce(self, is_scarce: bool) -> None:
         self.payloads.set_scarce(is_scarce)

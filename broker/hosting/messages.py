@@ -212,10 +212,11 @@ class Counted:
 
 @dataclass(slots=True)
 class MemoryUsed:
-    """What waiting messages take by the partitions' count, and the memory of their process without the
-    program itself, in bytes."""
+    """What waiting messages take by the partitions' count, what partitions that are being opened will take,
+    and the memory of their process without the program itself, in bytes."""
 
     waiting: int
+    opening: int
     resident: int
 
 

@@ -299,7 +299,8 @@ class PartitionProcess:
             if self._is_scarce and loop.time() - returned_at >= RETURN_S:
                 await asyncio.to_thread(return_free_pages)
                 returned_at = loop.time()
-            now = messages.MemoryUsed(host.waiting_bytes, max(0, resident_bytes() - program))
+            resident = max(0, resident_bytes() - program)
+            now = messages.MemoryUsed(host.waiting_bytes, host.opening_bytes, resident)
             if now != told:
                 self.send(now)
                 told = now

@@ -118,6 +118,13 @@ class ComingBack:
         self.dropped: list[Partition | Messages] = []
         """Discarded states that still have to be freed."""
 
+    def __enter__(self) -> None:
+        """While in this block, the partition counts as one that is being opened."""
+        self._payloads.opening += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._payloads.opening -= 1
+
     async def acquire(self) -> None:
         """Acquire the log. Raises StorageError."""
         self.epoch = await self._log.acquire()

@@ -38,6 +38,7 @@ class PayloadBudget:
         "bytes_max",
         "growth_bytes_min",
         "is_scarce",
+        "opening",
         "partitions",
         "promised",
         "reserve_bytes",
@@ -55,6 +56,8 @@ class PayloadBudget:
         """Memory used by the state of waiting messages besides their bodies, over all partitions."""
         self.partitions = 0
         """How many partitions are open."""
+        self.opening = 0
+        """How many partitions are being opened: they will take memory soon."""
         self._holders: OrderedDict[PayloadShare, None] = OrderedDict()
         """Partitions that hold more than their reserve, roughly in the order in which they were last read;
         those never read come first."""

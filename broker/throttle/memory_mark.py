@@ -2,12 +2,13 @@
 the process for lack of memory.
 
 Memory in use is resident memory, because that is what the kernel looks at, with two corrections. Each
-admitted message that is not stored yet will take more, so it is added. And Python hardly ever returns the
-memory of small objects to the system: a broker that has delivered a million messages stays as large as it
-was, and reuses that memory before it grows. So the memory that waiting messages, open partitions, settled
-deliveries and connections have freed is subtracted, until others take it or the process shrinks. This
-estimate is too high if something else has taken that memory, so it is limited to half of the mark: with the
-default mark, the process stays below nine tenths of all memory.
+admitted message that is not stored yet will take more, so it is added, and so is what partitions will take
+that are being opened. And Python hardly ever returns the memory of small objects to the system: a broker that
+has delivered a million messages stays as large as it was, and reuses that memory before it grows. So the
+memory that waiting messages, open partitions, settled deliveries and connections have freed is subtracted,
+until others take it or the process shrinks. This estimate is too high if something else has taken that
+memory, so it is limited to half of the mark: with the default mark, the process stays below nine tenths of
+all memory.
 
 A partition that is open takes 30 KiB. Above the mark, those that nobody uses and that hold nothing are closed
 within seconds, and clients that want messages do not open empty ones (`Entity.spares`).
@@ -87,6 +88,7 @@ class Memory:
         "_counted",
         "_counted_before",
         "_delivery_room",
+        "_expected",
         "_freed",
         "_resident",
         "_resident_before",
@@ -110,9 +112,11 @@ class Memory:
         resident: Callable[[], int],
         counted: Callable[[], int],
         changed: Callable[[bool], None] = lambda limited: None,
+        expected: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`mark` is in bytes. `resident` gives the process's memory, and `counted` the part of it that
-        waiting messages and open partitions take by the broker's own count.
+        """`mark` is in bytes. `resident` gives the process's memory, `counted` the part of it that waiting
+        messages and open partitions take by the broker's own count, and `expected` what it will take soon,
+        because partitions are being opened.
 
         `changed` is called with whether memory is limited, at each change.
         """
@@ -137,6 +141,7 @@ class Memory:
         self._unsettled_max = max(mark // TRAFFIC_PARTS // DELIVERY_BYTES, UNSETTLED_ABOVE_MARK_MAX)
         """How many of them there may be while the mark is exceeded, if each link holds more than one."""
         self._resident, self._counted, self._changed = resident, counted, changed
+        self._expected = expected
         self._resident_before = self._counted_before = 0
         self._freed = 0
         """Bytes that messages, deliveries and connections have freed but the process probably still holds."""
@@ -220,7 +225,8 @@ class Memory:
         self._freed = min(max(0, self._freed + self._counted_before - counted - returned), self.mark)
         self._resident_before, self._counted_before = resident, counted
         self.used = resident - min(self._freed, resident, self.mark // 2)
-        self._room = self.mark - self.used - self.under_way * MESSAGE_OVERHEAD_BYTES
+        expected = self.under_way * MESSAGE_OVERHEAD_BYTES + self._expected()
+        self._room = self.mark - self.used - expected
         if not self.limited and self._room < 0:
             self.limited = True
             self._changed(True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from broker.base.clock import ManualClock
 from broker.entities.descriptions import MAIN
 from broker.hosting.host import HostFolder, HostSettings
-from broker.hosting.local import TAIL_BYTES_AT_STOP, LocalHost
+from broker.hosting.local import OPENING_BYTES, TAIL_BYTES_AT_STOP, LocalHost
 from broker.namespace.entity import ask
 from broker.operations.browsing import Peek, Peeked
 from broker.operations.receiving import Demand, Locked
@@ -86,6 +86,25 @@ async def test_waiting_messages_count_over_all_partitions(tmp_path: Path) -> Non
         for partition in partitions:
             await partition.stop()
         assert made.host.waiting_bytes == before
+
+
+async def test_partitions_that_are_being_opened_count_until_they_are_open(tmp_path: Path) -> None:
+    index = asyncio.Event()
+
+    class Waiting(Register):
+        async def opening(self) -> None:
+            await index.wait()
+
+    async with stack(tmp_path) as made:
+        partitions = [made.host.start(QUEUE, number, Meter(), Waiting()) for number in (0, 1)]
+        asked = [asyncio.ensure_future(ask(each, Peek(MAIN, 0, 1))) for each in partitions]
+        await turns()
+        assert made.host.opening_bytes == 2 * OPENING_BYTES
+        before = made.host.waiting_bytes
+        index.set()
+        await asyncio.gather(*asked)
+        assert made.host.opening_bytes == 0 and made.host.waiting_bytes > before
+        await asyncio.gather(*(each.stop() for each in partitions))
 
 
 async def test_after_a_suspend_every_partition_looks_at_the_clock(tmp_path: Path) -> None:

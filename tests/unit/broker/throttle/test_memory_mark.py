@@ -41,8 +41,10 @@ class Process:
     """A process whose memory the tests set by hand."""
 
     def __init__(self, resident: int = 50 * MIB) -> None:
-        self.resident, self.counted, self.looks = resident, 0, 0
-        self.memory = Memory(MARK, self._look, lambda: self.counted)
+        self.resident, self.counted, self.expected, self.looks = resident, 0, 0, 0
+        self.memory = Memory(
+            MARK, self._look, lambda: self.counted, lambda limited: None, lambda: self.expected
+        )
 
     def _look(self) -> int:
         self.looks += 1
@@ -87,6 +89,19 @@ def test_what_comes_in_between_two_looks_is_noticed_where_the_mark_is_near() -> 
     assert process.looks == looks + 1 and process.memory.limited
     process.memory.expect(MIB)
     assert process.looks == looks + 1, "it is known already"
+
+
+def test_partitions_that_are_being_opened_count_before_they_take_memory() -> None:
+    process = Process(MARK - 10 * MIB)
+    process.expected = 9 * MIB
+    process.memory.look()
+    assert process.admits() and process.memory.room == MIB
+    process.expected = 11 * MIB
+    process.memory.look()
+    assert not process.admits() and not process.memory.exceeded
+    process.expected = 0
+    process.memory.look()
+    assert process.admits(), "they have taken less"
 
 
 def test_above_the_mark_messages_are_refused_and_each_change_is_logged_once() -> None:
