@@ -35,7 +35,7 @@ class Pace:
 
     async def begin(self) -> None:
         """Wait until a piece of work may begin. It is to begin at once then."""
-        if not self._waiting and self._may_begin():
+        if self.may_begin():
             return
         while True:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -47,6 +47,10 @@ class Pace:
                 raise
             if self._may_begin():
                 return
+
+    def may_begin(self) -> bool:
+        """Whether a piece of work may begin without a wait. If so, it is to begin at once."""
+        return not self._waiting and self._may_begin()
 
     def _may_begin(self) -> bool:
         if self._began_s is None:

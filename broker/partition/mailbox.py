@@ -64,14 +64,16 @@ class Mailbox:
                 return False
         return messages > 0
 
-    def is_short(self, operations_max: int, messages_max: int, *, with_sends: bool) -> bool:
-        """Whether the first operations, as many as a cycle takes, only send messages (if `with_sends`), ask
-        for some, settle some, give some back or renew their locks, and no more than so many."""
+    def has_only_sends(self) -> bool:
+        """Whether nothing waits but messages to be sent."""
+        return all(isinstance(operation, Send) for _, operation, _, _ in self.waiting)
+
+    def is_short(self, operations_max: int, messages_max: int) -> bool:
+        """Whether the first operations, as many as a cycle takes, only send messages, ask for some, settle
+        some, give some back or renew their locks, and no more than so many."""
         messages = 0
         for _, operation, _, _ in islice(self.waiting, operations_max):
             if isinstance(operation, Send):
-                if not with_sends:
-                    return False
                 messages += len(operation.messages)
             elif isinstance(operation, _SETTLE):
                 messages += len(operation.tokens)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from broker.base.clock import Clock
+from broker.base.pace import Pace
 from broker.operations.sending import Send
 from broker.partition.cycle import Cycle
 from broker.partition.disk_timeout import Patience
@@ -50,6 +51,7 @@ class ShortCycles:
         "_left",
         "_log",
         "_mailbox",
+        "_pace",
         "_patience",
         "_under_way",
         "_wake",
@@ -61,6 +63,7 @@ class ShortCycles:
         mailbox: Mailbox,
         clock: Clock,
         patience: Patience,
+        pace: Pace,
         durable: Callable[[Short], None],
         ended: Callable[[Short], None],
         wake: Callable[[], None],
@@ -69,6 +72,7 @@ class ShortCycles:
         `ended` is called in the next turn, when they have been written, so that no client waits for what is
         done there. `wake` is called when the task is to take a cycle over."""
         self._log, self._mailbox, self._clock, self._patience = log, mailbox, clock, patience
+        self._pace = pace
         self._durable, self._ended, self._wake = durable, ended, wake
         self._under_way: Short | None = None
         self._left: Short | None = None
@@ -99,11 +103,11 @@ class ShortCycles:
             return True
 
     def _begin(self, partition: Partition, operations_max: int, bytes_max: int) -> bool:
-        mailbox, with_sends = self._mailbox, not partition.publishes
-        if partition.has_steps or not mailbox.is_short(
-            operations_max, partition.work_max, with_sends=with_sends
-        ):
+        mailbox = self._mailbox
+        if partition.has_steps or not mailbox.is_short(operations_max, partition.work_max):
             return False
+        if not (mailbox.has_only_sends() or self._pace.may_begin()):
+            return False  # the task waits for its turn
         try:
             commit = self._log.begin()
         except StorageError:

@@ -232,14 +232,10 @@ class Partition:
         return self._space.bounds.work_max
 
     @property
-    def publishes(self) -> bool:
-        """Whether a `Send` may take several steps, because messages go on to subscriptions."""
-        return self._publishing is not None
-
-    @property
     def has_steps(self) -> bool:
-        """Whether a cycle may have something for `go_on` before its operations."""
-        return self.is_under_way or (self.publishes and self.messages.main.schedule is not None)
+        """Whether a cycle may have something for `go_on`. That of a topic may, and takes long if it has many
+        subscriptions."""
+        return self._publishing is not None or self.is_under_way
 
     # --- one cycle ------------------------------------------------------------------------------------------
 

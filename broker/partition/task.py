@@ -139,8 +139,8 @@ class PartitionTask:
         self._timer = DueTimer(clock, self._wake.set)
         self._patience = Patience(self._limits.disk_timeout_ms, self._disk_hangs)
         self._beside = BesideCycles(self._wake.set, Patience(self._limits.disk_timeout_ms, self._disk_hangs))
-        short = (self._stored, self._after_short_cycle, self._wake.set)
-        self._short = ShortCycles(log, self._mailbox, clock, self._patience, *short)
+        told = (self._stored, self._after_short_cycle, self._wake.set)
+        self._short = ShortCycles(log, self._mailbox, clock, self._patience, self._turns.pace, *told)
         self._sleeps = self._waits_for_short = False
         """Whether the task waits for work, and whether it is to be woken when the short cycle has ended."""
         self._coming_back = ComingBack(
