@@ -175,6 +175,8 @@ class Administration:
         if updating:
             entity = await self._namespace.update_entity(name, settings)
         else:
+            if previous is None:
+                self._memory.admit_description()
             entity = await self._namespace.create_entity(name, settings)
         note_ignored(description, kind.SETTINGS, entity.name)
         return await self._entry_response(request, entity, 200 if updating else 201)

@@ -76,9 +76,16 @@ class HeldSession:
 async def accept_named(
     entity: Entity, subqueue: str, session_id: str, *, is_shared: bool = False, token: bytes | None = None
 ) -> HeldSession:
-    """Lock a session. Raises Refused: SESSION_LOCKED, PARTITION_UNAVAILABLE."""
+    """Lock a session. Raises Refused: SESSION_LOCKED, PARTITION_UNAVAILABLE; SERVER_BUSY if memory is scarce
+    and its partition is closed and holds no messages."""
     held = HeldSession()
     held.partition = entity.router.number_of(session_id)
+    if entity.spares(held.partition, subqueue):
+        raise Refused(
+            Reason.SERVER_BUSY,
+            "The broker has reached its memory mark, and opens no partitions without messages. Please wait 2 "
+            "seconds and try again.",
+        )
     handle = entity.router.pinned(held.partition)
     answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 

@@ -310,13 +310,11 @@ class Entity:
     def spares(self, number: int, subqueue: str) -> bool:
         """Whether a partition stays closed although clients want to see messages of this subqueue, because
         memory is scarce and it is known to hold none. They should ask again later."""
-        resting, generation = self._resting, self.description.generation
-        if not resting.is_memory_scarce or number in resting.unknown(generation):
+        if not self._stays_closed(number):
             return False
+        resting, generation = self._resting, self.description.generation
         partition = self._partitions.get(number)
         if partition is not None:
-            if partition.health != CLOSED:
-                return False
             held = partition.counts().get(subqueue)
         else:
             summary = resting.summary(generation, number)
@@ -325,6 +323,14 @@ class Entity:
             if summary is not None and subqueue_number is not None:
                 held = summary.counts.get(subqueue_number)
         return held is None or not (held.active or held.deferred or held.scheduled)
+
+    def _stays_closed(self, number: int) -> bool:
+        """Whether a partition is closed, what it holds is known, and memory is scarce."""
+        resting = self._resting
+        if not resting.is_memory_scarce or number in resting.unknown(self.description.generation):
+            return False
+        partition = self._partitions.get(number)
+        return partition is None or partition.health == CLOSED
 
     def may_hold_none(self, number: int, subqueues: Collection[int]) -> bool:
         """Whether a partition has started, or is known to hold nothing in these subqueues, which may be
@@ -347,16 +353,19 @@ class Entity:
         if self.gone is None and number < self.description.partitions:
             await self.partition(number).opened()
 
-    async def opened(self, numbers: Collection[int], opening: asyncio.Semaphore) -> None:
+    async def opened(
+        self, numbers: Collection[int], opening: asyncio.Semaphore, *, sparing: bool = False
+    ) -> None:
         """Return once these partitions and those already started are open or have failed to open. `opening`
-        limits how many open at a time.
+        limits how many open at a time. `sparing`: while memory is scarce, only those whose content is
+        unknown.
 
         Raises Refused once the entity is gone.
         """
 
         async def open_one(number: int) -> None:
             async with opening:
-                if self.gone is None:
+                if self.gone is None and not (sparing and self._stays_closed(number)):
                     await self.partition(number).opened()
 
         await asyncio.gather(*(open_one(number) for number in sorted({*numbers, *self._partitions})))

@@ -296,13 +296,14 @@ class Namespace:
         Refused(ENTITY_NOT_FOUND).
 
         A partition without a log holds nothing and is left alone: reading the counts creates no files for it.
+        While memory is scarce, closed partitions are left alone, too: the index knows what they hold.
         """
         entity = self._existing(name)
         try:
             with_logs: Collection[int] = await self._store.partitions(entity.description.generation)
         except StorageError:  # opening the partitions turns any failure into a state
             with_logs = range(entity.description.partitions)
-        await entity.opened(with_logs, self._opening)
+        await entity.opened(with_logs, self._opening, sparing=True)
         return self.runtime_now(entity)
 
     async def counted(self, within_s: float = COUNTED_WITHIN_S) -> None:

@@ -164,16 +164,17 @@ class Memory:
                 )
 
     def admit_description(self) -> None:
-        """Admit another subscription or rule: each partition of a topic keeps all rules, and one of them may
-        take half a MiB in all partitions. Raises Refused(SERVER_BUSY) above the mark."""
+        """Admit another entity, subscription or rule: an entity takes 6 KiB, each partition of a topic keeps
+        all rules, and one of them may take half a MiB in all partitions. Raises Refused(SERVER_BUSY) above
+        the mark."""
         if not self.limited:
             self.look()
         if self.limited:
             raise Refused(
                 Reason.SERVER_BUSY,
                 f"The broker has reached its memory mark of {self.mark // MIB} MiB, and takes no "
-                "subscriptions and rules until messages have been received, or rules deleted. Please wait 2 "
-                "seconds and try again.",
+                "entities, subscriptions and rules until messages have been received, or some of them "
+                "deleted. Please wait 2 seconds and try again.",
             )
 
     def expect(self, size: int) -> None:

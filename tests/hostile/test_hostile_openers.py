@@ -10,8 +10,11 @@ from storage.disk import LocalDisk
 from tests.crash.test_broker_disk_faults import wait_until
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import message
+from tests.support.amqp_sessions import session_attach
 from tests.support.broker_process import queue
 from tests.support.broker_thread import BrokerThread
+from tests.support.http_entries import value
+from tests.support.rest_client import RestClient
 
 WITHIN_S = 60.0
 QUEUES = [queue(f"q{number}", PartitionCount=4) for number in range(20)]
@@ -68,6 +71,29 @@ def test_above_the_memory_mark_receivers_open_no_empty_partitions_and_get_what_t
 
         broker.loop.call_soon_threadsafe(setattr, broker.broker.memory, "mark", 1 << 40)
         wait_until(lambda: open_partitions(broker) == 4 * len(QUEUES), "those who wait are served", WITHIN_S)
+
+
+def test_above_the_memory_mark_sessions_and_counts_open_no_partitions(tmp_path: Path) -> None:
+    queues = [*QUEUES, queue("sessions", PartitionCount=4, RequiresSession=True)]
+    with BrokerThread(tmp_path, queues, LocalDisk()) as broker:
+        fill(broker)
+    with (
+        BrokerThread(tmp_path, queues, LocalDisk(), memory_bytes_max=1 << 20) as broker,
+        RestClient(broker.addresses.http_port) as rest,
+        raw.opened(broker.addresses.amqp_port) as client,
+    ):
+        wait_until(lambda: scarce(broker), "memory is scarce", WITHIN_S)
+        counted = rest.ask("GET", f"/{FULL}?api-version=2021-05")
+        assert counted.status == 200 and value(counted.body.decode(), "MessageCount") == str(MESSAGES)
+        for handle in (0, 1):
+            refused = client.attach(session_attach(handle, "sessions", f"session-{handle}"))
+            assert raw.condition_of(refused) == "com.microsoft:server-busy"
+        assert open_partitions(broker) == 0
+
+        broker.loop.call_soon_threadsafe(setattr, broker.broker.memory, "mark", 1 << 40)
+        wait_until(lambda: not scarce(broker), "memory is there again", WITHIN_S)
+        assert client.attach(session_attach(2, "sessions", "session-2")).code == raw.ATTACH
+        assert open_partitions(broker) == 1
 
 
 def test_above_the_memory_mark_unused_partitions_are_closed_within_seconds(tmp_path: Path) -> None:

@@ -60,6 +60,19 @@ async def test_a_queue_is_created_found_updated_and_deleted(stack: HttpStack) ->
     assert "Publicly Listed Services" in (await stack.ask("GET", "/orders"))[1]
 
 
+async def test_above_the_memory_mark_no_entities_are_created(stack: HttpStack) -> None:
+    """Symptom: 10,000 queues took 60 MiB, whatever the mark was."""
+    assert (await stack.ask("PUT", "/orders", queue_body()))[0] == 201
+    stack.resident[0] = 2 << 30
+    for kind in ("QueueDescription", "TopicDescription"):
+        status, text, _ = await stack.ask("PUT", "/more", queue_body(kind=kind))
+        assert status == 503 and "memory mark" in text
+    assert (await stack.ask("PUT", "/orders", queue_body()))[0] == 409
+    assert (await stack.ask("PUT", "/orders", queue_body(), headers=UPDATE))[0] == 200
+    assert (await stack.ask("GET", "/orders"))[0] == 200
+    assert (await stack.ask("DELETE", "/orders"))[0] == 200
+
+
 async def test_what_was_created_is_still_there_for_the_next_broker_on_the_same_data(tmp_path: Path) -> None:
     async with http_stack(tmp_path) as stack:
         await stack.ask("PUT", "/orders", queue_body("<UserMetadata>kept</UserMetadata>"))
