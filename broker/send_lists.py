@@ -91,6 +91,17 @@ def merged(sends: Sequence[Send]) -> Send:
     )
 
 
+def add_to(send: Send, more: Send) -> None:
+    """Let an operation enqueue the messages of another one too, after its own."""
+    both = merged((send, more))
+    send.messages, send.time_to_live_ms, send.columns = both.messages, both.time_to_live_ms, both.columns
+    send.scheduled_ms, send.identities, send.tells_numbers = (
+        both.scheduled_ms,
+        both.identities,
+        both.tells_numbers,
+    )
+
+
 def _some(values: Sequence[int | None], take: Take) -> Sequence[int | None] | None:
     """Some of the values; None if none of them is set."""
     taken = take(values)

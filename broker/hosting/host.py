@@ -17,6 +17,7 @@ from broker.entities.descriptions import EntityDescription
 from broker.identifiers import ClientId
 from broker.operations.interface import Operation, Sink
 from broker.operations.message_states import SubqueueCounts
+from broker.operations.sending import Send
 from broker.partition.meter import PartitionMeter
 from broker.partition.rest import Register
 from storage.file_log import Fsync
@@ -66,6 +67,9 @@ class HostedPartition(Protocol):
     def awaits_more(self) -> bool:
         """Whether it has nothing to do, or messages wait there for others to go with them. False if that is
         not known."""
+
+    def join(self, more: Send, client: ClientId, cookie: object) -> bool:
+        """As in `RoutedPartition`. False if it is in another process, where nothing tells what waits."""
 
     @property
     def health(self) -> str:

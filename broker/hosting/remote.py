@@ -39,6 +39,7 @@ from broker.operations.interface import Answer, Operation, Sink, refusal_of
 from broker.operations.message_states import SubqueueCounts
 from broker.operations.receiving import Demand, Withdraw
 from broker.operations.selecting import WatchReturned
+from broker.operations.sending import Send
 from broker.operations.sessions import AcceptSession, WatchSessions
 from broker.partition.meter import PartitionMeter
 from broker.partition.rest import Register
@@ -99,6 +100,9 @@ class RemotePartition:
 
     def size(self) -> int:
         return self._size
+
+    def join(self, more: Send, client: ClientId, cookie: object) -> bool:
+        return False
 
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
         if self._host.has_ended or self._health == "gone":

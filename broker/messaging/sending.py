@@ -34,6 +34,9 @@ from broker.send_lists import at, lists_of, merged, part_of, with_lists
 from broker.throttle.memory_mark import Memory
 from broker.throttle.throttle import throttled
 
+JOINED_MESSAGES_MAX, JOINED_BYTES_MAX = 64, 128 * 1024
+"""Messages that wait in a mailbox and those that come after them become one operation, up to this size. An
+operation costs as much as a few messages, and many keys divide each read of a client over all partitions."""
 TAKEN_APART_AT_ONCE = 64
 """Messages of a batch to store in one step, which takes less than a millisecond."""
 
@@ -95,6 +98,17 @@ class _Underway(Generic[R]):
     whole: _Whole | None = None
     """The batch that they are a part of, if it went to several partitions."""
 
+    def may_grow(self, send: Send, size: int) -> bool:
+        """Whether so many messages of `size` bytes more are not too much for one operation."""
+        messages = self.count + len(send.messages)
+        return messages <= JOINED_MESSAGES_MAX and self.size + size <= JOINED_BYTES_MAX
+
+    def grow(self, receipts: Sequence[R], count: int, size: int) -> None:
+        """The partition has added messages to `send`."""
+        self.receipts = [*self.receipts, *receipts]
+        self.count += count
+        self.size += size
+
 
 @dataclass(slots=True)
 class Collected:
@@ -114,6 +128,7 @@ class Sending(Generic[R]):
         "_loop",
         "_memory",
         "_message_id",
+        "_pinned",
         "_queue",
         "_refused",
         "_sends",
@@ -145,6 +160,8 @@ class Sending(Generic[R]):
         self._sends = 0
         self._waiting: dict[int, _Underway[R]] = {}
         """By cookie."""
+        self._pinned: dict[int, int] = {}
+        """The cookie of the last messages with a key, by partition."""
 
     # --- messages in ----------------------------------------------------------------------------------------
 
@@ -193,13 +210,26 @@ class Sending(Generic[R]):
                 self._post_pinned(number, part, own)
 
     def _post_pinned(self, number: int, send: Send, receipts: Sequence[R]) -> None:
-        count = len(send.messages)
+        """Ask the partition of their keys to store messages, together with the last ones if these still wait
+        there."""
         try:
             handle = self._queue.router.pinned(number)
         except Refused as why:
             self._give_up(send, receipts, why)
-        else:
-            self._post(handle, send, receipts, count)
+            return
+        count, size = len(send.messages), sum(map(len, send.messages))
+        cookie = self._pinned.get(number, 0)
+        last = self._waiting.get(cookie)
+        if (
+            last is not None
+            and not self._queue.makes_copies
+            and last.may_grow(send, size)
+            and handle.join(send, self._client, cookie)
+        ):
+            last.grow(receipts, count, size)
+            return
+        self._post(handle, send, receipts, count, size=size)
+        self._pinned[number] = self._sends
 
     def _give_up(self, send: Send, receipts: Sequence[R], why: Refused) -> None:
         """Refuse messages that were counted as under way and cannot be posted."""

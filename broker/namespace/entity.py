@@ -27,6 +27,7 @@ from broker.operations.interface import Answer, Operation, Sink, refusal_of
 from broker.operations.message_states import SubqueueCounts
 from broker.operations.receiving import Locked, Recalled
 from broker.operations.scheduling import BreakPromise, Promised
+from broker.operations.sending import Send
 from broker.operations.settling import Release
 from broker.partition.quotas import check_size
 from broker.partition.summary import named
@@ -85,6 +86,9 @@ class _Sleeping:
 
     def __init__(self, entity: Entity, number: int) -> None:
         self._entity, self._number = entity, number
+
+    def join(self, more: Send, client: ClientId, cookie: object) -> bool:
+        return False
 
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
         if isinstance(operation, Detach | Release | Recalled):

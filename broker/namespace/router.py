@@ -21,6 +21,7 @@ from broker.base.errors import Reason, Refused
 from broker.identifiers import ClientId, partition_of, partition_of_token
 from broker.namespace._placing import divide
 from broker.operations.interface import Operation, Sink
+from broker.operations.sending import Send
 
 RUN_MESSAGES_MAX = 128
 EVEN_TO = 16
@@ -48,6 +49,11 @@ class RoutedPartition(PartitionHandle, Protocol):
     def awaits_more(self) -> bool:
         """Whether it has nothing to do, or messages wait there for others to go with them. False if that is
         not known."""
+
+    def join(self, more: Send, client: ClientId, cookie: object) -> bool:
+        """Add messages to the client's send with this cookie if it waits in the mailbox, and nothing has come
+        after it; then they are stored or refused together, with one answer. Returns whether they were
+        added."""
 
 
 def partition_of_key(key: str, partitions: int) -> int:
@@ -93,7 +99,7 @@ class Router:
         list. A list may also be empty."""
         return [(number, parts) for number, *parts in divide(keys, len(self.handles), lists)]
 
-    def pinned(self, number: int) -> PartitionHandle:
+    def pinned(self, number: int) -> RoutedPartition:
         """A partition that messages are pinned to. Raises Refused(PARTITION_UNAVAILABLE) while it is down."""
         handle = self.handles[number]
         if not handle.available:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from broker.identifiers import ClientId
 from broker.operations.interface import Operation
 from broker.operations.sending import Send
 from broker.partition.mailbox import Mailbox
@@ -36,6 +37,14 @@ class Gathering:
             return self.is_in_cycle
         self._rounds.arrived(len(operation.messages))
         return self.is_in_cycle or self.begin()
+
+    def join(self, more: Send, client: ClientId, cookie: object) -> bool:
+        """Add messages to a send that waits in the mailbox (`Mailbox.join`). Whoever is to carry it out knows
+        of it already."""
+        is_added = self._mailbox.join(more, client, cookie)
+        if is_added:
+            self._rounds.arrived(len(more.messages))
+        return is_added
 
     def begin(self) -> bool:
         """Wait if only a few messages are in the mailbox, and the disk is busy or more messages are expected.

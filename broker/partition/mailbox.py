@@ -18,6 +18,7 @@ from broker.operations.settling import Abandon, Complete, GiveBack, Release, Ren
 from broker.operations.streams import SendSinkBatch
 from broker.operations.transactions import Transact
 from broker.operations.transfers import HandOver
+from broker.send_lists import add_to
 
 Waiting = tuple[ClientId, Operation, Sink, int]
 """An operation in the mailbox, with its client, its sink and its arrival in monotonic time (ms)."""
@@ -51,6 +52,17 @@ class Mailbox:
     def since_ms(self) -> int | None:
         """When the oldest waiting operation arrived, in monotonic time; None if none waits."""
         return self.waiting[0][3] if self.waiting else None
+
+    def join(self, more: Send, client: ClientId, cookie: object) -> bool:
+        """Add messages to the client's send with this cookie if it waits, and nothing has come after it.
+        Returns whether they were added."""
+        if not self.waiting:
+            return False
+        last_client, last, _, _ = self.waiting[-1]
+        if last_client != client or not isinstance(last, Send) or last.cookie != cookie:
+            return False
+        add_to(last, more)
+        return True
 
     def can_gather(self) -> bool:
         """Whether only a few messages wait to be sent, and nothing else: then a cycle would cost more than it

@@ -18,8 +18,7 @@ messages that were refused.) The state is rebuilt from the log; the cycle and al
 refused, and each attached client is told once that its demand and its locks are void (`Unavailable`).
 
 *A full disk* (rule 6) keeps nothing of the commit. The cycle's sends are cut off and refused; the rest is
-committed alone and may use the log's reserve. Only when the reserve is used up as well is the state rebuilt,
-as above.
+committed alone and may use the log's reserve. Only when the reserve is used up as well is the state rebuilt.
 
 *A hanging disk* has failed: if the log does not answer within `disk_timeout_ms`, this counts as a failed
 commit. The log is fenced first, so that a commit under way is never read, however it ends; then all clients
@@ -136,6 +135,7 @@ class PartitionTask:
         self._upkeep: Upkeep | None = None
         self._wake = Signal()
         self._gathering = Gathering(log, self._mailbox, self._lull_comes, rounds)
+        self.join = self._gathering.join
         self._timer = DueTimer(clock, self._wake.set)
         self._patience = Patience(self._limits.disk_timeout_ms, self._disk_hangs)
         self._beside = BesideCycles(self._wake.set, Patience(self._limits.disk_timeout_ms, self._disk_hangs))

@@ -32,6 +32,7 @@ from broker.namespace.resting import Resting
 from broker.operations.general import Detach, Update, Updated
 from broker.operations.interface import Operation, Sink
 from broker.operations.message_states import SubqueueCounts
+from broker.operations.sending import Send
 from broker.settings.certificates import TlsFiles, certificate_names, server_context, tls_files
 from broker.settings.key_files import namespace_rules
 from broker.settings.settings import Settings, load_settings
@@ -64,6 +65,9 @@ class StillPartition:
 
     async def stop(self, *, is_deleted: bool = False) -> None:
         return None
+
+    def join(self, more: Send, client: ClientId, cookie: object) -> bool:
+        return False
 
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
         assert isinstance(operation, Update | Detach), f"a partition at rest is asked for {operation}"

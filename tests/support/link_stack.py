@@ -33,6 +33,7 @@ from broker.namespace.queue import Queue
 from broker.namespace.resting import Resting
 from broker.operations.interface import Answer, Operation, Sink
 from broker.operations.message_states import SubqueueCounts
+from broker.operations.sending import Send
 from broker.settings.key_files import namespace_rules
 from broker.settings.settings import Settings, load_settings
 from broker.throttle.memory_mark import Memory
@@ -58,6 +59,9 @@ class Part:
         self.number = number
         self.available, self.health = True, "healthy"
         self.posted: deque[tuple[Operation, ClientId, Sink]] = deque()
+
+    def join(self, more: Send, client: ClientId, cookie: object) -> bool:
+        return False
 
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
         self.posted.append((operation, client, sink))

@@ -23,6 +23,7 @@ from broker.namespace.resting import Resting
 from broker.operations.general import Failed, Update, Updated
 from broker.operations.interface import Operation, Sink
 from broker.operations.message_states import SubqueueCounts
+from broker.operations.sending import Send
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
 from storage.file_store import FileLogStore
@@ -52,6 +53,9 @@ class Part:
 
     async def stop(self, *, is_deleted: bool = False) -> None:
         self.stopped = True
+
+    def join(self, more: Send, client: ClientId, cookie: object) -> bool:
+        return False
 
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
         self.posted.append(operation)

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from operator import itemgetter
 
 from broker.operations.sending import Send
-from broker.send_lists import lists_of, merged, part_of, with_lists
+from broker.send_lists import add_to, lists_of, merged, part_of, with_lists
 
 WHOLE = Send(
     [b"1", b"2", b"3"],
@@ -70,3 +70,10 @@ def test_no_list_is_left_behind() -> None:
         "tells_numbers",
     }
     assert {each.name for each in fields(Send)} == known, "take apart and put together the new field as well"
+
+
+def test_a_send_that_grows_has_everything_that_is_known_of_both() -> None:
+    last = part_of(WHOLE, itemgetter(slice(2, 3)))
+    grown = replace(part_of(WHOLE, itemgetter(slice(0, 2))), cookie=1, tells_numbers=False)
+    add_to(grown, last)
+    assert grown == replace(WHOLE, cookie=1, columns={}), "as put together, and it keeps its cookie"

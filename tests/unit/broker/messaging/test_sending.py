@@ -10,7 +10,7 @@ import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import QueueSettings
-from broker.messaging.sending import Sending
+from broker.messaging.sending import JOINED_MESSAGES_MAX, Sending
 from broker.namespace.queue import Queue
 from broker.namespace.size_quota import SizeQuota
 from broker.operations.general import Failed
@@ -249,3 +249,26 @@ async def test_a_batch_larger_than_a_period_leaves_a_debt() -> None:
         stack.clock.advance(later_ms)
         caller.sending.send([message()], [2])
         assert caller.messages == sent
+
+
+def keyed(text: str) -> bytes:
+    return message(annotations={"x-opt-partition-key": "k"}, body=[f"<{text}>".encode()])
+
+
+async def test_messages_with_keys_join_those_that_wait_and_never_overtake_others() -> None:
+    async with world(a=(1, QueueSettings())) as here:
+        stack = LinkStack(1)
+        stack.queue = cast(Queue, here.entities["a"])
+        caller = Caller(stack)
+        caller.sending.send([keyed("1"), keyed("2")], [1, 2])
+        caller.sending.send([keyed("3")], [3])
+        list(caller.sending.send_batch(message(body=[keyed("4"), keyed("5")]), [4]))
+        caller.sending.send([keyed("6")], [6])
+        for receipt in range(7, 7 + JOINED_MESSAGES_MAX):
+            caller.sending.send([keyed(str(receipt))], [receipt])
+        await until(lambda: caller.messages == 0)
+        full = [6, *range(7, 6 + JOINED_MESSAGES_MAX)]
+        assert [heard for heard, _ in caller.heard] == [[1, 2, 3], [4], full, [6 + JOINED_MESSAGES_MAX]]
+        assert caller.bytes == 0 and not any(reason for _, reason in caller.heard)
+        expected = [str(number) for number in range(1, 7 + JOINED_MESSAGES_MAX)]
+        assert await here.texts("a") == expected

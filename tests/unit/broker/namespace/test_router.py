@@ -17,6 +17,7 @@ from broker.identifiers import ClientId
 from broker.namespace._placing import divide
 from broker.namespace.router import EVEN_TO, FULL_S, RUN_MESSAGES_MAX, Router, partition_of_key
 from broker.operations.interface import Operation, Sink
+from broker.operations.sending import Send
 
 ROOT = Path(__file__).parents[4]
 
@@ -26,6 +27,9 @@ class Handle:
     number: int
     available: bool = True
     awaits_more: bool = False
+
+    def join(self, more: Send, client: ClientId, cookie: object) -> bool:
+        return False
 
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
         raise AssertionError("a router posts nothing")

@@ -96,3 +96,17 @@ def test_the_messages_of_a_sinks_batch_count_as_well() -> None:
     mailbox = Mailbox()
     mailbox.waiting += waiting(*batches)
     assert gathered(mailbox, 10, 100) == batches[:2]
+
+
+def test_messages_join_only_the_last_operation_and_only_their_own_clients_send() -> None:
+    mailbox, more = Mailbox(), Send([b"b"], [5], 2)
+    assert not mailbox.join(more, ONE, 1), "nothing waits"
+    mailbox.waiting += waiting(Send([b"a"], None, 1))
+    assert not mailbox.join(more, TWO, 1) and not mailbox.join(more, ONE, 2)
+    assert mailbox.join(more, ONE, 1)
+    assert [entry[1] for entry in mailbox.waiting] == [Send([b"a", b"b"], [None, 5], 1)]
+    mailbox.waiting += waiting(Peek("", 0, 1, 1))
+    assert not mailbox.join(more, ONE, 1), "what has come since would be overtaken"
+    mailbox.waiting.pop()
+    mailbox.gather(1, 1)
+    assert not mailbox.join(more, ONE, 1), "a cycle stores it already"
