@@ -16,6 +16,9 @@ from broker.operations.sending import Send
 
 _COLUMNS_OF = attrgetter("columns")
 _TELLS_NUMBERS = attrgetter("tells_numbers")
+_OTHERS_OF = attrgetter("columns", "time_to_live_ms", "scheduled_ms", "identities", "tells_numbers")
+_NONE: tuple[object, ...] = ({}, None, None, None, False)
+"""All that is known of the messages of most sends, besides the messages."""
 
 Take = Callable[[Sequence[Any]], Sequence[Any]]
 """Takes some values of a list, for example a slice."""
@@ -93,6 +96,9 @@ def merged(sends: Sequence[Send]) -> Send:
 
 def add_to(send: Send, more: Send) -> None:
     """Let an operation enqueue the messages of another one too, after its own."""
+    if _OTHERS_OF(send) == _OTHERS_OF(more) == _NONE:
+        send.messages = [*send.messages, *more.messages]
+        return
     both = merged((send, more))
     send.messages, send.time_to_live_ms, send.columns = both.messages, both.time_to_live_ms, both.columns
     send.scheduled_ms, send.identities, send.tells_numbers = (

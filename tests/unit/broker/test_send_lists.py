@@ -77,3 +77,8 @@ def test_a_send_that_grows_has_everything_that_is_known_of_both() -> None:
     grown = replace(part_of(WHOLE, itemgetter(slice(0, 2))), cookie=1, tells_numbers=False)
     add_to(grown, last)
     assert grown == replace(WHOLE, cookie=1, columns={}), "as put together, and it keeps its cookie"
+    for lists in ({}, {"time_to_live_ms": [3]}, {"tells_numbers": True}, {"identities": [b"i"]}):
+        plain, other = Send([b"1"], None, 1), replace(Send([b"2"], None, 2), **lists)
+        expected = replace(merged([plain, other]), cookie=1)
+        add_to(plain, other)
+        assert plain == expected
