@@ -9,6 +9,12 @@ setup(
     cffi_modules=["protocol/native/build.py:ffibuilder"],
     ext_modules=[
         Extension("protocol._spans", ["protocol/native/spans.c"]),
+        Extension(
+            "protocol._exchange",
+            ["protocol/native/exchange.c"],
+            include_dirs=["protocol/native"],
+            depends=["protocol/native/runs.h", "protocol/native/delivery_ids.h"],
+        ),
         Extension("storage._commits", ["storage/native/commits.c"]),
         Extension("broker.base._sizes", ["broker/native/sizes.c"]),
         Extension("broker.partition._untracked", ["broker/native/untracked.c"]),

@@ -23,28 +23,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from protocol import codec, runs
+from protocol import codec, exchange, runs
 from protocol._spans import largest
 from protocol.deliveries import Deliveries
 from protocol.events import (
     ConnectionClosed,
     ConnectionOpened,
     CreditGranted,
+    DeliveriesUpdated,
     ErrorCondition,
     Event,
+    MessagesReceived,
     Outcome,
 )
 from protocol.frames import pad_performatives
+from protocol.freeing import free_all
 from protocol.intake import Intake
 from protocol.large_input import LargeInput
 from protocol.large_output import PAYLOAD_BYTES_MIN, LargeOutput, Piece
 from protocol.lenience import Lenience
-from protocol.link_table import LinkTable, free_all
+from protocol.link_table import LinkTable, limit_messages
 from protocol.links import Delivery, Link
 from protocol.proton_values import (
     condition_of,
     delivery_of,
-    echo_terminus,
     encoded_error,
     ffi,
     fields_of,
@@ -57,27 +59,10 @@ from protocol.proton_values import (
     text_of,
     written_by,
 )
+from protocol.push_size import EVENTS_MAX, PUSH_BYTES_MIN, PushSize
 from protocol.transactional_state import declared, transactional_state
 
 PARTIAL_BYTES_MAX = 64 * 1024 * 1024
-PUSH_BYTES_MAX = 32 * 1024
-PUSH_BYTES_MIN = 256
-PUSH_BYTES_FIRST = 4 * 1024
-EVENTS_PER_PUSH = 32
-"""After a push that made more events than this, the next push is half as large. An attach costs 0.1 ms, and
-more with thousands of links."""
-EVENTS_MAX = 400_000
-"""How many events may gather in proton before they are read. Each takes some 165 bytes, which proton keeps
-until the connection is gone."""
-EVENTS_DROPPED_AT_ONCE = 250
-"""How many of proton's events are dropped in one step when a connection is freed. It takes some 0.5 ms."""
-DISPOSITION_BYTES = 20
-"""The smallest size of a disposition, which may apply to every unsettled delivery of its session."""
-TRANSFER_BYTES = 16
-"""No transfer is smaller, with its frame's header."""
-COUNTED_BYTES_PER_LINK = 16
-"""The unsettled deliveries of all links are counted again after so many bytes for each link: with thousands
-of links, counting them takes longer than what most pushes bring."""
 FRAME_BYTES_UNBOUNDED = 1 << 32
 LOCAL_OPEN_STATES = lib.PN_LOCAL_ACTIVE | lib.PN_LOCAL_CLOSED
 
@@ -85,6 +70,7 @@ LOCAL_OPEN_STATES = lib.PN_LOCAL_ACTIVE | lib.PN_LOCAL_CLOSED
 _collector_peek, _collector_pop, _event_type = lib.pn_collector_peek, lib.pn_collector_pop, lib.pn_event_type
 _event_delivery, _delivery_link = lib.pn_event_delivery, lib.pn_delivery_link
 _unsent = lib.pn_session_outgoing_bytes
+_cast, _POINTER = ffi.cast, ffi.typeof("void *")
 # Plain numbers, because comparing with an enum's members costs more than the calls around it.
 _ACCEPTED, _REJECTED, _MODIFIED = int(Outcome.ACCEPTED), int(Outcome.REJECTED), int(Outcome.MODIFIED)
 _DECLARED, _TRANSACTIONAL = int(Outcome.DECLARED), int(Outcome.TRANSACTIONAL)
@@ -111,6 +97,7 @@ class Engine:
         self._connection = lib.pn_connection()
         self._transport = lib.pn_transport()
         self._collector = lib.pn_collector()
+        self._proton = runs.address_of(self._transport), runs.address_of(self._collector)
         lib.pn_transport_set_server(self._transport)
         lib.pn_connection_collect(self._connection, self._collector)
         lib.pn_connection_set_container(self._connection, container_id.encode())
@@ -118,18 +105,14 @@ class Engine:
         lib.pn_transport_set_channel_max(self._transport, channel_max)
         lib.pn_transport_set_idle_timeout(self._transport, idle_timeout_ms)
         lib.pn_transport_bind(self._transport, self._connection)
+        self._max_frame_bytes = max_frame_bytes
         self._lenience = Lenience(channel_max, max_frame_bytes)
         self._intake = Intake(self._lenience)
         self._large_input = LargeInput(max_frame_bytes)
         self._large_output = LargeOutput()
         self.pads_frames = False
         """Whether the peer needs all fields of each performative (`frames.py`)."""
-        self._push_max = PUSH_BYTES_FIRST
-        self._unsettled_most = 0
-        """How many deliveries were unsettled on all links when they were last counted, and those sent
-        since."""
-        self._uncounted_bytes = 0
-        """Bytes pushed since then."""
+        self._push_size = PushSize()
         self._events: list[Event] = []  # the one list to which all parts of the engine report
         self._deliveries = Deliveries(self._events, self._break, self._large_input, partial_bytes_max)
         self._links = LinkTable(self._events, self._break, self._deliveries.forget_partial)
@@ -140,6 +123,14 @@ class Engine:
         self._untrimmed: list[Delivery] = []
         """Deliveries not written yet, some of them large. Proton would keep the memory of each."""
         self._open_reported = False
+        self._is_plain = False
+        """Whether the next read may be a plain one (`exchange.py`): nothing is kept of what came before."""
+        self.has_more = False
+        """Whether some of the received bytes are still to be taken: call `receive` again."""
+        self.partial_bytes = 0
+        """The bytes held of messages whose last frame is missing."""
+        self.has_events = False
+        """Whether the last `output` has caused events, because it used up credit."""
         self._tail_ended = False
         """The peer has closed its end, so nothing more will be read."""
         self._closed_reported = False
@@ -171,6 +162,10 @@ class Engine:
 
         Stops after about `events_max` events. Then `has_more` is true, and the next call continues.
         """
+        if self._is_plain and len(data) <= self._push_size.most and not self._events:
+            read = self._read_plain(data)
+            if read is not None:
+                return read
         pieces = self._intake.take(data)
         for index, (piece, is_batch) in enumerate(pieces):
             fed = self._feed(piece, is_batch, events_max)
@@ -182,21 +177,55 @@ class Engine:
         refused = self._intake.refusal
         if refused is not None and not self._closed_reported:
             self._break(refused.condition, refused.description)
+        self.has_more, self.partial_bytes = self._intake.has_more, self._deliveries.partial_bytes
+        self._is_plain = (
+            not (self.partial_bytes or self._closed_reported or self._tail_ended)
+            and self._large_input.is_between_frames
+            and self._intake.is_between_frames
+        )
+        return self._taken()
+
+    def _read_plain(self, data: bytes) -> list[Event] | None:
+        """Like `receive`, for a plain read; None if it is not one, and nothing has changed."""
+        if self._accepted:
+            self._settle_accepted()
+        lenience, push_size = self._lenience, self._push_size
+        read = exchange.read(
+            *self._proton,
+            lenience.sessions_address,
+            lenience.channels,
+            self._max_frame_bytes,
+            data,
+            not push_size.may_hold_dispositions(len(data)),
+        )
+        if read is None:
+            return None
+        push_size.pushed(len(data))
+        number, deliveries, payloads, settled, is_all = read
+        link = self._attached.get(_cast(_POINTER, number)) if number else None
+        if link is not None:  # None: outcomes after a detach
+            self._events.append(
+                DeliveriesUpdated(link, deliveries, _ACCEPTED, settled)
+                if payloads is None
+                else MessagesReceived(link, deliveries, payloads, settled, False)
+            )
+        if not is_all:
+            self._pump(False)
+            push_size.adapt(0, len(self._events))
+            self._is_plain = not self._closed_reported
+        return self._taken()
+
+    def _taken(self) -> list[Event]:
+        """The events gathered so far."""
         events = self._events
-        if not events:
-            return []
         taken = events[:]
         del events[:]
         return taken
 
-    @property
-    def has_more(self) -> bool:
-        """Whether some of the received bytes are still to be taken: call `receive` again."""
-        return self._intake.has_more
-
     def restrict(self) -> None:
         """From now on, let the peer send only what it needs to present credentials
         (`protocol/limits.py`)."""
+        self._is_plain = False
         self._intake.restrict()
 
     def lift_restriction(self) -> None:
@@ -207,46 +236,32 @@ class Engine:
         """Push a piece; gives how many of its bytes were pushed: fewer than all once there are enough events,
         -1 if proton takes no more."""
         begin, size, events, large = 0, len(piece), self._events, self._large_input
+        push_size = self._push_size
         while begin < size:
             before = len(events)
             if before >= events_max:
                 return begin
-            most = size if size <= PUSH_BYTES_MIN else self._push_bytes()
+            most = size if size <= PUSH_BYTES_MIN else push_size.now(self._attached)
             buffer, start, stop, begin = large.next(piece, begin, most)
             pushed = runs.push(self._transport, buffer, start, stop)
-            self._uncounted_bytes += stop - start
+            push_size.pushed(stop - start)
             self._pump(is_batch and begin == size)
             large.clear()
             if pushed < stop - start:  # closed or broken, as an event has reported
                 return -1
-            made = len(events) - before
-            if made > EVENTS_PER_PUSH:
-                self._push_max = max(self._push_max // 2, PUSH_BYTES_MIN)
-            elif stop - start >= self._push_max // 2 and made <= EVENTS_PER_PUSH // 2:
-                self._push_max = min(2 * self._push_max, PUSH_BYTES_MAX)
+            push_size.adapt(stop - start, len(events) - before)
         return size
-
-    def _push_bytes(self) -> int:
-        """How many bytes to push at once so that they cause at most EVENTS_MAX events."""
-        attached = self._attached
-        if self._uncounted_bytes >= COUNTED_BYTES_PER_LINK * len(attached):
-            self._unsettled_most = sum(map(lib.pn_link_unsettled, attached))
-            self._uncounted_bytes = 0
-        unsettled = self._unsettled_most + self._uncounted_bytes // TRANSFER_BYTES
-        return max(min(self._push_max, EVENTS_MAX * DISPOSITION_BYTES // max(unsettled, 1)), PUSH_BYTES_MIN)
 
     def receive_eof(self) -> list[Event]:
         """The peer has closed its end of the socket. Gives the resulting events."""
         if not self._freed:
-            self._tail_ended = True
+            self._tail_ended, self._is_plain = True, False
             lib.pn_transport_close_tail(self._transport)
             self._pump(False)
         return self.take_events()
 
     def output(self) -> Sequence[Piece]:
         """The bytes to write to the peer now, in order; empty if there are none."""
-        if self._accepted:
-            self._settle_accepted()
         chunks: Sequence[Piece] = self._written()
         if chunks and self.pads_frames:  # a frame may begin in one chunk and end in the next
             chunks = [pad_performatives(b"".join(chunks))]
@@ -264,11 +279,18 @@ class Engine:
 
     def _written(self) -> list[bytes]:
         """What proton has written, with the peer's own delivery numbers."""
-        chunks, self._output_ended = written_by(self._transport)
+        accepted, self._accepted = self._accepted, []
+        written, left, self.has_events = exchange.write(*self._proton, accepted)
+        chunks, self._output_ended = [written] if written else [], left < 0
+        if left > 0:  # a frame exceeds the buffer
+            rest, self._output_ended = written_by(self._transport)
+            chunks += rest
+            self.has_events = True
         if self._untrimmed:
             self._untrimmed = runs.trim_all(self._untrimmed)
         if self._links.unfreed:
             self._links.free_some()
+            self.has_events = True
         if self._lenience.watches:
             all_is_served = not (self._intake.has_more or self._links.leaving)
             return self._lenience.outgoing(chunks, all_is_served=all_is_served)
@@ -282,12 +304,7 @@ class Engine:
     def take_events(self) -> list[Event]:
         """The events gathered so far. Writing also causes events, because it uses up credit."""
         self._pump(False)
-        events = self._events
-        if not events:
-            return []
-        taken = events[:]
-        del events[:]
-        return taken
+        return self._taken()
 
     def tick(self, now_ms: int) -> int:
         """Advance the idle timers (§2.4.5) to a monotonic time, which may cause output or a
@@ -298,11 +315,6 @@ class Engine:
     def finished(self) -> bool:
         """Whether `output` has given the last bytes, so that the socket may be closed."""
         return self._freed or self._output_ended
-
-    @property
-    def partial_bytes(self) -> int:
-        """The bytes held of messages whose last frame is missing."""
-        return self._deliveries.partial_bytes
 
     @property
     def remote_idle_timeout_ms(self) -> int:
@@ -326,28 +338,13 @@ class Engine:
             return iter(())
         self._freed = True
         self._accepted.clear()
-        return self._frees(self._links.drop_all())
+        self._is_plain = False
+        return free_all(self._connection, self._transport, self._collector, self._links.drop_all())
 
     @property
     def unsettled(self) -> int:
         """Unsettled deliveries on attached links: `free` takes almost a microsecond for each."""
         return 0 if self._freed else sum(map(lib.pn_link_unsettled, self._attached))
-
-    def _frees(self, links: Sequence[Link]) -> Iterator[None]:
-        yield from free_all(links)
-        yield
-        lib.pn_transport_unbind(self._transport)
-        yield
-        # Freed links wait here, each with several events, and go with the last of theirs.
-        while lib.pn_collector_peek(self._collector):
-            for _ in range(EVENTS_DROPPED_AT_ONCE):
-                lib.pn_collector_pop(self._collector)
-            yield
-        lib.pn_collector_release(self._collector)
-        lib.pn_connection_release(self._connection)
-        lib.pn_decref(self._connection)
-        lib.pn_decref(self._transport)
-        lib.pn_collector_free(self._collector)
 
     # --- connection -----------------------------------------------------------------------------------------
 
@@ -433,33 +430,18 @@ class Engine:
         `max_message_bytes` is announced and enforced on incoming links. `source_filter`, an encoded map,
         replaces the peer's filter.
         """
-        pn = link.pn
-        echo_terminus(lib.pn_link_source(pn), lib.pn_link_remote_source(pn))
-        echo_terminus(lib.pn_link_target(pn), lib.pn_link_remote_target(pn))
-        if source_filter:
-            put(lib.pn_terminus_filter(lib.pn_link_source(pn)), source_filter)
-        lib.pn_link_set_snd_settle_mode(pn, link.snd_settle_mode)
-        lib.pn_link_set_rcv_settle_mode(pn, link.rcv_settle_mode)
-        if properties:
-            put(lib.pn_link_properties(pn), codec.encode(properties))
-        if max_message_bytes:
-            self.limit_messages(link, max_message_bytes)
-        lib.pn_link_open(pn)
+        self._links.accept(link, max_message_bytes, properties, source_filter)
 
     def refuse_link(self, link: Link, error: ErrorCondition) -> None:
         """Answer with an attach without source and target, and close the link at once (§2.6.3; AMQP contract
         0.4.6)."""
-        lib.pn_terminus_set_type(lib.pn_link_source(link.pn), lib.PN_UNSPECIFIED)
-        lib.pn_terminus_set_type(lib.pn_link_target(link.pn), lib.PN_UNSPECIFIED)
-        lib.pn_link_set_snd_settle_mode(link.pn, link.snd_settle_mode)
-        lib.pn_link_set_rcv_settle_mode(link.pn, link.rcv_settle_mode)
-        lib.pn_link_open(link.pn)
-        self.close_link(link, error)
+        self._links.refuse(link, error)
 
     def close_link(self, link: Link, error: ErrorCondition) -> None:
         """Close an attached link with an error (§2.6.6). It is gone at once, whatever the peer still sends on
         it."""
         self._links.close(link, error)
+        self.partial_bytes = self._deliveries.partial_bytes
 
     def release_link(self, link: Link) -> None:
         """Answer a detach and free the link. Call this for each `LinkDetached`, after handling the events
@@ -475,8 +457,7 @@ class Engine:
     def limit_messages(self, link: Link, max_message_bytes: int) -> None:
         """Accept messages of at most this size from now on. The peer learns of it only if the attach has not
         been answered yet (§2.7.3)."""
-        link.max_message_bytes = max_message_bytes
-        lib.pn_link_set_max_message_size(link.pn, max_message_bytes)
+        limit_messages(link, max_message_bytes)
 
     def accept(self, deliveries: Sequence[Delivery]) -> None:
         """Settle incoming deliveries as accepted (§3.4.2), with the next output. Consecutive ones go out as
@@ -550,7 +531,7 @@ class Engine:
             frame_bytes_max = self.remote_max_frame_bytes or FRAME_BYTES_UNBOUNDED
             rests, skipped = self._large_output.rests(link, fronts, rests, skipped, frame_bytes_max), 0
         deliveries, any_large = runs.send(link.pn, list(tags), list(fronts), settled, rests, skipped)
-        self._unsettled_most += len(deliveries)
+        self._push_size.sent(len(deliveries))
         if any_large:
             self._untrimmed += deliveries
         return [] if settled else deliveries

@@ -69,6 +69,11 @@ class BatchFrameFinder:
         """The error for a frame whose performative is too large. That frame and everything behind it are left
         out of the pieces."""
 
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether the next byte begins a frame, and the stream has been well-formed."""
+        return not (self._head or self._at_start or self._lost)
+
     def pieces(self, data: bytes) -> list[tuple[bytes, bool]]:
         """The data in order, in pieces. True marks a piece that ends with a transfer of the batch format and
         completes no other frame."""

@@ -55,6 +55,17 @@ class Intake:
         self._kept = pieces
 
     @property
+    def is_between_frames(self) -> bool:
+        """Whether nothing is kept, checked or refused, so that the next byte begins a frame."""
+        return (
+            not self._kept
+            and self._allowance is None
+            and self._refusal is None
+            and self._finder.is_between_frames
+            and self._lenience.is_between_frames
+        )
+
+    @property
     def has_more(self) -> bool:
         """Whether pieces were kept."""
         return bool(self._kept)

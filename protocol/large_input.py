@@ -148,6 +148,11 @@ class LargeInput:
         return frame, 0, len(frame), end
 
     @property
+    def is_between_frames(self) -> bool:
+        """Whether the next byte begins a frame."""
+        return not (self._passing or self._head or self._missing)
+
+    @property
     def has_payloads(self) -> bool:
         """Whether payloads were taken out since the last `clear`."""
         return bool(self._payloads)

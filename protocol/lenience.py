@@ -40,6 +40,7 @@ from protocol._runs import ffi, lib
 from protocol.codec import DecodeError, UInt, decode, encode
 from protocol.events import ErrorCondition
 from protocol.limits import RESOURCE_LIMIT
+from protocol.runs import address_of
 from protocol.sections import elements
 from protocol.values import skip
 
@@ -107,7 +108,10 @@ class Lenience:
         self._channel_max, self._frame_bytes_max = channel_max, frame_bytes_max
         self._table: Any = ffi.new("session_ids_t[]", 1)
         """The sessions as the C code needs them, by channel."""
-        self._channels = 1
+        self.channels = 1
+        """How many sessions that is."""
+        self.sessions_address = address_of(self._table)
+        """Where they are in memory."""
         self._sessions: dict[int, _Session] = {}
         self._ended: set[int] = set()
         """Channels that once had a session."""
@@ -143,11 +147,16 @@ class Lenience:
             data, self._head = self._head + data, b""
         offset, size = self._missing, len(data)
         if offset < size:
-            offset = _walk(self._table, self._channels, data, offset, size, self._frame_bytes_max)
+            offset = _walk(self._table, self.channels, data, offset, size, self._frame_bytes_max)
         if offset < size:
             return self._decide(data, offset)
         self._missing = offset - size
         return data
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether the next byte begins a frame, and the stream has been well-formed."""
+        return not (self._head or self._missing or self._lost) and self.refusal is None
 
     def take_back(self) -> tuple[bytes, int]:
         """Give back the kept beginning of a frame, which the caller passes in again later, or the number of
@@ -176,7 +185,7 @@ class Lenience:
             if replacement is not None:
                 changed += (data[taken:offset], replacement)
                 taken = offset + len(head)
-            offset = _walk(self._table, self._channels, data, end, size, self._frame_bytes_max)
+            offset = _walk(self._table, self.channels, data, end, size, self._frame_bytes_max)
         self._missing = max(offset - size, 0)
         if offset < size and not self._lost:
             self._head = data[offset:]
@@ -228,11 +237,12 @@ class Lenience:
                 ),
             )
             return
-        if channel >= self._channels:
-            self._channels = min(max(channel + 1, 2 * self._channels), self._channel_max + 1)
-            grown = ffi.new("session_ids_t[]", self._channels)
+        if channel >= self.channels:
+            self.channels = min(max(channel + 1, 2 * self.channels), self._channel_max + 1)
+            grown = ffi.new("session_ids_t[]", self.channels)
             ffi.memmove(grown, self._table, ffi.sizeof(self._table))
             self._table = grown
+            self.sessions_address = address_of(grown)
         self._table[channel] = (0, False, False)
         self._ended.discard(channel)
         session = self._sessions[channel] = _Session(channel)

@@ -10,12 +10,22 @@ an outcome, and some clients take that for success if they see it before the det
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
+from protocol import codec
 from protocol.events import ErrorCondition, Event, LinkAttached, LinkDetached
 from protocol.links import Link, Session
-from protocol.proton_values import condition_of, free_if_settled, free_link, lib, link_of, set_condition
+from protocol.proton_values import (
+    condition_of,
+    echo_terminus,
+    free_if_settled,
+    free_link,
+    lib,
+    link_of,
+    put,
+    set_condition,
+)
 
 FREED_AT_ONCE = 256
 """How many links are freed after one write. Proton searches all links of a session for each one, which takes
@@ -120,6 +130,36 @@ class LinkTable:
 
     # --- what we do -----------------------------------------------------------------------------------------
 
+    def accept(
+        self,
+        link: Link,
+        max_message_bytes: int,
+        properties: dict[Any, Any] | None,
+        source_filter: bytes,
+    ) -> None:
+        """See `Engine.accept_link`."""
+        pn = link.pn
+        echo_terminus(lib.pn_link_source(pn), lib.pn_link_remote_source(pn))
+        echo_terminus(lib.pn_link_target(pn), lib.pn_link_remote_target(pn))
+        if source_filter:
+            put(lib.pn_terminus_filter(lib.pn_link_source(pn)), source_filter)
+        lib.pn_link_set_snd_settle_mode(pn, link.snd_settle_mode)
+        lib.pn_link_set_rcv_settle_mode(pn, link.rcv_settle_mode)
+        if properties:
+            put(lib.pn_link_properties(pn), codec.encode(properties))
+        if max_message_bytes:
+            limit_messages(link, max_message_bytes)
+        lib.pn_link_open(pn)
+
+    def refuse(self, link: Link, error: ErrorCondition) -> None:
+        """See `Engine.refuse_link`."""
+        lib.pn_terminus_set_type(lib.pn_link_source(link.pn), lib.PN_UNSPECIFIED)
+        lib.pn_terminus_set_type(lib.pn_link_target(link.pn), lib.PN_UNSPECIFIED)
+        lib.pn_link_set_snd_settle_mode(link.pn, link.snd_settle_mode)
+        lib.pn_link_set_rcv_settle_mode(link.pn, link.rcv_settle_mode)
+        lib.pn_link_open(link.pn)
+        self.close(link, error)
+
     def close(self, link: Link, error: ErrorCondition) -> None:
         """Close an attached link with an error (§2.6.6)."""
         if link.gone:
@@ -177,9 +217,9 @@ class LinkTable:
         self.has_dropped = True
 
     def drop_all(self) -> list[Link]:
-        """Mark every link as gone, because the connection is freed. Returns those to free first (`free_all`),
-        in the order in which they were attached: if proton frees them with their session, it searches for
-        each one."""
+        """Mark every link as gone, because the connection is freed. Returns those to free first
+        (`freeing.py`), in the order in which they were attached: if proton frees them with their session, it
+        searches for each one."""
         links = self.all()
         for link in links:
             link.gone = True
@@ -191,9 +231,7 @@ class LinkTable:
         return links
 
 
-def free_all(links: Sequence[Link]) -> Iterator[None]:
-    """Free links, FREED_AT_ONCE in each step."""
-    for number, link in enumerate(links, 1):
-        free_link(link)
-        if number % FREED_AT_ONCE == 0:
-            yield
+def limit_messages(link: Link, max_message_bytes: int) -> None:
+    """See `Engine.limit_messages`."""
+    link.max_message_bytes = max_message_bytes
+    lib.pn_link_set_max_message_size(link.pn, max_message_bytes)

@@ -80,6 +80,16 @@ def _deliveries_are_known(proton_ffi: Any, proton: Any) -> bool:
     return known and all(parts)
 
 
+def address_of(pointer: Any) -> int:
+    """Where something is in memory, for native code that does not take cffi's pointers (`exchange.py`)."""
+    return int(_cast("uintptr_t", pointer))
+
+
+def buffers() -> tuple[int, int, int]:
+    """The addresses of the buffers for deliveries, their sizes and bytes."""
+    return address_of(_deliveries), address_of(_sizes), address_of(_bytes)
+
+
 def take(collector: Any) -> Any:
     """Take the run at the front of a collector of events. Read it before the next call.
 

@@ -298,10 +298,8 @@ class Connection:
             self.stream.writelines(chunks)  # one system call for all of them
             self._written, self._written_in = sum(map(len, chunks)), self.services.output.turn
             self._written_in_all += self._written
-            # Writing uses up credit, which proton reports as events.
-            events = self.engine.take_events()
-            if events:
-                self._dispatch(events)
+            if self.engine.has_events:
+                self._dispatch(self.engine.take_events())
         if self._allowance.grows(self._written_in_all - self.stream.get_write_buffer_size()):
             limit_output(self.stream, self._allowance.bytes)
         self.output_room = self.allowance

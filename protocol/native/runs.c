@@ -182,3 +182,9 @@ size_t runs_output(void *transport, char *bytes, size_t size, ssize_t *left) {
         taken += (size_t)count;
     }
 }
+
+bool runs_is_empty(void *collector) {
+    for (void *event; (event = pn.collector_peek(collector)); pn.collector_pop(collector))
+        if (pn.event_delivery(event) || pn.event_type(event) != pn_transport_event) return false;
+    return true;
+}

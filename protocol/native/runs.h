@@ -50,3 +50,7 @@ size_t runs_push(void *transport, const char *bytes, size_t size);
 /* Copy pending output into `bytes`, as much as fits, and return its size. `left` is set to the size of the
    next part that did not fit, to 0 if there is no more output now, and below 0 if there will never be any. */
 size_t runs_output(void *transport, char *bytes, size_t size, ssize_t *left);
+
+/* Drop events about the transport from the front of the collector, which nobody needs; returns whether
+   nothing else is there. */
+bool runs_is_empty(void *collector);

@@ -18,7 +18,7 @@ from broker.operations.receiving import Locked
 from protocol import codec
 from protocol._runs import ffi, lib
 from protocol.codec import DecodeError, decode, decode_all, encode
-from protocol.engine import EVENTS_MAX, Engine
+from protocol.engine import Engine
 from protocol.events import (
     ConnectionOpened,
     CreditGranted,
@@ -36,6 +36,7 @@ from protocol.frames import BatchFrameFinder, pad_performatives
 from protocol.large_input import LargeInput
 from protocol.lenience import Lenience
 from protocol.links import Delivery, Link
+from protocol.push_size import EVENTS_MAX
 from protocol.sasl import SaslServer
 from protocol.sections import find_sections
 from protocol.transactional_state import read_transactional_state, transactional_state

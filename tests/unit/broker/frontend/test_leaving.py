@@ -94,7 +94,7 @@ async def test_a_connection_with_many_unsettled_deliveries_is_freed_in_a_thread(
         freed_in.append(threading.current_thread() is threading.main_thread())
         free(link)
 
-    monkeypatch.setattr("protocol.link_table.free_link", free_link)
+    monkeypatch.setattr("protocol.freeing.free_link", free_link)
     stack = LinkStack(partitions=1)
     client = await stack.connect()
     await client.receiver(credit=count)

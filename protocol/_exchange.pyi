@@ -1,0 +1,24 @@
+from protocol.links import Delivery
+
+def bind(
+    functions: tuple[int, ...],
+    deliveries: int,
+    sizes: int,
+    bytes: int,
+    count_max: int,
+    bytes_max: int,
+    small_frame_bytes: int,
+    accepted: int,
+    /,
+) -> None: ...
+def read(
+    transport: int,
+    collector: int,
+    sessions: int,
+    channels: int,
+    frame_max: int,
+    data: bytes,
+    transfers_only: bool,
+    /,
+) -> tuple[int, list[Delivery], list[bytes] | None, bool, bool] | None: ...
+def write(transport: int, collector: int, accepted: list[Delivery], /) -> tuple[bytes, int, bool]: ...

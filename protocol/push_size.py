@@ -1,0 +1,69 @@
+"""How much of the peer's bytes proton gets at once, so that the events that they cause stay few."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from protocol.proton_values import lib
+
+PUSH_BYTES_MAX = 32 * 1024
+PUSH_BYTES_MIN = 256
+PUSH_BYTES_FIRST = 4 * 1024
+EVENTS_PER_PUSH = 32
+"""After a push that made more events than this, the next push is half as large. An attach costs 0.1 ms, and
+more with thousands of links."""
+EVENTS_MAX = 400_000
+"""How many events may gather in proton before they are read. Each takes some 165 bytes, which proton keeps
+until the connection is gone."""
+DISPOSITION_BYTES = 20
+"""The smallest size of a disposition, which may apply to every unsettled delivery of its session."""
+TRANSFER_BYTES = 16
+"""No transfer is smaller, with its frame's header."""
+COUNTED_BYTES_PER_LINK = 16
+"""The unsettled deliveries of all links are counted again after so many bytes for each link: with thousands
+of links, counting them takes longer than what most pushes bring."""
+
+
+class PushSize:
+    """For one connection."""
+
+    __slots__ = ("_uncounted_bytes", "_unsettled_most", "most")
+
+    def __init__(self) -> None:
+        self.most = PUSH_BYTES_FIRST
+        """Bytes to push at once if nobody holds many deliveries unsettled."""
+        self._unsettled_most = 0
+        """How many deliveries were unsettled on all links when they were last counted, and those sent
+        since."""
+        self._uncounted_bytes = 0
+        """Bytes pushed since then."""
+
+    def sent(self, deliveries: int) -> None:
+        """So many deliveries were sent."""
+        self._unsettled_most += deliveries
+
+    def pushed(self, size: int) -> None:
+        """So many bytes were pushed."""
+        self._uncounted_bytes += size
+
+    def may_hold_dispositions(self, size: int) -> bool:
+        """Whether dispositions in so many bytes cause at most EVENTS_MAX events."""
+        unsettled = self._unsettled_most + self._uncounted_bytes // TRANSFER_BYTES
+        return size <= PUSH_BYTES_MIN or size * unsettled <= EVENTS_MAX * DISPOSITION_BYTES
+
+    def now(self, attached: Collection[Any]) -> int:
+        """How many bytes to push at once so that they cause at most EVENTS_MAX events. `attached` has
+        proton's links."""
+        if self._uncounted_bytes >= COUNTED_BYTES_PER_LINK * len(attached):
+            self._unsettled_most = sum(map(lib.pn_link_unsettled, attached))
+            self._uncounted_bytes = 0
+        unsettled = self._unsettled_most + self._uncounted_bytes // TRANSFER_BYTES
+        return max(min(self.most, EVENTS_MAX * DISPOSITION_BYTES // max(unsettled, 1)), PUSH_BYTES_MIN)
+
+    def adapt(self, size: int, events: int) -> None:
+        """A push of `size` bytes has made so many events."""
+        if events > EVENTS_PER_PUSH:
+            self.most = max(self.most // 2, PUSH_BYTES_MIN)
+        elif size >= self.most // 2 and events <= EVENTS_PER_PUSH // 2:
+            self.most = min(2 * self.most, PUSH_BYTES_MAX)
