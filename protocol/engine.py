@@ -134,8 +134,11 @@ class Engine:
         self._tail_ended = False
         """The peer has closed its end, so nothing more will be read."""
         self._closed_reported = False
-        self._output_ended = False
+        self.finished = False
+        """Whether `output` has given the last bytes, so that the socket may be closed."""
         self._freed = False
+        self.leftovers = self._links.unfreed
+        """Links and sessions whose memory is freed with the next `output`."""
         self._handlers = self._handlers_by_type()
 
     def _handlers_by_type(self) -> dict[int, Callable[[Any], None]]:
@@ -265,7 +268,7 @@ class Engine:
         chunks: Sequence[Piece] = self._written()
         if chunks and self.pads_frames:  # a frame may begin in one chunk and end in the next
             chunks = [pad_performatives(b"".join(chunks))]
-        if self._large_output:
+        if self._large_output.bytes:
             if chunks:
                 chunks = self._large_output.resolved(chunks)
             if self._links.has_dropped:
@@ -281,9 +284,9 @@ class Engine:
         """What proton has written, with the peer's own delivery numbers."""
         accepted, self._accepted = self._accepted, []
         written, left, self.has_events = exchange.write(*self._proton, accepted)
-        chunks, self._output_ended = [written] if written else [], left < 0
+        chunks, self.finished = [written] if written else [], left < 0
         if left > 0:  # a frame exceeds the buffer
-            rest, self._output_ended = written_by(self._transport)
+            rest, self.finished = written_by(self._transport)
             chunks += rest
             self.has_events = True
         if self._untrimmed:
@@ -296,11 +299,6 @@ class Engine:
             return self._lenience.outgoing(chunks, all_is_served=all_is_served)
         return chunks
 
-    @property
-    def has_leftovers(self) -> bool:
-        """Whether the next `output` still has memory to free."""
-        return bool(self._links.unfreed)
-
     def take_events(self) -> list[Event]:
         """The events gathered so far. Writing also causes events, because it uses up credit."""
         self._pump(False)
@@ -310,11 +308,6 @@ class Engine:
         """Advance the idle timers (§2.4.5) to a monotonic time, which may cause output or a
         `ConnectionClosed`. Gives the time of the next tick, 0 for never."""
         return int(lib.pn_transport_tick(self._transport, now_ms))
-
-    @property
-    def finished(self) -> bool:
-        """Whether `output` has given the last bytes, so that the socket may be closed."""
-        return self._freed or self._output_ended
 
     @property
     def remote_idle_timeout_ms(self) -> int:
@@ -336,7 +329,7 @@ class Engine:
         thread. No other call may follow; if the rest is not run, the memory stays in use."""
         if self._freed:
             return iter(())
-        self._freed = True
+        self._freed = self.finished = True
         self._accepted.clear()
         self._is_plain = False
         return free_all(self._connection, self._transport, self._collector, self._links.drop_all())

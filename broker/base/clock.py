@@ -19,18 +19,14 @@ Clock.monotonic_ms()`. A stored wall time is converted to monotonic time when it
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from collections.abc import Callable
+from typing import Final, Protocol
 
-
-def elapsed_s() -> float:
-    """Seconds on a clock that is never set: for measuring how long work takes, never for deadlines."""
-    return time.perf_counter()
-
-
-def worked_s() -> float:
-    """Seconds of processor time that this thread has used: measures its work, whatever else the machine does
-    meanwhile."""
-    return time.thread_time()
+elapsed_s: Final[Callable[[], float]] = time.perf_counter
+"""Seconds on a clock that is never set: for measuring how long work takes, never for deadlines."""
+worked_s: Final[Callable[[], float]] = time.thread_time
+"""Seconds of processor time that this thread has used: measures its work, whatever else the machine does
+meanwhile."""
 
 
 class Clock(Protocol):

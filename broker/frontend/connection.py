@@ -126,7 +126,10 @@ class Connection:
         self.settling = 0
         """Messages whose settlement has no outcome yet, though the client waits for it. Written by the
         links."""
-        self._closed = self._failed = False
+        self._closed = False
+        self._is_over = False
+        """Whether nothing that the client has sent can be answered any more. What is left of it is dropped: a
+        client could otherwise open and lose connections faster than their links are made."""
         self._is_leaving = False
         """The broker stops: what the client sends is dropped as if it had never arrived."""
         self._client_has_closed = False
@@ -168,46 +171,41 @@ class Connection:
         if self.engine.partial_bytes != self._partial_bytes:
             self._count_partial()
         self._dispatch(events)
-        if not (self.cost_under_way and self._are_messages(events)):
-            self.flush_soon()
-
-    def _are_messages(self, events: list[Event]) -> bool:
-        """Whether these events are only messages on one link. Nothing is written for them before their
-        outcome is known, except by a link that refuses them."""
-        if len(events) != 1 or self._waiting_for_room:
-            return False
-        event = events[0]
-        return type(event) is MessagesReceived and not event.link.gone
+        # Nothing is written for messages before their outcome is known, except by a link that refuses them.
+        if (
+            self.cost_under_way
+            and len(events) == 1
+            and type(event := events[0]) is MessagesReceived
+            and not (event.link.gone or self._waiting_for_room)
+        ):
+            return
+        self.flush_soon()
 
     def fail(self) -> None:
         """End this connection, and no other, after an unexpected exception, with a traceback in the log."""
         log.exception("connection.failed", peer=self.peer, container=self.container_id)
-        self._failed = True
+        self._is_over = True
         self.stream.abort()
 
     def serve(self, data: bytes) -> bool:
         """Serve the client's next bytes when it is its turn (`turns.Client`)."""
         self._is_served = True
-        if data:
+        if self._is_over:
+            self._hang_up.discard(len(data))
+        elif data and self._sasl is not None:
             self.data_received(data)
-        elif not self._is_over:
-            undone, self._undone = self._undone, []
+        else:
             try:
-                if undone:
+                if not data and self._undone:
+                    undone, self._undone = self._undone, []
                     self._dispatch(undone)
                     self.flush_soon()
                 else:
-                    self._take(b"")
+                    self._take(data)
             except Exception:
                 self.fail()
         self._is_served = False
         return not self._is_over and bool(self._undone or self.engine.has_more)
-
-    @property
-    def _is_over(self) -> bool:
-        """Whether nothing that the client has sent can be answered any more. What is left of it is dropped: a
-        client could otherwise open and lose connections faster than their links are made."""
-        return self._closed or self._failed or self._hang_up.has_begun
 
     @property
     def is_late(self) -> bool:
@@ -216,7 +214,7 @@ class Connection:
 
     def may_be_served(self) -> bool:
         """False while it has more than its share of the work under way (`turns.Client`)."""
-        return not self.services.pace.holds_back(self)
+        return not self.cost_under_way or not self.services.pace.holds_back(self)
 
     def waits(self) -> bool:
         """Whether it waits for the outcome of a few messages, requests or settlements (`turns.Client`). A
@@ -244,7 +242,7 @@ class Connection:
         """Give back messages that the client has not seen, and forget the rest."""
         if self._closed:
             return
-        self._closed = True
+        self._closed = self._is_over = True
         self._choice.close()
         for timer in (self._tick_timer, self._open_timer):
             if timer is not None:
@@ -285,36 +283,40 @@ class Connection:
 
     def _flush(self) -> None:
         self._flush_is_due = False
-        if self._closed:
-            return
-        try:
-            self._write()
-        except Exception:
-            self.fail()
+        if not self._closed:
+            try:
+                self._write()
+            except Exception:
+                self.fail()
 
     def _write(self) -> None:
-        chunks = self.engine.output()
+        engine, allowance, output = self.engine, self._allowance, self.services.output
+        chunks = engine.output()
         if chunks:
             self.stream.writelines(chunks)  # one system call for all of them
-            self._written, self._written_in = sum(map(len, chunks)), self.services.output.turn
+            self._written, self._written_in = sum(map(len, chunks)), output.turn
             self._written_in_all += self._written
-            if self.engine.has_events:
-                self._dispatch(self.engine.take_events())
-        if self._allowance.grows(self._written_in_all - self.stream.get_write_buffer_size()):
-            limit_output(self.stream, self._allowance.bytes)
-        self.output_room = self.allowance
+            if engine.has_events:
+                self._dispatch(engine.take_events())
+        if self._written_in_all >= allowance.grows_at and allowance.grows(
+            self._written_in_all - self.stream.get_write_buffer_size()
+        ):
+            limit_output(self.stream, allowance.bytes)
+        self.output_room = min(allowance.bytes, output.allowance)
         if self._waiting_for_room and self.writable:
             waiting, self._waiting_for_room = self._waiting_for_room, set()
             for link in waiting:
                 link.credit_granted()
-        if self.engine.finished:
+        if engine.finished:
             if self._client_has_closed:
+                self._is_over = True
                 self._hang_up.close()
             elif not self._is_leaving:  # clients that are busy when the broker stops learn what was stored
+                self._is_over = True
                 self._hang_up.linger()
         elif self._tick_timer is None:
             self._tick()
-        if self.engine.has_leftovers:
+        if engine.leftovers:
             self.flush_soon()
 
     def _tick(self) -> None:
@@ -464,6 +466,7 @@ class Connection:
             self.stream.write(output)
         if step.failed:
             self.services.sparing.info(log, "connection.refused", peer=self.peer, reason=step.reason)
+            self._is_over = True
             self._hang_up.linger()
             return b""
         if not step.done:

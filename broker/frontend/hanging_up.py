@@ -37,11 +37,6 @@ class HangUp:
         self._timer: asyncio.TimerHandle | None = None
         self._discarded_bytes = 0
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether nothing is read any more, except to discard it."""
-        return self._timer is not None
-
     def linger(self) -> None:
         """Everything is written: wait a moment until the client closes."""
         if self._timer is not None:

@@ -22,7 +22,7 @@ from broker.frontend.inflight import Inflight, Reading
 from broker.frontend.pace import Pace
 from broker.frontend.slow_readers import LOOK_AGAIN_S, Output, OutputTotal
 from broker.frontend.strangers import Strangers
-from broker.frontend.turns import READ_BYTES_MAX, Turns
+from broker.frontend.turns import READ_BYTES, READ_BYTES_MAX, Turns
 from broker.messaging.accepting_sessions import SessionFinders
 from broker.messaging.housekeeping import REDRIVES_MAX
 from broker.messaging.page_places import PagePlaces
@@ -99,6 +99,8 @@ class Services:
         self.turns = Turns(worked_s)
         self.read_buffer = memoryview(bytearray(READ_BYTES_MAX))
         """Buffer that sockets are read into; empty between two reads."""
+        self.usual_buffer = self.read_buffer[:READ_BYTES]
+        """The part of it that is used for most reads."""
         self.pace = Pace(self.turns.look_again, lambda: self.turns.has_light, elapsed_s)
         self.inflight = Inflight(traffic_bytes(settings.total_inflight_bytes_max, memory.mark))
         self.transactions = AllTransactions(

@@ -34,19 +34,20 @@ LOOK_AGAIN_S = 0.1
 class Allowance:
     """How many bytes may wait in one connection. It grows as the client reads."""
 
-    __slots__ = ("_bytes_max", "_grows_at", "bytes")
+    __slots__ = ("_bytes_max", "bytes", "grows_at")
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes = min(ALLOWANCE_BYTES_FIRST, bytes_max)
         self._bytes_max = bytes_max
-        self._grows_at = 2 * self.bytes
+        self.grows_at = 2 * self.bytes
+        """How much the socket must have taken in total before it grows."""
 
     def grows(self, taken: int) -> bool:
         """Grow if the socket has taken enough, `taken` bytes in total; returns whether the allowance grew."""
-        if taken < self._grows_at or self.bytes >= self._bytes_max:
+        if taken < self.grows_at or self.bytes >= self._bytes_max:
             return False
         self.bytes = min(2 * self.bytes, self._bytes_max)
-        self._grows_at = taken + self.bytes
+        self.grows_at = taken + self.bytes
         return True
 
 

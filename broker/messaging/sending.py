@@ -187,13 +187,17 @@ class Sending(Generic[R]):
     def _send_admitted(self, payloads: Sequence[bytes], receipts: Sequence[R]) -> None:
         """Send messages that the throttling has let through. Raises Refused if none of them is taken."""
         self._memory.admit(len(payloads))
+        queue = self._queue
         run = store_run(payloads, self._message_id)
-        check_sent(run, payloads, self._queue)
-        self._queue.admit(payloads)
-        for index, why in run.refused.items():
-            self._refused(receipts[index : index + 1], why, 1)
-        keys, whole = keys_of(run, self._queue), send_of(run, self._queue)
+        if queue.property_limits is not None or queue.sends_need_session:
+            check_sent(run, payloads, queue)
+        queue.admit(payloads)
+        keys, whole = None, send_of(run, queue)
+        if run.session_ids is not None or run.partition_keys is not None or whole.identities is not None:
+            keys = keys_of(run, queue)
         if run.refused:
+            for index, why in run.refused.items():
+                self._refused(receipts[index : index + 1], why, 1)
             take = at([index for index in range(len(payloads)) if index not in run.refused])
             whole, keys, receipts = part_of(whole, take), keys and take(keys), receipts and take(receipts)
         if not whole.messages:

@@ -21,14 +21,14 @@ def send_of(run: StoredRun, entity: Entity) -> Send:
         run.times_to_live_ms,
         columns=_columns_of(run, entity) if entity.keeps_sessions else {},
         scheduled_ms=run.scheduled_enqueue_times_ms,
-        identities=_identities_of(run, entity),
+        identities=_identities_of(run, entity)
+        if entity.description.settings.requires_duplicate_detection
+        else None,
     )
 
 
-def _identities_of(run: StoredRun, entity: Entity) -> list[bytes] | None:
-    """The messages' identities, if the queue detects duplicates (AMQP contract 10.5)."""
-    if not entity.description.settings.requires_duplicate_detection:
-        return None
+def _identities_of(run: StoredRun, entity: Entity) -> list[bytes]:
+    """The messages' identities, for a queue that detects duplicates (AMQP contract 10.5)."""
     none = [None] * len(run.data)
     sessions, keys = run.session_ids or none, run.partition_keys or none
     if not entity.sends_need_session:  # else an empty session-id is a session too

@@ -489,7 +489,7 @@ class Entity:
     def admit(self, messages: Sequence[bytes]) -> None:
         """Count messages that are about to be sent to the entity. Raises Refused(QUOTA_EXCEEDED) if all
         partitions together have no room for them."""
-        self._quota.admit(self.name, messages)
+        self._quota.admit(self.description.name, messages)
 
     def take_rest(self) -> int:
         """Count the room that all partitions together have left, in bytes, as taken. Returns it."""

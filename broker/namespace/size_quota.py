@@ -30,8 +30,14 @@ class SizeQuota:
     def admit(self, name: str, messages: Sequence[bytes]) -> None:
         """Count messages that are about to be sent to the entity of this name. Raises
         Refused(QUOTA_EXCEEDED) if there is no room for them."""
-        added = self.check(name, messages)  # which may set the bound anew
-        self._bound += added
+        if not self._limit:
+            return
+        bound = self._bound + sum(map(len, messages)) + MESSAGE_OVERHEAD_BYTES * len(messages)
+        if bound <= self._limit and not self._multiplies:
+            self._bound = bound
+        else:
+            added = self.check(name, messages)  # which may set the bound anew
+            self._bound += added
 
     def check(self, name: str, messages: Sequence[bytes]) -> int:
         """Check that there is room for messages that come later; returns their size. Raises

@@ -130,7 +130,9 @@ class IncomingLink:
         again either way."""
         if not self.link.gone:
             self._connection.engine.accept(deliveries)
-            self._replenish(count)
+            self._used += count
+            if self._used >= self._window // 4:
+                self._replenish(0)
             self._connection.flush_if_done()
 
     def _refuse(self, deliveries: Sequence[Delivery], why: Refused, count: int) -> None:

@@ -115,7 +115,7 @@ def test_links_with_many_unsettled_deliveries_are_freed_after_different_writes(p
     peer.hear()
     peer.release(peer.say(*(detach(handle) for handle in range(4))))
     freed = []
-    while peer.engine.has_leftovers:
+    while peer.engine.leftovers:
         peer.engine.output()
         freed.append(sum(link.freed for link in links))
     assert freed == [1, 2, 3, 4]
@@ -171,7 +171,7 @@ def with_links() -> EnginePeer:
 
 def writes_until_all_is_given_back(peer: EnginePeer) -> int:
     writes = 0
-    while peer.engine.has_leftovers:
+    while peer.engine.leftovers:
         peer.engine.output()
         writes += 1
         assert writes < 10
