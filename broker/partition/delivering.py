@@ -58,6 +58,17 @@ class Delivering:
         """Whether no client waits for messages, or holds some that can be recalled."""
         return not (self._asked or self._to_tell)
 
+    def is_patient(self, client: ClientId, name: str) -> bool:
+        """Whether there is nothing to give a client that asks for messages of a subqueue, and nobody to
+        recall any from. Sessions have no patience."""
+        try:
+            subqueue = self._space.messages.find(name)
+        except Refused:
+            return False  # the client hears of it at once
+        if subqueue.available or self._sessions.covers(subqueue):
+            return False
+        return not self._space.books[subqueue.number].has_others(client)
+
     def demand(self, client: ClientId, demand: Demand) -> None:
         """Raise a client's demand. First completes the client's withdrawal if one is pending."""
         space = self._space

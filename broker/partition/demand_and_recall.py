@@ -86,6 +86,10 @@ class DemandBook:
         """Some client holds messages that can be recalled, or has a recall under way."""
         return bool(self._holders)
 
+    def has_others(self, client: ClientId) -> bool:
+        """Whether messages can be recalled from other clients, or are on their way back."""
+        return any(other != client for holders in (self._recallable, self._awaited) for other in holders)
+
     # --- demand ---------------------------------------------------------------------------------------------
 
     def ask(self, client: ClientId, count: int, bytes_max: int = BYTES_UNBOUNDED) -> None:

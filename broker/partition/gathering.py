@@ -1,5 +1,12 @@
 """Decides when messages wait in a partition's mailbox for a lull of the disk, or for a round, while more
-gather."""
+gather.
+
+Where messages that are sent wait, what receivers want waits with them if it can: settlements of several
+messages, and demand that cannot be met yet. Otherwise each of these would begin a cycle of its own, in
+between those of the messages, and the partitions of an entity would fall out of step. A round that gathers
+holds them as well. They wait for nothing else: with no messages on their way in, receivers are served at
+once.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +14,19 @@ from collections.abc import Callable
 
 from broker.identifiers import ClientId
 from broker.operations.interface import Operation
+from broker.operations.receiving import Demand
 from broker.operations.sending import Send
-from broker.partition.mailbox import Mailbox
+from broker.operations.settling import Complete
+from broker.partition.mailbox import SETTLED_TOGETHER, Mailbox
 from broker.partition.rounds import Rounds
+from broker.partition.state import Partition
 from storage.log import Log
 
 
 class Gathering:
     """What waits in one partition. Owned by its task."""
 
-    __slots__ = ("_lulls", "_mailbox", "_rounds", "_wake", "is_awaited", "is_in_cycle")
+    __slots__ = ("_lulls", "_mailbox", "_rounds", "_wake", "is_awaited", "is_in_cycle", "partition")
 
     def __init__(
         self, log: Log, mailbox: Mailbox, wake: Callable[[], None], rounds: Rounds | None = None
@@ -29,14 +39,25 @@ class Gathering:
         """A lull or a round was asked for, and has not come."""
         self.is_in_cycle = False
         """A cycle is under way. Whoever ends it looks into the mailbox and calls `begin`."""
+        self.partition: Partition | None = None
+        """The state of the partition, while it is open."""
 
-    def holds(self, operation: Operation) -> bool:
+    def holds(self, operation: Operation, client: ClientId) -> bool:
         """Whether an operation that was put into the mailbox of an open partition waits there, so that the
         task need not be woken for it."""
-        if not isinstance(operation, Send):
-            return self.is_in_cycle
-        self._rounds.arrived(len(operation.messages))
-        return self.is_in_cycle or self.begin()
+        if isinstance(operation, Send):
+            self._rounds.arrived(len(operation.messages))
+            return self.is_in_cycle or self.begin()
+        return self.is_in_cycle or (self._can_wait(client, operation) and self.begin())
+
+    def _can_wait(self, client: ClientId, operation: Operation) -> bool:
+        """Whether an operation that sends nothing can wait with messages that are sent."""
+        if isinstance(operation, Complete):
+            return len(operation.tokens) >= SETTLED_TOGETHER
+        return isinstance(operation, Demand) and self._is_patient(client, operation)
+
+    def _is_patient(self, client: ClientId, demand: Demand) -> bool:
+        return self.partition is not None and self.partition.is_patient(client, demand)
 
     def join(self, more: Send, client: ClientId, cookie: object) -> bool:
         """Add messages to a send that waits in the mailbox (`Mailbox.join`). Whoever is to carry it out knows
@@ -49,14 +70,19 @@ class Gathering:
     def begin(self) -> bool:
         """Wait if only a few messages are in the mailbox, and the disk is busy or more messages are expected.
         Returns whether that is so; then the lull, or the round, begins the next cycle."""
-        if not self.is_awaited and self._mailbox.can_gather():
+        if not self.is_awaited and self._mailbox.can_gather(self._is_patient):
             lulls = self._lulls
-            self.is_awaited = self._rounds.awaits(lulls, self._go_on) or lulls.at_lull(self._lull_comes)
+            if self._mailbox.has_sends:
+                self.is_awaited = self._rounds.awaits(lulls, self._go_on) or lulls.at_lull(self._lull_comes)
+            elif self._rounds.is_gathering:
+                self.is_awaited = self._rounds.awaits(lulls, self._go_on)
         return self.is_awaited
 
     def _lull_comes(self) -> None:
         """The disk is done with its commits, but more messages may be expected now."""
-        self.is_awaited = self._mailbox.can_gather() and self._rounds.awaits(self._lulls, self._go_on)
+        self.is_awaited = self._mailbox.can_gather(self._is_patient) and self._rounds.awaits(
+            self._lulls, self._go_on
+        )
         if not self.is_awaited:
             self._go_on()
 
@@ -68,4 +94,9 @@ class Gathering:
     def stored(self, messages: int) -> None:
         """A short cycle has ended that has stored so many messages."""
         self.is_in_cycle = False
-        self._rounds.answered(messages)
+        self.answered(messages)
+
+    def answered(self, messages: int) -> None:
+        """A cycle has stored so many messages, and their senders know."""
+        if messages:
+            self._rounds.answered(messages)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from broker.identifiers import ClientId
@@ -26,9 +26,18 @@ Waiting = tuple[ClientId, Operation, Sink, int]
 GATHERED_MESSAGES = 64
 """From this many on, a cycle costs more for its messages than for itself."""
 
+SETTLED_TOGETHER = 2
+"""A client that settles at least this many messages at a time waits for none of them alone."""
+SETTLED_PER_SENT = 4
+"""To settle this many messages takes about as long as to store one."""
+
+Patient = Callable[[ClientId, Demand], bool]
+"""Whether a demand can wait, because there is nothing to give the client yet."""
+
 _WITH_MESSAGES = (Send, HandOver)
 _SETTLE = (Complete, Abandon, RenewLocks, Release, GiveBack, Recalled)
 _ASK = (Demand, Withdraw)
+_JOINED_PAST = (Demand, Complete)
 _MAY_BE_ANSWERED_LATER = (Demand, Watch, AcceptSession, WatchSessions, WatchReturned)
 
 
@@ -54,27 +63,39 @@ class Mailbox:
         return self.waiting[0][3] if self.waiting else None
 
     def join(self, more: Send, client: ClientId, cookie: object) -> bool:
-        """Add messages to the client's send with this cookie if it waits, and nothing has come after it.
-        Returns whether they were added."""
-        if not self.waiting:
-            return False
-        last_client, last, _, _ = self.waiting[-1]
-        if last_client != client or not isinstance(last, Send) or last.cookie != cookie:
-            return False
-        add_to(last, more)
-        return True
+        """Add messages to the client's send with this cookie if it waits, and nothing has come after it but
+        what receivers want. Returns whether they were added."""
+        for last_client, last, _, _ in reversed(self.waiting):
+            if isinstance(last, Send):
+                if last_client != client or last.cookie != cookie:
+                    return False
+                add_to(last, more)
+                return True
+            if not isinstance(last, _JOINED_PAST):
+                return False
+        return False
 
-    def can_gather(self) -> bool:
-        """Whether only a few messages wait to be sent, and nothing else: then a cycle would cost more than it
-        does for them."""
-        messages = 0
-        for _, operation, _, _ in self.waiting:
-            if not isinstance(operation, Send):
+    def can_gather(self, is_patient: Patient) -> bool:
+        """Whether only a little waits that others can join: a few messages to be sent, a few that a client
+        settles together, and demand that can wait. Then a cycle would cost more than it does for them."""
+        messages = settled = 0
+        for client, operation, _, _ in self.waiting:
+            if isinstance(operation, Send):
+                messages += len(operation.messages)
+            elif isinstance(operation, Complete):
+                if len(operation.tokens) < SETTLED_TOGETHER:
+                    return False
+                settled += len(operation.tokens)
+            elif not isinstance(operation, Demand) or not is_patient(client, operation):
                 return False
-            messages += len(operation.messages)
-            if messages >= GATHERED_MESSAGES:
+            if messages + settled // SETTLED_PER_SENT >= GATHERED_MESSAGES:
                 return False
-        return messages > 0
+        return bool(self.waiting)
+
+    @property
+    def has_sends(self) -> bool:
+        """Whether messages wait to be sent."""
+        return any(isinstance(operation, Send) for _, operation, _, _ in self.waiting)
 
     def has_only_sends(self) -> bool:
         """Whether nothing waits but messages to be sent."""

@@ -61,6 +61,11 @@ class Rounds:
         """Set while messages wait for others to join them."""
         self._waiting: dict[Lulls, list[Callable[[], None]]] = {}
 
+    @property
+    def is_gathering(self) -> bool:
+        """Whether messages that come now wait for others."""
+        return self._timer is not None
+
     def answered(self, messages: int) -> None:
         """Senders were told what became of their messages, so they may send as many again."""
         self._unreplaced += messages

@@ -3,11 +3,12 @@
 Under load, most cycles only store messages, hand them out and settle them. To wake the task for each of them
 twice, when the cycle begins and when the disk has answered, and to let it look after everything else, costs
 as much as the messages do. So a *short cycle* of messages begins in the call that ends the wait for a lull
-(`gathering.py`), together with those of the other partitions. One of receivers, which wait for no lull,
-begins as soon as the task wakes. In both cases, the answers are released in the call in which the disk
-answers. The task sleeps meanwhile. Whatever goes wrong, and whatever else there is to do, is left to the
-task: it takes a cycle over that could not be committed at once, or that needs messages from the log
-(`take_over`), and begins no other one before it has ended.
+(`gathering.py`), together with those of the other partitions. One of receivers that has waited for no
+messages begins as soon as the task wakes, or in a later turn of the event loop (`begin_in_turn`). In both
+cases, the answers are released in the call in which the disk answers. The task sleeps meanwhile. Whatever
+goes wrong, and whatever else there is to do, is left to the task: it takes a cycle over that could not be
+committed at once, or that needs messages from the log (`take_over`), and begins no other one before it has
+ended.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from broker.base.pace import Pace
 from broker.operations.sending import Send
 from broker.partition.cycle import Cycle
 from broker.partition.disk_timeout import Patience
+from broker.partition.gathering import Gathering
 from broker.partition.mailbox import Mailbox, Waiting, sends_from
 from broker.partition.state import Partition
 from broker.partition.workspace import NO_CYCLE
@@ -48,6 +50,9 @@ class ShortCycles:
         "_clock",
         "_durable",
         "_ended",
+        "_gathering",
+        "_has_turn",
+        "_is_late",
         "_left",
         "_log",
         "_mailbox",
@@ -61,6 +66,7 @@ class ShortCycles:
         self,
         log: Log,
         mailbox: Mailbox,
+        gathering: Gathering,
         clock: Clock,
         patience: Patience,
         pace: Pace,
@@ -72,10 +78,14 @@ class ShortCycles:
         `ended` is called in the next turn, when they have been written, so that no client waits for what is
         done there. `wake` is called when the task is to take a cycle over."""
         self._log, self._mailbox, self._clock, self._patience = log, mailbox, clock, patience
-        self._pace = pace
+        self._gathering, self._pace = gathering, pace
         self._durable, self._ended, self._wake = durable, ended, wake
         self._under_way: Short | None = None
         self._left: Short | None = None
+        self._is_late = False
+        """The cycle that was to begin last is for another turn of the event loop."""
+        self._has_turn = False
+        """This is that turn."""
 
     @property
     def is_under_way(self) -> bool:
@@ -92,6 +102,25 @@ class ShortCycles:
         """Whether a cycle has begun that is neither durable nor taken over."""
         return self._under_way is not None or self._left is not None
 
+    async def begin_in_turn(self, begin: Callable[[], bool]) -> bool:
+        """Begin a cycle with `begin`, which calls the method of that name here. If this turn of the event
+        loop has no time for it, do so in a later one. Returns what `begin` does."""
+        self._is_late = False
+        if begin():
+            return True
+        if not self._is_late:
+            return False
+        self._gathering.is_in_cycle = True  # nobody need wake the task meanwhile
+        try:
+            await self._pace.begin()
+        finally:
+            self._gathering.is_in_cycle = False
+        self._has_turn = True
+        try:
+            return begin()
+        finally:
+            self._has_turn = False
+
     def begin(self, partition: Partition, operations_max: int, bytes_max: int) -> bool:
         """Begin a cycle if the operations in the mailbox allow a short one. Returns whether it did, or there
         is something to take over. Raises nothing: others begin in the same call."""
@@ -106,8 +135,9 @@ class ShortCycles:
         mailbox = self._mailbox
         if partition.has_steps or not mailbox.is_short(operations_max, partition.work_max):
             return False
-        if not (mailbox.has_only_sends() or self._pace.may_begin()):
-            return False  # the task waits for its turn
+        if not (self._has_turn or mailbox.has_only_sends() or self._pace.may_begin()):
+            self._is_late = True
+            return False
         try:
             commit = self._log.begin()
         except StorageError:

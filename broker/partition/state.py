@@ -485,6 +485,10 @@ class Partition:
         """Whether work is left for the next cycle, which should follow at once."""
         return self._ahead.has_more
 
+    def is_patient(self, client: ClientId, demand: Demand) -> bool:
+        """Whether a demand can wait for other operations, because it could not be met now."""
+        return self._delivering.is_patient(client, demand.subqueue)
+
     @property
     def holds_anything(self) -> bool:
         """Whether it keeps messages or other durable state, or anything falls due in it."""

@@ -139,8 +139,8 @@ class PartitionTask:
         self._timer = DueTimer(clock, self._wake.set)
         self._patience = Patience(self._limits.disk_timeout_ms, self._disk_hangs)
         self._beside = BesideCycles(self._wake.set, Patience(self._limits.disk_timeout_ms, self._disk_hangs))
-        told = (self._stored, self._after_short_cycle, self._wake.set)
-        self._short = ShortCycles(log, self._mailbox, clock, self._patience, self._turns.pace, *told)
+        told = (self._turns.pace, self._stored, self._after_short_cycle, self._wake.set)
+        self._short = ShortCycles(log, self._mailbox, self._gathering, clock, self._patience, *told)
         self._sleeps = self._waits_for_short = False
         """Whether the task waits for work, and whether it is to be woken when the short cycle has ended."""
         self._coming_back = ComingBack(
@@ -188,7 +188,7 @@ class PartitionTask:
             asyncio.get_running_loop().call_soon(refuse, (client, operation, sink, 0))
             return
         self._mailbox.waiting.append((client, operation, sink, self._clock.monotonic_ms()))
-        if self._health is not _HEALTHY or not self._gathering.holds(operation):
+        if self._health is not _HEALTHY or not self._gathering.holds(operation, client):
             self._wake.set()
 
     def counts(self, only: str | None = None) -> dict[str, SubqueueCounts]:
@@ -261,7 +261,7 @@ class PartitionTask:
                 if self._short.is_under_way:
                     self._waits_for_short = True  # its end wakes the task again
                     continue
-                if not self._waits_for_short and self._begins_short_cycle():
+                if not self._waits_for_short and await self._short.begin_in_turn(self._begins_short_cycle):
                     continue
                 self._waits_for_short = False
                 if self._stopping and self._health is Health.HEALTHY and not self._short.is_left:
@@ -362,8 +362,7 @@ class PartitionTask:
         except StorageError as error:
             await self._recover(error)
             return False
-        self._is_in_doubt = False
-        self._mailbox.undecided = []
+        self._is_in_doubt, self._mailbox.undecided = False, []
         try:
             await self._sync(cycle)
             await self._read_missing(partition, cycle)
@@ -375,6 +374,7 @@ class PartitionTask:
             return False
         # The commit is durable: the answers may be released (durability rules 1 and 2).
         self._release(partition, cycle, waiting)
+        self._gathering.answered(messages_sent(waiting))
         has_more = partition.has_more
         # The next cycle follows at once, and this one may not have awaited anything: let others run.
         if has_more or (self._mailbox and not cycle.commit):
@@ -532,11 +532,11 @@ class PartitionTask:
     async def _load(self, first_nonce: int = 0) -> None:
         """Rebuild the state from the log."""
         self._discard()
-        description = self._description
-        partition, replay = await self._coming_back.load(description, first_nonce)
+        partition, replay = await self._coming_back.load(description := self._description, first_nonce)
         if self._description is not description:  # it was changed meanwhile, and the `Update` may be refused
             partition.describe(self._description)
-        self._partition, self._is_in_doubt = partition, False
+        self._partition = self._gathering.partition = partition
+        self._is_in_doubt = False
         self._known.tell(partition)
         held, limits = (partition.messages, replay.snapshot), self._limits.upkeep
         self._upkeep = Upkeep(self._log, *held, self._slices, self._beside, limits, self._output)
@@ -674,7 +674,7 @@ class PartitionTask:
                 self._known.note(self._partition, is_in_doubt=self._is_in_doubt, summary=summary)
             self._partition.messages.payloads.close()
             self._coming_back.dropped.append(self._partition)
-        self._partition = self._upkeep = None
+        self._partition = self._gathering.partition = self._upkeep = None
 
     def _become(self, health: Health) -> None:
         if health is not self._health:

@@ -6,7 +6,7 @@ import pytest
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import MAIN, QueueSettings
-from broker.identifiers import partition_of_token, sequence_of_token
+from broker.identifiers import ClientId, partition_of_token, sequence_of_token
 from broker.message.changes import encode_changes
 from broker.operations.general import Detach, Failed
 from broker.operations.message_states import MessageState
@@ -57,6 +57,30 @@ async def test_demand_waits_and_is_met_by_what_comes_in_the_commit_that_brings_i
     assert one(harness.take(1), Locked).messages == [b"a"]
     await harness.send(b"b", b"c", b"d")
     assert one(harness.take(1), Locked).messages == [b"b", b"c"]
+
+
+async def test_demand_is_patient_while_it_can_neither_be_met_nor_make_others_give_back() -> None:
+    harness = Harness()
+    demand = Demand(MAIN, 1)
+
+    def is_patient(client: int, demand: Demand) -> bool:
+        assert harness.task._partition is not None
+        return harness.task._partition.is_patient(ClientId(client), demand)
+
+    await harness.do(1, Demand(MAIN, 1))
+    assert is_patient(1, demand) and is_patient(2, demand)
+    await harness.send(b"a", b"b")
+    assert not is_patient(1, demand), "there is another message"
+    await harness.do(1, demand)
+    assert is_patient(1, demand) and not is_patient(2, demand), "the first client may not have seen them"
+    assert not is_patient(1, Demand("missing", 1)), "to be refused at once"
+
+
+async def test_demand_for_messages_of_a_session_is_never_patient() -> None:
+    harness = Harness(settings=QueueSettings(requires_session=True))
+    await harness.do(1, Demand(MAIN, 1))
+    assert harness.task._partition is not None
+    assert not harness.task._partition.is_patient(ClientId(1), Demand(MAIN, 1))
 
 
 async def test_clients_that_wait_are_served_in_turns() -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from broker.identifiers import ClientId
+from broker.identifiers import ClientId, LockToken
 from broker.operations.browsing import Arrived, Peek, Watch
 from broker.operations.general import Detach, Unavailable
 from broker.operations.interface import Answer, Operation
-from broker.operations.receiving import Demand
+from broker.operations.receiving import Demand, Withdraw
 from broker.operations.sending import Send
+from broker.operations.settling import Complete
 from broker.operations.streams import SendSinkBatch
-from broker.partition.mailbox import GATHERED_MESSAGES, Mailbox, Waiting, sends_from
+from broker.partition.mailbox import GATHERED_MESSAGES, SETTLED_PER_SENT, Mailbox, Waiting, sends_from
 
 ONE, TWO = ClientId(1), ClientId(2)
 
@@ -31,8 +32,13 @@ def test_a_cycle_ends_with_the_send_that_reaches_its_bytes_or_with_its_last_oper
     assert gathered(mailbox, 10, 100) == sends[3:] and not mailbox and mailbox.since_ms is None
 
 
-def test_a_few_messages_to_send_can_gather_but_nothing_else_waits_for_more() -> None:
+def settled(count: int) -> Complete:
+    return Complete([LockToken(bytes(16))] * count)
+
+
+def test_a_few_messages_and_what_receivers_can_wait_for_gather_but_nothing_else() -> None:
     few, many = Send([b"x"] * 20, None), Send([b"x"] * GATHERED_MESSAGES, None)
+    met_now, met_later = Demand("", 1), Demand("", 2)
     for operations, can_gather in (
         ([], False),
         ([few], True),
@@ -40,10 +46,16 @@ def test_a_few_messages_to_send_can_gather_but_nothing_else_waits_for_more() -> 
         ([few] * 4, False),
         ([many], False),
         ([few, Peek("", 0, 1, 1)], False),
+        ([few, settled(30), met_later], True),
+        ([settled(GATHERED_MESSAGES)], True),
+        ([few, settled(GATHERED_MESSAGES * SETTLED_PER_SENT)], False),
+        ([few, settled(1)], False),
+        ([few, met_now], False),
+        ([few, Withdraw("")], False),
     ):
         mailbox = Mailbox()
         mailbox.waiting += waiting(*operations)
-        assert mailbox.can_gather() is can_gather
+        assert mailbox.can_gather(lambda client, demand: demand == met_later) is can_gather
 
 
 def test_operations_that_are_put_back_come_first_and_in_order() -> None:
@@ -110,3 +122,14 @@ def test_messages_join_only_the_last_operation_and_only_their_own_clients_send()
     mailbox.waiting.pop()
     mailbox.gather(1, 1)
     assert not mailbox.join(more, ONE, 1), "a cycle stores it already"
+
+
+def test_messages_join_past_what_receivers_want() -> None:
+    mailbox, more = Mailbox(), Send([b"b"], None, 2)
+    mailbox.waiting += waiting(Send([b"a"], None, 1), settled(1), Demand("", 1))
+    assert mailbox.join(more, ONE, 1) and not mailbox.join(more, TWO, 1)
+    assert mailbox.waiting[0][1] == Send([b"a", b"b"], None, 1)
+    mailbox.waiting.popleft()
+    assert not mailbox.join(more, ONE, 1), "no send waits"
+    mailbox.waiting.extendleft(waiting(Withdraw(""), Send([b"a"], None, 1)))
+    assert not mailbox.join(more, ONE, 1), "the withdrawal would be overtaken"

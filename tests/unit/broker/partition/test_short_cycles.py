@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
 from broker.base.errors import Reason
+from broker.base.pace import PACE_S
+from broker.base.slices import Slices
 from broker.entities.descriptions import MAIN
 from broker.operations.browsing import Peek, Peeked
 from broker.operations.general import Failed, Unavailable
-from broker.operations.receiving import Demand, Locked, Withdraw, Withdrawn
+from broker.operations.receiving import Demand, Locked, Unmet, Withdraw, Withdrawn
 from broker.operations.sending import Send, Sent
 from broker.operations.settling import Abandon, Complete, Renewed, RenewLocks, Settled
 from broker.partition.mailbox import Mailbox
@@ -83,6 +86,29 @@ async def test_those_who_wait_for_a_lull_begin_in_the_call_that_ends_it(
         assert not steps.taken
 
 
+async def test_what_receivers_want_goes_with_the_messages_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness()
+    async with _quiet(harness):
+        steps = _Steps(harness, monkeypatch)
+        harness.post(1, Send([b"second"], None))
+        harness.post(2, Demand(MAIN, 2))
+        await until(lambda: harness.received[1] and harness.received[2])
+        locked = one(harness.take(2), Locked)
+        await until(lambda: harness.task._sleeps and not harness.task._short.is_under_way)
+        waiting, appends = list[Callable[[], None]](), harness.log.appends
+        harness.log.at_next_lull = waiting
+        harness.post(1, Send([b"third"], None))
+        harness.post(2, Complete(locked.tokens))
+        harness.post(2, Demand(MAIN, 1))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert len(waiting) == 1 and harness.log.appends == appends and not harness.received[2]
+        waiting.pop()()
+        await until(lambda: len(harness.received[2]) == 2)
+        assert [type(answer) for answer in harness.received[2]] == [Settled, Locked]
+        assert harness.log.appends == appends + 1 and not steps.taken
+
+
 async def test_messages_are_handed_out_and_settled_while_the_task_sleeps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -110,6 +136,23 @@ async def test_messages_are_handed_out_and_settled_while_the_task_sleeps(
         assert not steps.taken
     await harness.restart()
     assert (await harness.peek()).messages == [b"second", b"third"]
+
+
+async def test_a_cycle_for_which_a_turn_has_no_time_begins_in_a_later_one_without_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = Harness(turns=Slices(0, itertools.count(0, PACE_S).__next__))  # everything takes long
+    async with _quiet(harness):
+        steps, short = _Steps(harness, monkeypatch), harness.task._short
+        asyncio.get_running_loop().call_soon(harness.task._turns.pace.may_begin)  # others begin first
+        harness.post(1, Demand(MAIN, 1))
+        await asyncio.sleep(0)
+        assert not short.is_under_way and not harness.received[1]
+        harness.post(1, Demand(MAIN, 1, tell_unmet=True))  # goes with it
+        await until(lambda: len(harness.received[1]) == 2)
+        assert [type(answer) for answer in harness.take(1)] == [Locked, Unmet]
+        await until(lambda: not short.is_under_way)
+        assert not steps.taken
 
 
 async def test_messages_that_are_not_in_memory_are_read_by_the_task() -> None:
