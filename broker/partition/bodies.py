@@ -58,11 +58,18 @@ class Bodies:
         return body is not None and body.references > 1
 
     def add(self, number: int, size: int, references: int, payload: bytes = b"") -> None:
-        """Add a message that has just got several references. `payload` is empty if memory does not keep
-        it."""
-        self._by_number[number] = _Body(size, references, payload)
-        self.shared_bytes += (references - 1) * size
-        self.shared_count += references - 1
+        """A message has just got references, all that it gets or some of several. `payload` is empty if
+        memory does not keep it."""
+        body = self._by_number.get(number)
+        if body is None:
+            self._by_number[number] = _Body(size, references, payload)
+            references -= 1
+        else:
+            body.references += references
+            if payload:
+                body.in_memory += references
+        self.shared_bytes += references * size
+        self.shared_count += references
 
     def found(self, references: Iterable[Reference]) -> None:
         """Add references that were read back. Their messages may have others already."""

@@ -41,7 +41,7 @@ from broker.partition.expiries import expiries
 from broker.partition.messages import Messages
 from broker.partition.new_messages import NewMessages
 from broker.partition.payloads import PayloadShare
-from broker.partition.published import apply_published
+from broker.partition.published import SUBQUEUES_AT_ONCE, published_steps
 from broker.partition.records import Mark
 from broker.partition.scheduled_times import times_of
 from broker.partition.targets import Set, Target, Targets
@@ -298,20 +298,20 @@ class Publishing:
         for here in _steps(efforts, effort_max):
             if here.start:
                 yield
-            self._write_some(cycle, new.part(here), found[here], keeps_numbers=keeps_numbers)
+            yield from self._write_some(cycle, new.part(here), found[here], keeps_numbers=keeps_numbers)
         copies = [copy for each in found for copy in each.copies]
         is_short = sum(efforts) < effort_max
         for here in _steps([copy.work for copy in copies], effort_max):
             if here.start or not is_short:
                 yield
-            self._write_copies(cycle, new.enqueued_at_ms, copies[here])
+            yield from self._write_copies(cycle, new.enqueued_at_ms, copies[here])
 
-    def write(self, cycle: Cycle, new: NewMessages, found: Sequence[Destinations]) -> None:
-        """Write and apply new messages with known destinations."""
-        self._write_some(cycle, new, found)
+    def write(self, cycle: Cycle, new: NewMessages, found: Sequence[Destinations]) -> Iterator[None]:
+        """Write and apply new messages with known destinations, in steps if they go to many subqueues."""
+        yield from self._write_some(cycle, new, found)
         copies = [copy for each in found for copy in each.copies]
         if copies:
-            self._write_copies(cycle, new.enqueued_at_ms, copies)
+            yield from self._write_copies(cycle, new.enqueued_at_ms, copies)
 
     def _write_some(
         self,
@@ -320,7 +320,7 @@ class Publishing:
         found: Sequence[Destinations],
         *,
         keeps_numbers: bool = False,
-    ) -> None:
+    ) -> Iterator[None]:
         targets = targets_of(found)
         if not (keeps_numbers or any(targets.sets)):
             return
@@ -331,15 +331,17 @@ class Publishing:
                 messages=[each if keeps else b"" for each, keeps in zip(new.messages, kept, strict=True)],
             )
         first = self._messages.next_number
-        self._write(cycle, new, targets)
+        yield from self._write(cycle, new, targets)
         dead: dict[tuple[int, bytes | None], list[int]] = {}
         for number, each in enumerate(found, first):
             for destination in each.dead:
                 dead.setdefault(destination, []).append(number)
-        for (subqueue, changed), numbers in dead.items():
-            self._give_reason(cycle, subqueue, changed, numbers)
+        for place, ((subqueue, changed), of_reason) in enumerate(dead.items(), 1):
+            self._give_reason(cycle, subqueue, changed, of_reason)
+            if place % SUBQUEUES_AT_ONCE == 0:
+                yield
 
-    def _write_copies(self, cycle: Cycle, enqueued_ms: int, copies: Sequence[ChangedCopy]) -> None:
+    def _write_copies(self, cycle: Cycle, enqueued_ms: int, copies: Sequence[ChangedCopy]) -> Iterator[None]:
         default_ms = self._description.settings.default_time_to_live_ms
         stored = [copy.message for copy in copies]
         cycle.work += sum([copy.work for copy in copies])
@@ -356,12 +358,13 @@ class Publishing:
             [each.data for each in stored],
             {SESSION_ID: session_ids} if any(each is not None for each in session_ids) else NO_COLUMNS,
         )
-        self._write_some(cycle, new, found)
+        yield from self._write_some(cycle, new, found)
 
-    def _write(self, cycle: Cycle, new: NewMessages, targets: Targets) -> None:
+    def _write(self, cycle: Cycle, new: NewMessages, targets: Targets) -> Iterator[None]:
         messages, start = self._messages, cycle.commit.start
         enqueued = new.add_to(cycle.commit, messages.next_number, targets)
-        cycle.passing += apply_published(messages, start, enqueued, new.messages, cycle.now_ms)
+        steps = published_steps(messages, start, enqueued, new.messages, cycle.now_ms)
+        cycle.passing += yield from steps
         cycle.work += sum([len(targets.sets[index]) for index in targets.of_messages])
         for each in targets.sets:
             cycle.arrived_in.update([target.subqueue for target in each])

@@ -20,7 +20,7 @@ from broker.operations.columns import ColumnLists
 from broker.partition import records
 from broker.partition.columns import of_references
 from broker.partition.new_messages import NewMessages
-from broker.partition.published import apply_distributed
+from broker.partition.published import distributed_steps
 from broker.partition.publishing import Destinations, Publishing, targets_of
 from broker.partition.records import Activated, Mark
 from broker.partition.references import SCHEDULED, Reference
@@ -141,14 +141,14 @@ class PublishingLater:
         references = [reference for reference, _ in due]
         first_copied = next((place for place, each in enumerate(found) if each.copies), len(found))
         if first_copied:
-            self._activate(references[:first_copied], found[:first_copied], enqueued_ms)
+            yield from self._activate(references[:first_copied], found[:first_copied], enqueued_ms)
         cycle.first_sent = messages.next_number
         if first_copied < len(found):  # and all that follow, so that they keep their order
-            self._enqueue_anew(due[first_copied:], found[first_copied:], enqueued_ms)
+            yield from self._enqueue_anew(due[first_copied:], found[first_copied:], enqueued_ms)
 
     def _activate(
         self, references: Sequence[Reference], found: Sequence[Destinations], enqueued_ms: int
-    ) -> None:
+    ) -> Iterator[None]:
         space, cycle = self._space, self._space.cycle
         first = space.messages.next_number
         targets = targets_of(found)
@@ -161,7 +161,7 @@ class PublishingLater:
         for set_ in targets.sets:
             cycle.arrived_in.update([target.subqueue for target in set_])
             cycle.work += len(set_)
-        apply_distributed(space.messages, activated, cycle.now_ms)
+        yield from distributed_steps(space.messages, activated, cycle.now_ms)
         for number, each in enumerate(found, first):
             for subqueue, changed in each.dead:
                 cycle.dead_lettered += 1
@@ -169,7 +169,7 @@ class PublishingLater:
 
     def _enqueue_anew(
         self, due: Sequence[tuple[Reference, bytes]], found: Sequence[Destinations], enqueued_ms: int
-    ) -> None:
+    ) -> Iterator[None]:
         space, cycle = self._space, self._space.cycle
         references = [reference for reference, _ in due]
         cycle.has_sent = True
@@ -188,7 +188,7 @@ class PublishingLater:
             [body for _, body in due],
             columns,
         )
-        self._publishing.write(cycle, new, found)
+        yield from self._publishing.write(cycle, new, found)
         mark = Mark(records.REMOVED, space.messages.main.number, [r.sequence_number for r in references])
         # Not `Workspace.mark`: on a full disk, this record must not outlive the new messages.
         cycle.commit.add(mark.kind, [records.encode_mark(mark)], records.VERSION)
