@@ -10,6 +10,7 @@ import enum
 import functools
 import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final, Protocol, Self
 
@@ -172,6 +173,10 @@ class EntityDescription(ABC):
     @abstractmethod
     def subqueues(self) -> SubqueueTable:
         """The entity's subqueues, by number. Number 0 gets the messages that clients send."""
+
+    def may_forward(self) -> Iterable[int]:
+        """The numbers of all subqueues whose messages may be forwarded."""
+        return self.subqueues
 
     def forwarding_of(self, number: int) -> str | None:
         """The name of the entity to which the messages of a subqueue are forwarded; None if they are not."""

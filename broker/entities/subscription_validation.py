@@ -186,17 +186,14 @@ def check_limits(before: TopicDescription, after: TopicDescription, limits: Topi
 
 
 def _most_rules(topic: TopicDescription) -> int:
-    return max((len(each.rules) for each in topic.subscriptions), default=0)
+    return max([len(each.rules) for each in topic.subscriptions], default=0)
 
 
 def filter_counts(topic: TopicDescription) -> tuple[int, int]:
     """The numbers of SQL filters and of correlation filters (HTTP contract 2.6)."""
-    correlation = sum(_correlation_filters(each.rules) for each in topic.subscriptions)
-    return sum(len(each.rules) for each in topic.subscriptions) - correlation, correlation
-
-
-def _correlation_filters(rules: Iterable[RuleDescription]) -> int:
-    return sum(isinstance(rule.filter, CorrelationFilter) for rule in rules)
+    filters = [rule.filter for each in topic.subscriptions for rule in each.rules]
+    correlation = sum([isinstance(each, CorrelationFilter) for each in filters])
+    return len(filters) - correlation, correlation
 
 
 def _exceeded(topic: TopicDescription, limit: str) -> None:

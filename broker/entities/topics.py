@@ -15,7 +15,8 @@ to all partitions as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
@@ -47,6 +48,8 @@ PLACES: Final = OWN_END
 SUBSCRIPTION_NUMBER_MAX: Final = (1 << 16) // PLACES - 1
 """The highest number that a subscription may have: partitions store the numbers of subqueues in 16 bits."""
 MAIN_PLACE, DEAD_LETTER_PLACE, TRANSFER_DEAD_LETTER_PLACE, TRANSFER_PLACE = range(PLACES)
+SUBQUEUES_KNOWN_MAX: Final = 16_384
+"""The latest subqueues of so many subscriptions are remembered."""
 TOPIC_SUBQUEUES: Final[Mapping[int, SubqueueDescription]] = {
     MAIN_PLACE: SubqueueDescription(MAIN, DISTRIBUTES),
     TRANSFER_DEAD_LETTER_PLACE: SubqueueDescription(TRANSFER_DEAD_LETTER, KEEPS_FAILED_TRANSFERS),
@@ -106,6 +109,17 @@ class SubscriptionDescription:
     """The rules from the configuration file as last applied."""
     idle_ms: int = 0
     """How long it had been idle when that was last noted."""
+    _hash: int | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __hash__(self) -> int:
+        """Computed once: it takes several microseconds, and texts are found by it (`documents.py`)."""
+        if self._hash is None:
+            found = hash(
+                (self.name, self.number, self.settings, self.rules, self.updated_at_ms, self.idle_ms)
+            )
+            object.__setattr__(self, "_hash", found)
+            return found
+        return self._hash
 
     @classmethod
     def new(
@@ -137,20 +151,9 @@ class SubscriptionDescription:
         """The name of its main subqueue: what follows the topic in its address, case folded."""
         return subqueue_name_of(self.name)
 
-    def subqueues(self) -> Iterator[tuple[int, SubqueueDescription]]:
+    def subqueues(self) -> Iterable[tuple[int, SubqueueDescription]]:
         """Its subqueues, each with its number."""
-        name, dead_letters = self.subqueue_name, self.subqueue(DEAD_LETTER_PLACE)
-        failed = self.subqueue(TRANSFER_DEAD_LETTER_PLACE)
-        main = self.subqueue(MAIN_PLACE)
-        yield main, SubqueueDescription(name, SERVES_RECEIVERS, dead_letters, failed, main)
-        yield (
-            dead_letters,
-            SubqueueDescription(f"{name}/{DEAD_LETTER}", KEEPS_DEAD_LETTERS, None, failed, main),
-        )
-        yield (
-            failed,
-            SubqueueDescription(f"{name}/{TRANSFER_DEAD_LETTER}", KEEPS_FAILED_TRANSFERS, redrives_to=main),
-        )
+        return _subqueues_of(self.number, self.subqueue_name)
 
     def with_rules(self, rules: Iterable[RuleDescription], now_ms: int) -> Self:
         """The subscription with these rules instead of its own. A rule without a time is created now."""
@@ -161,6 +164,23 @@ class SubscriptionDescription:
         """The rule of this name, in any case."""
         key = key_of(name)
         return next((each for each in self.rules if key_of(each.name) == key), None)
+
+
+@functools.lru_cache(SUBQUEUES_KNOWN_MAX)
+def _subqueues_of(number: int, name: str) -> Sequence[tuple[int, SubqueueDescription]]:
+    """The subqueues of a subscription with this number, whose main subqueue has this name. They are made
+    once, because each change of a topic describes all its subscriptions anew."""
+    main, dead_letters, failed = (
+        PLACES * number + place for place in (MAIN_PLACE, DEAD_LETTER_PLACE, TRANSFER_DEAD_LETTER_PLACE)
+    )
+    return (
+        (main, SubqueueDescription(name, SERVES_RECEIVERS, dead_letters, failed, main)),
+        (dead_letters, SubqueueDescription(f"{name}/{DEAD_LETTER}", KEEPS_DEAD_LETTERS, None, failed, main)),
+        (
+            failed,
+            SubqueueDescription(f"{name}/{TRANSFER_DEAD_LETTER}", KEEPS_FAILED_TRANSFERS, redrives_to=main),
+        ),
+    )
 
 
 def subscription_path(topic: str, name: str) -> str:
@@ -223,6 +243,15 @@ class TopicDescription(EntityDescription):
         subqueue = self._subqueues[number]
         subscription = self.subscription_of(subqueue.name)
         return None if subscription is None else target_of(subqueue.role, subscription.settings.forwarding)
+
+    def may_forward(self) -> Iterable[int]:
+        """Only those of subscriptions whose settings say so."""
+        return [
+            number
+            for each in self.subscriptions
+            if each.settings.forwarding != (None, None)
+            for number, _ in each.subqueues()
+        ]
 
     def status_of(self, number: int) -> EntityStatus:
         """The topic's own status is about sending, and about its own subqueues."""

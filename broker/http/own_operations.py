@@ -241,7 +241,7 @@ class OwnRequests:
     async def _count(self, entity: Entity, address: Address, body: Nothing) -> CountAnswer:
         entity.check_can_receive(address.subqueue)
         await self._namespace.runtime(address.entity)
-        counts = entity.counts().get(address.subqueue, SubqueueCounts())
+        counts = entity.counts_of((address.subqueue,)).get(address.subqueue, SubqueueCounts())
         kept_ready = entity.kept_ready.get(address.subqueue, 0)
         return CountAnswer(
             active=counts.active,

@@ -138,9 +138,7 @@ class SubscriptionAdministration:
         self, request: web.Request, topic: str, subscription: SubscriptionDescription, status: int = 200
     ) -> web.Response:
         await self._namespace.runtime(topic)  # opens the partitions, so that the counts are exact
-        entity = self._topic(topic)
-        counts = await entity.counts_in_turns()
-        return answer_entry(self._entry(request, entity, subscription, counts), status)
+        return answer_entry(self._entry(request, self._topic(topic), subscription), status)
 
     def _topic(self, name: str) -> Topic:
         """The running topic of this name. Raises Refused if it was deleted meanwhile."""
@@ -154,7 +152,7 @@ class SubscriptionAdministration:
         request: web.Request,
         topic: Topic,
         subscription: SubscriptionDescription,
-        counts: Mapping[str, SubqueueCounts],
+        counts: Mapping[str, SubqueueCounts] | None = None,
     ) -> Entry:
         runtime = topic.subscription_runtime(subscription, counts)
         return Entry(

@@ -235,7 +235,7 @@ def _targets_of(entity: Entity) -> dict[int, str]:
     if entity.gone is not None:
         return {}
     description = entity.description
-    wanted = ((number, description.forwarding_of(number)) for number in description.subqueues)
+    wanted = ((number, description.forwarding_of(number)) for number in description.may_forward())
     return {
         number: target
         for number, target in wanted

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, cast
 
@@ -29,6 +30,7 @@ from broker.operations.receiving import Locked, Recalled
 from broker.operations.scheduling import BreakPromise, Promised
 from broker.operations.sending import Send
 from broker.operations.settling import Release
+from broker.partition.counting import SUBQUEUES_PER_STEP
 from broker.partition.quotas import check_size
 from broker.partition.summary import named
 from broker.throttle.throttle import Throttling
@@ -304,11 +306,7 @@ class Entity:
         partition whose content is unknown after a crash is started soon, and counts from then on."""
         if number in self._partitions:
             return True
-        summary = self._resting.summary(self.description.generation, number)
-        if summary is None:
-            return False
-        subqueue_number = self.description.subqueues.number_of(subqueue)
-        held = None if subqueue_number is None else summary.counts.get(subqueue_number)
+        held = self._held_at_rest(number, subqueue)
         return held is not None and held.active > 0
 
     def spares(self, number: int, subqueue: str) -> bool:
@@ -316,16 +314,11 @@ class Entity:
         memory is scarce and it is known to hold none. They should ask again later."""
         if not self._stays_closed(number):
             return False
-        resting, generation = self._resting, self.description.generation
         partition = self._partitions.get(number)
         if partition is not None:
-            held = partition.counts().get(subqueue)
+            held = partition.counts(subqueue).get(subqueue)
         else:
-            summary = resting.summary(generation, number)
-            subqueue_number = self.description.subqueues.number_of(subqueue)
-            held = None
-            if summary is not None and subqueue_number is not None:
-                held = summary.counts.get(subqueue_number)
+            held = self._held_at_rest(number, subqueue)
         return held is None or not (held.active or held.deferred or held.scheduled)
 
     def _stays_closed(self, number: int) -> bool:
@@ -441,12 +434,13 @@ class Entity:
     def count_in_steps(self) -> Generator[None, None, dict[str, SubqueueCounts]]:
         """As `counts`, in a step for each partition: in a topic with a thousand subscriptions, each takes
         milliseconds."""
-        at_rest = self._counts_at_rest()
-        if not self._partitions:
+        partitions = list(self._partitions.values())
+        at_rest = yield from self._count_at_rest()
+        if not partitions:
             return at_rest
         total: dict[str, SubqueueCounts] = {}
         add_counts(total, at_rest)
-        for partition in list(self._partitions.values()):
+        for partition in partitions:
             add_counts(total, partition.counts())
             yield
         return total
@@ -461,18 +455,56 @@ class Entity:
                 return cast(dict[str, SubqueueCounts], end.value)
             await asyncio.sleep(0)
 
+    def counts_of(self, subqueues: Iterable[str]) -> dict[str, SubqueueCounts]:
+        """What `counts` has of a few subqueues. Costs little, however many subqueues there are."""
+        found: dict[str, SubqueueCounts] = {}
+        for name in subqueues:
+            for held in (*self._at_rest_in(name), *(each.counts(name) for each in self._partitions.values())):
+                if name in held:
+                    add_counts(found, {name: held[name]})
+        return found
+
     def active_in(self, subqueue: str) -> int:
-        """How many active messages one subqueue has in all partitions together, as far as `counts` knows.
-        Costs little, however many subqueues there are."""
-        held = [self._counts_at_rest(), *(each.counts(subqueue) for each in self._partitions.values())]
-        return sum([each[subqueue].active for each in held if subqueue in each])
+        """How many active messages one subqueue has in all partitions together, as far as `counts` knows."""
+        held = self.counts_of((subqueue,)).get(subqueue)
+        return 0 if held is None else held.active
+
+    def _at_rest_in(self, subqueue: str) -> Iterator[Mapping[str, SubqueueCounts]]:
+        """What one subqueue has in the partitions that have not started."""
+        if self._at_rest is not None or len(self.description.subqueues) <= SUBQUEUES_PER_STEP:
+            yield self._counts_at_rest()
+            return
+        for number in range(self.description.partitions):
+            if number not in self._partitions:
+                held = self._held_at_rest(number, subqueue)
+                if held is not None:
+                    yield {subqueue: held}
+
+    def _held_at_rest(self, number: int, subqueue: str) -> SubqueueCounts | None:
+        """What one subqueue has in a partition that is closed; None if it is unknown, or nothing."""
+        subqueue_number = self.description.subqueues.number_of(subqueue)
+        summary = self._resting.summary(self.description.generation, number)
+        if summary is None or subqueue_number is None:
+            return None
+        return summary.counts.get(subqueue_number)
 
     def _counts_at_rest(self) -> dict[str, SubqueueCounts]:
-        """Message counts of the partitions that are not open."""
-        if self._at_rest is None:
-            at_rest = self._resting.counts(self.description.generation, self._partitions)
-            self._at_rest = named(at_rest, self.description.subqueues)
+        """Message counts of the partitions that have not started."""
+        deque(self._count_at_rest(), maxlen=0)
+        assert self._at_rest is not None, "it has just been counted"
         return self._at_rest
+
+    def _count_at_rest(self) -> Generator[None, None, dict[str, SubqueueCounts]]:
+        """As `_counts_at_rest`, in steps. What starts meanwhile counts as it was."""
+        if self._at_rest is not None:
+            return self._at_rest
+        started = set(self._partitions)
+        total: dict[int, SubqueueCounts] = {}
+        yield from self._resting.count_in_steps(self.description.generation, started, total)
+        at_rest = named(total, self.description.subqueues)
+        if started == self._partitions.keys():
+            self._at_rest = at_rest
+        return at_rest
 
     def size_of(self, number: int) -> int:
         """What a partition holds, in bytes, as far as is known."""

@@ -162,5 +162,5 @@ def _is_used(candidate: Candidate, idle: _Idle) -> bool:
     return (
         (idle.accessed_at_ms, idle.updated_at_ms) != now
         or entity.is_watched(candidate.subscription)
-        or (candidate.subscription is None and any(held.scheduled for held in entity.counts().values()))
+        or (candidate.subscription is None and entity.runtime().scheduled > 0)
     )

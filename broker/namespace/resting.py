@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Protocol
 
 import structlog
@@ -33,7 +33,15 @@ from broker.base.clock import Clock
 from broker.namespace.appointments import Appointments
 from broker.namespace.appointments import Key as _Key
 from broker.operations.message_states import SubqueueCounts
-from broker.partition.summary import SUBQUEUES_MAX, Summary, decode, is_readable, survey, total_of, wake_at_ms
+from broker.partition.summary import (
+    SUBQUEUES_MAX,
+    Summary,
+    decode,
+    is_readable,
+    survey,
+    total_in_steps,
+    wake_at_ms,
+)
 from storage.errors import StorageError
 from storage.index_witness import Witness
 from storage.log import EntityLogs
@@ -317,11 +325,17 @@ class Resting:
         note = self._index.note(generation, number)
         return None if note is None else decode(note, self._subqueues_end(generation))
 
-    def counts(self, generation: str, leave_out: Collection[int]) -> dict[int, SubqueueCounts]:
-        """Totals of an entity's closed partitions, except those in `leave_out`, by subqueue number."""
-        if not leave_out and (total := self._totals.pop(generation, None)) is not None:
-            return total
-        return total_of(self._index.notes(generation, leave_out), self._subqueues_end(generation))
+    def count_in_steps(
+        self, generation: str, leave_out: Collection[int], total: dict[int, SubqueueCounts]
+    ) -> Iterator[None]:
+        """Count what an entity's closed partitions hold, except those in `leave_out`, by subqueue number.
+        `total` is empty and gets the result. Each partition with many subqueues takes a step, and counts as
+        it was at the first one."""
+        if not leave_out and (known := self._totals.pop(generation, None)) is not None:
+            total.update(known)
+        else:
+            notes = self._index.notes(generation, leave_out)
+            yield from total_in_steps(notes, self._subqueues_end(generation), total)
 
     def register(self, generation: str, number: int) -> PartitionRegister:
         """The register for the task of one partition."""

@@ -106,15 +106,20 @@ class Topic(Entity):
                 if self.gone is None and not self.may_hold_none(number, gone):
                     self.partition(number)
 
+    def runtime(self) -> EntityRuntime:
+        """As for every entity; it does not count what the subscriptions hold one by one."""
+        return self.runtime_with(self.counts_of(each.name for each in TOPIC_SUBQUEUES.values()))
+
     def runtime_with(self, counts: Mapping[str, SubqueueCounts]) -> EntityRuntime:
         """What the topic holds itself, and the size of everything in it."""
-        size = sum(each.bytes for each in counts.values())
-        return replace(self.runtime_of(TOPIC_SUBQUEUES, None, counts), active=0, size_bytes=size)
+        return replace(self.runtime_of(TOPIC_SUBQUEUES, None, counts), active=0, size_bytes=self._size())
 
     def subscription_runtime(
-        self, subscription: SubscriptionDescription, counts: Mapping[str, SubqueueCounts]
+        self, subscription: SubscriptionDescription, counts: Mapping[str, SubqueueCounts] | None = None
     ) -> EntityRuntime:
-        """What a subscription holds now, given the counts of all subqueues."""
+        """What a subscription holds now. `counts`: those of all subqueues, if they are known."""
         subqueues = dict(subscription.subqueues())
+        if counts is None:
+            counts = self.counts_of(each.name for each in subqueues.values())
         runtime = self.runtime_of(subqueues, subscription.settings.forward_to, counts)
         return replace(runtime, accessed_at_ms=self.accessed_by(subscription.number))

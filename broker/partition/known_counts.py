@@ -20,12 +20,26 @@ class KnownCounts:
         """`subqueues` are the entity's. `at_rest`: what the partition holds according to the index. `on_news`
         is called when `report` has something new."""
         self._on_news = on_news
-        self._last = {each.name: SubqueueCounts() for number, each in subqueues.items() if number < OWN_END}
-        """As last known to be durable. Replaced, not changed."""
-        if at_rest is not None:
-            self._last |= named(at_rest.counts, subqueues)
+        self._known: dict[str, SubqueueCounts] | None = None
+        self._at_rest: tuple[SubqueueTable, Summary | None] | None = subqueues, at_rest
+        """What `_last` is made of when it is first asked for."""
         self._reported: object = None
         """Where the latest report came from: the state, or `_last`."""
+
+    @property
+    def _last(self) -> dict[str, SubqueueCounts]:
+        """The counts as last known to be durable. Replaced, not changed."""
+        if self._known is None:
+            assert self._at_rest is not None
+            subqueues, at_rest = self._at_rest
+            own = [each.name for number, each in subqueues.items() if number < OWN_END]
+            held = {} if at_rest is None else named(at_rest.counts, subqueues)
+            self._known = {name: SubqueueCounts() for name in own} | held
+            self._at_rest = None
+        return self._known
+
+    def _keep(self, counts: dict[str, SubqueueCounts]) -> None:
+        self._known, self._at_rest = counts, None
 
     def counts(self, partition: Partition | None, only: str | None = None) -> dict[str, SubqueueCounts]:
         """What each subqueue holds, or last held; or at least one of them."""
@@ -57,7 +71,7 @@ class KnownCounts:
         """Keep the counts of what is durable, for the state is about to be discarded. `is_in_doubt`: without
         the current cycle. `summary` says what the state holds, if that was counted already."""
         if summary is not None:
-            self._last = partition.counting.of_all(summary.counts)
+            self._keep(partition.counting.of_all(summary.counts))
         else:
-            self._last = partition.counting.counts(as_noted=is_in_doubt)
+            self._keep(partition.counting.counts(as_noted=is_in_doubt))
         self._reported = None

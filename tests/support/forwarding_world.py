@@ -4,7 +4,7 @@ crash at any time and start again."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import astuple
 from functools import partial
@@ -64,6 +64,12 @@ class _Resting:
                         *map(sum, zip(astuple(before), astuple(counts), strict=True))
                     )
         return total
+
+    def count_in_steps(
+        self, generation: str, leave_out: Collection[int], total: dict[int, SubqueueCounts]
+    ) -> Iterator[None]:
+        total.update(self.counts(generation, leave_out))
+        yield
 
     def unknown(self, generation: str) -> Collection[int]:
         return self.left.get(generation, ())

@@ -178,7 +178,7 @@ class OwnOperations:
         """Count the messages of the subqueue by state, over all partitions. Messages kept ready for a
         receiver do not count as locked, and stay ready."""
         await self._connection.served.namespace.runtime(self._name)
-        counts = self._entity().counts().get(self._subqueue, SubqueueCounts())
+        counts = self._entity().counts_of((self._subqueue,)).get(self._subqueue, SubqueueCounts())
         kept_ready = self._entity().kept_ready.get(self._subqueue, 0)
         return ok(
             {

@@ -4,7 +4,8 @@ when, and what is known while they are closed."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -80,6 +81,13 @@ class World:
         await self.resting.stop()
         await self.resting.close()
         return self.disk
+
+
+def counted(world: World, generation: str, leave_out: Collection[int]) -> dict[int, SubqueueCounts]:
+    """What an entity's closed partitions hold, except some."""
+    total: dict[int, SubqueueCounts] = {}
+    deque(world.resting.count_in_steps(generation, leave_out, total), maxlen=0)
+    return total
 
 
 def holding(active: int, wake_at_ms: int | None = None) -> Summary:
@@ -178,18 +186,36 @@ def test_notes_that_are_read_together_say_what_each_says_alone(some: list[bytes]
     )
 
 
+async def test_each_partition_with_many_subqueues_is_counted_in_a_step_of_its_own() -> None:
+    """Symptom: once one partition of a topic had started, those of the others that were at rest were counted
+    in one turn of the event loop: 30 to 50 ms with 1,000 subscriptions and 16 partitions."""
+    world = await World().start({"a": 4})
+    world.queues["a"].subqueues_end = 300
+    many = Summary({number: SubqueueCounts(active=1, bytes=9) for number in range(300)}, {})
+    for number in range(4):
+        await world.resting.opening("a", number)
+        world.resting.closed("a", number, many)
+    total: dict[int, SubqueueCounts] = {}
+    steps = world.resting.count_in_steps("a", (0,), total)
+    held = []
+    for _ in steps:
+        held.append(total[299].active)
+        world.resting.closed("a", 1, holding(7))  # what happens meanwhile does not count
+    assert held == [1, 2, 3] and total[0].active == 3
+
+
 async def test_what_was_added_up_at_the_start_is_not_told_once_a_partition_was_opened_or_closed() -> None:
     world = await World().start({"a": 3})
     for number in range(3):
         await world.resting.opening("a", number)
         world.resting.closed("a", number, holding(1))
     world = await World(await world.stop()).start({"a": 3})
-    assert world.resting.counts("a", ())[0].active == 3 and world.resting.counts("a", (1,))[0].active == 2
+    assert counted(world, "a", ())[0].active == 3 and counted(world, "a", (1,))[0].active == 2
     world = await World(await world.stop()).start({"a": 3})
     await world.resting.opening("a", 0)
-    assert world.resting.counts("a", ())[0].active == 2
+    assert counted(world, "a", ())[0].active == 2
     world.resting.closed("a", 0, holding(5))
-    assert world.resting.counts("a", ())[0].active == 7
+    assert counted(world, "a", ())[0].active == 7
     await world.stop()
 
 
@@ -344,7 +370,7 @@ async def test_an_index_out_of_date_is_not_believed_and_all_of_its_folder_is_ope
     await folders.used()
     await folders.witnesses()[1].make_void()
     world = await World(folders.disk, folders.witnesses()).start({"a": 6}, Store(a=[0, 1, 2, 3, 5]))
-    assert sorted(world.resting.unknown("a")) == [1, 3, 5] and world.resting.counts("a", ()) == {
+    assert sorted(world.resting.unknown("a")) == [1, 3, 5] and counted(world, "a", ()) == {
         0: SubqueueCounts(active=2, bytes=20)
     }
     await until(lambda: sorted(world.queues["a"].woken) == [1, 3, 5])
@@ -363,6 +389,6 @@ async def test_a_folder_that_was_missing_at_the_start_is_asked_when_it_is_back(
     assert await world.resting.all_known(0), "nobody can tell, and its partitions cannot be opened either"
     folders.is_there = True
     await until(lambda: sorted(world.queues["a"].woken) == [1, 3])
-    assert world.resting.counts("a", ()) == {0: SubqueueCounts(active=2, bytes=20)}
+    assert counted(world, "a", ()) == {0: SubqueueCounts(active=2, bytes=20)}
     await until(lambda: world.index.witnesses[1].says is Says.VALID)
     await world.stop()

@@ -109,7 +109,7 @@ async def test_messages_kept_ready_for_a_receiver_do_not_count_as_locked(
     work = await bench(2)
     for part in work.stack.parts:
         counts = {"": SubqueueCounts(active=5, locked=4, deferred=1, scheduled=2, bytes=9)}
-        monkeypatch.setattr(part, "counts", lambda counts=counts: counts)
+        monkeypatch.setattr(part, "counts", lambda only=None, counts=counts: counts)
     work.stack.queue.kept_ready.update(kept_ready)
     response = await work.ask("partibus:count-messages", None)
     assert response.body == {
