@@ -115,7 +115,9 @@ class Engine:
         self._push_size = PushSize()
         self._events: list[Event] = []  # the one list to which all parts of the engine report
         self._deliveries = Deliveries(self._events, self._break, self._large_input, partial_bytes_max)
-        self._links = LinkTable(self._events, self._break, self._deliveries.forget_partial)
+        self._links = LinkTable(
+            self._events, self._break, self._deliveries.forget_partial, self._lenience.handles_max
+        )
         self._attached = self._links.attached  # bound here because each push uses it
         self._accepted: list[Delivery] = []
         """Incoming deliveries to settle as accepted before the next output, and before events are read,
@@ -293,7 +295,8 @@ class Engine:
             self._untrimmed = runs.trim_all(self._untrimmed)
         if self._links.unfreed:
             self._links.free_some()
-            self.has_events = True
+            self._pump(False)  # drops proton's events about them, before there are thousands
+            self.has_events = bool(self._events)
         if self._lenience.watches:
             all_is_served = not (self._intake.has_more or self._links.leaving)
             return self._lenience.outgoing(chunks, all_is_served=all_is_served)
@@ -577,12 +580,8 @@ class Engine:
         """Turn proton's gathered events into ours. `is_batch`: they result from a Service Bus batch."""
         if self._accepted:
             self._settle_accepted()
-        collector, handlers, links, deliveries = (
-            self._collector,
-            self._handlers,
-            self._attached,
-            self._deliveries,
-        )
+        collector, handlers = self._collector, self._handlers
+        links, deliveries = self._attached, self._deliveries
         while True:
             if not is_batch and not deliveries.partial_bytes:
                 run = runs.take(collector)

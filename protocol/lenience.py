@@ -32,6 +32,7 @@ same number or tag, they cannot be told apart and count as one.
 from __future__ import annotations
 
 import struct
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +54,9 @@ _LIST8, _LIST32 = 0xC0, 0xD0
 _SCALARS = frozenset((0x40, 0x43, 0x52, 0x70, 0xA0, 0xB0))
 _SETTLED, _MORE, _ABORTED = 4, 5, 9
 """Indexes of fields in a transfer (§2.7.5)."""
+_HANDLE_MAX = 4
+"""The index of this field in a begin (§2.7.2)."""
+HANDLE_MAX_DEFAULT = 2**32 - 1
 _U32 = struct.Struct(">I")
 _MASK = 2**32 - 1
 
@@ -122,6 +126,9 @@ class Lenience:
         """How many sessions the peer has ended and we have not. Proton keeps a channel for each."""
         self.refusal: ErrorCondition | None = None
         """The error with which the rest of the stream is refused; None if it is passed on."""
+        self.handles_max: deque[int] = deque()
+        """The handle-max (§2.7.2) of each session that the peer has begun, until whoever makes the session
+        takes it."""
         self._renamed = 0
         """How many deliveries are renumbered, over all sessions."""
         self._departed: list[tuple[_Session, int]] = []
@@ -203,7 +210,9 @@ class Lenience:
         code, value = _performative(head, frame_bytes)
         channel = int.from_bytes(head[6:8], "big")
         if code == _BEGIN:
+            handle_max = _handle_max(head, value)
             self._begin(channel)
+            self.handles_max.append(handle_max)
             return None
         session = self._sessions.get(channel)
         if session is None:
@@ -424,6 +433,18 @@ def _performative(head: bytes, frame_bytes: int) -> tuple[int | None, int]:
         head[body + 10]  # raises IndexError until the whole descriptor has arrived
         return int.from_bytes(head[body + 2 : body + 10], "big"), body + 10
     return None, body  # proton does not know any other encoding
+
+
+def _handle_max(head: bytes, value: int) -> int:
+    """The highest handle that a begin permits. Raises IndexError, struct.error or DecodeError if it is
+    malformed or incomplete."""
+    count, place = elements(head, value)
+    if count <= _HANDLE_MAX:
+        return HANDLE_MAX_DEFAULT
+    for _ in range(_HANDLE_MAX):
+        place = skip(head, place)
+    found = _scalar(head, place)
+    return found if isinstance(found, UInt) else HANDLE_MAX_DEFAULT
 
 
 def _read_transfer(head: bytes, value: int) -> _Transfer:

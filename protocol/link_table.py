@@ -10,11 +10,14 @@ an outcome, and some clients take that for success if they see it before the det
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from protocol import codec
 from protocol.events import ErrorCondition, Event, LinkAttached, LinkDetached
+from protocol.lenience import HANDLE_MAX_DEFAULT
+from protocol.limits import RESOURCE_LIMIT
 from protocol.links import Link, Session
 from protocol.proton_values import (
     condition_of,
@@ -43,10 +46,13 @@ class LinkTable:
         events: list[Event],
         refuse: Callable[[str, str], None],
         forget_partial: Callable[[Link], None],
+        handles_max: deque[int],
     ) -> None:
         """`events` collects what is reported. `refuse` closes the connection with a condition and a
-        description. `forget_partial` is called for each link that can no longer complete a message."""
+        description. `forget_partial` is called for each link that can no longer complete a message.
+        `handles_max` has the handle-max of each session that begins."""
         self._events = events
+        self._handles_max = handles_max
         self._refuse = refuse
         self._forget_partial = forget_partial
         self.attached: dict[Any, Link] = {}
@@ -78,7 +84,17 @@ class LinkTable:
                 "amqp:session:handle-in-use", "a link of this name is attached in this session already"
             )
             return
-        link = self.attached[pn] = link_of(pn, self._session(lib.pn_link_session(pn)))
+        session = self.sessions[lib.pn_link_session(pn)]
+        session.links += 1
+        if session.links > session.handle_max + 1:
+            # Proton would find no handle for the answer, and then write nothing more.
+            self._refuse(
+                RESOURCE_LIMIT,
+                f"The session's handle-max of {session.handle_max} permits {session.handle_max + 1} links at "
+                "a time, counting those whose detach has not been answered yet.",
+            )
+            return
+        link = self.attached[pn] = link_of(pn, session)
         self._events.append(LinkAttached(link))
 
     def detach(self, pn: Any, *, closed: bool) -> None:
@@ -89,6 +105,7 @@ class LinkTable:
         if link.gone:  # the peer's answer to our own detach
             self._forget_partial(link)
             free_link(link)
+            link.session.links -= 1
             self.has_dropped = True
             return
         self._leave(link, closed, condition_of(lib.pn_link_remote_condition(pn)))
@@ -96,14 +113,17 @@ class LinkTable:
     def begin(self, pn: Any) -> None:
         """Handle the peer's begin of a session (§2.7.2)."""
         self.begun += 1
+        # None is known if the stream is malformed, of which proton reads a little more.
+        self.sessions[pn] = Session(
+            pn, self._handles_max.popleft() if self._handles_max else HANDLE_MAX_DEFAULT
+        )
         lib.pn_session_open(pn)
 
     def end(self, pn: Any) -> None:
         """Handle the peer's end of a session (§2.7.8), which also ends all its links."""
         self.begun -= 1
         error = condition_of(lib.pn_session_remote_condition(pn))
-        session = self._session(pn)
-        del self.sessions[pn]
+        session = self.sessions.pop(pn)
         session.ended = True
         session.ended_links = [link for link in self.attached.values() if link.session is session]
         for link in session.ended_links:
@@ -114,12 +134,6 @@ class LinkTable:
                 self._leave(link, True, error)
         if not session.leaving:
             self._end_session(session)
-
-    def _session(self, pn: Any) -> Session:
-        session = self.sessions.get(pn)
-        if session is None:
-            session = self.sessions[pn] = Session(pn)
-        return session
 
     def _leave(self, link: Link, closed: bool, error: ErrorCondition | None) -> None:
         self._forget_partial(link)
@@ -212,6 +226,8 @@ class LinkTable:
                 if count and unsettled > SETTLED_AT_ONCE:
                     break
             free(ended)
+            if free is free_link:  # its detach has been answered
+                ended.session.links -= 1
             count += 1
         del self.unfreed[:count]
         self.has_dropped = True

@@ -19,6 +19,10 @@ class Session:
     """An AMQP session (§2.5): what its links share."""
 
     pn: Any
+    handle_max: int
+    """The highest handle that the peer lets us use (§2.7.2)."""
+    links: int = 0
+    """How many links it has, until the peer's detach of each is answered. Each takes a handle of ours."""
     kept_bytes: int = 0
     """The bytes of payloads sent on its links that proton has not written yet. Written by `LargeOutput`."""
     leaving: int = 0

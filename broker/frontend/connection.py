@@ -63,7 +63,7 @@ OFFERED_CAPABILITIES = ("SHARED-SUBS",)
 EVENTS_AT_ONCE, EVENTS_UNSEEN = 64, 8
 """About how many events to take from the engine in one turn, and how many to dispatch between two looks at
 the clock. An attach costs 0.1 ms in each of the two steps."""
-ENDED_AT_ONCE = 16
+ENDED_AT_ONCE = 8
 """How many links to end in one turn. The partitions take ten times as long for it as the connection."""
 FEW = 8
 """A client with at most this many messages under way counts as waiting for their outcome."""
@@ -296,8 +296,8 @@ class Connection:
             self.stream.writelines(chunks)  # one system call for all of them
             self._written, self._written_in = sum(map(len, chunks)), output.turn
             self._written_in_all += self._written
-            if engine.has_events:
-                self._dispatch(engine.take_events())
+        if engine.has_events:
+            self._dispatch(engine.take_events())
         if self._written_in_all >= allowance.grows_at and allowance.grows(
             self._written_in_all - self.stream.get_write_buffer_size()
         ):

@@ -98,7 +98,7 @@ def open_fields(container: str = "raw", max_frame_bytes: int = 65_536) -> list[A
 
 
 def begin_fields(window: int = 100_000) -> list[Any]:
-    return [None, UInt(0), UInt(window), UInt(window), UInt(1_023)]
+    return [None, UInt(0), UInt(window), UInt(window), UInt(65_535)]
 
 
 def sender_attach(handle: int, address: str | None, name: str = "") -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from protocol import engine
-from protocol.codec import Array, Described, Symbol, TypeCode, ULong
+from protocol.codec import Array, Described, Symbol, TypeCode, UInt, ULong
 from protocol.events import (
     ConnectionClosed,
     ConnectionOpened,
@@ -19,7 +19,7 @@ from protocol.events import (
 )
 from protocol.proton_values import lib
 from tests.support import raw_amqp as raw
-from tests.support.engine_frames import assert_has_three_fields, transfer
+from tests.support.engine_frames import REFUSAL, assert_has_three_fields, transfer
 from tests.support.engine_peer import EnginePeer, message, of, only
 
 
@@ -206,6 +206,50 @@ def test_a_refusal_comes_after_all_that_was_said_before_it() -> None:
         assert not of(found, ConnectionClosed)
         found += peer.engine.receive(b"", 50)
     assert len(of(found, LinkAttached)) == 500 and type(found[-1]) is ConnectionClosed
+
+
+def begun_with(handle_max: int | None) -> EnginePeer:
+    """A peer whose session on channel 1 has this handle-max; None to say nothing of it."""
+    peer = EnginePeer().open()
+    fields = raw.begin_fields()
+    peer.say(
+        raw.frame(raw.BEGIN, fields[:4] if handle_max is None else [*fields[:4], UInt(handle_max)], channel=1)
+    )
+    peer.hear()
+    return peer
+
+
+def test_a_peer_that_attaches_more_links_than_its_own_handle_max_permits_is_told_so() -> None:
+    """Symptom: proton found no handle for its answer, and wrote nothing more on this connection."""
+    peer = begun_with(1)
+    peer.receiver(0, channel=0)
+    peer.receiver(0, channel=1)
+    peer.sender(1, channel=1)
+    fields = raw.receiver_attach(7, "queue")
+    closed = only(peer.say(raw.frame(raw.ATTACH, fields, channel=1)), ConnectionClosed)
+    assert closed.error is not None and closed.error.condition == "amqp:resource-limit-exceeded"
+    assert "handle-max of 1 permits 2 links" in closed.error.description
+    assert [frame.code for frame in peer.hear()] == [raw.CLOSE]
+
+
+def test_links_that_were_detached_take_no_handle_once_that_is_answered() -> None:
+    peer = begun_with(0)
+    for _ in range(3):
+        peer.receiver(0, channel=1)
+        peer.release(peer.say(raw.frame(raw.DETACH, raw.detach_fields(0), channel=1)))
+        assert peer.heard(raw.DETACH)
+    closed = peer.attach(raw.receiver_attach(0, "queue"), channel=1)
+    peer.engine.close_link(closed, REFUSAL)
+    assert peer.heard(raw.DETACH)
+    peer.say(raw.frame(raw.DETACH, raw.detach_fields(0), channel=1))
+    peer.receiver(0, channel=1)
+
+
+def test_a_session_without_a_handle_max_may_have_many_links() -> None:
+    peer = begun_with(None)
+    for handle in range(300):
+        peer.receiver(handle, channel=1)
+    assert peer.engine.link_count == 300
 
 
 def test_sessions_are_counted_from_begin_to_end(peer: EnginePeer) -> None:

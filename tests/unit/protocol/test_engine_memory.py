@@ -13,6 +13,8 @@ from protocol.events import (
     LinkAttached,
     MessagesReceived,
 )
+from protocol.link_table import FREED_AT_ONCE
+from protocol.proton_values import lib
 from tests.support import raw_amqp as raw
 from tests.support.engine_frames import REFUSAL, detach, disposition, tags, transfer
 from tests.support.engine_peer import EnginePeer, message, of, only
@@ -207,3 +209,17 @@ def test_a_connection_with_many_links_is_freed_in_steps_and_leaves_no_memory_beh
     with grows_by_less_than(3_000):  # a kilobyte or two for each link, if they stayed
         for _ in range(5):
             come_and_go()
+
+
+def test_what_proton_notes_about_freed_links_is_dropped_with_each_write(peer: EnginePeer) -> None:
+    """Symptom: the first read after the end of a session with 5,000 links took 42 ms, to drop what
+    proton had noted about each of them."""
+    for handle in range(2 * FREED_AT_ONCE + 1):
+        peer.receiver(handle)
+    peer.release(peer.say(raw.frame(raw.END, [])))
+    writes = 0
+    while writes == 0 or peer.engine.leftovers:
+        peer.engine.output()
+        assert not lib.pn_collector_peek(peer.engine._collector)
+        writes += 1
+    assert writes == 3

@@ -12,7 +12,7 @@ from protocol.links import UNSETTLED, Link, Session
 
 
 def link() -> Link:
-    return Link(None, Session(None), False, "name", "queue", None, False, UNSETTLED, 0)
+    return Link(None, Session(None, 0), False, "name", "queue", None, False, UNSETTLED, 0)
 
 
 LINK = link()
