@@ -32,7 +32,7 @@ from broker.frontend.listener import serve_websocket
 from broker.frontend.ports import AmqpPorts
 from broker.frontend.services import Services
 from broker.hosting.host import HostFolder, HostSettings, PartitionHost
-from broker.hosting.local import LocalHost
+from broker.hosting.local import OPENING_BYTES, LocalHost
 from broker.hosting.remote import RemoteHost
 from broker.http.server import HttpServer
 from broker.message.stored import MessageIds
@@ -124,10 +124,11 @@ class Broker:
         disk = disk or LocalDisk()
         folders = arrange(disk, settings.data_dirs, settings.disk_timeout_ms)
         self.host = self._make_host(_host_settings(settings, folders, shares), disk)
-        self.memory = _memory(settings, self.host)
+        self.memory = _memory(settings, self.host, self._opening_bytes)
         home = home_of(disk, folders)
         self.settings = settings.model_copy(update={"data_dir": home})
         self._resting = self._make_resting(home, disk, folders)
+        self._resting.on_opening = self._expect_partition
         shared = Shared(
             host=self.host,
             catalogue=_catalogue(folders, disk, settings.disk_timeout_ms, self.host.catalogue_pool),
@@ -350,6 +351,15 @@ class Broker:
     def _count_folders(self, state: FolderState) -> int:
         return self.host.folder_states().count(state)
 
+    def _opening_bytes(self) -> int:
+        """What partitions that are opened will take."""
+        return self.host.opening_bytes + OPENING_BYTES * self._resting.asked
+
+    def _expect_partition(self) -> None:
+        """A partition is about to be opened. Thousands may be, before memory is looked at again."""
+        self.memory.expect(OPENING_BYTES)
+        self._resting.is_memory_scarce = self.memory.limited
+
     async def _watch_memory(self, services: Services) -> None:
         """Compare the memory in use with the mark every LOOK_S seconds."""
         memory = self.memory
@@ -419,14 +429,14 @@ def _within_limit(settings: Settings) -> tuple[Settings, Shares]:
     return settings.model_copy(update=update), shares
 
 
-def _memory(settings: Settings, host: PartitionHost) -> Memory:
+def _memory(settings: Settings, host: PartitionHost, opening_bytes: Callable[[], int]) -> Memory:
     mark = settings.memory_bytes_max or memory_of_the_machine() * settings.memory_percent_max // 100
     return Memory(
         mark,
         lambda: resident_bytes() + host.resident_bytes,
         lambda: host.waiting_bytes,
         host.set_scarce,
-        lambda: host.opening_bytes,
+        opening_bytes,
     )
 
 

@@ -33,8 +33,8 @@ or more, and a broker may stop with thousands of partitions."""
 
 PARTITION_BYTES = 15 * 1024
 """The least that an open partition takes besides its messages, and gives back when it is closed."""
-OPENING_BYTES = 20 * 1024
-"""The most that a partition takes until it is open, once it is being opened."""
+OPENING_BYTES = 36 * 1024
+"""The most that a partition takes until it is open, with a receiver that waits for messages in it."""
 LOOKED_AT_ONCE = 64
 CLOSED_AT_ONCE = 4
 """While memory is scarce, one turn of the event loop looks at so many partitions, and has so many unused ones

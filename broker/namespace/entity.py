@@ -322,12 +322,14 @@ class Entity:
         return held is None or not (held.active or held.deferred or held.scheduled)
 
     def _stays_closed(self, number: int) -> bool:
-        """Whether a partition is closed, what it holds is known, and memory is scarce."""
-        resting = self._resting
-        if not resting.is_memory_scarce or number in resting.unknown(self.description.generation):
-            return False
+        """Whether a partition is closed, what it holds is known, and memory is too scarce to open it."""
         partition = self._partitions.get(number)
-        return partition is None or partition.health == CLOSED
+        if partition is not None and partition.health != CLOSED:
+            return False
+        resting = self._resting
+        if not resting.is_memory_scarce:
+            resting.ask()
+        return resting.is_memory_scarce and number not in resting.unknown(self.description.generation)
 
     def may_hold_none(self, number: int, subqueues: Collection[int]) -> bool:
         """Whether a partition has started, or is known to hold nothing in these subqueues, which may be

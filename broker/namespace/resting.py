@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Protocol
 
 import structlog
@@ -61,6 +61,8 @@ ASKED_WITHIN_S = 5.0
 """How long startup waits for a folder that does not answer."""
 ASKED_AGAIN_S = 2.0
 """How long to wait before asking a folder again that did not answer at startup."""
+ASKED_S = 0.02
+"""One read from a socket can ask for thousands of partitions before the first of them is being opened."""
 LISTING_MAX = 32
 """How many entities' logs are listed at a time when the index is rebuilt."""
 
@@ -141,6 +143,11 @@ class Resting:
         """The data folders whose partitions cannot be opened, by number. Kept up to date by the server."""
         self.is_memory_scarce = False
         """Whether no partitions are to be opened that hold nothing. Kept up to date by the server."""
+        self.on_opening: Callable[[], None] = lambda: None
+        """Called before a partition takes the memory that an open one needs. Set by the server."""
+        self.asked = 0
+        """How many closed partitions clients have asked for in the last ASKED_S: the host does not count
+        these as being opened yet, or not for long."""
 
     # --- starting and stopping ------------------------------------------------------------------------------
 
@@ -341,8 +348,20 @@ class Resting:
         """The register for the task of one partition."""
         return PartitionRegister(self, generation, number)
 
+    def ask(self) -> None:
+        """A client is about to ask for a closed partition. `is_memory_scarce` then says whether there is room
+        for it."""
+        if not self.asked:
+            asyncio.get_running_loop().call_later(ASKED_S, self._forget_asked)
+        self.asked += 1
+        self.on_opening()
+
+    def _forget_asked(self) -> None:
+        self.asked = 0
+
     async def opening(self, generation: str, number: int) -> None:
         """See `PartitionRegister.opening`."""
+        self.on_opening()
         self._due.cancel((generation, number))
         self._totals.pop(generation, None)
         sleeper = self._sleepers.get(generation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.base.errors import Reason, Refused
-from broker.entities.descriptions import QueueSettings
+from broker.entities.descriptions import MAIN, QueueSettings
 from broker.identifiers import ClientId
 from broker.operations.general import Detach, Update
 from broker.operations.message_states import SubqueueCounts
@@ -13,6 +13,7 @@ from broker.operations.receiving import Demand, Recalled
 from broker.operations.settling import Release
 from broker.partition.summary import Summary
 from tests.support.namespace_world import Watcher, World, again
+from tests.support.waiting import until
 
 
 async def test_a_new_queue_costs_no_partition_until_it_is_used(world: World) -> None:
@@ -174,3 +175,28 @@ async def test_the_namespace_says_which_entities_change(world: World) -> None:
     await world.namespace.update_entity("orders", QueueSettings(forward_to="target"))
     await world.namespace.delete_entity("orders")
     assert heard == [("orders", True), ("orders", True), ("orders", False)]
+
+
+async def test_closed_partitions_that_clients_ask_for_count_at_once_and_stay_closed_without_memory(
+    world: World,
+) -> None:
+    """One read from a socket asks for thousands of them, before the first is being opened."""
+    await world.namespace.create_entity("orders", QueueSettings())
+    queue, resting, asked = world.queue("orders"), world.resting, list[int]()
+
+    def ask() -> None:
+        asked.append(resting.asked)
+        resting.is_memory_scarce = resting.asked > 2
+
+    resting.on_opening = ask
+    queue.partition(3)
+    assert [queue.spares(number, MAIN) for number in (3, 0, 1, 2, 0, 3)] == [
+        False,
+        False,
+        False,
+        True,
+        True,
+        False,
+    ]
+    assert asked == [1, 2, 3], "open partitions take no more, and without memory nobody asks"
+    await until(lambda: resting.asked == 0)
