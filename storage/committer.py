@@ -315,7 +315,10 @@ class Committer:
         """Give the queue the jobs of this turn. Threads get those that it does not accept."""
         assert self._queue is not None
         shares, self._to_submit = self._to_submit, []
-        accepted = self._queue.submit(shares)
+        try:
+            accepted = self._queue.submit(shares)
+        except MemoryError:  # none was begun
+            accepted = 0
         for share in shares[accepted:]:
             self._waiting.append(self._queued.pop(share[0]))
         if self._late_look is None:
@@ -327,7 +330,8 @@ class Committer:
         self._late_look = None
         if self._is_slow(loop.time()):
             assert self._queue is not None
-            self._waiting += [self._queued.pop(number) for number in self._queue.take_back()]
+            with contextlib.suppress(MemoryError):  # none was given up, and this is tried again
+                self._waiting += [self._queued.pop(number) for number in self._queue.take_back()]
             if self._waiting:
                 self._dispatch_soon(loop)
         if self._queued:
@@ -335,7 +339,11 @@ class Committer:
 
     def _queue_answers(self) -> None:
         assert self._queue is not None
-        for number, errno, is_written in self._queue.ended():
+        try:
+            ended = self._queue.ended()
+        except MemoryError:
+            return  # the descriptor stays readable, so this is called again
+        for number, errno, is_written in ended:
             entry = self._queued.pop(number)
             if errno:
                 error = OSError(errno, os.strerror(errno))

@@ -303,16 +303,25 @@ static PyObject *queue_submit(queue_t *self, PyObject *given)
     return PyLong_FromSsize_t(count);
 }
 
-/* Append what became of a commit to `found`, and free it. */
-static bool report(shared_t *shared, PyObject *found, commit_t *commit)
+/* Append to a list, which takes over the reference. Gives false, and raises nothing, if memory is short. */
+static bool is_listed(PyObject *list, PyObject *item)
 {
-    PyObject *outcome =
-        Py_BuildValue("KiO", commit->number, commit->error, commit->is_written ? Py_True : Py_False);
+    bool is_good = item && PyList_Append(list, item) == 0;
+    Py_XDECREF(item);
+    if (!is_good) PyErr_Clear();
+    return is_good;
+}
+
+/* Append what became of a commit to `found`, and free it. Without memory for that, it ends once more. */
+static void report(shared_t *shared, PyObject *found, commit_t *commit)
+{
+    if (!is_listed(found, Py_BuildValue("KiO", commit->number, commit->error,
+                                        commit->is_written ? Py_True : Py_False))) {
+        end(shared, commit);
+        return;
+    }
     shared->under_way--;
     drop(commit);
-    bool is_good = outcome && PyList_Append(found, outcome) == 0;
-    Py_XDECREF(outcome);
-    return is_good;
 }
 
 static PyObject *queue_ended(queue_t *self, PyObject *none)
@@ -323,13 +332,12 @@ static PyObject *queue_ended(queue_t *self, PyObject *none)
     if (!found) return NULL;
     uint64_t count;
     if (read(shared->ready_fd, &count, sizeof count) < 0) return found; /* nothing has ended */
-    bool is_good = true;
     pthread_mutex_lock(&shared->mutex);
     commit_t *ended = take_all(&shared->ended);
     pthread_mutex_unlock(&shared->mutex);
     for (commit_t *next; ended; ended = next) {
         next = ended->next;
-        is_good &= report(shared, found, ended);
+        report(shared, found, ended);
     }
     /* The eventfd is silent until more ends, so nothing may be left behind in the kernel's ring. */
     struct io_event events[128];
@@ -340,12 +348,10 @@ static PyObject *queue_ended(queue_t *self, PyObject *none)
         for (long place = 0; place < reaped; place++) {
             commit_t *commit = (commit_t *)(uintptr_t)events[place].data;
             commit->error = events[place].res < 0 ? (int)-events[place].res : 0;
-            is_good &= report(shared, found, commit);
+            report(shared, found, commit);
         }
     } while (reaped == most);
-    if (is_good) return found;
-    Py_DECREF(found);
-    return NULL;
+    return found;
 }
 
 static PyObject *queue_take_back(queue_t *self, PyObject *none)
@@ -357,14 +363,19 @@ static PyObject *queue_take_back(queue_t *self, PyObject *none)
     pthread_mutex_lock(&shared->mutex);
     commit_t *pending = take_all(&shared->pending), *written = take_all(&shared->written);
     pthread_mutex_unlock(&shared->mutex);
-    bool is_good = true;
+    list_t kept = {NULL, NULL}; /* there is no memory to name these: they stay where they are */
     for (commit_t *next; pending; pending = next) {
         next = pending->next;
-        PyObject *number = PyLong_FromUnsignedLongLong(pending->number);
-        is_good &= number && PyList_Append(numbers, number) == 0;
-        Py_XDECREF(number);
-        shared->under_way--;
-        drop(pending);
+        if (is_listed(numbers, PyLong_FromUnsignedLongLong(pending->number))) {
+            shared->under_way--;
+            drop(pending);
+        } else append(&kept, pending);
+    }
+    if (kept.first) {
+        pthread_mutex_lock(&shared->mutex);
+        shared->pending = kept; /* nothing has been added: only the event loop adds to it */
+        pthread_mutex_unlock(&shared->mutex);
+        pthread_cond_signal(&shared->changed);
     }
     /* The thread that has written these is held up by another file. */
     commit_t *refused = submit_syncs(shared, written);
@@ -377,9 +388,7 @@ static PyObject *queue_take_back(queue_t *self, PyObject *none)
         pthread_mutex_unlock(&shared->mutex);
         pthread_cond_signal(&shared->changed);
     }
-    if (is_good) return numbers;
-    Py_DECREF(numbers);
-    return NULL;
+    return numbers;
 }
 
 /* End the threads and free everything. Nothing is under way, so they are idle. */

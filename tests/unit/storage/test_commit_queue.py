@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _testcapi  # type: ignore[import-not-found]
 import asyncio
 import errno
 import os
@@ -9,7 +10,9 @@ import random
 import resource
 import select
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -18,6 +21,7 @@ from storage.disk import LocalDisk
 
 DISK = LocalDisk()
 WITHIN_S = 30.0
+T = TypeVar("T")
 
 
 def opened() -> CommitQueue:
@@ -149,6 +153,40 @@ def test_what_has_not_begun_can_be_taken_back_and_the_rest_goes_on(tmp_path: Pat
     assert queue.take_back() == []
     os.close(fd)
     queue.close()
+
+
+@pytest.mark.parametrize("stuck", [False, True])
+@pytest.mark.parametrize("place", range(6))
+def test_without_memory_for_its_answers_the_queue_loses_nothing(
+    place: int, stuck: bool, tmp_path: Path
+) -> None:
+    queue = opened()
+    fd = DISK.create(tmp_path / "file")
+    shares = [(number, fd, [b"x" * 200_000], 0, number % 2 == 0) for number in range(1_000, 1_040)]
+    assert without_memory(place, lambda: queue.submit(shares)) is None, "none was begun"
+    assert queue.submit(shares) == 40
+    told: list[int] = []
+    if stuck:
+        told += without_memory(place, queue.take_back) or []
+    while len(told) < 40:
+        assert select.select([queue.ready_fd], [], [], WITHIN_S)[0], "the queue answers"
+        told += [each[0] for each in without_memory(place, queue.ended) or []]
+        told += [each[0] for each in queue.ended()]
+    assert sorted(told) == [each[0] for each in shares]
+    os.close(fd)
+    queue.close()  # it refuses while anything is under way
+
+
+def without_memory(place: int, call: Callable[[], T]) -> T | None:
+    """The result of a call for which memory is missing once, after so many allocations; None if it raises
+    MemoryError."""
+    _testcapi.set_nomemory(place, place + 1)
+    try:
+        return call()
+    except MemoryError:
+        return None
+    finally:
+        _testcapi.remove_mem_hooks()
 
 
 async def test_the_queue_tells_of_every_sync_however_many_have_ended_before_anybody_asks(

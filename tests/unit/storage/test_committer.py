@@ -246,6 +246,49 @@ async def test_what_the_queue_does_not_take_goes_to_a_thread() -> None:
     await committer.close()
 
 
+class _Starved:
+    """A queue that finds no memory in the first call of each method."""
+
+    def __init__(self, inner: CommitQueue) -> None:
+        self._inner, self._starved = inner, set[str]()
+        self.ready_fd, self.close = inner.ready_fd, inner.close
+
+    def _starve(self, call: str) -> None:
+        if call not in self._starved:
+            self._starved.add(call)
+            raise MemoryError
+
+    def submit(self, shares: Sequence[CommitShare]) -> int:
+        self._starve("submit")
+        return self._inner.submit(shares)
+
+    def ended(self) -> list[tuple[int, int, bool]]:
+        self._starve("ended")
+        return self._inner.ended()
+
+    def take_back(self) -> list[int]:
+        self._starve("take_back")
+        return self._inner.take_back()
+
+
+class _StarvedDisk(RecordingDisk):
+    def commit_queue(self) -> CommitQueue | None:
+        queue = super().commit_queue()
+        assert queue is not None
+        return _Starved(queue)
+
+
+async def test_a_queue_without_memory_loses_no_job() -> None:
+    disk = _StarvedDisk(queued=True)
+    committer = Committer(disk, 2)
+    jobs = [Recorded(fd=disk.create(Path(f"/{number}"))) for number in range(2)]
+    for job in jobs:
+        await asyncio.wait_for(committer.run(job), 10)
+    assert [job.events for job in jobs] == [["begin", "run", "finish"], ["begin", "finish"]]
+    assert all(job.finished_with == [None] for job in jobs)
+    await committer.close()
+
+
 async def test_jobs_are_shared_among_the_threads_a_few_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storage.committer.STUCK_S", 60)
     committer = Committer(RecordingDisk(), 3)
