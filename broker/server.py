@@ -129,6 +129,7 @@ class Broker:
         self.settings = settings.model_copy(update={"data_dir": home})
         self._resting = self._make_resting(home, disk, folders)
         self._resting.on_opening = self._expect_partition
+        self._resting.look_at_folders = self._look_at_folders
         shared = Shared(
             host=self.host,
             catalogue=_catalogue(folders, disk, settings.disk_timeout_ms, self.host.catalogue_pool),
@@ -346,7 +347,11 @@ class Broker:
 
     def _look_at_folders(self) -> None:
         states = self.host.folder_states()
-        self._resting.lost_folders = frozenset(number for number, state in enumerate(states) if state in LOST)
+        lost = self._resting.lost_folders = frozenset(
+            number for number, state in enumerate(states) if state in LOST
+        )
+        stalling = {number for number, state in enumerate(states) if state is FolderState.STALLS}
+        self._resting.slow_folders = lost | stalling
 
     def _count_folders(self, state: FolderState) -> int:
         return self.host.folder_states().count(state)

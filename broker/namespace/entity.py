@@ -181,7 +181,7 @@ class Entity:
         self._handles: list[RoutedPartition] = [
             _Sleeping(self, number) for number in range(description.partitions)
         ]
-        self.router = Router(self._handles)
+        self.router = Router(self._handles, self._slow)
         resting.enter(description.generation, self)
 
     def note_access(self, subqueue: str, now_ms: int) -> None:
@@ -377,6 +377,14 @@ class Entity:
         if self.gone is not None or (self._resting.lost_folders and self._lost()):
             return False
         return not self._partitions or all(partition.available for partition in self._partitions.values())
+
+    def _slow(self, anew: bool) -> Collection[int]:
+        """Partitions whose disk has left something unanswered. `anew`: after a new look at the disks."""
+        if anew:
+            self._resting.look_at_folders()
+        if not (slow := self._resting.slow_folders):
+            return ()
+        return [number for number in range(self.description.partitions) if self.folder_of(number) in slow]
 
     def _lost(self) -> list[int]:
         """Partitions that are not open, in data folders that cannot be used."""

@@ -141,6 +141,10 @@ class Resting:
         self._is_started = False
         self.lost_folders: Collection[int] = frozenset()
         """The data folders whose partitions cannot be opened, by number. Kept up to date by the server."""
+        self.slow_folders: Collection[int] = frozenset()
+        """These, and those that have left something unanswered."""
+        self.look_at_folders: Callable[[], None] = lambda: None
+        """Brings both up to date at once. Set by the server."""
         self.is_memory_scarce = False
         """Whether no partitions are to be opened that hold nothing. Kept up to date by the server."""
         self.on_opening: Callable[[], None] = lambda: None

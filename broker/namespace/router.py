@@ -2,8 +2,8 @@
 
 The key of a message is its session-id, else its partition-key, else its message-id if the entity detects
 duplicates. A key pins its messages to one partition by a stable hash. Messages without a key go round robin
-over the partitions that are available and not known to be full. A keyed send to a partition that is down is
-refused, and may be retried.
+over the partitions that are available and not known to be full, and whose disk answers. A keyed send to a
+partition that is down is refused, and may be retried.
 
 The hash is documented for clients (docs/partitioning.md): BLAKE2b with an 8-byte digest over the key's UTF-8
 bytes, read as a big-endian number, modulo the number of partitions. It never changes for an entity. The
@@ -13,7 +13,7 @@ native code (`broker/native/placing.c`) divides a whole run of messages in one c
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from hashlib import blake2b
 from typing import Any, Protocol
 
@@ -67,8 +67,12 @@ def partition_of_key(key: str, partitions: int) -> int:
 class Router:
     """Chooses among the partitions of one entity. Owned by the event loop."""
 
-    def __init__(self, handles: Sequence[RoutedPartition]) -> None:
-        self.handles = handles
+    def __init__(
+        self, handles: Sequence[RoutedPartition], slow: Callable[[bool], Collection[int]] = lambda anew: ()
+    ) -> None:
+        """`slow` gives the partitions that get messages without a key only if there are no others, because
+        their disk has left something unanswered. Its argument says whether to look at the disks anew."""
+        self.handles, self._slow = handles, slow
         self._given = [0] * len(handles)
         """Messages without a key so far, by partition."""
         self._passed: set[int] = set()
@@ -136,8 +140,7 @@ class Router:
             raise Refused(
                 Reason.PARTITION_UNAVAILABLE, "No partition of the entity is available. Please try again."
             )
-        if self._full_until:
-            numbers = self._with_room(numbers, now)
+        numbers = self._usual(numbers, now)
         if self._passed or len(numbers) < len(handles):
             self._keep_pace(numbers)
         least = min(map(given.__getitem__, numbers))
@@ -170,9 +173,16 @@ class Router:
         ]
         if not numbers:
             return None
-        number = min(self._with_room(numbers, now), key=self._given.__getitem__)
+        number = min(self._usual(numbers, now, anew=True), key=self._given.__getitem__)
         self._given[number] += count
         return number
+
+    def _usual(self, numbers: list[int], now: float, *, anew: bool = False) -> list[int]:
+        """Partitions that are neither slow nor known to be full. If none is left, those that are not slow; if
+        none of these, all."""
+        if slow := self._slow(anew):
+            numbers = [number for number in numbers if number not in slow] or numbers
+        return self._with_room(numbers, now) if self._full_until else numbers
 
     def _with_room(self, numbers: list[int], now: float) -> list[int]:
         """Partitions not known to be full; all of them if that leaves none, because a message too large for

@@ -25,6 +25,7 @@ from tests.crash.test_broker_disk_faults import (
     Client,
     check_nothing_lost,
     client_of,
+    commit_failures,
     health,
     wait_until,
 )
@@ -392,6 +393,24 @@ def test_a_disk_that_hangs_or_fails_takes_its_own_partitions_with_it_and_no_othe
             assert client.send() is None
         sender.send_messages([ServiceBusMessage("batch"), ServiceBusMessage("batch")])
         disk.heal()
+        disk.release()
+        wait_until(lambda: send_to_each(client) == [None] * PARTITIONS, "the disk is back", BACK_WITHIN_S)
+
+
+def test_one_message_at_most_waits_for_a_disk_that_hangs_whatever_partitions_are_on_it(
+    tmp_path: Path,
+) -> None:
+    """Symptom: each of them waited out the time-out with the first message that it got."""
+    disk = FaultyDisk(LocalDisk())
+    with (
+        broker_on(tmp_path, disk, disk_timeout_ms=1_000) as broker,
+        client_of(broker.addresses) as client,
+    ):
+        assert send_to_each(client) == [None] * PARTITIONS
+        hang(disk)
+        for _ in range(2 * PARTITIONS):
+            assert client.send() is None
+        assert commit_failures(broker.addresses) == 1
         disk.release()
         wait_until(lambda: send_to_each(client) == [None] * PARTITIONS, "the disk is back", BACK_WITHIN_S)
 

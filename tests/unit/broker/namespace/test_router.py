@@ -256,6 +256,17 @@ def test_without_any_partition_a_send_is_refused_with_what_clients_retry() -> No
     assert refused.value.reason is Reason.PARTITION_UNAVAILABLE
 
 
+def test_partitions_whose_disk_does_not_answer_get_something_only_if_there_are_no_others() -> None:
+    parts, slow, looks = handles(4), {1, 2}, list[bool]()
+    router = Router(parts, lambda anew: looks.append(anew) or slow)  # type: ignore[func-returns-value]
+    router.full(0, 0.0)
+    assert {router.spread(1, 0.0)[0][0] for _ in range(9)} == {3}
+    assert router.another([3], 1, 0.0) == 0 and looks == [False] * 9 + [True], "a refusal has a reason"
+    assert router.another([0, 3], 1, 0.0) in slow
+    parts[3].available = parts[0].available = False
+    assert {spread(router, 1)[0][0] for _ in range(9)} == slow
+
+
 # --- full partitions ----------------------------------------------------------------------------------------
 
 
