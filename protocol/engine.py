@@ -205,20 +205,23 @@ class Engine:
         )
         if read is None:
             return None
-        push_size.pushed(len(data))
+        push_size.uncounted_bytes += len(data)
         number, deliveries, payloads, settled, is_all = read
         link = self._attached.get(_cast(_POINTER, number)) if number else None
+        events = self._events
         if link is not None:  # None: outcomes after a detach
-            self._events.append(
+            events.append(
                 DeliveriesUpdated(link, deliveries, _ACCEPTED, settled)
                 if payloads is None
                 else MessagesReceived(link, deliveries, payloads, settled, False)
             )
         if not is_all:
             self._pump(False)
-            push_size.adapt(0, len(self._events))
+            push_size.adapt(0, len(events))
             self._is_plain = not self._closed_reported
-        return self._taken()
+        taken = events[:]
+        events.clear()
+        return taken
 
     def _taken(self) -> list[Event]:
         """The events gathered so far."""
@@ -249,7 +252,7 @@ class Engine:
             most = size if size <= PUSH_BYTES_MIN else push_size.now(self._attached)
             buffer, start, stop, begin = large.next(piece, begin, most)
             pushed = runs.push(self._transport, buffer, start, stop)
-            push_size.pushed(stop - start)
+            push_size.uncounted_bytes += stop - start
             self._pump(is_batch and begin == size)
             large.clear()
             if pushed < stop - start:  # closed or broken, as an event has reported

@@ -28,7 +28,7 @@ of links, counting them takes longer than what most pushes bring."""
 class PushSize:
     """For one connection."""
 
-    __slots__ = ("_uncounted_bytes", "_unsettled_most", "most")
+    __slots__ = ("_unsettled_most", "most", "uncounted_bytes")
 
     def __init__(self) -> None:
         self.most = PUSH_BYTES_FIRST
@@ -36,29 +36,25 @@ class PushSize:
         self._unsettled_most = 0
         """How many deliveries were unsettled on all links when they were last counted, and those sent
         since."""
-        self._uncounted_bytes = 0
-        """Bytes pushed since then."""
+        self.uncounted_bytes = 0
+        """Bytes pushed since then. Whoever pushes adds them."""
 
     def sent(self, deliveries: int) -> None:
         """So many deliveries were sent."""
         self._unsettled_most += deliveries
 
-    def pushed(self, size: int) -> None:
-        """So many bytes were pushed."""
-        self._uncounted_bytes += size
-
     def may_hold_dispositions(self, size: int) -> bool:
         """Whether dispositions in so many bytes cause at most EVENTS_MAX events."""
-        unsettled = self._unsettled_most + self._uncounted_bytes // TRANSFER_BYTES
+        unsettled = self._unsettled_most + self.uncounted_bytes // TRANSFER_BYTES
         return size <= PUSH_BYTES_MIN or size * unsettled <= EVENTS_MAX * DISPOSITION_BYTES
 
     def now(self, attached: Collection[Any]) -> int:
         """How many bytes to push at once so that they cause at most EVENTS_MAX events. `attached` has
         proton's links."""
-        if self._uncounted_bytes >= COUNTED_BYTES_PER_LINK * len(attached):
+        if self.uncounted_bytes >= COUNTED_BYTES_PER_LINK * len(attached):
             self._unsettled_most = sum(map(lib.pn_link_unsettled, attached))
-            self._uncounted_bytes = 0
-        unsettled = self._unsettled_most + self._uncounted_bytes // TRANSFER_BYTES
+            self.uncounted_bytes = 0
+        unsettled = self._unsettled_most + self.uncounted_bytes // TRANSFER_BYTES
         return max(min(self.most, EVENTS_MAX * DISPOSITION_BYTES // max(unsettled, 1)), PUSH_BYTES_MIN)
 
     def adapt(self, size: int, events: int) -> None:

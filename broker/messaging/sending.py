@@ -432,30 +432,37 @@ class Sending(Generic[R]):
             return
         assert isinstance(answer.cookie, int), "cookies of a sender are numbers"
         sent = self._waiting.pop(answer.cookie)
-        messages, meter = len(sent.send.messages), self._queue.meter
+        messages = len(sent.send.messages)
+        if isinstance(answer, Failed) and self._sent_elsewhere(sent, answer):
+            return
+        self._under_way.finished_with(sent.size, messages)
+        outcome = answer if sent.whole is None else self._outcome_of(sent.whole, sent.receipts, answer)
+        if isinstance(outcome, Sent):
+            self._stored(sent.receipts, sent.count)
+        elif outcome is not None:
+            self._refused(sent.receipts, refusal_of(self._queue, sent, outcome), sent.count)
+        meter = self._queue.meter  # last, because the client does not wait for it
         if isinstance(answer, Sent):
             meter.incoming_messages += messages
             meter.incoming_bytes += sent.size
-            if answer.duplicates:
-                meter.duplicate_messages += len(answer.duplicates)
-        elif self._sent_elsewhere(sent, answer):
-            return
-        self._under_way.finished_with(sent.size, messages)
-        if sent.whole is not None:
-            if sent.whole.waits_for_more(answer):
-                return
-            answer = sent.whole.failed or answer
-            if (last := sent.whole.last) is not None:
-                if isinstance(answer, Sent):
-                    self._post_last(last, sent.receipts)
-                    return
-                self._drop_last(last)
-        if isinstance(answer, Sent):
+            meter.duplicate_messages += len(answer.duplicates)
+        if isinstance(outcome, Sent):
             meter.successful_requests += sent.count
             meter.send_seconds.observe(self._loop.time() - sent.began)
-            self._stored(sent.receipts, sent.count)
-        else:
-            self._refused(sent.receipts, refusal_of(self._queue, sent, answer), sent.count)
+
+    def _outcome_of(
+        self, whole: _Whole, receipts: Sequence[R], answer: Sent | Failed
+    ) -> Sent | Failed | None:
+        """The outcome of a batch, given the answer to one of its parts; None if there is none yet."""
+        if whole.waits_for_more(answer):
+            return None
+        outcome = whole.failed or answer
+        if whole.last is not None:
+            if isinstance(outcome, Sent):
+                self._post_last(whole.last, receipts)
+                return None
+            self._drop_last(whole.last)
+        return outcome
 
     def _sent_elsewhere(self, sent: _Underway[R], failed: Failed) -> bool:
         """Post messages without a key to another partition if theirs is down or full (`fail_over.py`);

@@ -61,7 +61,7 @@ from broker.partition.payloads import PayloadBudget
 from broker.partition.rest import Register, Rest
 from broker.partition.rounds import Rounds
 from broker.partition.short_cycles import Short, ShortCycles
-from broker.partition.signals import Once, Signal
+from broker.partition.signals import Once, Signal, Soon
 from broker.partition.state import Partition
 from broker.partition.summary import Summary, summary_in_turns
 from broker.partition.tables import UnreadableRecord
@@ -133,8 +133,8 @@ class PartitionTask:
         self._is_in_doubt = False
         """Whether a cycle is under way, so that only what was noted before it is known to be durable."""
         self._upkeep: Upkeep | None = None
-        self._wake = Signal()
-        self._gathering = Gathering(log, self._mailbox, self._lull_comes, rounds)
+        self._wake, self._begin_soon = Signal(), Soon(self._go_on)
+        self._gathering = Gathering(log, self._mailbox, self._go_on, rounds)
         self.join = self._gathering.join
         self._timer = DueTimer(clock, self._wake.set)
         self._patience = Patience(self._limits.disk_timeout_ms, self._disk_hangs)
@@ -189,7 +189,7 @@ class PartitionTask:
             return
         self._mailbox.waiting.append((client, operation, sink, self._clock.monotonic_ms()))
         if self._health is not _HEALTHY or not self._gathering.holds(operation, client):
-            self._wake.set()
+            (self._begin_soon if type(operation) is Send else self._wake.set)()  # others may need the task
 
     def counts(self, only: str | None = None) -> dict[str, SubqueueCounts]:
         """What each subqueue holds, or only one, or last held as far as is known. Does not wait."""
@@ -454,8 +454,8 @@ class PartitionTask:
             await self._recover(error)
             return False
 
-    def _lull_comes(self) -> None:
-        """The messages that have waited for a lull go on, without the task if possible."""
+    def _go_on(self) -> None:
+        """What is in the mailbox goes on, without the task if possible."""
         may_begin = self._sleeps and not self._wake.is_set
         if not self._gathering.is_in_cycle and not (may_begin and self._begins_short_cycle()):
             self._wake.set()  # the end of a cycle looks into the mailbox anyway
@@ -495,7 +495,7 @@ class PartitionTask:
         elif not self._mailbox:
             self._arm_timer()
         elif not self._gathering.begin():
-            self._lull_comes()
+            self._go_on()
 
     # --- opening and recovering -----------------------------------------------------------------------------
 

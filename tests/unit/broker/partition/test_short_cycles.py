@@ -19,6 +19,7 @@ from broker.operations.receiving import Demand, Locked, Unmet, Withdraw, Withdra
 from broker.operations.sending import Send, Sent
 from broker.operations.settling import Abandon, Complete, Renewed, RenewLocks, Settled
 from broker.partition.mailbox import Mailbox
+from broker.partition.signals import Signal
 from broker.partition.state import Partition
 from broker.partition.task import Health
 from broker.partition.task_limits import TaskLimits
@@ -69,6 +70,26 @@ async def test_messages_are_stored_while_the_task_sleeps(monkeypatch: pytest.Mon
         assert harness.log.appends == appends + 2 and not steps.taken
     await harness.restart()
     assert (await harness.peek()).messages == [b"first", *[b"x"] * 3, b"y", b"z"]
+
+
+async def test_the_task_is_not_woken_for_messages_that_find_it_asleep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = Harness()
+    async with _quiet(harness):
+        woken, wake = list[Signal](), Signal.set
+
+        def noting(signal: Signal) -> None:
+            woken.append(signal)
+            wake(signal)
+
+        monkeypatch.setattr(Signal, "set", noting)
+        appends = harness.log.appends
+        for number in range(3):
+            harness.post(1, Send([b"x"], None, number))
+        assert harness.log.appends == appends, "what else this turn brings goes with them"
+        await until(lambda: len(harness.received[1]) == 3)
+        assert harness.log.appends == appends + 1 and harness.task._wake not in woken
 
 
 async def test_those_who_wait_for_a_lull_begin_in_the_call_that_ends_it(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from broker.partition.signals import Once, Signal
+from broker.partition.signals import Once, Signal, Soon
 
 
 async def test_work_that_came_before_the_wait_ends_it_at_once() -> None:
@@ -47,3 +47,17 @@ async def test_what_has_happened_once_ends_every_wait_for_it_before_and_after() 
     once.set()
     once.set()
     await asyncio.wait_for(asyncio.gather(*waiters[1:], once.wait()), 1)
+
+
+async def test_what_is_to_be_done_soon_is_done_once_in_the_next_turn_and_again_when_asked_again() -> None:
+    done = list[int]()
+    soon = Soon(lambda: done.append(len(done)))
+    soon()
+    soon()
+    assert not done
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert done == [0]
+    soon()
+    await asyncio.sleep(0)
+    assert done == [0, 1]
