@@ -34,7 +34,7 @@ from broker.http.atom import (
     child_values,
     timestamp,
 )
-from broker.namespace.entity import EntityRuntime
+from broker.namespace.runtime import EntityRuntime
 
 log = structlog.get_logger("administration")
 

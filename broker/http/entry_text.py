@@ -18,7 +18,8 @@ from typing import NamedTuple
 from broker.entities.descriptions import EntityDescription, EntitySettings
 from broker.http.atom import NEVER, Entry, escaped, timestamp, timestamp_bytes, write_entry
 from broker.http.kinds import xml_of
-from broker.namespace.entity import Entity, EntityRuntime
+from broker.namespace.entity import Entity
+from broker.namespace.runtime import EntityRuntime
 
 TEMPLATES_MAX = 256
 """For each address. A template takes about 5 KiB."""

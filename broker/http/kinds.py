@@ -13,7 +13,7 @@ from broker.http.atom import Description, Element
 from broker.http.description_xml import EntityDefaults
 from broker.http.queue_xml import read_queue, write_queue
 from broker.http.topic_xml import read_topic, write_topic
-from broker.namespace.entity import EntityRuntime
+from broker.namespace.runtime import EntityRuntime
 
 
 class EntityXml(ABC):

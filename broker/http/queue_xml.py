@@ -20,7 +20,7 @@ from broker.http.description_xml import (
     write_authorization_rules,
     write_counts,
 )
-from broker.namespace.entity import EntityRuntime
+from broker.namespace.runtime import EntityRuntime
 
 SETTINGS: Final = ENTITY_ELEMENTS | DELIVERY_ELEMENTS
 

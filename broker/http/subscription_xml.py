@@ -18,7 +18,7 @@ from broker.http.description_xml import (
     write_counts,
 )
 from broker.http.rule_xml import read_rule_element
-from broker.namespace.entity import EntityRuntime
+from broker.namespace.runtime import EntityRuntime
 
 FIRST_RULE: Final = "DefaultRuleDescription"
 SETTINGS: Final = DELIVERY_ELEMENTS | {

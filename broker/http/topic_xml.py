@@ -19,7 +19,7 @@ from broker.http.description_xml import (
     write_authorization_rules,
     write_counts,
 )
-from broker.namespace.entity import EntityRuntime
+from broker.namespace.runtime import EntityRuntime
 
 _READ_ONLY: Final = frozenset(["SubscriptionCount", "SqlFilterCount", "CorrelationFilterCount"])
 SETTINGS: Final = (

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, cast
 
 from broker.base.errors import Reason, Refused, not_found_text
@@ -22,6 +21,7 @@ from broker.message.property_sizes import PropertyLimits
 from broker.namespace.meter import EntityMeter
 from broker.namespace.resting import Resting, add_counts
 from broker.namespace.router import PartitionHandle, RoutedPartition, Router
+from broker.namespace.runtime import EntityRuntime
 from broker.namespace.size_quota import SizeQuota
 from broker.operations.general import Detach, Failed, Update
 from broker.operations.interface import Answer, Operation, Sink, refusal_of
@@ -100,26 +100,6 @@ class _Sleeping:
             self._entity.partition(self._number).post(operation, client, sink)
         elif (answer := refusal_of(operation, self._number, gone.reason, gone.description)) is not None:
             asyncio.get_running_loop().call_soon(sink, answer)
-
-
-@dataclass(
-    slots=True
-)  # not frozen: creating one would take four times as long, and listing creates ten thousand
-class EntityRuntime:
-    """What an entity holds now, summed over all its partitions (HTTP contract 2.6)."""
-
-    active: int
-    dead_letter: int
-    scheduled: int
-    transfer: int
-    transfer_dead_letter: int
-    message_count: int
-    size_bytes: int
-    availability: str
-    """"Available", or "Limited" while a partition is down."""
-    accessed_at_ms: int | None
-    counts: Mapping[str, SubqueueCounts] = field(default_factory=dict)
-    """By subqueue."""
 
 
 class Entity:

@@ -50,10 +50,11 @@ from broker.entities.validation import (
 )
 from broker.namespace.catalogue_changes import CatalogueChanges, not_confirmed
 from broker.namespace.damaged_entries import DamagedEntries
-from broker.namespace.entity import Entity, EntityRuntime
+from broker.namespace.entity import Entity
 from broker.namespace.idle_deletion import Candidate, IdleDeletion
 from broker.namespace.keys_in_order import KeysInOrder
 from broker.namespace.resting import Resting
+from broker.namespace.runtime import EntityRuntime
 from broker.namespace.stored_entities import StoredEntities
 from broker.namespace.subscriptions import Subscriptions
 from broker.throttle.throttle import Throttling

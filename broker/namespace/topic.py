@@ -14,9 +14,10 @@ from broker.entities.topics import (
     SubscriptionDescription,
     TopicDescription,
 )
-from broker.namespace.entity import Entity, EntityRuntime, Partition
+from broker.namespace.entity import Entity, Partition
 from broker.namespace.meter import EntityMeter
 from broker.namespace.resting import Resting
+from broker.namespace.runtime import EntityRuntime
 from broker.operations.message_states import SubqueueCounts
 
 

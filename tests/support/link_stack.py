@@ -25,12 +25,13 @@ from broker.frontend.services import Services
 from broker.identifiers import ClientId
 from broker.message.property_sizes import limits_of
 from broker.message.stored import MessageIds
-from broker.namespace.entity import Entity, EntityRuntime
+from broker.namespace.entity import Entity
 from broker.namespace.meter import EntityMeter
 from broker.namespace.namespace import Namespace
 from broker.namespace.namespaces import Namespaces, ServedNamespace
 from broker.namespace.queue import Queue
 from broker.namespace.resting import Resting
+from broker.namespace.runtime import EntityRuntime
 from broker.operations.interface import Answer, Operation, Sink
 from broker.operations.message_states import SubqueueCounts
 from broker.operations.sending import Send

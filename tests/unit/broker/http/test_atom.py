@@ -23,7 +23,7 @@ from broker.http.atom import (
     write_feed,
 )
 from broker.http.queue_xml import write_queue
-from broker.namespace.entity import EntityRuntime
+from broker.namespace.runtime import EntityRuntime
 
 NOW_MS = 1_767_607_200_123  # 2026-01-05T10:00:00.123Z
 

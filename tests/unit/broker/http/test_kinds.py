@@ -6,7 +6,7 @@ from broker.entities.descriptions import QueueDescription, QueueSettings
 from broker.http.atom import SERVICE_BUS, parse_entry
 from broker.http.description_xml import EntityDefaults, unknown_elements
 from broker.http.kinds import KINDS, listed_at, xml_of
-from broker.namespace.entity import EntityRuntime
+from broker.namespace.runtime import EntityRuntime
 from tests.unit.broker.http.test_queue_xml import NOW_MS, body
 
 NOTHING = EntityRuntime(0, 0, 0, 0, 0, 0, 0, "Available", None)

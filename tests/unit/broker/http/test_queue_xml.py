@@ -10,7 +10,7 @@ from broker.entities.validation import WrongProperty
 from broker.http.atom import ATOM, SERVICE_BUS, Entry, parse_entry, write_entry
 from broker.http.description_xml import EntityDefaults, address_of, entity_of
 from broker.http.queue_xml import read_queue, write_queue
-from broker.namespace.entity import EntityRuntime
+from broker.namespace.runtime import EntityRuntime
 
 DEFAULTS = EntityDefaults(partitioned=True, max_message_size_kb=1024)
 

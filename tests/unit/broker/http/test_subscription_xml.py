@@ -12,7 +12,7 @@ from broker.entities.topics import SubscriptionDescription, SubscriptionSettings
 from broker.http.atom import INSTANCE, SERVICE_BUS, Description, parse_entry
 from broker.http.description_xml import unknown_elements
 from broker.http.subscription_xml import SETTINGS, read_first_rule, read_subscription, write_subscription
-from broker.namespace.entity import EntityRuntime
+from broker.namespace.runtime import EntityRuntime
 from tests.unit.broker.http.test_queue_xml import NOW_MS, body
 
 ORDER = [

@@ -12,7 +12,7 @@ from broker.entities.validation import WrongProperty
 from broker.http.atom import SERVICE_BUS, parse_entry
 from broker.http.description_xml import EntityDefaults, unknown_elements
 from broker.http.topic_xml import SETTINGS, read_topic, write_topic
-from broker.namespace.entity import EntityRuntime
+from broker.namespace.runtime import EntityRuntime
 from tests.unit.broker.http.test_queue_xml import NOW_MS, body
 
 DEFAULTS = EntityDefaults(partitioned=True, max_message_size_kb=1024)

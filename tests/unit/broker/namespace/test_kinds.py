@@ -33,9 +33,10 @@ from broker.http.description_xml import EntityDefaults
 from broker.http.kinds import EntityXml
 from broker.maintenance.check import check_folders
 from broker.namespace import kinds
-from broker.namespace.entity import Entity, EntityRuntime
+from broker.namespace.entity import Entity
 from broker.namespace.meter import EntityMeter
 from broker.namespace.queue import Queue
+from broker.namespace.runtime import EntityRuntime
 from storage.disk import LocalDisk
 from tests.crash.test_broker_disk_faults import wait_until
 from tests.support import raw_amqp as raw
