@@ -182,11 +182,11 @@ class Checkpoints:
 
     # --- writing ---
 
-    def save(self, disk: Disk, checkpoint: Checkpoint, anchor: Anchor) -> None:
-        """Save a checkpoint durably, in place of the older of the two. Raises DiskFull, DiskFailed,
-        CommitFailed."""
-        base, serial = self.base, self._next_serial
-        kept = {section.name: self._unchanged(section) for section in checkpoint.sections}
+    def save(self, disk: Disk, checkpoint: Checkpoint, anchor: Anchor, *, is_complete: bool = False) -> None:
+        """Save a checkpoint durably, in place of the older of the two. If it `is_complete`, it builds on
+        none. Raises DiskFull, DiskFailed, CommitFailed."""
+        base, serial = None if is_complete else self.base, self._next_serial
+        kept = {section.name: self._unchanged(section, base) for section in checkpoint.sections}
         fresh = [
             (section.name, number, data, checkpoint.position)
             for section in checkpoint.sections
@@ -222,9 +222,8 @@ class Checkpoints:
             disk.close(fd)
             self._clear(disk)
 
-    def _unchanged(self, section: Section) -> dict[int, Place]:
+    def _unchanged(self, section: Section, base: StoredCheckpoint | None) -> dict[int, Place]:
         """The blocks of a section that a new checkpoint takes over from its base."""
-        base = self.base
         if base is None:
             return {}
         older, newer = base.sections.get(section.name), self._kept[0].sections.get(section.name)

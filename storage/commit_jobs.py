@@ -33,6 +33,11 @@ class JobLog(Protocol):
     syncs_each_commit: bool
     """Whether a commit is synced before it is acknowledged (`fsync: always`)."""
 
+    @property
+    def may_fill(self) -> bool:
+        """Whether zeros may be written behind a frame. On a disk with little room, no more is used than the
+        frame needs."""
+
     def size_segment(self, opened: OpenLog) -> None:
         """Set the bound of a segment that has just begun. Runs in a thread."""
 
@@ -156,8 +161,8 @@ class Append(Job):
         ):
             self._roll()
             self._active.follow(self._opened.active)
-        # On a full disk, use no more than the frame needs.
-        self._active.write(self._frame, fill_until=self._opened.fill_until if self._log.reserves.held else 0)
+        fill_until = self._opened.fill_until if self._log.may_fill else 0
+        self._active.write(self._frame, fill_until=fill_until)
 
     def finish(self, error: Exception | None) -> None:
         if error is None and self._is_queued:

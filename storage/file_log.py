@@ -19,28 +19,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import structlog
 
 from storage.checkpoints import Anchor
 from storage.commit_jobs import Append, Roll, SyncUnsynced
-from storage.committer import Committer
-from storage.disk import Disk, disk_error, make_directories
+from storage.disk import disk_error, make_directories
 from storage.errors import CommitFailed, CorruptRecord, DiskFailed, DiskFull, StorageError
 from storage.extent import ExtentFile
-from storage.full_disk import Reserves
 from storage.log import FRAME_HEADER_BYTES, Checkpoint, Commit, Frame, Parts, Position, RoomLock
 from storage.log_reader import LogReader
 from storage.one_at_a_time import OneAtATime
-from storage.open_files import OpenFiles
-from storage.open_segments import OpenSegments
-from storage.pools import Pools
 from storage.recent import RecentPlaces
 from storage.record import Chain
 from storage.recovery import (
@@ -53,51 +45,15 @@ from storage.recovery import (
     remove_strays,
 )
 from storage.segment import SEGMENT_SUFFIX
+from storage.shared import Shared
 from storage.sizing import is_confined, segment_bytes
 from storage.threads import UnderWay, run_to_end
 from storage.zeros_ahead import ZerosAhead
-
-Fsync = Literal["always", "interval", "never"]
 
 DEAD_BYTES_MIN = 1 << 20
 """If the active segment holds more than this and all of it was trimmed, it is replaced and removed."""
 
 _log = structlog.get_logger()
-
-
-@dataclass(slots=True, frozen=True)
-class Shared:
-    """What all logs of a store share."""
-
-    root: Path
-    extents: Path
-    """The folder of all logs' extents. Outside `root`, so that it survives the loss of a log's folder."""
-    disk: Disk
-    committer: Committer
-    executor: Executor
-    """Runs everything that is not a commit and has no pool of its own."""
-    pools: Pools
-    files: OpenFiles
-    """The files open for reading."""
-    open_segments: OpenSegments
-    """The logs whose active segment is open."""
-    reserve: Reserves
-    fsync: Fsync
-    segment_bytes_max: int
-    make_salt: Callable[[], bytes]
-    prepare: Callable[[], Awaitable[None]]
-    """Awaited before the first file is touched."""
-    unsynced: Callable[[FileLog], None]
-    """Called when a commit was acknowledged before it was synced."""
-    reserve_released: Callable[[], None]
-    """Called when a reserve is found to be released."""
-    found_full: Callable[[], None]
-    """Called when a commit found the disk full."""
-    making_room: RoomLock
-    put_away: Callable[[FileLog], None]
-    """Called when a log has closed its files until the next commit."""
-    untidy: Callable[[FileLog], None]
-    """Called when the disk refused to remove a trimmed file. The callee calls `tidy` later."""
 
 
 class _State(enum.Enum):
@@ -109,12 +65,13 @@ class _State(enum.Enum):
 class FileLog:
     """The log of one partition on local files; made by `FileLogStore.log`. See `storage.log.Log`."""
 
-    def __init__(self, shared: Shared, directory: Path, entity: str, partition: int) -> None:
+    def __init__(self, shared: Shared[FileLog], directory: Path, entity: str, partition: int) -> None:
         self._shared = shared
         self._directory = directory
         self._entity = entity
         self._partition = partition
         self.disk, self.reserves = shared.disk, shared.reserve
+        self._drain_room = shared.drain_room
         self.lulls = shared.committer
         self.syncs_each_commit = shared.fsync == "always"
         self.extent = ExtentFile(shared.disk, shared.extents, directory.parent.name, entity, partition)
@@ -137,6 +94,7 @@ class FileLog:
         self._segment_began_s: float | None = None
         """When the active segment was begun; None if it was not begun here."""
         self.on_full: Callable[[], None] = _ignore
+        self.need: Callable[[], tuple[int, int] | None] = _ignore
 
     # --- where it begins and ends ---
 
@@ -166,14 +124,21 @@ class FileLog:
 
     @property
     def is_full(self) -> bool:
-        return not self.reserves.held
+        return self._drain_room.left < 0 or not self.reserves.held
 
     def take_growth(self, each: int, count: int = 1) -> int:
-        return count if self.reserves.held else self.reserves.take_growth(each, count)
+        return self.reserves.take_growth(each, count) if self.is_full else count
 
     @property
     def is_confined(self) -> bool:
         return self._opened is not None and self._opened.is_confined
+
+    def keep_room(self, lasting: int, passing: int) -> None:
+        self._drain_room.keep(self, lasting, passing)
+
+    @property
+    def is_scarce(self) -> bool:
+        return self._drain_room.is_scarce
 
     @property
     def making_room(self) -> RoomLock:
@@ -261,7 +226,7 @@ class FileLog:
         """See `JobLog`."""
         shared = self._shared
         try:
-            free = shared.disk.space(shared.root).free
+            free = shared.drain_room.measure(lambda: shared.disk.space(shared.root).free)
         except OSError:
             free = 0  # the free space is unknown, so the disk may be full
         log_bytes = opened.tail.position - opened.segments[0].base
@@ -359,9 +324,15 @@ class FileLog:
                 self._shared.reserve_released()
                 grows_by, executor = commit.grows_by, self._shared.executor
                 await self.reserves.admit(self._directory, executor, urgent=urgent, grows_by=grows_by)
+            size = FRAME_HEADER_BYTES + commit.bytes
+            if not self._drain_room.fits(self, size, self.need, urgent=urgent or frees):
+                self._shared.found_full()
+                if not (urgent or frees):
+                    raise DiskFull(f"{self._directory}: the remaining room is kept to drain what is stored")
+            self._drain_room.take(self, size)
             await self._use_descriptor(opened)
             if self._zeros is not None:
-                await self._mind_the_zeros(self._zeros, opened, FRAME_HEADER_BYTES + commit.bytes)
+                await self._mind_the_zeros(self._zeros, opened, size)
             spare = self.reserves.spare_for(urgent=urgent, frees=frees, grows_by=commit.grows_by)
             try:
                 await self._shared.committer.run(Append(self, opened, commit, spare))
@@ -372,12 +343,14 @@ class FileLog:
     def append_at_once(
         self, commit: Commit, ended: Callable[[Exception | None], None], *, urgent: bool = False
     ) -> bool:
+        size = FRAME_HEADER_BYTES + commit.bytes
         if (
             (opened := self._opened) is None
             or self._state is not _State.OPEN
             or not opened.active.is_open
             or not self.reserves.held
-            or not (self._zeros is None or self._zeros.let_pass(FRAME_HEADER_BYTES + commit.bytes))
+            or not self._drain_room.fits(self, size, self.need, urgent=urgent)
+            or not (self._zeros is None or self._zeros.let_pass(size))
             or not self._one_at_a_time.take_if_free()
         ):
             return False
@@ -385,6 +358,7 @@ class FileLog:
             "one commit at a time, and not an empty one"
         )
         self._has_begun_at_once = True
+        self._drain_room.take(self, size)
         self._shared.open_segments.used(self)
         spare = self.reserves.spare_for(urgent=urgent, frees=False, grows_by=commit.grows_by)
         job = Append(self, opened, commit, spare)
@@ -425,7 +399,7 @@ class FileLog:
         """Have the zeros written that are due, if none are being written. The caller is the one job."""
         if self._zeros is not None and self._zeros.has_ended and self._zeros.error is None:
             self._zeros = None
-        if self._zeros is not None or not (opened.active.is_low and self.reserves.held):
+        if self._zeros is not None or not (opened.active.is_low and self.may_fill):
             return
         zeros = opened.active.zeros_due(opened.fill_until)
         if zeros is None or self._state is not _State.OPEN:
@@ -535,6 +509,11 @@ class FileLog:
         if self._opened is None or not self._opened.active.is_open:
             self._shared.open_segments.give(self)
 
+    @property
+    def may_fill(self) -> bool:
+        """See `JobLog`."""
+        return self.reserves.held and not self._drain_room.is_short
+
     # --- how jobs end ---
 
     def committed(self, opened: OpenLog, tail: Chain) -> None:
@@ -550,6 +529,7 @@ class FileLog:
 
     def ended(self, error: Exception | None) -> None:
         """See `JobLog`."""
+        self._drain_room.end(self)
         if isinstance(error, DiskFull):
             self._shared.found_full()
         elif error is not None:
@@ -590,7 +570,7 @@ class FileLog:
             except OSError as error:
                 raise disk_error(error, self._directory) from error
 
-    async def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+    async def save_checkpoint(self, checkpoint: Checkpoint, *, is_complete: bool = False) -> None:
         async with self._housekeeping:
             opened, shared = self._open(), self._shared
             assert opened.segments[0].base <= checkpoint.position <= opened.tail.position, "of this log"
@@ -602,11 +582,12 @@ class FileLog:
 
             def save() -> None:
                 try:
-                    checkpoints.save(shared.disk, checkpoint, anchor)
+                    checkpoints.save(shared.disk, checkpoint, anchor, is_complete=is_complete)
                 except DiskFull:
                     # Without a checkpoint, no segment can be removed (durability rule 6).
                     shared.reserve.release()
-                    checkpoints.save(shared.disk, checkpoint, anchor)
+                    checkpoints.save(shared.disk, checkpoint, anchor, is_complete=is_complete)
+                self._measure()
                 self.extent.checkpointed(checkpoint.position, opened.durable)
 
             try:
@@ -675,6 +656,13 @@ class FileLog:
         # Write the extent first, so that the removed files do not count as missing.
         self.extent.trimmed(opened.segments[0].base)
         remove_strays(self._shared.disk, opened)
+        self._measure()
+
+    def _measure(self) -> None:
+        """Measure the free space after files were written or removed. Runs in a thread."""
+        shared = self._shared
+        with contextlib.suppress(OSError):
+            shared.drain_room.measure(lambda: shared.disk.space(shared.root).free)
 
     async def roll(self) -> None:
         await self._roll(self.end)

@@ -28,10 +28,11 @@ import structlog
 
 from storage.committer import Committer
 from storage.disk import Disk, LocalDisk, close_quietly, disk_error, make_directories, make_root
+from storage.drain_room import DrainRoom
 from storage.end_record import INTERVAL_MS, EndRecord
 from storage.errors import DiskFailed, DiskHangs, StorageError, UnknownFormat
 from storage.extent import EXTENT_SUFFIX
-from storage.file_log import FileLog, Fsync, Shared
+from storage.file_log import FileLog
 from storage.folders import LOCK_NAME, check_identity
 from storage.full_disk import Reserves
 from storage.log import RoomLock
@@ -39,6 +40,7 @@ from storage.open_files import OpenFiles
 from storage.open_segments import OpenSegments
 from storage.pools import Pools
 from storage.segment import ENTITY_BYTES_MAX, SALT_BYTES
+from storage.shared import Fsync, Shared
 from storage.sizing import RESERVE_BYTES_MAX, reserve_bytes_of
 from storage.storage_version import (
     FILE_NAME,
@@ -197,6 +199,7 @@ class FileLogStore:
             files=OpenFiles(self._disk, open_files_max),
             open_segments=OpenSegments(open_segments_max, segment_idle_ms, self._close_idle_later),
             reserve=Reserves(self._disk, root, RESERVE_BYTES_MAX if reserve_bytes is None else reserve_bytes),
+            drain_room=DrainRoom(),
             fsync=fsync,
             segment_bytes_max=segment_bytes_max,
             make_salt=make_salt,
@@ -367,7 +370,7 @@ class FileLogStore:
     async def delete(self, entity: str) -> None:
         await self._prepare()
         for key in [key for key in self._logs if key[0] == entity]:
-            del self._logs[key]
+            self._shared.drain_room.forget(self._logs.pop(key))
         directory = self._directory(entity)
         await run_to_end(self.pools.deletions, lambda: self._delete(directory), self._under_way)
 
@@ -473,6 +476,8 @@ class FileLogStore:
             with contextlib.suppress(OSError):
                 self._shared.reserve.resize(reserve_bytes_of(disk.space(self.root).total))
         self._shared.reserve.hold()
+        with contextlib.suppress(OSError):
+            self._shared.drain_room.measure(lambda: disk.space(self.root).free)
         self._lock_fd = fd
 
     def _note_version(self) -> None:
@@ -596,19 +601,24 @@ class FileLogStore:
 
     async def _await_space(self) -> None:
         """While the folder counts as full, look whether space has come free."""
-        loop, reserves = asyncio.get_running_loop(), self._shared.reserve
+        loop, reserves, room = asyncio.get_running_loop(), self._shared.reserve, self._shared.drain_room
         freed_bytes = max(FREED_BYTES_MIN, reserves.settlements.size_bytes + reserves.upkeep.size_bytes)
         while loop.time() < self._full_until:
             try:
-                space = await run_to_end(
-                    self.pools.look, lambda: self._disk.space(self.root), self._under_way
+                free = await run_to_end(
+                    self.pools.look,
+                    lambda: room.measure(lambda: self._disk.space(self.root).free),
+                    self._under_way,
                 )
             except OSError:
                 pass
             else:
-                known = space.free if self._free_when_full is None else self._free_when_full
-                self._free_when_full = min(known, space.free)
-                if reserves.held and space.free - self._free_when_full >= freed_bytes:
+                room.weigh()
+                if reserves.held and room.left >= 0:
+                    reserves.forget_growth()
+                known = free if self._free_when_full is None else self._free_when_full
+                self._free_when_full = min(known, free)
+                if reserves.held and free - self._free_when_full >= freed_bytes:
                     self._full_until = 0.0
                     break
             await asyncio.sleep(FULL_DISK_LOOK_S)

@@ -1,5 +1,8 @@
 """A full disk: what may still be written, and the files of zeros that are given up then (durability rule 6).
 
+Messages are refused as long as the disk has only room for what draining needs (`drain_room.py`). So
+settlements normally find room without what follows, which is for everything that no need foresees.
+
 Two *reserves* hold space back. While both are held, commits are written as long as the disk accepts them. A
 settlement that finds the disk full releases the reserve for settlements and uses its space. From then on,
 sends are refused without being tried, so that this space, and whatever draining frees, is left to
@@ -7,7 +10,7 @@ settlements. Once there is enough space to create the reserve again, sends are a
 
 Settlements free space in the end, but some also add to what must be kept: properties that they change, states
 of message sessions, the reasons of dead letters. These *grow*, and together they may add no more than a
-fraction of the reserve for settlements until it is created again, so that the rest of it is left to
+fraction of the reserve for settlements until the disk has room again, so that the rest is left to
 settlements that free. Whoever decides on them asks first (`take_growth`). If it was not known that the disk
 is full, their commit is refused unless it fits into that fraction. What is added is kept at most three times:
 in the log and in two checkpoints. With a fraction of one eighth, that is less than half of the reserve.
@@ -115,7 +118,7 @@ class Reserves:
         self.upkeep = Reserve(disk, root / "reserve-upkeep", size_bytes // UPKEEP_RESERVES)
         self._mutex = threading.Lock()
         self._grown_bytes = 0
-        """What was added by commits that grow since the reserve for settlements was last released."""
+        """What was added by commits that grow since the disk became full."""
 
     @property
     def held(self) -> bool:
@@ -127,13 +130,18 @@ class Reserves:
         return self.upkeep.hold() and self.settlements.hold()
 
     def take_growth(self, each: int, count: int = 1) -> int:
-        """How many of `count` additions of `each` bytes may be made while the reserves are not held; these
-        are counted."""
+        """How many of `count` additions of `each` bytes may be made while the disk is full; these are
+        counted."""
         with self._mutex:
             left = self.settlements.size_bytes // GROWTHS_PER_RESERVE - self._grown_bytes
             fitting = min(count, max(left, 0) // each) if each else count
             self._grown_bytes += each * fitting
             return fitting
+
+    def forget_growth(self) -> None:
+        """The disk has room for all that was added, so as much may be added the next time it is full."""
+        with self._mutex:
+            self._grown_bytes = 0
 
     async def admit(self, log: Path, executor: Executor, *, urgent: bool, grows_by: int = 0) -> None:
         """Decide whether a commit may be written while the reserves are not held.

@@ -281,6 +281,20 @@ class Log(Protocol):
         """Whether segments are shorter than usual for a log of this length, because the disk has little
         free space."""
 
+    def keep_room(self, lasting: int, passing: int) -> None:
+        """Set how many bytes draining this log still needs: commits that are not urgent are refused while the
+        disk has no more room than all logs need (`storage/drain_room.py`). `passing` is only needed by the
+        log that makes room."""
+
+    need: Callable[[], tuple[int, int] | None]
+    """The owner's function that returns what `keep_room` is to be called with, as if the commit about to be
+    appended were durable; None if it does not know. Called before each commit while room is short, so it does
+    little, and raises nothing."""
+
+    @property
+    def is_scarce(self) -> bool:
+        """Whether the disk has not even the room that is needed to make more."""
+
     @property
     def making_room(self) -> RoomLock:
         """The lock for making room on a full disk. All logs on the disk share it, so one makes room at a
@@ -318,10 +332,11 @@ class Log(Protocol):
         """These parts of frames, in the order asked for; the whole frames are verified. Raises CorruptRecord,
         DiskFailed."""
 
-    async def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+    async def save_checkpoint(self, checkpoint: Checkpoint, *, is_complete: bool = False) -> None:
         """Save the checkpoint durably, in place of the older of the two.
 
-        It holds the blocks that changed since `checkpoint_base`; all others stay as they were. Raises
+        It holds the blocks that changed since `checkpoint_base`; all others stay as they were. If it
+        `is_complete`, it holds all blocks, and shares no file with an earlier one. Raises
         StorageError: then both checkpoints remain, except that a damaged one no longer counts.
         """
 

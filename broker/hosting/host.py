@@ -20,8 +20,8 @@ from broker.operations.message_states import SubqueueCounts
 from broker.operations.sending import Send
 from broker.partition.meter import PartitionMeter
 from broker.partition.rest import Register
-from storage.file_log import Fsync
 from storage.log import EntityLogs
+from storage.shared import Fsync
 
 
 @dataclass(slots=True, frozen=True)

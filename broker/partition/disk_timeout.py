@@ -176,6 +176,13 @@ class PatientLog:
         return self._log.is_confined
 
     @property
+    def is_scarce(self) -> bool:
+        return self._log.is_scarce
+
+    def keep_room(self, lasting: int, passing: int) -> None:
+        self._log.keep_room(lasting, passing)
+
+    @property
     def making_room(self) -> RoomLock:
         return self._log.making_room
 
@@ -195,9 +202,9 @@ class PatientLog:
         with self._patience:
             return await self._log.fetch_parts(parts)
 
-    async def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+    async def save_checkpoint(self, checkpoint: Checkpoint, *, is_complete: bool = False) -> None:
         with self._patience:
-            await self._log.save_checkpoint(checkpoint)
+            await self._log.save_checkpoint(checkpoint, is_complete=is_complete)
 
     async def trim(self, position: Position) -> None:
         with self._patience:

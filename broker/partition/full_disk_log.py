@@ -16,17 +16,35 @@ LINE_MS = 60_000
 
 
 class FullDiskLog:
-    """One period in which the disk is full, as seen by one partition."""
+    """The periods in which the disk is full, as seen by one partition. One lasts from the first refused send
+    until a send is stored."""
 
-    __slots__ = ("_clock", "_next_line_ms", "_next_starved_ms", "_output", "_refused", "_refused_in_all")
+    __slots__ = (
+        "_clock",
+        "_next_line_ms",
+        "_next_starved_ms",
+        "_output",
+        "_refused",
+        "_refused_in_all",
+        "is_begun",
+    )
 
     def __init__(self, clock: Clock, output: FilteringBoundLogger) -> None:
         self._clock, self._output = clock, output
         self._refused = self._refused_in_all = 0
-        self._next_line_ms = self._next_starved_ms = clock.monotonic_ms()
+        self._next_line_ms = self._next_starved_ms = 0
+        self.is_begun = False
+        """Whether such a period has begun."""
+
+    def _begin(self) -> None:
+        if not self.is_begun:
+            self.is_begun, self._refused = True, 0
+            self._refused_in_all = 0
+            self._next_line_ms = self._next_starved_ms = self._clock.monotonic_ms()
 
     def refuse(self, sends: int, error: DiskFull) -> None:
         """Count refused sends. Logs at most once a minute."""
+        self._begin()
         self._refused += sends
         self._refused_in_all += sends
         now_ms = self._clock.monotonic_ms()
@@ -39,6 +57,7 @@ class FullDiskLog:
     def refuse_all(self, error: DiskFull) -> None:
         """Not even a cycle without sends found room, and its operations were refused. Logs at most once a
         minute."""
+        self._begin()
         now_ms = self._clock.monotonic_ms()
         if now_ms >= self._next_starved_ms:
             self._next_starved_ms = now_ms + LINE_MS
@@ -46,5 +65,8 @@ class FullDiskLog:
             self._output.warning("disk.full_for_settlements", error=str(error), advice=advice)
 
     def end(self) -> None:
-        """Log that a send was stored again."""
+        """A send was stored. Logs it if others were refused before."""
+        if not self.is_begun:
+            return
+        self.is_begun = False
         self._output.info("disk.has_room", refused_sends=self._refused_in_all)

@@ -132,6 +132,8 @@ _COUNTS_DELIVERY = 1
 
 _ENQUEUED = struct.Struct("<QQIHH")
 _MARK = struct.Struct("<HHHHII")
+MARK_BYTES = _MARK.size
+"""A mark without its sequence numbers and changed properties."""
 _COUNTERS = struct.Struct("<QQ")
 _RELOCATED = struct.Struct("<II")
 _PACKED = struct.Struct("<II")

@@ -12,8 +12,10 @@ from typing import Protocol
 
 from broker.base.clock import Clock
 from broker.base.slices import Slices
+from broker.partition.drain_need import need_of_counts
 from broker.partition.state import Partition
 from broker.partition.summary import Summary, summary_in_turns
+from storage.log import Log
 
 HASTENED_REST_MS = 1_000
 """How long a partition must be unchanged to come to rest while memory is scarce. Who uses it now and then, as
@@ -33,6 +35,15 @@ class Register(Protocol):
     def closed(self, summary: Summary) -> None:
         """Enter what the partition holds: its log was closed cleanly, or everything is durable and will not
         change before `opening`."""
+
+
+def found_at_rest(register: Register | None, log: Log) -> Summary | None:
+    """What a partition holds that has not been opened, as far as the index knows; its log keeps the room for
+    draining that."""
+    summary = register.summary() if register is not None else None
+    if summary is not None:
+        log.keep_room(*need_of_counts(summary.counts.values()))
+    return summary
 
 
 class Rest:

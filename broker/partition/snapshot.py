@@ -79,7 +79,7 @@ _IS_PACKED = 32
 _PACKING_LEVEL = 1
 _PACKED_BYTES_AT_FIRST = 4
 """What a message of a packed block is taken to need before any was packed."""
-_PACKED_COUNT_MAX = 64 * BLOCK_MESSAGES
+_MEASURED_MAX = 64 * BLOCK_MESSAGES
 """With as many messages measured, the older half of them counts half."""
 _UNPACKED_BYTES_MAX = 1 << 30
 """Far more than any block has: 1,024 messages have changed properties of 64 KiB each at most."""
@@ -155,11 +155,8 @@ class Snapshot:
 
     def __init__(self, messages: Messages) -> None:
         self._messages = messages
-        self._sections: tuple[Section, ...] = (
-            _CountersSection(messages),
-            _MessagesSection(messages),
-            *messages.states.all,
-        )
+        counters, self._stored_messages = _CountersSection(messages), _MessagesSection(messages)
+        self._sections: tuple[Section, ...] = counters, self._stored_messages, *messages.states.all
 
     def take(self, base: Position | None, earlier: Taking | None = None) -> Taking:
         """Begin a snapshot of everything that has changed since `base`; of everything if None. `earlier` is a
@@ -176,6 +173,12 @@ class Snapshot:
         """Estimate how many bytes a checkpoint that builds on `base` takes; never too low, except that the
         messages of subscriptions count as they were measured lately, because their blocks are packed."""
         return sum(section.cost(base) for section in self._sections)
+
+    def size(self) -> int:
+        """Estimate how many bytes a checkpoint of everything takes, from what messages took lately."""
+        return self._stored_messages.size() + sum(
+            [each.cost(None) for each in self._sections if each is not self._stored_messages]
+        )
 
     def needed_from(self) -> Position | None:
         """The lowest log position that any section needs even with checkpoints; None if the log may be
@@ -261,8 +264,9 @@ class _MessagesSection:
         self._blocks: Blocks = messages.blocks
         self._frames: ChunkedTable[StoredFrame] = ChunkedTable()
         """Frames by position, while blocks are being read. There may be one for each message."""
-        self._packed_bytes, self._packed_count = _PACKED_BYTES_AT_FIRST, 1
-        """What the messages of packed blocks took lately, and how many there were."""
+        self._packed = _Measured(_PACKED_BYTES_AT_FIRST)
+        self._unpacked = _Measured(_ROW_BYTES_MAX)
+        """What the messages of either kind of block took lately."""
 
     def changed_since(self, base: Position | None) -> Sequence[int]:
         return self._blocks.changed_since(base)
@@ -317,14 +321,9 @@ class _MessagesSection:
         )
         if flags & _IS_PACKED:
             tables = zlib.compress(tables, _PACKING_LEVEL)
-            self._measure(len(tables), len(references))
+        measured = self._packed if flags & _IS_PACKED else self._unpacked
+        measured.add(len(head) + len(tables) - sum([len(each) for _, each in changed]), len(references))
         return head + tables
-
-    def _measure(self, size: int, count: int) -> None:
-        """Note what the messages of a packed block take."""
-        self._packed_bytes, self._packed_count = self._packed_bytes + size, self._packed_count + count
-        if self._packed_count > _PACKED_COUNT_MAX:
-            self._packed_bytes, self._packed_count = self._packed_bytes // 2, self._packed_count // 2
 
     def decode(self, block: int, data: bytes) -> None:
         number, first = place_of(block)
@@ -415,11 +414,38 @@ class _MessagesSection:
         count, own = self._messages.count, self._messages.own_count
         rows = min(changed * BLOCK_MESSAGES, own) * _ROW_BYTES_MAX + heads
         if count > own:
-            rows += min(changed * BLOCK_MESSAGES, count - own) * self._packed_bytes // self._packed_count
+            rows += self._packed.size_of(min(changed * BLOCK_MESSAGES, count - own))
         properties = 0
         if changed:
             properties = self._messages.work.changed_bytes + self._messages.work.column_bytes
         return rows + properties + blocks * _TABLE_ROW_BYTES
 
+    def size(self) -> int:
+        """What all blocks take, about."""
+        messages = self._messages
+        rows = self._unpacked.size_of(messages.own_count)
+        rows += self._packed.size_of(messages.count - messages.own_count)
+        return rows + messages.work.changed_bytes + len(self._blocks) * _TABLE_ROW_BYTES
+
     def needed_from(self) -> Position | None:
         return self._messages.first_live()
+
+
+class _Measured:
+    """What messages have taken lately."""
+
+    __slots__ = ("_bytes", "_count")
+
+    def __init__(self, at_first: int) -> None:
+        """`at_first` is what one is taken to need before any was measured."""
+        self._bytes, self._count = at_first, 1
+
+    def add(self, size: int, count: int) -> None:
+        """So many messages took this many bytes."""
+        self._bytes, self._count = self._bytes + size, self._count + count
+        if self._count > _MEASURED_MAX:
+            self._bytes, self._count = self._bytes // 2, self._count // 2
+
+    def size_of(self, count: int) -> int:
+        """What so many messages take, about."""
+        return count * self._bytes // self._count

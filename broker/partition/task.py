@@ -58,7 +58,7 @@ from broker.partition.known_counts import KnownCounts
 from broker.partition.mailbox import Mailbox, Waiting, messages_sent, sends_from
 from broker.partition.meter import PartitionMeter, count_cycle
 from broker.partition.payloads import PayloadBudget
-from broker.partition.rest import Register, Rest
+from broker.partition.rest import Register, Rest, found_at_rest
 from broker.partition.rounds import Rounds
 from broker.partition.short_cycles import Short, ShortCycles
 from broker.partition.signals import Once, Signal, Soon
@@ -128,7 +128,7 @@ class PartitionTask:
         self._mailbox = Mailbox()
         self._going_down = GoingDown(number, description.name, self._mailbox)
         self._partition: Partition | None = None
-        at_rest = register.summary() if register is not None else None
+        at_rest = found_at_rest(register, log)
         self._known = KnownCounts(description.subqueues, at_rest, on_counts)
         self._is_in_doubt = False
         """Whether a cycle is under way, so that only what was noted before it is known to be durable."""
@@ -162,9 +162,8 @@ class PartitionTask:
         self._opening_ended = Once()
         """The log has been opened, or could not be."""
         self._ended = Once()
-        self._full: FullDiskLog | None = None
-        """Set from the first send refused on a full disk until a send is stored."""
         self._output = log_output.bind(entity=description.name, partition=number)
+        self._full = FullDiskLog(clock, self._output)
 
     # --- what others call -----------------------------------------------------------------------------------
 
@@ -400,15 +399,13 @@ class PartitionTask:
                 raise
             self._press()
             undone = partition.undo_sends(self._log.begin())  # durability rule 6
-            self._full = self._full or FullDiskLog(self._clock, self._output)
             self._full.refuse(undone, error)
             if cycle.commit:
                 await self._append(cycle.commit, urgent=True)
         else:
             partition.committed()
-            if self._full is not None and cycle.has_sent:
+            if cycle.has_sent:
                 self._full.end()
-                self._full = None
         count_cycle(self._meter, cycle, began_s)
 
     async def _append(self, commit: Commit, urgent: bool) -> None:
@@ -424,6 +421,9 @@ class PartitionTask:
         if self._upkeep is not None:
             self._upkeep.press(self._clock.monotonic_ms(), is_starved=is_starved)
             self._arm_timer()
+
+    def _need(self) -> tuple[int, int] | None:
+        return self._upkeep.need() if self._upkeep is not None else None
 
     async def _sync(self, cycle: Cycle) -> None:
         """Sync the log if answers wait for that."""
@@ -464,7 +464,7 @@ class PartitionTask:
         """Begin a short cycle if that is enough, and return whether it is. The task must not be at work."""
         partition, short, limits = self._partition, self._short, self._limits
         is_wanted = short.is_left or self._stopping or self._is_upkeep_due or self._beside.wants_turn
-        is_usual = self._health is _HEALTHY and self._full is None and not self._rest.is_entered
+        is_usual = self._health is _HEALTHY and not self._full.is_begun and not self._rest.is_entered
         if partition is None or is_wanted or not is_usual:
             return False
         self._is_in_doubt = self._gathering.is_in_cycle = True
@@ -508,7 +508,7 @@ class PartitionTask:
                 await self._rest.end()
                 self._rest.changed(self._clock.monotonic_ms())
                 await self._coming_back.acquire()
-                self._log.on_full = self._press
+                self._log.on_full, self._log.need = self._press, self._need
                 await self._load()
         except (CorruptRecord, Fenced, UnreadableRecord) as error:
             self._fail(error)
@@ -591,7 +591,6 @@ class PartitionTask:
     async def _reload(self, full: DiskFull) -> None:
         """Not even settlements fit on the disk: rebuild the state, because it is ahead of the log."""
         assert self._partition is not None
-        self._full = self._full or FullDiskLog(self._clock, self._output)
         self._full.refuse_all(full)
         self._is_opening = True
         try:

@@ -26,15 +26,17 @@ cycles (`beside_cycles.py`). Only taking the snapshot, appending and compaction 
 segment after another, until nothing more can be freed. The disk must have room for what a compaction writes,
 so a segment waits until enough of its messages are gone. A timer continues this when no operations arrive;
 each partition comes back at a time of its own (`RoomLock`), because there may be thousands. Garbage of up to
-a sixteenth of the live bytes stays, so freeing a byte writes at most sixteen. That is less than the reserve,
-a tenth of a small disk: settlements that free nothing for long, such as those of a topic's first
-subscriptions, must not use it up. None stays while not even settlements find room, for example because
-receivers have given messages back all the time. Segments before the older of two checkpoints cost almost
+an eighth of the live bytes stays, so freeing a byte writes at most eight. The room for twice as much was kept
+while messages were accepted (`drain_need.py`), so settlements that free nothing for long, such as those of a
+topic's first subscriptions, find room. A partition with more garbage waits for its turn before it goes on, so
+the others keep theirs. No garbage stays while there is not even room to make more, for example because other
+programs fill the disk. Segments before the older of two checkpoints cost almost
 nothing to release, so these go at once.
 
-*A disk with little room* could be full before a log has two checkpoints, and then have no room for any: a
-checkpoint of all messages takes from a fiftieth to half of the log, depending on the messages' size. So as
-soon as a lack of room makes segments shorter, a checkpoint is due after every two of them.
+*A disk with little room*: as soon as a lack of room makes segments shorter, a checkpoint is due after every
+two of them, so that the first segments can go at once when they are empty. When the disk is full, every log
+that has messages gets its two checkpoints: the room for them was kept, and from then on it is known what they
+take, from a fiftieth to half of the log.
 
 *Frames are bounded.* Reading one message reads and checks its whole frame, so a relocation writes frames of
 at most `relocated_frame_bytes_max`, or of one message if that is larger. Messages that were read but do not
@@ -61,6 +63,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from structlog.typing import FilteringBoundLogger
 
@@ -68,6 +71,7 @@ from broker.base.slices import Slices
 from broker.partition import records
 from broker.partition.beside_cycles import BesideCycles
 from broker.partition.disk_timeout import Hung, PatientLog
+from broker.partition.drain_need import LIVE_PER_GARBAGE, Need, need_of
 from broker.partition.garbage import GarbageBound
 from broker.partition.messages import Messages
 from broker.partition.records import Counters
@@ -110,7 +114,7 @@ class UpkeepLimits:
     """The most that a relocation writes in one commit; a single message may exceed it."""
     garbage_bytes_on_full_disk: int = 4 * 1024
     """Bytes of garbage always tolerated on a full disk."""
-    live_per_garbage_on_full_disk: int = 16
+    live_per_garbage_on_full_disk: int = 8
     """On a full disk, garbage up to the live bytes divided by this is tolerated as well."""
     live_per_checkpoint_garbage: int = 4
     """The same for checkpoints, and for what is live in them."""
@@ -167,6 +171,8 @@ class Upkeep:
         self._look_bytes = min(limits.checkpoint_bytes, limits.garbage_bytes_max) // LOOKS_PER_DUE
         self._look_at: int = log.end
         """The log is checked again once its end reaches this position."""
+        self._measured: tuple[Position, Position, int] | None = None
+        """Where the log's first and last segments begin, and how large the largest of the full ones is."""
         self._bound = GarbageBound(
             lambda: self._garbage_bytes_at_rest,
             limits.garbage_bytes_max,
@@ -174,6 +180,28 @@ class Upkeep:
             log.end,
             lambda: messages.relocatable_bytes,
         )
+        self._keep_room()
+
+    def _keep_room(self) -> None:
+        self._log.keep_room(*self.need())
+
+    def need(self) -> Need:
+        """How much room draining needs."""
+        log, messages, snapshot = self._log, self._messages, self._snapshot
+        live_bytes, stored = messages.relocatable_bytes, log.checkpoint_bytes
+        return need_of(
+            messages.count, live_bytes, snapshot.size(), stored, len(log.checkpoints), self._largest()
+        )
+
+    def _largest(self) -> int:
+        """The size of the log's largest segment."""
+        log = self._log
+        points = log.trim_points
+        last = points[-1] if points else log.start
+        if self._measured is None or self._measured[:2] != (log.start, last):
+            sizes = [after - before for before, after in pairwise([log.start, *points])]
+            self._measured = log.start, last, max(sizes, default=0)
+        return max(self._measured[2], log.end - last)
 
     @property
     def _garbage_bytes_at_rest(self) -> int:
@@ -199,8 +227,12 @@ class Upkeep:
         if self._back_at_ms is not None and (now_ms >= self._back_at_ms or not is_pressed):
             must_look, self._back_at_ms = True, None
         if is_pressed:
+            self._keep_room()
             return True
-        if not must_look and end < self._look_at and self._messages.count:
+        must_look |= end >= self._look_at
+        if must_look:
+            self._keep_room()
+        elif self._messages.count:
             return False
         place = self._trim_place()
         if (
@@ -274,6 +306,7 @@ class Upkeep:
         if (
             self._garbage_on_full_disk(now_ms)
             or self._cheap_place() is not None
+            or self._lacks_checkpoint_on_full_disk()
             or self._is_replacement_due_on_full_disk(now_ms)
         ):
             self._come_back(now_ms)
@@ -292,7 +325,7 @@ class Upkeep:
         live_bytes, limits = self._messages.relocatable_bytes, self._limits
         garbage = self._log.end - self._log.start - live_bytes
         tolerated = limits.garbage_bytes_on_full_disk
-        if now_ms >= self._starved_until_ms:
+        if now_ms >= self._starved_until_ms and not self._log.is_scarce:
             tolerated = max(tolerated, live_bytes // limits.live_per_garbage_on_full_disk)
         return garbage if garbage > tolerated else 0
 
@@ -308,18 +341,22 @@ class Upkeep:
         is_short = log.end - self._checkpoints(1) <= self._limits.tail_bytes_at_stop
         return (is_short and not self._lacks_checkpoint()) or await self._save_another(now_ms) is not None
 
-    async def _save_another(self, now_ms: int, earlier: Taking | None = None) -> Taking | None:
+    async def _save_another(
+        self, now_ms: int, earlier: Taking | None = None, *, is_complete: bool = False
+    ) -> Taking | None:
         """Save a checkpoint and return what it holds. `earlier` is the content of the newest one, which is
-        used if the state is the same. None if the disk refused. Raises Hung."""
+        used if the state is the same. If it `is_complete`, it shares no file with an earlier one. None if the
+        disk refused. Raises Hung."""
         log = self._log
         async with self._one_by_one():
             is_same_state = log.end == self._checkpoints(1)
-            taking = self._snapshot.take(log.checkpoint_base, earlier if is_same_state else None)
+            base = None if is_complete else log.checkpoint_base
+            taking = self._snapshot.take(base, earlier if is_same_state else None)
             await self._slices.run(taking.steps())
             checkpoint = taking.checkpoint(log.end)
         try:
             async with self._beside.waiting():
-                await log.save_checkpoint(checkpoint)
+                await log.save_checkpoint(checkpoint, is_complete=is_complete)
         except Hung:
             raise
         except StorageError as error:
@@ -393,7 +430,7 @@ class Upkeep:
         log = self._log
         saved: Taking | None = None
         for _ in range(2):
-            saved = await self._save_another(now_ms, saved)
+            saved = await self._save_another(now_ms, saved, is_complete=True)
             if saved is None:
                 return
         self._garbage_left = max(log.checkpoint_bytes - 2 * self._snapshot.cost(None), 0)
@@ -402,6 +439,11 @@ class Upkeep:
         """Whether one of the two checkpoints of a trimmed log was damaged, or an earlier release kept only
         one."""
         return self._log.start > 0 and len(self._log.checkpoints) < 2
+
+    def _lacks_checkpoint_on_full_disk(self) -> bool:
+        """Whether the log could not be trimmed if all messages were gone. Besides, only checkpoints show how
+        much room the messages take in them."""
+        return self._messages.count > 0 and len(self._log.checkpoints) < 2
 
     def _is_checkpoint_paid(self, freed: int = 0) -> bool:
         """Whether the bytes appended since the checkpoint to be replaced, plus the bytes freed, make up for
@@ -452,15 +494,19 @@ class Upkeep:
         log, limits = self._log, self._limits
         garbage, cheap = self._garbage_on_full_disk(now_ms), self._cheap_place()
         is_replacement_due = self._is_replacement_due_on_full_disk(now_ms)
-        if not garbage and cheap is None and not is_replacement_due:
+        lacks_checkpoint = self._lacks_checkpoint_on_full_disk()
+        if not (garbage or cheap is not None or lacks_checkpoint or is_replacement_due):
             if self._replace_pause_ms:
                 self._come_back(now_ms + limits.pause_ms)
             return False
-        if log.making_room.locked():
+        if log.making_room.locked() and not self._must_wait(garbage):
             self._come_back(now_ms + limits.next_pause_ms)
             return False
         async with log.making_room:
             start, checkpoint_bytes = log.start, log.checkpoint_bytes
+            if lacks_checkpoint:
+                await self._replace_checkpoints(now_ms)
+                self._keep_room()
             if cheap is not None:
                 await self._trim_to(cheap, now_ms)
             elif garbage:
@@ -468,11 +514,16 @@ class Upkeep:
             if is_replacement_due and log.start == start:
                 await self._replace_on_full_disk(now_ms)
         freed = log.start > start or log.checkpoint_bytes < checkpoint_bytes
+        freed |= lacks_checkpoint and not self._lacks_checkpoint_on_full_disk()
         if freed and self._replace_pause_ms:
             self._replace_from_ms, self._replace_pause_ms = now_ms + limits.pause_ms, 0
         if not freed:
             self._come_back(now_ms + limits.pause_ms)
         return freed
+
+    def _must_wait(self, garbage: int) -> bool:
+        """Whether this partition must not write more before it has had its turn to make room."""
+        return garbage > self._messages.relocatable_bytes // LIVE_PER_GARBAGE or self._log.is_scarce
 
     async def _replace_on_full_disk(self, now_ms: int) -> None:
         """Replace both checkpoints if there is room for that."""

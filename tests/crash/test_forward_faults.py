@@ -23,9 +23,9 @@ from broker.messaging import forward_retry
 from broker.namespace.entity import Entity
 from broker.partition.task import Health
 from storage.disk import Disk
-from storage.file_log import Fsync
 from storage.file_store import FileLogStore
 from storage.log import FRAME_HEADER_BYTES, Log, Position
+from storage.shared import Fsync
 from tests.support.dying_process import Everything
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.forwarding_world import World, held_now, is_troubled

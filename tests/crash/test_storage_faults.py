@@ -312,7 +312,7 @@ async def test_a_log_can_be_acquired_on_a_full_disk() -> None:
     store = small_store(ROOT, disk, reserve_bytes=64 << 10)
     log = store.log(ENTITY, 0)
     await log.acquire()
-    await append(log, b"x" * 100_000)
+    await append(log, b"x" * 80_000)
     with pytest.raises(DiskFull):
         while True:
             await append(log, b"x" * 1_000)

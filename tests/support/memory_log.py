@@ -81,6 +81,10 @@ class MemoryLog:
         self.growth_left = 0
         """While `full`: how many bytes may be added to what must be kept."""
         self.confined = False
+        self.scarce = False
+        self.needs = 0, 0
+        """What `keep_room` was called with."""
+        self.need: Callable[[], tuple[int, int] | None] = lambda: None
         self.room_bytes = 1 << 40
         self._making_room = RoomLock()
 
@@ -177,6 +181,13 @@ class MemoryLog:
     def is_confined(self) -> bool:
         return self.confined
 
+    def keep_room(self, lasting: int, passing: int) -> None:
+        self.needs = lasting, passing
+
+    @property
+    def is_scarce(self) -> bool:
+        return self.scarce
+
     @property
     def making_room(self) -> RoomLock:
         return self._making_room
@@ -252,13 +263,14 @@ class MemoryLog:
         each = zip(parts.positions, parts.offsets, parts.sizes, strict=True)
         return [found[position].part(offset, size) for position, offset, size in each]
 
-    async def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+    async def save_checkpoint(self, checkpoint: Checkpoint, *, is_complete: bool = False) -> None:
         error = self.on_checkpoint()
         if error is not None:
             raise error
         assert checkpoint.position <= self.end
         kept = self.disk.checkpoints
-        base = {each.name: each for each in kept[1].sections} if len(kept) == 2 else {}
+        is_complete |= len(kept) < 2
+        base = {} if is_complete else {each.name: each for each in kept[1].sections}
         newest = {each.name: each for each in kept[0].sections} if len(kept) == 2 else {}
         whole: list[Section] = []
         for section in checkpoint.sections:

@@ -24,9 +24,12 @@ def found(disk: RecordingDisk, start: int = 0, salt: bytes = SALT) -> Checkpoint
     return Checkpoints.find(disk, ROOT, disk.names(ROOT), salt, Position(start))
 
 
-def save(kept: Checkpoints, disk: object, position: int, blocks: dict[int, bytes]) -> None:
+def save(
+    kept: Checkpoints, disk: object, position: int, blocks: dict[int, bytes], *, is_complete: bool = False
+) -> None:
     """Save a checkpoint of one section."""
-    kept.save(disk, Checkpoint(Position(position), (Section("state", 3, blocks),)), anchor(position))  # type: ignore[arg-type]
+    checkpoint = Checkpoint(Position(position), (Section("state", 3, blocks),))
+    kept.save(disk, checkpoint, anchor(position), is_complete=is_complete)  # type: ignore[arg-type]
 
 
 def files(disk: RecordingDisk) -> list[Path]:

@@ -241,6 +241,7 @@ WITHOUT_TESTS_OF_THEIR_OWN = {
     "protocol.native.build": "runs when the package is built",
     "protocol.types": "types without code; test_codec encodes and decodes each of them",
     "storage.errors": "exceptions",
+    "storage.shared": "data without code, which the store fills in",
 }
 """Modules in which there is nothing to test by itself, and why."""
 

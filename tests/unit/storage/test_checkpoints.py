@@ -70,6 +70,24 @@ def test_a_block_that_is_gone_stays_gone_though_an_older_checkpoint_had_it() -> 
     assert blocks_in(kept, disk) == blocks_in(found(disk), disk) == {2: b"two"}
 
 
+def test_a_complete_one_shares_no_file_with_those_before_and_leaves_nothing_dead() -> None:
+    disk, kept = RecordingDisk(), Checkpoints(ROOT)
+    state = {number: b"block %04d" % number * 100 for number in range(20)}
+    for position in (1, 2):
+        save(kept, disk, position, state)
+    state = {0: state[0]}
+    for position in (3, 4):
+        save(kept, disk, position, dict.fromkeys(range(1, 20), b""))
+    dead = kept.stored_bytes
+    for position in (5, 6):
+        save(kept, disk, position, state, is_complete=True)
+    assert kept.stored_bytes == 2 * len(state[0]) < dead // 10
+    assert len(files(disk)) == 2
+    assert blocks_in(kept, disk) == blocks_in(found(disk), disk) == state
+    save(kept, disk, 7, {1: b"one"})
+    assert blocks_in(kept, disk) == {0: state[0], 1: b"one"}
+
+
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 1 << 30), st.sampled_from([1, 40, 400]))
 def test_space_and_number_of_files_stay_in_proportion_to_what_is_live(seed: int, per_step: int) -> None:

@@ -34,6 +34,7 @@ class Owner:
         self.faulty = FaultyDisk(inner)
         self.disk: Disk = self.faulty
         self.syncs_each_commit = syncs_each_commit
+        self.may_fill = True
         self.reserves = Reserves(self.disk, Path("/"), 0)
         self.under_way = UnderWay()
         self.extent = ExtentFile(self.disk, EXTENTS, "e", "e", 0)

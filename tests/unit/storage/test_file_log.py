@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import CommitFailed, DiskFailed, Fenced
+from storage import file_store
+from storage.errors import CommitFailed, DiskFailed, DiskFull, Fenced
 from storage.file_log import DEAD_BYTES_MIN
 from storage.log import FRAME_HEADER_BYTES, Commit, Log, Position
 from storage.recent import RECENT_MAX
@@ -25,6 +26,7 @@ from tests.support.logs import (
     small_store,
 )
 from tests.support.recording_disk import RecordingDisk
+from tests.support.waiting import until
 
 ROOT = Path("/data")
 LOG = ROOT / "logs" / "orders%231" / "0000"
@@ -425,6 +427,70 @@ async def test_a_log_that_is_filled_fast_begins_a_segment_only_now_and_then(tmp_
         for _ in range(20):
             await append(log, bytes(1 << 20))
         assert len(log.trim_points) <= 2, "five MiB each would make three"
+
+
+async def test_messages_are_refused_while_there_is_only_room_for_what_draining_needs() -> None:
+    disk = RecordingDisk(capacity_bytes=1_000_000)
+    ended: list[Exception | None] = []
+    async with acquired(ROOT, disk) as log:
+        assert not log.is_full and not log.is_scarce
+        log.keep_room(800_000, 150_000)
+        await append(log, b"a message" * 1_000)
+        assert log.take_growth(10_000, 10) == 10
+        with pytest.raises(DiskFull, match="kept to drain"):
+            await append(log, b"x" * 50_000)
+        commit = log.begin()
+        commit.add(7, [b"x" * 50_000])
+        assert not log.append_at_once(commit, ended.append) and not ended
+        log.need = lambda: (900_000, 150_000)
+        with pytest.raises(DiskFull, match="kept to drain"):
+            await append(log, b"x")
+        log.need = lambda: None
+        assert not log.is_full, "the message that was refused needs nothing"
+        log.keep_room(800_000, 250_000)
+        assert log.is_full and not log.is_scarce
+        with pytest.raises(DiskFull, match="kept to drain"):
+            await append(log, b"x")
+        await append(log, b"a settlement" * 1_000, urgent=True)
+        assert log.take_growth(10_000, 10) < 10, "the reserves are held, but what grows is limited"
+        log.keep_room(0, 990_000)
+        assert log.is_scarce
+        log.keep_room(0, 0)
+        await append(log, b"x" * 50_000)
+
+
+async def test_what_the_logs_of_a_store_need_is_added_up_until_they_are_deleted() -> None:
+    store = small_store(ROOT, RecordingDisk(capacity_bytes=1_000_000))
+    log, other = store.log("orders", 0), store.log("bills", 0)
+    await log.acquire()
+    other.keep_room(990_000, 0)
+    with pytest.raises(DiskFull):
+        await append(log, b"x" * 20_000)
+    await store.delete("bills")
+    await append(log, b"x" * 20_000)
+    await log.close()
+    await store.close()
+
+
+async def test_growth_is_limited_anew_each_time_the_disk_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_store, "FULL_DISK_LOOK_S", 0.005)
+    disk = FaultyDisk(RecordingDisk(capacity_bytes=1_000_000))
+    store = small_store(ROOT, disk, reserve_bytes=80_000)
+    log = store.log("orders", 0)
+    await log.acquire()
+    for _ in range(2):
+        log.keep_room(2_000_000, 0)
+        with pytest.raises(DiskFull):
+            await append(log, b"x")
+        assert log.take_growth(1_000, 20) == 10
+        looked = disk.calls["space"]
+        await until(lambda: disk.calls["space"] >= looked + 5)  # noqa: B023
+        assert log.take_growth(1_000, 20) == 0
+        log.keep_room(0, 0)
+        looked = disk.calls["space"]
+        await until(lambda: disk.calls["space"] >= looked + 2)  # noqa: B023
+    await log.close()
+    await store.close()
 
 
 @pytest.mark.parametrize(("capacity_bytes", "is_filled"), [(8 << 20, False), (64 << 20, True)])

@@ -41,7 +41,7 @@ class SlowLog:
         self.gate = asyncio.Semaphore(0)
         save = MemoryLog.save_checkpoint
 
-        async def waits(log: MemoryLog, checkpoint: Checkpoint) -> None:
+        async def waits(log: MemoryLog, checkpoint: Checkpoint, *, is_complete: bool = False) -> None:
             self.waiting += 1
             try:
                 await self.gate.acquire()
@@ -50,7 +50,7 @@ class SlowLog:
                 raise
             finally:
                 self.waiting -= 1
-            await save(log, checkpoint)
+            await save(log, checkpoint, is_complete=is_complete)
             self.ended += 1
 
         monkeypatch.setattr(MemoryLog, "save_checkpoint", waits)

@@ -130,7 +130,7 @@ async def test_a_checkpoint_that_hangs_is_given_up() -> None:
     harness = Harness(limits=TaskLimits(disk_timeout_ms=50))
     hangs = True
 
-    async def save(checkpoint: Checkpoint) -> None:
+    async def save(checkpoint: Checkpoint, *, is_complete: bool = False) -> None:
         while hangs:  # noqa: ASYNC110 (what is waited for is a plain value)
             await asyncio.sleep(0.001)
 

@@ -97,10 +97,10 @@ async def test_a_checkpoint_writes_the_changed_blocks_and_drops_empty_ones() -> 
         upkeep = harness.task._upkeep
         assert upkeep is not None
 
-        async def noted(checkpoint: Checkpoint) -> None:
+        async def noted(checkpoint: Checkpoint, *, is_complete: bool = False) -> None:
             [section] = [each for each in checkpoint.sections if each.name == "keyed"]
             written.append(section.blocks)
-            await save(checkpoint)
+            await save(checkpoint, is_complete=is_complete)
 
         harness.log.save_checkpoint = noted  # type: ignore[method-assign]
         await upkeep._save_another(0)

@@ -1,0 +1,81 @@
+"""What a partition's log still has to write until all its messages are drained (`storage/drain_room.py`).
+Pure.
+
+- *Removals*: each delivery takes a record, in a commit of its own at worst. Compaction frees such records
+  again, so there is never more garbage than a share of what is live (`GARBAGE_PER_LIVE`). Messages of a
+  topic with many subscriptions depend on that: their removals take many times the space of the messages.
+- *Checkpoints*: two, as large as they are now at most, and some garbage in them. Those that exist are
+  deducted.
+- In passing, while room is made: one more checkpoint, because the one that it replaces is removed afterwards,
+  and the live messages of one segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from broker.operations.message_states import SubqueueCounts
+from broker.partition import columns, records
+from storage.log import FRAME_HEADER_BYTES, RECORD_HEADER_BYTES
+
+REMOVAL_BYTES = FRAME_HEADER_BYTES + RECORD_HEADER_BYTES + records.MARK_BYTES + 8
+"""A commit that removes one message."""
+LIVE_PER_GARBAGE = 4
+"""On a full disk, garbage takes at most the live bytes divided by this."""
+GARBAGE_BYTES_MIN = 8 << 10
+"""That much garbage is always possible."""
+BLOCK_BYTES = 4 << 10
+"""What a file of one byte takes on most file systems."""
+LIVE_PER_CHECKPOINT_GARBAGE = 4
+"""On a full disk, garbage in checkpoints takes at most what is live in them divided by this."""
+_SUMMARY_ROW_BYTES = records.RELOCATED_MESSAGE_BYTES + columns.MESSAGE_BYTES
+
+
+class Need(NamedTuple):
+    """What draining still needs, in bytes; see `DrainRoom`."""
+
+    lasting: int
+    passing: int
+
+
+NO_NEED = Need(0, 0)
+
+
+def garbage_reserved(deliveries: int, live_bytes: int) -> int:
+    """The room for records of removals."""
+    return min(REMOVAL_BYTES * deliveries, max(live_bytes // LIVE_PER_GARBAGE, GARBAGE_BYTES_MIN))
+
+
+def need_of(
+    deliveries: int,
+    live_bytes: int,
+    checkpoint_bytes: int,
+    checkpoint_bytes_stored: int,
+    checkpoints: int,
+    segment_bytes: int,
+) -> Need:
+    """The need of an open partition.
+
+    deliveries: how many references there are, over all subqueues. live_bytes: what writing all messages again
+    takes. checkpoint_bytes: what a complete checkpoint takes. checkpoint_bytes_stored, checkpoints: what the
+    present ones take, and how many these are. segment_bytes: the log's largest segment.
+    """
+    two = 2 * checkpoint_bytes * (LIVE_PER_CHECKPOINT_GARBAGE + 1) // LIVE_PER_CHECKPOINT_GARBAGE
+    files = (2 - checkpoints) * BLOCK_BYTES
+    return Need(
+        garbage_reserved(deliveries, live_bytes) + max(two - checkpoint_bytes_stored, 0) + files,
+        checkpoint_bytes + min(segment_bytes, live_bytes) + 2 * BLOCK_BYTES,
+    )
+
+
+def need_of_counts(counts: Iterable[SubqueueCounts]) -> Need:
+    """The need of a partition that has not been opened, from what it holds: about."""
+    deliveries = live_bytes = 0
+    for each in counts:
+        deliveries += each.active + each.deferred + each.scheduled
+        live_bytes += each.bytes
+    if not deliveries:
+        return NO_NEED
+    rows = _SUMMARY_ROW_BYTES * deliveries
+    return need_of(deliveries, live_bytes + rows, rows, 0, 0, live_bytes)

@@ -1,0 +1,63 @@
+"""broker/partition/drain_need.py: what must still be written until a partition is drained."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.operations.message_states import SubqueueCounts
+from broker.operations.settling import Complete
+from broker.partition.drain_need import (
+    BLOCK_BYTES,
+    GARBAGE_BYTES_MIN,
+    LIVE_PER_GARBAGE,
+    NO_NEED,
+    REMOVAL_BYTES,
+    garbage_reserved,
+    need_of,
+    need_of_counts,
+)
+from tests.support.partition_harness import Harness
+
+
+async def test_each_removal_may_take_a_commit_of_its_own() -> None:
+    harness = Harness()
+    await harness.send(b"x", b"x")
+    for _ in range(2):
+        tokens = (await harness.receive(1)).tokens
+        before = harness.log.end
+        await harness.do(1, Complete(tokens))
+        assert harness.log.end - before <= REMOVAL_BYTES
+
+
+@pytest.mark.parametrize(
+    ("deliveries", "live_bytes", "reserved"),
+    [
+        (0, 0, 0),
+        (10, 1 << 30, 10 * REMOVAL_BYTES),
+        (1_000_000, 100, GARBAGE_BYTES_MIN),
+        (1_000_000, 1 << 20, (1 << 20) // LIVE_PER_GARBAGE),
+    ],
+)
+def test_removals_take_a_share_of_what_is_live_at_most(
+    deliveries: int, live_bytes: int, reserved: int
+) -> None:
+    assert garbage_reserved(deliveries, live_bytes) == reserved
+
+
+def test_checkpoints_that_are_there_need_no_room() -> None:
+    none = need_of(100, 1_000_000, 40_000, 0, 0, 0)
+    both = need_of(100, 1_000_000, 40_000, 80_000, 2, 0)
+    assert none.lasting - both.lasting == 80_000 + 2 * BLOCK_BYTES
+    assert need_of(100, 1_000_000, 40_000, 1_000_000, 2, 0).lasting == 100 * REMOVAL_BYTES
+    assert both.passing == none.passing >= 40_000, "a new one is there before the old one goes"
+
+
+def test_making_room_needs_what_lives_in_one_segment() -> None:
+    small, large = need_of(1, 1_000_000, 0, 0, 2, 10_000), need_of(1, 1_000_000, 0, 0, 2, 5_000_000)
+    assert small.passing + 990_000 == large.passing
+
+
+def test_a_partition_that_was_not_opened_needs_about_as_much() -> None:
+    assert need_of_counts([]) == need_of_counts([SubqueueCounts()]) == NO_NEED
+    need = need_of_counts([SubqueueCounts(active=1_000, bytes=1_000_000), SubqueueCounts(deferred=500)])
+    assert need.lasting > 1_500 * REMOVAL_BYTES and need.passing > 1_000_000

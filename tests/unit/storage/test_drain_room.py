@@ -1,0 +1,93 @@
+"""storage/drain_room.py: what is left of a disk besides what draining needs."""
+
+from __future__ import annotations
+
+import pytest
+
+from storage.drain_room import SHORT_BYTES, UNKNOWN_BYTES, DrainRoom
+
+
+def room_of(free: int) -> DrainRoom:
+    room = DrainRoom()
+    measure(room, free)
+    return room
+
+
+def measure(room: DrainRoom, free: int) -> None:
+    assert room.measure(lambda: free) == free
+    room.weigh()
+
+
+def test_lasting_needs_add_up_and_of_the_passing_ones_the_largest_counts() -> None:
+    room = room_of(1_000)
+    assert room.left == 1_000
+    room.keep("a", 100, 50)
+    room.keep("b", 200, 70)
+    assert room.left == 1_000 - 300 - 70
+    room.keep("b", 200, 10)
+    assert room.left == 1_000 - 300 - 50
+    room.keep("a", 0, 20)
+    assert room.left == 1_000 - 200 - 20
+    room.forget("a")
+    room.forget("a")
+    assert room.left == 1_000 - 200 - 10
+    room.keep("b", 2_000, 10)
+    assert room.left == -1_010
+
+
+def test_commits_are_deducted_until_a_measurement_has_seen_them_for_sure() -> None:
+    room = room_of(1_000)
+    room.keep("a", 100, 0)
+    room.take("a", 300)
+    room.take("b", 100)
+    assert room.left == 500
+    room.end("a")
+    room.measure(lambda: 700)
+    room.take("a", 50)
+    assert room.left == 700 - 100 - 50 - 100, "that of 100 may not be on the disk yet"
+
+    def ends_meanwhile() -> int:
+        room.end("b")
+        return 600
+
+    room.measure(ends_meanwhile)
+    room.weigh()
+    assert room.left == 600 - 100 - 50 - 100
+    room.end("a")
+    room.end("a")
+    measure(room, 550)
+    assert room.left == 450
+
+
+def test_a_commit_fits_only_with_what_its_log_needs_then() -> None:
+    room = room_of(1_000)
+    room.keep("a", 500, 0)
+    assert room.fits("a", 400, lambda: (600, 0), urgent=False) and room.left == 400
+    assert not room.fits("a", 400, lambda: (601, 0), urgent=False)
+    assert room.left == 400, "a commit that is refused needs nothing"
+    assert not room.fits("a", 400, lambda: (601, 0), urgent=True) and room.left == 399
+    assert room.fits("b", 399, lambda: None, urgent=False)
+    measure(room, 10 * SHORT_BYTES)
+    assert room.fits("a", 400, lambda: pytest.fail("it is not asked while there is room"), urgent=False)
+
+
+def test_it_is_short_when_little_is_left_in_bytes_or_compared_with_the_needs() -> None:
+    room = DrainRoom()
+    assert not room.is_short and room.left == UNKNOWN_BYTES
+    measure(room, 2 * SHORT_BYTES)
+    assert not room.is_short
+    room.take("a", SHORT_BYTES + 1)
+    room.end("a")
+    assert room.is_short
+    measure(room, 100 * SHORT_BYTES)
+    assert not room.is_short
+    room.keep("a", 90 * SHORT_BYTES, 0)
+    assert room.is_short and room.left == 10 * SHORT_BYTES
+
+
+def test_it_is_scarce_when_the_passing_needs_do_not_fit() -> None:
+    room = room_of(1_000)
+    room.keep("a", 5_000, 900)
+    assert room.left < 0 and not room.is_scarce
+    room.take("a", 101)
+    assert room.is_scarce
