@@ -6,7 +6,7 @@ would have half of what the window allows. Therefore, once many messages were an
 until most of the answered ones have been replaced. That takes no time from a sender that sends as fast as it
 may, since the broker reads its messages meanwhile. Others are not waited for long: if no messages come, or
 they come slowly, those that wait go on, and at the latest after as long as the last round took to be
-committed. A sender with a pace of its own, whom no answer lets send more, waits no longer for its rounds than
+committed, or WAIT_S_MAX. A sender with a pace of its own, whom no answer lets send more, waits no longer for its rounds than
 for the disk.
 
 Knows no partition: whoever waits says what it begins, and on which disk.
@@ -27,6 +27,8 @@ SHARE = 8
 """One message in so many need not be replaced, so that rounds shrink when a pace becomes slower. As many must
 come in PAUSE_S, or nobody waits for more."""
 PAUSE_S = 0.003
+WAIT_S_MAX = 0.010
+"""Nobody waits longer than this, however long the last round took."""
 
 
 class Rounds:
@@ -47,8 +49,9 @@ class Rounds:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` gives seconds."""
         self._clock = clock
-        self._begun_s: float | None = None
-        """When the first messages began that were answered last, or are under way."""
+        self._begun_s = -WAIT_S_MAX
+        """When the first messages began that were answered last, or are under way: those of a round, or of
+        WAIT_S_MAX. Each partition of a round is answered by itself, so this stays until others begin."""
         self._until_s = 0.0
         """When those that wait begin at the latest."""
         self._unreplaced = 0
@@ -70,10 +73,9 @@ class Rounds:
         """Senders were told what became of their messages, so they may send as many again."""
         self._unreplaced += messages
         if self._unreplaced < ROUND_MESSAGES:
-            self._begun_s = None
             return
         now_s = self._clock()
-        self._until_s = now_s + (PAUSE_S if self._begun_s is None else now_s - self._begun_s)
+        self._until_s = now_s + min(max(now_s - self._begun_s, PAUSE_S), WAIT_S_MAX)
         self._enough = self._unreplaced // SHARE
         self._slow_above = self._unreplaced  # they may begin only now
         if self._timer is None:
@@ -91,8 +93,9 @@ class Rounds:
         """Whether more messages are to join those that wait. Then calls `begin` when they have, or have not
         come. `lulls` is the disk's."""
         if self._timer is None:
-            if self._begun_s is None:
-                self._begun_s = self._clock()
+            now_s = self._clock()
+            if now_s - self._begun_s > WAIT_S_MAX:
+                self._begun_s = now_s
             return False
         self._waiting.setdefault(lulls, []).append(begin)
         return True

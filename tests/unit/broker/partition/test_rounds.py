@@ -107,6 +107,7 @@ async def test_senders_that_keep_coming_are_waited_for() -> None:
 
 async def test_nobody_waits_longer_than_the_last_round_took(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "PAUSE_S", 0.0)
+    monkeypatch.setattr(rounds, "WAIT_S_MAX", FAR_S)
     now_s, begun = [100.0], list[str]()
     each = Rounds(lambda: now_s[0])
     assert not each.awaits(Disk(), lambda: None), "the first messages begin"
@@ -131,3 +132,32 @@ async def test_nobody_waits_longer_than_the_last_round_took(monkeypatch: pytest.
     assert keep_coming(3.0, "second") == 5.0
     assert keep_coming(2.0, "third") == 3.0
     assert keep_coming(0.0, "fourth") == 2.0
+
+
+async def test_a_round_is_timed_to_its_last_answer_and_the_time_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rounds, "PAUSE_S", 0.001)
+    now_s = [100.0]
+    each, disk = Rounds(lambda: now_s[0]), Disk()
+    assert not each.awaits(disk, lambda: None)
+    for took_s, waits_s in ((0.006, 0.006), (0.0, 0.001), (5.0, rounds.WAIT_S_MAX)):
+        now_s[0] += took_s
+        for _ in range(16):  # one partition after the other, each with less than a round
+            each.answered(ROUND_MESSAGES // 8)
+        assert each.awaits(disk, lambda: None)
+        assert each._until_s - now_s[0] == pytest.approx(waits_s)
+        each.arrived(2 * ROUND_MESSAGES)
+        await asyncio.sleep(0)
+        assert disk.together.pop() == 1 and not disk.together
+
+
+async def test_messages_that_never_wait_are_not_timed_from_the_first_ones() -> None:
+    now_s = [100.0]
+    each = Rounds(lambda: now_s[0])
+    for _ in range(10):
+        assert not each.awaits(Disk(), lambda: None)
+        now_s[0] += rounds.WAIT_S_MAX
+    each.answered(2 * ROUND_MESSAGES)
+    assert each._until_s - now_s[0] < 2 * rounds.WAIT_S_MAX
+    each.arrived(2 * ROUND_MESSAGES)
