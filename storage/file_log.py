@@ -62,6 +62,9 @@ class _State(enum.Enum):
     FAILED = "failed"
 
 
+_OPEN = _State.OPEN  # to find a member of an enumeration takes long beside what a commit does
+
+
 class FileLog:
     """The log of one partition on local files; made by `FileLogStore.log`. See `storage.log.Log`."""
 
@@ -158,12 +161,13 @@ class FileLog:
 
     def _open(self) -> OpenLog:
         """The log, if it may be used. Raises CommitFailed if it must be acquired first."""
-        if self._state is _State.FAILED:
-            raise CommitFailed(
-                f"{self._directory}: an earlier commit failed, and the log has not been acquired again"
-            )
-        assert self._state is _State.OPEN, "the log was acquired"
-        return self._known()
+        opened = self._opened
+        if self._state is _OPEN and opened is not None:
+            return opened
+        assert self._state is _State.FAILED, "the log was acquired"
+        raise CommitFailed(
+            f"{self._directory}: an earlier commit failed, and the log has not been acquired again"
+        )
 
     # --- acquire and close ---
 
@@ -317,9 +321,7 @@ class FileLog:
     async def append(self, commit: Commit, urgent: bool = False, *, frees: bool = False) -> None:
         async with self._one_at_a_time:
             opened = self._open()
-            assert commit.start == opened.tail.position and commit.parts, (
-                "one commit at a time, and not an empty one"
-            )
+            assert commit.start == opened.tail.position and commit.parts, "one at a time, not empty"
             if not (frees or self.reserves.held):
                 self._shared.reserve_released()
                 grows_by, executor = commit.grows_by, self._shared.executor
@@ -346,7 +348,7 @@ class FileLog:
         size = FRAME_HEADER_BYTES + commit.bytes
         if (
             (opened := self._opened) is None
-            or self._state is not _State.OPEN
+            or self._state is not _OPEN
             or not opened.active.is_open
             or not self.reserves.held
             or not self._drain_room.fits(self, size, self.need, urgent=urgent)
@@ -354,9 +356,7 @@ class FileLog:
             or not self._one_at_a_time.take_if_free()
         ):
             return False
-        assert commit.start == opened.tail.position and commit.parts, (
-            "one commit at a time, and not an empty one"
-        )
+        assert commit.start == opened.tail.position and commit.parts, "one at a time, not empty"
         self._has_begun_at_once = True
         self._drain_room.take(self, size)
         self._shared.open_segments.used(self)
@@ -518,7 +518,7 @@ class FileLog:
 
     def committed(self, opened: OpenLog, tail: Chain) -> None:
         """See `JobLog`. A commit that ends after `fence` counts as failed."""
-        if self._state is not _State.OPEN:
+        if self._state is not _OPEN:
             return
         opened.tail = tail
         self._recent.add(tail)

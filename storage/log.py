@@ -53,9 +53,7 @@ class Commit:
     def add(self, kind: int, body: Sequence[bytes], version: int = 1) -> int:
         """Append one record whose body is the concatenation of `body`; gives the body's offset from the
         start of the frame."""
-        length = 0
-        for part in body:
-            length += len(part)
+        length = sum(map(len, body))
         self.parts.append(RECORD_HEADER.pack(length, kind, version, 0))
         self.parts.extend(body)
         offset = FRAME_HEADER_BYTES + self.bytes + RECORD_HEADER_BYTES

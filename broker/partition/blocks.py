@@ -182,9 +182,9 @@ class Blocks(ChangedBlocks):
 
     def touch_run(self, subqueue: int, first: int, count: int, position: Position) -> None:
         """Call `touch_blocks` for the blocks of consecutive sequence numbers."""
-        self.touch_blocks(
-            range(block_of(subqueue, first), block_of(subqueue, first + count - 1) + 1), position
-        )
+        above = subqueue << SUBQUEUE_SHIFT
+        begin, end = first >> BLOCK_SHIFT & _PLACE_MASK, first + count - 1 >> BLOCK_SHIFT & _PLACE_MASK
+        self.touch_blocks(range(above | begin, (above | end) + 1), position)
 
     def check(self, subqueue: int, sequence_numbers: Iterable[int]) -> None:
         """Assert that every message is in a known block, and that the order is right."""

@@ -122,7 +122,7 @@ class ChunkedTable(Generic[V]):
             place, end = numbers[begin] >> CHUNK_SHIFT, count
             if numbers[-1] >> CHUNK_SHIFT != place:
                 end = bisect_left(numbers, place + 1 << CHUNK_SHIFT, begin)
-            chunk = self._find_or_make(place)
+            chunk = self._chunks.get(place) or self._find_or_make(place)
             before = len(chunk)
             if end - begin == count:
                 chunk.update(zip(numbers, values, strict=True))

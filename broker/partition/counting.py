@@ -21,16 +21,14 @@ SUBQUEUES_PER_STEP = 100
 class Counting:
     """Owned by the state machine."""
 
-    __slots__ = ("_messages", "_noted", "_reported_ids")
+    __slots__ = ("_messages", "_noted", "_reported_ids", "note")
 
     def __init__(self, messages: Messages) -> None:
         self._messages, self._noted = messages, Totals(messages)
+        self.note = self._noted.note
+        """Note what is durable, before a cycle."""
         self._reported_ids = 0
         """The message-ids of the last report."""
-
-    def note(self) -> None:
-        """Note what is durable, before a cycle."""
-        self._noted.note()
 
     def counts(self, *, as_noted: bool = False) -> dict[str, SubqueueCounts]:
         """The message counts and size of each subqueue: now, or as of `note`, without locks."""

@@ -22,7 +22,10 @@ class DueTimer:
 
     def set(self, *dues_ms: int | None) -> None:
         """Fire at the first of these times, or earlier. None does not count."""
-        due_ms = min([each for each in dues_ms if each is not None], default=None)
+        due_ms: int | None = None
+        for each in dues_ms:
+            if each is not None and (due_ms is None or each < due_ms):
+                due_ms = each
         if due_ms is None or (self.due_ms is not None and self.due_ms <= due_ms):
             return
         self.cancel()

@@ -89,7 +89,7 @@ class Duplicates(InBlocks):
     @property
     def state_bytes(self) -> int:
         """Memory used."""
-        return self.count * MEMORY_BYTES
+        return self._known.count * MEMORY_BYTES
 
     # --- looking and adding ---------------------------------------------------------------------------------
 

@@ -97,9 +97,14 @@ class Mailbox:
         """Whether messages wait to be sent."""
         return any(isinstance(operation, Send) for _, operation, _, _ in self.waiting)
 
-    def has_only_sends(self) -> bool:
-        """Whether nothing waits but messages to be sent."""
-        return all(isinstance(operation, Send) for _, operation, _, _ in self.waiting)
+    def has_only_sends(self, operations_max: int, messages_max: int) -> bool:
+        """Whether nothing waits but messages to be sent, and no more than so many."""
+        messages = 0
+        for _, operation, _, _ in self.waiting:
+            if not isinstance(operation, Send):
+                return False
+            messages += len(operation.messages)
+        return 0 < messages <= messages_max and len(self.waiting) <= operations_max
 
     def is_short(self, operations_max: int, messages_max: int) -> bool:
         """Whether the first operations, as many as a cycle takes, only send messages, ask for some, settle
@@ -137,8 +142,9 @@ class Mailbox:
     def put_back(self, cycle: list[Waiting], place: int) -> None:
         """End the cycle before the operation at `place`: that operation and all later ones wait for the next
         cycle."""
-        self.waiting.extendleft(reversed(cycle[place:]))
-        del cycle[place:]
+        if place < len(cycle):
+            self.waiting.extendleft(reversed(cycle[place:]))
+            del cycle[place:]
 
     def remember(self, client: ClientId, operation: Operation, sink: Sink) -> None:
         """Before an operation is carried out, remember its sink if the client may get answers later
@@ -166,7 +172,11 @@ class Mailbox:
 
 def messages_sent(cycle: Iterable[Waiting]) -> int:
     """How many messages the sends of a cycle have."""
-    return sum(len(operation.messages) for _, operation, _, _ in cycle if isinstance(operation, Send))
+    messages = 0
+    for _, operation, _, _ in cycle:
+        if isinstance(operation, Send):
+            messages += len(operation.messages)
+    return messages
 
 
 def sends_from(cycle: Sequence[Waiting], place: int) -> list[tuple[ClientId, Send]]:

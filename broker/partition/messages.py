@@ -123,7 +123,10 @@ class Messages:
     @property
     def held_bytes(self) -> int:
         """What all messages take in the quota, each once. Costs little, however many subqueues there are."""
-        return self.live_bytes + self._described_bytes
+        work = self.work
+        described = SESSION_BYTES * work.sessions + MESSAGE_OVERHEAD_BYTES * work.messages
+        sent = work.bytes - self.bodies.shared_bytes
+        return sent + described + work.changed_bytes + work.column_bytes
 
     @property
     def _described_bytes(self) -> int:
@@ -255,7 +258,9 @@ class Messages:
         if expiries is not None and now_ms is not None:
             begun_ms = enqueued_ms - now_ms
             self.clock_settings.add(first, begun_ms)
-            lives = {each: each - begun_ms if each else None for each in set(expiries)}
+            lives = {}
+            for each in set(expiries):
+                lives[each] = each - begun_ms if each else None
             life_column = list(map(lives.__getitem__, expiries))
             if scheduled_ms is not None:  # their time to live has not begun
                 life_column = [
@@ -265,7 +270,7 @@ class Messages:
                 lives[0] = None
         # The references' number objects are also the table's keys, so each number exists only once.
         references, numbers = make_references(
-            columns.class_for(column_lists),
+            columns.class_for(column_lists) if column_lists else Reference,
             first,
             frame,
             offset,
@@ -276,13 +281,15 @@ class Messages:
             messages,
             ACTIVE,
         )
-        columns.give(references, column_lists)
+        if column_lists:
+            columns.give(references, column_lists)
         self.main.append(references, numbers, size)
         if scheduled_ms is not None:
             self.main.postpone(put_off(references, scheduled_ms))
         if life_column is not None:
-            self.main.watch_lives(first, lives, life_column)
-            self.soonest_end_ms = min(self.soonest_end_ms, *(each or NO_NUMBER for each in lives.values()))
+            soonest_ms = self.main.watch_lives(first, lives, life_column)
+            if soonest_ms is not None and soonest_ms < self.soonest_end_ms:
+                self.soonest_end_ms = soonest_ms
         self.next_number = first + count
         self.latest_enqueued_ms = enqueued_ms
         return keep or messages is None

@@ -6,8 +6,8 @@ would have half of what the window allows. Therefore, once many messages were an
 until most of the answered ones have been replaced. That takes no time from a sender that sends as fast as it
 may, since the broker reads its messages meanwhile. Others are not waited for long: if no messages come, or
 they come slowly, those that wait go on, and at the latest after as long as the last round took to be
-committed, or WAIT_S_MAX. A sender with a pace of its own, whom no answer lets send more, waits no longer for its rounds than
-for the disk.
+committed, or WAIT_S_MAX. A sender with a pace of its own, whom no answer lets send more, waits no longer for
+its rounds than for the disk.
 
 Knows no partition: whoever waits says what it begins, and on which disk.
 """

@@ -45,10 +45,10 @@ class Sending:
         "_number",
         "_publishing",
         "_record",
-        "_rest",
         "_times",
         "_work_max",
         "freed_later",
+        "rest",
     )
 
     def __init__(
@@ -67,8 +67,8 @@ class Sending:
         self._work_max, self._ids_max = bounds.work_max, bounds.message_ids_max
         self._matching_max = min(bounds.matching_max, bounds.work_max)
         self._duplicates = messages.states.duplicates
-        self._rest: Iterator[None] | None = None
-        """The remaining steps of a long `Send`."""
+        self.rest: Iterator[None] | None = None
+        """The remaining steps of a long `Send`, for `go_on`; None if there are none."""
         self.freed_later = 0
         """Bytes that the transactions of this cycle remove once it is durable. They make room already."""
 
@@ -129,17 +129,17 @@ class Sending:
 
         Returns the first sequence number. Raises Refused.
         """
-        assert self._rest is None, "the rest of an earlier send comes first"
+        assert self.rest is None, "the rest of an earlier send comes first"
         messages, first = send.messages, self._messages.next_number
         if not messages:
             return first
         if self._publishing is not None and only != self._messages.main.number:
             return self._publish(self._publishing, cycle, description, send, freed, only)
         sizes = list(map(len, messages))
-        self._check_size(
-            description,
-            sum(sizes) + MESSAGE_OVERHEAD_BYTES * len(sizes) + list_bytes(send.columns) - freed,
-        )
+        size = sum(sizes) + MESSAGE_OVERHEAD_BYTES * len(sizes) - freed
+        if send.columns:
+            size += list_bytes(send.columns)
+        self._check_size(description, size)
         if min(sizes) == max(sizes):
             sizes = [sizes[0]] * len(sizes)  # one number object for all
         new = self._new(cycle, description, send, sizes)
@@ -160,7 +160,9 @@ class Sending:
         expire = expiries(
             send.time_to_live_ms, description.settings.default_time_to_live_ms, len(sizes), enqueued_ms
         )
-        scheduled_ms = times_of(send.scheduled_ms, cycle.wall_ms)
+        scheduled_ms = None
+        if send.scheduled_ms is not None:
+            scheduled_ms = times_of(send.scheduled_ms, cycle.wall_ms)
         if scheduled_ms is not None:
             expire = later_expiries(expire, scheduled_ms, enqueued_ms)
         return NewMessages(enqueued_ms, sizes, expire, send.messages, send.columns, scheduled_ms)
@@ -168,7 +170,7 @@ class Sending:
     def _start(self, cycle: Cycle, steps: Iterator[None]) -> None:
         """Take the first of several steps, and keep the others for `go_on`."""
         if next(steps, _ENDED) is not _ENDED:
-            self._rest = steps
+            self.rest = steps
             cycle.work = max(cycle.work, self._work_max)
 
     def find_ahead(self, cycle: Cycle, sends: Sequence[Send | HandOver]) -> Generator[None, None, int]:
@@ -288,21 +290,16 @@ class Sending:
             number += len(send.messages)
         return firsts
 
-    @property
-    def is_under_way(self) -> bool:
-        """Whether `go_on` has anything to do."""
-        return self._rest is not None
-
     def go_on(self) -> Iterator[None]:
         """Enqueue the rest of a long `Send`, in steps. No other operation may be carried out before the last
         step."""
-        if self._rest is not None:
-            yield from self._rest
-            self._rest = None
+        if self.rest is not None:
+            yield from self.rest
+            self.rest = None
 
     def finish(self) -> None:
         """Enqueue the rest of a long `Send`, all at once."""
-        if self._rest is not None:
+        if self.rest is not None:
             deque(self.go_on(), maxlen=0)
 
     def _enqueue_many(self, cycle: Cycle, new: NewMessages) -> Iterator[None]:

@@ -28,11 +28,12 @@ Done = Callable[[int, int], None]
 class SettlingThrough:
     """Owned by the state machine."""
 
-    __slots__ = ("_rest", "_space", "_time_to_live")
+    __slots__ = ("_space", "_time_to_live", "rest")
 
     def __init__(self, space: Workspace, time_to_live: TimeToLive) -> None:
         self._space, self._time_to_live = space, time_to_live
-        self._rest: Iterator[None] | None = None
+        self.rest: Iterator[None] | None = None
+        """What is left for `go_on`; None if nothing is."""
 
     def start(self, subqueue: Subqueue, end: int, done: Done) -> None:
         """Complete the active messages below a position that nobody has locked, or begin to. Messages whose
@@ -40,23 +41,18 @@ class SettlingThrough:
         steps = self._steps(subqueue, end, done)
         if next(steps, self) is self:
             return
-        self._rest = steps
+        self.rest = steps
         self._space.cycle.work = max(self._space.cycle.work, self._space.bounds.work_max)
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether `go_on` has anything to do."""
-        return self._rest is not None
 
     def go_on(self) -> Iterator[None]:
         """Do the rest, in steps. No other operation may be carried out before the last step."""
-        if self._rest is not None:
-            yield from self._rest
-            self._rest = None
+        if self.rest is not None:
+            yield from self.rest
+            self.rest = None
 
     def finish(self) -> None:
         """Do the rest, all at once."""
-        if self._rest is not None:
+        if self.rest is not None:
             deque(self.go_on(), maxlen=0)
 
     def _steps(self, subqueue: Subqueue, end: int, done: Done) -> Iterator[None]:

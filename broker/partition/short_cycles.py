@@ -132,12 +132,15 @@ class ShortCycles:
             return True
 
     def _begin(self, partition: Partition, operations_max: int, bytes_max: int) -> bool:
-        mailbox = self._mailbox
-        if partition.has_steps or not mailbox.is_short(operations_max, partition.work_max):
+        mailbox, messages_max = self._mailbox, partition.work_max
+        if partition.has_steps:
             return False
-        if not (self._has_turn or mailbox.has_only_sends() or self._pace.may_begin()):
-            self._is_late = True
-            return False
+        if not mailbox.has_only_sends(operations_max, messages_max):
+            if not mailbox.is_short(operations_max, messages_max):
+                return False
+            if not (self._has_turn or self._pace.may_begin()):
+                self._is_late = True
+                return False
         try:
             commit = self._log.begin()
         except StorageError:
@@ -148,7 +151,7 @@ class ShortCycles:
         cycle = partition.begin(commit, clock.monotonic_ms(), clock.now_ms(), waiting[0][3])
         self._under_way = Short(partition, cycle, waiting, None, asyncio.get_running_loop().time())
         place, is_done = 0, True
-        while place < len(waiting) and is_done and not partition.is_full:
+        while place < len(waiting) and is_done and not (place and partition.is_full):
             client, operation, sink, arrived_ms = waiting[place]
             if isinstance(operation, Send):
                 place += partition.handle_sends(sends_from(waiting, place))

@@ -279,6 +279,9 @@ class Partition:
             self._ahead.disturb()
         effort = 0 if self._publishing is None else self._publishing.effort
         try:
+            if isinstance(operation, Send) and self._publishing is None:
+                self._send(client, operation)  # most operations are
+                return True
             return self._carry_out(client, operation) is not False
         except Refused as refused:
             self._space.answer(
@@ -311,7 +314,7 @@ class Partition:
             return count
         for number, (client, send) in enumerate(sends[:count], 1):
             self.handle(client, send)
-            if self.is_full:
+            if number < count and self.is_full:
                 return number
         return count
 
@@ -363,8 +366,12 @@ class Partition:
     @property
     def is_under_way(self) -> bool:
         """Whether `go_on` has anything to do."""
-        is_behind = self._due is not None or self._later is not None
-        return is_behind or self._sending.is_under_way or self._settling_through.is_under_way
+        return (
+            self._sending.rest is not None
+            or self._due is not None
+            or self._later is not None
+            or self._settling_through.rest is not None
+        )
 
     def go_on(self) -> Iterator[None]:
         """Carry out the rest of what has come due, or of the cycle's last operation, in steps. `finish`
@@ -516,8 +523,7 @@ class Partition:
             return None
         match operation:
             case Send():
-                first, known = self._sending.send_new(self._space.cycle, self._space.description, operation)
-                self._space.answer(client, Sent(first, operation.cookie, known))
+                self._send(client, operation)
             case Complete() | Abandon() | Defer() | DeadLetter() | RenewLocks() if (
                 len(operation.tokens) > self._space.bounds.settled_max
             ):
@@ -621,6 +627,12 @@ class Partition:
             case _:
                 assert_never(operation)
         return None
+
+    def _send(self, client: ClientId, send: Send) -> None:
+        """Store messages. Raises Refused."""
+        space = self._space
+        first, known = self._sending.send_new(space.cycle, space.description, send)
+        space.cycle.answers.append((client, Sent(first, send.cookie, known)))
 
     def _must_wait(self, operation: Operation) -> bool:
         """Whether an operation must be the first one of the next cycle."""

@@ -82,10 +82,7 @@ class DurableStates:
     @property
     def bytes(self) -> int:
         """Memory used by all states, in bytes."""
-        total = 0
-        for state in self.all:
-            total += state.state_bytes
-        return total
+        return sum([state.state_bytes for state in self.all])
 
     def next_expiry_ms(self) -> int | None:
         """When `expire` next has something to do, in wall time; None if never."""

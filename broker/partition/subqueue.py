@@ -119,13 +119,13 @@ class Subqueue:
     def size_bytes(self) -> int:
         """The size that counts towards the quota: the messages as they were sent, their changed properties,
         and the memory that their state takes."""
-        return (
-            self.bytes
-            + self.changed_bytes
-            + self.column_bytes
-            + MESSAGE_OVERHEAD_BYTES * self.references.count
-            + self.session_bytes
-        )
+        return self.message_bytes + self.session_bytes
+
+    @property
+    def message_bytes(self) -> int:
+        """The same without the index of sessions."""
+        described = MESSAGE_OVERHEAD_BYTES * self.references.count
+        return self.bytes + self.changed_bytes + self.column_bytes + described
 
     @property
     def session_bytes(self) -> int:
@@ -260,24 +260,26 @@ class Subqueue:
 
     def watch_lives(
         self, first: int, lives: dict[int, int | None], life_column: Sequence[int | None]
-    ) -> None:
+    ) -> int | None:
         """Add the deadlines of new messages to `expiry`.
 
         `life_column` has one deadline per message, starting at sequence number `first`; the values of `lives`
-        are its distinct deadlines.
+        are its distinct deadlines. Returns the first of them; None if there is none.
         """
         wheel = self.expiry
         assert wheel is not None, "the messages were replayed"
-        ends = [each for each in lives.values() if each is not None]
-        if not ends:
-            return
         if len(lives) == 1:
-            wheel.add_all(ends[0], range(first, first + len(life_column)))
+            (soonest_ms,) = lives.values()
+            if soonest_ms is None:
+                return None
+            wheel.add_all(soonest_ms, range(first, first + len(life_column)))
         else:
+            soonest_ms = min([each for each in lives.values() if each is not None])
             for number, lives_until_ms in enumerate(life_column, first):
                 if lives_until_ms is not None:
                     wheel.add(lives_until_ms, number)
-        self._work.timed.enter(self.number, wheel, min(ends))
+        self._work.timed.enter(self.number, wheel, soonest_ms)
+        return soonest_ms
 
     def watch_each(self, references: Iterable[Reference]) -> None:
         """As `watch_lives`, but of any messages, which know their deadlines."""

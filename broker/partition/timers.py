@@ -58,10 +58,12 @@ class TimerWheel:
     def add_all(self, due_ms: int, keys: Iterable[int]) -> None:
         """Add several keys that come due together."""
         bucket = self._bucket(due_ms)
-        before = len(bucket.keys)
-        bucket.keys.extend(keys)
-        bucket.live += len(bucket.keys) - before
-        if len(bucket.keys) > ARRAY_MAX:
+        held = bucket.keys
+        before = len(held)
+        held.extend(keys)
+        after = len(held)
+        bucket.live += after - before
+        if after > ARRAY_MAX:
             self._long(-(-due_ms // self._tick_ms)).divide()
 
     def cancel(self, due_ms: int, count: int = 1) -> None:

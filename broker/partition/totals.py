@@ -59,7 +59,7 @@ def totals_of(messages: Messages, only: Collection[int] | None = None) -> Sums:
 
 
 def _row_of(subqueue: Subqueue) -> _Row:
-    size = subqueue.size_bytes - subqueue.session_bytes
+    size = subqueue.message_bytes
     return subqueue.references.count, subqueue.deferred, subqueue.scheduled, size, subqueue.bytes
 
 

@@ -215,8 +215,10 @@ class Upkeep:
     @property
     def due_ms(self) -> int | None:
         """When `step` must be called even if nothing was written, in monotonic time; None for never."""
-        dues = [each for each in (self._bound.due_ms, self._back_at_ms) if each is not None]
-        return max(min(dues), self._paused_until_ms) if dues else None
+        due_ms, back_at_ms = self._bound.due_ms, self._back_at_ms
+        if back_at_ms is not None and (due_ms is None or back_at_ms < due_ms):
+            due_ms = back_at_ms
+        return None if due_ms is None else max(due_ms, self._paused_until_ms)
 
     def is_due(self, now_ms: int) -> bool:
         """Whether `step` has something to do. Called after each cycle while no step is under way."""
