@@ -309,6 +309,7 @@ class Upkeep:
             self._garbage_on_full_disk(now_ms)
             or self._cheap_place() is not None
             or self._lacks_checkpoint_on_full_disk()
+            or self._is_trim_due(self._trim_place())
             or self._is_replacement_due_on_full_disk(now_ms)
         ):
             self._come_back(now_ms)
@@ -497,7 +498,8 @@ class Upkeep:
         garbage, cheap = self._garbage_on_full_disk(now_ms), self._cheap_place()
         is_replacement_due = self._is_replacement_due_on_full_disk(now_ms)
         lacks_checkpoint = self._lacks_checkpoint_on_full_disk()
-        if not (garbage or cheap is not None or lacks_checkpoint or is_replacement_due):
+        is_trim_due = self._is_trim_due(self._trim_place())
+        if not (garbage or cheap is not None or lacks_checkpoint or is_replacement_due or is_trim_due):
             if self._replace_pause_ms:
                 self._come_back(now_ms + limits.pause_ms)
             return False
@@ -513,6 +515,8 @@ class Upkeep:
                 await self._trim_to(cheap, now_ms)
             elif garbage:
                 await self._free_oldest(now_ms, garbage)
+            elif is_trim_due:
+                await self._trim(now_ms)
             if is_replacement_due and log.start == start:
                 await self._replace_on_full_disk(now_ms)
         freed = log.start > start or log.checkpoint_bytes < checkpoint_bytes

@@ -247,7 +247,7 @@ def test_a_small_file_system_recovers_when_one_subscription_after_the_other_is_d
 
 
 @pytest.mark.parametrize("file_system", [FILE_SYSTEM])
-def test_after_a_restart_room_is_kept_for_draining_what_nobody_has_opened(
+def test_after_a_restart_what_is_stored_is_drained_though_another_queue_fills_the_disk(
     file_system: Callable[[Path, int], AbstractContextManager[LocalDisk]], tmp_path: Path
 ) -> None:
     folder, queues = tmp_path / "small", [queue("orders"), queue("bills")]

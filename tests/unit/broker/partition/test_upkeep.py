@@ -432,6 +432,23 @@ async def test_what_draining_needs_is_known_before_the_messages_are_written() ->
     assert after is not None and after[0] <= while_written[0], "what was refused needs nothing"
 
 
+async def test_on_a_full_disk_empty_segments_go_as_soon_as_on_any_other_disk() -> None:
+    """An eighth of a large log may be hours of traffic, for which messages would be refused."""
+    upkeep = UpkeepLimits(live_per_garbage_on_full_disk=1, garbage_bytes_at_rest=8_000)
+    harness = Harness(limits=TaskLimits(upkeep=upkeep), segment_bytes=SEGMENT_BYTES)
+    await harness.send(b"first")
+    harness.log.full = True
+    await harness.until_quiet()
+    assert len(harness.log.checkpoints) == 2
+    for _ in range(60):
+        await harness.send(b"x" * 1_000)
+    before = log_bytes(harness)
+    await harness.do(1, Complete((await harness.receive(1, 20)).tokens))
+    for _ in range(3):
+        await harness.advance(upkeep.look_ms)
+    assert log_bytes(harness) < before - 16_000
+
+
 async def test_on_a_full_disk_a_log_has_two_checkpoints_before_anything_is_drained() -> None:
     """Otherwise nobody knows what they take, and they may find no room."""
     harness = Harness(limits=TaskLimits(upkeep=NEVER_DUE), segment_bytes=SEGMENT_BYTES)
