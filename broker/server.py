@@ -129,6 +129,7 @@ class Broker:
         self.settings = settings.model_copy(update={"data_dir": home})
         self._resting = self._make_resting(home, disk, folders)
         self._resting.on_opening = self._expect_partition
+        self._resting.opening_count = lambda: self.host.opening_bytes // OPENING_BYTES
         self._resting.look_at_folders = self._look_at_folders
         shared = Shared(
             host=self.host,

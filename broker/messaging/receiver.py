@@ -46,7 +46,7 @@ WITHDRAW_AFTER_S = 0.02
 RETRY_UNAVAILABLE_S = 0.25
 """How long to wait before asking again a partition that went down."""
 RETRY_SPARED_S = 1.0
-"""The same for an empty partition that stays closed because memory is scarce."""
+"""About how long for one that stays closed because memory is scarce, or many others are being opened."""
 
 DRAIN_ON_S = 7.0
 """If a removal fails later than this in a drain, no other is begun for the drain, so that a client hears
@@ -251,9 +251,9 @@ class Receiver(Generic[R]):
                 )
             return
         for number, count, tell_unmet in self._plan.ask(wanted, self._run_max()):
-            if self._queue.spares(number, self._subqueue):
+            if self._queue.defers(number) or self._queue.spares(number, self._subqueue):
                 self._plan.forget(number)
-                self._retry_in(RETRY_SPARED_S)
+                self._retry_in(RETRY_SPARED_S * (0.75 + self._client % 32 / 64))  # not thousands at once
                 continue
             self._handles[number].post(
                 Demand(self._subqueue, count, tell_unmet, self._bytes_max()), self._client, self._answered
