@@ -28,7 +28,7 @@ of links, counting them takes longer than what most pushes bring."""
 class PushSize:
     """For one connection."""
 
-    __slots__ = ("_unsettled_most", "most", "uncounted_bytes")
+    __slots__ = ("_unsettled_most", "held_most", "most", "uncounted_bytes")
 
     def __init__(self) -> None:
         self.most = PUSH_BYTES_FIRST
@@ -38,10 +38,15 @@ class PushSize:
         since."""
         self.uncounted_bytes = 0
         """Bytes pushed since then. Whoever pushes adds them."""
+        self.held_most = 0
+        """How many deliveries that we sent were unsettled at a time, at most. Proton keeps the memory of as
+        many until the connection is freed."""
 
     def sent(self, deliveries: int) -> None:
         """So many deliveries were sent."""
         self._unsettled_most += deliveries
+        if self._unsettled_most > self.held_most:
+            self.held_most = self._unsettled_most
 
     def may_hold_dispositions(self, size: int) -> bool:
         """Whether dispositions in so many bytes cause at most EVENTS_MAX events."""

@@ -28,6 +28,9 @@ SLICE_S = 0.000_3
 SETTLED_IN_LOOP_MAX = 100
 """If more deliveries are unsettled, a thread frees the engine, which settles them one by one: a link may have
 5,000, and hundreds of connections may end in one turn."""
+HELD_IN_LOOP_MAX = 4_000
+"""The same if it has had more of them unsettled at a time, whose memory proton frees in one piece: a client
+can hold 5,000 on each link."""
 FREED_AT_ONCE = 8
 """How many steps of freeing the engine are taken at once. A connection with few links needs four or five."""
 
@@ -53,7 +56,8 @@ class Departure:
         self._run(self._frees(), FREED_AT_ONCE)
 
     def _frees(self) -> Iterator[None]:
-        if self._engine.unsettled > SETTLED_IN_LOOP_MAX:
+        engine = self._engine
+        if engine.unsettled > SETTLED_IN_LOOP_MAX or engine.held_most > HELD_IN_LOOP_MAX:
             steps = self._engine.free_in_steps()
             with contextlib.suppress(RuntimeError):  # the loop is being closed
                 asyncio.get_running_loop().run_in_executor(None, deque, steps, 0)

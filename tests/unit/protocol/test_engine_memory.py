@@ -223,3 +223,10 @@ def test_what_proton_notes_about_freed_links_is_dropped_with_each_write(peer: En
         assert not lib.pn_collector_peek(peer.engine._collector)
         writes += 1
     assert writes == 3
+
+
+def test_the_engine_knows_how_many_deliveries_were_held_at_a_time(peer: EnginePeer) -> None:
+    link = peer.receiver(credit=50)
+    assert peer.engine.held_most == 0
+    peer.engine.send(link, tags(*range(20)), [message(b"x")] * 20, False)
+    assert peer.engine.held_most == 20

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from broker.frontend.departure import LINKS_AT_ONCE
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import cast
+
+from broker.base.slices import Slices
+from broker.frontend.departure import HELD_IN_LOOP_MAX, LINKS_AT_ONCE, Departure
 from broker.operations.receiving import Demand
 from broker.operations.settling import Release
+from protocol.engine import Engine
 from tests.support import raw_amqp as raw
 from tests.support.link_stack import Client, LinkStack, turn, until
 from tests.support.locked import locked
@@ -58,3 +65,21 @@ async def test_a_message_for_a_link_that_is_about_to_end_goes_back() -> None:
     await until(lambda: not stack.queue.watchers)
     await turn()
     assert part.has(Release)
+
+
+async def test_the_memory_of_many_deliveries_is_freed_in_a_thread() -> None:
+    """Symptom: a client that had received 90,000 messages, settled them and left held the event loop for
+    62 ms."""
+    threads: list[threading.Thread] = []
+
+    class Freed:
+        unsettled, held_most = 0, HELD_IN_LOOP_MAX + 1
+
+        def free_in_steps(self) -> Iterator[None]:
+            threads.append(threading.current_thread())
+            yield
+
+    departure = Departure(cast(Engine, Freed()), Slices(), asyncio.create_task)
+    departure.free_engine()
+    await until(lambda: threads)
+    assert threads[0] is not threading.current_thread()
