@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from storage.disk import LocalDisk
@@ -20,13 +21,13 @@ from tests.support.broker_thread import BrokerThread
 from tests.support.turn_meter import TurnMeter
 from tests.support.waiting import WAIT_S
 
-KIND = "plain"
+BURSTS = [step.__name__ for step in stalls.BURSTS]
 TURN_MS_MAX = 100.0
 """Far above what a turn takes (5 to 10 ms), because a full collection of the interpreter's garbage also looks
 at the objects of the test itself, which shares its process with the broker."""
 
 
-def longest_turn_ms(broker: BrokerThread, step: str) -> float:
+def longest_turn_ms(broker: BrokerThread, step: str, kind: str) -> float:
     """The processor time of the longest turn while another process performs a step."""
     meter = TurnMeter()
 
@@ -38,7 +39,7 @@ def longest_turn_ms(broker: BrokerThread, step: str) -> float:
 
     asyncio.run_coroutine_threadsafe(begin(), broker.loop).result(WAIT_S)
     try:
-        subprocess.run(stalls.command(KIND, step, broker.addresses, MESSAGES), timeout=WITHIN_S, check=True)
+        subprocess.run(stalls.command(kind, step, broker.addresses, MESSAGES), timeout=WITHIN_S, check=True)
     finally:
         asyncio.run_coroutine_threadsafe(end(), broker.loop).result(WAIT_S)
     assert meter.turns > 0
@@ -64,13 +65,25 @@ async def test_a_turn_that_works_long_is_seen_and_one_that_sleeps_is_not() -> No
 def test_no_turn_of_the_loop_takes_long_while_one_queue_is_worked_on(tmp_path: Path) -> None:
     """The queue is filled and checkpointed, paged through, opened by another broker, emptied and compacted,
     and deleted."""
-    queues = BACKLOGS[KIND].queues
+    queues = BACKLOGS["plain"].queues
     found: dict[str, float] = {}
     for steps in (("fill", "browse"), ("open_again", "empty", "fill", "delete")):
         with BrokerThread(
             tmp_path, queues, LocalDisk(), checkpoint_bytes=min(stalls.CHECKPOINT_BYTES, 100 * MESSAGES)
         ) as broker:
             for step in steps:
-                found[step] = max(longest_turn_ms(broker, step), found.get(step, 0.0))
+                found[step] = max(longest_turn_ms(broker, step, "plain"), found.get(step, 0.0))
+    check(found)
+
+
+def test_no_turn_of_the_loop_takes_long_when_one_client_does_much_at_once(tmp_path: Path) -> None:
+    """It sends 90,000 messages in a few batches, settles 90,000 with one disposition, and has up to 100,000
+    locks end together."""
+    with BrokerThread(tmp_path, BACKLOGS["bursts"].queues, LocalDisk()) as broker:
+        check({step: longest_turn_ms(broker, step, "bursts") for step in ("fill", *BURSTS)})
+
+
+def check(found: Mapping[str, float]) -> None:
+    """Print the longest turn of each step, in ms, and check them."""
     print(*(f"{step}: longest turn {took_ms:.1f} ms" for step, took_ms in found.items()), sep="\n")
     assert all(took_ms < TURN_MS_MAX for took_ms in found.values()), found

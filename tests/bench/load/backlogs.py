@@ -70,11 +70,13 @@ class Backlog:
     """If there are any, the entity is a topic."""
     are_scheduled: bool = False
     in_sessions: bool = False
+    in_bursts: bool = False
+    """It is for the steps of `bursts.py`."""
 
     @property
     def queues(self) -> list[dict[str, object]]:
         """For the broker's configuration."""
-        return [] if self.subscriptions else [queue(NAME, **PROPERTIES, **self.properties)]
+        return [] if self.subscriptions else [queue(NAME, **(PROPERTIES | dict(self.properties)))]
 
     @property
     def topics(self) -> list[dict[str, object]]:
@@ -117,5 +119,6 @@ BACKLOGS: Mapping[str, Backlog] = {
     ),
     "schedules": Backlog(_scheduled, are_scheduled=True),
     "topic": Backlog(subscriptions=SUBSCRIPTIONS),
+    "bursts": Backlog(properties={"LockDuration": "PT10S"}, in_bursts=True),
 }
 """By name."""

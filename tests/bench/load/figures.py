@@ -575,6 +575,11 @@ STALLS: Mapping[str, Mapping[str, tuple[Figure, Figure]]] = {
     "duplicates": _stalls("duplicates_", "a queue that detects duplicates"),
     "schedules": _stalls("schedules_", "a queue whose messages are scheduled", are_scheduled=True),
     "topic": _stalls("topic_", "a topic whose two subscriptions get all messages"),
+    "bursts": {
+        "large_batches": _stall("large_batches", "90,000 tiny messages are sent in a few batches"),
+        "settle_at_once": _stall("settle_at_once", "90,000 messages are received and settled at once"),
+        "locks_end": _stall("locks_end", "100,000 locks are renewed together and end together"),
+    },
 }
 """99th percentile and worst, by kind of entity (`backlogs.py`) and step."""
 

@@ -2,7 +2,8 @@
 
 Responsible for one round: an entity of one partition (`backlogs.py`) is filled (with checkpoints), browsed,
 opened again after kill -9, emptied except for a tenth (with compaction), filled again, and deleted. If its
-messages are scheduled, they come due before it is emptied. A separate process performs each step; meanwhile
+messages are scheduled, they come due before it is emptied. One kind of queue is filled for the steps of
+`bursts.py` instead. A separate process performs each step; meanwhile
 this one begins and ends AMQP sessions (§2.5), which needs only the broker's event loop.
 `python -m tests.bench.load.stalls KIND STEP AMQP_PORT HTTP_PORT COUNT` is one step.
 """
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from protocol.codec import Described, Int, Long, Symbol, UByte, UInt, ULong
-from tests.bench.load import traffic
+from tests.bench.load import bursts, traffic
 from tests.bench.load.attacks import ASK_EVERY_S, Asker
 from tests.bench.load.backlogs import BACKLOGS, NAME, Backlog
 from tests.bench.load.fairness import percentile
@@ -127,6 +128,24 @@ def delete(addresses: Addresses, count: int, backlog: Backlog) -> None:
     _ask(addresses, "DELETE")
 
 
+def large_batches(addresses: Addresses, count: int, backlog: Backlog) -> None:
+    """Send 90,000 tiny messages in a few batches."""
+    bursts.large_batches(addresses, backlog.sources[0])
+
+
+def settle_at_once(addresses: Addresses, count: int, backlog: Backlog) -> None:
+    """Receive 90,000 messages, and settle them with one disposition."""
+    bursts.settle_at_once(addresses, backlog.sources[0])
+
+
+def locks_end(addresses: Addresses, count: int, backlog: Backlog) -> None:
+    """Have the locks of 100,000 messages end together."""
+    bursts.locks_end(addresses, backlog.sources[0], count)
+
+
+BURSTS = (large_batches, settle_at_once, locks_end)
+
+
 def _ask(addresses: Addresses, method: str) -> bytes:
     """Make a request about the entity."""
     headers = {"Authorization": sas_token("https://127.0.0.1")}
@@ -139,7 +158,7 @@ def _ask(addresses: Addresses, method: str) -> bytes:
 
 
 STEPS: Mapping[str, Callable[[Addresses, int, Backlog], None]] = {
-    step.__name__: step for step in (fill, browse, open_again, come_due, empty, delete)
+    step.__name__: step for step in (fill, browse, open_again, come_due, empty, delete, *BURSTS)
 }
 
 
@@ -162,6 +181,9 @@ W = TypeVar("W")
 
 def each_step(broker: BrokerProcess, kind: str, during: Callable[[str], W]) -> dict[str, W]:
     """One round; `during` performs a step. Gives what it returns, by step."""
+    if BACKLOGS[kind].in_bursts:
+        during("fill")
+        return {step.__name__: during(step.__name__) for step in BURSTS}
     found = {step: during(step) for step in ("fill", "browse")}
     broker.kill()
     broker.start()
