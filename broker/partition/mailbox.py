@@ -38,6 +38,8 @@ _WITH_MESSAGES = (Send, HandOver)
 _SETTLE = (Complete, Abandon, RenewLocks, Release, GiveBack, Recalled)
 _ASK = (Demand, Withdraw)
 _JOINED_PAST = (Demand, Complete)
+USUALLY_SHORT = frozenset((Send, *_SETTLE, *_ASK))
+"""Operations whose cycles the task is seldom needed for (`Mailbox.is_short`)."""
 _MAY_BE_ANSWERED_LATER = (Demand, Watch, AcceptSession, WatchSessions, WatchReturned)
 
 

@@ -4,11 +4,11 @@ Under load, most cycles only store messages, hand them out and settle them. To w
 twice, when the cycle begins and when the disk has answered, and to let it look after everything else, costs
 as much as the messages do. So a *short cycle* of messages begins in the call that ends the wait for a lull
 (`gathering.py`), together with those of the other partitions. One of receivers that has waited for no
-messages begins as soon as the task wakes, or in a later turn of the event loop (`begin_in_turn`). In both
-cases, the answers are released in the call in which the disk answers. The task sleeps meanwhile. Whatever
-goes wrong, and whatever else there is to do, is left to the task: it takes a cycle over that could not be
-committed at once, or that needs messages from the log (`take_over`), and begins no other one before it has
-ended.
+messages begins in the next turn of the event loop, or in a later one if that has no time for it; the task
+waits for that turn (`begin_in_turn`). In both cases, the answers are released in the call in which the disk
+answers. The task sleeps meanwhile. Whatever goes wrong, and whatever else there is to do, is left to the
+task: it takes a cycle over that could not be committed at once, or that needs messages from the log
+(`take_over`), and begins no other one before it has ended.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ from broker.partition.full_disk_log import FullDiskLog
 from broker.partition.gathering import Gathering
 from broker.partition.going_down import DAMAGED_ADVICE, GoingDown
 from broker.partition.known_counts import KnownCounts
-from broker.partition.mailbox import Mailbox, Waiting, messages_sent, sends_from
+from broker.partition.mailbox import USUALLY_SHORT, Mailbox, Waiting, messages_sent, sends_from
 from broker.partition.meter import PartitionMeter, count_cycle
 from broker.partition.payloads import PayloadBudget
 from broker.partition.rest import Register, Rest, found_at_rest
@@ -188,7 +188,7 @@ class PartitionTask:
             return
         self._mailbox.waiting.append((client, operation, sink, self._clock.monotonic_ms()))
         if self._health is not _HEALTHY or not self._gathering.holds(operation, client):
-            (self._begin_soon if type(operation) is Send else self._wake.set)()  # others may need the task
+            (self._begin_soon if type(operation) in USUALLY_SHORT else self._wake.set)()
 
     def counts(self, only: str | None = None) -> dict[str, SubqueueCounts]:
         """What each subqueue holds, or only one, or last held as far as is known. Does not wait."""

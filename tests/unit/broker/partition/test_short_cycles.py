@@ -90,6 +90,17 @@ async def test_the_task_is_not_woken_for_messages_that_find_it_asleep(
         assert harness.log.appends == appends, "what else this turn brings goes with them"
         await until(lambda: len(harness.received[1]) == 3)
         assert harness.log.appends == appends + 1 and harness.task._wake not in woken
+        await until(lambda: not harness.task._short.is_under_way)
+        harness.post(2, Demand(MAIN, 1))
+        await until(lambda: harness.received[2])
+        await until(lambda: not harness.task._short.is_under_way)
+        harness.post(2, Complete(one(harness.take(2), Locked).tokens))
+        await until(lambda: harness.received[2])
+        assert harness.task._wake not in woken, "nor for receivers"
+        await until(lambda: not harness.task._short.is_under_way)
+        harness.post(2, Peek(MAIN, 0, 1))
+        await until(lambda: len(harness.received[2]) == 2)
+        assert harness.task._wake in woken
 
 
 async def test_those_who_wait_for_a_lull_begin_in_the_call_that_ends_it(
