@@ -174,6 +174,11 @@ class PartitionDriver(RuleBasedStateMachine):
     def pass_time(self) -> None:
         self.model.pass_time(self.harness.clock.monotonic_ms(), self.harness.clock.now_ms())
 
+    def post(self, client: int, operation: Operation) -> None:
+        """Put an operation into the mailbox, in the event loop."""
+        self.loop.call_soon(self.harness.post, client, operation)
+        self.loop.run_until_complete(asyncio.sleep(0))
+
     def run_cycle(self, operations: Sequence[tuple[int, Operation]]) -> dict[int, list[Answer]]:
         """Run one cycle of the partition. Take up answers to earlier operations; return the rest by
         client."""
@@ -183,7 +188,7 @@ class PartitionDriver(RuleBasedStateMachine):
             if isinstance(operation, Release | Recalled | Detach):  # these have no answer
                 tokens = operation.unseen if isinstance(operation, Detach) else operation.tokens
                 ran[f"{type(operation).__name__} done"] += bool(tokens)
-            self.harness.post(client, operation)
+            self.post(client, operation)
         self.loop.run_until_complete(self.harness.until_quiet())
         self.harness.reported.check(self.harness.task)
         left: dict[int, list[Answer]] = {}

@@ -163,7 +163,7 @@ class PartitionFaults(PartitionDriver):
             self.harness.log.on_acquire = lambda: refusals.pop() if refusals else None
         waiting = {each for (each, _), wanted in self.model.demand.items() if wanted}
         waiting |= {each for hold in self.model.holds.values() for each in hold.clients}
-        self.harness.post(client, send)
+        self.post(client, send)
         self.loop.run_until_complete(self.harness.until_quiet())
         if self.harness.task.health is Health.RECOVERING:
             self.harness.clock.advance(20_000 - self.harness.clock.monotonic_ms() % TICK_MS)

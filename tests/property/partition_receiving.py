@@ -136,7 +136,7 @@ class PartitionReceiving(PartitionTransactions, PartitionSessions):
         tokens = self.pick(data, client)
         failures = self.expected_failures(tokens)
         operation = RenewLocks(tokens, "late") if renews else Complete(tokens, "late")
-        self.harness.post(client, operation)
+        self.post(client, operation)
         clock.advance(kept_ms)
         clock.advance(-clock.monotonic_ms() % TICK_MS)
         for place, token in enumerate(tokens):
