@@ -9,6 +9,7 @@ setup(
     cffi_modules=["protocol/native/build.py:ffibuilder"],
     ext_modules=[
         Extension("protocol._spans", ["protocol/native/spans.c"]),
+        Extension("protocol._sections", ["protocol/native/sections.c"]),
         Extension(
             "protocol._exchange",
             ["protocol/native/exchange.c"],

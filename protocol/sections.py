@@ -19,6 +19,8 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
+from protocol._sections import data as native_data
+from protocol._sections import find as native_find
 from protocol.codec import DecodeError, Symbol
 from protocol.values import SIZE8, SIZE32, SPANS, decode_bounded, skip
 
@@ -50,7 +52,7 @@ _NAMES = (
 _U32 = struct.Struct(">I")
 SECTIONS_MAX = 16_384
 """The most repeated sections in one message: parts of a body, or messages in the envelope of a batch. Finding
-this many takes some 10 ms."""
+this many takes 0.2 ms, and some 10 ms if the message turns out to be malformed."""
 ELEMENTS_MAX = 65_536
 """The most keys and values in one map. The official Python client reads no more either."""
 
@@ -85,6 +87,12 @@ class Sections:
 
 def find_sections(message: bytes) -> Sections:
     """Find where each section of a message begins and ends. Raises DecodeError."""
+    found = native_find(message, SECTIONS_MAX)
+    return find_by_rules(message) if found is None else Sections(*found)
+
+
+def find_by_rules(message: bytes) -> Sections:
+    """The same in Python: decides on malformed messages, and is the reference for `native/sections.c`."""
     begins, values, ends = [0] * 9, [0] * 9, [0] * 9
     in_order, latest, repeated = True, 0, 0
     offset, size = 0, len(message)
@@ -255,13 +263,7 @@ def field(message: bytes, sections: Sections, section: int, index: int) -> Any:
 
 def data_sections(message: bytes, sections: Sections) -> list[bytes]:
     """Copies of the contents of the body's data sections, in order (§3.2.6)."""
-    offset, end = sections.values[DATA], sections.ends[DATA]
-    found: list[bytes] = []
-    while offset < end:
-        behind = skip(message, offset)
-        found.append(message[offset + (2 if message[offset] == 0xA0 else 5) : behind])
-        offset = skip(message, behind + 1) if behind < end else end  # skips the next section's descriptor
-    return found
+    return native_data(message, sections.values[DATA], sections.ends[DATA])
 
 
 FIELDS_MAX = {HEADER: 5, PROPERTIES: 13}

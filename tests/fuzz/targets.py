@@ -42,7 +42,7 @@ from protocol.sections import find_sections
 from protocol.transactional_state import read_transactional_state, transactional_state
 from tests.fuzz.mutate import cuts
 from tests.fuzz.whole_broker import broker
-from tests.support import plain_frames
+from tests.support import plain_frames, plain_sections
 from tests.support.large_frames import enlarged, pushed, restored, without_empty
 
 OUTPUT_BYTES_MAX = 8 * 1024 * 1024
@@ -247,8 +247,9 @@ def transactional(data: bytes, random: Random) -> None:
 
 
 def message(data: bytes, random: Random) -> None:
-    """A message is either refused or deliverable, and what is delivered is again a message. The native walk
-    stores what the Python rules store."""
+    """A message is either refused or deliverable, and what is delivered is again a message. The native walks
+    find and store what the Python rules do."""
+    plain_sections.compare(data)
     try:
         by_rules = store_by_rules(data, lambda: "given")
     except Refused as why:
@@ -263,6 +264,7 @@ def message(data: bytes, random: Random) -> None:
 
 def batch(data: bytes, random: Random) -> None:
     """Treat each message of a batch like any other message."""
+    plain_sections.compare(data)
     try:
         messages, _ = split(data)
     except Refused:
