@@ -20,6 +20,7 @@ is touched after its `LinkDetached` was consumed (`release_link`). Knows no sock
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -64,6 +65,9 @@ from protocol.transactional_state import declared, transactional_state
 
 PARTIAL_BYTES_MAX = 64 * 1024 * 1024
 FRAME_BYTES_UNBOUNDED = 1 << 32
+PUMPED_AT_ONCE, PUMPED_ONE_BY_ONE, ALL = 8_192, 16, math.inf
+"""How many of proton's events are read at once, and for how many one counts that is read by itself: one
+disposition may be about 90,000 deliveries, which take 15 ms to read, or 200 ms one by one."""
 LOCAL_OPEN_STATES = lib.PN_LOCAL_ACTIVE | lib.PN_LOCAL_CLOSED
 
 # Bound once, because an attribute of `lib` costs as much as the call itself.
@@ -125,6 +129,8 @@ class Engine:
         self._untrimmed: list[Delivery] = []
         """Deliveries not written yet, some of them large. Proton would keep the memory of each."""
         self._open_reported = False
+        self._is_unread = False
+        """Whether some of proton's events are still to be read. Until then, proton gets no more bytes."""
         self._is_plain = False
         """Whether the next read may be a plain one (`exchange.py`): nothing is kept of what came before."""
         self.has_more = False
@@ -167,30 +173,34 @@ class Engine:
 
         Stops after about `events_max` events. Then `has_more` is true, and the next call continues.
         """
+        at_once = PUMPED_AT_ONCE if events_max < EVENTS_MAX else ALL
         if self._is_plain and len(data) <= self._push_size.most and not self._events:
-            read = self._read_plain(data)
+            read = self._read_plain(data, at_once)
             if read is not None:
                 return read
+        if self._is_unread:
+            self._pump(False, at_once)
         pieces = self._intake.take(data)
         for index, (piece, is_batch) in enumerate(pieces):
-            fed = self._feed(piece, is_batch, events_max)
+            fed = self._feed(piece, is_batch, events_max, at_once)
             if fed < 0:
                 break
             if fed < len(piece):
                 self._intake.keep([(piece[fed:], is_batch), *pieces[index + 1 :]])
                 break
         refused = self._intake.refusal
-        if refused is not None and not self._closed_reported:
+        if refused is not None and not (self._closed_reported or self._is_unread):
             self._break(refused.condition, refused.description)
-        self.has_more, self.partial_bytes = self._intake.has_more, self._deliveries.partial_bytes
+        self.has_more = self._intake.has_more or self._is_unread
+        self.partial_bytes = self._deliveries.partial_bytes
         self._is_plain = (
-            not (self.partial_bytes or self._closed_reported or self._tail_ended)
+            not (self.partial_bytes or self._closed_reported or self._tail_ended or self._is_unread)
             and self._large_input.is_between_frames
             and self._intake.is_between_frames
         )
         return self._taken()
 
-    def _read_plain(self, data: bytes) -> list[Event] | None:
+    def _read_plain(self, data: bytes, at_once: float) -> list[Event] | None:
         """Like `receive`, for a plain read; None if it is not one, and nothing has changed."""
         if self._accepted:
             self._settle_accepted()
@@ -216,12 +226,11 @@ class Engine:
                 else MessagesReceived(link, deliveries, payloads, settled, False)
             )
         if not is_all:
-            self._pump(False)
+            self._pump(False, at_once)
             push_size.adapt(0, len(events))
-            self._is_plain = not self._closed_reported
-        taken = events[:]
-        events.clear()
-        return taken
+            self.has_more = self._is_unread
+            self._is_plain = not (self._closed_reported or self._is_unread)
+        return self._taken()
 
     def _taken(self) -> list[Event]:
         """The events gathered so far."""
@@ -240,21 +249,20 @@ class Engine:
         """End the restriction, because the peer has presented credentials."""
         self._intake.lift_restriction()
 
-    def _feed(self, piece: bytes, is_batch: bool, events_max: int) -> int:
+    def _feed(self, piece: bytes, is_batch: bool, events_max: int, at_once: float) -> int:
         """Push a piece; gives how many of its bytes were pushed: fewer than all once there are enough events,
         -1 if proton takes no more."""
         begin, size, events, large = 0, len(piece), self._events, self._large_input
         push_size = self._push_size
         while begin < size:
             before = len(events)
-            if before >= events_max:
+            if before >= events_max or self._is_unread:
                 return begin
             most = size if size <= PUSH_BYTES_MIN else push_size.now(self._attached)
             buffer, start, stop, begin = large.next(piece, begin, most)
             pushed = runs.push(self._transport, buffer, start, stop)
             push_size.uncounted_bytes += stop - start
-            self._pump(is_batch and begin == size)
-            large.clear()
+            self._pump(is_batch and begin == size, at_once)
             if pushed < stop - start:  # closed or broken, as an event has reported
                 return -1
             push_size.adapt(stop - start, len(events) - before)
@@ -266,7 +274,7 @@ class Engine:
             self._tail_ended, self._is_plain = True, False
             lib.pn_transport_close_tail(self._transport)
             self._pump(False)
-        return self.take_events()
+        return self._taken()
 
     def output(self) -> Sequence[Piece]:
         """The bytes to write to the peer now, in order; empty if there are none."""
@@ -298,16 +306,17 @@ class Engine:
             self._untrimmed = runs.trim_all(self._untrimmed)
         if self._links.unfreed:
             self._links.free_some()
-            self._pump(False)  # drops proton's events about them, before there are thousands
-            self.has_events = bool(self._events)
+            self._pump(False, PUMPED_AT_ONCE)  # drops proton's events about them, before there are thousands
+            self.has_events = bool(self._events) or self._is_unread
         if self._lenience.watches:
-            all_is_served = not (self._intake.has_more or self._links.leaving)
+            all_is_served = not (self._intake.has_more or self._is_unread or self._links.leaving)
             return self._lenience.outgoing(chunks, all_is_served=all_is_served)
         return chunks
 
     def take_events(self) -> list[Event]:
-        """The events gathered so far. Writing also causes events, because it uses up credit."""
-        self._pump(False)
+        """The events gathered so far, or the first of very many. Writing also causes events, because it uses
+        up credit."""
+        self._pump(False, PUMPED_AT_ONCE)
         return self._taken()
 
     def tick(self, now_ms: int) -> int:
@@ -585,29 +594,38 @@ class Engine:
 
     # --- events ---------------------------------------------------------------------------------------------
 
-    def _pump(self, is_batch: bool) -> None:
-        """Turn proton's gathered events into ours. `is_batch`: they result from a Service Bus batch."""
+    def _pump(self, is_batch: bool, at_once: float = ALL) -> None:
+        """Turn proton's gathered events into ours, about `at_once` of them. `is_batch`: they result from a
+        Service Bus batch, and are few."""
         if self._accepted:
             self._settle_accepted()
         collector, handlers = self._collector, self._handlers
         links, deliveries = self._attached, self._deliveries
+        self._is_unread, left = False, at_once
         while True:
+            if left <= 0 and not is_batch:
+                self._is_unread = bool(_collector_peek(collector))
+                break
             if not is_batch and not deliveries.partial_bytes:
                 run = runs.take(collector)
                 if run.count and (link := links.get(run.link)) is not None:  # None: outcomes after a detach
                     deliveries.take_run(link, run)
+                left -= run.count
                 if run.last:
-                    return
+                    break
                 if run.count:
                     continue
             event = _collector_peek(collector)
             if not event:
-                return
+                break
             if delivery := _event_delivery(event):  # null for all events but PN_DELIVERY, the most frequent
                 self._on_delivery(links.get(_delivery_link(delivery)), delivery, is_batch)
             elif handler := handlers.get(_event_type(event)):
                 handler(event)
             _collector_pop(collector)
+            left -= PUMPED_ONE_BY_ONE
+        if not self._is_unread:
+            self._large_input.clear()
 
     def _on_delivery(self, link: Link | None, delivery: Any, is_batch: bool) -> None:
         if link is None:

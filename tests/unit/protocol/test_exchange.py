@@ -38,7 +38,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 def one_after_the_other(engine: Engine) -> Engine:
     """An engine that takes no plain reads."""
-    engine._read_plain = lambda data: None  # type: ignore[method-assign]
+    engine._read_plain = lambda data, at_once: None  # type: ignore[method-assign]
     return engine
 
 
