@@ -26,6 +26,9 @@ Waiting = tuple[ClientId, Operation, Sink, int]
 GATHERED_MESSAGES = 64
 """From this many on, a cycle costs more for its messages than for itself."""
 
+GATHERED_OPERATIONS = 64
+"""Where more operations wait, nobody looks at all of them with each one that comes."""
+
 SETTLED_TOGETHER = 2
 """A client that settles at least this many messages at a time waits for none of them alone."""
 SETTLED_PER_SENT = 4
@@ -67,7 +70,7 @@ class Mailbox:
     def join(self, more: Send, client: ClientId, cookie: object) -> bool:
         """Add messages to the client's send with this cookie if it waits, and nothing has come after it but
         what receivers want. Returns whether they were added."""
-        for last_client, last, _, _ in reversed(self.waiting):
+        for last_client, last, _, _ in islice(reversed(self.waiting), GATHERED_OPERATIONS):
             if isinstance(last, Send):
                 if last_client != client or last.cookie != cookie:
                     return False
@@ -79,8 +82,11 @@ class Mailbox:
 
     def can_gather(self, is_patient: Patient) -> bool:
         """Whether only a little waits that others can join: a few messages to be sent, a few that a client
-        settles together, and demand that can wait. Then a cycle would cost more than it does for them."""
+        settles together, and demand that can wait. Then a cycle would cost more than it does for them. Looks
+        at GATHERED_OPERATIONS at most."""
         messages = settled = 0
+        if len(self.waiting) > GATHERED_OPERATIONS:
+            return False
         for client, operation, _, _ in self.waiting:
             if isinstance(operation, Send):
                 messages += len(operation.messages)

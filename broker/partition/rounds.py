@@ -39,6 +39,7 @@ class Rounds:
         "_begun_s",
         "_clock",
         "_enough",
+        "_latest_s",
         "_slow_above",
         "_timer",
         "_unreplaced",
@@ -53,7 +54,9 @@ class Rounds:
         """When the first messages began that were answered last, or are under way: those of a round, or of
         WAIT_S_MAX. Each partition of a round is answered by itself, so this stays until others begin."""
         self._until_s = 0.0
-        """When those that wait begin at the latest."""
+        """When those that wait begin at the latest, because the round before did not take longer …"""
+        self._latest_s = 0.0
+        """… and because the first of them has waited for WAIT_S_MAX. Answers to others do not move this."""
         self._unreplaced = 0
         """Messages that were answered, less those that have come since; not below zero."""
         self._enough = 0
@@ -97,13 +100,16 @@ class Rounds:
             if now_s - self._begun_s > WAIT_S_MAX:
                 self._begun_s = now_s
             return False
+        if not self._waiting:
+            self._latest_s = self._clock() + WAIT_S_MAX
         self._waiting.setdefault(lulls, []).append(begin)
         return True
 
     def _look(self) -> None:
         """Wait on if messages keep coming."""
         now_s = self._clock()
-        if self._unreplaced <= self._slow_above and now_s < self._until_s:
+        is_over = bool(self._waiting) and now_s >= self._latest_s
+        if self._unreplaced <= self._slow_above and now_s < self._until_s and not is_over:
             self._slow_above = self._unreplaced - max(self._enough, 1)
             self._look_later(now_s)
         else:

@@ -10,7 +10,14 @@ from broker.operations.receiving import Demand, Withdraw
 from broker.operations.sending import Send
 from broker.operations.settling import Complete
 from broker.operations.streams import SendSinkBatch
-from broker.partition.mailbox import GATHERED_MESSAGES, SETTLED_PER_SENT, Mailbox, Waiting, sends_from
+from broker.partition.mailbox import (
+    GATHERED_MESSAGES,
+    GATHERED_OPERATIONS,
+    SETTLED_PER_SENT,
+    Mailbox,
+    Waiting,
+    sends_from,
+)
 
 ONE, TWO = ClientId(1), ClientId(2)
 
@@ -133,3 +140,18 @@ def test_messages_join_past_what_receivers_want() -> None:
     assert not mailbox.join(more, ONE, 1), "no send waits"
     mailbox.waiting.extendleft(waiting(Withdraw(""), Send([b"a"], None, 1)))
     assert not mailbox.join(more, ONE, 1), "the withdrawal would be overtaken"
+
+
+def test_where_much_waits_nobody_looks_at_all_of_it_with_each_operation_that_comes() -> None:
+    mailbox, looks = Mailbox(), list[ClientId]()
+
+    def is_patient(client: ClientId, _: Demand) -> bool:
+        looks.append(client)
+        return True
+
+    for number in range(10 * GATHERED_OPERATIONS):
+        mailbox.waiting += waiting(Demand("", 1), client=ClientId(number))
+        assert mailbox.can_gather(is_patient) is (number < GATHERED_OPERATIONS)
+    assert len(looks) == GATHERED_OPERATIONS * (GATHERED_OPERATIONS + 1) // 2
+    mailbox.waiting.appendleft(waiting(Send([b"a"], None, cookie=7))[0])
+    assert not mailbox.join(Send([b"b"], None), ONE, 7), "it is too far away"

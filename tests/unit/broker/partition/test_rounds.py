@@ -161,3 +161,22 @@ async def test_messages_that_never_wait_are_not_timed_from_the_first_ones() -> N
     each.answered(2 * ROUND_MESSAGES)
     assert each._until_s - now_s[0] < 2 * rounds.WAIT_S_MAX
     each.arrived(2 * ROUND_MESSAGES)
+
+
+async def test_answers_to_others_do_not_prolong_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "PAUSE_S", 0.003)
+    now_s, disk = [100.0], Disk()
+    each = Rounds(lambda: now_s[0])
+    assert not each.awaits(disk, lambda: None)
+    now_s[0] += 0.001
+    each.answered(4 * ROUND_MESSAGES)  # of a sender that sends no more
+    assert each.awaits(disk, lambda: None)
+    waited_from_s = now_s[0]
+    while not disk.together and now_s[0] < 101.0:
+        now_s[0] += 0.002
+        each.arrived(ROUND_MESSAGES // 2)  # another sender goes on, and gathers nothing
+        each.answered(ROUND_MESSAGES // 2)
+        if each._timer is not None:
+            each._timer.cancel()
+            each._look()  # as the timer does
+    assert disk.together == [1] and now_s[0] - waited_from_s <= 2 * rounds.WAIT_S_MAX
