@@ -49,7 +49,7 @@ REWRITTEN_BYTES_MAX = 256 << 10
 
 FILLED_SEGMENT_BYTES_MIN = 256 << 10
 """If the lack of room makes segments shorter than this, they are not filled with zeros. The disk has less
-than 16 MiB left then (`sizing.py`)."""
+than 16 MiB left then (`sizing.py`). While room for draining is short, no zeros are added to any segment."""
 
 
 @dataclass(slots=True)
