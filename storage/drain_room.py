@@ -111,6 +111,13 @@ class DrainRoom:
         if self._measured is not None or self.left < SHORT_BYTES:
             self.weigh()
 
+    def give_back(self, log: Hashable) -> None:
+        """The log's commit will not be written after all, if `take` was called for one."""
+        size = self._taken.pop(log, 0)
+        self._begun -= size
+        self._free += size
+        self.left += size
+
     def end(self, log: Hashable) -> None:
         """The log's commit has ended, if `take` was called for one."""
         self._ended += self._taken.pop(log, 0)

@@ -332,9 +332,13 @@ class FileLog:
                 if not (urgent or frees):
                     raise DiskFull(f"{self._directory}: the remaining room is kept to drain what is stored")
             self._drain_room.take(self, size)
-            await self._use_descriptor(opened)
-            if self._zeros is not None:
-                await self._mind_the_zeros(self._zeros, opened, size)
+            try:
+                await self._use_descriptor(opened)
+                if self._zeros is not None:
+                    await self._mind_the_zeros(self._zeros, opened, size)
+            except BaseException:  # no job begins, so none will end
+                self._drain_room.give_back(self)
+                raise
             spare = self.reserves.spare_for(urgent=urgent, frees=frees, grows_by=commit.grows_by)
             try:
                 await self._shared.committer.run(Append(self, opened, commit, spare))

@@ -59,6 +59,21 @@ def test_commits_are_deducted_until_a_measurement_has_seen_them_for_sure() -> No
     assert room.left == 450
 
 
+def test_a_commit_that_does_not_begin_gives_its_room_back() -> None:
+    room = room_of(1_000)
+    room.take("a", 300)
+    room.give_back("a")
+    room.give_back("a")
+    assert room.left == 1_000
+    room.take("a", 300)
+    room.measure(lambda: 800)
+    room.take("b", 100)
+    room.give_back("a")
+    assert room.left == 700
+    measure(room, 800)
+    assert room.left == 700, "that of 100 may not be on the disk yet"
+
+
 def test_a_commit_fits_only_with_what_its_log_needs_then() -> None:
     room = room_of(1_000)
     room.keep("a", 500, 0)

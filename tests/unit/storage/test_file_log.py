@@ -12,6 +12,7 @@ from storage import file_store
 from storage.errors import CommitFailed, DiskFailed, DiskFull, Fenced
 from storage.file_log import DEAD_BYTES_MIN
 from storage.log import FRAME_HEADER_BYTES, Commit, Log, Position
+from storage.open_segments import OpenSegments
 from storage.recent import RECENT_MAX
 from storage.segment import SEGMENT_HEADER_BYTES, SEGMENT_SUFFIX
 from tests.support.faulty_disk import FaultyDisk
@@ -457,6 +458,39 @@ async def test_messages_are_refused_while_there_is_only_room_for_what_draining_n
         assert log.is_scarce
         log.keep_room(0, 0)
         await append(log, b"x" * 50_000)
+
+
+async def test_a_commit_that_is_given_up_before_it_begins_takes_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = small_store(ROOT, RecordingDisk(capacity_bytes=1_000_000), open_segments_max=1)
+    log, other = store.log("orders", 0), store.log("bills", 0)
+    for each in (log, other):
+        await each.acquire()
+        await append(each, b"x")  # the last one has the only place for an open segment
+    log.keep_room(500_000, 0)
+    waits = asyncio.Event()
+
+    async def hangs(*_: object) -> None:
+        waits.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(OpenSegments, "take", hangs)
+        for _ in range(5):
+            waits.clear()
+            appending = asyncio.create_task(append(log, b"x" * 300_000))
+            waiting = asyncio.create_task(waits.wait())
+            await asyncio.wait([appending, waiting], timeout=5, return_when=asyncio.FIRST_COMPLETED)
+            assert waiting.done() and not appending.done()
+            appending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await appending
+    assert not log.is_full
+    await append(log, b"x" * 300_000)
+    await log.close()
+    await other.close()
+    await store.close()
 
 
 async def test_what_the_logs_of_a_store_need_is_added_up_until_they_are_deleted() -> None:
