@@ -87,6 +87,7 @@ class ComingBack:
         "_slices",
         "dropped",
         "epoch",
+        "has_failed",
         "retry_at_ms",
     )
 
@@ -109,6 +110,9 @@ class ComingBack:
         self._payloads, self._slices, self._bounds = payloads, slices, bounds
         self._delay_ms_min, self._delay_ms_max = delay_ms, delay_ms_max
         self._delay_ms = 0
+        self.has_failed = False
+        """Whether a commit, or an attempt to open the log, has failed since the partition was last open. One
+        that merely opens late has not."""
         self.retry_at_ms = 0
         """When the next attempt is due, in monotonic time."""
         self.epoch = 0
@@ -160,13 +164,15 @@ class ComingBack:
 
     def try_later(self) -> int:
         """Count a failed attempt. Returns the pause before the next one, in ms."""
+        self.has_failed = True
         self._delay_ms = min(max(2 * self._delay_ms, self._delay_ms_min), self._delay_ms_max)
         self.retry_at_ms = self._clock.monotonic_ms() + self._delay_ms
         return self._delay_ms
 
-    def succeeded(self) -> None:
-        """Reset the pauses: the partition is open again."""
-        self._delay_ms = 0
+    def succeeded(self) -> bool:
+        """Reset the pauses: the partition is open again. Returns whether that is after a failure."""
+        had_failed, self.has_failed, self._delay_ms = self.has_failed, False, 0
+        return had_failed
 
     async def free_dropped(self) -> None:
         """Free discarded states, in slices."""

@@ -18,7 +18,7 @@ class PartitionMeter(Protocol):
         """A write or sync failed, and the partition went down."""
 
     def restarted(self) -> None:
-        """The partition came back."""
+        """The partition came back after a failure."""
 
     def lapsed(self, dead_lettered: int, expired_messages: int, expired_locks: int) -> None:
         """How many messages were dead-lettered (for whatever reason) or expired, and how many locks ran

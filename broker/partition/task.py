@@ -518,13 +518,12 @@ class PartitionTask:
             self._become(Health.RECOVERING)
             self._going_down.refuse_waiting()
         else:
-            self._coming_back.succeeded()
-            recovering = self._health is Health.RECOVERING
+            had_failed, recovering = self._coming_back.succeeded(), self._health is Health.RECOVERING
             self._become(Health.HEALTHY)
             if recovering:
                 self._going_down.start_anew()
-                if self._meter is not None:
-                    self._meter.restarted()
+            if had_failed and self._meter is not None:
+                self._meter.restarted()
         finally:
             self._is_opening = self._is_late = False
         self._opening_ended.set()
@@ -562,6 +561,7 @@ class PartitionTask:
         self._output.error("commit.failed", error=str(error))
         if self._meter is not None:
             self._meter.commit_failed()
+        self._coming_back.has_failed = True
         self._become(Health.RECOVERING)
         # The log is fenced and cannot be acquired until the disk answers, which may take long.
         if isinstance(error, Hung):

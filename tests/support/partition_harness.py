@@ -228,9 +228,10 @@ async def running(harness: Harness) -> AsyncIterator[None]:
 
 
 class Lapses:
-    """A meter that keeps what expired in each cycle."""
+    """A meter that keeps what expired in each cycle, and how often the partition came back."""
 
     def __init__(self) -> None:
+        self.restarts = 0
         self.locks: list[int] = []
         self.messages: list[int] = []
 
@@ -238,7 +239,8 @@ class Lapses:
 
     def commit_failed(self) -> None: ...
 
-    def restarted(self) -> None: ...
+    def restarted(self) -> None:
+        self.restarts += 1
 
     def lapsed(self, dead_lettered: int, expired_messages: int, expired_locks: int) -> None:
         self.locks.append(expired_locks)

@@ -14,7 +14,7 @@ from broker.operations.settling import Release
 from broker.partition.task import Health
 from broker.partition.task_limits import TaskLimits
 from storage.errors import CommitFailed, StorageError
-from tests.support.partition_harness import NUMBER, Harness, one, running
+from tests.support.partition_harness import NUMBER, Harness, Lapses, one, running
 from tests.support.waiting import until
 
 
@@ -53,12 +53,13 @@ async def test_while_a_log_cannot_be_reopened_operations_are_refused_and_attempt
 
 async def test_a_log_that_cannot_be_opened_at_first_comes_up_later() -> None:
     harness = Harness()
+    harness.task._meter = meter = Lapses()
     errors = [StorageError("no"), StorageError("no")]
     harness.log.on_acquire = lambda: errors.pop() if errors else None
     assert one(await harness.do(1, Send([b"a"], None)), Failed).reason is Reason.PARTITION_UNAVAILABLE
     await harness.advance(100)
     await harness.advance(200)
-    assert harness.task.health is Health.HEALTHY
+    assert harness.task.health is Health.HEALTHY and meter.restarts == 1
     await harness.send(b"b")
 
 

@@ -15,7 +15,7 @@ from broker.operations.settling import Complete
 from broker.partition.task import Health
 from broker.partition.task_limits import TaskLimits
 from storage.log import Checkpoint
-from tests.support.partition_harness import NUMBER, Harness, one, running
+from tests.support.partition_harness import NUMBER, Harness, Lapses, one, running
 from tests.support.waiting import WAIT_S, until
 
 
@@ -30,6 +30,7 @@ async def hanging(harness: Harness, *operations: Operation) -> None:
 
 async def test_a_commit_that_hangs_is_refused_and_never_read() -> None:
     harness = Harness(limits=TaskLimits(disk_timeout_ms=50))
+    harness.task._meter = meter = Lapses()
     async with running(harness):
         await hanging(harness, Send([b"undecided"], None, 7))
         harness.post(2, Send([b"waits"], None, 8))
@@ -43,7 +44,7 @@ async def test_a_commit_that_hangs_is_refused_and_never_read() -> None:
         assert harness.log.gate is not None
         harness.log.gate.set()
         await until(lambda: harness.task.health is Health.HEALTHY)
-        assert harness.task.available
+        assert harness.task.available and meter.restarts == 1
         harness.post(1, Peek(MAIN, 0, 10))
         await until(lambda: harness.received[1])
         assert one(harness.take(1), Peeked).messages == []
@@ -112,6 +113,7 @@ async def test_a_partition_that_is_stopped_while_its_disk_begins_to_hang_stops()
 
 async def test_a_log_that_opens_late_is_waited_for_but_not_by_the_clients() -> None:
     harness = Harness(limits=TaskLimits(disk_timeout_ms=50))
+    harness.task._meter = meter = Lapses()
     harness.log._abandoned, harness.log.gate = True, asyncio.Event()  # opening the log hangs
     async with running(harness):
         harness.post(1, Send([b"a"], None))
@@ -124,6 +126,7 @@ async def test_a_log_that_opens_late_is_waited_for_but_not_by_the_clients() -> N
         await until(lambda: harness.received[2])
         assert harness.take(2) == [Unavailable(NUMBER)]
     assert harness.healths[-2:] == [Health.HEALTHY, Health.STOPPED]
+    assert meter.restarts == 0, "nothing had failed"
 
 
 async def test_a_checkpoint_that_hangs_is_given_up() -> None:
