@@ -65,6 +65,8 @@ class LinkTable:
         """Sessions that the peer has begun and not ended."""
         self.unfreed: list[tuple[Callable[[Any], None], Any]] = []
         """Links and sessions to free after the next write, each with the function that frees it."""
+        self.answering: list[Session] = []
+        """The session of each link whose detach is answered with the next write."""
         self.has_dropped = False
         """Whether links or sessions were freed since the engine looked."""
 
@@ -203,6 +205,7 @@ class LinkTable:
                 lib.pn_link_close(link.pn)
             else:
                 lib.pn_link_detach(link.pn)
+        self.answering.append(session)
         self.unfreed.append((free_link, link))
 
     def _end_session(self, session: Session) -> None:
@@ -215,6 +218,12 @@ class LinkTable:
         ]
         session.ended_links = ()  # they refer to the session, and would wait for the garbage collector
 
+    def written(self) -> None:
+        """What was to be written has been: links whose detach that has answered take no handle any more."""
+        for session in self.answering:
+            session.links -= 1
+        self.answering.clear()
+
     # --- memory ---------------------------------------------------------------------------------------------
 
     def free_some(self) -> None:
@@ -226,8 +235,6 @@ class LinkTable:
                 if count and unsettled > SETTLED_AT_ONCE:
                     break
             free(ended)
-            if free is free_link:  # its detach has been answered
-                ended.session.links -= 1
             count += 1
         del self.unfreed[:count]
         self.has_dropped = True
@@ -242,6 +249,7 @@ class LinkTable:
             link.session.ended_links = ()
         links += [ended for _, ended in self.unfreed if isinstance(ended, Link)]
         self.unfreed.clear()
+        self.answering.clear()
         self.attached.clear()
         self.leaving.clear()
         return links

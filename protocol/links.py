@@ -22,7 +22,8 @@ class Session:
     handle_max: int
     """The highest handle that the peer lets us use (§2.7.2)."""
     links: int = 0
-    """How many links it has, until the peer's detach of each is answered. Each takes a handle of ours."""
+    """How many links it has, until our answer to the peer's detach of each is written, or the peer has
+    answered ours. Each takes a handle of ours."""
     kept_bytes: int = 0
     """The bytes of payloads sent on its links that proton has not written yet. Written by `LargeOutput`."""
     leaving: int = 0

@@ -245,6 +245,38 @@ def test_links_that_were_detached_take_no_handle_once_that_is_answered() -> None
     peer.receiver(0, channel=1)
 
 
+@pytest.mark.parametrize("again", ["link", "another"])
+def test_links_with_much_unsettled_take_no_handle_once_their_detach_is_written(again: str) -> None:
+    """Their memory is freed later."""
+    peer = begun_with(1)
+    for handle in range(2):
+        link = peer.attach([f"link{handle}", *raw.receiver_attach(handle, "queue")[1:]], channel=1)
+        peer.say(raw.frame(raw.FLOW, raw.flow_fields(handle, 0, 2_000), channel=1))
+        tags = [b"%d-%d" % (handle, number) for number in range(1_200)]
+        peer.engine.send(link, tags, [message(b"x")] * len(tags), False)
+    while peer.hear():
+        pass
+    peer.release(peer.say(*(raw.frame(raw.DETACH, raw.detach_fields(h), channel=1) for h in range(2))))
+    assert len(peer.heard(raw.DETACH)) == 2 and peer.engine.leftovers
+    attaches = [[f"{again}{handle}", *raw.receiver_attach(handle, "queue")[1:]] for handle in range(2)]
+    events = peer.say(*(raw.frame(raw.ATTACH, fields, channel=1) for fields in attaches))
+    for event in of(events, LinkAttached):
+        peer.engine.accept_link(event.link, max_message_bytes=0)
+    assert [frame.field(1) for frame in peer.heard(raw.ATTACH)] == [0, 1]
+
+
+def test_a_detached_link_with_unsent_messages_takes_no_handle_once_that_is_answered() -> None:
+    peer = begun_with(0)
+    link = peer.attach(raw.receiver_attach(0, "queue"), channel=1)
+    window_of_one = [UInt(0), UInt(1), *raw.flow_fields(0, 0, 100)[2:]]
+    peer.say(raw.frame(raw.FLOW, window_of_one, channel=1))
+    peer.engine.send(link, [b"1", b"2"], [message()] * 2, False)
+    assert len(peer.heard(raw.TRANSFER)) == 1
+    peer.release(peer.say(raw.frame(raw.DETACH, raw.detach_fields(0), channel=1)))
+    assert peer.heard(raw.DETACH)
+    peer.attach(raw.receiver_attach(0, "queue"), channel=1)
+
+
 def test_a_session_without_a_handle_max_may_have_many_links() -> None:
     peer = begun_with(None)
     for handle in range(300):
