@@ -127,7 +127,10 @@ class FileLog:
 
     @property
     def is_full(self) -> bool:
-        return self._drain_room.left < 0 or not self.reserves.held
+        if self._drain_room.left >= 0 and self.reserves.held:
+            return False
+        self._shared.asked_if_full()
+        return True
 
     def take_growth(self, each: int, count: int = 1) -> int:
         return self.reserves.take_growth(each, count) if self.is_full else count

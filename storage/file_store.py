@@ -207,6 +207,7 @@ class FileLogStore:
             unsynced=self._sync_later,
             reserve_released=self._hold_reserve_later,
             found_full=self._tell_of_full_disk,
+            asked_if_full=self._look_at_space,
             making_room=RoomLock(),
             untidy=self._tidy_later,
             put_away=lambda log: self._ends.put_away(log),
@@ -592,18 +593,23 @@ class FileLogStore:
         """Ask every log's owner to free space, at most once every FULL_DISK_TOLD_S."""
         now = asyncio.get_running_loop().time()
         self._full_until, self._free_when_full = now + FULL_DISK_SHOWN_S, None
-        if self._awaiting_space is None:
-            self._awaiting_space = start_background(self._await_space(), "storage-space", self._failed)
+        self._look_at_space()
         if now >= self._told_of_full_until:
             self._told_of_full_until = now + FULL_DISK_TOLD_S
             if self._telling is None or self._telling.done():
                 self._telling = start_background(self._tell_all(), "storage-full", self._failed)
 
+    def _look_at_space(self) -> None:
+        """Look soon how much space there is, unless that was done within FULL_DISK_LOOK_S."""
+        if self._awaiting_space is None and self._lock_fd >= 0:
+            self._awaiting_space = start_background(self._await_space(), "storage-space", self._failed)
+
     async def _await_space(self) -> None:
-        """While the folder counts as full, look whether space has come free."""
+        """Look how much space there is, and again while the folder counts as full."""
         loop, reserves, room = asyncio.get_running_loop(), self._shared.reserve, self._shared.drain_room
         freed_bytes = max(FREED_BYTES_MIN, reserves.settlements.size_bytes + reserves.upkeep.size_bytes)
-        while loop.time() < self._full_until:
+        is_full = True
+        while is_full:
             try:
                 free = await run_to_end(
                     self.pools.look,
@@ -620,8 +626,8 @@ class FileLogStore:
                 self._free_when_full = min(known, free)
                 if reserves.held and free - self._free_when_full >= freed_bytes:
                     self._full_until = 0.0
-                    break
             await asyncio.sleep(FULL_DISK_LOOK_S)
+            is_full = loop.time() < self._full_until
         self._awaiting_space = None
 
     async def _tell_all(self) -> None:

@@ -267,7 +267,8 @@ class Log(Protocol):
 
     @property
     def is_full(self) -> bool:
-        """Whether the disk is so short of space that only urgent commits are written."""
+        """Whether the disk is so short of space that only urgent commits are written. If so, asking has that
+        looked at soon, so it does not stay true when others have freed space."""
 
     def take_growth(self, each: int, count: int = 1) -> int:
         """How many of `count` additions of `each` bytes may be made to what must be kept, apart from new

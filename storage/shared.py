@@ -50,6 +50,8 @@ class Shared(Generic[OneLog]):
     """Called when a reserve is found to be released."""
     found_full: Callable[[], None]
     """Called when a commit found the disk full."""
+    asked_if_full: Callable[[], None]
+    """Called when a log's owner is about to hear that the disk is full, which may be out of date."""
     making_room: RoomLock
     put_away: Callable[[OneLog], None]
     """Called when a log has closed its files until the next commit."""

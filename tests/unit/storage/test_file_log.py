@@ -11,6 +11,7 @@ import pytest
 from storage import file_store
 from storage.errors import CommitFailed, DiskFailed, DiskFull, Fenced
 from storage.file_log import DEAD_BYTES_MIN
+from storage.file_store import FolderState
 from storage.log import FRAME_HEADER_BYTES, Commit, Log, Position
 from storage.open_segments import OpenSegments
 from storage.recent import RECENT_MAX
@@ -523,6 +524,27 @@ async def test_growth_is_limited_anew_each_time_the_disk_is_full(monkeypatch: py
         log.keep_room(0, 0)
         looked = disk.calls["space"]
         await until(lambda: disk.calls["space"] >= looked + 2)  # noqa: B023
+    await log.close()
+    await store.close()
+
+
+async def test_a_disk_that_others_have_freed_is_noticed_by_those_who_ask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(file_store, "FULL_DISK_LOOK_S", 0.005)
+    monkeypatch.setattr(file_store, "FULL_DISK_SHOWN_S", 0.02)
+    disk = RecordingDisk(capacity_bytes=1_000_000)
+    store = small_store(ROOT, disk, reserve_bytes=80_000)
+    log = store.log("orders", 0)
+    await log.acquire()
+    log.keep_room(2_000_000, 0)
+    with pytest.raises(DiskFull):
+        await append(log, b"x")
+    assert log.take_growth(1_000, 20) == 10
+    await until(lambda: store.state is FolderState.OK)
+    disk.capacity_bytes = 10_000_000
+    await until(lambda: not log.is_full)
+    assert log.take_growth(1_000, 20) == 20 and store.state is FolderState.OK
     await log.close()
     await store.close()
 
