@@ -113,12 +113,22 @@ class Survey:
 
     is_of_later_release: bool = False
     """A file has a format version that this release does not know."""
+    missing_extent: Path | None = None
+    """The extent's file, if it is missing and that is not reported yet. A log that holds nothing may be
+    without one: a crash came between its first segment and its extent."""
 
     def report(self, severity: Severity, path: Path, offset: int, why: str, size: int = 0) -> None:
         """Add a finding."""
         self.findings.append(
             Finding(severity, self.folder.entity, self.folder.partition, str(path), offset, size, why)
         )
+
+    def report_missing_extent(self) -> None:
+        """The log was used: report its extent if that is missing."""
+        if self.missing_extent is not None:
+            why = "the extent is missing: if the log's last files are missing too, nothing shows it"
+            self.report(Severity.SPARE, self.missing_extent, 0, why)
+            self.missing_extent = None
 
     @property
     def start(self) -> Position:
@@ -150,14 +160,10 @@ def survey_files(disk: Disk, folder: LogFolder) -> Survey:
         survey.codec = FrameCodec(salt, folder.partition)
     _choose_segments(survey, headers, salt)
     _read_checkpoints(disk, survey, names, salt)
-    is_old = slots is None and (len(survey.segments) > 1 or bool(checkpoint_paths(folder.directory, names)))
-    if is_old and survey.segments:
-        survey.report(
-            Severity.SPARE,
-            extents.path,
-            0,
-            "the extent is missing: if the log's last files are missing too, nothing shows it",
-        )
+    if slots is None and survey.segments:
+        survey.missing_extent = extents.path
+        if len(survey.segments) > 1 or checkpoint_paths(folder.directory, names):
+            survey.report_missing_extent()
     return survey
 
 
@@ -364,6 +370,7 @@ class _Reader:
             failure = ""
             try:
                 while found := scanner.frames():
+                    self._survey.report_missing_extent()
                     yield from found
                     progress(sum(len(frame.data) for frame in found))
             except OSError as error:

@@ -53,3 +53,24 @@ async def test_an_unfinished_commit_is_no_damage(tmp_path: Path) -> None:
         assert (finding.severity, finding.path) == (Severity.NOTE, str(path)) and finding.offset < cut
     path.write_bytes(whole + bytes(5_000))
     assert check(tmp_path) == [], "room that is not used yet"
+
+
+async def test_the_extent_of_a_log_that_was_used_is_missed_however_short_the_log_is(tmp_path: Path) -> None:
+    async with acquired(tmp_path) as log:
+        await append(log, b"one")
+    [extent] = files(tmp_path, ".extent")
+    extent.unlink()
+    [finding] = check(tmp_path)
+    assert (finding.severity, finding.path) == (Severity.SPARE, str(extent))
+    assert "the extent is missing" in finding.why
+    async with acquired(tmp_path):
+        pass
+    assert check(tmp_path) == [], "its next owner has made it again"
+
+
+async def test_a_crash_may_leave_a_log_that_holds_nothing_without_an_extent(tmp_path: Path) -> None:
+    async with acquired(tmp_path):
+        pass
+    [extent] = files(tmp_path, ".extent")
+    extent.unlink()
+    assert check(tmp_path) == []
