@@ -148,6 +148,9 @@ def survey_files(disk: Disk, folder: LogFolder) -> Survey:
         survey.is_of_later_release = True
         survey.report(Severity.UNUSABLE, extents.path, 0, str(error))
         slots = []
+    except IsADirectoryError:
+        survey.report(Severity.UNUSABLE, extents.path, 0, "it is a folder where a file belongs")
+        slots = []
     names = disk.names(folder.directory)
     headers = _read_headers(disk, survey, names)
     _read_extent(survey, extents, slots)

@@ -167,6 +167,9 @@ def _check_version(disk: Disk, root: Path) -> Iterator[Finding]:
         severity = Severity.SPARE if VERSION_FILE in disk.names(root) else Severity.NOTE
     except UnknownFormat as error:
         why, severity = str(error), Severity.UNUSABLE
+    except IsADirectoryError:
+        why = "it is a folder where a file belongs: move it away, and the next start writes the file"
+        severity = Severity.UNUSABLE
     except OSError as error:
         why, severity = f"it cannot be read: {error.strerror}", Severity.UNUSABLE
     if why is not None:

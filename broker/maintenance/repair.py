@@ -176,7 +176,9 @@ class Repair:
         """Take the locks of all folders. Raises NoDataFolder, InUse, UnknownFormat, OSError."""
         self._roots, _ = data_folders_among(self._disk, self._named)
         for root in self._roots:
-            check_version(self._disk, root)
+            # The check reports a folder in the place of this file. Each file states its own version as well.
+            with contextlib.suppress(IsADirectoryError):
+                check_version(self._disk, root)
         self._locks.take(self._roots)
 
     def close(self) -> None:
@@ -252,6 +254,9 @@ class Repair:
             survey, salvage, commits_gone = self._salvage(folder)
         except UnreadableRecord as error:
             planned.refused = f"it holds records that this release cannot read: {error}"
+            return planned
+        except OSError as error:
+            planned.refused = f"it cannot be read: {error.strerror}"
             return planned
         if survey.is_of_later_release:
             planned.refused = "a later release wrote it"

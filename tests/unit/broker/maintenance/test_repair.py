@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import shutil
 from collections.abc import Iterator
@@ -27,8 +28,10 @@ from broker.partition.session_states import set_state
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
 from storage.segment import SEGMENT_HEADER_BYTES
+from storage.survey import Severity
 from tests.support.command_line import GENERATION, data_folder, segment_in
-from tests.support.logs import acquired, flip
+from tests.support.faulty_disk import FaultyDisk
+from tests.support.logs import acquired, append, flip
 
 
 @contextmanager
@@ -120,6 +123,47 @@ async def test_without_an_extent_nobody_knows_whether_settlements_are_lost(tmp_p
     shutil.rmtree(tmp_path / "catalogue" / "logs")
     (log,) = (await asyncio.to_thread(repair, tmp_path)).logs
     assert log.commits_gone is None and log.gone[-1].last is None
+
+
+async def test_a_folder_in_the_place_of_an_extent_costs_no_message(tmp_path: Path) -> None:
+    await two_messages(tmp_path)
+    extent = tmp_path / "catalogue" / "logs" / GENERATION / "0003.extent"
+    extent.unlink()
+    extent.mkdir()
+    [finding] = await asyncio.to_thread(lambda: check_folders([tmp_path]).findings)
+    assert (finding.severity, finding.path) == (Severity.UNUSABLE, str(extent))
+    (log,) = (await asyncio.to_thread(repair, tmp_path)).logs
+    assert (log.kept, log.refused) == (2, "") and (Path(log.moved_to) / extent.name).is_dir()
+    assert not check_folders([tmp_path]).damaged and extent.is_file()
+
+
+async def test_a_log_that_cannot_be_read_is_refused_and_the_others_are_repaired(tmp_path: Path) -> None:
+    segment = await two_messages(tmp_path)
+    flip(segment, SEGMENT_HEADER_BYTES + 70)
+    async with acquired(tmp_path, entity=GENERATION, partition=4) as log:
+        await append(log, b"one")
+    disk = FaultyDisk(LocalDisk())
+    disk.fail("open_read", errno.EIO, path_part="0004.extent", times=1_000)
+    work = Repair([tmp_path], disk)
+    work.open()
+    try:
+        plan = await asyncio.to_thread(work.plan)
+        await asyncio.to_thread(work.carry_out, plan)
+    finally:
+        work.close()
+    logs = {each.partition: each for each in plan.logs}
+    assert logs[3].kept == 1 and logs[3].moved_to and not logs[3].refused
+    assert "cannot be read" in logs[4].refused and not logs[4].moved_to and not plan.is_complete
+
+
+async def test_a_folder_in_the_place_of_the_version_stops_no_other_repair(tmp_path: Path) -> None:
+    flip(await two_messages(tmp_path), SEGMENT_HEADER_BYTES + 70)
+    (tmp_path / "version").unlink(missing_ok=True)
+    (tmp_path / "version").mkdir()
+    plan = await asyncio.to_thread(repair, tmp_path)
+    assert [each.kept for each in plan.logs] == [1] and plan.logs[0].moved_to
+    [finding] = plan.hopeless
+    assert finding.path == str(tmp_path / "version") and not plan.is_complete
 
 
 async def test_a_session_whose_latest_state_is_lost_is_named(tmp_path: Path) -> None:
