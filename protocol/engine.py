@@ -304,8 +304,6 @@ class Engine:
             self.has_events = True
         if self._untrimmed:
             self._untrimmed = runs.trim_all(self._untrimmed)
-        if self._links.answering:
-            self._links.written()
         if self._links.unfreed:
             self._links.free_some()
             self._pump(False, PUMPED_AT_ONCE)  # drops proton's events about them, before there are thousands

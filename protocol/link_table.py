@@ -65,7 +65,7 @@ class LinkTable:
         """Sessions that the peer has begun and not ended."""
         self.unfreed: list[tuple[Callable[[Any], None], Any]] = []
         """Links and sessions to free after the next write, each with the function that frees it."""
-        self.answering: list[Session] = []
+        self._answering: list[Session] = []
         """The session of each link whose detach is answered with the next write."""
         self.has_dropped = False
         """Whether links or sessions were freed since the engine looked."""
@@ -205,7 +205,7 @@ class LinkTable:
                 lib.pn_link_close(link.pn)
             else:
                 lib.pn_link_detach(link.pn)
-        self.answering.append(session)
+        self._answering.append(session)
         self.unfreed.append((free_link, link))
 
     def _end_session(self, session: Session) -> None:
@@ -218,16 +218,13 @@ class LinkTable:
         ]
         session.ended_links = ()  # they refer to the session, and would wait for the garbage collector
 
-    def written(self) -> None:
-        """What was to be written has been: links whose detach that has answered take no handle any more."""
-        for session in self.answering:
-            session.links -= 1
-        self.answering.clear()
-
     # --- memory ---------------------------------------------------------------------------------------------
 
     def free_some(self) -> None:
         """Free some of the links and sessions whose detach or end has been written."""
+        for session in self._answering:  # none of these links takes a handle any more
+            session.links -= 1
+        self._answering.clear()
         count = unsettled = 0
         for free, ended in self.unfreed[:FREED_AT_ONCE]:
             if isinstance(ended, Link) and not ended.freed:
@@ -249,7 +246,7 @@ class LinkTable:
             link.session.ended_links = ()
         links += [ended for _, ended in self.unfreed if isinstance(ended, Link)]
         self.unfreed.clear()
-        self.answering.clear()
+        self._answering.clear()
         self.attached.clear()
         self.leaving.clear()
         return links
