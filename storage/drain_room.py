@@ -22,6 +22,8 @@ has seen it.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from heapq import heapify, heappop, heappush
+from itertools import count
 
 UNKNOWN_BYTES = 1 << 62
 """The free space before it was measured: more than any disk has."""
@@ -29,6 +31,8 @@ SHORT_BYTES = 32 << 20
 """With less than this left, needs are told with every commit, and no zeros are written ahead of commits."""
 NEEDS_PER_SHORT = 4
 """The same with less than all needs divided by this."""
+OUTDATED_PER_NEED = 3
+"""The heap of needs is made anew when it has more than this many entries for each log."""
 
 
 class DrainRoom:
@@ -38,9 +42,11 @@ class DrainRoom:
         "_begun",
         "_ended",
         "_free",
+        "_largest",
         "_lasting",
         "_measured",
         "_needs",
+        "_numbers",
         "_passing",
         "_taken",
         "is_short",
@@ -57,6 +63,10 @@ class DrainRoom:
         """The free space as a thread has found it, and `_ended` before; None once that is considered."""
         self._needs: dict[Hashable, tuple[int, int]] = {}
         """The lasting and the passing need of each log."""
+        self._largest: list[tuple[int, int, Hashable]] = []
+        """A heap of the passing needs, with the largest first: each negated, a number, and its log. Includes
+        some that are out of date."""
+        self._numbers = count()
         self._lasting = self._passing = 0
         """The sum of the lasting needs, and the largest of the passing ones."""
         self.left = UNKNOWN_BYTES
@@ -77,11 +87,20 @@ class DrainRoom:
         lasting_before, passing_before = self._needs.get(log, (0, 0))
         self._needs[log] = lasting, passing
         self._lasting += lasting - lasting_before
-        if passing >= self._passing:
-            self._passing = passing
-        elif passing_before == self._passing:
-            self._passing = max(each for _, each in self._needs.values())
+        if passing != passing_before:
+            self._find_largest(log, passing)
         self.weigh()
+
+    def _find_largest(self, log: Hashable, passing: int) -> None:
+        """Find the largest passing need after this log's has changed."""
+        needs, largest = self._needs, self._largest
+        heappush(largest, (-passing, next(self._numbers), log))
+        while largest and needs.get(largest[0][2], (0, 0))[1] != -largest[0][0]:
+            heappop(largest)
+        if len(largest) > OUTDATED_PER_NEED * len(needs):
+            largest[:] = [(-each, next(self._numbers), of) for of, (_, each) in needs.items()]
+            heapify(largest)
+        self._passing = -largest[0][0] if largest else 0
 
     def forget(self, log: Hashable) -> None:
         """A log is gone."""

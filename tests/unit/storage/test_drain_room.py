@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from storage.drain_room import SHORT_BYTES, UNKNOWN_BYTES, DrainRoom
 
@@ -106,3 +110,42 @@ def test_it_is_scarce_when_the_passing_needs_do_not_fit() -> None:
     assert room.left < 0 and not room.is_scarce
     room.take("a", 101)
     assert room.is_scarce
+
+
+class Counting(dict[object, tuple[int, int]]):
+    """Needs; counts how often all of them are gone through."""
+
+    walks = 0
+
+    def values(self) -> Any:
+        self.walks += 1
+        return super().values()
+
+    def items(self) -> Any:
+        self.walks += 1
+        return super().items()
+
+
+def test_the_largest_passing_need_shrinks_without_a_look_at_all_logs() -> None:
+    room = room_of(1_000_000)
+    for log in range(1_000):
+        room.keep(log, 0, 10_000)
+    room._needs = needs = Counting(room._needs)
+    for passing in range(100_000, 50_000, -10):
+        room.keep("largest", 0, passing)
+        assert room.left == 1_000_000 - passing
+    assert needs.walks < 10 and len(room._largest) < 5_000
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=300))
+def test_the_largest_passing_need_is_that_of_some_log(changes: list[tuple[int, int]]) -> None:
+    room = room_of(1_000)
+    needs: dict[int, int] = {}
+    for log, passing in changes:
+        if passing == 9:
+            room.forget(log)
+            needs.pop(log, None)
+        else:
+            room.keep(log, 0, passing)
+            needs[log] = passing
+        assert room.left == 1_000 - max(needs.values(), default=0)
