@@ -129,7 +129,8 @@ class Broker:
         self.settings = settings.model_copy(update={"data_dir": home})
         self._resting = self._make_resting(home, disk, folders)
         self._resting.on_opening = self._expect_partition
-        self._resting.opening_count = lambda: self.host.opening_bytes // OPENING_BYTES
+        self._resting.has_room = self.memory.take_room
+        self._resting.opening_count = lambda: self.host.opening_count
         self._resting.look_at_folders = self._look_at_folders
         shared = Shared(
             host=self.host,
@@ -359,7 +360,8 @@ class Broker:
 
     def _opening_bytes(self) -> int:
         """What partitions that are opened will take."""
-        return self.host.opening_bytes + OPENING_BYTES * self._resting.asked
+        resting = self._resting
+        return self.host.opening_bytes + OPENING_BYTES * resting.asked + resting.asked_bytes
 
     def _expect_partition(self) -> None:
         """A partition is about to be opened. Thousands may be, before memory is looked at again."""

@@ -196,6 +196,11 @@ class PartitionIndex:
         row = self._rows.get(entity, {}).get(partition)
         return row[1:] if row is not None and not row[0] else None
 
+    def last_note(self, entity: str, partition: int) -> bytes | None:
+        """The last note of a partition, out of date if it is open; None if it was never opened."""
+        row = self._rows.get(entity, {}).get(partition)
+        return None if row is None else row[1:]
+
     def notes(self, entity: str, leave_out: Container[int]) -> list[bytes]:
         """The notes of an entity's partitions that are not open, except those in `leave_out`."""
         return [

@@ -34,7 +34,7 @@ or more, and a broker may stop with thousands of partitions."""
 PARTITION_BYTES = 15 * 1024
 """The least that an open partition takes besides its messages, and gives back when it is closed."""
 OPENING_BYTES = 36 * 1024
-"""The most that a partition takes until it is open, with a receiver that waits for messages in it."""
+"""The most that a partition without messages takes until it is open, with a receiver that waits for them."""
 LOOKED_AT_ONCE = 64
 CLOSED_AT_ONCE = 4
 """While memory is scarce, one turn of the event loop looks at so many partitions, and has so many unused ones
@@ -150,7 +150,11 @@ class LocalHost(SpreadStore):
 
     @property
     def opening_bytes(self) -> int:
-        return OPENING_BYTES * self.payloads.opening
+        return OPENING_BYTES * self.payloads.opening + self.payloads.opening_bytes
+
+    @property
+    def opening_count(self) -> int:
+        return self.payloads.opening
 
     def set_scarce(self, is_scarce: bool) -> None:
         self.payloads.set_scarce(is_scarce)

@@ -218,6 +218,8 @@ class MemoryUsed:
     waiting: int
     opening: int
     resident: int
+    opening_count: int
+    """How many partitions are being opened."""
 
 
 @dataclass(slots=True)

@@ -105,7 +105,11 @@ class _Hosted:
     async def opening(self) -> None:
         await self._process.ask(lambda request: messages.IndexOpening(request, self._partition))
 
+    def last(self) -> Summary | None:
+        return self._summary
+
     def closed(self, summary: Summary) -> None:
+        self._summary = summary
         self._process.send(messages.IndexClosed(self._partition, summary.encode()))
 
     # --- the meter (`broker.partition.meter.PartitionMeter`) ------------------------------------------------
@@ -300,7 +304,7 @@ class PartitionProcess:
                 await asyncio.to_thread(return_free_pages)
                 returned_at = loop.time()
             resident = max(0, resident_bytes() - program)
-            now = messages.MemoryUsed(host.waiting_bytes, host.opening_bytes, resident)
+            now = messages.MemoryUsed(host.waiting_bytes, host.opening_bytes, resident, host.opening_count)
             if now != told:
                 self.send(now)
                 told = now

@@ -23,7 +23,8 @@ from broker.base.slices import Slices
 from broker.entities.descriptions import MAIN
 from broker.entities.topics import subscription_path
 from broker.http.answer_portions import send_portions
-from broker.namespace.entity import DOWN, MISSING, Entity
+from broker.namespace.entity import Entity
+from broker.namespace.health import DOWN, MISSING
 from broker.namespace.namespaces import Namespaces
 from broker.namespace.runtime import EntityRuntime
 from broker.namespace.topic import Topic

@@ -251,13 +251,21 @@ class Receiver(Generic[R]):
                 )
             return
         for number, count, tell_unmet in self._plan.ask(wanted, self._run_max()):
-            if self._queue.defers(number) or self._queue.spares(number, self._subqueue):
+            if self._queue.defers(number) or self._stays_closed(number):
                 self._plan.forget(number)
                 self._retry_in(RETRY_SPARED_S * (0.75 + self._client % 32 / 64))  # not thousands at once
                 continue
             self._handles[number].post(
                 Demand(self._subqueue, count, tell_unmet, self._bytes_max()), self._client, self._answered
             )
+
+    def _stays_closed(self, number: int) -> bool:
+        """Whether there is no memory for a closed partition now. With a selector, the one that has its turn
+        may hold nothing for this receiver, so that the others are opened as well."""
+        queue = self._queue
+        if queue.spares(number, self._subqueue):
+            return True
+        return self._scans is None and queue.awaits_room(number, self._subqueue)
 
     def _run_max(self) -> int:
         """How many messages may come from one partition at once."""
@@ -284,7 +292,7 @@ class Receiver(Generic[R]):
     def _drain_round(self, *, everywhere: bool) -> None:
         """Ask for what is there now, in all partitions or in those that still flow."""
         for number, count in self._plan.ask_once(self._wanted(), self._run_max(), everywhere):
-            if self._queue.spares(number, self._subqueue):
+            if self._stays_closed(number):
                 self._plan.forget(number)
                 continue
             self._handles[number].post(

@@ -18,7 +18,9 @@ from broker.entities.descriptions import MAIN, EntityDescription
 from broker.entities.roles import CountedAs, SubqueueDescription
 from broker.identifiers import ClientId
 from broker.message.property_sizes import PropertyLimits
+from broker.namespace.health import CLOSED, DOWN, MISSING
 from broker.namespace.meter import EntityMeter
+from broker.namespace.opening_turns import OpeningTurns
 from broker.namespace.resting import Resting, add_counts
 from broker.namespace.router import PartitionHandle, RoutedPartition, Router
 from broker.namespace.runtime import EntityRuntime
@@ -35,13 +37,6 @@ from broker.partition.quotas import check_size
 from broker.partition.summary import named
 from broker.throttle.throttle import Throttling
 from storage.spread_store import place as folder_of
-
-CLOSED, OPENING, MISSING = "closed", "opening", "missing"
-"""States of a partition that is not open: it is missing if its data folder cannot be used."""
-DOWN = frozenset({"recovering", "failed", "damaged", MISSING})
-"""States of a partition that clients cannot use."""
-ENDED = frozenset({"failed", "damaged", "stopped", "gone"})
-"""States that a partition never leaves while the broker runs."""
 
 
 class Partition(RoutedPartition, Protocol):
@@ -156,6 +151,7 @@ class Entity:
         self._size_bytes_max = size_bytes_max
         self._quota = SizeQuota(description.KIND, size_bytes_max, self._size, multiplies=self.MULTIPLIES)
         self._partitions: dict[int, Partition] = {}
+        self._turns = OpeningTurns()
         self._at_rest: dict[str, SubqueueCounts] | None = None
         """Totals for the partitions that have not started; None until they are added up."""
         self._handles: list[RoutedPartition] = [
@@ -309,6 +305,12 @@ class Entity:
             return False
         summary = self._resting.summary(self.description.generation, number)
         return summary is None or not any(each.active for each in summary.counts.values())
+
+    def awaits_room(self, number: int, subqueue: str) -> bool:
+        """Whether a receiver should ask later, because memory has no room and another partition its turn."""
+        if self._health_of(number) != CLOSED or self._resting.take_room(self.description.generation, number):
+            return False
+        return not self._turns.has_turn(number, subqueue, self._health_of, self._partitions.values())
 
     def _stays_closed(self, number: int) -> bool:
         """Whether a partition is closed, what it holds is known, and memory is too scarce to open it."""

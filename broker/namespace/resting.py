@@ -7,8 +7,10 @@ only after its log has been closed cleanly.
 
 *After a crash* the index says which partitions were open. Their content is unknown until their logs have been
 read. They are opened in the background, a few at a time, most urgent first. Meanwhile the broker is
-started, and a client's own demand opens a partition at once. Callers that count messages can wait until
-nothing is unknown (`all_known`), and leave out any partition that still is.
+started, and a client's own demand opens a partition at once. While memory is scarce, the
+others wait: what they hold may be why the kernel ended the broker, and it would end it at each start. Callers
+that count messages can wait until nothing is unknown (`all_known`), and leave out any partition that still
+is.
 
 *An out-of-date index*: each data folder says whether the index can be trusted about it
 (`storage/index_witness.py`). If not, its partitions count as unknown. A folder that does not answer at
@@ -30,6 +32,7 @@ from typing import Protocol
 import structlog
 
 from broker.base.clock import Clock
+from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.namespace.appointments import Appointments
 from broker.namespace.appointments import Key as _Key
 from broker.operations.message_states import SubqueueCounts
@@ -66,6 +69,8 @@ ASKED_S = 0.02
 OPENING_MAX = 256
 """How many partitions may be being opened when a receiver asks for another one that may be empty. If
 thousands were opened side by side, the first would be done hardly sooner than the last, and most too late."""
+UNKNOWN_BYTES = 256 * 1024
+"""What an unknown partition may take beyond its last note: a thousand messages."""
 LISTING_MAX = 32
 """How many entities' logs are listed at a time when the index is rebuilt."""
 
@@ -97,6 +102,10 @@ class PartitionRegister:
         """What the partition held when it was closed cleanly; None if it is open, was never opened, or its
         content is unknown."""
         return self._resting.summary(self._generation, self._number)
+
+    def last(self) -> Summary | None:
+        """What the partition held when it was last closed cleanly or at rest. It may have changed since."""
+        return self._resting.last(self._generation, self._number)
 
     async def opening(self) -> None:
         """The partition's log is about to be acquired."""
@@ -154,9 +163,15 @@ class Resting:
         """Called before a partition takes the memory that an open one needs. Set by the server."""
         self.opening_count: Callable[[], int] = lambda: 0
         """How many partitions are being opened. Set by the server."""
+        self.has_room: Callable[[int], bool] = lambda size: True
+        """Whether there is memory for so many bytes of messages; if so, they are accounted for. Set by the
+        server."""
         self.asked = 0
         """How many closed partitions clients have asked for in the last ASKED_S: the host does not count
         these as being opened yet, or not for long."""
+        self.asked_bytes = 0
+        """What the messages take in memory that partitions hold which `take_room` has let be opened in the
+        last ASKED_S."""
 
     # --- starting and stopping ------------------------------------------------------------------------------
 
@@ -341,6 +356,12 @@ class Resting:
         note = self._index.note(generation, number)
         return None if note is None else decode(note, self._subqueues_end(generation))
 
+    def last(self, generation: str, number: int) -> Summary | None:
+        """What a partition held when it was last closed or at rest, even if it has changed since; None if it
+        never was, or if that is unreadable."""
+        note = self._index.last_note(generation, number)
+        return None if note is None else decode(note, self._subqueues_end(generation))
+
     def count_in_steps(
         self, generation: str, leave_out: Collection[int], total: dict[int, SubqueueCounts]
     ) -> Iterator[None]:
@@ -359,11 +380,31 @@ class Resting:
 
     def ask(self) -> None:
         """A client is about to ask for a closed partition. `is_memory_scarce` then says whether there is room
-        for it."""
-        if not self.asked:
-            asyncio.get_running_loop().call_later(ASKED_S, self._forget_asked)
-        self.asked += 1
+        for it, apart from what it holds."""
+        self._count_asked(1, 0)
         self.on_opening()
+
+    def take_room(self, generation: str, number: int) -> bool:
+        """Whether there is memory for the messages of a closed partition; if so, it is taken."""
+        size = self._held_bytes(generation, number)
+        if not size:
+            return True
+        if self.is_memory_scarce or not self.has_room(size):
+            return False
+        self._count_asked(0, size)
+        return True
+
+    def _held_bytes(self, generation: str, number: int) -> int:
+        """What the messages of a closed partition take in memory once it is open, about."""
+        last = self.last(generation, number)
+        size = 0 if last is None else MESSAGE_OVERHEAD_BYTES * last.messages
+        return size + UNKNOWN_BYTES if number in self.unknown(generation) else size
+
+    def _count_asked(self, partitions: int, size: int) -> None:
+        if not (self.asked or self.asked_bytes):
+            asyncio.get_running_loop().call_later(ASKED_S, self._forget_asked)
+        self.asked += partitions
+        self.asked_bytes += size
 
     @property
     def opens_many(self) -> bool:
@@ -372,7 +413,7 @@ class Resting:
         return self.asked + self.opening_count() >= OPENING_MAX and not self.slow_folders
 
     def _forget_asked(self) -> None:
-        self.asked = 0
+        self.asked = self.asked_bytes = 0
 
     async def opening(self, generation: str, number: int) -> None:
         """See `PartitionRegister.opening`."""
@@ -428,7 +469,7 @@ class Resting:
             if looked_at == LOOKED_AT_ONCE:
                 await asyncio.sleep(0)
                 continue
-            wait_s = None
+            wait_s = self._look_s if self._waiting or any(self._held.values()) else None
             if (first_ms := self._due.first_at) is not None and not self._all_folders_busy:
                 wait_s = min(self._look_s, max(0, first_ms - self._clock.now_ms()) / 1_000)
             with contextlib.suppress(TimeoutError):
@@ -438,22 +479,35 @@ class Resting:
     def _start_some(self) -> int:
         """Start opening what can be opened now; returns how many partitions were looked at."""
         for folder, held in self._held.items():
-            while held and self._busy[folder] < FOLDER_OPENING_MAX:
+            while held and self._busy[folder] < FOLDER_OPENING_MAX and self._may_open(held[0]):
                 self._start_one(held.popleft(), folder)
         for looked_at in range(LOOKED_AT_ONCE):
             if self._all_folders_busy:
                 return looked_at
             if self._due.drop_outdated() or self._waiting.drop_outdated():
                 continue
-            key = self._due.take(self._clock.now_ms()) or self._waiting.take(float("inf"))
+            key = self._due.take(self._clock.now_ms())
+            if key is None and not self.is_memory_scarce:
+                key = self._waiting.take(float("inf"))
             if key is None:
                 return looked_at
             folder = self._folder_of(key)
-            if self._busy[folder] < FOLDER_OPENING_MAX:
+            if self._busy[folder] >= FOLDER_OPENING_MAX:
+                self._held.setdefault(folder, deque()).append(key)
+            elif self._may_open(key):
                 self._start_one(key, folder)
             else:
                 self._held.setdefault(folder, deque()).append(key)
+                return looked_at
         return LOOKED_AT_ONCE
+
+    def _may_open(self, key: _Key) -> bool:
+        """Whether there is memory for a due or unknown partition. If not, those that are due are opened one
+        by one, for what falls due may free memory; an unknown one only until memory is scarce."""
+        if self.take_room(*key):
+            return True
+        is_unknown = key[1] in self.unknown(key[0])
+        return not self._busy.total() and not (self.is_memory_scarce and is_unknown)
 
     def _start_one(self, key: _Key, folder: int) -> None:
         self._busy[folder] += 1

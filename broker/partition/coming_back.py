@@ -6,6 +6,8 @@ opened, the next attempt follows a pause that doubles each time. The previous st
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from broker.base.clock import Clock, wall_ahead_ms
@@ -122,12 +124,18 @@ class ComingBack:
         self.dropped: list[Partition | Messages] = []
         """Discarded states that still have to be freed."""
 
-    def __enter__(self) -> None:
-        """While in this block, the partition counts as one that is being opened."""
-        self._payloads.opening += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._payloads.opening -= 1
+    @contextlib.contextmanager
+    def expecting(self, size: int) -> Iterator[None]:
+        """While in this block, the partition counts as one that is being opened, with messages that take
+        about `size` bytes."""
+        payloads = self._payloads
+        payloads.opening += 1
+        payloads.opening_bytes += size
+        try:
+            yield
+        finally:
+            payloads.opening -= 1
+            payloads.opening_bytes -= size
 
     async def acquire(self) -> None:
         """Acquire the log. Raises StorageError."""

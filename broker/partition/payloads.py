@@ -39,6 +39,7 @@ class PayloadBudget:
         "growth_bytes_min",
         "is_scarce",
         "opening",
+        "opening_bytes",
         "partitions",
         "promised",
         "reserve_bytes",
@@ -58,6 +59,8 @@ class PayloadBudget:
         """How many partitions are open."""
         self.opening = 0
         """How many partitions are being opened: they will take memory soon."""
+        self.opening_bytes = 0
+        """What the messages in these will take, about."""
         self._holders: OrderedDict[PayloadShare, None] = OrderedDict()
         """Partitions that hold more than their reserve, roughly in the order in which they were last read;
         those never read come first."""

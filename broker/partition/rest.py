@@ -12,6 +12,7 @@ from typing import Protocol
 
 from broker.base.clock import Clock
 from broker.base.slices import Slices
+from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.partition.drain_need import need_of_counts
 from broker.partition.state import Partition
 from broker.partition.summary import Summary, summary_in_turns
@@ -28,6 +29,9 @@ class Register(Protocol):
 
     def summary(self) -> Summary | None:
         """What the partition held when it was closed cleanly or came to rest; None if unknown."""
+
+    def last(self) -> Summary | None:
+        """The last summary, even if it is void: about what the partition holds. None if there is none."""
 
     async def opening(self) -> None:
         """Void the entry: the partition is about to be opened or to change. Durable on return."""
@@ -60,6 +64,12 @@ class Rest:
         self._is_hastened = False
         self.is_entered = False
         """The partition is entered as at rest. Call `end` before the next change."""
+
+    @property
+    def expected_bytes(self) -> int:
+        """About what the partition's messages take in memory once it is open, by its last summary."""
+        last = self._register.last() if self._register is not None else None
+        return 0 if last is None else MESSAGE_OVERHEAD_BYTES * last.messages
 
     async def end(self) -> None:
         """End the rest, before the partition is opened or changed."""

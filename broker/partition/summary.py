@@ -120,6 +120,11 @@ class Summary(NamedTuple):
         """When the partition must be open, in wall time; None if nothing is due."""
         return min(self.wakes.values(), default=None)
 
+    @property
+    def messages(self) -> int:
+        """How many messages it holds, over all subqueues."""
+        return sum(each.active + each.deferred + each.scheduled for each in self.counts.values())
+
     def encode(self) -> bytes:
         """Encode the summary as a note."""
         times = b"".join(_TIME.pack(reason, max(0, at_ms)) for reason, at_ms in sorted(self.wakes.items()))

@@ -504,7 +504,7 @@ class PartitionTask:
         scheduled."""
         self._is_opening = True
         try:
-            with self._coming_back, self._patience:
+            with self._coming_back.expecting(self._rest.expected_bytes), self._patience:
                 await self._rest.end()
                 self._rest.changed(self._clock.monotonic_ms())
                 await self._coming_back.acquire()

@@ -59,6 +59,8 @@ DELIVERY_BYTES = 1536
 """The most that a delivery takes until it is settled, beside its message's bytes."""
 DELIVERY_BYTES_LEAST = 1126
 """The least that a delivery takes, and so the least that its settlement frees."""
+EXPECTED_PARTS = 4
+"""Partitions that are being opened may take this part of the room up to the mark with their messages."""
 DELIVERED_BYTES_MIN = 256 * 1024
 """The least that receivers may take between two looks."""
 RETURN_S = 2.0
@@ -183,6 +185,22 @@ class Memory:
         self._room -= size
         if self._room < 0 and not self.limited:
             self.look()
+
+    def take_room(self, size: int) -> bool:
+        """Whether there is room for `size` more bytes, which are then accounted for. If not, sends are not
+        refused for that: whoever asks goes without. All that is expected may take a part of the room up to
+        the mark, because it may turn out to be more."""
+        if self._room - size < self._room_kept:
+            self.look()
+        if self._room - size < self._room_kept:
+            return False
+        self._room -= size
+        return True
+
+    @property
+    def _room_kept(self) -> int:
+        """What `take_room` leaves."""
+        return max(self.mark - self.used, 0) * (EXPECTED_PARTS - 1) // EXPECTED_PARTS
 
     def deliver(self, messages: int) -> None:
         """Account for deliveries that wait for their settlement. `exceeded` then says whether the mark is

@@ -73,6 +73,27 @@ def test_above_the_memory_mark_receivers_open_no_empty_partitions_and_get_what_t
         wait_until(lambda: open_partitions(broker) == 4 * len(QUEUES), "those who wait are served", WITHIN_S)
 
 
+def test_above_the_memory_mark_a_receiver_opens_one_partition_with_messages_after_the_other(
+    tmp_path: Path,
+) -> None:
+    """Symptom: after a restart, receivers of queues that held more than fits into memory had all partitions
+    opened at once, and the kernel ended the broker."""
+    with BrokerThread(tmp_path, QUEUES, LocalDisk()) as broker:
+        fill(broker)
+    with (
+        BrokerThread(tmp_path, QUEUES, LocalDisk(), memory_bytes_max=1 << 20) as broker,
+        raw.opened(broker.addresses.amqp_port) as client,
+    ):
+        wait_until(lambda: scarce(broker), "memory is scarce", WITHIN_S)
+        client.attach_receiver(0, FULL, settled=True)
+        client.send_frame(raw.FLOW, raw.flow_fields(0, 0, 1))
+        client.read_until(raw.TRANSFER, within_s=WITHIN_S)
+        assert open_partitions(broker) == 1
+        client.send_frame(raw.FLOW, raw.flow_fields(0, 1, MESSAGES))
+        for _ in range(MESSAGES - 1):
+            client.read_until(raw.TRANSFER, within_s=WITHIN_S)
+
+
 def test_above_the_memory_mark_sessions_and_counts_open_no_partitions(tmp_path: Path) -> None:
     queues = [*QUEUES, queue("sessions", PartitionCount=4, RequiresSession=True)]
     with BrokerThread(tmp_path, queues, LocalDisk()) as broker:

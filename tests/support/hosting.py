@@ -21,6 +21,9 @@ class Register:
     def summary(self) -> Summary | None:
         return None
 
+    def last(self) -> Summary | None:
+        return None
+
     async def opening(self) -> None:
         self.entries.append("open")
 

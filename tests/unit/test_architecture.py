@@ -221,6 +221,7 @@ WITHOUT_TESTS_OF_THEIR_OWN = {
     "broker.hosting.host": "an interface, which test_local and test_remote test",
     "broker.hosting.messages": "messages without code; test_schema encodes and decodes each of them",
     "broker.http.seams": "interfaces, which `Authorizer` implements",
+    "broker.namespace.health": "names without code",
     "broker.operations.browsing": "operations and answers without code",
     "broker.operations.deleting": "operations and answers without code",
     "broker.operations.general": "operations and answers without code",

@@ -35,7 +35,8 @@ from broker.message.annotations import peeked_messages
 from broker.messaging.guarded_sink import guarded
 from broker.messaging.peeking import LATE_S, PAGE_WITHIN_S, note_late, peek_partition
 from broker.messaging.selecting import LOOKING_S
-from broker.namespace.entity import ENDED, Entity, next_client
+from broker.namespace.entity import Entity, next_client
+from broker.namespace.health import ENDED
 from broker.operations.browsing import Arrived, Peek, Peeked, Watch
 from broker.operations.general import Detach, Unavailable
 from broker.operations.interface import Answer

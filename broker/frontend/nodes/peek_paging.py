@@ -30,7 +30,8 @@ from broker.identifiers import PARTITION_SHIFT, partition_of
 from broker.message.annotations import peeked_messages
 from broker.messaging.page_places import PagePlaces
 from broker.messaging.peeking import ASK_ALL_S, LATE_S, PAGE_WITHIN_S, note_late, peek_partition
-from broker.namespace.entity import CLOSED, OPENING, Entity
+from broker.namespace.entity import Entity
+from broker.namespace.health import CLOSED, OPENING
 from broker.operations.browsing import Peek, Peeked
 
 log = structlog.get_logger("peek")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.base.errors import Reason, Refused
-from broker.entities.descriptions import MAIN, QueueSettings
+from broker.entities.descriptions import MAIN, MESSAGE_OVERHEAD_BYTES, QueueSettings
 from broker.identifiers import ClientId
 from broker.namespace.resting import OPENING_MAX
 from broker.operations.general import Detach, Update
@@ -196,3 +196,26 @@ async def test_receivers_ask_later_for_partitions_that_may_be_empty_while_many_a
     assert not any(queue.defers(number) for number in range(4)), "nobody waits for a disk that hangs"
     resting.slow_folders, opening = frozenset(), 0
     await until(lambda: not queue.defers(0))
+
+
+async def test_while_memory_has_no_room_receivers_open_partitions_with_messages_one_by_one(
+    world: World,
+) -> None:
+    """Symptom: after a restart, receivers of full queues had all partitions opened at once, and the kernel
+    ended the broker."""
+    await world.namespace.create_entity("orders", QueueSettings())
+    queue, resting = world.queue("orders"), world.resting
+    generation = queue.description.generation
+    for number in range(3):
+        await resting.opening(generation, number)
+        resting.closed(generation, number, Summary({0: SubqueueCounts(active=1_000)}, {}))
+    room = 2_500 * MESSAGE_OVERHEAD_BYTES
+    resting.has_room = lambda size: size + resting.asked_bytes <= room
+    assert [queue.awaits_room(number, MAIN) for number in range(4)] == [False, False, False, False]
+    assert resting.asked_bytes == 2_000 * MESSAGE_OVERHEAD_BYTES, "two have room, and the third its turn"
+    await until(lambda: resting.asked_bytes == 0)
+    resting.is_memory_scarce = True
+    assert [queue.awaits_room(number, MAIN) for number in range(4)] == [True, True, False, False]
+    queue.partition(2)
+    await queue.partition(2).opened()
+    assert [queue.awaits_room(number, MAIN) for number in range(4)] == [False, True, False, False]

@@ -16,7 +16,7 @@ from pytest import MonkeyPatch
 from structlog.testing import capture_logs
 
 from broker.base.clock import ManualClock
-from broker.entities.descriptions import QUEUE_SUBQUEUES
+from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES, QUEUE_SUBQUEUES
 from broker.namespace.resting import FOLDER_OPENING_MAX, Resting
 from broker.operations.message_states import SubqueueCounts
 from broker.partition.summary import EMPTY, EMPTY_NOTE, Summary, Wake, decode, survey, total_of, wake_at_ms
@@ -284,6 +284,60 @@ async def test_what_was_open_is_opened_a_few_at_a_time_the_most_urgent_first_and
     again.queues["b"].go_on.set()
     assert await again.resting.all_known(20)
     assert queue.woken == list(range(19, -1, -1)) and again.resting.unknown_count == 0
+    await again.stop()
+
+
+async def test_while_memory_is_scarce_unknown_partitions_wait_and_due_ones_are_opened_one_by_one() -> None:
+    """Symptom: the kernel had ended the broker for lack of memory, and ended it again at each start."""
+    world = await World().start({"a": 6})
+    for number in range(6):
+        await world.resting.opening("a", number)
+        world.resting.closed("a", number, holding(1_000, world.clock.now_ms() if number < 3 else None))
+        if number >= 3:
+            await world.resting.opening("a", number)
+    disk = world.disk.after_power_cut()
+    await world.stop()
+
+    again = World(disk)
+    again.resting.is_memory_scarce = True
+    queue = (await again.start({"a": 6})).queues["a"]
+    for opened in range(3):
+        await until(lambda: len(queue.woken) > opened)  # noqa: B023 - is awaited at once
+        await again.resting.all_known(0.01)
+        assert len(queue.woken) == opened + 1
+        queue.go_on.set()
+        await asyncio.sleep(0)
+        queue.go_on.clear()
+    await again.resting.all_known(0.01)
+    assert sorted(queue.woken) == [0, 1, 2] and sorted(again.resting.unknown("a")) == [3, 4, 5]
+    again.resting.is_memory_scarce = False
+    queue.go_on.set()
+    assert await again.resting.all_known(20)
+    await again.stop()
+
+
+async def test_only_as_many_unknown_partitions_are_opened_at_once_as_memory_has_room_for() -> None:
+    world = await World().start({"a": 3})
+    for number in range(3):
+        await world.resting.opening("a", number)
+        world.resting.closed("a", number, holding(10_000))
+        await world.resting.opening("a", number)
+    disk = world.disk.after_power_cut()
+    await world.stop()
+
+    again, asked = World(disk), list[int]()
+
+    def has_room(size: int) -> bool:
+        asked.append(size)
+        return False
+
+    again.resting.has_room = has_room
+    queue = (await again.start({"a": 3})).queues["a"]
+    await until(lambda: len(queue.woken) == 1)
+    await again.resting.all_known(0.01)
+    assert len(queue.woken) == 1 and min(asked) >= 10_000 * MESSAGE_OVERHEAD_BYTES
+    queue.go_on.set()
+    assert await again.resting.all_known(20), "one after the other"
     await again.stop()
 
 

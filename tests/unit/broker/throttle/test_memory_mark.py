@@ -350,3 +350,23 @@ def test_what_is_delivered_between_two_looks_is_noticed_before_the_mark_is_far_e
         delivered += 1
         assert process.resident < MARK * 1.12
     assert process.looks - looks < 30 < delivered, "and not by looking each time"
+
+
+def test_what_is_being_opened_may_take_a_quarter_of_the_room_and_refuses_no_sends() -> None:
+    resident, opening = 60 * MIB, 0
+    memory = Memory(MARK, lambda: resident, lambda: 0, expected=lambda: opening)
+    memory.look()
+    assert not memory.take_room(11 * MIB)
+    for _ in range(2):
+        assert memory.take_room(5 * MIB)
+        opening += 5 * MIB
+    assert not memory.take_room(MIB)
+    resident, opening = 70 * MIB, 0
+    assert not memory.take_room(8 * MIB) and memory.take_room(7 * MIB), "less near the mark"
+    opening = 7 * MIB
+    assert not memory.take_room(MIB)
+    memory.admit(1)
+    assert not memory.limited
+    resident = 101 * MIB
+    memory.look()
+    assert not memory.take_room(1)

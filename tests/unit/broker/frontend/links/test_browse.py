@@ -14,7 +14,7 @@ from broker.entities.descriptions import QueueSettings
 from broker.frontend.links import browse as browse_link
 from broker.identifiers import PARTITION_SHIFT
 from broker.messaging.page_places import PAGES_AT_ONCE
-from broker.namespace.entity import ENDED
+from broker.namespace.health import ENDED
 from broker.operations.browsing import Arrived, Peek, Peeked, Watch
 from broker.operations.general import Detach, Failed, Unavailable
 from broker.operations.interface import Answer, Operation, Sink
