@@ -21,6 +21,7 @@ from broker.entities.roles import PASSES_ON
 from broker.messaging.forward_lane import Lane
 from broker.messaging.forward_route import Route, Shared
 from broker.namespace.entity import Entity
+from broker.throttle.memory_mark import LOOK_S
 
 LOOKED_AT_ONCE = 64
 """Entities that one turn of the event loop looks at after a start."""
@@ -87,6 +88,9 @@ class Transfers:
             unknown += self._begin_known(entities[start : start + LOOKED_AT_ONCE])
         for entity in unknown:
             for number in sorted(entity.unknown):
+                # What it holds may be why the kernel ended the broker.
+                while self._shared.memory.limited:  # noqa: ASYNC110 - memory tells nobody
+                    await asyncio.sleep(LOOK_S)
                 await entity.wake(number)  # it is opened soon in any case
             self._begin_known([entity])
 

@@ -3,6 +3,7 @@ that a destination does not take."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any, cast
 
@@ -186,6 +187,23 @@ async def test_a_stop_ends_the_look_for_what_is_left_which_opens_partitions() ->
         (looking,) = [task for task in here.tasks if task.get_name() == "transfers left"]
         await here.forwarding.stop()
         assert looking.done() and not here.partitions
+
+
+async def test_while_memory_is_scarce_no_partition_is_opened_to_look_for_what_is_left() -> None:
+    """Symptom: the kernel had ended the broker for lack of memory, and ended it again at each start."""
+    async with world(via=(2, PLAIN), b=(1, PLAIN)) as here:
+        await pass_on(here, "b", "1", partition=1, announced=False)
+        await here.crash()
+        resting: Any = here.resting
+        resting.unknown = lambda generation: [1] if generation.endswith("via") else []
+        here.start()
+        memory = here.forwarding._shared.memory
+        memory.limited = True
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not here.partitions
+        memory.limited = False
+        assert await here.until_at("b", 1) == ["1"]
 
 
 async def test_what_a_partition_holds_that_is_down_after_a_restart_is_transferred_when_it_is_back() -> None:
