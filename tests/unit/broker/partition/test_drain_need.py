@@ -12,6 +12,7 @@ from broker.partition.drain_need import (
     LIVE_PER_GARBAGE,
     NO_NEED,
     REMOVAL_BYTES,
+    SEGMENT_BYTES,
     garbage_reserved,
     need_of,
     need_of_counts,
@@ -61,3 +62,9 @@ def test_a_partition_that_was_not_opened_needs_about_as_much() -> None:
     assert need_of_counts([]) == need_of_counts([SubqueueCounts()]) == NO_NEED
     need = need_of_counts([SubqueueCounts(active=1_000, bytes=1_000_000), SubqueueCounts(deferred=500)])
     assert need.lasting > 1_500 * REMOVAL_BYTES and need.passing > 1_000_000
+
+
+def test_a_large_partition_that_was_not_opened_moves_no_more_than_a_segment() -> None:
+    """Symptom: on a disk that is more than half full, messages were refused until it was opened."""
+    need = need_of_counts([SubqueueCounts(active=1_000, bytes=30 << 30)])
+    assert need.passing < SEGMENT_BYTES + (1 << 20)
