@@ -262,8 +262,8 @@ def test_after_a_restart_what_is_stored_is_drained_though_another_queue_fills_th
 
 
 def test_partitions_that_were_used_once_do_not_fill_a_small_disk(tmp_path: Path) -> None:
-    """Zeros ahead of the first frame, 16 KiB for each partition, would take the whole disk. Without them, some
-    300 messages fit beside the room that draining needs; how many depends on when checkpoints are made."""
+    """Zeros ahead of the first frame, 16 KiB for each partition, would take the whole disk. Without them,
+    some 300 messages fit beside the room that draining needs; checkpoints decide how many."""
     names = [f"orders{number}" for number in range(8)]
     disk = RecordingDisk(queued=True, capacity_bytes=2 * MIB)
     with BrokerThread(tmp_path, [queue(name) for name in names], disk) as broker:
