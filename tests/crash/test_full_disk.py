@@ -270,7 +270,7 @@ def test_partitions_that_were_used_once_do_not_fill_a_small_disk(tmp_path: Path)
         for name in names:
             send(broker, 2 * PARTITIONS, 100, name)
             drain(broker, 2 * PARTITIONS, 100, 10, name)
-        assert fill(broker, 1_000, names[0]) > 200
+        assert fill(broker, 1_000, names[0]) > 250
 
 
 def until_refused(change: Callable[[int], object]) -> int:
