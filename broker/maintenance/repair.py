@@ -225,11 +225,10 @@ class Repair:
             if finding.size and finding.entity is not None:
                 damaged.setdefault(Path(finding.path).stem, []).append(Path(finding.path))
         for paths in damaged.values():
-            merged = (
-                merge_files([read_file(self._disk, path) for path in paths], paths[0])
-                if len(paths) == 2
-                else None
-            )
+            merged = None
+            if len(paths) == 2:
+                with contextlib.suppress(OSError):  # the check has reported that they cannot be read
+                    merged = merge_files([read_file(self._disk, path) for path in paths], paths[0])
             if merged is not None:
                 plan.merged.append((paths, merged))
                 plan.hopeless = [finding for finding in plan.hopeless if Path(finding.path) not in paths]

@@ -102,6 +102,17 @@ async def test_one_damaged_file_of_a_document_is_moved_and_two_are_put_together(
     assert not check_folders([tmp_path]).damaged
 
 
+async def test_folders_in_the_place_of_both_files_of_a_document_stop_no_other_repair(tmp_path: Path) -> None:
+    segment = await two_messages(tmp_path)
+    flip(segment, SEGMENT_HEADER_BYTES + 70)
+    for file in (tmp_path / "catalogue").glob(f"{GENERATION}*"):
+        file.unlink()
+        file.mkdir()
+    plan = await asyncio.to_thread(repair, tmp_path)
+    assert [each.why for each in plan.hopeless] == ["it cannot be read: Is a directory"] * 2
+    assert [log.kept for log in plan.logs] == [1] and plan.done
+
+
 async def test_a_rebuilt_log_leaves_the_old_one_and_a_report_behind(tmp_path: Path) -> None:
     segment = await two_messages(tmp_path)
     flip(segment, SEGMENT_HEADER_BYTES + 70)
