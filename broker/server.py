@@ -188,7 +188,8 @@ class Broker:
             witnesses=[_witness(folder, pool, disk) for folder, pool in zip(folders, pools, strict=True)],
             failed=self._part_failed,
         )
-        resting = Resting(index, self.clock, failed=self._part_failed)
+        segment_bytes = self.settings.segment_bytes
+        resting = Resting(index, self.clock, segment_bytes=segment_bytes, failed=self._part_failed)
         resting.lost_folders = frozenset(number for number, folder in enumerate(folders) if folder.is_missing)
         return resting
 

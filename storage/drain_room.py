@@ -21,16 +21,17 @@ has seen it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from heapq import heapify, heappop, heappush
 from itertools import count
 
 UNKNOWN_BYTES = 1 << 62
 """The free space before it was measured: more than any disk has."""
 SHORT_BYTES = 32 << 20
-"""With less than this left, needs are told with every commit, and no zeros are written ahead of commits."""
+"""With less than this and a share of the needs left, needs are told with every commit, and no zeros are
+written ahead of commits."""
 NEEDS_PER_SHORT = 4
-"""The same with less than all needs divided by this."""
+"""The share: all needs divided by this."""
 OUTDATED_PER_NEED = 3
 """The heap of needs is made anew when it has more than this many entries for each log."""
 
@@ -84,17 +85,37 @@ class DrainRoom:
 
     def keep(self, log: Hashable, lasting: int, passing: int) -> None:
         """Set the need of a log."""
+        self._set(log, lasting, passing)
+        self.weigh()
+
+    def keep_all(self, needs: Iterable[tuple[Hashable, tuple[int, int]]]) -> None:
+        """Set the needs of several logs. A start may set 160,000."""
+        known, largest, numbers = self._needs, self._largest, self._numbers
+        for log, need in needs:
+            if log in known:
+                self._set(log, *need)
+            else:
+                known[log] = need
+                self._lasting += need[0]
+                heappush(largest, (-need[1], next(numbers), log))
+        if largest:
+            self._drop_outdated()
+        self.weigh()
+
+    def _set(self, log: Hashable, lasting: int, passing: int) -> None:
         lasting_before, passing_before = self._needs.get(log, (0, 0))
         self._needs[log] = lasting, passing
         self._lasting += lasting - lasting_before
         if passing != passing_before:
             self._find_largest(log, passing)
-        self.weigh()
 
     def _find_largest(self, log: Hashable, passing: int) -> None:
         """Find the largest passing need after this log's has changed."""
+        heappush(self._largest, (-passing, next(self._numbers), log))
+        self._drop_outdated()
+
+    def _drop_outdated(self) -> None:
         needs, largest = self._needs, self._largest
-        heappush(largest, (-passing, next(self._numbers), log))
         while largest and needs.get(largest[0][2], (0, 0))[1] != -largest[0][0]:
             heappop(largest)
         if len(largest) > OUTDATED_PER_NEED * len(needs):

@@ -73,6 +73,7 @@ class FileLog:
         self._directory = directory
         self._entity = entity
         self._partition = partition
+        self.key = entity, partition  # its room for draining is kept under this before there is a log
         self.disk, self.reserves = shared.disk, shared.reserve
         self._drain_room = shared.drain_room
         self.lulls = shared.committer
@@ -140,7 +141,11 @@ class FileLog:
         return self._opened is not None and self._opened.is_confined
 
     def keep_room(self, lasting: int, passing: int) -> None:
-        self._drain_room.keep(self, lasting, passing)
+        self._drain_room.keep(self.key, lasting, passing)
+
+    @property
+    def is_acquired(self) -> bool:
+        return self._opened is not None
 
     @property
     def is_scarce(self) -> bool:
@@ -330,17 +335,17 @@ class FileLog:
                 grows_by, executor = commit.grows_by, self._shared.executor
                 await self.reserves.admit(self._directory, executor, urgent=urgent, grows_by=grows_by)
             size = FRAME_HEADER_BYTES + commit.bytes
-            if not self._drain_room.fits(self, size, self.need, urgent=urgent or frees):
-                self._shared.found_full()
+            if not self._drain_room.fits(self.key, size, self.need, urgent=urgent or frees):
+                self._shared.found_full(not (urgent or frees))
                 if not (urgent or frees):
                     raise DiskFull(f"{self._directory}: the remaining room is kept to drain what is stored")
-            self._drain_room.take(self, size)
+            self._drain_room.take(self.key, size)
             try:
                 await self._use_descriptor(opened)
                 if self._zeros is not None:
                     await self._mind_the_zeros(self._zeros, opened, size)
             except BaseException:  # no job begins, so none will end
-                self._drain_room.give_back(self)
+                self._drain_room.give_back(self.key)
                 raise
             spare = self.reserves.spare_for(urgent=urgent, frees=frees, grows_by=commit.grows_by)
             try:
@@ -358,14 +363,14 @@ class FileLog:
             or self._state is not _OPEN
             or not opened.active.is_open
             or not self.reserves.held
-            or not self._drain_room.fits(self, size, self.need, urgent=urgent)
+            or not self._drain_room.fits(self.key, size, self.need, urgent=urgent)
             or not (self._zeros is None or self._zeros.let_pass(size))
             or not self._one_at_a_time.take_if_free()
         ):
             return False
         assert commit.start == opened.tail.position and commit.parts, "one at a time, not empty"
         self._has_begun_at_once = True
-        self._drain_room.take(self, size)
+        self._drain_room.take(self.key, size)
         self._shared.open_segments.used(self)
         spare = self.reserves.spare_for(urgent=urgent, frees=False, grows_by=commit.grows_by)
         job = Append(self, opened, commit, spare)
@@ -536,9 +541,9 @@ class FileLog:
 
     def ended(self, error: Exception | None) -> None:
         """See `JobLog`."""
-        self._drain_room.end(self)
+        self._drain_room.end(self.key)
         if isinstance(error, DiskFull):
-            self._shared.found_full()
+            self._shared.found_full(True)
         elif error is not None:
             self._state = _State.FAILED
             _log.error(

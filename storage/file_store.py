@@ -19,7 +19,7 @@ import enum
 import math
 import os
 import re
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 from urllib.parse import quote, unquote
@@ -42,6 +42,7 @@ from storage.pools import Pools
 from storage.segment import ENTITY_BYTES_MAX, SALT_BYTES
 from storage.shared import Fsync, Shared
 from storage.sizing import RESERVE_BYTES_MAX, reserve_bytes_of
+from storage.space_watch import SpaceWatch
 from storage.storage_version import (
     FILE_NAME,
     STORAGE_VERSION,
@@ -72,17 +73,6 @@ LISTED_AT_ONCE = 64
 """How many entities' folders are listed before the disk has to have answered."""
 CLOSE_WITHIN_S = 5.0
 """How long closing the store waits for work under way."""
-TOLD_AT_ONCE = 256
-"""How many logs' owners are told of a full disk in one turn of the event loop."""
-FULL_DISK_TOLD_S = 1.0
-"""How often the owners of the logs are told that the disk is full, at most."""
-FULL_DISK_SHOWN_S = 60.0
-"""How long the folder counts as full after a commit found no space, if no more has come free since."""
-FULL_DISK_LOOK_S = 1.0
-"""How often to look meanwhile how much has come free."""
-FREED_BYTES_MIN = 64 << 10
-"""With at least this much free space more, the folder no longer counts as full; with reserves, as much as
-these take."""
 NAME_BYTES_MAX = 240
 """The longest percent-encoded name of an entity; file systems allow 255 bytes, and the suffix needs some."""
 
@@ -99,8 +89,8 @@ class FolderState(enum.StrEnum):
 
     OK = "ok"
     FULL = "full"
-    """Messages were refused for lack of space within the last minute and none has come free since, or the
-    reserve is in use."""
+    """Hardly anything is left besides what draining needs, messages were refused for lack of space within the
+    last minute and none has come free since, or the reserve is in use."""
     MISSING = "missing"
     """It cannot be used: it was missing or unreadable at the start or at the last look, or another folder is
     in its place."""
@@ -206,25 +196,32 @@ class FileLogStore:
             prepare=self._prepare,
             unsynced=self._sync_later,
             reserve_released=self._hold_reserve_later,
-            found_full=self._tell_of_full_disk,
-            asked_if_full=self._look_at_space,
+            found_full=lambda is_full: self._space.tell(is_full),
+            asked_if_full=lambda: self._space.look(),
             making_room=RoomLock(),
             untidy=self._tidy_later,
             put_away=lambda log: self._ends.put_away(log),
         )
         self._ends = EndRecord(cast(Iterable[FileLog], self._shared.open_segments), end_record_ms)
         self._logs: dict[tuple[str, int], FileLog] = {}
+        self._space = SpaceWatch(
+            root,
+            self._disk,
+            self._shared.drain_room,
+            self._shared.reserve,
+            self.pools.look,
+            self._under_way,
+            self._logs.values,
+            failed,
+        )
+        self._kept_for: dict[str, set[int]] = {}
+        """The partitions of each entity for which `keep_room` has kept room."""
         self._preparing = asyncio.Lock()
         self._lock_fd = -1
         self._unsynced: set[FileLog] = set()
         self._syncing: asyncio.Task[None] | None = None
         self._being_synced: dict[FileLog, asyncio.Task[None]] = {}
         self._holding: asyncio.Task[None] | None = None
-        self._told_of_full_until = self._full_until = 0.0
-        self._telling: asyncio.Task[None] | None = None
-        self._awaiting_space: asyncio.Task[None] | None = None
-        self._free_when_full: int | None = None
-        """The least free space, in bytes, seen since a commit last found none; None if not yet known."""
         self._untidy: set[FileLog] = set()
         self._tidying: asyncio.Task[None] | None = None
         self._closing_idle: asyncio.Task[None] | None = None
@@ -242,10 +239,9 @@ class FileLogStore:
             return FolderState.MISSING
         if self._lost is not None:
             return self._lost
-        now_s = asyncio.get_running_loop().time()
-        if self.pools.waiting_s(now_s) > self._within_s or self.pools.hanging:
+        if self.pools.waiting_s(asyncio.get_running_loop().time()) > self._within_s or self.pools.hanging:
             return FolderState.STALLS
-        is_full = not self._shared.reserve.held or now_s < self._full_until
+        is_full = not self._shared.reserve.held or self._space.is_full
         return FolderState.FULL if is_full else FolderState.OK
 
     def log(self, entity: str, partition: int) -> FileLog:
@@ -368,10 +364,24 @@ class FileLogStore:
             return None
         return {int(found[1], 16) for found in map(_PARTITION.fullmatch, names) if found}
 
+    def keep_room(self, entity: str, needs: Mapping[int, tuple[int, int]], folder: int = 0) -> None:
+        """See `EntityLogs.keep_room`. `folder` is for those who have several."""
+        of_owners = {
+            number for number in needs if (log := self._logs.get((entity, number))) and log.is_acquired
+        }
+        self._kept_for.setdefault(entity, set()).update(needs)
+        self._shared.drain_room.keep_all(
+            ((entity, number), need) for number, need in needs.items() if number not in of_owners
+        )
+        self._space.weigh()
+
     async def delete(self, entity: str) -> None:
         await self._prepare()
+        room = self._shared.drain_room
+        for number in self._kept_for.pop(entity, ()):
+            room.forget((entity, number))
         for key in [key for key in self._logs if key[0] == entity]:
-            self._shared.drain_room.forget(self._logs.pop(key))
+            room.forget(self._logs.pop(key).key)
         directory = self._directory(entity)
         await run_to_end(self.pools.deletions, lambda: self._delete(directory), self._under_way)
 
@@ -412,8 +422,7 @@ class FileLogStore:
         for task in (
             self._syncing,
             self._holding,
-            self._telling,
-            self._awaiting_space,
+            *self._space.tasks,
             self._tidying,
             self._closing_idle,
             self._recording,
@@ -434,6 +443,7 @@ class FileLogStore:
         self._shared.files.close()
         close_quietly(self._disk, self._lock_fd)
         self._lock_fd = -1
+        self._space.is_open = False
 
     # --- before the first file is touched ---
 
@@ -446,6 +456,7 @@ class FileLogStore:
                 await run_to_end(self._executor, self._prepare_folder, self._under_way)
                 if not self._shared.reserve.held:
                     self._hold_reserve_later()
+                self._space.weigh()
 
     def _prepare_folder(self) -> None:
         disk, fd = self._disk, -1
@@ -478,8 +489,9 @@ class FileLogStore:
                 self._shared.reserve.resize(reserve_bytes_of(disk.space(self.root).total))
         self._shared.reserve.hold()
         with contextlib.suppress(OSError):
-            self._shared.drain_room.measure(lambda: disk.space(self.root).free)
+            self._space.measure()
         self._lock_fd = fd
+        self._space.is_open = True
 
     def _note_version(self) -> None:
         """Have the folder state the version of the storage format. A disk that is full or fails does not
@@ -518,6 +530,7 @@ class FileLogStore:
         try:
             if self._lock_fd >= 0:
                 await run_to_end(self.pools.look, self._check_place, self._under_way)
+                self._space.weigh()
             elif self._identity:  # a folder without an identity must not be made in the place of a lost one
                 await self._prepare()
         except StorageError as error:
@@ -534,6 +547,8 @@ class FileLogStore:
             fd = disk.open_read(path)
             try:
                 if disk.identity(fd) == disk.identity(self._lock_fd):
+                    with contextlib.suppress(OSError):
+                        self._space.measure()
                     return
             finally:
                 close_quietly(disk, fd)
@@ -586,61 +601,14 @@ class FileLogStore:
     def _hold_reserve_later(self) -> None:
         """Keep trying to take the reserve again, until there is space."""
         if self._holding is None:
-            self._tell_of_full_disk()
+            self._space.tell()
             self._holding = start_background(self._hold_reserve(), "storage-reserve", self._failed)
-
-    def _tell_of_full_disk(self) -> None:
-        """Ask every log's owner to free space, at most once every FULL_DISK_TOLD_S."""
-        now = asyncio.get_running_loop().time()
-        self._full_until, self._free_when_full = now + FULL_DISK_SHOWN_S, None
-        self._look_at_space()
-        if now >= self._told_of_full_until:
-            self._told_of_full_until = now + FULL_DISK_TOLD_S
-            if self._telling is None or self._telling.done():
-                self._telling = start_background(self._tell_all(), "storage-full", self._failed)
-
-    def _look_at_space(self) -> None:
-        """Look soon how much space there is, unless that was done within FULL_DISK_LOOK_S."""
-        if self._awaiting_space is None and self._lock_fd >= 0:
-            self._awaiting_space = start_background(self._await_space(), "storage-space", self._failed)
-
-    async def _await_space(self) -> None:
-        """Look how much space there is, and again while the folder counts as full."""
-        loop, reserves, room = asyncio.get_running_loop(), self._shared.reserve, self._shared.drain_room
-        freed_bytes = max(FREED_BYTES_MIN, reserves.settlements.size_bytes + reserves.upkeep.size_bytes)
-        is_full = True
-        while is_full:
-            try:
-                free = await run_to_end(
-                    self.pools.look,
-                    lambda: room.measure(lambda: self._disk.space(self.root).free),
-                    self._under_way,
-                )
-            except OSError:
-                pass
-            else:
-                room.weigh()
-                if reserves.held and room.left >= 0:
-                    reserves.forget_growth()
-                known = free if self._free_when_full is None else self._free_when_full
-                self._free_when_full = min(known, free)
-                if reserves.held and free - self._free_when_full >= freed_bytes:
-                    self._full_until = 0.0
-            await asyncio.sleep(FULL_DISK_LOOK_S)
-            is_full = loop.time() < self._full_until
-        self._awaiting_space = None
-
-    async def _tell_all(self) -> None:
-        for place, log in enumerate(list(self._logs.values()), 1):
-            log.on_full()
-            if place % TOLD_AT_ONCE == 0:
-                await asyncio.sleep(0)
 
     async def _hold_reserve(self) -> None:
         while not self._shared.reserve.held:
             await asyncio.sleep(self._reserve_retry_ms / 1_000)
             await run_to_end(self._executor, self._shared.reserve.hold, self._under_way)
-        self._full_until = 0.0  # there was space for both reserves
+        self._space.has_room()
         self._holding = None
 
     def _close_idle_later(self) -> None:

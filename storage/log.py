@@ -381,6 +381,12 @@ class EntityLogs(Protocol):
         """The partitions, by entity, whose log is known to have existed and is missing. Opens no log. Raises
         DiskFailed."""
 
+    def keep_room(self, entity: str, needs: Mapping[int, tuple[int, int]], folder: int = 0) -> None:
+        """Keep room for draining partitions that have not been opened: by number, what `Log.keep_room` is
+        given. Those that are open keep what they need themselves. Deleting the entity gives the room back.
+
+        `folder`: the number of the data folder that holds them all."""
+
     async def delete(self, entity: str) -> None:
         """Delete all logs of an entity, durably. The caller has closed them."""
 

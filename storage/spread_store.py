@@ -13,7 +13,7 @@ and left out, as long as at least one answers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 from zlib import crc32
 
@@ -120,6 +120,11 @@ class SpreadStore:
             for entity, numbers in found.items():
                 missing.setdefault(entity, set()).update(numbers)
         return {entity: sorted(numbers) for entity, numbers in missing.items()}
+
+    def keep_room(self, entity: str, needs: Mapping[int, tuple[int, int]], folder: int = 0) -> None:
+        """See `EntityLogs.keep_room`. Keeps none in a folder that is no longer known."""
+        if folder < len(self._stores):
+            self._stores[folder].keep_room(entity, needs)
 
     async def delete(self, entity: str) -> None:
         """See `LogStore.delete`. Deletes in all folders that allow it, and then raises the error of any

@@ -60,6 +60,8 @@ class Start:
     description: EntityDescription
     summary: bytes | None
     """What the index says the partition holds (`broker/partition/summary.py`); None if unknown."""
+    last: bytes | None
+    """The last such note, even if it is void; None if there is none."""
 
 
 @dataclass(slots=True)
@@ -118,6 +120,16 @@ class DeleteLogs(EntityRequest):
 @dataclass(slots=True)
 class Close(Request):
     """All partitions have stopped: close the data folders, then end."""
+
+
+@dataclass(slots=True)
+class KeepRoom:
+    """See `EntityLogs.keep_room`."""
+
+    entity: str
+    needs: dict[int, tuple[int, int]]
+    """Lasting and passing, by partition."""
+    folder: int
 
 
 @dataclass(slots=True)
@@ -255,7 +267,7 @@ class Done:
 
 ToPartitions = (
     Configure | Start | Post | OpenPartition | StopPartition | Forget | ListEntities | ListPartitions
-    | ListMissing | FindLogs | DeleteLogs | Close | LookAtClock | MemoryScarce | MemoryRoom | Done
+    | ListMissing | FindLogs | DeleteLogs | Close | LookAtClock | MemoryScarce | MemoryRoom | KeepRoom | Done
 )  # fmt: skip
 ToBroker = (
     Ready | Answered | Detached | Status | IndexOpening | IndexClosed | Counted | MemoryUsed | FolderStates

@@ -50,9 +50,9 @@ class _Hosted:
 
     def __init__(self, process: PartitionProcess, start: messages.Start) -> None:
         self._process, self._partition = process, start.partition
-        self._summary = None
-        if start.summary is not None:
-            self._summary = decode(start.summary, start.description.subqueues.end)
+        end = start.description.subqueues.end
+        self._summary = None if start.summary is None else decode(start.summary, end)
+        self._last = None if start.last is None else decode(start.last, end)
         self.task: PartitionTask
         self.counted: messages.Counted | None = None
 
@@ -106,10 +106,10 @@ class _Hosted:
         await self._process.ask(lambda request: messages.IndexOpening(request, self._partition))
 
     def last(self) -> Summary | None:
-        return self._summary
+        return self._last
 
     def closed(self, summary: Summary) -> None:
-        self._summary = summary
+        self._summary = self._last = summary
         self._process.send(messages.IndexClosed(self._partition, summary.encode()))
 
     # --- the meter (`broker.partition.meter.PartitionMeter`) ------------------------------------------------
@@ -231,6 +231,8 @@ class PartitionProcess:
                 self._do(message.request, host.missing())
             case messages.FindLogs():
                 self._do(message.request, _with_logs(host, message.entity))
+            case messages.KeepRoom():
+                host.keep_room(message.entity, message.needs, message.folder)
             case messages.DeleteLogs():
                 self._do(message.request, host.delete(message.entity))
             case messages.Close():

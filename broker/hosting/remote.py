@@ -17,7 +17,7 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from copy import copy
 from itertools import count
@@ -264,10 +264,8 @@ class RemoteHost:
         partition = next(self._numbers)
         made = RemotePartition(self, partition, number, description.subqueues, register)
         self._partitions[partition] = made, meter
-        summary = register.summary()
-        self.send(
-            messages.Start(partition, number, description, None if summary is None else summary.encode())
-        )
+        notes = [None if each is None else each.encode() for each in (register.summary(), register.last())]
+        self.send(messages.Start(partition, number, description, *notes))
         return made
 
     def forget(self, partition: int) -> None:
@@ -287,6 +285,9 @@ class RemoteHost:
 
     async def is_without_logs(self, entity: str) -> bool:
         return not (await self.ask(lambda request: messages.FindLogs(request, entity))).found
+
+    def keep_room(self, entity: str, needs: Mapping[int, tuple[int, int]], folder: int = 0) -> None:
+        self.send(messages.KeepRoom(entity, dict(needs), folder))
 
     async def delete(self, entity: str) -> None:
         await self.ask(lambda request: messages.DeleteLogs(request, entity))

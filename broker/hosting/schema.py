@@ -48,6 +48,7 @@ KINDS: Final[Mapping[int, type]] = {
     5: messages.StopPartition, 6: messages.Forget, 7: messages.ListEntities, 8: messages.ListPartitions,
     9: messages.ListMissing, 10: messages.FindLogs, 11: messages.DeleteLogs, 12: messages.Close,
     13: messages.LookAtClock, 14: messages.MemoryScarce, 15: messages.MemoryRoom,
+    16: messages.KeepRoom,
     32: messages.Ready, 33: messages.Answered, 34: messages.Detached, 35: messages.Status,
     36: messages.IndexOpening, 37: messages.IndexClosed, 38: messages.Counted, 39: messages.MemoryUsed,
     40: messages.PartFailed, 41: messages.Done, 42: messages.FolderStates,

@@ -274,7 +274,7 @@ def _held(row: Sequence[Any] | None, subqueues: int) -> tuple[int | None, int | 
     if row is None:
         return None, None
     is_open, note = row
-    counts = survey([note], subqueues)[0] if note and is_readable(note, subqueues) else None
+    counts = survey([note], subqueues).total if note and is_readable(note, subqueues) else None
     if counts is None:
         return None, None
     messages = sum(each.active + each.deferred + each.scheduled for each in counts.values())

@@ -37,6 +37,8 @@ from broker.namespace.appointments import Appointments
 from broker.namespace.appointments import Key as _Key
 from broker.operations.message_states import SubqueueCounts
 from broker.partition.summary import (
+    EMPTY_NOTE,
+    SEGMENT_BYTES,
     SUBQUEUES_MAX,
     Summary,
     decode,
@@ -49,6 +51,7 @@ from storage.errors import StorageError
 from storage.index_witness import Witness
 from storage.log import EntityLogs
 from storage.partition_index import PartitionIndex
+from storage.spread_store import place
 from storage.threads import OwnerFailed, mark_retrieved, report_to_loop, start_background
 
 log = structlog.get_logger("resting")
@@ -125,10 +128,14 @@ class Resting:
         clock: Clock,
         *,
         look_s: float = LOOK_S,
+        segment_bytes: int = SEGMENT_BYTES,
         failed: OwnerFailed = report_to_loop,
     ) -> None:
-        """`failed` is called if the task that wakes partitions dies: nothing is opened on time after that."""
+        """`segment_bytes`: the largest segment of a log. `failed` is called if the task that wakes partitions
+        dies: nothing is opened on time after that."""
         self._index, self._clock, self._look_s, self._failed = index, clock, look_s, failed
+        self._segment_bytes = segment_bytes
+        self._store: EntityLogs | None = None
         self._unknown: dict[str, set[int]] = {}
         self._totals: dict[str, dict[int, SubqueueCounts]] = {}
         """What each entity's closed partitions hold. Added up while their notes are read, and kept until
@@ -181,6 +188,7 @@ class Resting:
         `generations` holds all entities, live or not, each with its number of partitions, or 0 if that is
         unknown.
         """
+        self._store = store
         witnesses = self._index.witnesses
         reading = [asyncio.create_task(witness.read()) for witness in witnesses]
         for task in reading:
@@ -261,6 +269,9 @@ class Resting:
         self._is_started = True
         for generation in self._sleepers:
             self._take_up(generation)
+        for generation in self._index.entities():
+            if generation not in self._sleepers:  # it may come back, for example if its entry is damaged
+                self._keep_room(generation, {})
         if due := self._due.count_until(self._clock.now_ms()):
             log.info(
                 "partitions.due",
@@ -320,9 +331,11 @@ class Resting:
             else:
                 numbers.append(number)
                 notes.append(note)
-        total, wakes, unreadable = survey(notes, self._subqueues_end(generation))
+        total, wakes, needs, unreadable = survey(notes, self._subqueues_end(generation), self._segment_bytes)
         if notes:
             self._totals[generation] = total
+        if needs or unknown:
+            self._keep_room(generation, dict(zip(numbers, needs, strict=True)) if needs else {})
         unknown += [numbers[place] for place in unreadable]
         if unknown:
             self._wait_for(generation, unknown)
@@ -331,6 +344,26 @@ class Resting:
             for number, at_ms in zip(numbers, wakes, strict=True)
             if at_ms is not None
         )
+
+    def _keep_room(self, generation: str, known: Mapping[int, tuple[int, int] | None]) -> None:
+        """Keep room for draining an entity's partitions until they are opened: what is known that they need,
+        and for all others what their last notes say."""
+        needs = {number: need for number, need in known.items() if need is not None}
+        last = [
+            (number, note)
+            for number, _, note in self._index.partitions(generation)
+            if number not in known and note != EMPTY_NOTE
+        ]
+        if last:
+            found = survey([note for _, note in last], self._subqueues_end(generation), self._segment_bytes)
+            pairs = zip(last, found.needs, strict=True) if found.needs else ()
+            needs |= {number: need for (number, _), need in pairs if need is not None}
+        by_folder: dict[int, dict[int, tuple[int, int]]] = {}
+        for number, need in needs.items():
+            by_folder.setdefault(self._folder_of((generation, number)), {})[number] = need
+        for folder, of_folder in by_folder.items():
+            if self._store is not None:
+                self._store.keep_room(generation, of_folder, folder)
 
     def _wait_for(self, generation: str, numbers: Collection[int]) -> None:
         """Have these partitions opened, the most urgent first, because their content is unknown."""
@@ -520,8 +553,10 @@ class Resting:
         return all(self._busy[folder] >= FOLDER_OPENING_MAX for folder in range(self._folders))
 
     def _folder_of(self, key: _Key) -> int:
+        if self._folders == 1:
+            return 0
         sleeper = self._sleepers.get(key[0])
-        return 0 if sleeper is None or self._folders == 1 else sleeper.folder_of(key[1])
+        return place(*key, self._folders) if sleeper is None else sleeper.folder_of(key[1])
 
     async def _wake(self, key: _Key, folder: int) -> None:
         generation, number = key

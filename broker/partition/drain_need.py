@@ -29,8 +29,6 @@ BLOCK_BYTES = 4 << 10
 """What a file of one byte takes on most file systems."""
 LIVE_PER_CHECKPOINT_GARBAGE = 4
 """On a full disk, garbage in checkpoints takes at most what is live in them divided by this."""
-SEGMENT_BYTES = 64 << 20
-"""The largest segment of a log that has not been opened, unless PARTIBUS_SEGMENT_BYTES is set."""
 _SUMMARY_ROW_BYTES = records.RELOCATED_MESSAGE_BYTES + columns.MESSAGE_BYTES
 
 
@@ -71,8 +69,9 @@ def need_of(
     )
 
 
-def need_of_counts(counts: Iterable[SubqueueCounts]) -> Need:
-    """The need of a partition that has not been opened, from what it holds: about."""
+def need_of_counts(counts: Iterable[SubqueueCounts], segment_bytes: int) -> Need:
+    """The need of a partition that has not been opened, from what its subqueues hold: about, and too much if
+    they share messages. `segment_bytes`: its largest segment at most."""
     deliveries = live_bytes = 0
     for each in counts:
         deliveries += each.active + each.deferred + each.scheduled
@@ -80,4 +79,4 @@ def need_of_counts(counts: Iterable[SubqueueCounts]) -> Need:
     if not deliveries:
         return NO_NEED
     rows = _SUMMARY_ROW_BYTES * deliveries
-    return need_of(deliveries, live_bytes + rows, rows, 0, 0, min(live_bytes, SEGMENT_BYTES))
+    return need_of(deliveries, live_bytes + rows, rows, 0, 0, min(live_bytes, segment_bytes))

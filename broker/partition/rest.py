@@ -8,15 +8,15 @@ flag.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from broker.base.clock import Clock
 from broker.base.slices import Slices
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
-from broker.partition.drain_need import need_of_counts
+from broker.partition.drain_need import Need
 from broker.partition.state import Partition
 from broker.partition.summary import Summary, summary_in_turns
-from storage.log import Log
 
 HASTENED_REST_MS = 1_000
 """How long a partition must be unchanged to come to rest while memory is scarce. Who uses it now and then, as
@@ -39,15 +39,6 @@ class Register(Protocol):
     def closed(self, summary: Summary) -> None:
         """Enter what the partition holds: its log was closed cleanly, or everything is durable and will not
         change before `opening`."""
-
-
-def found_at_rest(register: Register | None, log: Log) -> Summary | None:
-    """What a partition holds that has not been opened, as far as the index knows; its log keeps the room for
-    draining that."""
-    summary = register.summary() if register is not None else None
-    if summary is not None:
-        log.keep_room(*need_of_counts(summary.counts.values()))
-    return summary
 
 
 class Rest:
@@ -93,12 +84,14 @@ class Rest:
         rest_ms = min(self._rest_ms, HASTENED_REST_MS) if self._is_hastened else self._rest_ms
         return self._changed_ms + rest_ms
 
-    async def look(self, partition: Partition, slices: Slices) -> None:
-        """Enter the partition if it has been unchanged for long enough. Call this between two cycles, and
-        begin none before it returns."""
+    async def look(
+        self, partition: Partition, slices: Slices, need: Callable[[], Need | None] = lambda: None
+    ) -> None:
+        """Enter the partition if it has been unchanged for long enough, with the room that it needs. Call
+        this between two cycles, and begin none before it returns."""
         due_ms = self.due_ms
         if due_ms is not None and self._clock.monotonic_ms() >= due_ms and not partition.has_more:
-            summary = await summary_in_turns(partition, self._clock, slices)
+            summary = await summary_in_turns(partition, self._clock, slices, need=need())
             self.is_entered, self._is_hastened = True, False
             self.closed(summary)
 

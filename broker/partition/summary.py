@@ -7,7 +7,7 @@ their numbers (`EntityDescription.subqueues`). Little endian:
          0     1  version, 1
          1     1  number of subqueues that follow; empty ones are left out
          2     1  number of times that follow
-         3     1  zero
+         3     1  1 if the room that draining needs follows the times, else 0
     then for each subqueue:
          0     1  number
          1     8  messages ready for delivery
@@ -17,6 +17,9 @@ their numbers (`EntityDescription.subqueues`). Little endian:
     then for each time:
          0     1  reason (`Wake`)
          1     8  wall time
+    then, if there are messages, what draining needs (`drain_need.py`); earlier releases have not written it:
+         0     8  lasting, in bytes
+         8     8  passing
 
 A partition with many subqueues, or with subqueues of higher numbers, has a note of version 2:
 
@@ -24,8 +27,8 @@ A partition with many subqueues, or with subqueues of higher numbers, has a note
          0     1  version, 2
          1     1  zero
          2     1  number of times
-         3     1  zero
-         4     …  the times, as above
+         3     1  1 if the room that draining needs follows, else 0
+         4     …  the times, and that room, as above
          …     …  compressed with zlib, for each subqueue: 4 bytes number, and the four counts as above
 
 If even that is too long for the index, the note is empty. Then only the log says what the partition holds,
@@ -52,6 +55,7 @@ from broker.base.slices import Slices
 from broker.entities.roles import SubqueueTable
 from broker.operations.message_states import SubqueueCounts
 from broker.partition.counting import SUBQUEUES_PER_STEP
+from broker.partition.drain_need import Need, need_of_counts
 from broker.partition.state import Partition
 from storage.partition_index import NOTE_BYTES_MAX
 
@@ -59,6 +63,7 @@ VERSION = 1
 _HEAD = struct.Struct("<BBBB")
 _SUBQUEUE = struct.Struct("<BQQQQ")
 _TIME = struct.Struct("<BQ")
+_NEED = struct.Struct("<QQ")
 _MANY, _SUBQUEUE_OF_MANY = 2, struct.Struct("<IQQQQ")
 _MANY_BYTES_MAX = 64 * 1024 * 1024
 """No note of version 2 unpacks to more."""
@@ -66,7 +71,8 @@ _VERSION_OF_MANY = bytes([_MANY])
 _ONE_SUBQUEUE, _MAIN = bytes([VERSION, 1]), b"\0"
 SUBQUEUES_MAX = 1 << 32
 """More than any note can name."""
-_ONE_BYTES = _HEAD.size + _SUBQUEUE.size
+SEGMENT_BYTES = 64 << 20
+"""The largest segment of a log by default."""
 
 
 class Wake(enum.IntEnum):
@@ -114,6 +120,8 @@ class Summary(NamedTuple):
     """By subqueue number; empty subqueues may be missing."""
     wakes: Mapping[int, int]
     """The earliest time for each reason, in wall time (ms)."""
+    need: Need | None = None
+    """The room that draining it needs; None if that is not known."""
 
     @property
     def wake_at_ms(self) -> int | None:
@@ -133,23 +141,24 @@ class Summary(NamedTuple):
             for number, each in sorted(self.counts.items())
             if _holds(each)
         ]
+        need = _NEED.pack(*self.need) if rows and self.need is not None else b""
         if len(rows) > 255 or (rows and rows[-1][0] > 255):
             packed = zlib.compress(b"".join(_SUBQUEUE_OF_MANY.pack(*row) for row in rows))
-            note = _HEAD.pack(_MANY, 0, len(self.wakes), 0) + times + packed
+            note = _HEAD.pack(_MANY, 0, len(self.wakes), bool(need)) + times + need + packed
             return note if len(note) <= NOTE_BYTES_MAX else b""
-        head = _HEAD.pack(VERSION, len(rows), len(self.wakes), 0)
-        return b"".join([head, *(_SUBQUEUE.pack(*row) for row in rows), times])
+        head = _HEAD.pack(VERSION, len(rows), len(self.wakes), bool(need))
+        return b"".join([head, *(_SUBQUEUE.pack(*row) for row in rows), times, need])
 
 
 def is_readable(note: bytes, end: int) -> bool:
     """Whether this release understands the note of an entity whose subqueues all have numbers below `end`. If
     not, only the log says what the partition holds."""
-    if len(note) < _HEAD.size:
+    if len(note) < _HEAD.size or note[3] > 1:
         return False
     if note[0] == _MANY:
         rows = _rows_of_many(note)
         return rows is not None and all(row[0] < end for row in rows)
-    if note[0] != VERSION or len(note) != _HEAD.size + note[1] * _SUBQUEUE.size + note[2] * _TIME.size:
+    if note[0] != VERSION or len(note) != _rest_at(note):
         return False
     return not note[1] or max(note[_HEAD.size : _times_at(note) : _SUBQUEUE.size]) < end
 
@@ -158,7 +167,7 @@ def _rows_of_many(note: bytes) -> list[_Row] | None:
     """The subqueues of a note of version 2; None if they cannot be read."""
     unpacker = zlib.decompressobj()
     try:
-        rows = unpacker.decompress(note[_HEAD.size + note[2] * _TIME.size :], _MANY_BYTES_MAX)
+        rows = unpacker.decompress(note[_rest_at(note) :], _MANY_BYTES_MAX)
         return list(_SUBQUEUE_OF_MANY.iter_unpack(rows)) if unpacker.eof else None
     except (zlib.error, struct.error):
         return None
@@ -196,9 +205,9 @@ def total_of(notes: Sequence[bytes], end: int) -> dict[int, SubqueueCounts]:
 
 def total_in_steps(notes: Sequence[bytes], end: int, total: dict[int, SubqueueCounts]) -> Iterator[None]:
     """As `total_of`, into `total`, which is empty, with a step for each note of many subqueues."""
-    alike = _alike(notes)
+    alike = _alike(notes, SEGMENT_BYTES)
     if alike is not None:
-        total.update(alike[0])
+        total.update(alike.total)
         return
     for note in notes:
         if note != EMPTY_NOTE and is_readable(note, end):
@@ -207,24 +216,50 @@ def total_in_steps(notes: Sequence[bytes], end: int, total: dict[int, SubqueueCo
                 yield
 
 
-def survey(
-    notes: Sequence[bytes], end: int
-) -> tuple[dict[int, SubqueueCounts], Sequence[int | None], Sequence[int]]:
-    """Read the notes of an entity whose subqueues all have numbers below `end`: the summed counts,
-    `wake_at_ms` of each note, and the indices of unreadable notes."""
-    alike = _alike(notes)
+class Survey(NamedTuple):
+    """What several notes say."""
+
+    total: dict[int, SubqueueCounts]
+    """The summed counts."""
+    wakes: Sequence[int | None]
+    """`wake_at_ms` of each note."""
+    needs: Sequence[tuple[int, int] | None]
+    """The `Need` of each note, if it has one; nothing if none of them needs anything."""
+    unreadable: Sequence[int]
+    """The indices of unreadable notes."""
+
+
+def survey(notes: Sequence[bytes], end: int, segment_bytes: int = SEGMENT_BYTES) -> Survey:
+    """Read the notes of an entity whose subqueues all have numbers below `end`. `segment_bytes`: the largest
+    segment of a log."""
+    alike = _alike(notes, segment_bytes)
     if alike is not None:
-        return *alike, ()
+        return alike
     unreadable = [place for place, note in enumerate(notes) if not is_readable(note, end)]
     passed_over = set(unreadable)
-    return (
+    return Survey(
         total_of(notes, end),
         [None if place in passed_over else wake_at_ms(note) for place, note in enumerate(notes)],
+        [
+            None if place in passed_over else _need_of(note, end, segment_bytes)
+            for place, note in enumerate(notes)
+        ],
         unreadable,
     )
 
 
-def _alike(notes: Sequence[bytes]) -> tuple[dict[int, SubqueueCounts], Sequence[int | None]] | None:
+def _need_of(note: bytes, end: int, segment_bytes: int) -> Need | None:
+    """The need of a readable note; None if it holds nothing."""
+    if note[3]:
+        return _noted_need(note)
+    if note[0] == VERSION and not note[1]:
+        return None
+    summary = decode(note, end)
+    assert summary is not None, "it is readable"
+    return need_of_counts(summary.counts.values(), segment_bytes)
+
+
+def _alike(notes: Sequence[bytes], segment_bytes: int) -> Survey | None:
     """Read notes of the same shape together: all empty, or all with only the main subqueue and equally many
     times. None for other notes.
 
@@ -234,26 +269,36 @@ def _alike(notes: Sequence[bytes]) -> tuple[dict[int, SubqueueCounts], Sequence[
     count = len(notes)
     first = notes[0] if notes else EMPTY_NOTE
     if first == EMPTY_NOTE:
-        return ({}, [None] * count) if notes.count(first) == count else None
-    if first[:2] != _ONE_SUBQUEUE or first[2] > 1 or len(first) != _ONE_BYTES + _TIME.size * first[2]:
+        return Survey({}, [None] * count, (), ()) if notes.count(first) == count else None
+    if first[:2] != _ONE_SUBQUEUE or max(first[2:4]) > 1 or len(first) != _rest_at(first):
         return None
     if count > 1 and set(map(len, notes)) != {len(first)}:
         return None
-    fields = _together(count, first[2]).unpack(b"".join(notes))
-    step = 5 + 2 * first[2]
+    fields = _together(count, first[2], first[3]).unpack(b"".join(notes))
+    step = 5 + 2 * (first[2] + first[3])
     if first[4:5] != _MAIN or fields[::step].count(first[: _HEAD.size + 1]) != count:
         return None
     total = SubqueueCounts(
         sum(fields[1::step]), 0, sum(fields[2::step]), sum(fields[3::step]), sum(fields[4::step])
     )
-    return {0: total}, fields[6::step] if first[2] else [None] * count
+    wakes = fields[6::step] if first[2] else [None] * count
+    needs: Sequence[tuple[int, int]]
+    if first[3]:
+        needs = list(zip(fields[step - 2 :: step], fields[step - 1 :: step], strict=True))
+    else:
+        counts = zip(*(fields[place::step] for place in range(1, 5)), strict=True)
+        needs = [
+            need_of_counts([SubqueueCounts(active, 0, deferred, scheduled, size)], segment_bytes)
+            for active, deferred, scheduled, size in counts
+        ]
+    return Survey({0: total}, wakes, needs, ())
 
 
 @functools.lru_cache(256)
-def _together(notes: int, times: int) -> struct.Struct:
-    """The layout of several notes with one subqueue and at most one time each: the head with the subqueue's
-    number, the four counts, and the time's two fields."""
-    return struct.Struct("<" + (f"{_HEAD.size + 1}sQQQQ" + "BQ" * times) * notes)
+def _together(notes: int, times: int, needs: int) -> struct.Struct:
+    """The layout of several notes with one subqueue, at most one time and at most one need each: the head
+    with the subqueue's number, the four counts, the time's two fields, and the need's."""
+    return struct.Struct("<" + (f"{_HEAD.size + 1}sQQQQ" + "BQ" * times + "QQ" * needs) * notes)
 
 
 def decode(note: bytes, end: int) -> Summary | None:
@@ -262,12 +307,22 @@ def decode(note: bytes, end: int) -> Summary | None:
         rows = _rows_of_many(note)
         if rows is None or any(row[0] >= end for row in rows):
             return None
-        return Summary(_CountsOfMany(rows), dict(_TIME.iter_unpack(_times_of(note))))
+        return Summary(_CountsOfMany(rows), dict(_TIME.iter_unpack(_times_of(note))), _noted_need(note))
     if not is_readable(note, end):
         return None
     counts: dict[int, SubqueueCounts] = {}
     add_counts(counts, note)
-    return Summary(counts, dict(_TIME.iter_unpack(_times_of(note))))
+    return Summary(counts, dict(_TIME.iter_unpack(_times_of(note))), _noted_need(note))
+
+
+def _noted_need(note: bytes) -> Need | None:
+    return Need(*_NEED.unpack_from(note, _rest_at(note) - _NEED.size)) if note[3] else None
+
+
+def _rest_at(note: bytes) -> int:
+    """The end of the times and the need."""
+    start = _HEAD.size if note[0] == _MANY else _times_at(note)
+    return start + note[2] * _TIME.size + note[3] * _NEED.size
 
 
 def _times_of(note: bytes) -> bytes:
@@ -288,19 +343,21 @@ def named(counts: Mapping[int, SubqueueCounts], subqueues: SubqueueTable) -> dic
     return {subqueues[number].name: each for number, each in counts.items() if number in subqueues}
 
 
-def summary_of(partition: Partition, clock: Clock, has_garbage: bool = False) -> Summary:
+def summary_of(
+    partition: Partition, clock: Clock, has_garbage: bool = False, need: Need | None = None
+) -> Summary:
     """Summarize a partition whose log is about to be closed. Nothing is under way in it."""
-    return _summary(partition, clock, has_garbage, partition.counting.by_number())
+    return _summary(partition, clock, has_garbage, need, partition.counting.by_number())
 
 
 async def summary_in_turns(
-    partition: Partition, clock: Clock, slices: Slices, has_garbage: bool = False
+    partition: Partition, clock: Clock, slices: Slices, has_garbage: bool = False, need: Need | None = None
 ) -> Summary:
     """As `summary_of`, in slices: a partition of a topic with a thousand subscriptions takes milliseconds,
     and all partitions of a topic stop or come to rest together. The partition must not change meanwhile.
     With few subqueues it takes no turn: thousands of queues would wait for each other."""
     if len(partition.messages.subqueues) <= SUBQUEUES_PER_STEP:
-        return summary_of(partition, clock, has_garbage)
+        return summary_of(partition, clock, has_garbage, need)
     counts: dict[int, SubqueueCounts] = {}
 
     def steps() -> Iterator[None]:
@@ -308,11 +365,15 @@ async def summary_in_turns(
         counts = yield from partition.counting.by_number_in_steps()
 
     await slices.run(steps())
-    return _summary(partition, clock, has_garbage, counts)
+    return _summary(partition, clock, has_garbage, need, counts)
 
 
 def _summary(
-    partition: Partition, clock: Clock, has_garbage: bool, counts: Mapping[int, SubqueueCounts]
+    partition: Partition,
+    clock: Clock,
+    has_garbage: bool,
+    need: Need | None,
+    counts: Mapping[int, SubqueueCounts],
 ) -> Summary:
     due_ms = clock.monotonic_ms() if partition.has_more else partition.next_expiry_ms()
     wakes: dict[int, int] = {} if due_ms is None else {Wake.EXPIRY: due_ms + wall_ahead_ms(clock)}
@@ -320,7 +381,7 @@ def _summary(
         wakes[Wake.SCHEDULE] = schedule_ms
     if has_garbage:
         wakes[Wake.GARBAGE] = clock.now_ms()
-    return Summary(counts, wakes)
+    return Summary(counts, wakes, need)
 
 
 EMPTY = Summary({}, {})

@@ -50,6 +50,7 @@ from broker.partition.beside_cycles import BesideCycles
 from broker.partition.coming_back import ComingBack
 from broker.partition.cycle import Cycle, parts_of
 from broker.partition.disk_timeout import Hung, Patience
+from broker.partition.drain_need import Need
 from broker.partition.due_timer import DueTimer
 from broker.partition.full_disk_log import FullDiskLog
 from broker.partition.gathering import Gathering
@@ -58,7 +59,7 @@ from broker.partition.known_counts import KnownCounts
 from broker.partition.mailbox import USUALLY_SHORT, Mailbox, Waiting, messages_sent, sends_from
 from broker.partition.meter import PartitionMeter, count_cycle
 from broker.partition.payloads import PayloadBudget
-from broker.partition.rest import Register, Rest, found_at_rest
+from broker.partition.rest import Register, Rest
 from broker.partition.rounds import Rounds
 from broker.partition.short_cycles import Short, ShortCycles
 from broker.partition.signals import Once, Signal, Soon
@@ -128,8 +129,7 @@ class PartitionTask:
         self._mailbox = Mailbox()
         self._going_down = GoingDown(number, description.name, self._mailbox)
         self._partition: Partition | None = None
-        at_rest = found_at_rest(register, log)
-        self._known = KnownCounts(description.subqueues, at_rest, on_counts)
+        self._known = KnownCounts(description.subqueues, register.summary() if register else None, on_counts)
         self._is_in_doubt = False
         """Whether a cycle is under way, so that only what was noted before it is known to be durable."""
         self._upkeep: Upkeep | None = None
@@ -269,7 +269,7 @@ class PartitionTask:
                     self._wake.set()
                     continue  # the next step follows at once and does what has come due
                 if self._health is Health.HEALTHY and self._partition is not None and not self._mailbox:
-                    await self._rest.look(self._partition, self._slices)
+                    await self._rest.look(self._partition, self._slices, self._need)
                     at_rest = self._rest.is_entered
                     held = at_rest and self._is_held(self._partition)
                     if self._unused.look(is_at_rest=at_rest, is_held=held) and not self._beside.is_under_way:
@@ -422,7 +422,7 @@ class PartitionTask:
             self._upkeep.press(self._clock.monotonic_ms(), is_starved=is_starved)
             self._arm_timer()
 
-    def _need(self) -> tuple[int, int] | None:
+    def _need(self) -> Need | None:
         return self._upkeep.need() if self._upkeep is not None else None
 
     async def _sync(self, cycle: Cycle) -> None:
@@ -648,7 +648,8 @@ class PartitionTask:
                 await self._upkeep.save_last_checkpoint(self._clock.monotonic_ms())
         opened, summary, partition = self._health is not Health.CLOSED, None, self._healthy
         if partition is not None and self._upkeep is not None and not self._is_deleted:
-            summary = await summary_in_turns(partition, self._clock, self._slices, self._upkeep.has_garbage)
+            told = self._upkeep.has_garbage, self._upkeep.need()
+            summary = await summary_in_turns(partition, self._clock, self._slices, *told)
         if self._health not in _FOR_GOOD:
             self._become(Health.STOPPED)
         self._going_down.start_anew()

@@ -13,6 +13,7 @@ from broker.base.clock import SystemClock
 from broker.entities.descriptions import QueueDescription, QueueSettings
 from broker.entities.documents import decode_description, encode_description
 from broker.operations.message_states import SubqueueCounts
+from broker.partition.drain_need import Need
 from broker.partition.summary import Summary, Wake
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
@@ -68,7 +69,6 @@ async def _write_notes(data: Path, messages: int) -> None:
         description = decode_description(content)
         for partition in range(description.partitions):
             held = SubqueueCounts(active=messages, bytes=messages * (100 + partition))
-            index.closed(
-                description.generation, partition, Summary({0: held}, {Wake.EXPIRY: at_ms + number}).encode()
-            )
+            summary = Summary({0: held}, {Wake.EXPIRY: at_ms + number}, Need(8_192 + partition, 16_384))
+            index.closed(description.generation, partition, summary.encode())
     await index.close()

@@ -39,6 +39,16 @@ def test_lasting_needs_add_up_and_of_the_passing_ones_the_largest_counts() -> No
     assert room.left == -1_010
 
 
+def test_needs_of_many_logs_count_like_those_of_each() -> None:
+    room = room_of(1_000)
+    room.keep_all((number, (10, number)) for number in range(20))
+    assert room.left == 1_000 - 200 - 19
+    room.keep_all([(19, (0, 0)), (3, (100, 0))])
+    assert room.left == 1_000 - 280 - 18
+    room.keep_all([])
+    assert room.left == 1_000 - 280 - 18
+
+
 def test_commits_are_deducted_until_a_measurement_has_seen_them_for_sure() -> None:
     room = room_of(1_000)
     room.keep("a", 100, 0)

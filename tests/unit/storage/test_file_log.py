@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from storage import file_store
+from storage import space_watch
 from storage.errors import CommitFailed, DiskFailed, DiskFull, Fenced
 from storage.file_log import DEAD_BYTES_MIN
 from storage.file_store import FolderState
@@ -508,7 +508,7 @@ async def test_what_the_logs_of_a_store_need_is_added_up_until_they_are_deleted(
 
 
 async def test_growth_is_limited_anew_each_time_the_disk_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_store, "FULL_DISK_LOOK_S", 0.005)
+    monkeypatch.setattr(space_watch, "FULL_DISK_LOOK_S", 0.005)
     disk = FaultyDisk(RecordingDisk(capacity_bytes=1_000_000))
     store = small_store(ROOT, disk, reserve_bytes=80_000)
     log = store.log("orders", 0)
@@ -531,8 +531,8 @@ async def test_growth_is_limited_anew_each_time_the_disk_is_full(monkeypatch: py
 async def test_a_disk_that_others_have_freed_is_noticed_by_those_who_ask(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(file_store, "FULL_DISK_LOOK_S", 0.005)
-    monkeypatch.setattr(file_store, "FULL_DISK_SHOWN_S", 0.02)
+    monkeypatch.setattr(space_watch, "FULL_DISK_LOOK_S", 0.005)
+    monkeypatch.setattr(space_watch, "FULL_DISK_SHOWN_S", 0.02)
     disk = RecordingDisk(capacity_bytes=1_000_000)
     store = small_store(ROOT, disk, reserve_bytes=80_000)
     log = store.log("orders", 0)
@@ -541,9 +541,9 @@ async def test_a_disk_that_others_have_freed_is_noticed_by_those_who_ask(
     with pytest.raises(DiskFull):
         await append(log, b"x")
     assert log.take_growth(1_000, 20) == 10
-    await until(lambda: store.state is FolderState.OK)
     disk.capacity_bytes = 10_000_000
     await until(lambda: not log.is_full)
+    await until(lambda: store.state is FolderState.OK)
     assert log.take_growth(1_000, 20) == 20 and store.state is FolderState.OK
     await log.close()
     await store.close()

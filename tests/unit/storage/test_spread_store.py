@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from storage.disk import LocalDisk
-from storage.errors import DiskHangs, StorageError
+from storage.errors import DiskFull, DiskHangs, StorageError
 from storage.spread_store import SpreadStore
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.logs import append, small_store
@@ -89,4 +89,22 @@ async def test_missing_logs_are_found_beside_a_folder_that_hangs(tmp_path: Path)
             await spread.missing()
     first.release()
     second.release()
+    await spread.close()
+
+
+async def test_room_is_kept_in_the_folder_that_holds_the_partitions() -> None:
+    stores = [small_store(root, RecordingDisk(capacity_bytes=1_000_000)) for root in (FIRST, SECOND)]
+    spread = SpreadStore(stores, small_store(Path("/none"), RecordingDisk()))
+    logs = [store.log(EMPTY, 0) for store in stores]
+    for log in logs:
+        await log.acquire()
+    spread.keep_room(HELD, {1: (2_000_000, 0)}, 1)
+    spread.keep_room(HELD, {0: (2_000_000, 0)}, 2)
+    await append(logs[0], b"x")
+    with pytest.raises(DiskFull):
+        await append(logs[1], b"x")
+    await spread.delete(HELD)
+    await append(logs[1], b"x")
+    for log in logs:
+        await log.close()
     await spread.close()

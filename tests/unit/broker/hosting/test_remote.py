@@ -88,6 +88,17 @@ async def test_operations_pass_and_cookies_come_back_as_they_were(tmp_path: Path
         assert made.failures == []
 
 
+async def test_room_is_kept_for_entities_whose_partitions_have_not_started(tmp_path: Path) -> None:
+    async with stack(tmp_path) as made:
+        made.host.keep_room("1" * 32, {0: (1 << 60, 0)})
+        partition = made.start()
+        with pytest.raises(Refused, match="the disk is full"):
+            await ask(partition, Send([b"one"], None))
+        await made.host.delete("1" * 32)
+        assert isinstance(await ask(partition, Send([b"one"], None)), Sent)
+        await partition.stop()
+
+
 async def test_the_counts_of_a_topic_are_known_and_those_of_deleted_subscriptions_are_forgotten(
     tmp_path: Path,
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -19,7 +19,18 @@ from broker.base.clock import ManualClock
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES, QUEUE_SUBQUEUES
 from broker.namespace.resting import FOLDER_OPENING_MAX, Resting
 from broker.operations.message_states import SubqueueCounts
-from broker.partition.summary import EMPTY, EMPTY_NOTE, Summary, Wake, decode, survey, total_of, wake_at_ms
+from broker.partition.drain_need import Need, need_of_counts
+from broker.partition.summary import (
+    EMPTY,
+    EMPTY_NOTE,
+    SEGMENT_BYTES,
+    Summary,
+    Wake,
+    decode,
+    survey,
+    total_of,
+    wake_at_ms,
+)
 from storage.errors import DiskFailed
 from storage.index_witness import Says, Witness
 from storage.log import LogStore
@@ -54,12 +65,18 @@ class Store:
 
     def __init__(self, **logs: list[int] | None) -> None:
         self.logs = logs
+        self.kept: dict[tuple[int, str], dict[int, tuple[int, int]]] = {}
+        """What room was asked for, by folder and entity."""
 
     async def partitions(self, entity: str) -> list[int]:
         found = self.logs.get(entity, [])
         if found is None:
             raise DiskFailed("broken")
         return found
+
+    def keep_room(self, entity: str, needs: Mapping[int, tuple[int, int]], folder: int) -> None:
+        assert needs
+        self.kept.setdefault((folder, entity), {}).update(needs)
 
 
 class World:
@@ -98,14 +115,16 @@ def holding(active: int, wake_at_ms: int | None = None) -> Summary:
 
 
 NOTHING = SubqueueCounts()
+NEED = Need(70_000, 30_000)
 NOTES = st.one_of(
     st.sampled_from(
         [EMPTY_NOTE, b"", b"\2 of a later release", EMPTY_NOTE[:1] + b"\1\0\0" + b"\1" + bytes(32)]
     ),
     st.builds(
-        lambda active, at_ms: holding(active, at_ms).encode(),
+        lambda active, at_ms, need: holding(active, at_ms)._replace(need=need).encode(),
         st.integers(1, 1 << 40),
         st.sampled_from([None, 1, 1 << 41]),
+        st.sampled_from([None, NEED, Need(5, 1 << 40)]),
     ),
     st.builds(
         lambda number: Summary({number: SubqueueCounts(active=5, bytes=7)}, {}).encode(),
@@ -115,32 +134,41 @@ NOTES = st.one_of(
 )
 
 
-def test_a_summary_comes_back_as_it_was_and_what_is_not_understood_gives_none() -> None:
+@pytest.mark.parametrize("need", [None, NEED])
+def test_a_summary_comes_back_as_it_was_and_what_is_not_understood_gives_none(need: Need | None) -> None:
     summary = Summary(
         {
             0: SubqueueCounts(active=3, deferred=1, scheduled=2, bytes=99),
             1: SubqueueCounts(active=1, bytes=5),
         },
         {Wake.EXPIRY: 1_700_000_000_000, 77: 1_600_000_000_000},
+        need,
     )
     assert decode(summary.encode(), COUNT) == summary and summary.wake_at_ms == 1_600_000_000_000
     assert decode(EMPTY_NOTE, COUNT) == EMPTY and EMPTY.wake_at_ms is None
-    assert Summary({0: SubqueueCounts(locked=0)}, {}).encode() == EMPTY_NOTE
+    assert Summary({0: SubqueueCounts(locked=0)}, {}, NEED).encode() == EMPTY_NOTE, "nothing to drain"
     note = summary.encode()
     assert [
         decode(each, COUNT)
-        for each in (b"", note[:-1], note + b"\0", b"\3" + note[1:], note[:4] + b"\x09" + note[5:])
-    ] == [None] * 5
+        for each in (
+            b"",
+            note[:-1],
+            note + b"\0",
+            b"\3" + note[1:],
+            note[:3] + b"\2" + note[4:],
+            note[:4] + b"\x09" + note[5:],
+        )
+    ] == [None] * 6
 
 
 @pytest.mark.parametrize("first", [0, 300, 16_000])
 def test_a_summary_of_many_subqueues_comes_back_as_it_was(first: int) -> None:
     counts = {number: SubqueueCounts(active=1, bytes=number) for number in range(first, first + 300)}
-    summary = Summary(counts, {Wake.EXPIRY: 1_700_000_000_000})
+    summary = Summary(counts, {Wake.EXPIRY: 1_700_000_000_000}, NEED)
     note = summary.encode()
     assert decode(note, first + 300) == summary and wake_at_ms(note) == 1_700_000_000_000
     assert decode(note, first + 299) is None, "a number that the entity never gave"
-    assert all(decode(broken, first + 300) is None for broken in (note[:-1], note[:20] + b"x" + note[21:]))
+    assert all(decode(broken, first + 300) is None for broken in (note[:-1], note[:40] + b"x" + note[41:]))
     assert total_of([note, note], first + 300)[first + 1].active == 2
 
 
@@ -174,10 +202,14 @@ def test_the_total_of_many_notes_is_the_sum_of_what_each_says() -> None:
 @given(st.lists(NOTES, max_size=4), st.integers(0, 3))
 def test_notes_that_are_read_together_say_what_each_says_alone(some: list[bytes], times: int) -> None:
     notes = some + some[-1:] * times
-    total, wakes, unreadable = survey(notes, COUNT)
+    total, wakes, needs, unreadable = survey(notes, COUNT)
     assert [place for place, note in enumerate(notes) if decode(note, COUNT) is None] == list(unreadable)
     summaries = [decode(note, COUNT) or EMPTY for note in notes]
     assert list(wakes) == [summary.wake_at_ms for summary in summaries]
+    assert list(needs) == [
+        each.need or (need_of_counts(each.counts.values(), SEGMENT_BYTES) if each.counts else None)
+        for each in summaries
+    ] or (not needs and all(note == EMPTY_NOTE for note in notes))
     assert {
         number: sum(each.counts.get(number, NOTHING).active for each in summaries) for number in total
     } == {number: counts.active for number, counts in total.items()}
@@ -445,4 +477,44 @@ async def test_a_folder_that_was_missing_at_the_start_is_asked_when_it_is_back(
     await until(lambda: sorted(world.queues["a"].woken) == [1, 3])
     assert counted(world, "a", ()) == {0: SubqueueCounts(active=2, bytes=20)}
     await until(lambda: world.index.witnesses[1].says is Says.VALID)
+    await world.stop()
+
+
+async def test_room_is_kept_at_the_start_for_all_that_partitions_hold() -> None:
+    """Those that hold nothing need none. What an open one needs that a crash has left is not known, but about
+    what it needed before. An entity that is not in service may come back."""
+    world = await World().start({"a": 6, "gone": 1})
+    for number in range(6):
+        await world.resting.opening("a", number)
+        held = {} if number == 5 else {0: SubqueueCounts(active=9, bytes=900)}
+        world.resting.closed("a", number, Summary(held, {}, Need(number * 1_000, 400)))
+    await world.resting.opening("gone", 0)
+    world.resting.closed("gone", 0, Summary({0: SubqueueCounts(active=1)}, {}, NEED))
+    world.resting.closed("a", 4, Summary({0: SubqueueCounts(active=9, bytes=900)}, {}))
+    await world.resting.opening("a", 2)
+    disk = await world.stop()
+    store = Store()
+    again = World(disk)
+    again.queues["a"] = Queue()
+    again.resting.enter("a", again.queues["a"])
+    await again.resting.load({"a": 6, "gone": 1}, cast(LogStore, store))
+    again.resting.start()
+    estimate = need_of_counts([SubqueueCounts(active=9, bytes=900)], SEGMENT_BYTES)
+    of_a = {number: (number * 1_000, 400) for number in range(4)} | {4: estimate}
+    assert store.kept == {(0, "a"): of_a, (0, "gone"): {0: NEED}}
+    store.kept.clear()
+    again.resting.enter("gone", Queue())
+    assert store.kept == {(0, "gone"): {0: NEED}}
+    await again.stop()
+
+
+async def test_room_is_kept_in_the_folder_of_each_partition() -> None:
+    folders, store = Folders(), Store()
+    world = World(folders.disk, folders.witnesses())
+    world.resting.enter("a", Queue())
+    await world.resting.load({"a": 3}, cast(LogStore, store))
+    for number in range(3):
+        world.resting.closed("a", number, Summary({0: SubqueueCounts(active=1)}, {}, NEED))
+    world.resting.start()
+    assert store.kept == {(0, "a"): {0: NEED, 2: NEED}, (1, "a"): {1: NEED}}
     await world.stop()

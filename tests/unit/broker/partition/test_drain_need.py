@@ -12,12 +12,13 @@ from broker.partition.drain_need import (
     LIVE_PER_GARBAGE,
     NO_NEED,
     REMOVAL_BYTES,
-    SEGMENT_BYTES,
     garbage_reserved,
     need_of,
     need_of_counts,
 )
 from tests.support.partition_harness import Harness
+
+MIB = 1 << 20
 
 
 async def test_each_removal_may_take_a_commit_of_its_own() -> None:
@@ -59,12 +60,14 @@ def test_making_room_needs_what_lives_in_one_segment() -> None:
 
 
 def test_a_partition_that_was_not_opened_needs_about_as_much() -> None:
-    assert need_of_counts([]) == need_of_counts([SubqueueCounts()]) == NO_NEED
-    need = need_of_counts([SubqueueCounts(active=1_000, bytes=1_000_000), SubqueueCounts(deferred=500)])
+    assert need_of_counts([], MIB) == need_of_counts([SubqueueCounts()], MIB) == NO_NEED
+    counts = [SubqueueCounts(active=1_000, bytes=1_000_000), SubqueueCounts(deferred=500)]
+    need = need_of_counts(counts, 64 * MIB)
     assert need.lasting > 1_500 * REMOVAL_BYTES and need.passing > 1_000_000
 
 
 def test_a_large_partition_that_was_not_opened_moves_no_more_than_a_segment() -> None:
     """Symptom: on a disk that is more than half full, messages were refused until it was opened."""
-    need = need_of_counts([SubqueueCounts(active=1_000, bytes=30 << 30)])
-    assert need.passing < SEGMENT_BYTES + (1 << 20)
+    for segment_bytes in (MIB, 64 * MIB, 1 << 30):
+        need = need_of_counts([SubqueueCounts(active=1_000, bytes=30 << 30)], segment_bytes)
+        assert segment_bytes <= need.passing < segment_bytes + MIB
