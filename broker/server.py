@@ -130,7 +130,6 @@ class Broker:
         self._resting = self._make_resting(home, disk, folders)
         self._resting.on_opening = self._expect_partition
         self._resting.has_room = self.memory.take_room
-        self._resting.opening_count = lambda: self.host.opening_count
         self._resting.look_at_folders = self._look_at_folders
         shared = Shared(
             host=self.host,

@@ -124,10 +124,6 @@ class PartitionHost(EntityLogs, Protocol):
         """Memory that partitions will take soon, because they are being opened."""
 
     @property
-    def opening_count(self) -> int:
-        """How many partitions are being opened."""
-
-    @property
     def resident_bytes(self) -> int:
         """Resident memory of the process that runs the partitions; 0 if that is this process."""
 

@@ -16,6 +16,7 @@ from broker.entities.descriptions import EntityDescription
 from broker.hosting.host import HostFolder, HostSettings
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.meter import PartitionMeter
+from broker.partition.openings import Openings
 from broker.partition.payloads import PayloadBudget
 from broker.partition.rest import Register
 from broker.partition.rounds import Rounds
@@ -72,6 +73,8 @@ class LocalHost(SpreadStore):
         opening = Slices(LONG_SLICE_S)
         self._opening = [opening.for_another_disk() for _ in stores]
         """Time slices for opening, recovering and forgetting partitions, by the number of their folder."""
+        self._openings = [Openings() for _ in stores]
+        """Their turns to be opened, by the number of their folder as well."""
         self._turns = Slices(LONG_SLICE_S)
         """Time slices for operations of partitions that take several steps."""
         self._rounds: weakref.WeakValueDictionary[str, Rounds] = weakref.WeakValueDictionary()
@@ -134,6 +137,7 @@ class LocalHost(SpreadStore):
             turns=self._turns,
             register=register,
             rounds=self._rounds.setdefault(description.generation, Rounds()),
+            openings=self._openings[folder % len(self._openings)],
         )
         self._tasks.add(partition)
         self._spawn(partition.run(), f"partition {description.name}/{number}")
@@ -151,10 +155,6 @@ class LocalHost(SpreadStore):
     @property
     def opening_bytes(self) -> int:
         return OPENING_BYTES * self.payloads.opening + self.payloads.opening_bytes
-
-    @property
-    def opening_count(self) -> int:
-        return self.payloads.opening
 
     def set_scarce(self, is_scarce: bool) -> None:
         self.payloads.set_scarce(is_scarce)

@@ -230,8 +230,6 @@ class MemoryUsed:
     waiting: int
     opening: int
     resident: int
-    opening_count: int
-    """How many partitions are being opened."""
 
 
 @dataclass(slots=True)

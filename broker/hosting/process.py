@@ -306,7 +306,7 @@ class PartitionProcess:
                 await asyncio.to_thread(return_free_pages)
                 returned_at = loop.time()
             resident = max(0, resident_bytes() - program)
-            now = messages.MemoryUsed(host.waiting_bytes, host.opening_bytes, resident, host.opening_count)
+            now = messages.MemoryUsed(host.waiting_bytes, host.opening_bytes, resident)
             if now != told:
                 self.send(now)
                 told = now

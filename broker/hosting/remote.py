@@ -192,7 +192,7 @@ class RemoteHost:
         """The sink and the cookie behind each number that was sent and has not come back."""
         self._requests: dict[int, asyncio.Future[messages.Done]] = {}
         self._entering: set[asyncio.Task[None]] = set()
-        self._memory = messages.MemoryUsed(0, 0, 0, 0)
+        self._memory = messages.MemoryUsed(0, 0, 0)
         self._room_told: int | None = None
         self._folder_states: list[str] = [FolderState.OK for _ in settings.folders]
 
@@ -313,10 +313,6 @@ class RemoteHost:
     @property
     def opening_bytes(self) -> int:
         return self._memory.opening
-
-    @property
-    def opening_count(self) -> int:
-        return self._memory.opening_count
 
     @property
     def resident_bytes(self) -> int:

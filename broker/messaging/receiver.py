@@ -46,7 +46,7 @@ WITHDRAW_AFTER_S = 0.02
 RETRY_UNAVAILABLE_S = 0.25
 """How long to wait before asking again a partition that went down."""
 RETRY_SPARED_S = 1.0
-"""About how long for one that stays closed because memory is scarce, or many others are being opened."""
+"""About how long for one that stays closed because memory is scarce."""
 
 DRAIN_ON_S = 7.0
 """If a removal fails later than this in a drain, no other is begun for the drain, so that a client hears
@@ -251,7 +251,7 @@ class Receiver(Generic[R]):
                 )
             return
         for number, count, tell_unmet in self._plan.ask(wanted, self._run_max()):
-            if self._queue.defers(number) or self._stays_closed(number):
+            if self._stays_closed(number):
                 self._plan.forget(number)
                 self._retry_in(RETRY_SPARED_S * (0.75 + self._client % 32 / 64))  # not thousands at once
                 continue

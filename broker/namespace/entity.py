@@ -297,15 +297,6 @@ class Entity:
             held = self._held_at_rest(number, subqueue)
         return held is None or not (held.active or held.deferred or held.scheduled)
 
-    def defers(self, number: int) -> bool:
-        """Whether a receiver should ask for a partition later, because it is closed, is not known to hold
-        anything, and many others are being opened."""
-        partition = self._partitions.get(number)
-        if (partition is not None and partition.health != CLOSED) or not self._resting.opens_many:
-            return False
-        summary = self._resting.summary(self.description.generation, number)
-        return summary is None or not any(each.active for each in summary.counts.values())
-
     def awaits_room(self, number: int, subqueue: str) -> bool:
         """Whether a receiver should ask later, because memory has no room and another partition its turn."""
         if self._health_of(number) != CLOSED or self._resting.take_room(self.description.generation, number):

@@ -69,9 +69,6 @@ ASKED_AGAIN_S = 2.0
 """How long to wait before asking a folder again that did not answer at startup."""
 ASKED_S = 0.02
 """One read from a socket can ask for thousands of partitions before the first of them is being opened."""
-OPENING_MAX = 256
-"""How many partitions may be being opened when a receiver asks for another one that may be empty. If
-thousands were opened side by side, the first would be done hardly sooner than the last, and most too late."""
 UNKNOWN_BYTES = 256 * 1024
 """What an unknown partition may take beyond its last note: a thousand messages."""
 LISTING_MAX = 32
@@ -168,8 +165,6 @@ class Resting:
         """Whether no partitions are to be opened that hold nothing. Kept up to date by the server."""
         self.on_opening: Callable[[], None] = lambda: None
         """Called before a partition takes the memory that an open one needs. Set by the server."""
-        self.opening_count: Callable[[], int] = lambda: 0
-        """How many partitions are being opened. Set by the server."""
         self.has_room: Callable[[int], bool] = lambda size: True
         """Whether there is memory for so many bytes of messages; if so, they are accounted for. Set by the
         server."""
@@ -438,12 +433,6 @@ class Resting:
             asyncio.get_running_loop().call_later(ASKED_S, self._forget_asked)
         self.asked += partitions
         self.asked_bytes += size
-
-    @property
-    def opens_many(self) -> bool:
-        """Whether so many partitions are being opened that what can wait should. While a disk hangs, nobody
-        waits for what it holds up."""
-        return self.asked + self.opening_count() >= OPENING_MAX and not self.slow_folders
 
     def _forget_asked(self) -> None:
         self.asked = self.asked_bytes = 0

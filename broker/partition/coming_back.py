@@ -7,20 +7,22 @@ opened, the next attempt follows a pause that doubles each time. The previous st
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from broker.base.clock import Clock, wall_ahead_ms
 from broker.base.slices import Slices
 from broker.entities.descriptions import EntityDescription
+from broker.operations.interface import Operation
 from broker.partition.clock_settings import ClockSettings
-from broker.partition.cycle_bounds import Bounds
 from broker.partition.disk_timeout import Patience
 from broker.partition.messages import Messages
+from broker.partition.openings import Opening, Openings, Urgency, urgency_of
 from broker.partition.payloads import PayloadBudget
 from broker.partition.replay import LogReplay
 from broker.partition.snapshot import Snapshot
 from broker.partition.state import Partition
+from broker.partition.task_limits import TaskLimits
 from storage.log import Frame, Log, Position
 
 REPLAYED_BYTES = 256 * 1024
@@ -42,7 +44,8 @@ class Replay:
 async def replay_log(
     log: Log, messages: Messages, slices: Slices, patience: Patience, wall_ahead_ms: int
 ) -> Replay:
-    """Replay the log into `messages`, which must be new. Restarts `patience` whenever the disk has answered.
+    """Replay the log into `messages`, which must be new. Restarts `patience` whenever the disk has answered,
+    and stops it while nothing waits for the disk.
 
     `wall_ahead_ms`: how far wall time is ahead of monotonic time, for the deadlines. Raises StorageError;
     CorruptRecord for damaged or missing records.
@@ -51,7 +54,8 @@ async def replay_log(
     checkpoint = await log.load_checkpoint()
     since = log.start
     if checkpoint is not None and checkpoint.position >= since:
-        await slices.run(snapshot.load_steps(checkpoint))
+        with patience.at_rest():
+            await slices.run(snapshot.load_steps(checkpoint))
         since = checkpoint.position
     patience.again()
     replayed, size = 0, 0
@@ -60,12 +64,13 @@ async def replay_log(
         frames.append(frame)
         size += len(frame.data)
         if size >= REPLAYED_BYTES:
-            await slices.run(replay.steps(frames))
-            patience.again()
+            with patience.at_rest():
+                await slices.run(replay.steps(frames))
             replayed += size
             frames, size = [], 0
-    await slices.run(replay.steps(frames))
-    await slices.run(messages.finish_steps(wall_ahead_ms))
+    with patience.at_rest():
+        await slices.run(replay.steps(frames))
+        await slices.run(messages.finish_steps(wall_ahead_ms))
     if (needed := snapshot.needed_from()) is not None and needed < log.start:
         await log.fetch([needed])  # raises RecordsMissing, which names the missing records
     messages.payloads.opened_with(messages.state_bytes)
@@ -82,8 +87,12 @@ class ComingBack:
         "_delay_ms",
         "_delay_ms_max",
         "_delay_ms_min",
+        "_entity",
+        "_late",
         "_log",
         "_number",
+        "_opening",
+        "_openings",
         "_patience",
         "_payloads",
         "_slices",
@@ -96,21 +105,25 @@ class ComingBack:
     def __init__(
         self,
         number: int,
+        entity: str,
         log: Log,
         clock: Clock,
         patience: Patience,
+        late: Callable[[], None],
+        openings: Openings,
         payloads: PayloadBudget,
         slices: Slices,
-        *,
-        bounds: Bounds,
-        delay_ms: int,
-        delay_ms_max: int,
+        limits: TaskLimits,
     ) -> None:
-        """`number`: the partition's. `delay_ms`: the pause after the first failed attempt; it doubles with
-        each further failure, up to `delay_ms_max`."""
+        """`number`: the partition's. `entity`: the generation of its entity. `late` is called if it waits in
+        `openings` for others whose disk does not answer. The pause after the first failed attempt is
+        `recovery_delay_ms`; it doubles with each further failure, up to `recovery_delay_ms_max`."""
         self._number, self._log, self._clock, self._patience = number, log, clock, patience
-        self._payloads, self._slices, self._bounds = payloads, slices, bounds
-        self._delay_ms_min, self._delay_ms_max = delay_ms, delay_ms_max
+        self._payloads, self._slices, self._bounds = payloads, slices, limits.bounds
+        self._openings, self._entity, self._late = openings, entity, late
+        self._opening: Opening | None = None
+        """The partition's turn, or its place in the line."""
+        self._delay_ms_min, self._delay_ms_max = limits.recovery_delay_ms, limits.recovery_delay_ms_max
         self._delay_ms = 0
         self.has_failed = False
         """Whether a commit, or an attempt to open the log, has failed since the partition was last open. One
@@ -125,21 +138,45 @@ class ComingBack:
         """Discarded states that still have to be freed."""
 
     @contextlib.contextmanager
-    def expecting(self, size: int) -> Iterator[None]:
-        """While in this block, the partition counts as one that is being opened, with messages that take
-        about `size` bytes."""
+    def place(self, urgency: Urgency, size: int, *, is_hung: bool) -> Iterator[Opening]:
+        """The partition's turn, and its place in the line before that. In this block, the partition counts as
+        one that is being opened, with messages that take about `size` bytes. `is_hung`: its disk is known to
+        hang, so it keeps nobody waiting for it."""
         payloads = self._payloads
         payloads.opening += 1
         payloads.opening_bytes += size
+        openings = Openings() if is_hung else self._openings
         try:
-            yield
+            with openings.place(self._entity, urgency, self._late) as self._opening:
+                yield self._opening
         finally:
+            self._opening = None
             payloads.opening -= 1
             payloads.opening_bytes -= size
+
+    def hasten(self, operation: Operation | None = None) -> None:
+        """Somebody wants the partition to be opened, for an operation if there is one."""
+        if (opening := self._opening) is not None:
+            for_receivers = opening.urgency  # they have not changed what it holds
+            opening.hasten(
+                Urgency.MESSAGES if operation is None else urgency_of(operation, for_receivers=for_receivers)
+            )
+
+    def stop_waiting(self) -> None:
+        """The partition is stopped: if its turn has not come, it does not come."""
+        if self._opening is not None:
+            self._opening.give_up()
+
+    def is_late(self) -> None:
+        """The disk has not answered in time."""
+        if self._opening is not None:
+            self._opening.is_late()
 
     async def acquire(self) -> None:
         """Acquire the log. Raises StorageError."""
         self.epoch = await self._log.acquire()
+        if self._opening is not None:
+            self._opening.acquired()
         self._patience.again()
 
     async def load(self, description: EntityDescription, first_nonce: int = 0) -> tuple[Partition, Replay]:
@@ -147,7 +184,8 @@ class ComingBack:
 
         `first_nonce`: how many leases earlier states have made since the log was acquired.
         """
-        await self.free_dropped()
+        with self._patience.at_rest():
+            await self.free_dropped()
         messages = Messages(
             self._number, description.subqueues, self._payloads, self._bounds.tick_ms, self._clock_settings
         )
@@ -167,7 +205,8 @@ class ComingBack:
             bounds=self._bounds,
             disk=self._log,
         )
-        await self._slices.run(partition.restore(wall_ahead_ms(self._clock)))
+        with self._patience.at_rest():
+            await self._slices.run(partition.restore(wall_ahead_ms(self._clock)))
         return partition, replay
 
     def try_later(self) -> int:

@@ -12,7 +12,8 @@ arrived meanwhile. One timer is enough for all blocks, because most of them end 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 
 from storage.errors import StorageError
@@ -32,6 +33,7 @@ class Patience:
         "_cancel",
         "_cancelling",
         "_given_up",
+        "_is_at_rest",
         "_is_second_look",
         "_limit_s",
         "_loop",
@@ -55,6 +57,7 @@ class Patience:
         self._cancelling = 0
         self._given_up = False
         self._is_second_look = False
+        self._is_at_rest = False
 
     def __enter__(self) -> None:
         task = self._task = asyncio.current_task()
@@ -104,6 +107,16 @@ class Patience:
         self._until = self._loop.time() + self._limit_s
         self._is_second_look = False
 
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """In this block nothing waits for the disk, so no time passes. The time limit restarts at its end."""
+        self._is_at_rest = True
+        try:
+            yield
+        finally:
+            self._is_at_rest = False
+            self.again()
+
     def give_up(self) -> None:
         """Make the current block, if any, raise Hung."""
         if self._cancel is not None and not self._given_up:
@@ -121,7 +134,9 @@ class Patience:
         if self._cancel is None:
             return
         assert self._loop is not None
-        if self._loop.time() < self._until:
+        if self._is_at_rest:
+            self._timer = self._loop.call_later(self._limit_s, self._look)
+        elif self._loop.time() < self._until:
             self._timer = self._loop.call_at(self._until, self._look)
         elif not self._is_second_look:
             self._is_second_look = True

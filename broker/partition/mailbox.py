@@ -18,6 +18,7 @@ from broker.operations.settling import Abandon, Complete, GiveBack, Release, Ren
 from broker.operations.streams import SendSinkBatch
 from broker.operations.transactions import Transact
 from broker.operations.transfers import HandOver
+from broker.partition.openings import Urgency, urgency_of
 from broker.send_lists import add_to
 
 Waiting = tuple[ClientId, Operation, Sink, int]
@@ -126,6 +127,13 @@ class Mailbox:
             elif not isinstance(operation, _ASK):
                 return False
         return bool(self.waiting) and messages <= messages_max
+
+    def urgency(self, for_receivers: Urgency) -> Urgency:
+        """How urgent it is to open the partition for what waits. `for_receivers`: if that is receivers."""
+        return min(
+            [urgency_of(operation, for_receivers) for _, operation, _, _ in self.waiting],
+            default=for_receivers,
+        )
 
     def gather(self, operations_max: int, bytes_max: int) -> list[Waiting]:
         """Take out the operations of the next cycle and remember them as undecided."""

@@ -22,8 +22,9 @@ committed alone and may use the log's reserve. Only when the reserve is used up 
 
 *A hanging disk* has failed: if the log does not answer within `disk_timeout_ms`, this counts as a failed
 commit. The log is fenced first, so that a commit under way is never read, however it ends; then all clients
-are answered. The partition is down until the disk answers after all and the log can be acquired again. If a
-log takes long to open, the task waits for it, but the clients do not.
+are answered. The partition is down until the disk answers after all and the log can be acquired again. If the
+disk takes long to open a log, the task waits for it, but the clients do not. The partitions of a folder are
+opened in turns (`openings.py`), and the disk's time begins with the turn.
 
 *DAMAGED* and *FAILED* are final: damage (rule 5), another owner of the log, or a bug. Siblings work on.
 """
@@ -32,7 +33,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 from collections.abc import Callable
 
 import structlog
@@ -55,9 +55,11 @@ from broker.partition.due_timer import DueTimer
 from broker.partition.full_disk_log import FullDiskLog
 from broker.partition.gathering import Gathering
 from broker.partition.going_down import DAMAGED_ADVICE, GoingDown
+from broker.partition.health import Health
 from broker.partition.known_counts import KnownCounts
 from broker.partition.mailbox import USUALLY_SHORT, Mailbox, Waiting, messages_sent, sends_from
 from broker.partition.meter import PartitionMeter, count_cycle
+from broker.partition.openings import Openings, Urgency
 from broker.partition.payloads import PayloadBudget
 from broker.partition.rest import Register, Rest
 from broker.partition.rounds import Rounds
@@ -73,19 +75,6 @@ from storage.errors import CommitFailed, CorruptRecord, DiskFull, Fenced, Storag
 from storage.log import Commit, Log
 
 log_output = structlog.get_logger("partition")
-
-
-class Health(enum.StrEnum):
-    """The health of a partition."""
-
-    CLOSED = "closed"
-    OPENING = "opening"
-    HEALTHY = "healthy"
-    RECOVERING = "recovering"
-    FAILED = "failed"
-    DAMAGED = "damaged"
-    """As FAILED, because the log is damaged (`DAMAGED_ADVICE`)."""
-    STOPPED = "stopped"
 
 
 _HEALTHY = Health.HEALTHY
@@ -113,10 +102,12 @@ class PartitionTask:
         turns: Slices | None = None,
         register: Register | None = None,
         rounds: Rounds | None = None,
+        openings: Openings | None = None,
     ) -> None:
         """`on_health` is called for each change of health, in the event loop, and `on_counts` when
-        `report_counts` has something to report. Partitions are opened and freed in `slices`, and carry out
-        long operations in `turns`; they share both, and in an entity `rounds`. By default it has its own."""
+        `report_counts` has something to report. Partitions are opened when `openings` gives them their turn,
+        are opened and freed in `slices`, and carry out long operations in `turns`; they share all of these,
+        and in an entity `rounds`. By default it has its own."""
         self.number = number
         self._log, self._clock, self._description = log, clock, description
         self._limits = limits or TaskLimits()
@@ -143,17 +134,9 @@ class PartitionTask:
         self._short = ShortCycles(log, self._mailbox, self._gathering, clock, self._patience, *told)
         self._sleeps = self._waits_for_short = False
         """Whether the task waits for work, and whether it is to be woken when the short cycle has ended."""
-        self._coming_back = ComingBack(
-            number,
-            log,
-            clock,
-            self._patience,
-            payloads,
-            self._slices,
-            bounds=self._limits.bounds,
-            delay_ms=self._limits.recovery_delay_ms,
-            delay_ms_max=self._limits.recovery_delay_ms_max,
-        )
+        shared = (openings or Openings(), payloads, self._slices)
+        about = (number, description.generation, log, clock, self._patience, self._opens_late)
+        self._coming_back = ComingBack(*about, *shared, self._limits)
         self._is_opening = self._open_wanted = self._is_upkeep_due = False
         self._is_late = False
         """The disk does not answer while the log is being opened or reopened: operations are refused."""
@@ -187,8 +170,11 @@ class PartitionTask:
             asyncio.get_running_loop().call_soon(refuse, (client, operation, sink, 0))
             return
         self._mailbox.waiting.append((client, operation, sink, self._clock.monotonic_ms()))
-        if self._health is not _HEALTHY or not self._gathering.holds(operation, client):
-            (self._begin_soon if type(operation) in USUALLY_SHORT else self._wake.set)()
+        if self._health is not _HEALTHY:
+            self._coming_back.hasten(operation)
+        elif self._gathering.holds(operation, client):
+            return
+        (self._begin_soon if type(operation) in USUALLY_SHORT else self._wake.set)()
 
     def counts(self, only: str | None = None) -> dict[str, SubqueueCounts]:
         """What each subqueue holds, or only one, or last held as far as is known. Does not wait."""
@@ -210,6 +196,7 @@ class PartitionTask:
         """Open the log unless it is open. Returns once it is open or could not be opened."""
         if self._health in (Health.CLOSED, Health.OPENING):
             self._open_wanted = True
+            self._coming_back.hasten()
             self._wake.set()
             await self._opening_ended.wait()
 
@@ -219,6 +206,7 @@ class PartitionTask:
         self._stopping = True
         self._is_deleted |= is_deleted
         self._wake.set()
+        self._coming_back.stop_waiting()
         if self._is_late:
             self._give_up()
         if self._running:
@@ -500,16 +488,22 @@ class PartitionTask:
     # --- opening and recovering -----------------------------------------------------------------------------
 
     async def _open(self) -> None:
-        """Acquire the log and load the state. Ends HEALTHY, FAILED, or RECOVERING with another attempt
-        scheduled."""
+        """When the partition's turn comes, acquire the log and load the state. Ends HEALTHY, FAILED, or
+        RECOVERING with another attempt scheduled."""
         self._is_opening = True
+        size, urgency = self._rest.expected_bytes, Urgency.ANSWER
+        if self._health is Health.OPENING:
+            urgency = self._mailbox.urgency(Urgency.MESSAGES if size or self._open_wanted else Urgency.EMPTY)
         try:
-            with self._coming_back.expecting(self._rest.expected_bytes), self._patience:
-                await self._rest.end()
-                self._rest.changed(self._clock.monotonic_ms())
-                await self._coming_back.acquire()
-                self._log.on_full, self._log.need = self._press, self._need
-                await self._load()
+            with self._coming_back.place(urgency, size, is_hung=self._is_late) as opening:
+                if not await opening.has_turn():
+                    return  # the partition is stopped
+                with self._patience:
+                    await self._rest.end()
+                    self._rest.changed(self._clock.monotonic_ms())
+                    await self._coming_back.acquire()
+                    self._log.on_full, self._log.need = self._press, self._need
+                    await self._load()
         except (CorruptRecord, Fenced, UnreadableRecord) as error:
             self._fail(error)
         except StorageError as error:
@@ -575,12 +569,17 @@ class PartitionTask:
         """React to a disk that has not answered in time."""
         if self._is_opening and not self._stopping:
             self._output.warning("partition.opens_late", waited_ms=self._limits.disk_timeout_ms)
-            self._is_late = True
-            self._become(Health.RECOVERING)
-            self._going_down.refuse_waiting()
-            self._opening_ended.set()
+            self._opens_late()
+            self._coming_back.is_late()
         else:
             self._give_up()
+
+    def _opens_late(self) -> None:
+        """The disk does not answer, to this partition or to those that have their turn before it."""
+        self._is_late = True
+        self._become(Health.RECOVERING)
+        self._going_down.refuse_waiting()
+        self._opening_ended.set()
 
     def _give_up(self) -> None:
         """Stop waiting for the disk. First fence the log, so that a commit still under way is never read."""

@@ -21,7 +21,7 @@ from broker.entities.rules import RuleDescription
 from broker.entities.topics import SubscriptionSettings, TopicDescription
 from broker.messaging import forward_retry
 from broker.namespace.entity import Entity
-from broker.partition.task import Health
+from broker.partition.health import Health
 from storage.disk import Disk
 from storage.file_store import FileLogStore
 from storage.log import FRAME_HEADER_BYTES, Log, Position

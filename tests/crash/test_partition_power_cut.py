@@ -26,9 +26,10 @@ from broker.operations.receiving import Demand, Locked, Recall, ReceiveDeferred,
 from broker.operations.sending import Send, Sent
 from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Settled
 from broker.operations.transactions import Transact
+from broker.partition.health import Health
 from broker.partition.payloads import PayloadBudget
 from broker.partition.references import ACTIVE, DEFERRED
-from broker.partition.task import Health, PartitionTask
+from broker.partition.task import PartitionTask
 from broker.partition.task_limits import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.file_store import FileLogStore

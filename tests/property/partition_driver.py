@@ -28,8 +28,8 @@ from broker.operations.sessions import SessionLost
 from broker.operations.settling import Release
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.duplicates import IDENTITY_BYTES, SLOTS_PER_WINDOW
+from broker.partition.health import Health
 from broker.partition.state import Partition
-from broker.partition.task import Health
 from broker.partition.task_limits import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from tests.property.partition_model import (

@@ -14,7 +14,7 @@ from broker.operations.interface import Operation
 from broker.operations.sending import Sent
 from broker.operations.settling import Complete, Settled
 from broker.partition.clock_settings import TOLERANCE_MS
-from broker.partition.task import Health
+from broker.partition.health import Health
 from storage.errors import CommitFailed
 from tests.property.partition_driver import PLANS, TICK_MS, PartitionDriver, Plan
 from tests.property.partition_model import ALL_SUBQUEUES, CLIENTS

@@ -28,8 +28,8 @@ from hypothesis.stateful import invariant, precondition, rule
 from broker.entities.descriptions import MAIN, MESSAGE_OVERHEAD_BYTES
 from broker.operations.general import Update, Updated
 from broker.operations.message_states import MessageState
+from broker.partition.health import Health
 from broker.partition.origins import Origins
-from broker.partition.task import Health
 from tests.property.partition_driver import LOOKER, PLANS, SEED, STEPS, Plan
 from tests.property.partition_faults import PartitionFaults
 from tests.property.partition_forwarding import SOURCES, PartitionForwarding

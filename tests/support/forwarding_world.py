@@ -26,9 +26,10 @@ from broker.operations.browsing import Peek, Peeked
 from broker.operations.message_states import SubqueueCounts
 from broker.operations.receiving import Locked
 from broker.operations.sending import Send, Sent
+from broker.partition.health import Health
 from broker.partition.payloads import PayloadBudget
 from broker.partition.summary import Summary
-from broker.partition.task import Health, PartitionTask
+from broker.partition.task import PartitionTask
 from broker.partition.task_limits import TaskLimits
 from broker.throttle.memory_mark import Memory
 from storage.log import Log
@@ -51,8 +52,6 @@ class _Resting:
         self.lost_folders: frozenset[int] = frozenset()
         self.slow_folders: frozenset[int] = frozenset()
         self.is_memory_scarce = False
-
-    opens_many = False
 
     def ask(self) -> None: ...
 

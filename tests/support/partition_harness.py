@@ -27,9 +27,11 @@ from broker.operations.receiving import Demand, Locked
 from broker.operations.sending import Send, Sent
 from broker.operations.settling import Abandon, DeadLetter
 from broker.operations.transfers import FailTransfer
+from broker.partition.health import Health
+from broker.partition.openings import Openings
 from broker.partition.payloads import PayloadBudget
 from broker.partition.subqueue import Subqueue
-from broker.partition.task import Health, PartitionTask
+from broker.partition.task import PartitionTask
 from broker.partition.task_limits import TaskLimits
 from protocol.codec import decode
 from tests.support.memory_log import Disk, MemoryLog
@@ -81,12 +83,14 @@ class Harness:
         description: EntityDescription | None = None,
         turns: Slices | None = None,
         slices: Slices | None = None,
+        openings: Openings | None = None,
     ) -> None:
         self.description = description or kind("orders", "0" * 32, 16, settings or QueueSettings())
         self.clock = ManualClock()
         self.budget = PayloadBudget(payload_bytes, reserve_bytes)
         self.limits = limits or TaskLimits()
         self.number, self.turns, self.slices = number, turns, slices
+        self.openings = openings
         self.healths: list[Health] = []
         self.received: defaultdict[int, list[Answer]] = defaultdict(list)
         self.reported = ReportedCounts()
@@ -201,6 +205,7 @@ class Harness:
             on_counts=self.reported.changed,
             turns=self.turns,
             slices=self.slices,
+            openings=self.openings,
         )
 
     def _note_health(self, number: int, health: Health) -> None:

@@ -236,6 +236,7 @@ WITHOUT_TESTS_OF_THEIR_OWN = {
     "broker.operations.settling": "operations and answers without code",
     "broker.operations.streams": "operations and answers without code",
     "broker.operations.transactions": "operations and answers without code",
+    "broker.partition.health": "names without code",
     "broker.partition.task_limits": "bounds without code; test_task checks that the task keeps them",
     "broker.partition.work": "sums without code; test_subqueue and test_subqueues check what is in them",
     "protocol.links": "data without code, which the engine fills in",

@@ -23,8 +23,8 @@ from broker.operations.interface import Answer
 from broker.operations.sending import Send
 from broker.operations.transactions import Transact
 from broker.operations.transfers import SourcesFound, source_of
+from broker.partition.health import Health
 from broker.partition.origins import Origins
-from broker.partition.task import Health
 from storage.errors import DiskFailed
 from tests.support.forwarding_world import World, held_now, message_of, world
 from tests.support.memory_log import MemoryLog

@@ -7,7 +7,6 @@ import pytest
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MAIN, MESSAGE_OVERHEAD_BYTES, QueueSettings
 from broker.identifiers import ClientId
-from broker.namespace.resting import OPENING_MAX
 from broker.operations.general import Detach, Update
 from broker.operations.message_states import SubqueueCounts
 from broker.operations.receiving import Demand, Recalled
@@ -174,28 +173,6 @@ async def test_closed_partitions_that_clients_ask_for_count_at_once_and_stay_clo
     ]
     assert asked == [1, 2, 3], "open partitions take no more, and without memory nobody asks"
     await until(lambda: resting.asked == 0)
-
-
-async def test_receivers_ask_later_for_partitions_that_may_be_empty_while_many_are_being_opened(
-    world: World,
-) -> None:
-    """Symptom: of 9,600 partitions that 600 receivers asked for, all were late, and the first were usable
-    after half a minute."""
-    await world.namespace.create_entity("orders", QueueSettings())
-    queue, resting, opening = world.queue("orders"), world.resting, OPENING_MAX - 1
-    generation = queue.description.generation
-    for number, active in ((1, 0), (2, 5)):
-        await resting.opening(generation, number)
-        resting.closed(generation, number, Summary({0: SubqueueCounts(active=active)}, {}))
-    resting.opening_count = lambda: opening
-    queue.partition(3)
-    assert not any(queue.defers(number) for number in range(4))
-    assert not queue.spares(0, MAIN), "what a client asks for counts at once"
-    assert [queue.defers(number) for number in range(4)] == [True, True, False, False]
-    resting.slow_folders = {0}
-    assert not any(queue.defers(number) for number in range(4)), "nobody waits for a disk that hangs"
-    resting.slow_folders, opening = frozenset(), 0
-    await until(lambda: not queue.defers(0))
 
 
 async def test_while_memory_has_no_room_receivers_open_partitions_with_messages_one_by_one(

@@ -11,7 +11,7 @@ from broker.operations.general import Failed, Unavailable
 from broker.operations.receiving import Demand, Locked, Withdraw, Withdrawn
 from broker.operations.sending import Send
 from broker.operations.settling import Release
-from broker.partition.task import Health
+from broker.partition.health import Health
 from broker.partition.task_limits import TaskLimits
 from storage.errors import CommitFailed, StorageError
 from tests.support.partition_harness import NUMBER, Harness, Lapses, one, running

@@ -11,7 +11,7 @@ from broker.operations.receiving import Demand, Locked
 from broker.operations.sending import Send, Sent
 from broker.operations.transfers import HandedOver, HandOver, LockNext
 from broker.partition.disk_timeout import Hung
-from broker.partition.task import Health
+from broker.partition.health import Health
 from storage.errors import CommitFailed, StorageError
 from tests.support.partition_harness import Harness, one
 

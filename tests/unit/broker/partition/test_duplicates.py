@@ -17,8 +17,8 @@ from broker.operations.transactions import Transact, Transacted
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.duplicates import IDENTITY_BYTES, MEMORY_BYTES, SLOT_MAX, SLOTS_PER_WINDOW, Duplicates
 from broker.partition.durable_state import read_back
+from broker.partition.health import Health
 from broker.partition.salvage import Salvage
-from broker.partition.task import Health
 from broker.partition.task_limits import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.log import Position

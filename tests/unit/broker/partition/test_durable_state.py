@@ -20,9 +20,10 @@ from broker.operations.receiving import Demand, Locked
 from broker.operations.sending import Send, Sent
 from broker.operations.settling import Complete, Defer
 from broker.partition import durable_state, state_kinds
+from broker.partition.health import Health
 from broker.partition.payloads import PayloadBudget
 from broker.partition.state import Partition
-from broker.partition.task import Health, PartitionTask
+from broker.partition.task import PartitionTask
 from broker.partition.task_limits import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.file_store import FileLogStore

@@ -11,7 +11,7 @@ from broker.operations.general import Failed, Unavailable
 from broker.operations.receiving import Demand, Locked
 from broker.operations.sending import Send
 from broker.operations.settling import Complete, Settled
-from broker.partition.task import Health
+from broker.partition.health import Health
 from storage.errors import CommitFailed, DiskFull
 from tests.support.partition_harness import NUMBER, Harness, one
 

@@ -15,8 +15,8 @@ from broker.operations.transactions import Transact
 from broker.operations.transfers import FindSources, HandedOver, HandOver, SourcesFound
 from broker.partition import publishing
 from broker.partition.cycle_bounds import Bounds
+from broker.partition.health import Health
 from broker.partition.origins import Origins
-from broker.partition.task import Health
 from broker.partition.task_limits import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from tests.support.partition_harness import Harness, one

@@ -6,9 +6,9 @@ from broker.entities.descriptions import MAIN, QUEUE_SUBQUEUES
 from broker.operations.general import Failed
 from broker.operations.message_states import SubqueueCounts
 from broker.operations.sending import Send
+from broker.partition.health import Health
 from broker.partition.known_counts import KnownCounts
 from broker.partition.summary import Summary
-from broker.partition.task import Health
 from storage.errors import CommitFailed, DiskFailed
 from tests.support.partition_harness import Harness, one
 

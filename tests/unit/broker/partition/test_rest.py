@@ -23,10 +23,11 @@ from broker.operations.message_states import SubqueueCounts
 from broker.operations.receiving import Demand, Locked
 from broker.operations.sending import Send, Sent
 from broker.operations.settling import Complete, DeadLetter
+from broker.partition.health import Health
 from broker.partition.payloads import PayloadBudget
 from broker.partition.subqueue import Subqueue
 from broker.partition.summary import Summary
-from broker.partition.task import Health, PartitionTask
+from broker.partition.task import PartitionTask
 from broker.partition.task_limits import TaskLimits
 from storage.file_store import FileLogStore
 from tests.support.hosting import Register

@@ -18,11 +18,11 @@ from broker.operations.scheduling import CancelScheduled, Reschedule
 from broker.operations.sending import Send, Sent
 from broker.operations.settling import Complete, Defer, Settled
 from broker.partition.cycle_bounds import Bounds
+from broker.partition.health import Health
 from broker.partition.salvage import Salvage
 from broker.partition.scheduled_times import LATEST_MS
 from broker.partition.snapshot import Snapshot
 from broker.partition.summary import Wake, summary_of
-from broker.partition.task import Health
 from broker.partition.task_limits import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.log import Position

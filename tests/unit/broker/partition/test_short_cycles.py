@@ -18,10 +18,10 @@ from broker.operations.general import Failed, Unavailable
 from broker.operations.receiving import Demand, Locked, Unmet, Withdraw, Withdrawn
 from broker.operations.sending import Send, Sent
 from broker.operations.settling import Abandon, Complete, Renewed, RenewLocks, Settled
+from broker.partition.health import Health
 from broker.partition.mailbox import Mailbox
 from broker.partition.signals import Signal
 from broker.partition.state import Partition
-from broker.partition.task import Health
 from broker.partition.task_limits import TaskLimits
 from storage.errors import CommitFailed, DiskFull
 from tests.support.memory_log import MemoryLog

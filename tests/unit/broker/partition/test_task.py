@@ -20,7 +20,7 @@ from broker.operations.receiving import Demand, Locked, Recalled, ReceiveDeferre
 from broker.operations.sending import Send, Sent
 from broker.operations.settling import Abandon, Complete, Defer, Release, RenewLocks, Settled
 from broker.partition import records
-from broker.partition.task import Health
+from broker.partition.health import Health
 from broker.partition.task_limits import TaskLimits
 from storage.errors import CommitFailed, CorruptRecord, DiskFull, Fenced, StorageError
 from storage.log import Checkpoint, Commit

@@ -10,10 +10,10 @@ from broker.operations.general import Failed
 from broker.operations.sending import Send, Sent
 from broker.operations.settling import Defer
 from broker.partition import totals
+from broker.partition.health import Health
 from broker.partition.message_sessions import SESSION_BYTES
 from broker.partition.state import Partition
 from broker.partition.subqueue import Subqueue
-from broker.partition.task import Health
 from broker.partition.totals import totals_of
 from storage.errors import CommitFailed, DiskFailed
 from tests.support.partition_harness import Harness, one

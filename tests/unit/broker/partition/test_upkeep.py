@@ -24,7 +24,7 @@ from broker.operations.sessions import (
 from broker.operations.settling import Abandon, Complete, DeadLetter, Defer
 from broker.partition import messages as messages_module
 from broker.partition import records, snapshot
-from broker.partition.task import Health
+from broker.partition.health import Health
 from broker.partition.task_limits import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.errors import CommitFailed, DiskFull, StorageError

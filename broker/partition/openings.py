@@ -1,0 +1,285 @@
+"""The turns in which the partitions of one data folder are opened and recovered.
+
+After a restart, clients may ask for thousands of partitions at once. If all were opened side by side, the
+first would be done hardly sooner than the last, and the time-out of the disk would pass for most of them
+while they wait for each other. So AT_ONCE at a time have a turn, and the time-out counts only within a turn.
+
+*Who is next.* Partitions from which somebody awaits an answer come first, then those that may hold messages
+for receivers, then empty ones (`Urgency`). Among these, an entity that has had no turn since it began to wait
+comes first, and then each entity gets one turn after the other. So a small queue does not wait behind a large
+one, nor a send behind receivers.
+
+*Large logs.* Once the log of a partition has been acquired for LONG_S and it is still being read, the
+partition does not count for other entities. They need not wait until a million messages are read.
+
+*A disk that hangs* never ends a turn, so a turn that lasts longer than the time-out passes to the next
+partition. It also shows what the others wait for: those that have waited as long, and all if nothing was
+opened meanwhile, are told that they are late, and answer their clients. They keep their place. They are told
+a few in a turn of the event loop, because each may have many clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections import Counter, deque
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
+from itertools import chain
+
+from broker.base.clock import elapsed_s
+from broker.operations.browsing import Watch
+from broker.operations.general import Detach, Update
+from broker.operations.interface import Operation
+from broker.operations.receiving import Demand, Recalled, Withdraw
+from broker.operations.selecting import WatchReturned
+from broker.operations.sessions import WatchSessions
+from broker.operations.settling import Release
+
+AT_ONCE = 8
+"""How many turns there are at a time: twice the threads that open the logs of a folder. With more, a turn
+would be spent waiting for a thread, and nothing would be opened sooner."""
+LONG_S = 1.0
+"""How long reading a log may keep other entities waiting."""
+TOLD_AT_ONCE = 64
+"""How many partitions are told in one turn of the event loop that they are late."""
+
+
+class Urgency(enum.IntEnum):
+    """What a partition is opened for."""
+
+    ANSWER = 0
+    """Somebody awaits an answer from it."""
+    MESSAGES = 1
+    """It may hold messages for receivers, something falls due in it, or nobody knows what it holds."""
+    EMPTY = 2
+    """Receivers wait for messages that it may get."""
+
+
+_FOR_RECEIVERS = (Demand, Watch, WatchReturned, WatchSessions)
+"""Operations that are answered when there is something for the client."""
+_FOR_NOTHING = (Detach, Release, Recalled, Update)
+"""Operations that nobody opens a partition for."""
+
+
+def urgency_of(operation: Operation, for_receivers: Urgency) -> Urgency:
+    """How urgent an operation makes it to open its partition. `for_receivers`: if it is for receivers."""
+    if isinstance(operation, _FOR_RECEIVERS):
+        return for_receivers
+    if isinstance(operation, _FOR_NOTHING):
+        return max(Urgency)
+    return Urgency.MESSAGES if isinstance(operation, Withdraw) else Urgency.ANSWER
+
+
+class Opening:
+    """One partition's place in the line, or its turn. Owned by the event loop."""
+
+    __slots__ = (
+        "_late",
+        "_openings",
+        "_turn",
+        "acquired_s",
+        "began_s",
+        "entity",
+        "is_waiting",
+        "joined_s",
+        "urgency",
+    )
+
+    def __init__(
+        self, openings: Openings, entity: str, urgency: Urgency, now_s: float, late: Callable[[], None]
+    ) -> None:
+        self._openings, self.entity, self.urgency, self._late = openings, entity, urgency, late
+        self.joined_s = now_s
+        self.is_waiting = False
+        """Whether it is in the line."""
+        self.began_s: float | None = None
+        """When its turn began."""
+        self.acquired_s: float | None = None
+        """When its log had been acquired."""
+        self._turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    async def has_turn(self) -> bool:
+        """Wait for the turn. False if nobody wants it any more (`give_up`)."""
+        return await self._turn
+
+    def hasten(self, urgency: Urgency) -> None:
+        """The partition is wanted for something else as well."""
+        if urgency < self.urgency and self.is_waiting:
+            self._openings.leave(self)
+            self.urgency = urgency
+            self._openings.join(self)
+
+    def acquired(self) -> None:
+        """The disk has acquired the log. What is left is to read it."""
+        self.acquired_s = self._openings.seconds()
+
+    def is_late(self) -> None:
+        """The disk has not answered in time."""
+        if self.began_s is not None:
+            self._openings.is_late(self, self.began_s)
+
+    def give_up(self) -> None:
+        """Nobody wants the partition to be opened any more. Nothing happens if its turn has begun."""
+        if self.is_waiting:
+            self._openings.leave(self)
+            self._go_on(has_turn=False)
+
+    def begin(self, now_s: float) -> None:
+        """Its turn has come."""
+        self.began_s = now_s
+        self._go_on(has_turn=True)
+
+    def _go_on(self, *, has_turn: bool) -> None:
+        self.is_waiting = False
+        if not self._turn.done():  # the task was not cancelled
+            self._turn.set_result(has_turn)
+
+    def tell_late(self) -> None:
+        """Tell the partition that it waits for a disk that does not answer."""
+        if self.is_waiting:
+            self._late()
+
+
+class _Line:
+    """Partitions of the same urgency, in a queue for each entity."""
+
+    __slots__ = ("_new", "_served", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[Opening]] = {}
+        self._new: dict[str, None] = {}
+        """The entities that have had no turn since they began to wait."""
+        self._served: dict[str, None] = {}
+        """The others, the one that has its next turn first."""
+
+    def join(self, opening: Opening, *, is_new: bool) -> None:
+        """`is_new`: no other partition of the entity has its turn."""
+        queue = self._waiting.get(opening.entity)
+        if queue is None:
+            queue = self._waiting[opening.entity] = deque()
+            (self._new if is_new else self._served)[opening.entity] = None
+        queue.append(opening)
+
+    def leave(self, opening: Opening) -> None:
+        self._waiting[opening.entity].remove(opening)
+        self._forget_if_empty(opening.entity)
+
+    def take(self, leave_out: Container[str]) -> Opening | None:
+        """Take out the next one, but not of these entities."""
+        for entity in chain(self._new, self._served):
+            if entity not in leave_out:
+                opening = self._waiting[entity].popleft()
+                self._new.pop(entity, None)
+                self._served.pop(entity, None)
+                self._served[entity] = None
+                self._forget_if_empty(entity)
+                return opening
+        return None
+
+    def _forget_if_empty(self, entity: str) -> None:
+        if not self._waiting[entity]:
+            del self._waiting[entity]
+            self._new.pop(entity, None)
+            self._served.pop(entity, None)
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def __iter__(self) -> Iterator[Opening]:
+        return chain.from_iterable(self._waiting.values())
+
+
+class Openings:
+    """The turns of one data folder. Owned by the event loop."""
+
+    def __init__(self, at_once: int = AT_ONCE, seconds: Callable[[], float] = elapsed_s) -> None:
+        """`seconds` is the clock."""
+        self._at_once, self.seconds = at_once, seconds
+        self._lines = [_Line() for _ in Urgency]
+        self._under_way: dict[Opening, None] = {}
+        """Those that have their turn, and are not late."""
+        self._busy: Counter[str] = Counter()
+        """How many of them each entity has."""
+        self._ended_s = float("-inf")
+        """When a turn last ended."""
+        self._looking: asyncio.TimerHandle | None = None
+        self._untold: deque[Opening] = deque()
+        """Those that are still to be told that they are late."""
+
+    @contextmanager
+    def place(self, entity: str, urgency: Urgency, late: Callable[[], None]) -> Iterator[Opening]:
+        """A place in the line. The turn ends with this block. `late` is called, perhaps more than once, if
+        the partition has waited too long for a disk that does not answer."""
+        opening = Opening(self, entity, urgency, self.seconds(), late)
+        self.join(opening)
+        try:
+            yield opening
+        finally:
+            opening.give_up()
+            if opening.began_s is not None:
+                self._ended_s = self.seconds()
+                self._release(opening)
+
+    def join(self, opening: Opening) -> None:
+        """Let a partition wait for its turn."""
+        self._lines[opening.urgency].join(opening, is_new=opening.entity not in self._busy)
+        opening.is_waiting = True
+        self._go_on()
+
+    def leave(self, opening: Opening) -> None:
+        """The partition does not wait any more."""
+        self._lines[opening.urgency].leave(opening)
+
+    def is_late(self, opening: Opening, began_s: float) -> None:
+        """The disk has not answered within the time-out, since `began_s`."""
+        all_wait = self._ended_s < began_s
+        if not self._untold:
+            asyncio.get_running_loop().call_soon(self._tell)
+        self._untold.extend(
+            each for each in chain.from_iterable(self._lines) if all_wait or each.joined_s <= began_s
+        )
+        self._release(opening)
+
+    def _release(self, opening: Opening) -> None:
+        if opening in self._under_way:
+            del self._under_way[opening]
+            self._busy[opening.entity] -= 1
+            if not self._busy[opening.entity]:
+                del self._busy[opening.entity]
+        self._go_on()
+
+    def _tell(self) -> None:
+        for _ in range(min(TOLD_AT_ONCE, len(self._untold))):
+            self._untold.popleft().tell_late()
+        if self._untold:
+            asyncio.get_running_loop().call_soon(self._tell)
+
+    def _go_on(self) -> None:
+        """Begin the turns that can begin now."""
+        now_s = self.seconds()
+        while (opening := self._next(now_s)) is not None:
+            self._under_way[opening] = None
+            self._busy[opening.entity] += 1
+            opening.begin(now_s)
+        if self._looking is None and any(self._lines):
+            self._looking = asyncio.get_running_loop().call_later(LONG_S, self._look)
+
+    def _look(self) -> None:
+        self._looking = None
+        self._go_on()
+
+    def _next(self, now_s: float) -> Opening | None:
+        leave_out: Container[str] = ()
+        if len(self._under_way) >= self._at_once:
+            if sum(not _is_long(each, now_s) for each in self._under_way) >= self._at_once:
+                return None
+            leave_out = self._busy
+        for line in self._lines:
+            if line and (opening := line.take(leave_out)) is not None:
+                return opening
+        return None
+
+
+def _is_long(opening: Opening, now_s: float) -> bool:
+    return opening.acquired_s is not None and now_s - opening.acquired_s >= LONG_S

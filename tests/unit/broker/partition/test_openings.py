@@ -1,0 +1,203 @@
+"""The turns in which the partitions of a folder are opened."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from functools import partial
+
+import pytest
+
+from broker.entities.descriptions import MAIN
+from broker.operations.browsing import Peek
+from broker.operations.general import Detach
+from broker.operations.interface import Operation
+from broker.operations.receiving import Demand, Withdraw
+from broker.operations.sending import Send
+from broker.operations.settling import Complete
+from broker.partition.openings import AT_ONCE, LONG_S, TOLD_AT_ONCE, Opening, Openings, Urgency, urgency_of
+
+ANSWER, MESSAGES, EMPTY = Urgency
+
+
+class Turns:
+    """Partitions that wait for their turns, by name: the entity and a number."""
+
+    def __init__(self, at_once: int = 1) -> None:
+        self.openings, self.now_s = Openings(at_once, lambda: self.now_s), 0.0
+        self.begun: list[str] = []
+        self.late: list[str] = []
+        self._places: dict[str, tuple[Opening, ExitStack]] = {}
+        self._seen: set[str] = set()
+
+    def __enter__(self) -> Turns:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end(*reversed(self._places))
+
+    def join(self, *names: str, urgency: Urgency = MESSAGES) -> None:
+        for name in names:
+            stack = ExitStack()
+            late = partial(self.late.append, name)
+            opening = stack.enter_context(self.openings.place(name[0], urgency, late))
+            self._places[name] = opening, stack
+        self._look()
+
+    def end(self, *names: str) -> None:
+        for name in names:
+            self._places.pop(name)[1].close()
+            self._look()
+
+    def of(self, name: str) -> Opening:
+        return self._places[name][0]
+
+    def order(self) -> list[str]:
+        """End turn after turn, and give the order in which they began."""
+        while begun := [name for name, (each, _) in self._places.items() if each.began_s is not None]:
+            self.end(begun[0])
+        return self.begun
+
+    def look(self) -> None:
+        """Let the timer fire."""
+        self.openings._look()
+        self._look()
+
+    def _look(self) -> None:
+        new = [name for name, (opening, _) in self._places.items() if opening.began_s is not None]
+        self.begun += [name for name in new if name not in self._seen]
+        self._seen.update(new)
+
+
+async def test_few_are_opened_at_a_time_and_each_that_is_done_lets_the_next_one_begin() -> None:
+    with Turns(at_once=2) as turns:
+        turns.join("a0", "a1", "a2", "a3")
+        assert turns.begun == ["a0", "a1"] and turns.of("a2").is_waiting
+        turns.end("a1")
+        assert turns.begun == ["a0", "a1", "a2"]
+        turns.end("a0", "a2")
+        assert turns.begun == ["a0", "a1", "a2", "a3"]
+        turns.end("a3")
+        turns.join("a4")
+        assert turns.begun[-1] == "a4"
+
+
+async def test_who_awaits_an_answer_comes_first_and_empty_partitions_last() -> None:
+    with Turns() as turns:
+        turns.join("a0")
+        turns.join("a1", "b1", urgency=EMPTY)
+        turns.join("a2", urgency=MESSAGES)
+        turns.join("a3", urgency=ANSWER)
+        turns.of("b1").hasten(MESSAGES)
+        turns.of("a3").hasten(EMPTY)
+        turns.of("a0").hasten(ANSWER)  # it has its turn
+        assert turns.order() == ["a0", "a3", "b1", "a2", "a1"]
+
+
+async def test_a_small_queue_does_not_wait_behind_large_ones() -> None:
+    with Turns() as turns:
+        turns.join("a0", "a1", "a2", "b0", "b1", "b2")
+        turns.end("a0")
+        turns.join("c0", "a3")
+        assert turns.order() == ["a0", "b0", "c0", "a1", "b1", "a2", "b2", "a3"]
+
+
+async def test_a_large_log_does_not_keep_other_entities_waiting() -> None:
+    with Turns(at_once=2) as turns:
+        turns.join("a0", "a1", "a2", "b0", "b1")
+        turns.of("a0").acquired()
+        turns.of("a1").acquired()
+        turns.now_s = LONG_S / 2
+        turns.look()
+        assert turns.begun == ["a0", "a1"]
+        turns.now_s = LONG_S
+        turns.look()
+        assert turns.begun == ["a0", "a1", "b0"], "one more of each entity that has none under way"
+        turns.end("b0")
+        assert turns.begun[-1] == "b1"
+        turns.end("a0", "b1")
+        assert turns.begun[-1] == "a2"
+
+
+async def test_a_disk_that_hangs_gives_its_turn_away_and_those_that_wait_hear_of_it() -> None:
+    with Turns() as turns:
+        turns.join("a0", "b0")
+        turns.now_s = 3.0
+        turns.join("c0")
+        turns.now_s = 5.0
+        turns.of("a0").is_late()
+        await asyncio.sleep(0)
+        assert turns.late == ["c0"], "nothing was opened meanwhile, and b0 has its turn now"
+        turns.end("a0")
+        assert turns.order() == ["a0", "b0", "c0"], "late ones keep their place"
+
+
+async def test_while_others_are_opened_only_those_hear_of_a_late_one_that_have_waited_as_long() -> None:
+    with Turns(at_once=2) as turns:
+        turns.join("a0", "a1", "b0", "b1")
+        turns.now_s = 2.0
+        turns.join("c0", "c1", "c2")
+        turns.end("a1")
+        turns.now_s = 5.0
+        turns.of("a0").is_late()
+        turns.look()
+        await asyncio.sleep(0)
+        assert turns.begun == ["a0", "a1", "b0", "c0"] and turns.late == ["b1"]
+
+
+async def test_thousands_are_told_a_few_at_a_time() -> None:
+    with Turns() as turns:
+        turns.join(*(f"a{number}" for number in range(2 * TOLD_AT_ONCE + 2)))
+        turns.now_s = 5.0
+        turns.of("a0").is_late()
+        told = []
+        for _ in range(4):
+            await asyncio.sleep(0)
+            told.append(len(turns.late))
+        assert told == [TOLD_AT_ONCE - 1, 2 * TOLD_AT_ONCE - 1, 2 * TOLD_AT_ONCE, 2 * TOLD_AT_ONCE]
+
+
+async def test_who_gives_up_does_not_get_its_turn() -> None:
+    with Turns() as turns:
+        turns.join("a0", "a1", "a2")
+        turns.of("a0").give_up()
+        turns.of("a1").give_up()
+        assert await turns.of("a0").has_turn() and not await turns.of("a1").has_turn()
+        turns.end("a2", "a1")
+        turns.end("a0")
+        turns.join("a3")
+        assert turns.begun == ["a0", "a3"]
+
+
+async def test_a_task_that_is_cancelled_leaves_the_line() -> None:
+    openings, waiting = Openings(), asyncio.Event()
+
+    async def open_one() -> None:
+        with openings.place("a", MESSAGES, lambda: None) as opening:
+            assert await opening.has_turn()
+            await waiting.wait()
+
+    tasks = [asyncio.create_task(open_one()) for _ in range(3 * AT_ONCE)]
+    await asyncio.sleep(0)
+    for task in tasks[: 2 * AT_ONCE]:
+        task.cancel()
+    waiting.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert [task.cancelled() for task in tasks] == [True] * 2 * AT_ONCE + [False] * AT_ONCE
+    assert not openings._under_way and not any(openings._lines)
+
+
+@pytest.mark.parametrize(
+    ("operation", "urgency"),
+    [
+        (Send([b"a"], None), ANSWER),
+        (Peek(MAIN, 0, 1), ANSWER),
+        (Complete([b"x" * 16]), ANSWER),
+        (Withdraw(MAIN), MESSAGES),
+        (Demand(MAIN, 1), EMPTY),
+        (Detach(), EMPTY),
+    ],
+)
+def test_what_is_urgent(operation: Operation, urgency: Urgency) -> None:
+    assert urgency_of(operation, EMPTY) is urgency
+    assert urgency_of(Demand(MAIN, 1), MESSAGES) is MESSAGES
