@@ -162,7 +162,7 @@ class LocalHost(SpreadStore):
             self._close_unused(iter(()))
 
     def _close_unused(self, tasks: Iterator[PartitionTask]) -> None:
-        """While memory is scarce, close partitions that nobody uses and that hold nothing, a few at a
+        """While memory is scarce, close partitions that nobody uses and that hold nothing new, a few at a
         time."""
         self._closing = None
         if not self.payloads.is_scarce:

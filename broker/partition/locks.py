@@ -81,6 +81,10 @@ class Locks:
         self._ended = DueKeys()
         """Leases that have expired but still hold their messages. Their tokens are no longer valid."""
 
+    def __bool__(self) -> bool:
+        """Whether there are any leases."""
+        return bool(self._leases)
+
     def new_nonce(self) -> int:
         """A number that no lock of this partition has had before, also across restarts."""
         self.nonce += 1

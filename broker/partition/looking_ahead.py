@@ -99,6 +99,11 @@ class LookingAhead:
             and messages.states.next_expiry_ms() is None
         )
 
+    @property
+    def has_locks(self) -> bool:
+        """Whether messages or sessions are locked."""
+        return bool(self._space.locks) or self._sessions.next_due_ms() is not None
+
     # --- what is left ---------------------------------------------------------------------------------------
 
     @property

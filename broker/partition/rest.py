@@ -44,7 +44,15 @@ class Register(Protocol):
 class Rest:
     """Enters one open partition in the index while it is at rest. Owned by the partition's task."""
 
-    __slots__ = ("_changed_ms", "_clock", "_is_hastened", "_register", "_rest_ms", "is_entered")
+    __slots__ = (
+        "_changed_ms",
+        "_clock",
+        "_is_hastened",
+        "_register",
+        "_rest_ms",
+        "has_changed",
+        "is_entered",
+    )
 
     def __init__(self, register: Register | None, clock: Clock, rest_ms: int | None) -> None:
         """`rest_ms`: how long the partition must be unchanged; None if commits may be acknowledged before
@@ -53,6 +61,8 @@ class Rest:
         self._rest_ms = rest_ms if register is not None else None
         self._changed_ms = 0
         self._is_hastened = False
+        self.has_changed = False
+        """The partition has changed since it was opened."""
         self.is_entered = False
         """The partition is entered as at rest. Call `end` before the next change."""
 
@@ -68,9 +78,13 @@ class Rest:
         if self._register is not None:
             await self._register.opening()
 
+    def opened(self, now_ms: int) -> None:
+        """The partition is opened, at this monotonic time."""
+        self._changed_ms, self.has_changed = now_ms, False
+
     def changed(self, now_ms: int) -> None:
         """The partition changed, at this monotonic time."""
-        self._changed_ms = now_ms
+        self._changed_ms, self.has_changed = now_ms, True
 
     def hasten(self) -> None:
         """Let the partition come to rest next after HASTENED_REST_MS, if that is sooner."""

@@ -496,11 +496,12 @@ class Partition:
         """Whether a demand can wait for other operations, because it could not be met now."""
         return self._delivering.is_patient(client, demand.subqueue)
 
-    @property
-    def holds_anything(self) -> bool:
-        """Whether it keeps messages or other durable state, or anything falls due in it."""
+    def is_held(self, *, by_messages: bool) -> bool:
+        """Whether clients hold locks in it, which end when it is closed. `by_messages`: or it keeps messages
+        or other durable state, or anything falls due in it."""
         messages = self.messages
-        return bool(messages.count or messages.states.bytes) or self.next_due_ms() is not None
+        kept = messages.count or messages.states.bytes or self.next_due_ms() is not None
+        return bool(by_messages and kept) or self._ahead.has_locks
 
     def next_due_ms(self) -> int | None:
         """When a cycle is due even if no operation arrives."""

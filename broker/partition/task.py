@@ -225,8 +225,8 @@ class PartitionTask:
         self._wake.set()
 
     def close_if_unused(self) -> bool:
-        """Memory is scarce: close the partition soon if nobody uses it and it is empty. Returns if so."""
-        is_unused = self._healthy is not None and not (self._mailbox or self._is_held(self._healthy))
+        """Memory is scarce: close the partition soon unless it is held. Returns whether it will be."""
+        is_unused = self._healthy is not None and not (self._mailbox or self._is_held(is_hastened=True))
         if is_unused:
             self._rest.hasten()
             self._unused.hasten()
@@ -259,7 +259,7 @@ class PartitionTask:
                 if self._health is Health.HEALTHY and self._partition is not None and not self._mailbox:
                     await self._rest.look(self._partition, self._slices, self._need)
                     at_rest = self._rest.is_entered
-                    held = at_rest and self._is_held(self._partition)
+                    held = at_rest and self._is_held(is_hastened=self._unused.is_hastened)
                     if self._unused.look(is_at_rest=at_rest, is_held=held) and not self._beside.is_under_way:
                         await self._close_unused()
                 self._arm_timer()
@@ -500,7 +500,7 @@ class PartitionTask:
                     return  # the partition is stopped
                 with self._patience:
                     await self._rest.end()
-                    self._rest.changed(self._clock.monotonic_ms())
+                    self._rest.opened(self._clock.monotonic_ms())
                     await self._coming_back.acquire()
                     self._log.on_full, self._log.need = self._press, self._need
                     await self._load()
@@ -606,10 +606,11 @@ class PartitionTask:
 
     # --- the end --------------------------------------------------------------------------------------------
 
-    def _is_held(self, partition: Partition) -> bool:
-        """Whether it holds anything, or clients wait for something in it."""
-        assert self._upkeep is not None
-        return bool(self._mailbox.attached) or partition.holds_anything or self._upkeep.has_garbage
+    def _is_held(self, *, is_hastened: bool) -> bool:
+        """Whether it has clients, or holds anything; if `is_hastened`, anything new since it was opened."""
+        assert self._partition is not None and self._upkeep is not None
+        is_held = self._partition.is_held(by_messages=self._rest.has_changed or not is_hastened)
+        return bool(self._mailbox.attached) or is_held or self._upkeep.has_garbage
 
     async def _close_unused(self) -> None:
         """Close the log and free the state. Until an operation opens it again, the index has its summary."""

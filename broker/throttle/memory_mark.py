@@ -10,8 +10,9 @@ until others take it or the process shrinks. This estimate is too high if someth
 memory, so it is limited to half of the mark: with the default mark, the process stays below nine tenths of
 all memory.
 
-A partition that is open takes 30 KiB. Above the mark, those that nobody uses and that hold nothing are closed
-within seconds, and clients that want messages do not open empty ones (`Entity.spares`).
+A partition that is open takes 30 KiB. Above the mark, those that nobody uses and that hold nothing, or
+nothing new since they were opened, are closed within seconds, and clients that want messages do not open
+empty ones (`Entity.spares`).
 
 Connections, sessions and links take memory that no refused send bounds. `frontend/crowds.py` ends some of
 them above the mark, and more of them while the process is far above it (`crowded`).

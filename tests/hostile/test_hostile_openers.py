@@ -3,6 +3,8 @@ open takes memory, and nobody needs these."""
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 from pathlib import Path
 
 from broker.hosting.local import PARTITION_BYTES
@@ -136,3 +138,35 @@ def test_above_the_memory_mark_unused_partitions_are_closed_within_seconds(tmp_p
         wait_until(lambda: open_partitions(broker) == 4, "only those with a client are open", WITHIN_S)
         closed = 4 * len(QUEUES) - 4
         assert before - broker.broker.host.waiting_bytes >= closed * PARTITION_BYTES, "what is free again"
+
+
+def test_above_the_memory_mark_partitions_with_messages_are_closed_that_somebody_has_only_looked_at(
+    tmp_path: Path,
+) -> None:
+    with BrokerThread(tmp_path, QUEUES, LocalDisk()) as broker:
+        fill(broker)
+    with BrokerThread(tmp_path, QUEUES, LocalDisk()) as broker:
+        for number in range(4):
+            opening = broker.queue(FULL).wake(number)
+            asyncio.run_coroutine_threadsafe(opening, broker.loop).result(WITHIN_S)
+        assert open_partitions(broker) == 4
+        broker.loop.call_soon_threadsafe(setattr, broker.broker.memory, "mark", 1 << 20)
+        wait_until(lambda: open_partitions(broker) == 0, "nobody uses them", WITHIN_S)
+        assert broker.messages_of(FULL) == MESSAGES
+        with raw.opened(broker.addresses.amqp_port) as client:
+            client.attach_receiver(0, FULL, settled=True)
+            client.send_frame(raw.FLOW, raw.flow_fields(0, 0, MESSAGES))
+            for _ in range(MESSAGES):
+                client.read_until(raw.TRANSFER, within_s=WITHIN_S)
+
+
+def test_above_the_memory_mark_a_crashed_broker_finds_out_what_each_partition_holds(tmp_path: Path) -> None:
+    """Symptom: 96 of 128 partitions that were in use at a crash stayed unknown while memory was scarce."""
+    with BrokerThread(tmp_path / "crashed", QUEUES, LocalDisk()) as broker:
+        fill(broker)
+        shutil.copytree(tmp_path / "crashed", tmp_path / "copy")  # as a crash would leave it
+    with BrokerThread(tmp_path / "copy", QUEUES, LocalDisk(), memory_bytes_max=1 << 20) as broker:
+        resting = broker.broker._resting
+        wait_until(lambda: not resting.unknown_count, "all are known", WITHIN_S)
+        assert scarce(broker) and broker.messages_of(FULL) == MESSAGES
+        wait_until(lambda: open_partitions(broker) == 0, "nobody uses them", WITHIN_S)

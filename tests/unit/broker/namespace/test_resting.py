@@ -50,11 +50,16 @@ class Queue:
 
     def __init__(self) -> None:
         self.woken: list[int] = []
+        self.open: set[int] = set()
         self.go_on = asyncio.Event()
 
     async def wake(self, number: int) -> None:
         self.woken.append(number)
         await self.go_on.wait()
+        self.open.add(number)
+
+    def is_open(self, number: int) -> bool:
+        return number in self.open
 
     def folder_of(self, number: int) -> int:
         return number % 2
@@ -319,8 +324,9 @@ async def test_what_was_open_is_opened_a_few_at_a_time_the_most_urgent_first_and
     await again.stop()
 
 
-async def test_while_memory_is_scarce_unknown_partitions_wait_and_due_ones_are_opened_one_by_one() -> None:
-    """Symptom: the kernel had ended the broker for lack of memory, and ended it again at each start."""
+async def test_while_memory_is_scarce_due_and_unknown_partitions_are_opened_one_by_one() -> None:
+    """Symptoms: the kernel had ended the broker for lack of memory, and ended it again at each start. Later,
+    96 of 128 partitions stayed unknown while memory was scarce."""
     world = await World().start({"a": 6})
     for number in range(6):
         await world.resting.opening("a", number)
@@ -340,11 +346,15 @@ async def test_while_memory_is_scarce_unknown_partitions_wait_and_due_ones_are_o
         queue.go_on.set()
         await asyncio.sleep(0)
         queue.go_on.clear()
-    await again.resting.all_known(0.01)
-    assert sorted(queue.woken) == [0, 1, 2] and sorted(again.resting.unknown("a")) == [3, 4, 5]
-    again.resting.is_memory_scarce = False
-    queue.go_on.set()
-    assert await again.resting.all_known(20)
+    assert sorted(queue.woken) == [0, 1, 2]
+    for opened in (3, 4):
+        await until(lambda: len(queue.woken) > opened)  # noqa: B023 - is awaited at once
+        queue.go_on.set()
+        await again.resting.all_known(0.01)
+        assert len(queue.woken) == opened + 1, "the last one is still open"
+        assert len(again.resting.unknown("a")) == 5 - opened
+        queue.open.clear()
+    assert await again.resting.all_known(20) and sorted(queue.woken) == list(range(6))
     await again.stop()
 
 

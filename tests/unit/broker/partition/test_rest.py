@@ -16,13 +16,13 @@ import pytest
 from broker.base.clock import ManualClock
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueDescription
 from broker.identifiers import ClientId
-from broker.operations.browsing import Peek
+from broker.operations.browsing import Peek, Watch
 from broker.operations.deleting import Delete, Deleted
 from broker.operations.general import Detach
 from broker.operations.message_states import SubqueueCounts
 from broker.operations.receiving import Demand, Locked
 from broker.operations.sending import Send, Sent
-from broker.operations.settling import Complete, DeadLetter
+from broker.operations.settling import Complete, DeadLetter, Release
 from broker.partition.health import Health
 from broker.partition.payloads import PayloadBudget
 from broker.partition.subqueue import Subqueue
@@ -183,6 +183,42 @@ async def test_a_partition_stays_open_while_it_holds_a_message_or_has_a_client(t
         await until(lambda: task.health is Health.CLOSED)
         await task.opened()
         assert task.health is Health.HEALTHY, "whoever wants to count it can open it"
+
+
+async def test_while_memory_is_scarce_a_partition_is_closed_that_holds_what_it_held_when_it_was_opened(
+    tmp_path: Path,
+) -> None:
+    async with resting(tmp_path) as partition:
+        await ask(partition.task, Send([bytes(1_000)] * 3, None))
+        assert not partition.task.close_if_unused(), "what is sent takes memory, and no more is accepted"
+    async with resting(tmp_path) as partition:
+        task = partition.task
+        tokens = one([await ask(task, Demand(MAIN, 1))], Locked).tokens
+        task.post(Detach(), ClientId(1), print)
+        await until(lambda: not task._mailbox.attached)
+        assert not task.close_if_unused(), "a client has locked a message"
+        task.post(Release(tokens), ClientId(1), print)
+        await until(lambda: not (task._mailbox.waiting or (task._partition and task._partition._space.locks)))
+        watching = ClientId(7)
+        task.post(Watch(MAIN, 0), watching, print)
+        await until(lambda: watching in task._mailbox.attached)
+        assert not task.close_if_unused(), "a client waits"
+        task.post(Detach(), watching, print)
+        await until(lambda: not task._mailbox.attached)
+        assert task.close_if_unused() and task.health is Health.HEALTHY, "it comes to rest first"
+        await partition.pass_time(1_001)
+        task.close_if_unused()
+        await until(lambda: task.health is Health.CLOSED)
+        assert task._partition is None and task.counts()[MAIN].active == 3
+        assert partition.register.latest is not None, "the index knows what it holds"
+        tokens = one([await ask(task, Demand(MAIN, 9))], Locked).tokens
+        assert len(tokens) == 3
+        await ask(task, Complete(tokens[:1]))
+        task.post(Detach(), ClientId(1), print)
+        await until(lambda: not task._mailbox.attached)
+        task.post(Release(tokens[1:]), ClientId(1), print)
+        await until(lambda: not (task._mailbox.waiting or (task._partition and task._partition._space.locks)))
+        assert not task.close_if_unused(), "it has changed"
 
 
 def _table_bytes(subqueue: Subqueue) -> int:
