@@ -32,6 +32,8 @@ SHORT_BYTES = 32 << 20
 written ahead of commits."""
 NEEDS_PER_SHORT = 4
 """The share: all needs divided by this."""
+LASTING_PER_UNFORESEEN = 2
+"""Room is scarce when what no need foresees takes more than all lasting needs divided by this."""
 OUTDATED_PER_NEED = 3
 """The heap of needs is made anew when it has more than this many entries for each log."""
 
@@ -164,9 +166,9 @@ class DrainRoom:
 
     @property
     def is_scarce(self) -> bool:
-        """Whether there is not even room for the passing needs, so that garbage must be freed before more is
-        written."""
-        return self._free < self._passing
+        """Whether so much of the room for lasting needs is taken by what no need foresees, such as abandons,
+        that garbage must be freed before more is written."""
+        return self.left < -(self._lasting // LASTING_PER_UNFORESEEN)
 
     def weigh(self) -> None:
         """Bring everything up to date with the last measurement."""

@@ -292,7 +292,8 @@ class Log(Protocol):
 
     @property
     def is_scarce(self) -> bool:
-        """Whether the disk has not even the room that is needed to make more."""
+        """Whether what no need foresees has taken so much that it could soon take the room that is needed to
+        make more."""
 
     @property
     def making_room(self) -> RoomLock:

@@ -2,8 +2,10 @@
 Pure.
 
 - *Removals*: each delivery takes a record, in a commit of its own at worst. Compaction frees such records
-  again, so there is never more garbage than a share of what is live (`GARBAGE_PER_LIVE`). Messages of a
-  topic with many subscriptions depend on that: their removals take many times the space of the messages.
+  again, so there is never more garbage than a share of what is live (`LIVE_PER_GARBAGE`). Messages of a
+  topic with many subscriptions depend on that: their removals take many times the space of the messages. So
+  do messages that are abandoned again and again, each time with a record, which nothing but compaction frees.
+- *Compaction*: small messages that were sent together take more when they are written again.
 - *Checkpoints*: two, as large as they are now at most, and some garbage in them. Those that exist are
   deducted.
 - In passing, while room is made: one more checkpoint, because the one that it replaces is removed afterwards,
@@ -23,8 +25,8 @@ REMOVAL_BYTES = FRAME_HEADER_BYTES + RECORD_HEADER_BYTES + records.MARK_BYTES + 
 """A commit that removes one message."""
 LIVE_PER_GARBAGE = 4
 """On a full disk, garbage takes at most the live bytes divided by this."""
-GARBAGE_BYTES_MIN = 8 << 10
-"""That much garbage is always possible."""
+GARBAGE_BYTES_MIN = 4 << 10
+"""That much garbage is always possible, for example from messages that are abandoned again and again."""
 BLOCK_BYTES = 4 << 10
 """What a file of one byte takes on most file systems."""
 LIVE_PER_CHECKPOINT_GARBAGE = 4
@@ -43,13 +45,16 @@ NO_NEED = Need(0, 0)
 
 
 def garbage_reserved(deliveries: int, live_bytes: int) -> int:
-    """The room for records of removals."""
-    return min(REMOVAL_BYTES * deliveries, max(live_bytes // LIVE_PER_GARBAGE, GARBAGE_BYTES_MIN))
+    """The room for records of settlements."""
+    if not deliveries:
+        return 0
+    return max(min(REMOVAL_BYTES * deliveries, live_bytes // LIVE_PER_GARBAGE), GARBAGE_BYTES_MIN)
 
 
 def need_of(
     deliveries: int,
     live_bytes: int,
+    log_bytes: int,
     checkpoint_bytes: int,
     checkpoint_bytes_stored: int,
     checkpoints: int,
@@ -58,13 +63,17 @@ def need_of(
     """The need of an open partition.
 
     deliveries: how many references there are, over all subqueues. live_bytes: what writing all messages again
-    takes. checkpoint_bytes: what a complete checkpoint takes. checkpoint_bytes_stored, checkpoints: what the
-    present ones take, and how many these are. segment_bytes: the log's largest segment.
+    takes. log_bytes: what the log takes. checkpoint_bytes: what a complete checkpoint takes.
+    checkpoint_bytes_stored, checkpoints: what the present ones take, and how many these are. segment_bytes:
+    the log's largest segment.
     """
     two = 2 * checkpoint_bytes * (LIVE_PER_CHECKPOINT_GARBAGE + 1) // LIVE_PER_CHECKPOINT_GARBAGE
     files = (2 - checkpoints) * BLOCK_BYTES
     return Need(
-        garbage_reserved(deliveries, live_bytes) + max(two - checkpoint_bytes_stored, 0) + files,
+        garbage_reserved(deliveries, live_bytes)
+        + max(live_bytes - log_bytes, 0)
+        + max(two - checkpoint_bytes_stored, 0)
+        + files,
         checkpoint_bytes + min(segment_bytes, live_bytes) + 2 * BLOCK_BYTES,
     )
 
@@ -79,4 +88,4 @@ def need_of_counts(counts: Iterable[SubqueueCounts], segment_bytes: int) -> Need
     if not deliveries:
         return NO_NEED
     rows = _SUMMARY_ROW_BYTES * deliveries
-    return need_of(deliveries, live_bytes + rows, rows, 0, 0, min(live_bytes, segment_bytes))
+    return need_of(deliveries, live_bytes + rows, live_bytes, rows, 0, 0, min(live_bytes, segment_bytes))

@@ -114,12 +114,18 @@ def test_it_is_short_when_little_is_left_in_bytes_or_compared_with_the_needs() -
     assert room.is_short and room.left == 10 * SHORT_BYTES
 
 
-def test_it_is_scarce_when_the_passing_needs_do_not_fit() -> None:
+def test_it_is_scarce_when_what_nobody_foresaw_takes_half_of_what_lasts() -> None:
+    """What no need foresees, such as abandons, must leave room to make room."""
     room = room_of(1_000)
-    room.keep("a", 5_000, 900)
-    assert room.left < 0 and not room.is_scarce
-    room.take("a", 101)
+    room.keep("a", 600, 900)
+    room.keep("b", 200, 100)
+    room.take("a", 0)
+    measure(room, 1_300)
+    assert room.left == -400 and not room.is_scarce
+    room.take("a", 1)
     assert room.is_scarce
+    room.keep("a", 598, 900)
+    assert not room.is_scarce, "a settlement that removes needs no more than it was given"
 
 
 class Counting(dict[object, tuple[int, int]]):

@@ -35,7 +35,9 @@ async def test_each_removal_may_take_a_commit_of_its_own() -> None:
     ("deliveries", "live_bytes", "reserved"),
     [
         (0, 0, 0),
-        (10, 1 << 30, 10 * REMOVAL_BYTES),
+        (100, 1 << 30, 100 * REMOVAL_BYTES),
+        (1, 100, GARBAGE_BYTES_MIN),
+        (1, 1 << 30, GARBAGE_BYTES_MIN),
         (1_000_000, 100, GARBAGE_BYTES_MIN),
         (1_000_000, 1 << 20, (1 << 20) // LIVE_PER_GARBAGE),
     ],
@@ -47,16 +49,23 @@ def test_removals_take_a_share_of_what_is_live_at_most(
 
 
 def test_checkpoints_that_are_there_need_no_room() -> None:
-    none = need_of(100, 1_000_000, 40_000, 0, 0, 0)
-    both = need_of(100, 1_000_000, 40_000, 80_000, 2, 0)
+    none = need_of(100, 1_000_000, 1_000_000, 40_000, 0, 0, 0)
+    both = need_of(100, 1_000_000, 1_000_000, 40_000, 80_000, 2, 0)
     assert none.lasting - both.lasting == 80_000 + 2 * BLOCK_BYTES
-    assert need_of(100, 1_000_000, 40_000, 1_000_000, 2, 0).lasting == 100 * REMOVAL_BYTES
+    assert need_of(100, 1_000_000, 2_000_000, 40_000, 1_000_000, 2, 0).lasting == 100 * REMOVAL_BYTES
     assert both.passing == none.passing >= 40_000, "a new one is there before the old one goes"
 
 
 def test_making_room_needs_what_lives_in_one_segment() -> None:
-    small, large = need_of(1, 1_000_000, 0, 0, 2, 10_000), need_of(1, 1_000_000, 0, 0, 2, 5_000_000)
-    assert small.passing + 990_000 == large.passing
+    small, large = (need_of(1, MIB, MIB, 0, 0, 2, segment_bytes) for segment_bytes in (10_000, 5 * MIB))
+    assert small.passing + MIB - 10_000 == large.passing
+
+
+def test_messages_that_take_more_when_they_are_written_again_need_that() -> None:
+    """Symptom: abandons had so many small messages written again that the log grew by a fifth."""
+    packed, loose = (need_of(1_000, MIB, log_bytes, 0, 0, 2, 0) for log_bytes in (MIB - 50_000, MIB))
+    assert packed.lasting - loose.lasting == 50_000
+    assert need_of(1_000, MIB, 2 * MIB, 0, 0, 2, 0) == loose
 
 
 def test_a_partition_that_was_not_opened_needs_about_as_much() -> None:
