@@ -117,7 +117,15 @@ class Append(Job):
         header = opened.codec.header(body, opened.tail, opened.durable, opened.epoch)
         self._frame = [header, *body]
         self._size = len(header) + commit.bytes
-        self._after = after(opened.tail.position, opened.tail.sequence, header, commit.bytes)
+        self._after: Chain | None = None
+
+    def find_end(self) -> Chain:
+        """The chain behind the frame. Found once; whoever has begun the job may do so while the disk
+        writes."""
+        if self._after is None:
+            tail, header = self._opened.tail, self._frame[0]
+            self._after = after(tail.position, tail.sequence, header, self._size - len(header))
+        return self._after
 
     def begin(self) -> Share | None:
         active = self._active
@@ -169,7 +177,7 @@ class Append(Job):
             self._active.wrote(self._size)
         super().finish(error)
         if error is None:
-            self._log.committed(self._opened, self._after)
+            self._log.committed(self._opened, self._after or self.find_end())
 
 
 class SyncUnsynced(Job):
@@ -204,3 +212,23 @@ class Roll(Job):
             # A new segment is small, and the old one may be all garbage (durability rule 6).
             self._log.reserves.release()
             self._roll()
+
+
+class RollAhead(Job):
+    """Begins a new segment and fills it with zeros, so that no commit waits for that. Without room on the
+    disk, leaves that to the commit that needs it."""
+
+    __slots__ = ()
+
+    def begin(self) -> Share | None:
+        return None
+
+    def run(self) -> None:
+        opened, log = self._opened, self._log
+        try:
+            self._roll()
+        except DiskFull:
+            return
+        if self._rolled is not None:
+            self._rolled.follow(opened.active)
+            self._rolled.fill(opened.fill_until if log.may_fill else 0, syncs=log.syncs_each_commit)

@@ -26,7 +26,7 @@ from pathlib import Path
 import structlog
 
 from storage.checkpoints import Anchor
-from storage.commit_jobs import Append, Roll, SyncUnsynced
+from storage.commit_jobs import Append, Roll, RollAhead, SyncUnsynced
 from storage.disk import disk_error, make_directories
 from storage.errors import CommitFailed, CorruptRecord, DiskFailed, DiskFull, StorageError
 from storage.extent import ExtentFile
@@ -46,7 +46,7 @@ from storage.recovery import (
 )
 from storage.segment import SEGMENT_SUFFIX
 from storage.shared import Shared
-from storage.sizing import is_confined, segment_bytes
+from storage.sizing import Pace, is_confined, segment_bytes
 from storage.threads import UnderWay, run_to_end
 from storage.zeros_ahead import ZerosAhead
 
@@ -69,14 +69,11 @@ class FileLog:
     """The log of one partition on local files; made by `FileLogStore.log`. See `storage.log.Log`."""
 
     def __init__(self, shared: Shared[FileLog], directory: Path, entity: str, partition: int) -> None:
-        self._shared = shared
-        self._directory = directory
-        self._entity = entity
-        self._partition = partition
+        self._shared, self._directory = shared, directory
+        self._entity, self._partition = entity, partition
         self.key = entity, partition  # its room for draining is kept under this before there is a log
         self.disk, self.reserves = shared.disk, shared.reserve
-        self._drain_room = shared.drain_room
-        self.lulls = shared.committer
+        self._drain_room, self.lulls = shared.drain_room, shared.committer
         self.syncs_each_commit = shared.fsync == "always"
         self.extent = ExtentFile(shared.disk, shared.extents, directory.parent.name, entity, partition)
         self._state = _State.NOT_ACQUIRED
@@ -90,13 +87,10 @@ class FileLog:
         self.under_way = UnderWay(shared.pools.hanging)
         """Work on the log's files, other than reads, that cannot be cancelled."""
         self._has_begun_at_once = False
-        """A commit of `append_at_once` is under way and has the active segment."""
+        """A commit of `append_at_once` is under way, or the next segment begins behind it."""
         self._is_untidy = False
         """Whether the disk refused to remove a trimmed file, which was logged."""
-        self._now_s: Callable[[], float] = float
-        """The event loop's clock."""
-        self._segment_began_s: float | None = None
-        """When the active segment was begun; None if it was not begun here."""
+        self._pace = Pace(float)
         self.on_full: Callable[[], None] = _ignore
         self.need: Callable[[], tuple[int, int] | None] = _ignore
 
@@ -183,8 +177,7 @@ class FileLog:
         await self._shared.prepare()
         async with self._housekeeping, self._one_at_a_time:
             await self.under_way.ended()
-            self._zeros = None
-            self._now_s, self._segment_began_s = asyncio.get_running_loop().time, None
+            self._zeros, self._pace = None, Pace(asyncio.get_running_loop().time)
             try:
                 if self._state is _State.OPEN:
                     # A log that wants this place waits for our job, so we must not wait for the log.
@@ -242,17 +235,10 @@ class FileLog:
         except OSError:
             free = 0  # the free space is unknown, so the disk may be full
         log_bytes = opened.tail.position - opened.segments[0].base
-        about = (self._partition, log_bytes, free, shared.segment_bytes_max)
-        opened.segment_bytes_max = segment_bytes(*about, self._pace(opened))
-        opened.is_confined = is_confined(*about)
-
-    def _pace(self, opened: OpenLog) -> float:
-        """How many bytes a second have filled the segment that ends now; 0 if it was not begun here."""
-        began_s, self._segment_began_s = self._segment_began_s, self._now_s()
-        if began_s is None:
-            return 0.0
         filled = opened.tail.position - opened.active.segment.base
-        return filled / max(self._segment_began_s - began_s, 0.001)
+        about = (self._partition, log_bytes, free, shared.segment_bytes_max)
+        opened.segment_bytes_max = segment_bytes(*about, self._pace.next(filled))
+        opened.is_confined = is_confined(*about)
 
     def _acquire_files(self, epoch: int | None, rewritten_bytes_max: int) -> OpenLog:
         shared, known = self._shared, None
@@ -371,24 +357,38 @@ class FileLog:
         assert commit.start == opened.tail.position and commit.parts, "one at a time, not empty"
         self._has_begun_at_once = True
         self._drain_room.take(self.key, size)
-        self._shared.open_segments.used(self)
         spare = self.reserves.spare_for(urgent=urgent, frees=False, grows_by=commit.grows_by)
         job = Append(self, opened, commit, spare)
         self._shared.committer.begin(job, partial(self._appended, opened, ended))
+        job.find_end()  # while the disk writes
+        if self._has_begun_at_once:
+            self._shared.open_segments.used(self)
         return True
 
     def _appended(
-        self, opened: OpenLog, ended: Callable[[Exception | None], None], error: Exception | None
+        self, opened: OpenLog, ended: Callable[[Exception | None], None] | None, error: Exception | None
     ) -> None:
-        """A commit of `append_at_once` has ended."""
+        """A commit of `append_at_once` has ended, or the next segment has begun, of which nobody is told."""
+        if self._has_begun_at_once:  # it was not fenced
+            self._has_begun_at_once = False
+            if ended is not None:
+                ended(error)  # first: clients wait for it
+            if error is None:
+                self._write_ahead(opened)
+            active = opened.active
+            is_low = error is None and active.used + active.frame_bytes > opened.segment_bytes_max
+            if not is_low or ended is None or not self._begins_next(opened):
+                self._one_at_a_time.give_back()
         self._mind_the_descriptor()
-        if not self._has_begun_at_once:  # it was fenced
-            return
-        self._has_begun_at_once = False
-        if error is None:
-            self._write_ahead(opened)
-        self._one_at_a_time.give_back()
-        ended(error)
+
+    def _begins_next(self, opened: OpenLog) -> bool:
+        """The next commit will hardly fit into the active segment: begin the next one while nobody waits for
+        it. Returns whether that has begun; then the caller's place as the one job is taken until its end."""
+        if opened.is_confined or not self.may_fill or self._zeros is not None or self._state is not _OPEN:
+            return False
+        self._has_begun_at_once = True
+        self._shared.committer.begin(RollAhead(self, opened), partial(self._appended, opened, None))
+        return True
 
     async def sync(self) -> None:
         async with self._one_at_a_time:

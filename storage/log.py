@@ -258,6 +258,10 @@ class Log(Protocol):
         """Every frame from `since` on, in order and verified. `since` is the position of a frame, or `end`.
         Raises CorruptRecord, DiskFailed."""
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a commit would wait for another one, or for a segment that begins."""
+
     def begin(self) -> Commit:
         """A new, empty commit that begins at `end`."""
 
@@ -318,7 +322,7 @@ class Log(Protocol):
     ) -> bool:
         """As `append`, if the commit need not wait for anything but the disk; else returns False, and nothing
         has happened. `ended` is called with what `append` would raise, or None: possibly before this returns,
-        and never after `fence`. It raises nothing."""
+        and never after `fence`. It raises nothing, and the next commit is taken once it has returned."""
 
     async def sync(self) -> None:
         """Sync what `append` has acknowledged before it was synced (`fsync: interval` or `never`), so that a

@@ -198,7 +198,7 @@ class ActiveSegment:
     next write.
     """
 
-    __slots__ = ("_disk", "_fd", "_fill_step", "_filled", "_frame_bytes", "_low", "_put", "segment", "used")
+    __slots__ = ("_disk", "_fd", "_fill_step", "_filled", "_low", "_put", "frame_bytes", "segment", "used")
 
     def __init__(self, disk: Disk, segment: Segment, fd: int, used: int, filled: int) -> None:
         self._disk = disk
@@ -207,7 +207,7 @@ class ActiveSegment:
         self._fill_step = FILL_STEP_BYTES_MIN
         self._low = 0
         """With less room than this, zeros are due."""
-        self._frame_bytes = 0
+        self.frame_bytes = 0
         """The size of the last frame."""
         self.segment = segment
         self.used = used
@@ -285,7 +285,7 @@ class ActiveSegment:
 
     def wrote(self, length: int) -> None:
         """A frame for which there was room was written behind the last one by others."""
-        self.used, self._frame_bytes = self.used + length, length
+        self.used, self.frame_bytes = self.used + length, length
 
     def write(self, frame: list[bytes], fill_until: int) -> None:
         """Write a frame behind the last one, and zeros behind it as far as `fill_until` allows. Does not
@@ -317,7 +317,7 @@ class ActiveSegment:
                 write_all(self._disk, self._fd, frame, self.used)  # the frame alone may still fit
             self._filled = end + zeros
             self._grow_step()
-        self.used, self._frame_bytes = end, length
+        self.used, self.frame_bytes = end, length
 
     @property
     def is_low(self) -> bool:
@@ -326,7 +326,7 @@ class ActiveSegment:
 
     @property
     def _least_room(self) -> int:
-        return max(self._low, FRAMES_AHEAD * min(self._frame_bytes, self._fill_step) if self._low else 0)
+        return max(self._low, FRAMES_AHEAD * min(self.frame_bytes, self._fill_step) if self._low else 0)
 
     def zeros_due(self, fill_until: int) -> Zeros | None:
         """The zeros that should be written now, so that later frames find room; None if there are enough, or
@@ -337,6 +337,15 @@ class ActiveSegment:
         if end + self._least_room > fill_until:
             end = fill_until  # with the rest, which would be a short step
         return Zeros(self.segment.path, self._filled, end)
+
+    def fill(self, fill_until: int, *, syncs: bool) -> None:
+        """Write the first zeros of a new segment; without room for them, does nothing. Raises
+        CommitFailed."""
+        zeros = Zeros(self.segment.path, self._filled, min(self._filled + self._fill_step, fill_until))
+        if zeros.begin < zeros.end:
+            with contextlib.suppress(DiskFull):
+                zeros.write(self._disk, syncs)
+                self.zeros_written(zeros)
 
     def is_before(self, zeros: Zeros) -> bool:
         """Whether zeros begin where the file was filled up to. False if it was cut off meanwhile (a full
@@ -351,7 +360,7 @@ class ActiveSegment:
 
     def follow(self, before: ActiveSegment) -> None:
         """Begin with larger steps than a new log, because commits have filled the segment before this one."""
-        step = max(FILL_STEP_BYTES_FOLLOWING, FRAMES_AHEAD * before._frame_bytes)
+        step = max(FILL_STEP_BYTES_FOLLOWING, FRAMES_AHEAD * before.frame_bytes)
         self._fill_step = max(self._fill_step, min(before._fill_step, step))
 
     def _grow_step(self) -> None:

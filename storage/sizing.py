@@ -3,6 +3,8 @@ and to the log. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 SEGMENT_BYTES_MIN = 16 << 10
 """The bound is never lower, however little space there is."""
 SEGMENT_BYTES_FIRST = 5 << 20
@@ -57,6 +59,22 @@ def _lasting(partition: int, bytes_per_s: float, bytes_max: int) -> int:
 
 def _share(partition: int) -> float:
     return 1 - SPREAD * (partition * _GOLDEN % 1)
+
+
+class Pace:
+    """The pace at which the segments of a log are filled."""
+
+    __slots__ = ("_began_s", "_now_s")
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        """`now_s` is a clock. When the active segment was begun is not known."""
+        self._now_s = now_s
+        self._began_s: float | None = None
+
+    def next(self, filled: int) -> float:
+        """The next segment begins: how many bytes a second have filled the one before; 0 if not known."""
+        began_s, self._began_s = self._began_s, self._now_s()
+        return 0.0 if began_s is None else filled / max(self._began_s - began_s, 0.001)
 
 
 def reserve_bytes_of(disk_bytes: int) -> int:

@@ -142,9 +142,8 @@ class PartitionTask:
         """The disk does not answer while the log is being opened or reopened: operations are refused."""
         self._unused = Unused(clock, self._limits.close_ms)
         self._stopping = self._is_deleted = self._running = False
-        self._opening_ended = Once()
-        """The log has been opened, or could not be."""
-        self._ended = Once()
+        self._opening_ended, self._ended = Once(), Once()
+        """The log has been opened, or could not be; and the task has ended."""
         self._output = log_output.bind(entity=description.name, partition=number)
         self._full = FullDiskLog(clock, self._output)
 
@@ -157,8 +156,9 @@ class PartitionTask:
 
     @property
     def awaits_more(self) -> bool:
-        """Whether it has nothing to do, or messages in the mailbox wait for others to go with them."""
-        return self._gathering.is_awaited or not (self._gathering.is_in_cycle or self._mailbox)
+        """Whether nothing, its log included, is at work, or messages that wait are to get company."""
+        gathering = self._gathering
+        return gathering.is_awaited or not (gathering.is_in_cycle or self._mailbox or self._log.is_busy)
 
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
         """Put an operation into the mailbox. Never blocks, never drops; the answer may be that it is down."""

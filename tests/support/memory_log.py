@@ -196,6 +196,10 @@ class MemoryLog:
         return self.room_bytes
 
     @property
+    def is_busy(self) -> bool:
+        return self._appending
+
+    @property
     def lulls(self) -> Lulls:
         return self
 

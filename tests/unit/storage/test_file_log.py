@@ -327,6 +327,23 @@ async def test_a_commit_made_at_once_is_as_durable_as_any_and_has_the_file_for_i
         assert flat(await contents(log)) == [b"first", b"second", b"third"]
 
 
+async def test_a_commit_made_at_once_is_reported_before_the_log_looks_after_its_file() -> None:
+    async with acquired(ROOT, RecordingDisk(queued=True)) as log:
+        await append(log, b"first")
+        ended = asyncio.get_running_loop().create_future()
+
+        def told(error: Exception | None) -> None:
+            ended.set_result((error, log.end, log.is_busy))
+
+        end = log.end
+        assert log.append_at_once(_commit(log, b"second"), told)
+        error, moved, was_busy = await asyncio.wait_for(ended, 20)
+        assert error is None and moved > end and was_busy
+        ended = asyncio.get_running_loop().create_future()
+        assert log.append_at_once(_commit(log, b"third"), ended.set_result)
+        await asyncio.wait_for(ended, 20)
+
+
 async def test_a_commit_made_at_once_that_fails_is_reported_and_fails_the_log() -> None:
     disk = FaultyDisk(RecordingDisk(queued=True))
     async with acquired(ROOT, disk) as log:
