@@ -51,7 +51,7 @@ class Cycle:
     __slots__ = (
         "answers", "arrived_in", "commit", "dead_lettered", "expired_locks", "expired_messages", "first_sent",
         "granted", "granted_bytes", "grants",
-        "has_sent", "holes", "marks", "now_ms", "open_grants", "passing", "redriven",
+        "has_sent", "holes", "is_quiet", "marks", "now_ms", "open_grants", "passing", "redriven",
         "sent_with", "to_tell", "unsynced", "wall_ms", "work",
     )  # fmt: skip
 
@@ -66,6 +66,9 @@ class Cycle:
         self.holes: list[Hole] = []
         self.has_sent = False
         """The commit contains new messages, so it is not urgent."""
+        self.is_quiet = False
+        """Nobody waits for messages, nothing falls due, and so far there were only sends. So the commit has
+        their records, and `Partition.finish` adds none."""
         self.unsynced: list[Locked | HandedOver] = []
         """Answers that wait until the log is synced, also if commits are otherwise acknowledged earlier
         (`fsync: interval` or `never`)."""

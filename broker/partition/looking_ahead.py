@@ -73,6 +73,7 @@ class LookingAhead:
     def disturb(self) -> None:
         """Something else than a `Send` happens, or a time has come."""
         self._quiet_until_ms = 0
+        self._space.cycle.is_quiet = False
 
     def look_at_new_messages(self) -> None:
         """Messages were stored while the partition was quiet: does it stay so, and for how long?"""

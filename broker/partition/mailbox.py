@@ -104,7 +104,10 @@ class Mailbox:
     @property
     def has_sends(self) -> bool:
         """Whether messages wait to be sent."""
-        return any(isinstance(operation, Send) for _, operation, _, _ in self.waiting)
+        for _, operation, _, _ in self.waiting:  # noqa: SIM110 (asked for each message that comes alone)
+            if isinstance(operation, Send):
+                return True
+        return False
 
     def has_only_sends(self, operations_max: int, messages_max: int) -> bool:
         """Whether nothing waits but messages to be sent, and no more than so many."""

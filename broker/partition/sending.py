@@ -26,6 +26,7 @@ from broker.partition.messages import Messages
 from broker.partition.new_messages import NewMessages
 from broker.partition.publishing import Publishing, take_memory
 from broker.partition.quotas import check_size, room_of
+from broker.partition.records import Enqueued
 from broker.partition.scheduled_times import times_of
 from broker.send_lists import at, merged, part_of
 
@@ -49,6 +50,7 @@ class Sending:
         "_work_max",
         "freed_later",
         "rest",
+        "unapplied",
     )
 
     def __init__(
@@ -67,6 +69,8 @@ class Sending:
         self._work_max, self._ids_max = bounds.work_max, bounds.message_ids_max
         self._matching_max = min(bounds.matching_max, bounds.work_max)
         self._duplicates = messages.states.duplicates
+        self.unapplied: tuple[Cycle, Enqueued, Sequence[bytes]] | None = None
+        """Messages whose record is in the commit, while `apply` has not been called."""
         self.rest: Iterator[None] | None = None
         """The remaining steps of a long `Send`, for `go_on`; None if there are none."""
         self.freed_later = 0
@@ -125,11 +129,13 @@ class Sending:
     ) -> int:
         """Enqueue the messages, or only the first of many: the cycle is then full, and the caller must call
         `go_on`. `freed` is how many bytes the same operation is going to remove. `only`: in a topic, the
-        number of the one subqueue that gets them.
+        number of the one subqueue that gets them. In a quiet cycle, the caller must then call `apply`, or
+        `finish`: what is written may be on its way to the disk before.
 
         Returns the first sequence number. Raises Refused.
         """
         assert self.rest is None, "the rest of an earlier send comes first"
+        assert self.unapplied is None, "an earlier send is applied first"
         messages, first = send.messages, self._messages.next_number
         if not messages:
             return first
@@ -147,7 +153,9 @@ class Sending:
         cycle.arrived_in.add(self._messages.main.number)
         cycle.work += len(sizes)
         if len(sizes) <= self._work_max:
-            self._enqueue(cycle, new)
+            self._write(cycle, new)
+            if not cycle.is_quiet:
+                self.apply()
         else:
             self._start(cycle, self._enqueue_many(cycle, new))
         return first
@@ -276,6 +284,7 @@ class Sending:
         at a time: they say what makes a duplicate, or there is not enough room for all. In a topic, messages
         whose numbers are told are sent by themselves: changed copies of others could take these numbers.
         """
+        self.apply()
         if any(map(_IDENTITIES_OF, sends)):
             return None
         if self._publishing is not None and any(map(_TELLS_NUMBERS, sends)):
@@ -298,21 +307,29 @@ class Sending:
             self.rest = None
 
     def finish(self) -> None:
-        """Enqueue the rest of a long `Send`, all at once."""
+        """Apply what was written, and enqueue the rest of a long `Send`, all at once."""
+        self.apply()
         if self.rest is not None:
             deque(self.go_on(), maxlen=0)
 
     def _enqueue_many(self, cycle: Cycle, new: NewMessages) -> Iterator[None]:
         at_once = self._work_max
         for start in range(0, len(new.sizes), at_once):
-            self._enqueue(cycle, new.part(slice(start, start + at_once)))
+            self._write(cycle, new.part(slice(start, start + at_once)))
+            self.apply()
             yield
 
-    def _enqueue(self, cycle: Cycle, new: NewMessages) -> None:
-        first = self._messages.next_number
-        enqueued = new.add_to(cycle.commit, first)
-        if not self._messages.apply_enqueued(cycle.commit.start, enqueued, new.messages, cycle.now_ms):
-            numbers = range(first, first + len(new.sizes))
+    def _write(self, cycle: Cycle, new: NewMessages) -> None:
+        enqueued = new.add_to(cycle.commit, self._messages.next_number)
+        self.unapplied = cycle, enqueued, new.messages
+
+    def apply(self) -> None:
+        """Apply what the latest send has written, unless that has been done."""
+        if self.unapplied is None:
+            return
+        (cycle, enqueued, messages), self.unapplied = self.unapplied, None
+        if not self._messages.apply_enqueued(cycle.commit.start, enqueued, messages, cycle.now_ms):
+            numbers = range(enqueued.first, enqueued.first + len(enqueued.sizes))
             cycle.passing += map(self._messages.main.references.__getitem__, numbers)
 
 

@@ -160,13 +160,20 @@ class ShortCycles:
                 is_done = partition.handle(client, operation, arrived_ms)
                 place += is_done
         mailbox.put_back(waiting, place)
-        partition.finish(mailbox.since_ms)
         self._patience.begin(self._hung)
+        append_at_once, told = self._log.append_at_once, self._answered
+        if cycle.is_quiet and commit:
+            is_begun = append_at_once(commit, told, urgent=False)
+            partition.finish(mailbox.since_ms)  # while the disk writes
+            if not is_begun:
+                self._leave(None)
+            return True
+        partition.finish(mailbox.since_ms)
         if cycle.holes and cycle.missing:
             self._leave(None)
         elif not commit:  # nothing but locks changes, or all were refused
-            self._answered(None)
-        elif not self._log.append_at_once(commit, self._answered, urgent=not cycle.has_sent):
+            told(None)
+        elif not append_at_once(commit, told, urgent=not cycle.has_sent):
             self._leave(None)
         return True
 

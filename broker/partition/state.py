@@ -247,11 +247,11 @@ class Partition:
         ended after the operations.
         """
         cycle = self._space.cycle = Cycle(commit, now_ms, wall_ms, self.messages.next_number)
-        self.left_over = 0
-        self.messages.position = commit.start
+        self.left_over, self.messages.position = 0, commit.start
         self._ahead.wall_ahead_ms = wall_ms - now_ms
         self.messages.states.expire(now_ms, wall_ms, commit.start)
         if self._ahead.is_quiet(now_ms):
+            cycle.is_quiet = True
             self.messages.evicted_below = self.messages.next_number
             return cycle
         self._ahead.disturb()
@@ -275,6 +275,8 @@ class Partition:
         """
         assert self._due is None, "what has come due comes first"
         self._space.arrived_ms = self._space.cycle.now_ms if arrived_ms is None else arrived_ms
+        if self._sending.unapplied is not None:
+            self._sending.apply()
         if not isinstance(operation, Send):
             self._ahead.disturb()
         effort = 0 if self._publishing is None else self._publishing.effort
@@ -284,9 +286,8 @@ class Partition:
                 return True
             return self._carry_out(client, operation) is not False
         except Refused as refused:
-            self._space.answer(
-                client, Failed(refused.reason, refused.description, getattr(operation, "cookie", None))
-            )
+            failed = Failed(refused.reason, refused.description, getattr(operation, "cookie", None))
+            self._space.answer(client, failed)
             return True
         finally:
             if self._publishing is not None:
@@ -396,6 +397,7 @@ class Partition:
         `waiting_since_ms` is when the oldest operation that waits for the next cycle arrived.
         """
         cycle = self._space.cycle
+        self._sending.apply()
         if self.is_under_way:
             for _ in self.go_on():
                 pass
@@ -407,10 +409,9 @@ class Partition:
         for reference in cycle.passing:
             reference.payload = b""
         self.messages.evicted_below = NO_NUMBER
-        payloads = self.messages.payloads
-        payloads.count_state(self.messages.state_bytes)
+        self.messages.payloads.count_state(self.messages.state_bytes)
         if cycle.grants:
-            payloads.read(cycle.now_ms)
+            self.messages.payloads.read(cycle.now_ms)
         return cycle
 
     def _look_after(self, until_ms: int) -> None:
@@ -499,8 +500,7 @@ class Partition:
     def is_held(self, *, by_messages: bool) -> bool:
         """Whether clients hold locks in it, which end when it is closed. `by_messages`: or it keeps messages
         or other durable state, or anything falls due in it."""
-        messages = self.messages
-        kept = messages.count or messages.states.bytes or self.next_due_ms() is not None
+        kept = self.messages.count or self.messages.states.bytes or self.next_due_ms() is not None
         return bool(by_messages and kept) or self._ahead.has_locks
 
     def next_due_ms(self) -> int | None:
@@ -631,9 +631,9 @@ class Partition:
 
     def _send(self, client: ClientId, send: Send) -> None:
         """Store messages. Raises Refused."""
-        space = self._space
-        first, known = self._sending.send_new(space.cycle, space.description, send)
-        space.cycle.answers.append((client, Sent(first, send.cookie, known)))
+        cycle = self._space.cycle
+        first, known = self._sending.send_new(cycle, self._space.description, send)
+        cycle.answers.append((client, Sent(first, send.cookie, known)))
 
     def _must_wait(self, operation: Operation) -> bool:
         """Whether an operation must be the first one of the next cycle."""

@@ -12,18 +12,21 @@ import pytest
 from broker.base.errors import Reason
 from broker.base.pace import PACE_S
 from broker.base.slices import Slices
-from broker.entities.descriptions import MAIN
+from broker.entities.descriptions import MAIN, QueueSettings
 from broker.operations.browsing import Peek, Peeked
 from broker.operations.general import Failed, Unavailable
 from broker.operations.receiving import Demand, Locked, Unmet, Withdraw, Withdrawn
 from broker.operations.sending import Send, Sent
 from broker.operations.settling import Abandon, Complete, Renewed, RenewLocks, Settled
+from broker.partition.duplicates import IDENTITY_BYTES
 from broker.partition.health import Health
 from broker.partition.mailbox import Mailbox
+from broker.partition.messages import Messages
 from broker.partition.signals import Signal
 from broker.partition.state import Partition
 from broker.partition.task_limits import TaskLimits
 from storage.errors import CommitFailed, DiskFull
+from storage.log import Commit
 from tests.support.memory_log import MemoryLog
 from tests.support.partition_harness import Harness, one, running
 from tests.support.waiting import WAIT_S, until
@@ -332,10 +335,61 @@ async def test_a_partition_stops_after_the_short_cycle_under_way() -> None:
         assert len(harness.received[1]) == 2 and all(isinstance(each, Sent) for each in harness.take(1))
 
 
+async def test_the_disk_writes_while_the_state_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness()
+    async with _quiet(harness):
+        partition, append_at_once, known = harness.task._partition, harness.log.append_at_once, list[int]()
+        assert partition is not None
+
+        def noting(
+            commit: Commit, ended: Callable[[Exception | None], None], *, urgent: bool = False
+        ) -> bool:
+            known.append(partition.messages.count)
+            return append_at_once(commit, ended, urgent=urgent)
+
+        monkeypatch.setattr(harness.log, "append_at_once", noting)
+        for count in (1, 2):
+            harness.log.at_next_lull = waiting = list[Callable[[], None]]()
+            for number in range(count):
+                harness.post(1, Send([b"x"], None, number))
+            waiting.pop()()
+            assert partition.messages.count == known[-1] + count
+            await until(lambda count=count: len(harness.take(1)) == count)  # type: ignore[misc]
+            await until(lambda: not harness.task._short.is_open)
+        assert known == [1, 2]
+    await harness.restart()
+    assert (await harness.peek()).messages == [b"first", b"x", b"x", b"x"]
+
+
+async def test_a_partition_whose_log_is_at_work_awaits_nothing() -> None:
+    harness = Harness()
+    async with _quiet(harness):
+        assert harness.task.awaits_more
+        harness.log._appending = True  # as while its next segment begins
+        assert not harness.task.awaits_more
+        harness.log._appending = False
+        assert harness.task.awaits_more
+
+
+async def test_sends_that_cannot_go_together_follow_each_other_in_a_quiet_cycle() -> None:
+    harness = Harness(QueueSettings(requires_duplicate_detection=True))
+    async with _quiet(harness):
+        harness.log.at_next_lull = waiting = list[Callable[[], None]]()
+        for number, name in enumerate("aba"):
+            harness.post(1, Send([name.encode()], None, number, identities=[name.encode() * IDENTITY_BYTES]))
+        waiting.pop()()
+        await until(lambda: len(harness.received[1]) == 3)
+        answers = [answer for answer in harness.take(1) if isinstance(answer, Sent)]
+        assert [answer.duplicates for answer in answers] == [[], [], [0]]
+    await harness.restart()
+    assert (await harness.peek()).messages == [b"first", b"a", b"b"]
+
+
 @pytest.mark.parametrize(
     "where",
     [
         (Mailbox, "is_short"),
+        (Messages, "apply_enqueued"),
         (Partition, "begin"),
         (Partition, "handle_sends"),
         (MemoryLog, "append_at_once"),
