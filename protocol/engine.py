@@ -66,8 +66,8 @@ from protocol.transactional_state import declared, transactional_state
 PARTIAL_BYTES_MAX = 64 * 1024 * 1024
 FRAME_BYTES_UNBOUNDED = 1 << 32
 PUMPED_AT_ONCE, PUMPED_ONE_BY_ONE, ALL = 8_192, 16, math.inf
-"""How many of proton's events are read at once, and for how many one counts that is read by itself: one
-disposition may be about 90,000 deliveries, which take 15 ms to read, or 200 ms one by one."""
+"""How many of proton's events are read at once, and for how many one counts that is read by itself:
+dispositions may be about 90,000 deliveries, which take 15 ms to read, or 200 ms one by one."""
 LOCAL_OPEN_STATES = lib.PN_LOCAL_ACTIVE | lib.PN_LOCAL_CLOSED
 
 # Bound once, because an attribute of `lib` costs as much as the call itself.
@@ -179,10 +179,10 @@ class Engine:
             if read is not None:
                 return read
         if self._is_unread:
-            self._pump(False, at_once)
+            at_once = self._pump(False, at_once)
         pieces = self._intake.take(data)
         for index, (piece, is_batch) in enumerate(pieces):
-            fed = self._feed(piece, is_batch, events_max, at_once)
+            fed, at_once = self._feed(piece, is_batch, events_max, at_once)
             if fed < 0:
                 break
             if fed < len(piece):
@@ -249,32 +249,33 @@ class Engine:
         """End the restriction, because the peer has presented credentials."""
         self._intake.lift_restriction()
 
-    def _feed(self, piece: bytes, is_batch: bool, events_max: int, at_once: float) -> int:
-        """Push a piece; gives how many of its bytes were pushed: fewer than all once there are enough events,
-        -1 if proton takes no more."""
+    def _feed(self, piece: bytes, is_batch: bool, events_max: int, at_once: float) -> tuple[int, float]:
+        """Push a piece, and read about `at_once` of proton's events. Gives how many of its bytes were pushed,
+        -1 if proton takes no more, and what is left of `at_once`."""
         begin, size, events, large = 0, len(piece), self._events, self._large_input
         push_size = self._push_size
         while begin < size:
             before = len(events)
-            if before >= events_max or self._is_unread:
-                return begin
+            if before >= events_max or at_once <= 0 or self._is_unread:
+                return begin, at_once
             most = size if size <= PUSH_BYTES_MIN else push_size.now(self._attached)
             buffer, start, stop, begin = large.next(piece, begin, most)
             pushed = runs.push(self._transport, buffer, start, stop)
             push_size.uncounted_bytes += stop - start
-            self._pump(is_batch and begin == size, at_once)
+            at_once = self._pump(is_batch and begin == size, at_once)
             if pushed < stop - start:  # closed or broken, as an event has reported
-                return -1
+                return -1, at_once
             push_size.adapt(stop - start, len(events) - before)
-        return size
+        return size, at_once
 
     def receive_eof(self) -> list[Event]:
         """The peer has closed its end of the socket. Gives the resulting events."""
+        events = self.receive(b"") if self._intake.has_more else []
         if not self._freed:
             self._tail_ended, self._is_plain = True, False
             lib.pn_transport_close_tail(self._transport)
             self._pump(False)
-        return self._taken()
+        return events + self._taken()
 
     def output(self) -> Sequence[Piece]:
         """The bytes to write to the peer now, in order; empty if there are none."""
@@ -376,9 +377,7 @@ class Engine:
         if properties:
             put(lib.pn_connection_properties(self._connection), codec.encode(properties))
         if offered_capabilities:
-            symbols = codec.Array(
-                codec.TypeCode.SYMBOL, [codec.Symbol(each) for each in offered_capabilities]
-            )
+            symbols = codec.Array(codec.TypeCode.SYMBOL, list(map(codec.Symbol, offered_capabilities)))
             put(lib.pn_connection_offered_capabilities(self._connection), codec.encode(symbols))
         lib.pn_connection_open(self._connection)
         if lib.pn_connection_state(self._connection) & lib.PN_REMOTE_CLOSED:
@@ -594,9 +593,9 @@ class Engine:
 
     # --- events ---------------------------------------------------------------------------------------------
 
-    def _pump(self, is_batch: bool, at_once: float = ALL) -> None:
-        """Turn proton's gathered events into ours, about `at_once` of them. `is_batch`: they result from a
-        Service Bus batch, and are few."""
+    def _pump(self, is_batch: bool, at_once: float = ALL) -> float:
+        """Turn proton's gathered events into ours, about `at_once` of them; gives how many it could have been
+        besides. `is_batch`: they result from a Service Bus batch, and are few."""
         if self._accepted:
             self._settle_accepted()
         collector, handlers = self._collector, self._handlers
@@ -626,6 +625,7 @@ class Engine:
             left -= PUMPED_ONE_BY_ONE
         if not self._is_unread:
             self._large_input.clear()
+        return left
 
     def _on_delivery(self, link: Link | None, delivery: Any, is_batch: bool) -> None:
         if link is None:

@@ -15,13 +15,16 @@ its outcome is sent under the client's own number.
 *A detach after an end* (§2.5.5). The Python client sends one whenever it closes. The link has already ended
 with its session, so the frame is dropped.
 
+*Dispositions of thousands of deliveries* (§2.7.6). Proton applies each in one go, 90,000 in 30 ms. They
+become several with fewer deliveries, and `Engine.receive` stops between them.
+
 *Sessions that begin and end faster than their ends are answered.* Proton needs a separate channel for each.
 When none is left, it fails silently and keeps whatever the client sends after that. So the stream is refused
 before that happens.
 
 A client that numbers its deliveries in order costs little. `native/delivery_ids.c` skips plain frames and
-stops at each frame that needs a decision: a transfer with another number or in several frames, or the
-beginning or end of a link or session.
+stops at each frame that needs a decision: a transfer with another number or in several frames, the
+beginning or end of a link or session, or a disposition of many deliveries.
 
 A frame is passed on once its performative has arrived; at most `_HEAD_BYTES_MAX` bytes of it are kept.
 Malformed frames are left for proton to refuse: from the first one on, the bytes of the connection pass
@@ -57,10 +60,13 @@ _SETTLED, _MORE, _ABORTED = 4, 5, 9
 _HANDLE_MAX = 4
 """The index of this field in a begin (§2.7.2)."""
 HANDLE_MAX_DEFAULT = 2**32 - 1
+_DISPOSITIONS_MAX = 128
+"""One frame becomes at most so many. A client may name more deliveries than it has."""
 _U32 = struct.Struct(">I")
 _MASK = 2**32 - 1
 
 _walk = lib.delivery_ids_walk
+_WIDE: int = lib.WIDE_DISPOSITION
 
 
 @dataclass(slots=True)
@@ -214,6 +220,8 @@ class Lenience:
             self._begin(channel)
             self.handles_max.append(handle_max)
             return None
+        if code == _DISPOSITION:
+            return _divided(head, value, frame_bytes)
         session = self._sessions.get(channel)
         if session is None:
             if code != _DETACH or channel not in self._ended:
@@ -445,6 +453,36 @@ def _handle_max(head: bytes, value: int) -> int:
         place = skip(head, place)
     found = _scalar(head, place)
     return found if isinstance(found, UInt) else HANDLE_MAX_DEFAULT
+
+
+def _divided(head: bytes, value: int, frame_bytes: int) -> bytes | None:
+    """A disposition of many deliveries as several of fewer; None to leave it. Raises IndexError if it is
+    incomplete, DecodeError if it is malformed."""
+    if frame_bytes > _HEAD_BYTES_MAX:
+        return None
+    if len(head) < frame_bytes:
+        raise IndexError("a disposition is divided as a whole")
+    count, role = elements(head, value)
+    if head[value] not in (_LIST8, _LIST32) or count < 3:
+        return None
+    places = [role]
+    for _ in range(count):
+        places.append(skip(head, places[-1]))
+    first, last = _scalar(head, places[1]), _scalar(head, places[2])
+    if places[-1] != skip(head, value) or not (isinstance(first, UInt) and isinstance(last, UInt)):
+        return None
+    deliveries = ((last - first) & _MASK) + 1
+    if not _WIDE < deliveries <= _MASK // 2 + 1:
+        return None
+    each = max(_WIDE, -(-deliveries // _DISPOSITIONS_MAX))
+    frames: list[bytes] = []
+    for begin in range(0, deliveries, each):
+        end = min(begin + each, deliveries) - 1
+        ids = encode(UInt((first + begin) & _MASK)) + encode(UInt((first + end) & _MASK))
+        fields = head[role : places[1]] + ids + head[places[3] : places[-1]]
+        listed = bytes((_LIST32,)) + _U32.pack(len(fields) + 4) + _U32.pack(count) + fields
+        frames.append(_U32.pack(value + len(listed)) + head[4:value] + listed)
+    return b"".join(frames)
 
 
 def _read_transfer(head: bytes, value: int) -> _Transfer:

@@ -87,7 +87,10 @@ class Sections:
 
 def find_sections(message: bytes) -> Sections:
     """Find where each section of a message begins and ends. Raises DecodeError."""
-    found = native_find(message, SECTIONS_MAX)
+    try:
+        found = native_find(message, SECTIONS_MAX)
+    except OverflowError as error:
+        raise DecodeError(str(error)) from None
     return find_by_rules(message) if found is None else Sections(*found)
 
 

@@ -11,18 +11,18 @@ MIB = 1024 * 1024
 class Bounds:
     """Limits for one cycle. Work left over is done in the next cycle (`has_more`)."""
 
-    work_max: int = 4096
+    work_max: int = 2048
     """Messages that operations send, settle or look at. The operation that reaches the limit is the cycle's
     last."""
     matching_max: int = 1024
     """Work of matching messages with rules, and at most `work_max`: some ms. What takes longer is done in
     steps, of which only the first may be taken by several partitions in one turn of the event loop."""
-    settled_max: int = 2048
+    settled_max: int = 1024
     """Messages that one operation settles or renews locks for. A longer operation takes several cycles."""
     granted_bytes_max: int = 4 * MIB
     """Bytes of messages handed out from each subqueue. Also limits one answer to `LockExactly`, including
     changed properties."""
-    granted_max: int = 4096
+    granted_max: int = 2048
     """Messages looked at in each subqueue in order to hand them out, including those that cannot be."""
     ended_locks_max: int = 2048
     """Locks that expire. The lease that reaches the limit is the last one to end in the cycle."""

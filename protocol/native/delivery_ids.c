@@ -94,6 +94,35 @@ static bool read_transfer(span_t *fields, uint32_t count, uint32_t *number) {
     return true;
 }
 
+/* Read the head of the list of a performative's fields: how many there are, and how many bytes they
+   take. */
+static bool read_list_head(span_t *fields, uint32_t *listed, size_t *bytes) {
+    if (left(fields) >= 3 && fields->at[0] == 0xc0 && fields->at[1] >= 1) {
+        *bytes = fields->at[1] - 1;
+        *listed = fields->at[2];
+        fields->at += 3;
+    } else if (left(fields) >= 9 && fields->at[0] == 0xd0 && u32(fields->at + 1) >= 4) {
+        *bytes = u32(fields->at + 1) - 4;
+        *listed = u32(fields->at + 5);
+        fields->at += 9;
+    } else {
+        return false;
+    }
+    return true;
+}
+
+/* Whether a disposition (§2.7.6), whose fields these are, concerns few deliveries, or is none that proton
+   takes. False if too little of it has arrived to tell. */
+static bool is_narrow(span_t fields, bool is_whole) {
+    uint32_t listed, first, last;
+    size_t bytes;
+    if (!read_list_head(&fields, &listed, &bytes)) return is_whole;
+    if (listed < 3) return true; /* it names one delivery */
+    if (!skip_flag(&fields, true) || !read_uint(&fields, &first) || !read_uint(&fields, &last))
+        return is_whole;
+    return last - first < WIDE_DISPOSITION || last - first > INT32_MAX;
+}
+
 /* Whether a frame of `size` bytes is plain, judged by the first `there` bytes, which have arrived. Counts a
    plain transfer. */
 static bool is_plain(session_ids_t *sessions, size_t count, const uint8_t *frame, size_t size, size_t there) {
@@ -102,27 +131,16 @@ static bool is_plain(session_ids_t *sessions, size_t count, const uint8_t *frame
     if (body == size) return true; /* an empty frame, sent to keep the connection alive */
     if (there - body < 4 || frame[body] != 0x00 || frame[body + 1] != 0x53) return false;
     uint8_t code = frame[body + 2];
-    if (code == FLOW || code == DISPOSITION) return true;
+    span_t fields = {frame + body + 3, frame + there};
+    if (code == FLOW) return true;
+    if (code == DISPOSITION) return is_narrow(fields, there == size);
     size_t channel = (size_t)frame[6] << 8 | frame[7];
     if (code != TRANSFER || channel >= count || sessions[channel].divided) return false;
 
-    span_t fields = {frame + body + 3, frame + there};
     uint32_t listed, number;
-    if (fields.at[0] == 0xc0 && left(&fields) >= 3) {
-        size_t bytes = fields.at[1];
-        if (bytes < 1 || bytes > left(&fields) - 2) return false;
-        listed = fields.at[2];
-        fields.end = fields.at + 2 + bytes;
-        fields.at += 3;
-    } else if (fields.at[0] == 0xd0 && left(&fields) >= 9) {
-        size_t bytes = u32(fields.at + 1);
-        if (bytes < 4 || bytes > left(&fields) - 5) return false;
-        listed = u32(fields.at + 5);
-        fields.end = fields.at + 5 + bytes;
-        fields.at += 9;
-    } else {
-        return false;
-    }
+    size_t bytes;
+    if (!read_list_head(&fields, &listed, &bytes) || bytes > left(&fields)) return false;
+    fields.end = fields.at + bytes;
     session_ids_t *session = &sessions[channel];
     if (!read_transfer(&fields, listed, &number) || (session->known && number != session->next)) return false;
     session->known = true;

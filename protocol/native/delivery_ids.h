@@ -8,6 +8,9 @@ typedef struct {
     bool divided;
 } session_ids_t;
 
+/* A disposition that concerns more deliveries than this is not plain. */
+enum { WIDE_DISPOSITION = 1024 };
+
 /* Skip frames from `offset` on as long as they are plain: transfers of one frame each, numbered in order, and
    frames that do not concern numbers. Only the performative of the last frame has to be there. Returns the
    offset of the first frame that is not plain, has not arrived far enough to tell, or is larger than

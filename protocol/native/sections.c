@@ -1,10 +1,10 @@
 /* Finds the sections of a message, and takes the data sections of its body out: the native side of
    protocol/sections.py, which describes them. The envelope of a batch has up to 16,384.
 
-   It finds the sections of valid messages and refuses none: a message that it does not understand, or that
-   breaks a rule, is left to the Python code, which decides and words the refusal. So the Python code must
-   find the same in every message that is understood here; tests/unit, tests/property and tests/fuzz compare
-   the two. */
+   It finds the sections of valid messages and refuses none but those with too many. A message that it does
+   not understand, or that breaks a rule, is left to the Python code, which decides and words the refusal. So
+   the Python code must find the same in every message that is understood here; tests/unit, tests/property and
+   tests/fuzz compare the two. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -100,31 +100,35 @@ static bool is_legal(int section, uint8_t constructor) {
     }
 }
 
-static bool find_all(const uint8_t *bytes, size_t size, size_t repeated_max, sections_t *found) {
+typedef enum { FOUND, LEFT_TO_PYTHON, TOO_MANY } result_t;
+
+static result_t find_all(const uint8_t *bytes, size_t size, size_t repeated_max, sections_t *found) {
     size_t repeated = 0;
     int latest = HEADER;
     found->in_order = true;
     for (size_t at = 0; at < size;) {
-        if (bytes[at] != 0) return false;
+        if (bytes[at] != 0) return LEFT_TO_PYTHON;
         size_t value = skip(bytes, at + 1, size);
-        if (!value || value == size) return false;
+        if (!value || value == size) return LEFT_TO_PYTHON;
         int section = named(bytes, at + 1, value);
-        if (section == SECTIONS || !is_legal(section, bytes[value])) return false;
+        if (section == SECTIONS || !is_legal(section, bytes[value])) return LEFT_TO_PYTHON;
         size_t end = skip(bytes, value, size);
-        if (!end) return false;
+        if (!end) return LEFT_TO_PYTHON;
         if (section < latest) found->in_order = false;
         latest = section;
         if (!found->ends[section]) {
             found->begins[section] = at;
             found->values[section] = value;
-        } else if (found->ends[section] != at || (section != DATA && section != SEQUENCE) ||
-                   ++repeated >= repeated_max) {
-            return false;
+        } else if (found->ends[section] != at || (section != DATA && section != SEQUENCE)) {
+            return LEFT_TO_PYTHON;
+        } else if (++repeated >= repeated_max) {
+            return TOO_MANY;
         }
         found->ends[section] = at = end;
     }
     const size_t *ends = found->ends;
-    return !ends[DATA] + !ends[SEQUENCE] + !ends[VALUE] >= 2; /* the body has sections of one kind only */
+    bool is_of_one_kind = !ends[DATA] + !ends[SEQUENCE] + !ends[VALUE] >= 2; /* the body */
+    return is_of_one_kind ? FOUND : LEFT_TO_PYTHON;
 }
 
 static PyObject *offsets(const size_t *values) {
@@ -143,9 +147,12 @@ static PyObject *find(PyObject *module, PyObject *arguments) {
     Py_ssize_t sections_max;
     if (!PyArg_ParseTuple(arguments, "Sn", &message, &sections_max)) return NULL;
     sections_t found = {0};
-    if (!find_all((const uint8_t *)PyBytes_AS_STRING(message), (size_t)PyBytes_GET_SIZE(message),
-                  (size_t)sections_max, &found))
-        Py_RETURN_NONE;
+    switch (find_all((const uint8_t *)PyBytes_AS_STRING(message), (size_t)PyBytes_GET_SIZE(message),
+                     (size_t)sections_max, &found)) {
+    case LEFT_TO_PYTHON: Py_RETURN_NONE;
+    case TOO_MANY: return PyErr_Format(PyExc_OverflowError, "more than %zd sections", sections_max);
+    case FOUND: break;
+    }
     return Py_BuildValue("NNNO", offsets(found.begins), offsets(found.values), offsets(found.ends),
                          found.in_order ? Py_True : Py_False);
 }
@@ -177,7 +184,7 @@ static PyObject *data(PyObject *module, PyObject *arguments) {
 static PyMethodDef methods[] = {
     {"find", find, METH_VARARGS,
      "find(message, sections_max): the begins, values and ends of its sections, and whether they are in "
-     "order; None if Python has to look at them."},
+     "order; None if Python has to look at them. Raises OverflowError if one is repeated too often."},
     {"data", data, METH_VARARGS,
      "data(message, first, last): the contents of data sections that were found before: the first one's "
      "value begins at `first`, and the last one ends at `last`."},

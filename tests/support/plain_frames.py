@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 HEADER_BYTES, FLOW, TRANSFER, DISPOSITION = 8, 0x13, 0x14, 0x15
 NULL, TRUE, FALSE = 0x40, 0x41, 0x42
+WIDE = 1_024
+"""A disposition of more deliveries is not plain."""
 
 
 @dataclass
@@ -54,8 +56,10 @@ def _is_plain(sessions: list[SessionIds], frame: bytes, size: int) -> bool:
         return True
     if len(body) < 4 or body[:2] != b"\x00\x53":
         return False
-    if body[2] in (FLOW, DISPOSITION):
+    if body[2] == FLOW:
         return True
+    if body[2] == DISPOSITION:
+        return _is_narrow(body[3:], len(frame) == size)
     if body[2] != TRANSFER or channel >= len(sessions) or sessions[channel].divided:
         return False
     number = _number_of_whole_delivery(body[3:])
@@ -64,6 +68,25 @@ def _is_plain(sessions: list[SessionIds], frame: bytes, size: int) -> bool:
         return False
     session.known, session.next = True, (number + 1) % 2**32
     return True
+
+
+def _is_narrow(listed: bytes, is_whole: bool) -> bool:
+    """Whether a disposition names few deliveries, or cannot be read and is all there."""
+    if listed[:1] == b"\xc0" and len(listed) >= 3 and listed[1] >= 1:
+        count, fields = listed[2], Fields(listed[3:])
+    elif listed[:1] == b"\xd0" and len(listed) >= 9 and int.from_bytes(listed[1:5], "big") >= 4:
+        count, fields = int.from_bytes(listed[5:9], "big"), Fields(listed[9:])
+    else:
+        return is_whole
+    if count < 3:
+        return True
+    try:
+        if not fields.take(NULL, TRUE, FALSE):
+            return is_whole
+        first, last = fields.uint(), fields.uint()
+    except (IndexError, ValueError):
+        return is_whole
+    return not WIDE <= (last - first) % 2**32 < 2**31
 
 
 def _number_of_whole_delivery(listed: bytes) -> int | None:

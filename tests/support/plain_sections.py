@@ -21,7 +21,10 @@ def contents(message: bytes, sections: Sections) -> list[bytes]:
 
 def compare(message: bytes) -> Sections | None:
     """Check that C finds in any bytes what the Python rules find; None if they are no message."""
-    found = native_find(message, SECTIONS_MAX)
+    try:
+        found = native_find(message, SECTIONS_MAX)
+    except OverflowError:
+        found = None
     try:
         by_rules = find_by_rules(message)
     except DecodeError:

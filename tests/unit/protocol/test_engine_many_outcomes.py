@@ -1,4 +1,4 @@
-"""A disposition about many deliveries: its outcomes are read in slices."""
+"""Dispositions about many deliveries: proton applies them, and their outcomes are read, in slices."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import pytest
 
 from protocol.engine import PUMPED_AT_ONCE, PUMPED_ONE_BY_ONE
 from protocol.events import DeliveriesUpdated, Event, MessagesReceived
+from protocol.links import Delivery
+from protocol.proton_values import delivery_of, lib
 from protocol.runs import MESSAGES_MAX
 from tests.support import raw_amqp as raw
 from tests.support.engine_frames import tags
@@ -15,10 +17,10 @@ EVENTS_AT_ONCE = 64
 COUNT = 3 * PUMPED_AT_ONCE
 
 
-def sent(peer: EnginePeer) -> list[int]:
+def sent(peer: EnginePeer) -> list[Delivery]:
     """Send COUNT messages; gives their deliveries."""
     link = peer.receiver(credit=COUNT)
-    deliveries: list[int] = []
+    deliveries: list[Delivery] = []
     for first in range(0, COUNT, MESSAGES_MAX):
         numbers = range(first, min(first + MESSAGES_MAX, COUNT))
         deliveries += peer.engine.send(link, tags(*numbers), [b"x"] * len(numbers), False)
@@ -26,11 +28,11 @@ def sent(peer: EnginePeer) -> list[int]:
     return deliveries
 
 
-def settled(outcome: int) -> bytes:
-    """A disposition about all of them."""
+def settled(outcome: int, first: int = 0, last: int = COUNT - 1) -> bytes:
+    """A disposition about all of them, or some."""
     return raw.frame(
         raw.DISPOSITION,
-        raw.disposition_fields(raw.RECEIVER, 0, COUNT - 1, False, raw.outcome(outcome)),
+        raw.disposition_fields(raw.RECEIVER, first, last, False, raw.outcome(outcome)),
     )
 
 
@@ -67,6 +69,29 @@ def test_many_outcomes_come_in_slices_and_nothing_overtakes_them(
     assert found == deliveries and slices >= COUNT // most
     (received,) = of(events, MessagesReceived)
     assert received.payloads == [body]
+
+
+@pytest.mark.parametrize("each", [100, 1_000, COUNT])
+@pytest.mark.parametrize("between", [b"", raw.frame(raw.TRANSFER, raw.transfer_fields(1, 0, batch=True))])
+def test_proton_applies_few_outcomes_in_each_turn(peer: EnginePeer, each: int, between: bytes) -> None:
+    """Symptom: it applied 90,000 in one turn of the event loop, in 30 ms."""
+    if between:
+        peer.sender(1)
+    deliveries = sent(peer)
+    said = between.join(
+        settled(raw.ACCEPTED, first, min(first + each, COUNT) - 1) for first in range(0, COUNT, each)
+    )
+    found = reported(peer.engine.receive(said, EVENTS_AT_ONCE))
+    while peer.engine.has_more:
+        with_outcome = sum(map(has_outcome, deliveries))
+        assert with_outcome - len(found) < PUMPED_AT_ONCE
+        found += reported(peer.engine.receive(b"", EVENTS_AT_ONCE))
+    assert found == deliveries
+
+
+def has_outcome(delivery: Delivery) -> bool:
+    """Whether proton has applied the peer's outcome."""
+    return bool(lib.pn_delivery_remote_state(delivery_of(delivery)))
 
 
 def test_what_comes_meanwhile_and_a_write_leave_outcomes_in_order(peer: EnginePeer) -> None:

@@ -1,5 +1,5 @@
 """Client errors that proton would refuse (`protocol/lenience.py`): delivery-ids out of sequence, and a detach
-after an end."""
+after an end. And dispositions that take it long."""
 
 from __future__ import annotations
 
@@ -402,6 +402,64 @@ def test_more_sessions_than_there_are_channels_end_the_connection(
     assert peer.engine.finished
 
 
+# --- dispositions of many deliveries ------------------------------------------------------------------------
+
+
+def disposition(first: int, last: int, outcome: int = raw.ACCEPTED, **given: Any) -> bytes:
+    fields = raw.disposition_fields(raw.RECEIVER, first, last, True, raw.outcome(outcome))
+    return raw.frame(raw.DISPOSITION, fields, **given)
+
+
+def ranges_of(data: bytes) -> list[tuple[int, int]]:
+    """What each disposition is about; checks that they are alike otherwise."""
+    frames = frames_of(data)
+    assert {(frame.code, frame.channel, frame.field(0), frame.field(3)) for frame in frames} == {
+        (raw.DISPOSITION, 0, raw.RECEIVER, True)
+    }
+    assert len({repr(frame.field(4)) for frame in frames}) == 1
+    return [(frame.field(1), frame.field(2)) for frame in frames]
+
+
+@pytest.mark.parametrize("first", [0, 7, 70_000, TOP - 2_000, TOP])
+@pytest.mark.parametrize("count", [1_025, 2_048, 90_000])
+@pytest.mark.parametrize("outcome", [raw.ACCEPTED, raw.RELEASED])
+def test_a_disposition_of_many_deliveries_becomes_several_of_few(
+    first: int, count: int, outcome: int
+) -> None:
+    found = ranges_of(begun().incoming(disposition(first, (first + count - 1) % 2**32, outcome)))
+    assert all((last - begin) % 2**32 < 1_024 for begin, last in found)
+    expected = first
+    for begin, last in found:
+        assert begin == expected
+        expected = (last + 1) % 2**32
+    assert expected == (first + count) % 2**32
+
+
+def test_a_disposition_of_more_deliveries_than_there_can_be_becomes_no_flood() -> None:
+    found = ranges_of(begun().incoming(disposition(5, 2**31 - 1)))
+    assert len(found) == 128 and (found[0][0], found[-1][1]) == (5, 2**31 - 1)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        disposition(0, 1_023),
+        disposition(9, 9),
+        disposition(5_000, 0),
+        raw.frame(raw.DISPOSITION, [raw.RECEIVER, UInt(0), None, True]),
+        raw.frame(raw.DISPOSITION, [raw.RECEIVER, UInt(0)]),
+        raw.frame(raw.DISPOSITION, [raw.RECEIVER, 0, 5_000]),
+        raw.frame(raw.DISPOSITION, [raw.RECEIVER, UInt(0), UInt(5_000), False, b"x" * 3_000]),
+        raw.raw_frame(b"\x00\x53\x15\xc0\x09\x03\x41\x43\x70\x00\x00\xff\xff\x40"),
+    ],
+    ids=["few", "one", "backwards", "no-last", "short", "longs", "long-state", "beyond-its-list"],
+)
+def test_other_dispositions_are_handed_on_as_they_came(said: bytes) -> None:
+    lenience = begun()
+    assert lenience.incoming(said + transfer(0, 0)) == said + transfer(0, 0)
+    assert b"".join(lenience.incoming(said[at : at + 1]) for at in range(len(said))) == said
+
+
 # --- bytes --------------------------------------------------------------------------------------------------
 
 
@@ -476,6 +534,9 @@ other_frames = st.sampled_from(
         raw.raw_frame(b"", frame_type=1),
         raw.frame(raw.FLOW, raw.flow_fields()),
         raw.frame(raw.DISPOSITION, [True, UInt(0)]),
+        raw.frame(raw.DISPOSITION, [True, UInt(0), UInt(1_023), False, raw.outcome(raw.ACCEPTED)]),
+        raw.frame(raw.DISPOSITION, [True, UInt(5), UInt(9_000), False, raw.outcome(raw.ACCEPTED)], channel=1),
+        raw.frame(raw.DISPOSITION, [True, UInt(9_000), UInt(5)]),
         raw.frame(raw.BEGIN, raw.begin_fields(), channel=1),
         raw.frame(raw.END, [], channel=1),
         detach(0),

@@ -146,7 +146,7 @@ async def test_a_delay_within_a_transaction_begins_with_its_commit() -> None:
 
 
 async def test_many_delays_are_restored_and_end_in_steps() -> None:
-    harness = Harness(limits=TaskLimits(bounds=Bounds(ended_locks_max=10)))
+    harness = Harness(limits=TaskLimits(bounds=Bounds(ended_locks_max=10, granted_max=4_096)))
     bodies = [b"%d" % number for number in range(1_500)]
     await harness.send(*bodies)
     tokens = (await harness.receive(1, len(bodies))).tokens

@@ -57,8 +57,9 @@ async def test_a_partition_holds_the_whole_of_max_size_and_a_send_beyond_it_is_r
 async def test_each_message_counts_for_its_state_in_memory_so_that_the_smallest_ones_fill_a_queue_too() -> (
     None
 ):
-    harness = Harness(QueueSettings(max_size_mb=1))
     most = (1 << 20) // (1 + MESSAGE_OVERHEAD_BYTES)
+    limits = TaskLimits(bounds=Bounds(granted_max=most))
+    harness = Harness(QueueSettings(max_size_mb=1), limits=limits)
     await harness.send(*[b"x"] * most)
     assert one(await harness.do(1, Send([b"x"], None)), Failed).reason is Reason.QUOTA_EXCEEDED
     counts = harness.task.counts()[MAIN]
