@@ -359,16 +359,22 @@ class Subqueue:
         expires = self.expiry is not None
         is_plain = True
         looks = 0
-        # The fast path, while nothing was given back: take the next messages in order if each is present,
-        # active, unlocked and unexpired.
-        while is_plain and not returned and count > 0 and bytes_max > 0 and looks < looks_max:
-            found = list(references.get_each(order.take(self._next, min(count, looks_max - looks))))
+        # The fast path: take what was given back, and then the next messages in order, as long as each is
+        # present, active, unlocked and unexpired.
+        while is_plain and count > 0 and bytes_max > 0 and looks < looks_max:
+            at_once = min(count, looks_max - looks)
+            came_back = returned.pop_below(self._next, at_once) if returned else None
+            numbers = order.take(self._next, at_once) if came_back is None else came_back
+            found = list(references.get_each(numbers))
             locked, bytes_max = _references.lock(found, ACTIVE, lease, bytes_max, now_ms if expires else None)
+            is_plain = len(locked) == len(found)
+            if came_back is not None:
+                returned.push_each(came_back[len(locked) :])
+            elif locked:
+                self._next = locked[-1].sequence_number + 1
             if not locked:
                 break
-            is_plain = len(locked) == len(found)
             taken += locked
-            self._next = locked[-1].sequence_number + 1
             count -= len(locked)
             looks += len(locked)
         if count > 0 and bytes_max > 0 and looks < looks_max:
@@ -474,15 +480,12 @@ class Subqueue:
         if self.sessions is not None:
             self.sessions.give_back(references)
             return
-        returned = self._returned
-        before = len(returned)
         references = list(references)
-        for reference in references:
-            if reference.state is ACTIVE:
-                returned.push(reference.sequence_number)
+        numbers = [reference.sequence_number for reference in references if reference.state is ACTIVE]
+        self._returned.push_each(numbers)
         if self.came_back is not None:
             self.came_back += [reference.sequence_number for reference in references]
-        returned.tidy(self.references, len(self.references), len(returned) - before)
+        self._returned.tidy(self.references, len(self.references), len(numbers))
 
     def defer(self, references: Iterable[Reference]) -> None:
         """Defer unlocked messages, so that only their sequence numbers find them."""

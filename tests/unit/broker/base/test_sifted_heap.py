@@ -99,6 +99,16 @@ def test_whatever_happens_the_lowest_number_comes_first_and_no_list_gets_long(
             live.add(number)
             heap.push(number)
             heapq.heappush(model, number)
+        elif chance.random() < 0.3:
+            numbers = [chance.randrange(1_000) for _ in range(chance.randrange(8))]
+            live.update(numbers)
+            heap.push_each(numbers)
+            model = sorted(model + numbers)
+        elif chance.random() < 0.2:
+            end, count = chance.randrange(1_000), chance.randrange(6)
+            lower = [number for number in sorted(model) if number < end][:count]
+            assert heap.pop_below(end, count) == lower
+            model = sorted(model)[len(lower) :]
         elif heap and chance.random() < 0.9:
             assert heap.least() == heap.first == model[0]
             assert heap.pop() == heapq.heappop(model)
