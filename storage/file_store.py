@@ -366,12 +366,12 @@ class FileLogStore:
 
     def keep_room(self, entity: str, needs: Mapping[int, tuple[int, int]], folder: int = 0) -> None:
         """See `EntityLogs.keep_room`. `folder` is for those who have several."""
-        of_owners = {
-            number for number in needs if (log := self._logs.get((entity, number))) and log.is_acquired
-        }
+        logs = self._logs
         self._kept_for.setdefault(entity, set()).update(needs)
         self._shared.drain_room.keep_all(
-            ((entity, number), need) for number, need in needs.items() if number not in of_owners
+            (key, need)
+            for number, need in needs.items()
+            if (log := logs.get(key := (entity, number))) is None or not log.is_acquired
         )
         self._space.weigh()
 

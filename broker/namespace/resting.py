@@ -349,6 +349,8 @@ class Resting:
         """Keep room for draining an entity's partitions until they are opened: what is known that they need,
         and for all others what their last notes say."""
         needs = {number: need for number, need in known.items() if need is not None}
+        if self._store is None:
+            return
         last = [
             (number, note)
             for number, _, note in self._index.partitions(generation)
@@ -359,11 +361,13 @@ class Resting:
             pairs = zip(last, found.needs, strict=True) if found.needs else ()
             needs |= {number: need for (number, _), need in pairs if need is not None}
         by_folder: dict[int, dict[int, tuple[int, int]]] = {}
-        for number, need in needs.items():
-            by_folder.setdefault(self._folder_of((generation, number)), {})[number] = need
+        if self._folders == 1 and needs:
+            by_folder[0] = needs
+        else:
+            for number, need in needs.items():
+                by_folder.setdefault(self._folder_of((generation, number)), {})[number] = need
         for folder, of_folder in by_folder.items():
-            if self._store is not None:
-                self._store.keep_room(generation, of_folder, folder)
+            self._store.keep_room(generation, of_folder, folder)
 
     def _wait_for(self, generation: str, numbers: Collection[int]) -> None:
         """Have these partitions opened, the most urgent first, because their content is unknown."""
