@@ -402,7 +402,8 @@ class Broker:
         loop = asyncio.get_running_loop()
         while True:
             memory.look()
-            self.host.set_memory_room(memory.room)
+            to_mark = memory.mark - memory.used
+            self.host.set_memory_room(memory.room, to_mark, is_crowded=memory.crowded)
             self._resting.is_memory_scarce = memory.limited
             make_room_in_memory(services)
             if memory.may_return_pages(loop.time()):

@@ -16,6 +16,7 @@ from broker.entities.descriptions import EntityDescription
 from broker.hosting.host import HostFolder, HostSettings
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.meter import PartitionMeter
+from broker.partition.opening_room import OpeningRoom
 from broker.partition.openings import Openings
 from broker.partition.payloads import PayloadBudget
 from broker.partition.rest import Register
@@ -73,7 +74,8 @@ class LocalHost(SpreadStore):
         opening = Slices(LONG_SLICE_S)
         self._opening = [opening.for_another_disk() for _ in stores]
         """Time slices for opening, recovering and forgetting partitions, by the number of their folder."""
-        self._openings = [Openings() for _ in stores]
+        self._opening_room = OpeningRoom()
+        self._openings = [Openings(room=self._opening_room) for _ in stores]
         """Their turns to be opened, by the number of their folder as well."""
         self._turns = Slices(LONG_SLICE_S)
         """Time slices for operations of partitions that take several steps."""
@@ -178,5 +180,6 @@ class LocalHost(SpreadStore):
             tasks, delay_s = iter(list(self._tasks)), LOOK_AGAIN_S
         self._closing = asyncio.get_running_loop().call_later(delay_s, self._close_unused, tasks)
 
-    def set_memory_room(self, size: int) -> None:
+    def set_memory_room(self, size: int, to_mark: int, *, is_crowded: bool) -> None:
         self.payloads.set_room(size)
+        self._opening_room.measured(to_mark, is_crowded=is_crowded)

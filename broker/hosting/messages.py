@@ -146,9 +146,11 @@ class MemoryScarce:
 
 @dataclass(slots=True)
 class MemoryRoom:
-    """How far the memory in use is from the mark, in bytes."""
+    """How far the memory in use is from the mark, in bytes (`PartitionHost.set_memory_room`)."""
 
     size: int
+    to_mark: int
+    is_crowded: bool
 
 
 # --- to the broker ------------------------------------------------------------------------------------------

@@ -193,7 +193,7 @@ class RemoteHost:
         self._requests: dict[int, asyncio.Future[messages.Done]] = {}
         self._entering: set[asyncio.Task[None]] = set()
         self._memory = messages.MemoryUsed(0, 0, 0)
-        self._room_told: int | None = None
+        self._room_told: messages.MemoryRoom | None = None
         self._folder_states: list[str] = [FolderState.OK for _ in settings.folders]
 
     async def open(self) -> None:
@@ -298,10 +298,15 @@ class RemoteHost:
     def set_scarce(self, is_scarce: bool) -> None:
         self.send(messages.MemoryScarce(is_scarce))
 
-    def set_memory_room(self, size: int) -> None:
-        if self._room_told is None or abs(size - self._room_told) >= ROOM_CHANGE_BYTES:
-            self._room_told = size
-            self.send(messages.MemoryRoom(size))
+    def set_memory_room(self, size: int, to_mark: int, *, is_crowded: bool) -> None:
+        told = self._room_told
+        if (
+            told is None
+            or is_crowded is not told.is_crowded
+            or max(abs(size - told.size), abs(to_mark - told.to_mark)) >= ROOM_CHANGE_BYTES
+        ):
+            self._room_told = messages.MemoryRoom(size, to_mark, is_crowded)
+            self.send(self._room_told)
 
     def folder_states(self) -> Sequence[str]:
         return self._folder_states

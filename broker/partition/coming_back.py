@@ -138,16 +138,18 @@ class ComingBack:
         """Discarded states that still have to be freed."""
 
     @contextlib.contextmanager
-    def place(self, urgency: Urgency, size: int, *, is_hung: bool) -> Iterator[Opening]:
+    def place(self, urgency: Urgency, size: int, *, was_open: bool, is_hung: bool) -> Iterator[Opening]:
         """The partition's turn, and its place in the line before that. In this block, the partition counts as
-        one that is being opened, with messages that take about `size` bytes. `is_hung`: its disk is known to
-        hang, so it keeps nobody waiting for it."""
+        one that is being opened, with messages that take about `size` bytes. `was_open`: they are in memory
+        already, so it need not wait until there is room. `is_hung`: its disk is known to hang, so it keeps
+        nobody waiting for it."""
         payloads = self._payloads
         payloads.opening += 1
         payloads.opening_bytes += size
         openings = Openings() if is_hung else self._openings
         try:
-            with openings.place(self._entity, urgency, self._late) as self._opening:
+            needed = 0 if was_open else size
+            with openings.place(self._entity, urgency, self._late, needed) as self._opening:
                 yield self._opening
         finally:
             self._opening = None

@@ -12,6 +12,10 @@ one, nor a send behind receivers.
 *Large logs.* Once the log of a partition has been acquired for LONG_S and it is still being read, the
 partition does not count for other entities. They need not wait until a million messages are read.
 
+*Memory.* A partition that holds messages has its turn only if there is room for them (`opening_room.py`).
+Meanwhile others go ahead. If somebody has awaited its answer for LATE_S, it is told that it is late, as
+behind a disk that hangs.
+
 *A disk that hangs* never ends a turn, so a turn that lasts longer than the time-out passes to the next
 partition. It also shows what the others wait for: those that have waited as long, and all if nothing was
 opened meanwhile, are told that they are late, and answer their clients. They keep their place. They are told
@@ -23,7 +27,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections import Counter, deque
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 
@@ -35,12 +39,16 @@ from broker.operations.receiving import Demand, Recalled, Withdraw
 from broker.operations.selecting import WatchReturned
 from broker.operations.sessions import WatchSessions
 from broker.operations.settling import Release
+from broker.operations.transfers import FindSources
+from broker.partition.opening_room import OpeningRoom
 
 AT_ONCE = 8
 """How many turns there are at a time: twice the threads that open the logs of a folder. With more, a turn
 would be spent waiting for a thread, and nothing would be opened sooner."""
 LONG_S = 1.0
 """How long reading a log may keep other entities waiting."""
+LATE_S = 5.0
+"""How long a partition from which somebody awaits an answer may wait for memory."""
 TOLD_AT_ONCE = 64
 """How many partitions are told in one turn of the event loop that they are late."""
 
@@ -58,8 +66,9 @@ class Urgency(enum.IntEnum):
 
 _FOR_RECEIVERS = (Demand, Watch, WatchReturned, WatchSessions)
 """Operations that are answered when there is something for the client."""
-_FOR_NOTHING = (Detach, Release, Recalled, Update)
-"""Operations that nobody opens a partition for."""
+_FOR_NOTHING = (Detach, Release, Recalled, Update, FindSources)
+"""Operations that nobody opens a partition for. The broker itself posts `FindSources` to each one that
+starts."""
 
 
 def urgency_of(operation: Operation, for_receivers: Urgency) -> Urgency:
@@ -83,13 +92,22 @@ class Opening:
         "entity",
         "is_waiting",
         "joined_s",
+        "size",
         "urgency",
     )
 
     def __init__(
-        self, openings: Openings, entity: str, urgency: Urgency, now_s: float, late: Callable[[], None]
+        self,
+        openings: Openings,
+        entity: str,
+        urgency: Urgency,
+        size: int,
+        now_s: float,
+        late: Callable[[], None],
     ) -> None:
         self._openings, self.entity, self.urgency, self._late = openings, entity, urgency, late
+        self.size = size
+        """What its messages will take in memory, in bytes."""
         self.joined_s = now_s
         self.is_waiting = False
         """Whether it is in the line."""
@@ -165,10 +183,10 @@ class _Line:
         self._waiting[opening.entity].remove(opening)
         self._forget_if_empty(opening.entity)
 
-    def take(self, leave_out: Container[str]) -> Opening | None:
-        """Take out the next one, but not of these entities."""
+    def take(self, leave_out: Container[str], takes_room: Callable[[Opening], bool]) -> Opening | None:
+        """Take out the next one that can take the room that it needs, but not of these entities."""
         for entity in chain(self._new, self._served):
-            if entity not in leave_out:
+            if entity not in leave_out and takes_room(self._waiting[entity][0]):
                 opening = self._waiting[entity].popleft()
                 self._new.pop(entity, None)
                 self._served.pop(entity, None)
@@ -193,9 +211,15 @@ class _Line:
 class Openings:
     """The turns of one data folder. Owned by the event loop."""
 
-    def __init__(self, at_once: int = AT_ONCE, seconds: Callable[[], float] = elapsed_s) -> None:
-        """`seconds` is the clock."""
+    def __init__(
+        self,
+        at_once: int = AT_ONCE,
+        seconds: Callable[[], float] = elapsed_s,
+        room: OpeningRoom | None = None,
+    ) -> None:
+        """`seconds` is the clock. `room` is shared with other folders."""
         self._at_once, self.seconds = at_once, seconds
+        self._room = OpeningRoom(seconds) if room is None else room
         self._lines = [_Line() for _ in Urgency]
         self._under_way: dict[Opening, None] = {}
         """Those that have their turn, and are not late."""
@@ -208,10 +232,13 @@ class Openings:
         """Those that are still to be told that they are late."""
 
     @contextmanager
-    def place(self, entity: str, urgency: Urgency, late: Callable[[], None]) -> Iterator[Opening]:
+    def place(
+        self, entity: str, urgency: Urgency, late: Callable[[], None], size: int = 0
+    ) -> Iterator[Opening]:
         """A place in the line. The turn ends with this block. `late` is called, perhaps more than once, if
-        the partition has waited too long for a disk that does not answer."""
-        opening = Opening(self, entity, urgency, self.seconds(), late)
+        the partition has waited too long for a disk that does not answer, or for memory. `size`: what its
+        messages will take there, in bytes."""
+        opening = Opening(self, entity, urgency, size, self.seconds(), late)
         self.join(opening)
         try:
             yield opening
@@ -219,6 +246,7 @@ class Openings:
             opening.give_up()
             if opening.began_s is not None:
                 self._ended_s = self.seconds()
+                self._room.give_back(opening, opening.size)
                 self._release(opening)
 
     def join(self, opening: Opening) -> None:
@@ -234,12 +262,15 @@ class Openings:
     def is_late(self, opening: Opening, began_s: float) -> None:
         """The disk has not answered within the time-out, since `began_s`."""
         all_wait = self._ended_s < began_s
-        if not self._untold:
-            asyncio.get_running_loop().call_soon(self._tell)
-        self._untold.extend(
+        self._are_late(
             each for each in chain.from_iterable(self._lines) if all_wait or each.joined_s <= began_s
         )
         self._release(opening)
+
+    def _are_late(self, openings: Iterable[Opening]) -> None:
+        if not self._untold:
+            asyncio.get_running_loop().call_soon(self._tell)
+        self._untold.extend(openings)
 
     def _release(self, opening: Opening) -> None:
         if opening in self._under_way:
@@ -268,6 +299,9 @@ class Openings:
     def _look(self) -> None:
         self._looking = None
         self._go_on()
+        now_s = self.seconds()
+        if len(self._under_way) < self._at_once:  # so what still waits has no room
+            self._are_late(each for each in self._lines[Urgency.ANSWER] if now_s - each.joined_s >= LATE_S)
 
     def _next(self, now_s: float) -> Opening | None:
         leave_out: Container[str] = ()
@@ -276,9 +310,12 @@ class Openings:
                 return None
             leave_out = self._busy
         for line in self._lines:
-            if line and (opening := line.take(leave_out)) is not None:
+            if line and (opening := line.take(leave_out, self._takes_room)) is not None:
                 return opening
         return None
+
+    def _takes_room(self, opening: Opening) -> bool:
+        return self._room.take(opening, opening.size, for_receivers=opening.urgency is not Urgency.ANSWER)
 
 
 def _is_long(opening: Opening, now_s: float) -> bool:

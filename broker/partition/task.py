@@ -492,10 +492,10 @@ class PartitionTask:
         RECOVERING with another attempt scheduled."""
         self._is_opening = True
         size, urgency = self._rest.expected_bytes, Urgency.ANSWER
-        if self._health is Health.OPENING:
+        if not (was_open := self._health is not Health.OPENING):
             urgency = self._mailbox.urgency(Urgency.MESSAGES if size or self._open_wanted else Urgency.EMPTY)
         try:
-            with self._coming_back.place(urgency, size, is_hung=self._is_late) as opening:
+            with self._coming_back.place(urgency, size, was_open=was_open, is_hung=self._is_late) as opening:
                 if not await opening.has_turn():
                     return  # the partition is stopped
                 with self._patience:

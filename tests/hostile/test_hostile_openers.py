@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from azure.servicebus import ServiceBusClient
+from azure.servicebus.exceptions import ServiceBusServerBusyError
 
 from broker.hosting.local import PARTITION_BYTES
 from storage.disk import LocalDisk
@@ -34,10 +38,10 @@ def scarce(broker: BrokerThread) -> bool:
     return broker.broker._resting.is_memory_scarce
 
 
-def fill(broker: BrokerThread) -> None:
-    """Send the messages to the one queue that gets any."""
+def fill(broker: BrokerThread, name: str = FULL) -> None:
+    """Send the messages to a queue."""
     with raw.opened(broker.addresses.amqp_port) as client:
-        client.attach_sender(0, FULL)
+        client.attach_sender(0, name)
         for number in range(MESSAGES):
             client.send_frame(raw.TRANSFER, raw.transfer_fields(0, number), message())
         settled = 0
@@ -117,6 +121,44 @@ def test_above_the_memory_mark_sessions_and_counts_open_no_partitions(tmp_path: 
         wait_until(lambda: not scarce(broker), "memory is there again", WITHIN_S)
         assert client.attach(session_attach(2, "sessions", "session-2")).code == raw.ATTACH
         assert open_partitions(broker) == 1
+
+
+def test_above_the_memory_mark_peeks_bring_back_few_partitions_at_a_time(tmp_path: Path) -> None:
+    """Symptom: after a restart, peeks at queues that held more than fits into memory had all partitions
+    opened at once, and the kernel could end the broker."""
+    names = [str(each["Name"]) for each in QUEUES]
+    with BrokerThread(tmp_path, QUEUES, LocalDisk()) as broker:
+        for name in names:
+            fill(broker, name)
+    with (
+        BrokerThread(tmp_path, QUEUES, LocalDisk()) as broker,
+        ServiceBusClient.from_connection_string(
+            broker.addresses.connection_string(), retry_total=1
+        ) as client,
+        ThreadPoolExecutor(len(names)) as threads,
+    ):
+        memory = broker.broker.memory
+        broker.loop.call_soon_threadsafe(setattr, memory, "mark", memory.used - (8 << 20))
+        wait_until(lambda: scarce(broker), "memory is scarce", WITHIN_S)
+        most = 0
+
+        def peek(name: str) -> int:
+            nonlocal most
+            try:
+                with client.get_queue_receiver(name) as receiver:
+                    return len(receiver.peek_messages(max_message_count=MESSAGES, timeout=WITHIN_S))
+            except ServiceBusServerBusyError:  # the client has tried several times
+                return 0
+            finally:
+                most = max(most, open_partitions(broker))
+
+        peeked = list(threads.map(peek, names))
+        assert most <= len(names), f"{most} of {4 * len(names)} partitions were open"
+        assert sum(peeked) > 0, peeked
+
+        broker.loop.call_soon_threadsafe(setattr, memory, "mark", 1 << 40)
+        wait_until(lambda: not scarce(broker), "memory is there again", WITHIN_S)
+        wait_until(lambda: {*map(peek, names)} == {MESSAGES}, "everything is shown", WITHIN_S)
 
 
 def test_above_the_memory_mark_unused_partitions_are_closed_within_seconds(tmp_path: Path) -> None:

@@ -15,7 +15,18 @@ from broker.operations.interface import Operation
 from broker.operations.receiving import Demand, Withdraw
 from broker.operations.sending import Send
 from broker.operations.settling import Complete
-from broker.partition.openings import AT_ONCE, LONG_S, TOLD_AT_ONCE, Opening, Openings, Urgency, urgency_of
+from broker.operations.transfers import FindSources
+from broker.partition.opening_room import PAUSE_S, OpeningRoom
+from broker.partition.openings import (
+    AT_ONCE,
+    LATE_S,
+    LONG_S,
+    TOLD_AT_ONCE,
+    Opening,
+    Openings,
+    Urgency,
+    urgency_of,
+)
 
 ANSWER, MESSAGES, EMPTY = Urgency
 
@@ -24,7 +35,9 @@ class Turns:
     """Partitions that wait for their turns, by name: the entity and a number."""
 
     def __init__(self, at_once: int = 1) -> None:
-        self.openings, self.now_s = Openings(at_once, lambda: self.now_s), 0.0
+        self.now_s = 0.0
+        self.room = OpeningRoom(lambda: self.now_s)
+        self.openings = Openings(at_once, lambda: self.now_s, self.room)
         self.begun: list[str] = []
         self.late: list[str] = []
         self._places: dict[str, tuple[Opening, ExitStack]] = {}
@@ -36,11 +49,11 @@ class Turns:
     def __exit__(self, *_: object) -> None:
         self.end(*reversed(self._places))
 
-    def join(self, *names: str, urgency: Urgency = MESSAGES) -> None:
+    def join(self, *names: str, urgency: Urgency = MESSAGES, size: int = 0) -> None:
         for name in names:
             stack = ExitStack()
             late = partial(self.late.append, name)
-            opening = stack.enter_context(self.openings.place(name[0], urgency, late))
+            opening = stack.enter_context(self.openings.place(name[0], urgency, late, size))
             self._places[name] = opening, stack
         self._look()
 
@@ -157,6 +170,56 @@ async def test_thousands_are_told_a_few_at_a_time() -> None:
         assert told == [TOLD_AT_ONCE - 1, 2 * TOLD_AT_ONCE - 1, 2 * TOLD_AT_ONCE, 2 * TOLD_AT_ONCE]
 
 
+async def test_beyond_the_room_in_memory_one_partition_is_opened_after_the_other() -> None:
+    with Turns(at_once=5) as turns:
+        turns.room.measured(100, is_crowded=False)
+        turns.join("a0", "b0", size=60)
+        turns.join("c0", "d0", size=60)
+        turns.join("e0", size=0)
+        assert turns.begun == ["a0", "b0", "e0"], "b0 exceeds the room"
+        turns.end("a0")
+        assert turns.begun == ["a0", "b0", "e0"], "what a0 has taken is not given back before it is measured"
+        turns.end("b0")
+        turns.look()
+        assert len(turns.begun) == 3
+        turns.now_s = PAUSE_S
+        turns.look()
+        assert turns.begun[3:] == ["c0"]
+        turns.room.measured(130, is_crowded=False)
+        turns.look()
+        assert turns.begun[3:] == ["c0", "d0"], "there is room again, beside what c0 will take"
+
+
+async def test_too_far_above_the_memory_mark_only_receivers_have_partitions_opened() -> None:
+    with Turns(at_once=2) as turns:
+        turns.room.measured(-10, is_crowded=True)
+        turns.join("a0", urgency=ANSWER, size=10)
+        turns.join("b0", urgency=MESSAGES, size=10)
+        turns.join("c0", urgency=ANSWER)
+        assert turns.begun == ["b0", "c0"]
+        turns.end("b0", "c0")
+        turns.now_s = LATE_S / 2
+        turns.look()
+        await asyncio.sleep(0)
+        assert not turns.late
+        turns.now_s = LATE_S
+        turns.look()
+        await asyncio.sleep(0)
+        assert turns.late == ["a0"], "it tells those who await an answer"
+        turns.room.measured(10, is_crowded=False)
+        turns.look()
+        assert turns.begun[2:] == ["a0"]
+
+
+async def test_what_waits_for_its_turn_alone_is_not_late() -> None:
+    with Turns() as turns:
+        turns.join("a0", "a1", urgency=ANSWER)
+        turns.now_s = LATE_S
+        turns.look()
+        await asyncio.sleep(0)
+        assert not turns.late
+
+
 async def test_who_gives_up_does_not_get_its_turn() -> None:
     with Turns() as turns:
         turns.join("a0", "a1", "a2")
@@ -196,6 +259,7 @@ async def test_a_task_that_is_cancelled_leaves_the_line() -> None:
         (Withdraw(MAIN), MESSAGES),
         (Demand(MAIN, 1), EMPTY),
         (Detach(), EMPTY),
+        (FindSources(), EMPTY),
     ],
 )
 def test_what_is_urgent(operation: Operation, urgency: Urgency) -> None:
