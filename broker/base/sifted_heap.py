@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections.abc import Callable, Container, Iterator, Sequence
+from itertools import repeat
 from typing import Any, Generic, Protocol, TypeVar
 
 HEAP_MAX = 1 << 16
@@ -103,9 +104,12 @@ class SiftedHeap(Generic[T]):
     def push_each(self, numbers: Sequence[T]) -> None:
         """Add several numbers."""
         heap = self._numbers
-        if len(heap) + len(numbers) >= HEAP_MAX or _AT_ONCE_SHARE * len(numbers) < len(heap):
+        if len(heap) + len(numbers) >= HEAP_MAX:
             for number in numbers:
                 self.push(number)
+        elif _AT_ONCE_SHARE * len(numbers) < len(heap):
+            for number in numbers:
+                heapq.heappush(heap, number)
         elif numbers:
             heap += numbers
             heapq.heapify(heap)
@@ -114,10 +118,18 @@ class SiftedHeap(Generic[T]):
         """Remove the lowest numbers, up to `count`, as far as they are lower than `end`. Returns them,
         ascending."""
         heap = self._numbers
-        if self._old or len(heap) > _AT_ONCE_SHARE * count:
+        if self._old:
             popped: list[T] = []
             while len(popped) < count and (least := self.least()) is not None and least < end:
                 popped.append(self.pop())
+            return popped
+        if not heap or not heap[0] < end:
+            return []
+        if len(heap) > _AT_ONCE_SHARE * count:
+            popped = list(map(heapq.heappop, repeat(heap, count)))
+            place = bisect_left(popped, end)
+            self.push_each(popped[place:])
+            del popped[place:]
             return popped
         heap.sort()  # a heap, too
         place = bisect_left(heap, end, 0, min(count, len(heap)))

@@ -40,6 +40,8 @@ _SCHEDULE_TICK_MS = 20
 """Resolution of schedules: a message becomes active at most this much after its time."""
 REBUILT_AT_ONCE = 1024
 """References that one step of `rebuild` handles: less than a millisecond."""
+RUN_FIRST = 8
+"""Messages in the first run that `take` locks at once. Each run may be twice as long as the one before it."""
 UPCOMING_MAX = 4096
 """Entries of the order that `upcoming` looks at."""
 
@@ -352,62 +354,88 @@ class Subqueue:
         Returns the locked messages, the expired ones met on the way, and how many messages were looked at.
         The expired ones are left for the caller to remove.
         """
-        assert self._order is not None
-        taken: list[Reference] = []
+        taken, bytes_left, is_stopped = self._lock_runs(min(count, looks_max), bytes_max, lease, now_ms)
+        looks = len(taken)
         expired: list[Reference] = []
-        order, returned, references = self._order, self._returned, self.references
-        expires = self.expiry is not None
-        is_plain = True
-        looks = 0
-        # The fast path: take what was given back, and then the next messages in order, as long as each is
-        # present, active, unlocked and unexpired.
-        while is_plain and count > 0 and bytes_max > 0 and looks < looks_max:
-            at_once = min(count, looks_max - looks)
-            came_back = returned.pop_below(self._next, at_once) if returned else None
-            numbers = order.take(self._next, at_once) if came_back is None else came_back
-            found = list(references.get_each(numbers))
-            locked, bytes_max = _references.lock(found, ACTIVE, lease, bytes_max, now_ms if expires else None)
-            is_plain = len(locked) == len(found)
-            if came_back is not None:
-                returned.push_each(came_back[len(locked) :])
-            elif locked:
-                self._next = locked[-1].sequence_number + 1
-            if not locked:
-                break
-            taken += locked
-            count -= len(locked)
-            looks += len(locked)
-        if count > 0 and bytes_max > 0 and looks < looks_max:
-            ahead = order.numbers(self._next)
-            coming = next(ahead, None)
-            while count > 0 and bytes_max > 0 and looks < looks_max:
-                if returned and (coming is None or returned.first < coming):
-                    number = returned.pop()
-                elif coming is not None:
-                    number = coming
-                    self._next = number + 1
-                    coming = next(ahead, None)
-                else:
-                    break
-                looks += 1
-                reference = references.get(number)
-                if reference is None or reference.state is not ACTIVE or reference.lease is not None:
-                    continue
-                if expires and reference.lives_until_ms is not None and reference.lives_until_ms <= now_ms:
-                    expired.append(reference)
-                    continue
-                reference.lease = lease
-                taken.append(reference)
-                count -= 1
-                bytes_max -= reference.size
+        if is_stopped:
+            more, expired, more_looks = self._lock_one_by_one(
+                count - looks, bytes_left, lease, now_ms, looks_max - looks
+            )
+            taken += more
+            looks += more_looks
         self.available -= len(taken)
         self._lock(taken, lease)
-        # An expired message may have been met twice; return it once.
-        return (
-            taken,
-            list({id(reference): reference for reference in expired}.values()) if expired else expired,
-            looks,
-        )
+        return taken, expired, looks
+
+    def _lock_runs(
+        self, count: int, bytes_max: int, lease: Lease, now_ms: int
+    ) -> tuple[list[Reference], int, bool]:
+        """The fast path of `take`: lock what was given back and then the next messages in order, in runs,
+        until one is missing, not active, locked or expired.
+
+        Returns the locked messages, how many bytes are left, and whether such a message stopped it. Runs
+        begin short and grow, because few of the many that receivers ask for may fit into the bytes: the rest
+        of the last run leaves the heap for nothing.
+        """
+        assert self._order is not None
+        expires_at_ms = None if self.expiry is None else now_ms
+        taken: list[Reference] = []
+        run_max = RUN_FIRST
+        while bytes_max > 0 and (wanted := min(run_max, count - len(taken))) > 0:
+            came_back = self._returned.pop_below(self._next, wanted)
+            numbers = came_back or self._order.take(self._next, wanted)
+            found = list(self.references.get_each(numbers))
+            locked, bytes_max = _references.lock(found, ACTIVE, lease, bytes_max, expires_at_ms)
+            taken += locked
+            if locked and not came_back:
+                self._next = locked[-1].sequence_number + 1
+            if len(locked) < len(found):
+                self._returned.push_each(came_back[len(locked) :])
+                return taken, bytes_max, bytes_max > 0
+            if not found:
+                break
+            run_max *= 2
+        return taken, bytes_max, False
+
+    def _lock_one_by_one(
+        self, count: int, bytes_max: int, lease: Lease, now_ms: int, looks_max: int
+    ) -> tuple[list[Reference], list[Reference], int]:
+        """As `take`, but pass over messages that are missing, not active, locked or expired. The caller
+        accounts for those that it locks."""
+        taken: list[Reference] = []
+        expired: dict[int, Reference] = {}  # by number: one that is also in `_returned` is met twice
+        looks = 0
+        waiting = self._waiting()
+        while count > 0 and bytes_max > 0 and looks < looks_max:
+            if (number := next(waiting, None)) is None:
+                break
+            looks += 1
+            reference = self.references.get(number)
+            if reference is None or reference.state is not ACTIVE or reference.lease is not None:
+                continue
+            if self.expiry is not None and (
+                reference.lives_until_ms is not None and reference.lives_until_ms <= now_ms
+            ):
+                expired[number] = reference
+                continue
+            reference.lease = lease
+            taken.append(reference)
+            count -= 1
+            bytes_max -= reference.size
+        return taken, list(expired.values()), looks
+
+    def _waiting(self) -> Iterator[int]:
+        """Yield the numbers of messages that may be available, in order, stale ones included. Each counts as
+        handed out once it is yielded."""
+        assert self._order is not None
+        returned = self._returned
+        for number in self._order.numbers(self._next):
+            while returned and returned.first < number:
+                yield returned.pop()
+            self._next = number + 1
+            yield number
+        while returned:
+            yield returned.pop()
 
     def take_from_session(
         self,

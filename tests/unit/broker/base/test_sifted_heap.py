@@ -84,6 +84,17 @@ def test_an_empty_heap_has_no_least_number() -> None:
     assert heap.least() is None and not heap
 
 
+@pytest.mark.parametrize("count", [1, 4, 11, 12, 13, 50, 99, 100, 101])
+@pytest.mark.parametrize("end", [0, 1, 3, 12, 99, 100, 200])
+def test_of_the_lowest_numbers_only_those_below_the_end_leave(count: int, end: int) -> None:
+    heap = SiftedHeap[int]()
+    for number in random.Random(count).sample(range(100), 100):
+        heap.push(number)
+    lower = list(range(min(count, end, 100)))
+    assert heap.pop_below(end, count) == lower
+    assert [heap.pop() for _ in range(len(heap))] == list(range(len(lower), 100))
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_happens_the_lowest_number_comes_first_and_no_list_gets_long(
     monkeypatch: pytest.MonkeyPatch, seed: int
