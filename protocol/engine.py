@@ -112,8 +112,7 @@ class Engine:
         self._max_frame_bytes = max_frame_bytes
         self._lenience = Lenience(channel_max, max_frame_bytes)
         self._intake = Intake(self._lenience)
-        self._large_input = LargeInput(max_frame_bytes)
-        self._large_output = LargeOutput()
+        self._large_input, self._large_output = LargeInput(max_frame_bytes), LargeOutput()
         self.pads_frames = False
         """Whether the peer needs all fields of each performative (`frames.py`)."""
         self._push_size = PushSize()
@@ -180,7 +179,7 @@ class Engine:
                 return read
         if self._is_unread:
             at_once = self._pump(False, at_once)
-        pieces = self._intake.take(data)
+        pieces = self._intake.take(data, self._push_size.sent_if_many_wait(PUMPED_AT_ONCE))
         for index, (piece, is_batch) in enumerate(pieces):
             fed, at_once = self._feed(piece, is_batch, events_max, at_once)
             if fed < 0:
@@ -234,9 +233,8 @@ class Engine:
 
     def _taken(self) -> list[Event]:
         """The events gathered so far."""
-        events = self._events
-        taken = events[:]
-        del events[:]
+        taken = self._events[:]
+        del self._events[:]
         return taken
 
     def restrict(self) -> None:
@@ -270,7 +268,9 @@ class Engine:
 
     def receive_eof(self) -> list[Event]:
         """The peer has closed its end of the socket. Gives the resulting events."""
-        events = self.receive(b"") if self._intake.has_more else []
+        events: list[Event] = []
+        while self._intake.has_more:
+            events += self.receive(b"")
         if not self._freed:
             self._tail_ended, self._is_plain = True, False
             lib.pn_transport_close_tail(self._transport)

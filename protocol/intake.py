@@ -37,17 +37,20 @@ class Intake:
         if self._allowance is not None:
             self._allowance.lift()
 
-    def take(self, data: bytes) -> list[Piece]:
-        """Take bytes from the peer; gives the pieces to push now, in order. Kept pieces come first."""
+    def take(self, data: bytes, divided_below: int = 0) -> list[Piece]:
+        """Take bytes from the peer; gives the pieces to push now, in order. Kept pieces come first.
+        `divided_below`: see `Lenience`."""
         if self._refusal is not None:
             data = b""  # the refusal waits until the kept bytes are pushed; nothing follows it
         elif self._allowance is not None:
             data, self._refusal = self._allowance.take(data)
             if self._allowance.is_lifted:
                 self._allowance = None
-        pieces = self._finder.pieces(self._lenience.incoming(data)) if data else []
-        if self._kept:
-            pieces, self._kept = self._kept + pieces, []
+        lenience, pieces = self._lenience, self._kept
+        lenience.divided_below = divided_below
+        self._kept = []
+        if data or (lenience.has_more and not pieces):
+            pieces = pieces + self._finder.pieces(lenience.incoming(data))
         return pieces
 
     def keep(self, pieces: list[Piece]) -> None:
@@ -67,11 +70,11 @@ class Intake:
 
     @property
     def has_more(self) -> bool:
-        """Whether pieces were kept."""
-        return bool(self._kept)
+        """Whether pieces were kept, or are still to be made."""
+        return bool(self._kept) or self._lenience.has_more
 
     @property
     def refusal(self) -> ErrorCondition | None:
         """The error with which the rest of the stream is refused. None while earlier pieces wait to be
         pushed."""
-        return None if self._kept else self._refusal or self._finder.refusal or self._lenience.refusal
+        return None if self.has_more else self._refusal or self._finder.refusal or self._lenience.refusal

@@ -15,8 +15,9 @@ its outcome is sent under the client's own number.
 *A detach after an end* (§2.5.5). The Python client sends one whenever it closes. The link has already ended
 with its session, so the frame is dropped.
 
-*Dispositions of thousands of deliveries* (§2.7.6). Proton applies each in one go, 90,000 in 30 ms. They
-become several with fewer deliveries, and `Engine.receive` stops between them.
+*Dispositions of thousands of deliveries* (§2.7.6). Proton applies each in one go, 90,000 in 30 ms. If there
+are so many, they become several with fewer deliveries, and `Engine.receive` stops between them. A peer may
+send very many, about deliveries that do not exist. So the rest of the stream is kept after some of them.
 
 *Sessions that begin and end faster than their ends are answered.* Proton needs a separate channel for each.
 When none is left, it fails silently and keeps whatever the client sends after that. So the stream is refused
@@ -53,6 +54,7 @@ _HEAD_BYTES_MAX = 1024 + 1024
 """Enough for the longest extended header (§2.3.1) and a transfer with a state."""
 _HEADER_BYTES = 8
 _NULL = b"\x40"
+_TRUE = 0x41
 _LIST8, _LIST32 = 0xC0, 0xD0
 _SCALARS = frozenset((0x40, 0x43, 0x52, 0x70, 0xA0, 0xB0))
 _SETTLED, _MORE, _ABORTED = 4, 5, 9
@@ -61,8 +63,15 @@ _HANDLE_MAX = 4
 """The index of this field in a begin (§2.7.2)."""
 HANDLE_MAX_DEFAULT = 2**32 - 1
 _DISPOSITIONS_MAX = 128
-"""One frame becomes at most so many. A client may name more deliveries than it has."""
+"""One frame becomes at most so many. A peer may name more deliveries than it has."""
+_DISPOSITIONS_AT_ONCE = 128
+"""After so many, the rest of the stream is kept. If their deliveries have gone, proton looks for 130,000 of
+them, in 7 ms."""
+_LEAST_COUNTED = 16
+"""To look at a disposition and leave it takes as long as to make so many."""
 _U32 = struct.Struct(">I")
+_FIRST_AND_LAST = struct.Struct(">BIBI")
+_UINT = 0x70
 _MASK = 2**32 - 1
 
 _walk = lib.delivery_ids_walk
@@ -140,6 +149,13 @@ class Lenience:
         self._departed: list[tuple[_Session, int]] = []
         """Renumbered deliveries of detached links. They may get an outcome until the detach is served, and
         none after the next write."""
+        self.divided_below = 0
+        """Dispositions of many deliveries with lower numbers than this are divided; there are none with
+        higher ones. 0 if so few are unsettled that nothing need be. Set by the owner."""
+        self._dispositions = 0
+        """How many dispositions were made or looked at for this `incoming`."""
+        self._rest = b""
+        """Frames that are kept for the next `incoming`, because this one has made so many dispositions."""
         self._head = b""
         """The beginning of a frame, kept until enough of it has arrived."""
         self._missing = _HEADER_BYTES
@@ -151,9 +167,12 @@ class Lenience:
 
     def incoming(self, data: bytes) -> bytes:
         """Take bytes from the peer, including the protocol header; gives the bytes for proton, up to a
-        refusal."""
+        refusal. If `has_more`, call it again, with new bytes or without."""
         if self.refusal is not None:
             return b""
+        if self._rest:
+            data, self._rest = self._rest + data, b""
+        self._dispositions = 0
         if self._lost:
             return data
         if self._head:
@@ -169,13 +188,19 @@ class Lenience:
     @property
     def is_between_frames(self) -> bool:
         """Whether the next byte begins a frame, and the stream has been well-formed."""
-        return not (self._head or self._missing or self._lost) and self.refusal is None
+        is_within = self._head or self._missing or self._lost or self._rest
+        return not is_within and self.refusal is None
+
+    @property
+    def has_more(self) -> bool:
+        """Whether frames were kept for the next `incoming`."""
+        return bool(self._rest)
 
     def take_back(self) -> tuple[bytes, int]:
         """Give back the kept beginning of a frame, which the caller passes in again later, or the number of
         bytes missing of a frame that was passed on."""
-        head, self._head = self._head, b""
-        return head, 0 if head else self._missing
+        kept, self._rest, self._head = self._rest + self._head, b"", b""
+        return kept, 0 if kept else self._missing
 
     def _decide(self, data: bytes, offset: int) -> bytes:
         """Like `incoming`, starting with the frame at `offset`, which is not plain."""
@@ -198,6 +223,10 @@ class Lenience:
             if replacement is not None:
                 changed += (data[taken:offset], replacement)
                 taken = offset + len(head)
+            if self._dispositions >= _DISPOSITIONS_AT_ONCE and end < size:
+                self._rest = data[end:]
+                data, offset, size = data[:end], end, end
+                break
             offset = _walk(self._table, self.channels, data, end, size, self._frame_bytes_max)
         self._missing = max(offset - size, 0)
         if offset < size and not self._lost:
@@ -221,7 +250,9 @@ class Lenience:
             self.handles_max.append(handle_max)
             return None
         if code == _DISPOSITION:
-            return _divided(head, value, frame_bytes)
+            found = _divided(head, value, frame_bytes, self.divided_below) if self.divided_below else []
+            self._dispositions += max(len(found), _LEAST_COUNTED)
+            return b"".join(found) if found else None
         session = self._sessions.get(channel)
         if session is None:
             if code != _DETACH or channel not in self._ended:
@@ -455,34 +486,42 @@ def _handle_max(head: bytes, value: int) -> int:
     return found if isinstance(found, UInt) else HANDLE_MAX_DEFAULT
 
 
-def _divided(head: bytes, value: int, frame_bytes: int) -> bytes | None:
-    """A disposition of many deliveries as several of fewer; None to leave it. Raises IndexError if it is
-    incomplete, DecodeError if it is malformed."""
+def _divided(head: bytes, value: int, frame_bytes: int, below: int) -> list[bytes]:
+    """A disposition of many deliveries with numbers below this as several of fewer; empty to leave it. Raises
+    IndexError if it is incomplete, DecodeError if it is malformed."""
     if frame_bytes > _HEAD_BYTES_MAX:
-        return None
+        return []
     if len(head) < frame_bytes:
         raise IndexError("a disposition is divided as a whole")
     count, role = elements(head, value)
     if head[value] not in (_LIST8, _LIST32) or count < 3:
-        return None
+        return []
     places = [role]
     for _ in range(count):
         places.append(skip(head, places[-1]))
     first, last = _scalar(head, places[1]), _scalar(head, places[2])
     if places[-1] != skip(head, value) or not (isinstance(first, UInt) and isinstance(last, UInt)):
-        return None
-    deliveries = ((last - first) & _MASK) + 1
-    if not _WIDE < deliveries <= _MASK // 2 + 1:
-        return None
-    each = max(_WIDE, -(-deliveries // _DISPOSITIONS_MAX))
-    frames: list[bytes] = []
-    for begin in range(0, deliveries, each):
-        end = min(begin + each, deliveries) - 1
-        ids = encode(UInt((first + begin) & _MASK)) + encode(UInt((first + end) & _MASK))
-        fields = head[role : places[1]] + ids + head[places[3] : places[-1]]
-        listed = bytes((_LIST32,)) + _U32.pack(len(fields) + 4) + _U32.pack(count) + fields
-        frames.append(_U32.pack(value + len(listed)) + head[4:value] + listed)
-    return b"".join(frames)
+        return []
+    deliveries = min(((last - first) & _MASK) + 1, (below - first) & _MASK)
+    if head[role] != _TRUE or not _WIDE < deliveries <= _MASK // 2 + 1:
+        return []
+    before, behind = head[role : places[1]], head[places[3] : places[-1]]
+    list_bytes = 4 + len(before) + _FIRST_AND_LAST.size + len(behind)
+    begin = b"".join(
+        (
+            _U32.pack(value + 5 + list_bytes),
+            head[4:value],
+            bytes((_LIST32,)),
+            _U32.pack(list_bytes),
+            _U32.pack(count),
+            before,
+        )
+    )
+    parts = min(-(-deliveries // _WIDE), _DISPOSITIONS_MAX)
+    starts = [(first + part * _WIDE) & _MASK for part in range(parts)]
+    ends = [(start - 1) & _MASK for start in starts[1:]] + [last]
+    pack = _FIRST_AND_LAST.pack
+    return [begin + pack(_UINT, start, _UINT, end) + behind for start, end in zip(starts, ends, strict=True)]
 
 
 def _read_transfer(head: bytes, value: int) -> _Transfer:

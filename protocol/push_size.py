@@ -28,38 +28,45 @@ of links, counting them takes longer than what most pushes bring."""
 class PushSize:
     """For one connection."""
 
-    __slots__ = ("_unsettled_most", "held_most", "most", "uncounted_bytes")
+    __slots__ = ("held_most", "most", "sent_in_all", "uncounted_bytes", "unsettled_most")
 
     def __init__(self) -> None:
         self.most = PUSH_BYTES_FIRST
         """Bytes to push at once if nobody holds many deliveries unsettled."""
-        self._unsettled_most = 0
+        self.unsettled_most = 0
         """How many deliveries were unsettled on all links when they were last counted, and those sent
         since."""
         self.uncounted_bytes = 0
         """Bytes pushed since then. Whoever pushes adds them."""
+        self.sent_in_all = 0
+        """How many deliveries were sent on this connection. Proton numbers those of each session from 0."""
         self.held_most = 0
         """How many deliveries that we sent were unsettled at a time, at most. Proton keeps the memory of as
         many until the connection is freed."""
 
     def sent(self, deliveries: int) -> None:
         """So many deliveries were sent."""
-        self._unsettled_most += deliveries
-        if self._unsettled_most > self.held_most:
-            self.held_most = self._unsettled_most
+        self.sent_in_all += deliveries
+        self.unsettled_most += deliveries
+        if self.unsettled_most > self.held_most:
+            self.held_most = self.unsettled_most
+
+    def sent_if_many_wait(self, many: int) -> int:
+        """How many deliveries were sent on this connection if more than `many` may be unsettled, else 0."""
+        return self.sent_in_all if self.unsettled_most > many else 0
 
     def may_hold_dispositions(self, size: int) -> bool:
         """Whether dispositions in so many bytes cause at most EVENTS_MAX events."""
-        unsettled = self._unsettled_most + self.uncounted_bytes // TRANSFER_BYTES
+        unsettled = self.unsettled_most + self.uncounted_bytes // TRANSFER_BYTES
         return size <= PUSH_BYTES_MIN or size * unsettled <= EVENTS_MAX * DISPOSITION_BYTES
 
     def now(self, attached: Collection[Any]) -> int:
         """How many bytes to push at once so that they cause at most EVENTS_MAX events. `attached` has
         proton's links."""
         if self.uncounted_bytes >= COUNTED_BYTES_PER_LINK * len(attached):
-            self._unsettled_most = sum(map(lib.pn_link_unsettled, attached))
+            self.unsettled_most = sum(map(lib.pn_link_unsettled, attached))
             self.uncounted_bytes = 0
-        unsettled = self._unsettled_most + self.uncounted_bytes // TRANSFER_BYTES
+        unsettled = self.unsettled_most + self.uncounted_bytes // TRANSFER_BYTES
         return max(min(self.most, EVENTS_MAX * DISPOSITION_BYTES // max(unsettled, 1)), PUSH_BYTES_MIN)
 
     def adapt(self, size: int, events: int) -> None:

@@ -89,6 +89,16 @@ def test_proton_applies_few_outcomes_in_each_turn(peer: EnginePeer, each: int, b
     assert found == deliveries
 
 
+def test_dispositions_of_deliveries_that_do_not_exist_take_many_turns(peer: EnginePeer) -> None:
+    deliveries = sent(peer)
+    said = settled(raw.ACCEPTED, 0, 2**31 - 1) * 100 + raw.frame(raw.FLOW, raw.flow_fields())
+    found, turns = reported(peer.engine.receive(said, EVENTS_AT_ONCE)), 1
+    while peer.engine.has_more:
+        found += reported(peer.engine.receive(b"", EVENTS_AT_ONCE))
+        turns += 1
+    assert {*found} == {*deliveries} and turns >= 100
+
+
 def has_outcome(delivery: Delivery) -> bool:
     """Whether proton has applied the peer's outcome."""
     return bool(lib.pn_delivery_remote_state(delivery_of(delivery)))

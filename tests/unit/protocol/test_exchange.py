@@ -28,9 +28,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     found: list[bytes] = []
     take = Intake.take
 
-    def noting(intake: Intake, data: bytes) -> Any:
+    def noting(intake: Intake, data: bytes, divided_below: int) -> Any:
         found.append(data)
-        return take(intake, data)
+        return take(intake, data, divided_below)
 
     monkeypatch.setattr(Intake, "take", noting)
     return found
