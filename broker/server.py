@@ -32,7 +32,7 @@ from broker.frontend.listener import serve_websocket
 from broker.frontend.ports import AmqpPorts
 from broker.frontend.services import Services
 from broker.hosting.host import HostFolder, HostSettings, PartitionHost
-from broker.hosting.local import OPENING_BYTES, LocalHost
+from broker.hosting.local import LocalHost
 from broker.hosting.remote import RemoteHost
 from broker.http.server import HttpServer
 from broker.message.stored import MessageIds
@@ -40,6 +40,7 @@ from broker.namespace.namespace import Namespace
 from broker.namespace.namespaces import Namespaces, ServedNamespace
 from broker.namespace.resting import Resting
 from broker.namespace_parts import Forwardings, NamespaceParts, Shared
+from broker.partition.opening_room import OPENING_BYTES
 from broker.settings.certificates import TlsFiles, certificate_names, server_context, tls_files
 from broker.settings.config_file import ConfigFile, check_namespaces
 from broker.settings.key_files import has_key_files
@@ -402,8 +403,7 @@ class Broker:
         loop = asyncio.get_running_loop()
         while True:
             memory.look()
-            to_mark = memory.mark - memory.used
-            self.host.set_memory_room(memory.room, to_mark, is_crowded=memory.crowded)
+            self.host.set_memory_room(memory.room, memory.used, memory.mark)
             self._resting.is_memory_scarce = memory.limited
             make_room_in_memory(services)
             if memory.may_return_pages(loop.time()):

@@ -130,7 +130,6 @@ class PartitionHost(EntityLogs, Protocol):
     def set_scarce(self, is_scarce: bool) -> None:
         """Tell the partitions whether memory is scarce."""
 
-    def set_memory_room(self, size: int, to_mark: int, *, is_crowded: bool) -> None:
-        """Tell the partitions how far the memory in use is from the mark, in bytes: with what has been
-        admitted and is expected, at least 0, and without, negative above the mark. `is_crowded`: it is so far
-        above that the system might end the process."""
+    def set_memory_room(self, size: int, used: int, mark: int) -> None:
+        """Tell the partitions the memory in use, the mark, and how far it is to the mark with what has been
+        admitted and is expected (`size`), in bytes."""

@@ -35,8 +35,6 @@ or more, and a broker may stop with thousands of partitions."""
 
 PARTITION_BYTES = 15 * 1024
 """The least that an open partition takes besides its messages, and gives back when it is closed."""
-OPENING_BYTES = 36 * 1024
-"""The most that a partition without messages takes until it is open, with a receiver that waits for them."""
 LOOKED_AT_ONCE = 64
 CLOSED_AT_ONCE = 4
 """While memory is scarce, one turn of the event loop looks at so many partitions, and has so many unused ones
@@ -156,7 +154,7 @@ class LocalHost(SpreadStore):
 
     @property
     def opening_bytes(self) -> int:
-        return OPENING_BYTES * self.payloads.opening + self.payloads.opening_bytes
+        return self._opening_room.under_way
 
     def set_scarce(self, is_scarce: bool) -> None:
         self.payloads.set_scarce(is_scarce)
@@ -180,6 +178,6 @@ class LocalHost(SpreadStore):
             tasks, delay_s = iter(list(self._tasks)), LOOK_AGAIN_S
         self._closing = asyncio.get_running_loop().call_later(delay_s, self._close_unused, tasks)
 
-    def set_memory_room(self, size: int, to_mark: int, *, is_crowded: bool) -> None:
+    def set_memory_room(self, size: int, used: int, mark: int) -> None:
         self.payloads.set_room(size)
-        self._opening_room.measured(to_mark, is_crowded=is_crowded)
+        self._opening_room.measured(used, mark)

@@ -149,8 +149,8 @@ class MemoryRoom:
     """How far the memory in use is from the mark, in bytes (`PartitionHost.set_memory_room`)."""
 
     size: int
-    to_mark: int
-    is_crowded: bool
+    used: int
+    mark: int
 
 
 # --- to the broker ------------------------------------------------------------------------------------------

@@ -244,7 +244,7 @@ class PartitionProcess:
                 self._is_scarce = message.is_scarce
                 host.set_scarce(message.is_scarce)
             case messages.MemoryRoom():
-                host.set_memory_room(message.size, message.to_mark, is_crowded=message.is_crowded)
+                host.set_memory_room(message.size, message.used, message.mark)
             case messages.Done():
                 if (future := self._requests.get(message.request)) is not None and not future.done():
                     future.set_result(message)

@@ -56,7 +56,9 @@ log = structlog.get_logger("partitions")
 ENDS_WITHIN_S = 10.0
 """How long the process may take to end once all its logs are closed."""
 ROOM_CHANGE_BYTES = 4 * 1024 * 1024
-"""How much the room for memory changes before the process is told: an idle broker tells nothing."""
+TOLD_AFTER_LOOKS = 8
+"""How much the room for memory changes before the process is told, or how often it is looked at. The process
+deducts what it opens, and only learns from the broker what of that has become free again."""
 _ANSWERED_WITHOUT_COOKIE = (Demand, Withdraw, Watch, AcceptSession, WatchSessions, WatchReturned)
 """Operations after which a client may get answers without a cookie, until it detaches."""
 
@@ -194,6 +196,8 @@ class RemoteHost:
         self._entering: set[asyncio.Task[None]] = set()
         self._memory = messages.MemoryUsed(0, 0, 0)
         self._room_told: messages.MemoryRoom | None = None
+        self._looks = 0
+        """How often the room was looked at since it was told."""
         self._folder_states: list[str] = [FolderState.OK for _ in settings.folders]
 
     async def open(self) -> None:
@@ -298,14 +302,14 @@ class RemoteHost:
     def set_scarce(self, is_scarce: bool) -> None:
         self.send(messages.MemoryScarce(is_scarce))
 
-    def set_memory_room(self, size: int, to_mark: int, *, is_crowded: bool) -> None:
-        told = self._room_told
+    def set_memory_room(self, size: int, used: int, mark: int) -> None:
+        told, self._looks = self._room_told, self._looks + 1
         if (
             told is None
-            or is_crowded is not told.is_crowded
-            or max(abs(size - told.size), abs(to_mark - told.to_mark)) >= ROOM_CHANGE_BYTES
+            or self._looks >= TOLD_AFTER_LOOKS
+            or max(abs(size - told.size), abs(used - told.used)) >= ROOM_CHANGE_BYTES
         ):
-            self._room_told = messages.MemoryRoom(size, to_mark, is_crowded)
+            self._room_told, self._looks = messages.MemoryRoom(size, used, mark), 0
             self.send(self._room_told)
 
     def folder_states(self) -> Sequence[str]:

@@ -17,6 +17,7 @@ from broker.operations.interface import Operation
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.disk_timeout import Patience
 from broker.partition.messages import Messages
+from broker.partition.opening_room import OPENING_BYTES
 from broker.partition.openings import Opening, Openings, Urgency, urgency_of
 from broker.partition.payloads import PayloadBudget
 from broker.partition.replay import LogReplay
@@ -139,22 +140,16 @@ class ComingBack:
 
     @contextlib.contextmanager
     def place(self, urgency: Urgency, size: int, *, was_open: bool, is_hung: bool) -> Iterator[Opening]:
-        """The partition's turn, and its place in the line before that. In this block, the partition counts as
-        one that is being opened, with messages that take about `size` bytes. `was_open`: they are in memory
-        already, so it need not wait until there is room. `is_hung`: its disk is known to hang, so it keeps
-        nobody waiting for it."""
-        payloads = self._payloads
-        payloads.opening += 1
-        payloads.opening_bytes += size
+        """The partition's turn, and its place in the line before that. Its messages take about `size` bytes.
+        `was_open`: they are in memory already, so it need not wait until there is room. `is_hung`: its disk
+        is known to hang, so nobody waits for it."""
         openings = Openings() if is_hung else self._openings
         try:
-            needed = 0 if was_open else size
+            needed = 0 if was_open else OPENING_BYTES + size
             with openings.place(self._entity, urgency, self._late, needed) as self._opening:
                 yield self._opening
         finally:
             self._opening = None
-            payloads.opening -= 1
-            payloads.opening_bytes -= size
 
     def hasten(self, operation: Operation | None = None) -> None:
         """Somebody wants the partition to be opened, for an operation if there is one."""
@@ -164,10 +159,12 @@ class ComingBack:
                 Urgency.MESSAGES if operation is None else urgency_of(operation, for_receivers=for_receivers)
             )
 
-    def stop_waiting(self) -> None:
-        """The partition is stopped: if its turn has not come, it does not come."""
-        if self._opening is not None:
-            self._opening.give_up()
+    def stop_waiting(self) -> bool:
+        """The partition is stopped: if its turn has not come, it does not come. Returns whether it waited."""
+        if self._opening is None or not self._opening.is_waiting:
+            return False
+        self._opening.give_up()
+        return True
 
     def is_late(self) -> None:
         """The disk has not answered in time."""
@@ -209,6 +206,8 @@ class ComingBack:
         )
         with self._patience.at_rest():
             await self._slices.run(partition.restore(wall_ahead_ms(self._clock)))
+        if self._opening is not None:
+            self._opening.share = messages.payloads
         return partition, replay
 
     def try_later(self) -> int:

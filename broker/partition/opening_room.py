@@ -1,63 +1,98 @@
-"""The memory for the messages of partitions that are being opened, in all data folders of a broker.
+"""The memory that partitions take when they are opened, in all data folders of a broker.
 
 A closed partition takes no memory, however much it holds. So after a restart, more may be stored than fits
 below the memory mark, and requests that look at thousands of partitions would bring it all back. Therefore a
-partition is opened only if there is room for what it holds.
+partition is opened only if there is room for it and its messages.
 
-Beyond that, one at a time is opened, because receivers free memory, and then a pause follows, in which memory
-is measured and unused partitions are closed. While the process is so large that the system might end it, only
-receivers have partitions opened.
+When there is none, receivers must still get on, for they free memory. So one partition after the other is
+opened beyond the room, with a pause in which memory is measured and unused partitions are closed. Those that
+were opened like this and are still open may together hold a part of the mark, or one of them more. Small ones
+have a part of their own, so that a large one from which nobody takes anything does not keep them waiting.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from broker.base.clock import elapsed_s
 
+OPENING_BYTES = 36 * 1024
+"""The most that a partition without messages takes until it is open, with a receiver that waits for them."""
 PAUSE_S = 1.0
-"""How long after a partition for which there was no room the next such one may be opened."""
+"""How long after a partition was opened beyond the room the next one may be."""
+BEYOND_PARTS = 8
+"""Small partitions that were opened beyond the room may hold this part of the mark, and so may large ones."""
+SMALL_PARTS = 64
+"""A partition is small if it takes this part of the mark at most."""
 UNKNOWN = 1 << 62
 """The room before memory was measured: more than any machine has."""
+
+
+class Share(Protocol):
+    """What an open partition takes."""
+
+    @property
+    def state_bytes(self) -> int:
+        """The memory for the state of its messages; 0 once it is closed."""
 
 
 class OpeningRoom:
     """Owned by the event loop. All sizes are in bytes."""
 
-    __slots__ = ("_exceeding", "_is_crowded", "_may_exceed_s", "_room", "_seconds", "_under_way")
+    __slots__ = ("_beyond", "_exceeding", "_mark", "_may_exceed_s", "_room", "_seconds", "under_way")
 
     def __init__(self, seconds: Callable[[], float] = elapsed_s) -> None:
         """`seconds` is the clock."""
         self._seconds = seconds
-        self._room = UNKNOWN
-        self._under_way = 0
+        self._room = self._mark = UNKNOWN
+        self.under_way = 0
         """What the partitions that are being opened will take, in all."""
         self._exceeding: object = None
-        """The partition that is being opened although there is no room for it."""
+        """The partition that is being opened beyond the room."""
         self._may_exceed_s = float("-inf")
         """When the next one may be."""
-        self._is_crowded = False
+        self._beyond: dict[bool, list[Share]] = {True: [], False: []}
+        """Those that were, by whether they are small."""
 
-    def measured(self, to_mark: int, *, is_crowded: bool) -> None:
-        """The memory in use is so far from the mark; negative if above it. `is_crowded`: the system might end
-        the process."""
-        self._room, self._is_crowded = to_mark - self._under_way, is_crowded
+    def measured(self, used: int, mark: int) -> None:
+        """The memory in use, without what is expected, and the mark."""
+        self._room, self._mark = mark - used - self.under_way, mark
 
-    def take(self, partition: object, size: int, *, for_receivers: bool) -> bool:
-        """Whether a partition that holds messages of this size may be opened now; if so, `give_back` must be
-        called in the end."""
-        if size > max(self._room, 0):
-            if (self._is_crowded and not for_receivers) or self._exceeding is not None:
-                return False
-            if self._seconds() < self._may_exceed_s:
-                return False
-            self._exceeding = partition
+    def fits(self, size: int) -> bool:
+        """Whether there is room for a partition of this size."""
+        return size <= self._room or not size
+
+    def take(self, size: int) -> bool:
+        """Whether there is room for a partition of this size; if so, `give_back` must be called in the
+        end."""
+        if not self.fits(size):
+            return False
         self._room -= size
-        self._under_way += size
+        self.under_way += size
         return True
 
-    def give_back(self, partition: object, size: int) -> None:
-        """The partition is open, and what it holds is measured from now on, or it could not be opened."""
-        self._under_way -= size
+    def take_beyond(self, partition: object, size: int) -> bool:
+        """Whether a partition of this size may be opened although there is no room. If so, as `take`."""
+        if self._exceeding is not None or self._seconds() < self._may_exceed_s:
+            return False
+        is_small = self._is_small(size)
+        shares = self._beyond[is_small] = [share for share in self._beyond[is_small] if share.state_bytes]
+        held = sum([share.state_bytes for share in shares])
+        if held and held + size > self._mark // BEYOND_PARTS:
+            return False
+        self._exceeding = partition
+        self._room -= size
+        self.under_way += size
+        return True
+
+    def give_back(self, partition: object, size: int, share: Share | None) -> None:
+        """The partition is open, and what it takes is measured from now on, or it could not be opened."""
+        self.under_way -= size
         if self._exceeding is partition:
             self._exceeding, self._may_exceed_s = None, self._seconds() + PAUSE_S
+            if share is not None:
+                self._beyond[self._is_small(size)].append(share)
+
+    def _is_small(self, size: int) -> bool:
+        return size <= self._mark // SMALL_PARTS

@@ -12,9 +12,10 @@ one, nor a send behind receivers.
 *Large logs.* Once the log of a partition has been acquired for LONG_S and it is still being read, the
 partition does not count for other entities. They need not wait until a million messages are read.
 
-*Memory.* A partition that holds messages has its turn only if there is room for them (`opening_room.py`).
-Meanwhile others go ahead. If somebody has awaited its answer for LATE_S, it is told that it is late, as
-behind a disk that hangs.
+*Memory.* A partition has its turn only if there is room for what it holds (`opening_room.py`). If there is
+none, it waits in another line, and those behind it go ahead. This line is looked at every second: it moves up
+as far as there is room, and one partition is opened beyond that, for receivers and for answers in turn. If
+somebody has awaited an answer for LATE_S, the partition is told that it is late, as behind a disk that hangs.
 
 *A disk that hangs* never ends a turn, so a turn that lasts longer than the time-out passes to the next
 partition. It also shows what the others wait for: those that have waited as long, and all if nothing was
@@ -40,7 +41,7 @@ from broker.operations.selecting import WatchReturned
 from broker.operations.sessions import WatchSessions
 from broker.operations.settling import Release
 from broker.operations.transfers import FindSources
-from broker.partition.opening_room import OpeningRoom
+from broker.partition.opening_room import OpeningRoom, Share
 
 AT_ONCE = 8
 """How many turns there are at a time: twice the threads that open the logs of a folder. With more, a turn
@@ -49,6 +50,8 @@ LONG_S = 1.0
 """How long reading a log may keep other entities waiting."""
 LATE_S = 5.0
 """How long a partition from which somebody awaits an answer may wait for memory."""
+SHORT_AT_ONCE = 64
+"""How many partitions without room one look at the line passes over."""
 TOLD_AT_ONCE = 64
 """How many partitions are told in one turn of the event loop that they are late."""
 
@@ -90,8 +93,10 @@ class Opening:
         "acquired_s",
         "began_s",
         "entity",
-        "is_waiting",
+        "is_told",
         "joined_s",
+        "line",
+        "share",
         "size",
         "urgency",
     )
@@ -107,15 +112,24 @@ class Opening:
     ) -> None:
         self._openings, self.entity, self.urgency, self._late = openings, entity, urgency, late
         self.size = size
-        """What its messages will take in memory, in bytes."""
+        """What it will take in memory, in bytes."""
+        self.share: Share | None = None
+        """What it takes once it is open. Set by the owner."""
         self.joined_s = now_s
-        self.is_waiting = False
-        """Whether it is in the line."""
+        self.line: _Line | None = None
+        """The line in which it waits."""
+        self.is_told = False
+        """Whether it was told that it is late."""
         self.began_s: float | None = None
         """When its turn began."""
         self.acquired_s: float | None = None
         """When its log had been acquired."""
         self._turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether its turn is still to come."""
+        return self.line is not None
 
     async def has_turn(self) -> bool:
         """Wait for the turn. False if nobody wants it any more (`give_up`)."""
@@ -149,12 +163,12 @@ class Opening:
         self._go_on(has_turn=True)
 
     def _go_on(self, *, has_turn: bool) -> None:
-        self.is_waiting = False
+        self.line = None
         if not self._turn.done():  # the task was not cancelled
             self._turn.set_result(has_turn)
 
     def tell_late(self) -> None:
-        """Tell the partition that it waits for a disk that does not answer."""
+        """Tell the partition that it has waited too long."""
         if self.is_waiting:
             self._late()
 
@@ -173,6 +187,7 @@ class _Line:
 
     def join(self, opening: Opening, *, is_new: bool) -> None:
         """`is_new`: no other partition of the entity has its turn."""
+        opening.line = self
         queue = self._waiting.get(opening.entity)
         if queue is None:
             queue = self._waiting[opening.entity] = deque()
@@ -183,10 +198,10 @@ class _Line:
         self._waiting[opening.entity].remove(opening)
         self._forget_if_empty(opening.entity)
 
-    def take(self, leave_out: Container[str], takes_room: Callable[[Opening], bool]) -> Opening | None:
-        """Take out the next one that can take the room that it needs, but not of these entities."""
+    def take(self, leave_out: Container[str] = ()) -> Opening | None:
+        """Take out the next one, but not of these entities."""
         for entity in chain(self._new, self._served):
-            if entity not in leave_out and takes_room(self._waiting[entity][0]):
+            if entity not in leave_out:
                 opening = self._waiting[entity].popleft()
                 self._new.pop(entity, None)
                 self._served.pop(entity, None)
@@ -221,6 +236,10 @@ class Openings:
         self._at_once, self.seconds = at_once, seconds
         self._room = OpeningRoom(seconds) if room is None else room
         self._lines = [_Line() for _ in Urgency]
+        self._short = [_Line() for _ in Urgency]
+        """Those for which there was no room in memory."""
+        self._answers_first = False
+        """Whether the next one that is opened beyond the room is one from which somebody awaits an answer."""
         self._under_way: dict[Opening, None] = {}
         """Those that have their turn, and are not late."""
         self._busy: Counter[str] = Counter()
@@ -246,31 +265,33 @@ class Openings:
             opening.give_up()
             if opening.began_s is not None:
                 self._ended_s = self.seconds()
-                self._room.give_back(opening, opening.size)
+                self._room.give_back(opening, opening.size, opening.share)
                 self._release(opening)
 
     def join(self, opening: Opening) -> None:
         """Let a partition wait for its turn."""
         self._lines[opening.urgency].join(opening, is_new=opening.entity not in self._busy)
-        opening.is_waiting = True
         self._go_on()
 
     def leave(self, opening: Opening) -> None:
         """The partition does not wait any more."""
-        self._lines[opening.urgency].leave(opening)
+        assert opening.line is not None, "it waits"
+        opening.line.leave(opening)
 
     def is_late(self, opening: Opening, began_s: float) -> None:
         """The disk has not answered within the time-out, since `began_s`."""
         all_wait = self._ended_s < began_s
-        self._are_late(
-            each for each in chain.from_iterable(self._lines) if all_wait or each.joined_s <= began_s
-        )
+        waiting = chain.from_iterable((*self._lines, *self._short))
+        self._are_late(each for each in waiting if all_wait or each.joined_s <= began_s)
         self._release(opening)
 
     def _are_late(self, openings: Iterable[Opening]) -> None:
-        if not self._untold:
+        late = [each for each in openings if not each.is_told]
+        for each in late:
+            each.is_told = True
+        if late and not self._untold:
             asyncio.get_running_loop().call_soon(self._tell)
-        self._untold.extend(openings)
+        self._untold.extend(late)
 
     def _release(self, opening: Opening) -> None:
         if opening in self._under_way:
@@ -290,18 +311,49 @@ class Openings:
         """Begin the turns that can begin now."""
         now_s = self.seconds()
         while (opening := self._next(now_s)) is not None:
-            self._under_way[opening] = None
-            self._busy[opening.entity] += 1
-            opening.begin(now_s)
-        if self._looking is None and any(self._lines):
+            self._begin(opening, now_s)
+        if self._looking is None and any((*self._lines, *self._short)):
             self._looking = asyncio.get_running_loop().call_later(LONG_S, self._look)
+
+    def _begin(self, opening: Opening, now_s: float) -> None:
+        self._under_way[opening] = None
+        self._busy[opening.entity] += 1
+        opening.begin(now_s)
 
     def _look(self) -> None:
         self._looking = None
+        for line in self._short:
+            self._move_up(line)
+        self._go_beyond()
         self._go_on()
         now_s = self.seconds()
-        if len(self._under_way) < self._at_once:  # so what still waits has no room
-            self._are_late(each for each in self._lines[Urgency.ANSWER] if now_s - each.joined_s >= LATE_S)
+        self._are_late(each for each in self._short[Urgency.ANSWER] if now_s - each.joined_s >= LATE_S)
+
+    def _move_up(self, line: _Line) -> None:
+        """Let those go on for which there is room now, as far as can be seen at once."""
+        still_short: list[Opening] = []
+        while len(still_short) < SHORT_AT_ONCE and (opening := line.take()) is not None:
+            if self._room.fits(opening.size):
+                self._lines[opening.urgency].join(opening, is_new=opening.entity not in self._busy)
+            else:
+                still_short.append(opening)
+        for opening in still_short:
+            line.join(opening, is_new=False)
+
+    def _go_beyond(self) -> None:
+        """Begin one turn beyond the room, if that is allowed. Receivers free memory, and others wait for
+        answers, so these take turns."""
+        answers, receivers, empty = self._short
+        lines = (answers, receivers, empty) if self._answers_first else (receivers, answers, empty)
+        line = next(filter(None, lines), None)
+        opening = None if line is None or len(self._under_way) >= self._at_once else line.take()
+        if opening is None or line is None:
+            return
+        if self._room.take_beyond(opening, opening.size):
+            self._answers_first = line is not answers
+            self._begin(opening, self.seconds())
+        else:
+            line.join(opening, is_new=False)
 
     def _next(self, now_s: float) -> Opening | None:
         leave_out: Container[str] = ()
@@ -309,13 +361,12 @@ class Openings:
             if sum(not _is_long(each, now_s) for each in self._under_way) >= self._at_once:
                 return None
             leave_out = self._busy
-        for line in self._lines:
-            if line and (opening := line.take(leave_out, self._takes_room)) is not None:
-                return opening
+        for line, short in zip(self._lines, self._short, strict=True):
+            while line and (opening := line.take(leave_out)) is not None:
+                if self._room.take(opening.size):
+                    return opening
+                short.join(opening, is_new=opening.entity not in self._busy)
         return None
-
-    def _takes_room(self, opening: Opening) -> bool:
-        return self._room.take(opening, opening.size, for_receivers=opening.urgency is not Urgency.ANSWER)
 
 
 def _is_long(opening: Opening, now_s: float) -> bool:

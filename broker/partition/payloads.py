@@ -38,8 +38,6 @@ class PayloadBudget:
         "bytes_max",
         "growth_bytes_min",
         "is_scarce",
-        "opening",
-        "opening_bytes",
         "partitions",
         "promised",
         "reserve_bytes",
@@ -57,10 +55,6 @@ class PayloadBudget:
         """Memory used by the state of waiting messages besides their bodies, over all partitions."""
         self.partitions = 0
         """How many partitions are open."""
-        self.opening = 0
-        """How many partitions are being opened: they will take memory soon."""
-        self.opening_bytes = 0
-        """What the messages in these will take, about."""
         self._holders: OrderedDict[PayloadShare, None] = OrderedDict()
         """Partitions that hold more than their reserve, roughly in the order in which they were last read;
         those never read come first."""
@@ -140,6 +134,11 @@ class PayloadShare:
     def is_scarce(self) -> bool:
         """Whether the broker uses more memory than it should."""
         return self._budget.is_scarce
+
+    @property
+    def state_bytes(self) -> int:
+        """The memory used by the state of this partition's messages; 0 once the share is closed."""
+        return self._state_bytes
 
     def take(self, size: int) -> bool:
         """Count `size` more bytes and return True if they may stay in memory; otherwise return False."""

@@ -206,8 +206,7 @@ class PartitionTask:
         self._stopping = True
         self._is_deleted |= is_deleted
         self._wake.set()
-        self._coming_back.stop_waiting()
-        if self._is_late:
+        if not self._coming_back.stop_waiting() and self._is_late:
             self._give_up()
         if self._running:
             await self._ended.wait()
@@ -491,13 +490,14 @@ class PartitionTask:
         """When the partition's turn comes, acquire the log and load the state. Ends HEALTHY, FAILED, or
         RECOVERING with another attempt scheduled."""
         self._is_opening = True
-        size, urgency = self._rest.expected_bytes, Urgency.ANSWER
+        is_hung, size, urgency = self._is_late, self._rest.expected_bytes, Urgency.ANSWER
         if not (was_open := self._health is not Health.OPENING):
             urgency = self._mailbox.urgency(Urgency.MESSAGES if size or self._open_wanted else Urgency.EMPTY)
         try:
-            with self._coming_back.place(urgency, size, was_open=was_open, is_hung=self._is_late) as opening:
+            with self._coming_back.place(urgency, size, was_open=was_open, is_hung=is_hung) as opening:
                 if not await opening.has_turn():
                     return  # the partition is stopped
+                self._is_late = is_hung
                 with self._patience:
                     await self._rest.end()
                     self._rest.opened(self._clock.monotonic_ms())

@@ -11,12 +11,13 @@ from pathlib import Path
 from broker.base.clock import ManualClock
 from broker.entities.descriptions import MAIN, MESSAGE_OVERHEAD_BYTES
 from broker.hosting.host import HostFolder, HostSettings
-from broker.hosting.local import OPENING_BYTES, TAIL_BYTES_AT_STOP, LocalHost
+from broker.hosting.local import TAIL_BYTES_AT_STOP, LocalHost
 from broker.namespace.entity import ask
 from broker.operations.browsing import Peek, Peeked
 from broker.operations.message_states import SubqueueCounts
 from broker.operations.receiving import Demand, Locked
 from broker.operations.sending import Send
+from broker.partition.opening_room import OPENING_BYTES
 from broker.partition.summary import Summary
 from storage.disk import Disk, LocalDisk
 from storage.folders import arrange

@@ -1,0 +1,84 @@
+"""The memory for partitions that are being opened."""
+
+from __future__ import annotations
+
+from broker.partition.opening_room import BEYOND_PARTS, PAUSE_S, OpeningRoom
+
+
+class Open:
+    """An open partition."""
+
+    def __init__(self, state_bytes: int) -> None:
+        self.state_bytes = state_bytes
+
+
+class Memory:
+    def __init__(self, used: int, mark: int) -> None:
+        self.now_s = 0.0
+        self.room = OpeningRoom(lambda: self.now_s)
+        self.room.measured(used, mark)
+
+    def open_beyond(self, size: int) -> Open | None:
+        """Open a partition beyond the room, if that is allowed."""
+        partition = Open(size)
+        if not self.room.take_beyond(partition, size):
+            return None
+        self.room.give_back(partition, size, partition)
+        self.now_s += PAUSE_S
+        return partition
+
+
+def test_before_memory_is_measured_everything_fits() -> None:
+    assert OpeningRoom().take(1 << 50)
+
+
+def test_what_is_under_way_counts_until_it_is_measured() -> None:
+    memory = Memory(900, 1_000)
+    assert memory.room.take(60) and not memory.room.take(60) and memory.room.take(40)
+    assert memory.room.under_way == 100
+    memory.room.give_back("first", 60, None)
+    assert not memory.room.fits(1) and memory.room.under_way == 40
+    memory.room.measured(950, 1_000)
+    assert memory.room.fits(10) and not memory.room.fits(11), "the second is still to come"
+
+
+def test_what_was_open_needs_no_room() -> None:
+    assert Memory(2_000, 1_000).room.take(0)
+
+
+def test_one_is_opened_beyond_the_room_and_the_next_one_after_a_pause() -> None:
+    memory = Memory(2_000, 1_000)
+    assert memory.room.take_beyond("a", 10) and not memory.room.take_beyond("b", 10)
+    memory.room.give_back("a", 10, None)
+    assert not memory.room.take_beyond("b", 10)
+    memory.now_s = PAUSE_S
+    assert memory.room.take_beyond("b", 10)
+
+
+def test_a_large_partition_keeps_no_small_ones_waiting() -> None:
+    memory = Memory(8_000, 6_400)
+    assert memory.open_beyond(5_000) and memory.open_beyond(101) is None
+    small = [memory.open_beyond(100) for _ in range(8)]
+    assert all(small) and memory.open_beyond(100) is None, "they have an eighth of the mark"
+
+
+def test_those_opened_beyond_the_room_together_hold_a_part_of_the_mark() -> None:
+    """Symptom: receivers that settled nothing had one large partition opened after the other, up to twice the
+    mark, and the kernel ended the broker."""
+    memory = Memory(2_000, 1_000)
+    half = 1_000 // BEYOND_PARTS // 2
+    first, second = memory.open_beyond(half), memory.open_beyond(half)
+    assert first is not None and second is not None and memory.open_beyond(20) is None
+    second.state_bytes -= 20
+    third = memory.open_beyond(20)
+    assert third is not None and memory.open_beyond(20) is None
+    third.state_bytes = 0
+    assert memory.open_beyond(20), "it was closed"
+
+
+def test_a_partition_larger_than_that_is_opened_alone() -> None:
+    memory = Memory(2_000, 1_000)
+    large = memory.open_beyond(5_000)
+    assert large is not None and memory.open_beyond(20) is None
+    large.state_bytes = 0
+    assert memory.open_beyond(5_000)
