@@ -232,7 +232,7 @@ def outcome_texts(log: Rebuilding) -> tuple[str, str, str]:
             if log.commits_gone is None
             else counted(log.commits_gone, "commit")
         )
-        settlements = f"those in {commits} are lost: receivers get these messages again"
+        settlements = f"those in {commits} are lost, if there were any: receivers get such messages again"
     return counted(log.kept, "message"), "\n".join(map(range_text, log.gone)) or "none", settlements
 
 

@@ -247,7 +247,13 @@ class Settings(BaseSettings):
         description="Run the partitions in a separate process. This takes about a fifth more CPU and is no "
         "faster on two cores; it proves that only messages pass between the two processes.",
     )
-    committer_threads: int = Field(4, ge=1, le=64, description="Threads that write and sync the logs.")
+    committer_threads: int = Field(
+        4,
+        ge=1,
+        le=64,
+        description="Threads of each data folder that write to files which grow: new logs and new segments. "
+        "Other commits go through two threads of their own.",
+    )
     log_files_max: int | None = Field(
         None,
         ge=16,

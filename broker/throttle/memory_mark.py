@@ -253,6 +253,7 @@ class Memory:
             log.warning(
                 "memory.limited",
                 used_mib=self.used // MIB,
+                expected_mib=expected // MIB,
                 mark_mib=self.mark // MIB,
                 waiting_messages_mib=waiting // MIB,
             )

@@ -74,7 +74,11 @@ async def test_a_repaired_folder_is_counted_again_even_if_the_index_is_in_anothe
         (
             [Range(7, 7)],
             1,
-            ("1 message", "7", "those in 1 commit are lost: receivers get these messages again"),
+            (
+                "1 message",
+                "7",
+                "those in 1 commit are lost, if there were any: receivers get such messages again",
+            ),
         ),
         (
             [Range(7, 8)],
@@ -82,7 +86,7 @@ async def test_a_repaired_folder_is_counted_again_even_if_the_index_is_in_anothe
             (
                 "1 message",
                 "7 to 8 (2 messages)",
-                "those in 2 commits are lost: receivers get these messages again",
+                "those in 2 commits are lost, if there were any: receivers get such messages again",
             ),
         ),
         (
@@ -91,7 +95,8 @@ async def test_a_repaired_folder_is_counted_again_even_if_the_index_is_in_anothe
             (
                 "1 message",
                 "none",
-                "those in an unknown number of commits are lost: receivers get these messages again",
+                "those in an unknown number of commits are lost, if there were any: receivers get such "
+                "messages again",
             ),
         ),
     ],
