@@ -594,8 +594,8 @@ class Engine:
     # --- events ---------------------------------------------------------------------------------------------
 
     def _pump(self, is_batch: bool, at_once: float = ALL) -> float:
-        """Turn proton's gathered events into ours, about `at_once` of them; gives how many it could have been
-        besides. `is_batch`: they result from a Service Bus batch, and are few."""
+        """Turn proton's gathered events into ours, about `at_once` of them; gives what is left of these.
+        `is_batch`: they result from a Service Bus batch, and are few."""
         if self._accepted:
             self._settle_accepted()
         collector, handlers = self._collector, self._handlers

@@ -71,7 +71,7 @@ class FileLog:
     def __init__(self, shared: Shared[FileLog], directory: Path, entity: str, partition: int) -> None:
         self._shared, self._directory = shared, directory
         self._entity, self._partition = entity, partition
-        self.key = entity, partition  # its room for draining is kept under this before there is a log
+        self.key = entity, partition  # names it in `DrainRoom`, which keeps its room before the log is made
         self.disk, self.reserves = shared.disk, shared.reserve
         self._drain_room, self.lulls = shared.drain_room, shared.committer
         self.syncs_each_commit = shared.fsync == "always"

@@ -296,8 +296,8 @@ class Log(Protocol):
 
     @property
     def is_scarce(self) -> bool:
-        """Whether what no need foresees has taken so much that it could soon take the room that is needed to
-        make more."""
+        """Whether the disk has so little left, because more was written than the needs foresaw, that garbage
+        must be freed before more is written."""
 
     @property
     def making_room(self) -> RoomLock:

@@ -49,8 +49,8 @@ class Shared(Generic[OneLog]):
     reserve_released: Callable[[], None]
     """Called when a reserve is found to be released."""
     found_full: Callable[[bool], None]
-    """Called when a commit found no room besides what draining needs: with True if the disk is full for it,
-    with False if it is written nevertheless."""
+    """Called when a commit found no room besides what draining needs: with True if it is refused as
+    `DiskFull`, with False if it is written nevertheless."""
     asked_if_full: Callable[[], None]
     """Called when a log's owner is about to hear that the disk is full, which may be out of date."""
     making_room: RoomLock

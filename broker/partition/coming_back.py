@@ -116,8 +116,8 @@ class ComingBack:
         slices: Slices,
         limits: TaskLimits,
     ) -> None:
-        """`number`: the partition's. `entity`: the generation of its entity. `late` is called if it waits in
-        `openings` for others whose disk does not answer. The pause after the first failed attempt is
+        """`number`: the partition's. `entity`: the generation of its entity. `late` is called if it has
+        waited too long in `openings`. The pause after the first failed attempt is
         `recovery_delay_ms`; it doubles with each further failure, up to `recovery_delay_ms_max`."""
         self._number, self._log, self._clock, self._patience = number, log, clock, patience
         self._payloads, self._slices, self._bounds = payloads, slices, limits.bounds

@@ -255,8 +255,8 @@ class Openings:
         self, entity: str, urgency: Urgency, late: Callable[[], None], size: int = 0
     ) -> Iterator[Opening]:
         """A place in the line. The turn ends with this block. `late` is called, perhaps more than once, if
-        the partition has waited too long for a disk that does not answer, or for memory. `size`: what its
-        messages will take there, in bytes."""
+        the partition has waited too long for a disk that does not answer, or for memory. `size`: what it
+        will take there, in bytes."""
         opening = Opening(self, entity, urgency, size, self.seconds(), late)
         self.join(opening)
         try:

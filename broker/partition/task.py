@@ -575,7 +575,7 @@ class PartitionTask:
             self._give_up()
 
     def _opens_late(self) -> None:
-        """The disk does not answer, to this partition or to those that have their turn before it."""
+        """The disk does not answer, or there has been no memory for the partition for long."""
         self._is_late = True
         self._become(Health.RECOVERING)
         self._going_down.refuse_waiting()

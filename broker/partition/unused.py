@@ -1,6 +1,6 @@
 """Decides when an open partition is unused: it is at rest, and a while later it holds nothing, and no client
-waits for anything in it. While memory is scarce, it may also hold what it held when it was
-opened, and is closed at once."""
+waits for anything in it. While memory is scarce, it may also hold what it held when it was opened, and is
+closed at once."""
 
 from __future__ import annotations
 

@@ -68,11 +68,7 @@ def fill(folder: Path, **settings: Any) -> None:
                 for number in range(count):
                     key = next(key for key in KEYS if partition_of_key(key, count) == number)
                     client.send_frame(raw.TRANSFER, raw.transfer_fields(0, number), keyed(key))
-                settled = 0
-                while settled < count:
-                    answer = client.read_until(raw.DISPOSITION, within_s=WITHIN_S)
-                    first = answer.field(1)
-                    settled += (first if answer.field(2) is None else answer.field(2)) - first + 1
+                client.read_dispositions(count, WITHIN_S)
 
 
 def open_partitions(broker: BrokerThread) -> int:

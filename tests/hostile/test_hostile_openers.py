@@ -44,11 +44,7 @@ def fill(broker: BrokerThread, name: str = FULL) -> None:
         client.attach_sender(0, name)
         for number in range(MESSAGES):
             client.send_frame(raw.TRANSFER, raw.transfer_fields(0, number), message())
-        settled = 0
-        while settled < MESSAGES:
-            answer = client.read_until(raw.DISPOSITION, within_s=WITHIN_S)
-            first = answer.field(1)
-            settled += (first if answer.field(2) is None else answer.field(2)) - first + 1
+        client.read_dispositions(MESSAGES, WITHIN_S)
 
 
 def test_above_the_memory_mark_receivers_open_no_empty_partitions_and_get_what_there_is(

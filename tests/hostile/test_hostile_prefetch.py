@@ -28,11 +28,7 @@ def fill(folder: Path) -> None:
         client.attach_sender(0, "orders")
         for number in range(MESSAGES):
             client.send_frame(raw.TRANSFER, raw.transfer_fields(0, number), message())
-        settled = 0
-        while settled < MESSAGES:
-            answer = client.read_until(raw.DISPOSITION, within_s=WITHIN_S)
-            first = answer.field(1)
-            settled += (first if answer.field(2) is None else answer.field(2)) - first + 1
+        client.read_dispositions(MESSAGES, WITHIN_S)
 
 
 def above_its_mark(folder: Path) -> BrokerThread:

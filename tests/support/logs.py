@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from storage.file_log import FileLog
 from storage.file_store import FileLogStore
 from storage.log import Checkpoint, Log, Position, Section
+from tests.support.faulty_disk import FaultyDisk
 
 ENTITY = "orders#1"
 Setting = object
@@ -32,6 +34,17 @@ async def acquired(
     finally:
         await log.close()
         await store.close()
+
+
+@asynccontextmanager
+async def on_faulty_disk(root: Path, disk: FaultyDisk, **settings: Setting) -> AsyncIterator[FileLog]:
+    """As `acquired`, on a disk that may hang at the end of the block: it is released first."""
+    async with acquired(root, disk, entity=ENTITY, partition=0, **settings) as log:
+        assert isinstance(log, FileLog)
+        try:
+            yield log
+        finally:
+            disk.release()
 
 
 async def append(log: Log, *bodies: bytes, urgent: bool = False) -> Position:

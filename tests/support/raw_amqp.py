@@ -295,6 +295,15 @@ class RawConnection:
             if found.code in codes:
                 return found
 
+    def read_dispositions(self, deliveries: int, within_s: float = WAIT_S) -> None:
+        """Read dispositions (§2.7.6) until they are about so many deliveries; skips other frames. Raises
+        TimeoutError, ConnectionEnded."""
+        deadline, found = time.monotonic() + within_s, 0
+        while found < deliveries:
+            answer = self.read_until(DISPOSITION, within_s=max(deadline - time.monotonic(), 0.001))
+            first, last = answer.field(1), answer.field(2)
+            found += (first if last is None else last) - first + 1
+
     def frames_until_end(self, within_s: float = WAIT_S) -> list[Frame]:
         """Every frame until the broker closes the socket. Raises TimeoutError."""
         deadline, found = time.monotonic() + within_s, []

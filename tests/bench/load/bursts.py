@@ -59,11 +59,7 @@ def settle_at_once(addresses: Addresses, address: str) -> None:
         _receive(client, address, MESSAGES)
         fields = raw.disposition_fields(raw.RECEIVER, 0, MESSAGES - 1, False, raw.outcome(raw.ACCEPTED))
         client.send_frame(raw.DISPOSITION, fields)
-        settled = 0
-        while settled < MESSAGES:
-            answer = client.read_until(raw.DISPOSITION, within_s=STEP_WITHIN_S)
-            first, last = answer.field(1), answer.field(2)
-            settled += (first if last is None else last) - first + 1
+        client.read_dispositions(MESSAGES, STEP_WITHIN_S)
 
 
 def locks_end(addresses: Addresses, address: str, count: int) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from storage.commit_jobs import Append
 from storage.errors import CommitFailed, DiskFailed
 from storage.file_log import FileLog
 from tests.support.faulty_disk import FaultyDisk
-from tests.support.logs import ENTITY, contents, flat, small_store
+from tests.support.logs import contents, flat, on_faulty_disk
 from tests.support.recording_disk import RecordingDisk
 
 ROOT = Path("/data")
@@ -24,17 +23,8 @@ BODY = bytes(100_000)
 SEGMENT = ".segment"
 
 
-@asynccontextmanager
-async def opened(disk: FaultyDisk) -> AsyncIterator[FileLog]:
-    store = small_store(ROOT, disk, segment_bytes_max=SEGMENT_BYTES)
-    log = store.log(ENTITY, 0)
-    try:
-        await log.acquire()
-        yield log
-    finally:
-        disk.release()
-        await log.close()
-        await store.close()
+def opened(disk: FaultyDisk) -> AbstractAsyncContextManager[FileLog]:
+    return on_faulty_disk(ROOT, disk, segment_bytes_max=SEGMENT_BYTES)
 
 
 async def until_idle(log: FileLog) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -18,26 +16,13 @@ from storage.file_log import FileLog
 from storage.pools import ZEROS_THREADS
 from storage.segment import FILL_STEP_BYTES_MIN
 from tests.support.faulty_disk import FaultyDisk
-from tests.support.logs import ENTITY, append, contents, small_store
+from tests.support.logs import append, contents, on_faulty_disk
 from tests.support.recording_disk import RecordingDisk
 
 WITHIN_S = 30.0
 NEVER_S = 3_600.0
 ROOT = Path("/data")
 SEGMENT = ".segment"
-
-
-@asynccontextmanager
-async def opened(root: Path, disk: FaultyDisk, **settings: object) -> AsyncIterator[FileLog]:
-    store = small_store(root, disk, **settings)
-    log = store.log(ENTITY, 0)
-    try:
-        await log.acquire()
-        yield log
-    finally:
-        disk.release()
-        await log.close()
-        await store.close()
 
 
 async def filled(log: FileLog) -> None:
@@ -84,7 +69,7 @@ def in_threads(monkeypatch: pytest.MonkeyPatch) -> list[Append]:
 
 async def test_large_commits_of_a_busy_log_find_room_too(in_threads: list[Append]) -> None:
     disk = FaultyDisk(RecordingDisk(queued=True))
-    async with opened(ROOT, disk, segment_bytes_max=16 << 20) as log:
+    async with on_faulty_disk(ROOT, disk, segment_bytes_max=16 << 20) as log:
         while not log.trim_points:
             await append(log, bytes(1_000_000))
             await filled(log)
@@ -97,7 +82,7 @@ async def test_large_commits_of_a_busy_log_find_room_too(in_threads: list[Append
 
 async def test_the_commits_of_a_busy_log_find_zeros_written_ahead_of_them(in_threads: list[Append]) -> None:
     disk = FaultyDisk(RecordingDisk(queued=True))
-    async with opened(ROOT, disk, segment_bytes_max=1 << 20) as log:
+    async with on_faulty_disk(ROOT, disk, segment_bytes_max=1 << 20) as log:
         for _ in range(750):
             await append(log, bytes(4_000))
             await filled(log)
@@ -109,7 +94,7 @@ async def test_the_commits_of_a_busy_log_find_zeros_written_ahead_of_them(in_thr
 async def test_the_zeros_of_a_busy_log_take_few_steps() -> None:
     """Each step costs as much CPU as dozens of messages."""
     disk = FaultyDisk(RecordingDisk(queued=True))
-    async with opened(ROOT, disk, segment_bytes_max=4 << 20) as log:
+    async with on_faulty_disk(ROOT, disk, segment_bytes_max=4 << 20) as log:
         while not log.trim_points:
             await append(log, bytes(40_000))
             await filled(log)
@@ -126,7 +111,7 @@ async def test_commits_go_on_over_the_zeros_that_are_there_and_wait_for_more_onl
 ) -> None:
     monkeypatch.setattr(zeros_ahead, "LATE_S", NEVER_S)
     disk = FaultyDisk(RecordingDisk(queued=True))
-    async with opened(ROOT, disk) as log:
+    async with on_faulty_disk(ROOT, disk) as log:
         await low(log, disk)
         await append(log, b"fits")
         too_large = asyncio.create_task(append(log, bytes(FILL_STEP_BYTES_MIN)))
@@ -142,7 +127,7 @@ async def test_while_zeros_are_late_the_event_loop_does_not_write_to_their_file(
 ) -> None:
     monkeypatch.setattr(zeros_ahead, "LATE_S", 0)
     disk = FaultyDisk(RecordingDisk(queued=True))
-    async with opened(ROOT, disk) as log:
+    async with on_faulty_disk(ROOT, disk) as log:
         await low(log, disk)
         writes = disk.calls["write"]
         waits = asyncio.create_task(append(log, b"fits"))
@@ -155,7 +140,7 @@ async def test_while_zeros_are_late_the_event_loop_does_not_write_to_their_file(
 async def test_zeros_that_wait_for_a_thread_are_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zeros_ahead, "LATE_S", 0)
     disk = FaultyDisk(RecordingDisk(queued=True))
-    async with opened(ROOT, disk) as log:
+    async with on_faulty_disk(ROOT, disk) as log:
         may_work = threading.Event()
         busy = [log._shared.pools.zeros.submit(may_work.wait) for _ in range(ZEROS_THREADS)]
         try:
@@ -173,7 +158,7 @@ async def test_zeros_are_not_written_over_frames_that_a_full_disk_has_moved_ther
     """A file system that copies on write may be full when zeros are overwritten. The file is then cut off."""
     monkeypatch.setattr(zeros_ahead, "LATE_S", NEVER_S)
     disk = FaultyDisk(RecordingDisk(queued=True))
-    async with opened(ROOT, disk) as log:
+    async with on_faulty_disk(ROOT, disk) as log:
         await low(log, disk)
         disk.fail("write", errno.ENOSPC, path_part=SEGMENT)
         await append(log, b"cuts the file off")
@@ -195,7 +180,7 @@ async def test_without_a_thread_commits_write_their_own_zeros(monkeypatch: pytes
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     disk = FaultyDisk(RecordingDisk(queued=True))
-    async with opened(ROOT, disk) as log:
+    async with on_faulty_disk(ROOT, disk) as log:
         async with asyncio.timeout(WITHIN_S):
             for _ in range(30):
                 await append(log, bytes(1_000))
@@ -206,7 +191,7 @@ async def test_without_a_thread_commits_write_their_own_zeros(monkeypatch: pytes
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_new_segment_begins_without_the_zeros_of_the_one_before(fails: bool) -> None:
     disk = FaultyDisk(RecordingDisk(queued=True))
-    async with opened(ROOT, disk) as log:
+    async with on_faulty_disk(ROOT, disk) as log:
         await low(log, disk)
         if fails:
             disk.fail("write", errno.EIO, path_part=SEGMENT)
@@ -224,7 +209,7 @@ async def test_a_new_segment_begins_without_the_zeros_of_the_one_before(fails: b
 
 async def test_a_log_whose_zeros_could_not_be_synced_is_not_written_to_until_it_is_acquired_again() -> None:
     disk = FaultyDisk(RecordingDisk(queued=True))
-    async with opened(ROOT, disk) as log:
+    async with on_faulty_disk(ROOT, disk) as log:
         await low(log, disk)
         before = await contents(log)
         disk.fail("sync", errno.EIO, path_part=SEGMENT)
@@ -242,7 +227,7 @@ async def test_a_log_whose_zeros_could_not_be_synced_is_not_written_to_until_it_
 @pytest.mark.parametrize("operation", ["write", "open_write"])
 async def test_without_room_for_zeros_the_log_goes_on_as_long_as_its_commits_fit(operation: str) -> None:
     disk = FaultyDisk(RecordingDisk(queued=True))
-    async with opened(ROOT, disk) as log:
+    async with on_faulty_disk(ROOT, disk) as log:
         await low(log, disk)
         if operation == "open_write":
             disk.fail("open_write", errno.EMFILE, path_part=SEGMENT)
@@ -262,7 +247,7 @@ async def test_without_room_for_zeros_the_log_goes_on_as_long_as_its_commits_fit
 async def test_a_file_is_closed_only_when_nothing_is_being_written_to_it(ends: str) -> None:
     recording = RecordingDisk(queued=True)
     disk = FaultyDisk(recording)
-    async with opened(ROOT, disk) as log:
+    async with on_faulty_disk(ROOT, disk) as log:
         await low(log, disk)
         assert log._opened is not None
         active = log._opened.active
