@@ -1,14 +1,15 @@
-"""What the figures of a process say when it has ended."""
+"""What is said about the machine, and about a process that has ended."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.bench.load.machine import peak_mib, resident_mib
+from tests.bench.load.machine import describe_machine, peak_mib, resident_mib
 
 
 def test_a_process_that_nobody_has_waited_for_has_no_memory() -> None:
@@ -23,3 +24,10 @@ def test_a_process_that_nobody_has_waited_for_has_no_memory() -> None:
         ended.wait(timeout=10)
     with pytest.raises(OSError):
         resident_mib(ended.pid)
+
+
+def test_the_description_tells_the_pace_of_the_interpreter(tmp_path: Path) -> None:
+    """By a loop that takes some ten to a few hundred nanoseconds, on any machine of this century."""
+    pace = describe_machine(tmp_path)["python_ns_per_loop"]
+    assert isinstance(pace, int)
+    assert 1 < pace < 10_000

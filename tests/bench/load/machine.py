@@ -8,15 +8,18 @@ import os
 import platform
 import resource
 import subprocess
+import time
 from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 OPEN_FILES_SPARE = 256
 """Descriptors a process needs besides the counted sockets: logs, libraries, pipes."""
+LOOP_ROUNDS = 200_000
+LOOP_RUNS = 9
 
 
 def describe_machine(data_dir: Path) -> dict[str, object]:
-    """Cores, processor, memory, kernel, Python, and the file system under data_dir."""
+    """Cores, processor, memory, kernel, Python and its pace, and the file system under data_dir."""
     models = (
         line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")
     )
@@ -29,8 +32,27 @@ def describe_machine(data_dir: Path) -> dict[str, object]:
         "memory_gib": round(memory_kb / 1024**2, 1),
         "kernel": platform.release(),
         "python": platform.python_version(),
+        "python_ns_per_loop": round(python_loop_ns()),
         "file_system": file_system(data_dir),
     }
+
+
+def python_loop_ns() -> float:
+    """Processor time that this interpreter takes for one round of a loop that adds numbers, in nanoseconds:
+    the least of several runs.
+
+    Figures of two runs can be compared only beside it: it tells how fast the machine was, and whether the
+    interpreter was built with optimizations, which saves it a third.
+    """
+    return min(_loop_s() for _ in range(LOOP_RUNS)) * 1e9 / LOOP_ROUNDS
+
+
+def _loop_s() -> float:
+    begun = time.process_time()
+    total = 0
+    for number in range(LOOP_ROUNDS):
+        total += number
+    return time.process_time() - begun
 
 
 def file_system(path: Path) -> str:
