@@ -35,6 +35,7 @@ from broker.hosting.host import HostFolder, HostSettings, PartitionHost
 from broker.hosting.local import LocalHost
 from broker.hosting.remote import RemoteHost
 from broker.http.server import HttpServer
+from broker.memory_limits import check_limits, mark_of
 from broker.message.stored import MessageIds
 from broker.namespace.namespace import Namespace
 from broker.namespace.namespaces import Namespaces, ServedNamespace
@@ -87,7 +88,8 @@ files."""
 
 
 def run(settings: Settings, file: ConfigFile | None, announce: Announce | None = None) -> None:
-    """Run the broker until it is told to stop. Raises OSError if it cannot listen, WrongCertificate."""
+    """Run the broker until it is told to stop. Raises OSError if it cannot listen, WrongCertificate,
+    WrongSettings."""
     raise_limit(limit_for(_with_all_connections(settings, file)))
     uvloop.run(Broker(settings, file, announce=announce).run())
 
@@ -105,7 +107,10 @@ class Broker:
         announce: Announce | None = None,
         meter: ResourceMeter | None = None,
     ) -> None:
-        """`meter` measures what a namespace of the premium tier uses."""
+        """`meter` measures what a namespace of the premium tier uses. Raises WrongSettings for a limit that
+        is too large for the memory mark."""
+        mark = mark_of(settings, memory_of_the_machine())
+        check_limits(settings, mark)
         if file is not None:
             check_namespaces(file, settings.namespace)
         others = file.others if file else ()
@@ -125,7 +130,7 @@ class Broker:
         disk = disk or LocalDisk()
         folders = arrange(disk, settings.data_dirs, settings.disk_timeout_ms)
         self.host = self._make_host(_host_settings(settings, folders, shares), disk)
-        self.memory = _memory(settings, self.host, self._opening_bytes)
+        self.memory = _memory(mark, self.host, self._opening_bytes)
         home = home_of(disk, folders)
         self.settings = settings.model_copy(update={"data_dir": home})
         self._resting = self._make_resting(home, disk, folders)
@@ -438,8 +443,7 @@ def _within_limit(settings: Settings) -> tuple[Settings, Shares]:
     return settings.model_copy(update=update), shares
 
 
-def _memory(settings: Settings, host: PartitionHost, opening_bytes: Callable[[], int]) -> Memory:
-    mark = settings.memory_bytes_max or memory_of_the_machine() * settings.memory_percent_max // 100
+def _memory(mark: int, host: PartitionHost, opening_bytes: Callable[[], int]) -> Memory:
     return Memory(
         mark,
         lambda: resident_bytes() + host.resident_bytes,

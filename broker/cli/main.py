@@ -56,6 +56,7 @@ Then connect any Service Bus SDK with
 Every other setting is a `PARTIBUS_...` variable too: `partibus settings` lists them.
 """
 
+WRONG_SETTINGS = (WrongHost, WrongCertificate, WrongConfigFile, WrongKeyFile, WrongSettings)
 PORTS_ADVICE = (
     "Another program is listening there. Choose other ports with --amqp-port, --amqps-port and "
     "--http-port; 0 picks a free one."
@@ -215,6 +216,7 @@ def _run(settings: Settings, file: ConfigFile | None, *, is_shown: bool) -> None
         WrongCertificate,
         WrongConfigFile,
         WrongKeyFile,
+        WrongSettings,
         StorageError,
         ExceptionGroup,
     ) as error:
@@ -226,7 +228,7 @@ def _run(settings: Settings, file: ConfigFile | None, *, is_shown: bool) -> None
             reason = f"{variable_of('host')}: {cause}"
         elif isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE:
             reason = f"{cause.strerror}\n{PORTS_ADVICE}"
-        is_setting = isinstance(cause, WrongHost | WrongCertificate | WrongConfigFile | WrongKeyFile)
+        is_setting = isinstance(cause, WRONG_SETTINGS)
         _fail(reason, 2 if is_setting else 1)
 
 
@@ -318,7 +320,7 @@ def _cause(error: Exception) -> Exception | None:
     is ours."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
-    known = OSError | WrongCertificate | WrongConfigFile | WrongKeyFile | StorageError | Refused
+    known = (OSError, *WRONG_SETTINGS, StorageError, Refused)
     return error if isinstance(error, known) else None
 
 

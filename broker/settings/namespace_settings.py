@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from pydantic.alias_generators import to_pascal
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
+from broker.settings.explanations import value_text
 from broker.settings.setting_types import ENVIRONMENT_PREFIX
 from broker.settings.settings import Settings
 from broker.settings.tier_checks import OF_PREMIUM
@@ -106,12 +107,12 @@ def namespace_settings(name: str, given: Mapping[str, Any], broker: Settings) ->
         settings = _OtherSettings(**{**shared, **own, "namespace": name})
     except ValidationError as error:
         problems = []
-        for problem in error.errors(include_url=False, include_input=False):
+        for problem in error.errors(include_url=False):
             field, *rest = [str(part) for part in problem["loc"]] or [""]
             place = ".".join(filter(None, (to_pascal(field), *rest)))
-            problems.append(
-                (place, _VARIABLE.sub(_as_in_the_file, problem["msg"].removeprefix("Value error, ")))
-            )
+            reason = _VARIABLE.sub(_as_in_the_file, problem["msg"].removeprefix("Value error, "))
+            path = [field, *rest] if field else []
+            problems.append((place, reason + value_text(path, problem["input"])))
         raise WrongNamespaceSettings(*problems) from None
     _check_types(given, settings)
     return settings
@@ -129,6 +130,12 @@ def _check_types(given: Mapping[str, Any], settings: Settings) -> None:
     for each, value in given.items():
         expected = type(getattr(settings, _NAMES[each]))
         if expected in (bool, int) and type(value) is not expected:
-            wrong.append((each, "must be true or false" if expected is bool else "must be a whole number"))
+            wrong.append(
+                (
+                    each,
+                    ("must be true or false" if expected is bool else "must be a whole number")
+                    + value_text([_NAMES[each]], value),
+                )
+            )
     if wrong:
         raise WrongNamespaceSettings(*wrong)

@@ -11,7 +11,6 @@ Nothing here reads a file or opens a socket.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, Self
@@ -28,6 +27,7 @@ from broker.entities.descriptions import PARTITIONS_DEFAULT
 from broker.entities.tiers import DEFAULTS, Tier, TierName, tier_of
 from broker.entities.validation import AUTO_DELETE_ON_IDLE_MS_MIN
 from broker.settings.effects import check_effects
+from broker.settings.explanations import explain, explain_json
 from broker.settings.setting_types import (
     ENVIRONMENT_PREFIX,
     CertificateNames,
@@ -240,7 +240,11 @@ class Settings(BaseSettings):
         ),
     )
     checkpoint_bytes: int = Field(
-        64 * MIB, ge=64 * KIB, description="Bytes written to a log until its next checkpoint is due."
+        64 * MIB,
+        ge=64 * KIB,
+        le=4096 * MIB,
+        description="Bytes written to a log until its next checkpoint is due. After a crash, as many are "
+        "replayed.",
     )
     partition_process: bool = Field(
         False,
@@ -279,7 +283,8 @@ class Settings(BaseSettings):
     payload_memory_bytes: int = Field(
         32 * MIB,
         ge=0,
-        description="Memory for message bodies, over all partitions. Other bodies are read from the log.",
+        description="Memory for message bodies, over all partitions: at most half of the memory mark. Other "
+        "bodies are read from the log.",
     )
     message_ids_max: int = Field(
         5_000_000,
@@ -625,21 +630,6 @@ class Settings(BaseSettings):
         """All data folders, as the settings name them."""
         return self.data_dir, *self.more_data_dirs
 
-    @model_validator(mode="after")
-    def _certificate_and_key_come_together(self) -> Self:
-        if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError(
-                f"{variable_of('tls_certificate')} and {variable_of('tls_key')} are given together, or "
-                "neither of them"
-            )
-        if self.tls_certificate is not None and self.certificate_names:
-            raise ValueError(
-                f"{variable_of('certificate_names')} has no effect on the certificate that "
-                f"{variable_of('tls_certificate')} names: leave it out, and give names that the HTTP port is "
-                f"to answer to in {variable_of('hostnames')}"
-            )
-        return self
-
 
 class WrongSettings(ValueError):
     """Invalid settings. The text has one line per setting, with its variable, its value and the reason."""
@@ -650,27 +640,9 @@ def load_settings(**given: object) -> Settings:
     try:
         return Settings(**given)  # type: ignore[arg-type]
     except ValidationError as error:
-        raise WrongSettings(_explain(error)) from error
+        raise WrongSettings(explain(error)) from error
     except SettingsError as error:
-        raise WrongSettings(_explain_json(error)) from error
-
-
-def _explain(error: ValidationError) -> str:
-    lines = []
-    for problem in error.errors(include_url=False):
-        path = [str(part) for part in problem["loc"]]
-        name = variable_of(path[0]) + "".join(f".{part}" for part in path[1:]) if path else "settings"
-        met = problem["input"]
-        # Never show keys; show no lists or maps either, nor their JSON, because they may hold keys.
-        is_secret = not path or "key" in path[-1] or path[-1] == "sas_rules"
-        shown = f" (got {met!r})" if not is_secret and isinstance(met, str | int | float) else ""
-        lines.append(f"{name}: {problem['msg'].removeprefix('Value error, ')}{shown}")
-    return "\n".join(lines)
-
-
-def _explain_json(error: SettingsError) -> str:
-    field = re.search(r'field "(\w+)"', str(error))
-    return f"{variable_of(field[1])}: a JSON value is expected" if field else str(error)
+        raise WrongSettings(explain_json(error)) from error
 
 
 def unknown_variables(environment: Iterable[str] | None = None) -> list[str]:

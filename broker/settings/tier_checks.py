@@ -54,15 +54,22 @@ class GivenSettings(Protocol):
 def check_tier(settings: GivenSettings) -> None:
     """Raises ValueError with the first setting that does not go with the tier."""
     if settings.messaging_units not in MESSAGING_UNITS:
-        raise ValueError(f"{variable_of('messaging_units')} must be {MESSAGING_UNITS_TEXT}")
+        raise ValueError(
+            f"{variable_of('messaging_units')} is {settings.messaging_units}, but must be "
+            f"{MESSAGING_UNITS_TEXT}"
+        )
     if settings.tier == "premium":
         _check_premium(settings)
     elif given := [each for each in OF_PREMIUM if each in settings.model_fields_set]:
-        raise ValueError(f"{variable_of(given[0])} needs the `premium` tier")
+        raise ValueError(
+            f"{variable_of(given[0])} is {getattr(settings, given[0])}, but needs the `premium` tier; "
+            f"{variable_of('tier')} is `{settings.tier}`"
+        )
     if settings.throttle_filter_credits and not settings.credits_per_second:
         raise ValueError(
-            f"{variable_of('throttle_filter_credits')} needs a namespace that is throttled by credits: "
-            f"set {variable_of('throttle_credits')}, or choose the `standard` tier"
+            f"{variable_of('throttle_filter_credits')} is {settings.throttle_filter_credits}, but needs a "
+            f"namespace that is throttled by credits: set {variable_of('throttle_credits')}, or choose the "
+            "`standard` tier"
         )
     if settings.tier in ("basic", "standard") and settings.partitions_default != STANDARD_PARTITIONS:
         raise ValueError(
@@ -75,7 +82,8 @@ def check_tier(settings: GivenSettings) -> None:
 def _check_premium(settings: GivenSettings) -> None:
     if settings.throttle_credits is not None:
         raise ValueError(
-            f"{variable_of('throttle_credits')} has no place in the `premium` tier, which is throttled by "
+            f"{variable_of('throttle_credits')} is {settings.throttle_credits}, but has no place in the "
+            "`premium` tier, which is throttled by "
             f"CPU, memory and disk: leave it out, or choose another {variable_of('tier')}"
         )
     if settings.message_kb_max < PREMIUM_MESSAGE_KB_MIN:
@@ -86,6 +94,7 @@ def _check_premium(settings: GivenSettings) -> None:
     given = [each for each in _OF_PARTITIONED if each in settings.model_fields_set]
     if given and not settings.partitioned_by_default:
         raise ValueError(
-            f"{variable_of(given[0])} has no effect while {variable_of('partitioned_by_default')} is false "
-            "in the `premium` tier, where no new entity is partitioned then: leave it out"
+            f"{variable_of(given[0])} is {getattr(settings, given[0])}, which has no effect while "
+            f"{variable_of('partitioned_by_default')} is false in the `premium` tier, where no new entity is "
+            "partitioned then: leave it out"
         )

@@ -34,7 +34,7 @@ LAYERS = (
     ("broker.messaging",),
     ("broker.frontend", "broker.maintenance"),
     ("broker.http",),
-    ("broker.descriptors",),
+    ("broker.descriptors", "broker.memory_limits"),
     ("broker.namespace_parts",),
     ("broker.server",),
     ("broker.cli",),

@@ -78,6 +78,11 @@ def test_every_setting_is_listed_and_no_value_in_effect() -> None:
             {"PARTIBUS_FSYNC": "often"},
             "PARTIBUS_FSYNC: Input should be 'always', 'interval' or 'never' (got 'often')",
         ),
+        (
+            [],
+            {"PARTIBUS_MEMORY_BYTES_MAX": "1048576", "PARTIBUS_TOTAL_OUTPUT_BYTES_MAX": "33554432"},
+            "PARTIBUS_TOTAL_OUTPUT_BYTES_MAX is 33554432, but can be at most 16777216: ",
+        ),
         (["--config", "missing.json"], {}, "missing.json: cannot be read"),
         (["--log-format", "colourful"], {}, "--log-format"),
         (["--amqp-port", "many"], {}, "--amqp-port"),

@@ -67,19 +67,25 @@ def test_a_premium_broker_has_other_namespaces_too() -> None:
         ({"SasKey": "own", "sas_key": "own"}, ".sas_key: is not a setting of a namespace"),
         ({"SasKey": "own", "Tier": "premium"}, ".Tier: only the first namespace can be premium"),
         ({"SasKey": "own", "Tier": "gold"}, ".Tier: Input should be "),
-        ({"SasKey": "own", "EntitiesMax": 0}, ".EntitiesMax: Input should be greater than or equal to 1"),
+        (
+            {"SasKey": "own", "EntitiesMax": 0},
+            ".EntitiesMax: Input should be greater than or equal to 1 (got 0)",
+        ),
         ({"SasKey": "own", "SasKeyFile": "/key"}, ": give SasKey or SasKeyFile, not both of them"),
         (
             {"SasKey": "own", "SasRules": [{"key_name": "secret"}]},
             ".SasRules: is not a setting of a namespace",
         ),
-        ({"SasKey": "own", "EntitiesMax": "100"}, ".EntitiesMax: must be a whole number"),
+        ({"SasKey": "own", "EntitiesMax": "100"}, ".EntitiesMax: must be a whole number (got '100')"),
         ({"SasKey": "own", "ThrottleCredits": True}, ".ThrottleCredits: must be a whole number"),
         (
             {"SasKey": "own", "ThrottleFilterCredits": 1},
-            ": ThrottleFilterCredits needs a namespace that is throttled by credits: set ThrottleCredits, or",
+            ": ThrottleFilterCredits is 1, but needs a namespace that is throttled by credits: set ",
         ),
-        ({"SasKey": "own", "PropertiesKbMax": 65}, ".PropertiesKbMax: Input should be less than or equal"),
+        (
+            {"SasKey": "own", "PropertiesKbMax": 65},
+            ".PropertiesKbMax: Input should be less than or equal to 64 ",
+        ),
         ({"SasKey": "own", "PartitionedByDefault": 1}, ".PartitionedByDefault: must be true or false"),
         (
             {"SasKey": "own", "Tier": "standard", "PartitionsDefault": 5},

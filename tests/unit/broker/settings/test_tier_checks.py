@@ -22,7 +22,9 @@ def test_filters_cost_credits_only_where_there_are_some() -> None:
     assert load_settings(tier="standard", throttle_filter_credits=1).throttle_filter_credits == 1
     assert load_settings(throttle_credits=50, throttle_filter_credits=1).throttle_filter_credits == 1
     for given in ({}, {"tier": "premium"}, {"tier": "standard", "throttle_credits": 0}):
-        with pytest.raises(WrongSettings, match="PARTIBUS_THROTTLE_FILTER_CREDITS needs a namespace that"):
+        with pytest.raises(
+            WrongSettings, match="PARTIBUS_THROTTLE_FILTER_CREDITS is 1, but needs a namespace that"
+        ):
             load_settings(throttle_filter_credits=1, **given)
 
 
@@ -32,7 +34,7 @@ def test_filters_cost_credits_only_where_there_are_some() -> None:
 )
 def test_settings_of_the_premium_tier_are_refused_in_others(name: str, tier: str) -> None:
     assert getattr(load_settings(tier="premium", **{name: 2}), name) == 2
-    with pytest.raises(WrongSettings, match=f"{variable_of(name)} needs the `premium` tier"):
+    with pytest.raises(WrongSettings, match=f"{variable_of(name)} is 2, but needs the `premium` tier"):
         load_settings(tier=tier, **{name: 2})
 
 
@@ -40,7 +42,7 @@ def test_credits_are_refused_in_the_premium_tier_which_is_throttled_by_resources
     assert load_settings(tier="premium").credits_per_second == 0
     for credits in (10, 0):  # 0 would not switch off what it is throttled by
         with pytest.raises(
-            WrongSettings, match="PARTIBUS_THROTTLE_CREDITS has no place in the `premium` tier"
+            WrongSettings, match=r"PARTIBUS_THROTTLE_CREDITS is .*, but has no place in the `premium` tier"
         ):
             load_settings(tier="premium", throttle_credits=credits)
 
@@ -51,7 +53,7 @@ def test_settings_of_partitioned_entities_are_refused_where_there_are_none(name:
     for tier in ("premium", "unlimited"):
         assert getattr(load_settings(tier=tier, **{name: 3}), name) == 3
     assert getattr(load_settings(partitioned_by_default=False, **{name: 3}), name) == 3
-    with pytest.raises(WrongSettings, match=f"{variable_of(name)} has no effect .* partitioned"):
+    with pytest.raises(WrongSettings, match=f"{variable_of(name)} is 3, .* no effect .* partitioned"):
         load_settings(tier="premium", partitioned_by_default=False, **{name: 3})
 
 
