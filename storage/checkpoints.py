@@ -81,6 +81,8 @@ class Checkpoints:
         self._next_serial = 1
         self.named = Position(0)
         """The highest position in the names of damaged checkpoints of this log, which was durable."""
+        self.is_damaged = False
+        """Whether a checkpoint was found damaged or missing, and none was saved since."""
 
     @staticmethod
     def find(disk: Disk, directory: Path, names: list[str], salt: bytes, start: Position) -> Checkpoints:
@@ -110,6 +112,7 @@ class Checkpoints:
             except CorruptRecord as error:
                 _report(error)
                 damage = damage or error
+                found.is_damaged = True
                 if error.why != FOREIGN:
                     found.named = max(found.named, position_of(path))
                 continue
@@ -175,7 +178,7 @@ class Checkpoints:
                 return _read(disk, self._directory, self._kept[0])
             except CorruptRecord as error:
                 _report(error)
-                damage = damage or error
+                damage, self.is_damaged = damage or error, True
                 self._kept = self._kept[1:]
         self._check_start(start, damage)
         return None
@@ -217,7 +220,7 @@ class Checkpoints:
         fd = publish(
             disk, self._directory / stored.name, [encode_tables(stored), *(data for _, _, data, _ in fresh)]
         )
-        self._kept = (stored, *self._kept[: CHECKPOINTS_KEPT - 1])
+        self._kept, self.is_damaged = (stored, *self._kept[: CHECKPOINTS_KEPT - 1]), False
         with contextlib.suppress(OSError):  # what cannot be removed now is removed after the next checkpoint
             disk.close(fd)
             self._clear(disk)
@@ -257,7 +260,7 @@ class Checkpoints:
                         copied.append((name, number, files.read(place), place.taken))
         except CorruptRecord as error:
             _report(error)
-            self._kept = tuple(stored for stored in self._kept if stored is not base)
+            self._kept, self.is_damaged = tuple(stored for stored in self._kept if stored is not base), True
             raise DiskFailed(f"{error}; the next checkpoint is written as a whole") from error
         except OSError as error:
             raise DiskFailed(f"{self._directory}: {error.strerror}") from error

@@ -113,6 +113,10 @@ class FileLog:
         return self._known().checkpoints.positions
 
     @property
+    def has_damaged_checkpoint(self) -> bool:
+        return self._known().checkpoints.is_damaged
+
+    @property
     def checkpoint_base(self) -> Position | None:
         return self._known().checkpoints.base_position
 
@@ -573,12 +577,9 @@ class FileLog:
 
     async def load_checkpoint(self) -> Checkpoint | None:
         async with self._housekeeping:
-            opened, shared = self._open(), self._shared
-            checkpoints, start = opened.checkpoints, opened.segments[0].base
+            load = partial(self._open().checkpoints.load, self._shared.disk, self.start)
             try:
-                return await run_to_end(
-                    shared.executor, lambda: checkpoints.load(shared.disk, start), self.under_way
-                )
+                return await run_to_end(self._shared.executor, load, self.under_way)
             except OSError as error:
                 raise disk_error(error, self._directory) from error
 
@@ -589,16 +590,15 @@ class FileLog:
             chain = self._chain_at(checkpoint.position)
             if opened.durable < checkpoint.position:
                 await self.sync()  # a checkpoint's position must be durable
-            checkpoints = opened.checkpoints
             anchor = Anchor(chain, opened.epoch, self._partition, opened.segments[0].header.salt)
+            write = partial(opened.checkpoints.save, is_complete=is_complete)
 
             def save() -> None:
                 try:
-                    checkpoints.save(shared.disk, checkpoint, anchor, is_complete=is_complete)
-                except DiskFull:
-                    # Without a checkpoint, no segment can be removed (durability rule 6).
+                    write(shared.disk, checkpoint, anchor)
+                except DiskFull:  # without one, no segment can be removed (durability rule 6)
                     shared.reserve.release()
-                    checkpoints.save(shared.disk, checkpoint, anchor, is_complete=is_complete)
+                    write(shared.disk, checkpoint, anchor)
                 self._measure()
                 self.extent.checkpointed(checkpoint.position, opened.durable)
 

@@ -226,6 +226,10 @@ class Log(Protocol):
         the second."""
 
     @property
+    def has_damaged_checkpoint(self) -> bool:
+        """Whether one of the two checkpoints was found damaged or missing, and none was saved since."""
+
+    @property
     def checkpoint_base(self) -> Position | None:
         """The position on which the next checkpoint builds: it needs the blocks changed by frames from here
         on.

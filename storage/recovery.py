@@ -112,7 +112,7 @@ def acquire_log(
             and known.checkpoint is not None
             and (checkpoint is None or checkpoint.position < known.checkpoint)
         ):
-            found = checkpoint.position if checkpoint else None
+            found, kept.is_damaged = checkpoint.position if checkpoint else None, True
             _log.error("checkpoint.missing", directory=str(directory), expected=known.checkpoint, found=found)
         durable = max(known.durable if known else Position(0), kept.named)
         tail = find_tail(disk, segments[-1], codec, checkpoint, durable)

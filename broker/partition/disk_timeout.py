@@ -172,6 +172,10 @@ class PatientLog:
         return self._log.checkpoints
 
     @property
+    def has_damaged_checkpoint(self) -> bool:
+        return self._log.has_damaged_checkpoint
+
+    @property
     def checkpoint_base(self) -> Position | None:
         return self._log.checkpoint_base
 

@@ -441,9 +441,10 @@ class Upkeep:
         self._garbage_left = max(log.checkpoint_bytes - 2 * self._snapshot.cost(None), 0)
 
     def _lacks_checkpoint(self) -> bool:
-        """Whether one of the two checkpoints of a trimmed log was damaged, or an earlier release kept only
-        one."""
-        return self._log.start > 0 and len(self._log.checkpoints) < 2
+        """Whether one of the two checkpoints was damaged, or an earlier release kept only one of a trimmed
+        log."""
+        log = self._log
+        return log.has_damaged_checkpoint or (log.start > 0 and len(log.checkpoints) < 2)
 
     def _lacks_checkpoint_on_full_disk(self) -> bool:
         """Whether the log could not be trimmed if all messages were gone. Besides, only checkpoints show how

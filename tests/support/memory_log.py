@@ -37,6 +37,7 @@ class Disk:
     end: int = 0
     epoch: int = 0
     checkpoints: list[Checkpoint] = field(default_factory=list)
+    has_damaged_checkpoint: bool = False
     """Newest first, each with all its blocks."""
 
     @property
@@ -133,6 +134,10 @@ class MemoryLog:
     @property
     def checkpoints(self) -> Sequence[Position]:
         return [each.position for each in self.disk.checkpoints]
+
+    @property
+    def has_damaged_checkpoint(self) -> bool:
+        return self.disk.has_damaged_checkpoint
 
     @property
     def checkpoint_base(self) -> Position | None:
@@ -294,6 +299,7 @@ class MemoryLog:
                 taken={each: taken[each] for each in there})
             )  # fmt: skip
         self.disk.checkpoints = [Checkpoint(checkpoint.position, tuple(whole)), *kept[:1]]
+        self.disk.has_damaged_checkpoint = False
 
     async def roll(self) -> None:
         if self.disk.segments[-1] < self.disk.end:

@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from broker.base.clock import ManualClock
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueDescription
 from broker.identifiers import ClientId
@@ -24,9 +26,12 @@ from broker.partition.upkeep import UpkeepLimits
 from storage.checkpoint import CHECKPOINT_SUFFIX
 from storage.disk import Disk, LocalDisk
 from storage.file_store import FileLogStore
+from storage.survey import Severity
 from tests.support.faulty_disk import FaultyDisk
+from tests.support.logs import flip
 from tests.support.old_checkpoint import state_of_version_1, write_version_1
 from tests.support.partition_asking import WAIT_S, ask, pages
+from tests.support.surveyed import check, files
 from tests.support.waiting import until
 
 SEGMENT_BYTES = 64 * 1024
@@ -204,3 +209,25 @@ async def test_waiting_clients_hear_that_a_checkpoint_hangs_and_that_the_partiti
         await until(lambda: len(heard) == 2)
         assert heard == [Unavailable(3)] * 2
         assert isinstance(await ask(task, Send([b"z"], None)), Sent)
+
+
+@pytest.mark.parametrize("place", ["newest", "newest block", "older", "missing"])
+async def test_a_damaged_checkpoint_of_a_log_that_was_never_trimmed_is_replaced_at_once(
+    tmp_path: Path, place: str
+) -> None:
+    """A check beside the broker then finds nothing any more, without further traffic."""
+    limits = replace(LIMITS, upkeep=replace(LIMITS.upkeep, checkpoint_bytes=40_000))
+    async with partition(tmp_path, limits=limits) as task:
+        for number in range(30):
+            await ask(task, Send([b"%d" % number * 2_000], None))
+    older, newest = files(tmp_path, CHECKPOINT_SUFFIX)
+    if place == "missing":
+        newest.unlink()
+    else:
+        path = older if place == "older" else newest
+        flip(path, path.stat().st_size - 1 if place == "newest block" else 20)
+    assert [each.severity for each in check(tmp_path)] == [Severity.SPARE]
+    async with partition(tmp_path) as task:
+        assert len(await everything(task)) == 30
+        await until(lambda: not check(tmp_path))
+    assert not check(tmp_path)
