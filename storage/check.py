@@ -9,12 +9,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import unquote
 
 from storage.disk import Disk
-from storage.document_file import COPY_SUFFIX, DOCUMENT_SUFFIX, decode_document, document_of
+from storage.document_file import (
+    COPY_SUFFIX,
+    DOCUMENT_SUFFIX,
+    Misnamed,
+    decode_document,
+    document_of,
+    may_be_of_document,
+)
 from storage.errors import CorruptRecord, UnknownFormat
 from storage.extent import EXTENT_SUFFIX
 from storage.file_store import DELETED_SUFFIX, EXTENTS_DIRECTORIES, LOGS_DIRECTORY
@@ -29,6 +36,7 @@ again."""
 PAUSE_S = 0.3
 """The pause between two looks. By then a commit being written is whole, or remains a torn tail."""
 
+_MISSING = "the file is missing"
 _PARTITION = re.compile(rf"([0-9a-f]{{4}})(?:{re.escape(EXTENT_SUFFIX)})?")
 
 
@@ -56,6 +64,9 @@ class Documents:
     contents: dict[str, bytes] = field(default_factory=dict)
     """By the document's name."""
     findings: list[Finding] = field(default_factory=list)
+    strays: set[str] = field(default_factory=set)
+    """The paths among the findings that are no document's files: their names are not those of documents, or
+    they are copies of other documents, which are whole."""
 
 
 def log_folders(disk: Disk, root: Path, findings: list[Finding] | None = None) -> list[LogFolder]:
@@ -165,10 +176,13 @@ def _check_documents_once(disk: Disk, roots: Sequence[Path], progress: Progress)
                 stems.setdefault(stem, {})[suffix] = directory / name
                 if places[suffix][-1:] != [directory]:
                     places[suffix].append(directory)
+    misnamed: dict[str, str] = {}
+    """The documents that files with other names hold, by the paths of these files."""
     for stem, paths in sorted(stems.items()):
         for suffix, holding in places.items():
             paths.setdefault(suffix, (holding or directories)[-1] / f"{stem}{suffix}")
-        _check_document(disk, stem, paths, documents, progress)
+        _check_document(disk, stem, paths, documents, misnamed, progress)
+    _find_strays(documents, misnamed)
     for directory in directories:
         for path, offset, why in PartitionIndex(directory, disk).damage():
             documents.findings.append(Finding(Severity.SPARE, None, None, str(path), offset, 0, why))
@@ -179,7 +193,12 @@ def _check_documents_once(disk: Disk, roots: Sequence[Path], progress: Progress)
 
 
 def _check_document(
-    disk: Disk, stem: str, paths: Mapping[str, Path], documents: Documents, progress: Progress
+    disk: Disk,
+    stem: str,
+    paths: Mapping[str, Path],
+    documents: Documents,
+    misnamed: dict[str, str],
+    progress: Progress,
 ) -> None:
     newest = -1
     entity, is_old = document_of(stem), False
@@ -197,10 +216,12 @@ def _check_document(
             copy = decode_document(data, path)
         except CorruptRecord as error:
             broken.append((path, error.position, size, error.why))
+            if isinstance(error, Misnamed):
+                misnamed[str(path)] = error.name
         except UnknownFormat as error:
             broken.append((path, 0, size, str(error)))
         except FileNotFoundError:
-            broken.append((path, 0, 0, "the file is missing"))
+            broken.append((path, 0, 0, _MISSING))
         except OSError as error:
             broken.append((path, 0, size, f"it cannot be read: {error.strerror}"))
         else:
@@ -213,3 +234,25 @@ def _check_document(
         severity = Severity.SPARE if newest >= 0 else Severity.UNUSABLE
         documents.findings.append(Finding(severity, entity, None, str(path), offset, size, why))
     progress.report()
+
+
+def _find_strays(documents: Documents, misnamed: Mapping[str, str]) -> None:
+    """Find the files that are no document's, and report nothing as missing beside them."""
+    by_stem: dict[str, list[Finding]] = {}
+    for finding in documents.findings:
+        by_stem.setdefault(Path(finding.path).stem, []).append(finding)
+    documents.findings.clear()
+    for stem, findings in by_stem.items():
+        there = [finding for finding in findings if finding.why != _MISSING]
+        named = [misnamed.get(finding.path) for finding in there]
+        why = ""
+        if all(finding.severity is Severity.UNUSABLE for finding in findings):
+            if not may_be_of_document(stem):
+                why = "it belongs to no queue, for no file of the catalogue has such a name"
+            elif named and all(name in documents.contents for name in named):
+                why = f"it is a copy of the document {named[0]!r}, which is whole"
+        if why:
+            documents.strays.update(finding.path for finding in there)
+            documents.findings += [replace(finding, why=f"{why} ({finding.why})") for finding in there]
+        else:
+            documents.findings += findings

@@ -53,6 +53,15 @@ _NUMBER = struct.Struct("<Q")
 _NUMBER_AT = _HEAD.size + _TAIL.size
 _DIGEST_BYTES = 16
 _PLAIN = re.compile(r"[^A-Za-z0-9_-]")
+_NAME = re.compile(rf"[A-Za-z0-9_-]{{0,{PLAIN_NAME_MAX}}}-[0-9a-f]{{{2 * _DIGEST_BYTES}}}")
+
+
+class Misnamed(CorruptRecord):
+    """A whole file that has not the name of its document."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        super().__init__(str(path), 0, f"the file is not the document {name!r} that it says it is")
+        self.name = name
 
 
 @dataclass(slots=True, frozen=True)
@@ -77,6 +86,11 @@ def stems(names: Iterable[str], suffixes: tuple[str, str]) -> list[str]:
     return sorted(
         {name.removesuffix(suffix) for name in names for suffix in suffixes if name.endswith(suffix)}
     )
+
+
+def may_be_of_document(stem: str) -> bool:
+    """Whether the files of a document may have this name, without its suffix."""
+    return _NAME.fullmatch(stem) is not None
 
 
 def document_of(stem: str) -> str | None:
@@ -117,7 +131,7 @@ def merge_files(contents: Sequence[bytes], path: Path) -> bytes | None:
 
 
 def decode_document(data: bytes, path: Path) -> DocumentFile:
-    """Decode the content of the file `path`. Raises CorruptRecord, UnknownFormat."""
+    """Decode the content of the file `path`. Raises CorruptRecord, Misnamed among them, UnknownFormat."""
     if len(data) < _NUMBER_AT:
         raise CorruptRecord(str(path), len(data), "the document is cut off")
     magic, crc = _HEAD.unpack_from(data)
@@ -136,5 +150,5 @@ def decode_document(data: bytes, path: Path) -> DocumentFile:
     name = data[name_at : name_at + name_length].decode()
     document = data[name_at + name_length :]
     if len(document) != length or path.with_suffix(DOCUMENT_SUFFIX).name != file_name_of(name):
-        raise CorruptRecord(str(path), 0, f"the file is not the document {name!r} that it says it is")
+        raise Misnamed(path, name)
     return DocumentFile(path, version, number, name, document)

@@ -34,7 +34,7 @@ With `--yes`:
 * A damaged log is rebuilt from everything in it that can be read. Settlements that cannot be read are
   lost: such messages come again. What else may be older is listed, such as the states of sessions.
 * A damaged file whose copy is intact is moved, and the broker makes a new one. So is a damaged file
-  `version`.
+  `version`, and a file in `catalogue/` that belongs to no queue.
 * A damaged or missing file `folder` of one of several data folders is written again if it is certain which
   folder it is.
 * Nothing is deleted: what is replaced moves to the folder `damaged`, with a report. Remove that folder
@@ -195,7 +195,8 @@ def _print(plan: Plan) -> None:
                 f"{log.moved_to}"
             )
     for each in plan.moved:
-        which = "It" if Path(each.path).name == VERSION_FILE else "The other copy serves; this one"
+        is_alone = Path(each.path).name == VERSION_FILE or each.path in plan.report.strays
+        which = "It" if is_alone else "The other copy serves; this one"
         console.print(f"{each.path}: {each.why}. {which} {moved} {DAMAGED_DIRECTORY}/")
     for paths, _ in plan.merged:
         done = "was put together" if plan.done else "would be put together"

@@ -48,6 +48,8 @@ class Report:
     descriptions: dict[str, EntityDescription] = field(default_factory=dict)
     """The descriptions of queues that are legible, by generation."""
     findings: list[Finding] = field(default_factory=list)
+    strays: set[str] = field(default_factory=set)
+    """The paths among them of files in the catalogue that are no document's."""
     progress: Progress = field(default_factory=Progress)
 
     @property
@@ -96,6 +98,7 @@ def check_folders(
     report.findings += elsewhere
     report.findings += [finding for root in roots for finding in _check_version(disk, root)]
     documents = check_documents(disk, roots, time.sleep, report.progress)
+    report.strays = documents.strays
     report.findings += [
         # the next start writes the name of the first namespace again
         replace(each, severity=Severity.SPARE) if each.entity == FIRST_NAMESPACE else each

@@ -4,6 +4,7 @@ replaced move to `damaged/`.
 A damaged log is *rebuilt*: its legible messages are written to a new log beside the old one, with their
 sequence numbers, delivery counts and properties, and then the two change places. A damaged checkpoint, extent
 or document with an intact copy, or file `version`, is *moved* to `damaged/`, and the broker makes a new one.
+So is a file in the catalogue that is no document's, which needs no new one.
 Two damaged files of one document are *merged* if their good parts make a whole one. A damaged or missing
 file `folder` is *written again* if the other data folders and the logs in this one leave no doubt which
 folder it is.
@@ -119,7 +120,7 @@ class Plan:
     report: Report
     logs: list[Rebuilding] = field(default_factory=list)
     moved: list[Finding] = field(default_factory=list)
-    """Files to move to `damaged/`, because an intact copy exists."""
+    """Files to move to `damaged/`, because an intact copy exists or because they are no document's."""
     merged: list[tuple[list[Path], bytes]] = field(default_factory=list)
     """Documents that can be restored by merging the good parts of their two files: the files, and the content
     for both."""
@@ -202,7 +203,7 @@ class Repair:
                 continue
             if finding.partition is not None and finding.entity is not None:
                 by_log.setdefault((finding.entity, finding.partition), []).append(finding)
-            elif finding.severity is Severity.UNUSABLE:
+            elif finding.severity is Severity.UNUSABLE and finding.path not in plan.report.strays:
                 plan.hopeless.append(finding)
             else:
                 plan.moved.append(finding)

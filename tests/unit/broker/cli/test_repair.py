@@ -43,6 +43,22 @@ async def test_repair_says_what_is_wrong_with_the_file_version(tmp_path: Path) -
     assert done.exit_code == 2 and version.read_bytes() == b"999\n", done.stdout
 
 
+async def test_repair_sets_aside_a_file_of_no_queue_and_the_check_is_content(
+    tmp_path: Path,
+) -> None:
+    await data_folder(tmp_path)
+    stray = tmp_path / "catalogue" / "notes.document"
+    stray.write_bytes(b"garbage")
+    done = check("check", "--data-dir", str(tmp_path))
+    assert done.exit_code == 1 and "run `partibus repair`" in done.stdout, done.stdout
+    done = check("repair", "--data-dir", str(tmp_path))
+    assert done.exit_code == 1 and "It would be moved to damaged/" in done.stdout, done.stdout
+    done = check("repair", "--yes", "--data-dir", str(tmp_path))
+    assert done.exit_code == 0 and "It moved to damaged/" in done.stdout, done.stdout
+    assert "it belongs to no queue" in " ".join(done.stdout.split())
+    assert check("check", "--data-dir", str(tmp_path)).exit_code == 0
+
+
 async def test_json_names_the_earlier_repair_that_was_finished(tmp_path: Path) -> None:
     await data_folder(tmp_path)
     unfinished = tmp_path / "damaged" / f"{GENERATION}-0003-1"

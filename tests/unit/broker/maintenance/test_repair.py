@@ -198,3 +198,55 @@ async def test_a_folder_in_use_is_not_repaired(tmp_path: Path) -> None:
     await data_folder(tmp_path)
     with repairing(tmp_path), pytest.raises(InUse), repairing(tmp_path):
         pass
+
+
+def files_of_the_document(root: Path) -> list[Path]:
+    """The two files of the only document."""
+    return [next(root.glob(f"catalogue/*.{suffix}")) for suffix in ("document", "copy")]
+
+
+@pytest.mark.parametrize("name", ["notes.document", "notes.copy", "old", "old twice", "folder.document"])
+async def test_a_file_of_the_catalogue_that_belongs_to_no_queue_is_set_aside(
+    tmp_path: Path, name: str
+) -> None:
+    await two_messages(tmp_path)
+    catalogue = tmp_path / "catalogue"
+    document, copy = files_of_the_document(tmp_path)
+    if "old" in name:
+        strays = [catalogue / f"old-{each.name}" for each in (document, copy)[: 2 if "twice" in name else 1]]
+        for each in strays:
+            shutil.copy(document, each)
+    elif "folder" in name:
+        strays = [catalogue / name]
+        strays[0].mkdir()
+    else:
+        strays = [catalogue / name]
+        strays[0].write_bytes(b"garbage")
+    report = check_folders([tmp_path])
+    assert {each.path for each in report.findings} == report.strays == set(map(str, strays))
+    plan = repair(tmp_path)
+    assert plan.is_complete and sorted(each.path for each in plan.moved) == sorted(map(str, strays))
+    assert not check_folders([tmp_path]).findings
+    kept = LocalDisk().names(tmp_path / DAMAGED_DIRECTORY)
+    assert len(kept) == len(strays), "nothing is deleted"
+
+
+async def test_a_file_that_may_be_what_is_left_of_a_queue_stays(tmp_path: Path) -> None:
+    await two_messages(tmp_path)
+    document, copy = files_of_the_document(tmp_path)
+    copy.unlink()
+    document.write_bytes(b"garbage")
+    other = document.with_name(f"lost-{'a' * 32}.document")
+    other.write_bytes(b"garbage")
+    plan = repair(tmp_path)
+    assert not plan.moved and not plan.report.strays
+    assert {document, other} < {Path(each.path) for each in plan.hopeless}
+    assert document.exists() and other.exists()
+
+
+async def test_a_copy_under_another_name_stays_if_its_document_is_lost(tmp_path: Path) -> None:
+    await two_messages(tmp_path)
+    document, copy = files_of_the_document(tmp_path)
+    document.rename(document.with_name(f"old-{document.name}"))
+    copy.unlink()
+    assert not repair(tmp_path).moved
