@@ -41,6 +41,14 @@ def place(entity: str, partition: int, folders: int) -> int:
     return (crc32(entity.encode()) + partition) % folders
 
 
+def folders_of_new(folders: int, lost: Collection[int]) -> int:
+    """Over how many folders a new entity is spread if there are so many and some are `lost`: only over those
+    before the first lost one, because a number is all that `place` knows. Over all of them if not even the
+    first one is there.
+    """
+    return min((number for number in lost if number < folders), default=folders) or folders
+
+
 class SpreadStore:
     """See `storage.log.LogStore`."""
 

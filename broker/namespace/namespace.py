@@ -61,6 +61,7 @@ from broker.throttle.throttle import Throttling
 from storage.catalogue import Catalogue
 from storage.errors import StorageError
 from storage.log import EntityLogs
+from storage.spread_store import folders_of_new
 from storage.threads import OwnerFailed, mark_retrieved, report_to_loop, start_background, within
 
 log = structlog.get_logger("namespace")
@@ -375,15 +376,27 @@ class Namespace:
                 partitions=count if settings.enable_partitioning else 1,
                 now_ms=self._clock.now_ms(),
                 file_settings=file_settings,
-                folders=self._folders,
+                folders=self._folders_of_new(),
                 namespace=self.stored_name,
             )
             await self._keep(description)
             entity = self._entities[key_of(name)] = self._make_entity(description)
             self._keys.add(description)
             log.info("entity.created", namespace=self.name, entity=name, partitions=description.partitions)
+            if description.folders < self._folders:
+                log.warning(
+                    "entity.in_fewer_folders", entity=name, folders=description.folders, of=self._folders,
+                    advice="A data folder is missing, so the entity has no partitions in it and in those "
+                    "after it, for good. Delete the entity and create it again once all folders are there, "
+                    "if you want it in all of them.",
+                )  # fmt: skip
             self.changed(entity)
             return description
+
+    def _folders_of_new(self) -> int:
+        """Over how many data folders an entity is spread that is created now."""
+        self._resting.look_at_folders()
+        return folders_of_new(self._folders, self._resting.lost_folders)
 
     def _check_new(self, name: str, settings: EntitySettings) -> None:
         """Check that there may be one more entity, with this name and these settings. Raises Refused:

@@ -441,3 +441,24 @@ def test_folders_of_two_brokers_are_refused(tmp_path: Path) -> None:
     with broker_on(tmp_path):
         pass
     assert "one" in str(refusal(tmp_path, "first", "one"))
+
+
+def test_a_queue_that_is_created_while_a_folder_is_missing_has_no_partitions_in_it(tmp_path: Path) -> None:
+    names = (*BOTH, "third")
+    with broker_on(tmp_path, names=names) as broker, client_of(broker.addresses) as client:
+        assert send_to_each(client) == [None] * PARTITIONS
+    (tmp_path / "third").rename(tmp_path / "away")
+    with broker_on(tmp_path, names=names, queues=("orders", "new")) as broker:
+        found = broker.broker.namespace.find("new")
+        assert found is not None and found.description.folders == 2
+        with client_of(broker.addresses, queue_name="new") as other:
+            assert send_to_each(other) == [None] * PARTITIONS
+    (tmp_path / "away").rename(tmp_path / "third")
+    with broker_on(tmp_path, names=names, queues=("orders", "new", "newest")) as broker:
+        folders = {}
+        for name in ("orders", "new", "newest"):
+            found = broker.broker.namespace.find(name)
+            assert found is not None
+            folders[name] = found.description.folders
+        assert folders == {"orders": 3, "new": 2, "newest": 3}
+        check_nothing_lost(broker.addresses, client.ledger)

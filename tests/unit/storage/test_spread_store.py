@@ -11,7 +11,7 @@ import pytest
 
 from storage.disk import LocalDisk
 from storage.errors import DiskFull, DiskHangs, StorageError
-from storage.spread_store import SpreadStore
+from storage.spread_store import SpreadStore, folders_of_new, place
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.logs import append, small_store
 from tests.support.recording_disk import RecordingDisk
@@ -108,3 +108,13 @@ async def test_room_is_kept_in_the_folder_that_holds_the_partitions() -> None:
     for log in logs:
         await log.close()
     await spread.close()
+
+
+def test_a_new_entity_has_no_partition_in_a_folder_that_is_lost_if_that_is_possible() -> None:
+    assert folders_of_new(3, frozenset()) == 3
+    for lost in ({2}, {2, 3}, {1, 3}, {1, 2, 3}):
+        folders = folders_of_new(4, frozenset(lost))
+        assert folders == min(lost)
+        assert not {place(HELD, partition, folders) for partition in range(16)} & lost
+    assert folders_of_new(3, {0, 2}) == 3, "the catalogue decides whether there can be a new one"
+    assert folders_of_new(3, {7}) == 3
