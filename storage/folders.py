@@ -251,13 +251,19 @@ def _arrange(
             raise error
         log.error("folder.unreadable", path=str(path), error=error.strerror)
     missing = [(id_, path) for id_, path in known if id_ not in usable]
+    not_named: set[str] = set()
     if missing:
         for id_, path in missing:
             number = [each for each, _ in known].index(id_)
             if id_ in places or path.absolute() in hanging:
                 continue  # reported already; one that did not answer would take as long again
             if _is_there(disk, path, id_):
-                advice = "It belongs to this broker, which uses it where it was. Name it again."
+                not_named.add(id_)
+                advice = (
+                    "The settings do not name this data folder any more, but it belongs to this broker and "
+                    "has a part of its partitions. The broker uses it where it was. Name it again beside the "
+                    "others: the broker would not find it in another place."
+                )
                 log.warning("folder.not_named", path=str(path), number=number, advice=advice)
             else:
                 log.error("folder.missing", path=str(path), number=number)
@@ -271,7 +277,8 @@ def _arrange(
             raise WrongFolders(
                 f"the catalogue cannot be read: neither {known[0][1]} nor {known[1][1]} is there"
             )
-        return [Folder(places.get(id_, path), id_, id_ not in usable) for id_, path in known]
+        there = usable | not_named
+        return [Folder(places.get(id_, path), id_, id_ not in there) for id_, path in known]
     new = [*with_data, *(path for path in blank if path not in with_data)]
     entries = [(id_, places[id_]) for id_, _ in known] + [(uuid.uuid4().hex, path) for path in new]
     wanted = tuple(entries)
@@ -318,9 +325,11 @@ def check_together(disk: Disk, paths: Sequence[Path], lost: Collection[Path] = (
 
 
 def _is_there(disk: Disk, path: Path, id_: str) -> bool:
+    """Whether a folder that was not named is where it was, and can be written to."""
     try:
         check_identity(disk, path, id_)
-    except StorageError:
+        close_quietly(disk, disk.lock(path / LOCK_NAME))
+    except (StorageError, OSError):
         return False
     return True
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
 from broker.server import Broker
@@ -462,3 +463,17 @@ def test_a_queue_that_is_created_while_a_folder_is_missing_has_no_partitions_in_
             folders[name] = found.description.folders
         assert folders == {"orders": 3, "new": 2, "newest": 3}
         check_nothing_lost(broker.addresses, client.ledger)
+
+
+def test_a_folder_that_is_not_named_is_used_from_the_start_without_an_error(tmp_path: Path) -> None:
+    with broker_on(tmp_path) as broker, client_of(broker.addresses) as client:
+        assert send_to_each(client) == [None] * PARTITIONS
+    with (
+        structlog.testing.capture_logs() as lines,
+        broker_on(tmp_path, names=BOTH[:1]) as broker,
+        client_of(broker.addresses) as meanwhile,
+    ):
+        meanwhile._number = 1_000
+        assert folder_states(broker) == ["ok", "ok"]
+        check_all_back(broker, client, meanwhile)
+    assert [line["event"] for line in lines if line["event"].startswith("folder.")] == ["folder.not_named"]

@@ -68,17 +68,27 @@ def test_an_empty_folder_is_not_taken_for_a_new_one_while_one_is_missing() -> No
         check_identity(disk, A, known[1].id)
 
 
-def test_a_folder_that_is_not_named_any_more_counts_as_missing() -> None:
+def test_a_folder_that_is_not_named_any_more_is_used_while_it_is_there() -> None:
     disk = RecordingDisk()
     known = arrange(disk, [A, B])
     with capture_logs() as lines:
-        assert arrange(disk, [B]) == [Folder(A, known[0].id, is_missing=True), known[1]]
+        assert arrange(disk, [B]) == known
         disk.remove_tree(A)
-        arrange(disk, [B])
-    assert [(line["event"], line["path"]) for line in lines] == [
-        ("folder.not_named", "/a"),
-        ("folder.missing", "/a"),
-    ], "it is used while it is there"
+        assert arrange(disk, [B]) == [Folder(A, known[0].id, is_missing=True), known[1]]
+    assert [(line["event"], line["path"], line["log_level"]) for line in lines] == [
+        ("folder.not_named", "/a", "warning"),
+        ("folder.missing", "/a", "error"),
+    ]
+    assert "Name it again" in lines[0]["advice"]
+
+
+def test_a_folder_that_is_not_named_and_cannot_be_written_to_counts_as_missing() -> None:
+    disk = FaultyDisk(RecordingDisk())
+    known = arrange(disk, [A, B])
+    disk.fail("lock", errno.EROFS, path_part=str(A))
+    with capture_logs() as lines:
+        assert arrange(disk, [B]) == [Folder(A, known[0].id, is_missing=True), known[1]]
+    assert [line["event"] for line in lines] == ["folder.missing"]
 
 
 def test_without_both_folders_of_the_catalogue_the_broker_does_not_start() -> None:
