@@ -134,7 +134,7 @@ class Namespace:
         self._disk_timeout_s = disk_timeout_ms / 1_000
         self._failed = failed
         self._checking: asyncio.Task[None] | None = None
-        self.idle_deletion = IdleDeletion(clock, self.live_entities, self._delete_idle, self._keep_idle)
+        self.idle_deletion = IdleDeletion(clock, self._delete_idle, self._keep_idle)
         self._deleting_idle: asyncio.Task[None] | None = None
         self._damaged = DamagedEntries()
         self.when_rules_change: list[Callable[[], None]] = []
@@ -174,11 +174,13 @@ class Namespace:
                 found[0] if len(found) == 1 else await self._choose(found, stored.with_logs)
             )
         self._keys = KeysInOrder(entity.description for entity in self._entities.values())
+        for entity in self._entities.values():
+            self.idle_deletion.note(entity)
         for each, why in damaged:
             self._damaged.note(each, why, self._entities)
-        for entity in self.descriptions():
-            if inactive := without_effect(entity.settings):
-                log.warning("entity.settings_without_effect", entity=entity.name, settings=inactive)
+        for description in self.descriptions():
+            if inactive := without_effect(description.settings):
+                log.warning("entity.settings_without_effect", entity=description.name, settings=inactive)
 
     def _start(self) -> None:
         """Start the background tasks."""
@@ -390,7 +392,7 @@ class Namespace:
                     "after it, for good. Delete the entity and create it again once all folders are there, "
                     "if you want it in all of them.",
                 )  # fmt: skip
-            self.changed(entity)
+            self._note(entity)
             return description
 
     def _folders_of_new(self) -> int:
@@ -458,11 +460,14 @@ class Namespace:
             if description is before:
                 return before
             await self._keep(description)
-            await entity.update(description)
+            try:
+                await entity.update(description)
+            finally:  # it has the description, even if the caller is cancelled before all partitions have it
+                self.idle_deletion.note(entity)
             if description.settings.authorization_rules != before.settings.authorization_rules:
                 self.rules_changed()
             log.info("entity.updated", namespace=self.name, entity=description.name)
-            self.changed(entity)
+            self._note(entity)
             return description
 
     def rules_changed(self) -> None:
@@ -510,7 +515,7 @@ class Namespace:
         except BaseException:
             if key in self._changes.unconfirmed:
                 await entity.end(not_confirmed(entity.description.name))
-                self.changed(entity)
+                self._note(entity)
             raise
         del self._entities[key]
         self._keys.remove(entity.description)
@@ -520,7 +525,7 @@ class Namespace:
             Refused(Reason.ENTITY_NOT_FOUND, not_found_text(entity.description.name)), is_deleted=True
         )
         log.info("entity.deleted", namespace=self.name, entity=entity.description.name)
-        self.changed(entity)
+        self._note(entity)
         await self._clear(entity.description.generation)
 
     async def _clear(self, generation: str) -> None:
@@ -591,10 +596,15 @@ class Namespace:
             again = self._entities[key] = self._make_entity(entity.description)
             for watcher in list(entity.watchers):
                 watcher.queue_ended(entity.gone)
-            self.changed(entity)
-            self.changed(again)
+            self._note(entity)
+            self._note(again)
 
     # --- helpers --------------------------------------------------------------------------------------------
+
+    def _note(self, entity: Entity) -> None:
+        """An entity was created, changed or deleted."""
+        self.idle_deletion.note(entity)
+        self.changed(entity)
 
     def _existing(self, name: str) -> Entity:
         entity = self.find(name)

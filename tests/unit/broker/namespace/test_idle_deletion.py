@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import repeat
 
 import pytest
 from structlog.testing import capture_logs
 
+from broker.base.errors import Refused
 from broker.entities.descriptions import MAIN, QueueSettings
 from broker.entities.documents import decode_description
 from broker.entities.rules import RuleDescription
 from broker.entities.topics import SubscriptionSettings, TopicDescription, TopicSettings
 from broker.namespace.entity import Entity
+from broker.namespace.idle_deletion import LOOKED_AT_ONCE, Candidate, candidates
 from broker.namespace.topic import Topic
 from broker.operations.message_states import SubqueueCounts
 from tests.support.namespace_world import Watcher, World, again
@@ -277,3 +280,86 @@ async def test_a_subscription_used_while_its_deletion_waits_for_its_turn_stays(w
         topic.note_access(ONE, world.clock.now_ms())
     await asyncio.wait_for(deletion, 30)
     assert subscriptions_of(world) == ["one", "two"]
+
+
+async def test_only_entities_with_the_setting_are_looked_at(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await create(world, "kept", QueueSettings())
+    await create(world, "given")
+    await create(world, "taken")
+    await create(world, "deleted")
+    await create_topic(world)
+    await world.namespace.update_entity("taken", QueueSettings())
+    await world.namespace.update_entity("kept", replace(SETTINGS, max_delivery_count=3))
+    await world.namespace.update_entity("kept", QueueSettings())
+    await world.namespace.delete_entity("deleted")
+    looked_at: list[str] = []
+
+    def noting(entity: Entity) -> Iterator[Candidate]:
+        looked_at.append(entity.name)
+        return candidates(entity)
+
+    monkeypatch.setattr("broker.namespace.idle_deletion.candidates", noting)
+    await world.namespace.idle_deletion.look()
+    assert sorted(looked_at) == ["events", "given"]
+    await world.namespace.subscriptions.delete("events", "one")
+    looked_at.clear()
+    await world.namespace.idle_deletion.look()
+    assert looked_at == ["given"]
+
+
+async def test_a_queue_out_of_service_is_looked_at_once_its_entry_is_confirmed(world: World) -> None:
+    queue = await create(world)
+    world.disk.fail("sync_directory", errno.EIO, path_part="catalogue", times=1_000)
+    with pytest.raises(Refused):
+        await world.namespace.delete_entity("orders")
+    assert queue.gone is not None and not world.namespace.idle_deletion._entities
+    world.disk.heal()
+    await world.namespace.update_entity("orders", SETTINGS)
+    again = world.queue("orders")
+    assert again is not queue and world.namespace.idle_deletion._entities == {again}
+    await pass_time(world, PERIOD_MS)
+    await pass_time(world, 25_000)
+    assert world.namespace.find("orders") is None
+
+
+async def test_a_queue_is_looked_at_though_the_caller_that_changed_it_has_gone(world: World) -> None:
+    queue = await create(world, settings=QueueSettings())
+    queue.partition(0)
+    hangs = asyncio.Event()
+
+    async def hang(partition: object) -> None:
+        hangs.set()
+        await asyncio.Event().wait()
+
+    queue._tell = hang  # type: ignore[assignment, method-assign]
+    update = asyncio.create_task(world.namespace.update_entity("orders", SETTINGS))
+    await asyncio.wait_for(hangs.wait(), 30)
+    update.cancel()
+    await asyncio.wait([update])
+    await world.namespace.idle_deletion.look()
+    await pass_time(world, PERIOD_MS)
+    assert world.namespace.find("orders") is None
+
+
+async def test_a_look_at_many_candidates_takes_turns(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    await create(world)
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count_turns())
+    for many, at_least in ((LOOKED_AT_ONCE - 1, 0), (3 * LOOKED_AT_ONCE, 3)):
+        monkeypatch.setattr(
+            "broker.namespace.idle_deletion.candidates",
+            lambda entity, many=many: repeat(Candidate(entity, PERIOD_MS), many),
+        )
+        turns = 0
+        await world.namespace.idle_deletion.look()
+        assert at_least <= turns <= at_least + 1
+    counting.cancel()
