@@ -7,7 +7,7 @@ number of subqueues in the same role. Each kind of entity lists its subqueues (`
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, ValuesView
 from dataclasses import dataclass
 from typing import Final
 
@@ -121,6 +121,11 @@ class SubqueueTable(Mapping[int, SubqueueDescription]):
 
     def __len__(self) -> int:
         return len(self._by_number)
+
+    def values(self) -> ValuesView[SubqueueDescription]:
+        """The subqueues. A list of ten thousand entities asks for them ten thousand times, so they are not
+        looked up one by one, as `Mapping` does."""
+        return self._by_number.values()
 
     def number_of(self, name: str) -> int | None:
         """The number of the subqueue of this name; None if there is none."""

@@ -194,9 +194,9 @@ class Administration:
         entities = self._namespace.entities_between(kind.KIND, skip, skip + count)
         if self._namespace.unknown_count:  # not all were counted in time: wait for these, a little longer
             await self._namespace.opened(entities)
-        entry = self._entries.at(EntryAddress(request.host, *url_parts(request))).entry
+        address = EntryAddress(request.host, *url_parts(request))
         next_url = next_url_of(request, path, skip, count, self._namespace.entity_count(kind.KIND))
-        return await self._list(request, kind.TITLE, map(entry, entities), next_url)
+        return await self._list(request, kind.TITLE, self._entries.at(address).entries(entities), next_url)
 
     # --- bodies ---------------------------------------------------------------------------------------------
 

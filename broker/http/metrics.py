@@ -60,7 +60,7 @@ PARTITION_GAUGES = {
 }
 """Gauges for the health of partitions, gathered at scrape time."""
 PARTITION_STATES = ("closed", "opening", "healthy", "recovering", "failed", "damaged", MISSING, "stopped")
-_ENTITIES_PER_STEP = 16
+_ENTITIES_PER_STEP = 32
 
 
 class MetricsHandler:
@@ -123,55 +123,97 @@ class MetricsHandler:
         texts = [deque([heading(name, text, "gauge")]) for name, text in ENTITY_GAUGES.items()]
         """The series of each gauge, those of some entities in one text: to free a text for each entity at the
         end would hold the event loop for milliseconds."""
-        lines: list[list[str]] = [[] for _ in texts]
+        some = _Rows()
         for row in self._rows():
             if row is None:
                 yield ""
                 continue
-            label, values = row
-            for name, value, of_name in zip(ENTITY_GAUGES, values, lines, strict=False):
-                of_name.append(f"{name}{{{label}}} {value}.0\n")
-            if len(lines[0]) == _ENTITIES_PER_STEP:
-                _join(lines, texts)
+            some.add(row)
+            if len(some.labels) == _ENTITIES_PER_STEP:
+                some.write(texts)
                 yield ""
-        _join(lines, texts)
+        some.write(texts)
         for text in texts:
             while text:
                 yield text.popleft()
 
-    def _rows(self) -> Iterator[tuple[str, tuple[int, ...]] | None]:
-        """Each entity and each subscription: its label, and the values of its gauges, in the order of
-        ENTITY_GAUGES. A subscription has only the first ones. None where a topic takes another step."""
+    def _rows(self) -> Iterator[_Row | None]:
+        """Each entity and each subscription: its label, and the values of its gauges. None where a topic, or
+        an entity in use, takes another step."""
         for entity in [each for namespace in self._namespaces for each in namespace.live_entities()]:
             if entity.unknown:
                 continue
             label = label_of(entity.name, entity.meter.namespace)
             if not isinstance(entity, Topic):
-                yield label, self._values(entity, entity.counts())
+                yield _row_of(label, entity, entity.counts())
+                if not entity.is_counted:
+                    yield None
             else:
                 counts = yield from entity.count_in_steps()
-                yield label, self._values(entity, counts)
+                yield _row_of(label, entity, counts)
                 for each in entity.description.subscriptions:
                     path = subscription_path(entity.name, each.name)
                     label = label_of(path, entity.meter.namespace)
-                    yield label, _first_values(entity.subscription_runtime(each, counts))
-
-    def _values(self, entity: Entity, counts: Mapping[str, SubqueueCounts]) -> tuple[int, ...]:
-        """The values of an entity's gauges, in the order of ENTITY_GAUGES. Most of ten thousand queues are
-        empty, so an empty queue takes a shortcut."""
-        available = int(entity.available)
-        if not counts:
-            return 0, 0, 0, 0, 0, 0, entity.size_bytes_max, available
-        runtime = entity.runtime_with(counts)
-        message_ids = runtime.counts[MAIN].message_ids if MAIN in runtime.counts else 0
-        return *_first_values(runtime), message_ids, entity.size_bytes_max, available
+                    yield label, _first_values(entity.subscription_runtime(each, counts)), None
 
 
-def _join(lines: Sequence[list[str]], texts: Sequence[deque[str]]) -> None:
-    """Move the lines of each gauge to its texts, as one."""
-    for some, text in zip(lines, texts, strict=True):
-        text.append("".join(some))
-        some.clear()
+_Row = tuple[str, tuple[int, ...], tuple[int, ...] | None]
+"""A label; the values of the first of ENTITY_GAUGES, which entities and subscriptions have; and those of the
+others, None for a subscription."""
+_EMPTY = (0, 0, 0, 0, 0)
+
+
+def _row_of(label: str, entity: Entity, counts: Mapping[str, SubqueueCounts]) -> _Row:
+    """The row of an entity. Most of ten thousand queues are empty, so an empty queue takes a shortcut."""
+    available = int(entity.available)
+    if not counts:
+        return label, _EMPTY, (0, entity.size_bytes_max, available)
+    runtime = entity.runtime_with(counts)
+    message_ids = runtime.counts[MAIN].message_ids if MAIN in runtime.counts else 0
+    return label, _first_values(runtime), (message_ids, entity.size_bytes_max, available)
+
+
+class _Rows:
+    """The rows of some entities and subscriptions, to be written as lines of each gauge."""
+
+    __slots__ = ("_first", "_others", "_own_labels", "labels")
+
+    def __init__(self) -> None:
+        self.labels: list[str] = []
+        self._own_labels: list[str] = []
+        """Those of entities."""
+        self._first: list[tuple[int, ...]] = []
+        self._others: list[tuple[int, ...]] = []
+
+    def add(self, row: _Row) -> None:
+        """Add a row."""
+        label, first, others = row
+        self.labels.append(label)
+        self._first.append(first)
+        if others is not None:
+            self._own_labels.append(label)
+            self._others.append(others)
+
+    def write(self, texts: Sequence[deque[str]]) -> None:
+        """Add the lines of each gauge to its texts, as one, and forget the rows."""
+        columns = [(self.labels, column) for column in zip(*self._first, strict=True)]
+        columns += [(self._own_labels, column) for column in zip(*self._others, strict=True)]
+        for name, (labels, column), text in zip(ENTITY_GAUGES, columns, texts, strict=False):
+            value = column[0]
+            if column.count(value) == len(column):  # as most are: most queues hold nothing and all work
+                lines = f"}} {value}.0\n{name}{{".join(labels)
+                text.append(f"{name}{{{lines}}} {value}.0\n")
+            else:
+                text.append(
+                    "".join(
+                        [
+                            f"{name}{{{label}}} {value}.0\n"
+                            for label, value in zip(labels, column, strict=True)
+                        ]
+                    )
+                )
+        for each in (self.labels, self._own_labels, self._first, self._others):
+            each.clear()
 
 
 def _first_values(runtime: EntityRuntime) -> tuple[int, ...]:

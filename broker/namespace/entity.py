@@ -420,6 +420,8 @@ class Entity:
     def counts(self) -> dict[str, SubqueueCounts]:
         """Message counts of all partitions together, by subqueue. Exact except for those that are `unknown`
         or `uncounted`."""
+        if self._at_rest is not None and not self._partitions:
+            return self._at_rest
         steps = self.count_in_steps()
         while True:
             try:
@@ -590,9 +592,10 @@ class Entity:
         return self._partitions.keys()
 
     @property
-    def has_started(self) -> bool:
-        """Whether any partition has started."""
-        return bool(self._partitions)
+    def is_counted(self) -> bool:
+        """Whether `counts` and `runtime` take next to no time: nothing has started, and what the partitions
+        hold was added up before."""
+        return self._at_rest is not None and not self._partitions
 
     @property
     def is_unused(self) -> bool:

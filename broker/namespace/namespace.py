@@ -552,7 +552,7 @@ class Namespace:
         await self._resting.stop()
         for each in namespaces:
             await each._changes.confirm_each()
-        entities = [entity for each in namespaces for entity in each.live_entities() if entity.has_started]
+        entities = [entity for each in namespaces for entity in each.live_entities() if entity.started]
         await asyncio.gather(*(entity.stop() for entity in entities))
         await asyncio.gather(self._resting.close(), self._catalogue.close())
 

@@ -81,6 +81,11 @@ class Topic(Entity):
         super().check_can_receive(subqueue)
 
     @property
+    def is_counted(self) -> bool:
+        """Never: `runtime` adds up the sizes of all subscriptions."""
+        return False
+
+    @property
     def keeps_sessions(self) -> bool:
         """Whether some subscription requires sessions."""
         return self.description.keeps_sessions

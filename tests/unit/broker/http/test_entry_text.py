@@ -8,7 +8,8 @@ from pathlib import Path
 from lxml import etree
 
 from broker.entities.descriptions import QueueSettings
-from broker.http.entry_text import ADDRESSES_MAX, TEMPLATES_MAX, EntryAddress, EntryTexts
+from broker.entities.topics import TopicSettings
+from broker.http.entry_text import ADDRESSES_MAX, TEMPLATES_MAX, WRITTEN_TOGETHER, EntryAddress, EntryTexts
 from broker.operations.message_states import SubqueueCounts
 from tests.support.http_stack import http_stack
 
@@ -94,3 +95,29 @@ async def test_a_deleted_queue_has_no_entry(tmp_path: Path) -> None:
         assert entries.entry(queue)
         await stack.namespace.delete_entity("orders")
         assert entries.entry(queue) == b""
+
+
+async def test_entries_are_written_together_in_order_but_not_those_that_take_long(tmp_path: Path) -> None:
+    async with http_stack(tmp_path) as stack:
+        entries = EntryTexts("ns", stack.namespace.runtime_now).at(EntryAddress("h", "http://h/", ""))
+        names = [f"q{number:03}" for number in range(3 * WRITTEN_TOGETHER)]
+        for name in names:
+            await stack.namespace.create_entity(name, QueueSettings())
+        queues = [stack.queue(name) for name in names]
+        alone = [entries.entry(queue) for queue in queues]
+        together = list(entries.entries(queues))
+        assert b"".join(together) == b"".join(alone)
+        assert [text.count(b"<entry") for text in together if text] == [WRITTEN_TOGETHER] * 3
+
+        queues[5].partition(0)
+        await stack.namespace.delete_entity(names[7])
+        other = QueueSettings(max_delivery_count=7)
+        queues[9].description = queues[9].description.updated(other, 1)
+        await stack.namespace.create_entity("topic", TopicSettings())
+        queues += [stack.queue("topic")] * 2
+        again = EntryTexts("ns", stack.namespace.runtime_now).at(EntryAddress("h", "http://h/", ""))
+        together = list(again.entries(queues))
+        counts = [text.count(b"<entry") for text in together if text]
+        assert counts[:4] == [1, 5, 3, WRITTEN_TOGETHER], "a template, an open queue, another template"
+        assert counts[-2:] == [7, 1], "a topic adds up what its subscriptions hold"
+        assert b"".join(together) == b"".join(map(again.entry, queues))

@@ -333,7 +333,7 @@ async def test_a_queue_is_looked_at_though_the_caller_that_changed_it_has_gone(w
         hangs.set()
         await asyncio.Event().wait()
 
-    queue._tell = hang  # type: ignore[assignment, method-assign]
+    queue._tell = hang  # type: ignore[method-assign]
     update = asyncio.create_task(world.namespace.update_entity("orders", SETTINGS))
     await asyncio.wait_for(hangs.wait(), 30)
     update.cancel()
