@@ -28,6 +28,11 @@ EXPIRY_S_MAX = 253_402_300_799
 """The last second of the year 9999, the latest that the clients' timestamps can hold. Later expiries count as
 this one."""
 
+VERIFIED_MAX = 256
+"""How many verified tokens are kept."""
+VERIFIED_CHARACTERS_MAX = 1_024
+"""Longer tokens are verified anew each time. The clients' have some 200 characters."""
+
 _SCHEME = "sharedaccesssignature "
 _TOKEN_CHARACTERS_MAX = 8_192
 _SEGMENTS_MAX = 64
@@ -73,6 +78,25 @@ class Claim:
         return any(self.covers(path, right) for right in rights)
 
 
+@dataclass(slots=True, frozen=True)
+class _Token:
+    """A token as read, before anybody asks who has signed it."""
+
+    audience: str
+    path: str
+    """Entity path, case folded; "" is the whole namespace."""
+    key_name: str
+    expiry: str
+    expires_at_ms: int
+    signed: bytes
+    """What its signature covers."""
+    signature: bytes = field(repr=False)
+
+    def is_signed_with(self, key: str) -> bool:
+        """Whether this key gives its signature."""
+        return hmac.compare_digest(_signature(key, self.signed), self.signature)
+
+
 class Authorizer:
     """Verifies tokens and keys against the rules in force."""
 
@@ -89,6 +113,10 @@ class Authorizer:
         self._entity_rules = entity_rules
         self.is_own_host = is_own_host
         """Set once all namespaces are known."""
+        self._verified: dict[str, tuple[_Token, str]] = {}
+        """Tokens that were verified, and the key that has signed each. A client sends the same token with
+        each request: it need not be read again, and its signature follows from the key. Rules and times are
+        checked each time."""
 
     def verify_token(self, text: str, now_ms: int, grace_ms: int = 0) -> Claim:
         """Verify a SAS token and return its claim. Raises Refused(UNAUTHORIZED).
@@ -96,30 +124,29 @@ class Authorizer:
         `grace_ms` is how long a token is still accepted after it expires: Python's administration client uses
         one for 60 s longer.
         """
-        resource, signature, expiry, key_name = _token_parts(text)
-        audience = unquote_plus(resource)
-        self.check_audience(audience)
-        path = audience_path(audience)
-        signed = f"{resource}\n{expiry}".encode()
-        given = unquote(signature).encode()
+        known = self._verified.get(text)
+        token, known_key = (_parse(text), None) if known is None else known
+        self.check_audience(token.audience)
         claim = next(
             (
-                Claim(path, rule.rights, _expires_at_ms(expiry), key_name, owner, key)
-                for owner, rule in self._rules(path, key_name)
+                Claim(token.path, rule.rights, token.expires_at_ms, token.key_name, owner, key)
+                for owner, rule in self._rules(token.path, token.key_name)
                 for key in _keys(rule)
-                if hmac.compare_digest(_signature(key, signed), given)
+                if key == known_key or token.is_signed_with(key)
             ),
             None,
         )
         if claim is None:
             raise _refused("InvalidSignature: The token has an invalid signature.")
-        expires_at_ms = claim.expires_at_ms
-        assert expires_at_ms is not None, "a token has an expiry"
-        if expires_at_ms + grace_ms <= now_ms:
+        if token.expires_at_ms + grace_ms <= now_ms:
             raise _refused(
-                f"ExpiredToken: The token expired at {expiry} (seconds since 1970), "
-                f"{(now_ms - expires_at_ms) // 1000} s ago."
+                f"ExpiredToken: The token expired at {token.expiry} (seconds since 1970), "
+                f"{(now_ms - token.expires_at_ms) // 1000} s ago."
             )
+        if claim.key != known_key and len(text) <= VERIFIED_CHARACTERS_MAX:
+            if len(self._verified) >= VERIFIED_MAX:
+                self._verified.clear()
+            self._verified[text] = token, claim.key
         return claim
 
     def check_audience(self, audience: str) -> None:
@@ -210,6 +237,21 @@ def _token_parts(text: str) -> tuple[str, str, str, str]:
     if unquote_plus(parts["sr"]).count("/") > _SEGMENTS_MAX:
         raise _refused(f"MalformedToken: The token's resource (sr) has more than {_SEGMENTS_MAX} segments.")
     return parts["sr"], parts["sig"], expiry, unquote(parts["skn"])
+
+
+def _parse(text: str) -> _Token:
+    """Read a token. Raises Refused(UNAUTHORIZED)."""
+    resource, signature, expiry, key_name = _token_parts(text)
+    audience = unquote_plus(resource)
+    return _Token(
+        audience,
+        audience_path(audience),
+        key_name,
+        expiry,
+        _expires_at_ms(expiry),
+        f"{resource}\n{expiry}".encode(),
+        unquote(signature).encode(),
+    )
 
 
 def _expires_at_ms(expiry: str) -> int:

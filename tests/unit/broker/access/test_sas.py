@@ -10,7 +10,8 @@ from urllib.parse import quote, quote_plus
 import pytest
 from azure.servicebus._pyamqp.utils import generate_sas_token
 
-from broker.access.sas import EXPIRY_S_MAX, Authorizer, Claim
+from broker.access import sas
+from broker.access.sas import EXPIRY_S_MAX, VERIFIED_CHARACTERS_MAX, VERIFIED_MAX, Authorizer, Claim
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import AuthorizationRule
 from tests.support.sas import sas_token
@@ -281,3 +282,59 @@ def test_a_token_is_for_the_namespace_that_its_resource_names() -> None:
         with pytest.raises(Refused, match="InvalidAudience") as caught:
             authorizer.verify_token(token, 0)
         assert caught.value.reason is Reason.UNAUTHORIZED
+
+
+def test_a_token_that_comes_again_is_not_computed_again_but_checked_against_rules_and_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rules = {"orders": [WORKER]}
+    authorizer = Authorizer([ROOT], lambda path: rules.get(path, []))
+    of_queue, of_root = token("sb://h/orders", key=QUEUE_KEY, name="Worker"), token("sb://h/orders")
+    assert authorizer.verify_token(of_queue, NOW_MS).rights == {"Send", "Listen"}
+    first = authorizer.verify_token(of_root, NOW_MS)
+    computed: list[str] = []
+
+    def compute(key: str, signed: bytes, before: Any = sas._signature) -> Any:
+        computed.append(key)
+        return before(key, signed)
+
+    monkeypatch.setattr(sas, "_signature", compute)
+    assert authorizer.verify_token(of_root, NOW_MS) == first and not computed
+    until_ms = int(LATER) * 1_000
+    assert authorizer.verify_token(of_root, until_ms - 1) == first
+    for grace_ms, now_ms in ((0, until_ms), (5, until_ms + 5)):
+        with pytest.raises(Refused, match="ExpiredToken"):
+            authorizer.verify_token(of_root, now_ms, grace_ms)
+    assert authorizer.verify_token(of_root, until_ms + 4, 5) == first and not computed
+
+    rules["orders"] = [replace(WORKER, rights=frozenset({"Send"}))]
+    assert authorizer.verify_token(of_queue, NOW_MS).rights == {"Send"} and not computed
+    rules["orders"] = [replace(WORKER, primary_key="other", secondary_key=QUEUE_KEY)]
+    assert authorizer.verify_token(of_queue, NOW_MS).key == QUEUE_KEY and computed == ["other"]
+    rules["orders"] = [replace(WORKER, primary_key="other")]
+    with pytest.raises(Refused, match="InvalidSignature"):
+        authorizer.verify_token(of_queue, NOW_MS)
+    rules["orders"] = []
+    with pytest.raises(Refused, match="InvalidSignature"):
+        authorizer.verify_token(of_queue, NOW_MS)
+    rules["orders"] = [replace(WORKER, key_name=ROOT.key_name, primary_key=PRIMARY)]
+    assert authorizer.verify_token(of_root, NOW_MS).owner == "orders", "the nearest rule counts"
+    authorizer.namespace_rules, rules["orders"] = [replace(ROOT, primary_key="new")], []
+    with pytest.raises(Refused, match="InvalidSignature"):
+        authorizer.verify_token(of_root, NOW_MS)
+    authorizer.is_own_host = lambda host: False
+    with pytest.raises(Refused, match="InvalidAudience"):
+        authorizer.verify_token(of_root, NOW_MS)
+
+
+def test_few_tokens_are_kept_and_only_short_ones_that_were_verified() -> None:
+    authorizer = Authorizer([ROOT], rules_of)
+    for number in range(2 * VERIFIED_MAX + 3):
+        authorizer.verify_token(token(f"sb://h/{number}"), NOW_MS)
+    assert len(authorizer._verified) == 3
+    authorizer.verify_token(token("sb://h/" + "a" * VERIFIED_CHARACTERS_MAX), NOW_MS)
+    for wrong in (token("sb://h/", key="other"), token("sb://h/", expiry="1")):
+        with pytest.raises(Refused):
+            authorizer.verify_token(wrong, NOW_MS)
+    assert len(authorizer._verified) == 3
+    assert PRIMARY not in repr(authorizer.verify_token(token("sb://h/"), NOW_MS))
