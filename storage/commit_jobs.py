@@ -92,13 +92,23 @@ class Job:
         return self._active.sync_error(error)
 
     def finish(self, error: Exception | None) -> None:
+        """Record how the job ended. If that raises, the log has failed: what it knows may not be what is on
+        the disk."""
+        try:
+            self._record(error)
+        except Exception as bug:
+            self._log.ended(bug)
+            raise
+        finally:
+            self._log.under_way.end()
+
+    def _record(self, error: Exception | None) -> None:
         if self._rolled is not None:
             opened = self._opened
             opened.active = self._rolled
             opened.segments.append(self._rolled.segment)
             opened.durable = self._rolled.segment.base
         self._log.ended(error)
-        self._log.under_way.end()
 
 
 class Append(Job):
@@ -172,10 +182,10 @@ class Append(Job):
         fill_until = self._opened.fill_until if self._log.may_fill else 0
         self._active.write(self._frame, fill_until=fill_until)
 
-    def finish(self, error: Exception | None) -> None:
+    def _record(self, error: Exception | None) -> None:
         if error is None and self._is_queued:
             self._active.wrote(self._size)
-        super().finish(error)
+        super()._record(error)
         if error is None:
             self._log.committed(self._opened, self._after or self.find_end())
 
@@ -191,8 +201,8 @@ class SyncUnsynced(Job):
     def run(self) -> None:
         self._active.sync()
 
-    def finish(self, error: Exception | None) -> None:
-        super().finish(error)
+    def _record(self, error: Exception | None) -> None:
+        super()._record(error)
         if error is None:
             self._opened.durable = self._opened.tail.position
 

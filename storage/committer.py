@@ -34,6 +34,7 @@ import structlog
 
 from storage.commit_queue import CommitQueue, CommitShare
 from storage.disk import Disk
+from storage.errors import CommitFailed
 
 FILES_PER_ASSIGNMENT_MAX = 4
 """How many files a thread syncs one after the other, while the commits behind them wait."""
@@ -77,7 +78,8 @@ class Job(Protocol):
         """The error to raise if the queue could write, but not sync."""
 
     def finish(self, error: Exception | None) -> None:
-        """Record how the job ended. Called in the event loop in every case, before the caller continues."""
+        """Record how the job ended. Called in the event loop in every case, before the caller continues. If
+        it raises, the caller gets CommitFailed, whatever the disk has done."""
 
 
 class _Entry:
@@ -251,7 +253,11 @@ class Committer:
 
     def _end(self, entry: _Entry) -> None:
         entry.done = True
-        entry.job.finish(entry.error)
+        try:
+            entry.job.finish(entry.error)
+        except Exception as bug:  # other jobs are told in the same call
+            _log.exception("commit.bug")
+            entry.error = CommitFailed(f"the end of a commit could not be recorded: {bug!r}")
         entry.ended(entry.error)
 
     def _dispatch_soon(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -536,12 +536,12 @@ class FileLog:
         """See `JobLog`. A commit that ends after `fence` counts as failed."""
         if self._state is not _OPEN:
             return
-        opened.tail = tail
         self._recent.add(tail)
         if self.syncs_each_commit:
             opened.durable = tail.position
         else:
             self._shared.unsynced(self)
+        opened.tail = tail  # last: the commit has failed if anything raises
 
     def ended(self, error: Exception | None) -> None:
         """See `JobLog`."""

@@ -92,6 +92,21 @@ def test_a_commit_that_failed_does_not_move_the_end() -> None:
     assert owner.opened.tail == before and owner.errors[-1] is error
 
 
+def test_a_commit_whose_end_cannot_be_recorded_fails_the_log_and_is_not_under_way_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    owner, bug = Owner(), ValueError("a bug")
+
+    def raises(*_: object) -> None:
+        raise bug
+
+    monkeypatch.setattr(owner, "committed", raises)
+    job = owner.append()
+    with pytest.raises(ValueError, match="a bug"):
+        owner.in_a_thread(job)
+    assert owner.errors[-1] is bug and not owner.under_way and owner.opened.tail.position == 0
+
+
 def test_a_commit_that_no_queue_could_write_for_lack_of_space_is_cut_off_and_tried_in_a_thread() -> None:
     owner = Owner()
     owner.in_a_thread(owner.append())

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 
 from storage.commit_queue import CommitQueue, CommitShare
 from storage.committer import FILES_PER_ASSIGNMENT_MAX, Committer, Share
+from storage.errors import CommitFailed
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.recording_disk import RecordingDisk
 
@@ -138,6 +139,24 @@ async def test_what_a_job_raises_reaches_its_caller_alone(fd: int) -> None:
     results = await asyncio.gather(committer.run(good), committer.run(bad), return_exceptions=True)
     assert results[0] is None and isinstance(results[1], ValueError)
     assert bad.finished_with == [results[1]]
+    await committer.close()
+
+
+@pytest.mark.parametrize("queued", [True, False])
+async def test_a_job_whose_end_cannot_be_recorded_has_failed_and_no_other(queued: bool) -> None:
+    """Symptom: neither its caller nor those that ended with it were told anything."""
+
+    class Bug(Recorded):
+        def finish(self, error: Exception | None) -> None:
+            raise ValueError("a bug")
+
+    disk = RecordingDisk(queued=queued)
+    fd = disk.create(Path("/file")) if queued else NEEDS_THREAD
+    committer = Committer(disk, 1)
+    jobs = [Bug(fd), Recorded(fd), Bug(fd, error=CommitFailed("by the disk")), Recorded(fd)]
+    running = (committer.run(job) for job in jobs)
+    results = await asyncio.wait_for(asyncio.gather(*running, return_exceptions=True), 20)
+    assert [type(result) for result in results] == [CommitFailed, type(None)] * 2
     await committer.close()
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from storage import space_watch
 from storage.errors import CommitFailed, DiskFailed, DiskFull, Fenced
-from storage.file_log import DEAD_BYTES_MIN
+from storage.file_log import DEAD_BYTES_MIN, FileLog
 from storage.file_store import FolderState
 from storage.log import FRAME_HEADER_BYTES, Commit, Log, Position
 from storage.open_segments import OpenSegments
-from storage.recent import RECENT_MAX
-from storage.segment import SEGMENT_HEADER_BYTES, SEGMENT_SUFFIX
+from storage.recent import RECENT_MAX, RecentPlaces
+from storage.segment import SEGMENT_HEADER_BYTES, SEGMENT_SUFFIX, ActiveSegment
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.logs import (
     ENTITY,
@@ -380,6 +380,32 @@ async def test_a_commit_made_at_once_that_hangs_and_was_fenced_is_never_heard_of
         await asyncio.wait_for(acquiring, 20)
         assert flat(await contents(log)) == [b"kept"] and not ended
         await append(log, b"new")
+        assert flat(await contents(log)) == [b"kept", b"new"]
+
+
+@pytest.mark.parametrize("where", [(ActiveSegment, "wrote"), (FileLog, "committed"), (RecentPlaces, "add")])
+async def test_a_commit_whose_end_cannot_be_recorded_fails_the_log_and_is_never_read(
+    where: tuple[type, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = RecordingDisk(queued=True)
+    async with acquired(ROOT, disk) as log:
+        await append(log, b"kept")
+        ended = asyncio.get_running_loop().create_future()
+
+        def bug(*_: object) -> None:
+            raise ValueError("a bug")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(*where, bug)
+            assert log.append_at_once(_commit(log, b"in doubt"), ended.set_result)
+            assert isinstance(await asyncio.wait_for(ended, 20), CommitFailed)
+            with pytest.raises(CommitFailed):
+                log.begin()
+        await asyncio.wait_for(log.acquire(), 20)
+        assert flat(await contents(log)) == [b"kept"]
+        await append(log, b"new")
+        left = disk.after_power_cut()
+    async with acquired(ROOT, left) as log:
         assert flat(await contents(log)) == [b"kept", b"new"]
 
 
