@@ -24,6 +24,7 @@ from broker.partition.replay import LogReplay
 from broker.partition.snapshot import Snapshot
 from broker.partition.state import Partition
 from broker.partition.task_limits import TaskLimits
+from storage.errors import StorageError
 from storage.log import Frame, Log, Position
 
 REPLAYED_BYTES = 256 * 1024
@@ -177,6 +178,13 @@ class ComingBack:
         if self._opening is not None:
             self._opening.acquired()
         self._patience.again()
+
+    async def discard_commit(self) -> None:
+        """Make sure that a commit whose outcome is unknown is never read, or wait for the disk in vain
+        (durability rule 4)."""
+        self._log.fence()
+        with contextlib.suppress(StorageError), self._patience:
+            await self._log.acquire()
 
     async def load(self, description: EntityDescription, first_nonce: int = 0) -> tuple[Partition, Replay]:
         """Build the state from the log. Raises StorageError, UnreadableRecord.

@@ -127,6 +127,7 @@ class ShortCycles:
         try:
             return self._begin(partition, operations_max, bytes_max)
         except Exception as bug:  # the task ends with it
+            self._log.fence()  # the commit may have begun; the task discards it
             self._under_way = self._under_way or Short(partition, NO_CYCLE, [])
             self._leave(bug)
             return True

@@ -27,12 +27,12 @@ disk takes long to open a log, the task waits for it, but the clients do not. Th
 opened in turns (`openings.py`), and the disk's time begins with the turn.
 
 *DAMAGED* and *FAILED* are final: damage (rule 5), another owner of the log, or a bug. Siblings work on.
+After a bug, a commit that may have begun is discarded before its operations are refused (rule 4).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 
 import structlog
@@ -263,14 +263,15 @@ class PartitionTask:
                         await self._close_unused()
                 self._arm_timer()
             await self._shut_down()
-        except asyncio.CancelledError:
-            self._become(Health.STOPPED)
-            raise
         except Exception as error:  # a bug: this partition fails loudly, its siblings go on
             self._output.exception("partition.bug")
+            if self._mailbox.undecided:
+                await self._coming_back.discard_commit()
             self._fail(error)
             await self._coming_back.free_dropped()
         finally:
+            if self._health not in _FOR_GOOD:  # it was cancelled
+                self._become(Health.STOPPED)
             self._running = self._sleeps = False
             self._short.drop()
             self._timer.cancel()
@@ -402,6 +403,7 @@ class PartitionTask:
         except Hung:
             if self._log.end == commit.start:  # otherwise it ended just as it was given up, and is durable
                 raise
+        self._mailbox.undecided = []  # a bug from here on refuses nothing of it
 
     def _press(self, *, is_starved: bool = False) -> None:
         """Make the log's upkeep urgent, because the disk is full, or because not even settlements fit."""
@@ -615,8 +617,7 @@ class PartitionTask:
     async def _close_unused(self) -> None:
         """Close the log and free the state. Until an operation opens it again, the index has its summary."""
         assert self._upkeep is not None
-        with contextlib.suppress(Hung):
-            await self._upkeep.save_last_checkpoint(self._clock.monotonic_ms())
+        await self._upkeep.save_last_checkpoint(self._clock.monotonic_ms())
         self._unused.look_at_ms, self._open_wanted, self._opening_ended = None, False, Once()
         self._discard()
         self._become(Health.CLOSED)
@@ -644,8 +645,7 @@ class PartitionTask:
             await self._do_cycle()
         await self._beside.end()
         if self._health is Health.HEALTHY and self._upkeep is not None and not self._is_deleted:
-            with contextlib.suppress(Hung):
-                await self._upkeep.save_last_checkpoint(self._clock.monotonic_ms())
+            await self._upkeep.save_last_checkpoint(self._clock.monotonic_ms())
         opened, summary, partition = self._health is not Health.CLOSED, None, self._healthy
         if partition is not None and self._upkeep is not None and not self._is_deleted:
             told = self._upkeep.has_garbage, self._upkeep.need()

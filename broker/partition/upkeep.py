@@ -339,12 +339,13 @@ class Upkeep:
         trimmed."""
         return self._trim_place(self._checkpoints(2))
 
-    async def save_last_checkpoint(self, now_ms: int) -> bool:
-        """Save a checkpoint before the log is closed, unless the newest one has nearly this state. False if
-        the disk refused. Raises Hung."""
-        log = self._log
-        is_short = log.end - self._checkpoints(1) <= self._limits.tail_bytes_at_stop
-        return (is_short and not self._lacks_checkpoint()) or await self._save_another(now_ms) is not None
+    async def save_last_checkpoint(self, now_ms: int) -> None:
+        """Save a checkpoint before the log is closed, unless the newest one has nearly this state, or the
+        disk refuses or hangs."""
+        is_short = self._log.end - self._checkpoints(1) <= self._limits.tail_bytes_at_stop
+        if not is_short or self._lacks_checkpoint():
+            with contextlib.suppress(Hung):
+                await self._save_another(now_ms)
 
     async def _save_another(
         self, now_ms: int, earlier: Taking | None = None, *, is_complete: bool = False

@@ -414,6 +414,27 @@ async def test_a_bug_in_a_short_cycle_ends_this_partition_loudly_and_no_other(
         assert harness.received[1]
 
 
+async def test_after_a_bug_behind_a_commit_that_has_begun_nothing_is_refused_that_is_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Symptom: a bug while the disk wrote refused the messages that it stored."""
+    harness = Harness()
+    async with _quiet(harness):
+
+        def bug(*_: object) -> None:
+            raise ValueError("a bug")
+
+        harness.log.at_next_lull = waiting = list[Callable[[], None]]()
+        harness.post(1, Send([b"refused"], None))
+        with monkeypatch.context() as patched:
+            patched.setattr(Partition, "finish", bug)
+            waiting.pop()()
+        await until(lambda: harness.task.health is Health.FAILED)
+        one(harness.take(1), Failed)
+    await harness.restart()
+    assert (await harness.peek()).messages == [b"first"]
+
+
 async def test_the_end_of_new_messages_is_minded_by_the_timer() -> None:
     harness = Harness()
     async with _quiet(harness):

@@ -21,6 +21,9 @@ from broker.operations.sending import Send, Sent
 from broker.operations.settling import Abandon, Complete, Defer, Release, RenewLocks, Settled
 from broker.partition import records
 from broker.partition.health import Health
+from broker.partition.rest import Rest
+from broker.partition.state import Partition
+from broker.partition.task import PartitionTask
 from broker.partition.task_limits import TaskLimits
 from storage.errors import CommitFailed, CorruptRecord, DiskFull, Fenced, StorageError
 from storage.log import Checkpoint, Commit
@@ -366,6 +369,50 @@ async def test_a_bug_ends_this_partition_loudly_and_nothing_else() -> None:
     assert Unavailable(NUMBER, for_good=True) in harness.take(1)
     await harness.task.stop()
     assert harness.task.health is Health.FAILED
+
+
+@pytest.mark.parametrize("where", [(Partition, "committed"), (PartitionTask, "_release"), (Rest, "changed")])
+async def test_a_bug_after_a_commit_refuses_nothing_of_it(
+    where: tuple[type, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness()
+    harness.log.takes_at_once = False
+    async with running(harness):
+        harness.post(1, Send([b"first"], None))
+        await until(lambda: harness.received[1])
+
+        def bug(*_: object) -> None:
+            raise ValueError("a bug")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(*where, bug)
+            harness.post(2, Send([b"stored"], None))
+            await until(lambda: harness.task.health is Health.FAILED)
+        assert not harness.received[2], "neither accepted nor refused"
+    await harness.restart()
+    assert (await harness.peek()).messages == [b"first", b"stored"]
+
+
+async def test_a_bug_in_a_commit_whose_disk_hangs_ends_the_partition_after_the_time_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = Harness(limits=TaskLimits(disk_timeout_ms=20))
+    async with running(harness):
+        harness.post(1, Send([b"first"], None))
+        await until(lambda: harness.received[1] and harness.task._sleeps)
+
+        def bug(*_: object) -> None:
+            raise ValueError("a bug")
+
+        harness.log.gate = asyncio.Event()
+        with monkeypatch.context() as patched:
+            patched.setattr(Partition, "finish", bug)
+            harness.post(2, Send([b"refused"], None))
+            await until(lambda: harness.task.health is Health.FAILED)
+        one(harness.take(2), Failed)
+        harness.log.gate.set()
+    await harness.restart()
+    assert (await harness.peek()).messages == [b"first"]
 
 
 # --- timer and end ------------------------------------------------------------------------------------------
