@@ -37,6 +37,9 @@ LASTING_PER_UNFORESEEN = 2
 OUTDATED_PER_NEED = 3
 """The heap of needs is made anew when it has more than this many entries for each log."""
 
+_NONE = 0, 0
+"""The needs of a log that has none."""
+
 
 class DrainRoom:
     """The room of one disk. Lives in the event loop, apart from `measure`. All sizes are in bytes."""
@@ -87,38 +90,25 @@ class DrainRoom:
 
     def keep(self, log: Hashable, lasting: int, passing: int) -> None:
         """Set the need of a log."""
-        self._set(log, lasting, passing)
-        self.weigh()
+        self.keep_all([(log, (lasting, passing))])
 
     def keep_all(self, needs: Iterable[tuple[Hashable, tuple[int, int]]]) -> None:
-        """Set the needs of several logs. A start may set 160,000."""
-        known, largest, numbers = self._needs, self._largest, self._numbers
+        """Set the needs of several logs, the lasting and the passing one of each. A start may set 160,000."""
+        known, largest, numbers, lasting = self._needs, self._largest, self._numbers, self._lasting
         for log, need in needs:
-            if log in known:
-                self._set(log, *need)
-            else:
-                known[log] = need
-                self._lasting += need[0]
+            before = known.get(log, _NONE)
+            known[log] = need
+            lasting += need[0] - before[0]
+            if need[1] != before[1]:
                 heappush(largest, (-need[1], next(numbers), log))
-        if largest:
-            self._drop_outdated()
+        self._lasting = lasting
+        self._drop_outdated()
         self.weigh()
 
-    def _set(self, log: Hashable, lasting: int, passing: int) -> None:
-        lasting_before, passing_before = self._needs.get(log, (0, 0))
-        self._needs[log] = lasting, passing
-        self._lasting += lasting - lasting_before
-        if passing != passing_before:
-            self._find_largest(log, passing)
-
-    def _find_largest(self, log: Hashable, passing: int) -> None:
-        """Find the largest passing need after this log's has changed."""
-        heappush(self._largest, (-passing, next(self._numbers), log))
-        self._drop_outdated()
-
     def _drop_outdated(self) -> None:
+        """Find the largest passing need, after some have changed."""
         needs, largest = self._needs, self._largest
-        while largest and needs.get(largest[0][2], (0, 0))[1] != -largest[0][0]:
+        while largest and needs.get(largest[0][2], _NONE)[1] != -largest[0][0]:
             heappop(largest)
         if len(largest) > OUTDATED_PER_NEED * len(needs):
             largest[:] = [(-each, next(self._numbers), of) for of, (_, each) in needs.items()]
@@ -137,7 +127,7 @@ class DrainRoom:
         """Whether there is room for a commit of this size besides all needs, with what its log needs then.
         Does not set that if the commit is not urgent, so that it is not written."""
         if self.is_short and (now := need()) is not None:
-            before = self._needs.get(log, (0, 0))
+            before = self._needs.get(log, _NONE)
             self.keep(log, *now)
             if size > self.left and not urgent:
                 self.keep(log, *before)
