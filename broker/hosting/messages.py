@@ -60,8 +60,8 @@ class Start:
     description: EntityDescription
     summary: bytes | None
     """What the index says the partition holds (`broker/partition/summary.py`); None if unknown."""
-    last: bytes | None
-    """The last such note, even if it is void; None if there is none."""
+    expected_bytes: int
+    """About what its messages take in memory once it is open."""
 
 
 @dataclass(slots=True)

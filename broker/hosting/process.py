@@ -52,7 +52,7 @@ class _Hosted:
         self._process, self._partition = process, start.partition
         end = start.description.subqueues.end
         self._summary = None if start.summary is None else decode(start.summary, end)
-        self._last = None if start.last is None else decode(start.last, end)
+        self._expected_bytes = start.expected_bytes
         self.task: PartitionTask
         self.counted: messages.Counted | None = None
 
@@ -105,11 +105,11 @@ class _Hosted:
     async def opening(self) -> None:
         await self._process.ask(lambda request: messages.IndexOpening(request, self._partition))
 
-    def last(self) -> Summary | None:
-        return self._last
+    def expected_bytes(self) -> int:
+        return self._expected_bytes
 
     def closed(self, summary: Summary) -> None:
-        self._summary = self._last = summary
+        self._summary, self._expected_bytes = summary, summary.state_bytes
         self._process.send(messages.IndexClosed(self._partition, summary.encode()))
 
     # --- the meter (`broker.partition.meter.PartitionMeter`) ------------------------------------------------

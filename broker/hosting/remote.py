@@ -268,8 +268,9 @@ class RemoteHost:
         partition = next(self._numbers)
         made = RemotePartition(self, partition, number, description.subqueues, register)
         self._partitions[partition] = made, meter
-        notes = [None if each is None else each.encode() for each in (register.summary(), register.last())]
-        self.send(messages.Start(partition, number, description, *notes))
+        summary = register.summary()
+        note = None if summary is None else summary.encode()
+        self.send(messages.Start(partition, number, description, note, register.expected_bytes()))
         return made
 
     def forget(self, partition: int) -> None:

@@ -32,7 +32,6 @@ from typing import Protocol
 import structlog
 
 from broker.base.clock import Clock
-from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.namespace.appointments import Appointments
 from broker.namespace.appointments import Key as _Key
 from broker.operations.message_states import SubqueueCounts
@@ -106,9 +105,9 @@ class PartitionRegister:
         content is unknown."""
         return self._resting.summary(self._generation, self._number)
 
-    def last(self) -> Summary | None:
-        """What the partition held when it was last closed cleanly or at rest. It may have changed since."""
-        return self._resting.last(self._generation, self._number)
+    def expected_bytes(self) -> int:
+        """See `Resting.expected_bytes`."""
+        return self._resting.expected_bytes(self._generation, self._number)
 
     async def opening(self) -> None:
         """The partition's log is about to be acquired."""
@@ -393,11 +392,13 @@ class Resting:
         note = self._index.note(generation, number)
         return None if note is None else decode(note, self._subqueues_end(generation))
 
-    def last(self, generation: str, number: int) -> Summary | None:
-        """What a partition held when it was last closed or at rest, even if it has changed since; None if it
-        never was, or if that is unreadable."""
+    def expected_bytes(self, generation: str, number: int) -> int:
+        """About what the messages of a closed partition take in memory once it is open: those that it held
+        when it was last closed or at rest, and more if they may have changed since."""
         note = self._index.last_note(generation, number)
-        return None if note is None else decode(note, self._subqueues_end(generation))
+        last = None if note is None else decode(note, self._subqueues_end(generation))
+        size = 0 if last is None else last.state_bytes
+        return size + UNKNOWN_BYTES if number in self.unknown(generation) else size
 
     def count_in_steps(
         self, generation: str, leave_out: Collection[int], total: dict[int, SubqueueCounts]
@@ -423,19 +424,13 @@ class Resting:
 
     def take_room(self, generation: str, number: int) -> bool:
         """Whether there is memory for the messages of a closed partition; if so, it is taken."""
-        size = self._held_bytes(generation, number)
+        size = self.expected_bytes(generation, number)
         if not size:
             return True
         if self.is_memory_scarce or not self.has_room(size):
             return False
         self._count_asked(0, size)
         return True
-
-    def _held_bytes(self, generation: str, number: int) -> int:
-        """What the messages of a closed partition take in memory once it is open, about."""
-        last = self.last(generation, number)
-        size = 0 if last is None else MESSAGE_OVERHEAD_BYTES * last.messages
-        return size + UNKNOWN_BYTES if number in self.unknown(generation) else size
 
     def _count_asked(self, partitions: int, size: int) -> None:
         if not (self.asked or self.asked_bytes):

@@ -13,7 +13,6 @@ from typing import Protocol
 
 from broker.base.clock import Clock
 from broker.base.slices import Slices
-from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.partition.drain_need import Need
 from broker.partition.state import Partition
 from broker.partition.summary import Summary, summary_in_turns
@@ -30,8 +29,8 @@ class Register(Protocol):
     def summary(self) -> Summary | None:
         """What the partition held when it was closed cleanly or came to rest; None if unknown."""
 
-    def last(self) -> Summary | None:
-        """The last summary, even if it is void: about what the partition holds. None if there is none."""
+    def expected_bytes(self) -> int:
+        """About what the messages of a closed partition take in memory once it is open."""
 
     async def opening(self) -> None:
         """Void the entry: the partition is about to be opened or to change. Durable on return."""
@@ -68,9 +67,8 @@ class Rest:
 
     @property
     def expected_bytes(self) -> int:
-        """About what the partition's messages take in memory once it is open, by its last summary."""
-        last = self._register.last() if self._register is not None else None
-        return 0 if last is None else MESSAGE_OVERHEAD_BYTES * last.messages
+        """About what the messages of the closed partition take in memory once it is open."""
+        return 0 if self._register is None else self._register.expected_bytes()
 
     async def end(self) -> None:
         """End the rest, before the partition is opened or changed."""

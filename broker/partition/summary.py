@@ -52,6 +52,7 @@ from typing import NamedTuple
 
 from broker.base.clock import Clock, wall_ahead_ms
 from broker.base.slices import Slices
+from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.entities.roles import SubqueueTable
 from broker.operations.message_states import SubqueueCounts
 from broker.partition.counting import SUBQUEUES_PER_STEP
@@ -132,6 +133,11 @@ class Summary(NamedTuple):
     def messages(self) -> int:
         """How many messages it holds, over all subqueues."""
         return sum(each.active + each.deferred + each.scheduled for each in self.counts.values())
+
+    @property
+    def state_bytes(self) -> int:
+        """About what these messages take in memory once the partition is open."""
+        return MESSAGE_OVERHEAD_BYTES * self.messages
 
     def encode(self) -> bytes:
         """Encode the summary as a note."""

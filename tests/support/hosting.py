@@ -21,8 +21,8 @@ class Register:
     def summary(self) -> Summary | None:
         return None
 
-    def last(self) -> Summary | None:
-        return None
+    def expected_bytes(self) -> int:
+        return 0
 
     async def opening(self) -> None:
         self.entries.append("open")

@@ -9,16 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from broker.base.clock import ManualClock
-from broker.entities.descriptions import MAIN, MESSAGE_OVERHEAD_BYTES
+from broker.entities.descriptions import MAIN
 from broker.hosting.host import HostFolder, HostSettings
 from broker.hosting.local import TAIL_BYTES_AT_STOP, LocalHost
 from broker.namespace.entity import ask
 from broker.operations.browsing import Peek, Peeked
-from broker.operations.message_states import SubqueueCounts
 from broker.operations.receiving import Demand, Locked
 from broker.operations.sending import Send
 from broker.partition.opening_room import OPENING_BYTES
-from broker.partition.summary import Summary
 from storage.disk import Disk, LocalDisk
 from storage.folders import arrange
 from storage.spread_store import place
@@ -95,8 +93,8 @@ async def test_partitions_that_are_being_opened_count_until_they_are_open(tmp_pa
     index = asyncio.Event()
 
     class Waiting(Register):
-        def last(self) -> Summary | None:
-            return Summary({0: SubqueueCounts(active=70, scheduled=20), 1: SubqueueCounts(deferred=10)}, {})
+        def expected_bytes(self) -> int:
+            return 25_600
 
         async def opening(self) -> None:
             await index.wait()
@@ -105,7 +103,7 @@ async def test_partitions_that_are_being_opened_count_until_they_are_open(tmp_pa
         partitions = [made.host.start(QUEUE, number, Meter(), Waiting()) for number in (0, 1)]
         asked = [asyncio.ensure_future(ask(each, Peek(MAIN, 0, 1))) for each in partitions]
         await turns()
-        assert made.host.opening_bytes == 2 * (OPENING_BYTES + 100 * MESSAGE_OVERHEAD_BYTES)
+        assert made.host.opening_bytes == 2 * (OPENING_BYTES + 25_600)
         before = made.host.waiting_bytes
         index.set()
         await asyncio.gather(*asked)

@@ -53,7 +53,7 @@ from broker.operations.receiving import Demand, Locked, LockExactly
 from broker.operations.sending import Send, Sent
 from broker.operations.settling import Release
 from broker.partition import totals
-from broker.partition.summary import EMPTY, Summary, decode
+from broker.partition.summary import Summary, decode
 from tests.support.hosting import QUEUE, settings_of
 from tests.support.logging_kept import logging_kept
 from tests.support.topics import BLUE, ONLY_RED, RED, topic, with_subscription
@@ -123,7 +123,7 @@ async def process(folder: Path) -> AsyncIterator[Broker]:
 
 async def test_a_partitions_status_comes_before_the_answers_of_its_commit(tmp_path: Path) -> None:
     async with process(tmp_path) as broker:
-        broker.say(Start(PARTITION, 3, QUEUE, None, None))
+        broker.say(Start(PARTITION, 3, QUEUE, None, 0))
         broker.say(Post(PARTITION, CLIENT, Send([b"one", b"two"], None, 5)))
         before, answered = await broker.hear(until=Answered)
         assert answered == Answered(PARTITION, CLIENT, Sent(3 << 48 | 1, 5))
@@ -142,7 +142,7 @@ async def test_what_is_published_costs_nothing_for_subscriptions_that_do_not_get
     for number in range(subscriptions):
         description = with_subscription(description, f"s{number}", ONLY_BLUE)
     async with process(tmp_path) as broker:
-        broker.say(Start(PARTITION, 3, description, None, None))
+        broker.say(Start(PARTITION, 3, description, None, 0))
         broker.say(Post(PARTITION, CLIENT, Send([BLUE], None)))  # which all others keep
         before, _ = await broker.hear(until=Answered)
         known: dict[str, SubqueueCounts] = {}
@@ -168,7 +168,7 @@ async def test_what_is_published_costs_nothing_for_subscriptions_that_do_not_get
 
 async def test_the_broker_hears_of_counts_that_change_without_an_answer(tmp_path: Path) -> None:
     async with process(tmp_path) as broker:
-        broker.say(Start(PARTITION, 3, QUEUE, None, None))
+        broker.say(Start(PARTITION, 3, QUEUE, None, 0))
         broker.say(Post(PARTITION, CLIENT, Send([b"one"], None)))
         await broker.hear(until=Answered)
         broker.say(Post(PARTITION, CLIENT, LockExactly(MAIN, [3 << 48 | 1])))
@@ -184,7 +184,7 @@ async def test_the_broker_hears_of_counts_that_change_without_an_answer(tmp_path
 
 async def test_a_client_that_has_detached_gets_this_as_the_last_it_hears(tmp_path: Path) -> None:
     async with process(tmp_path) as broker:
-        broker.say(Start(PARTITION, 3, QUEUE, None, None))
+        broker.say(Start(PARTITION, 3, QUEUE, None, 0))
         broker.say(Post(PARTITION, CLIENT, Demand(MAIN, 1)))
         broker.say(Post(PARTITION, ClientId(1), Send([b"one"], None)))
         _, granted = await broker.hear(until=Answered)
@@ -201,7 +201,7 @@ async def test_a_client_that_has_detached_gets_this_as_the_last_it_hears(tmp_pat
 
 async def test_a_client_that_detaches_at_once_still_gets_its_outcome(tmp_path: Path) -> None:
     async with process(tmp_path) as broker:
-        broker.say(Start(PARTITION, 3, QUEUE, None, None))
+        broker.say(Start(PARTITION, 3, QUEUE, None, 0))
         broker.say(Post(PARTITION, CLIENT, Send([b"one"], None, 5)))
         broker.say(Post(PARTITION, CLIENT, Detach()))
         before, _ = await broker.hear(until=Detached)
@@ -218,7 +218,7 @@ def sinks() -> int:
 async def test_clients_that_ask_nothing_more_are_forgotten(tmp_path: Path) -> None:
     before = sinks()
     async with process(tmp_path) as broker:
-        broker.say(Start(PARTITION, 3, QUEUE, None, None))
+        broker.say(Start(PARTITION, 3, QUEUE, None, 0))
         for number in range(1, 51):
             broker.say(Post(PARTITION, ClientId(number), Send([b"one"], None, number)))
             broker.say(Post(PARTITION, ClientId(100 + number), Release([])))
@@ -233,7 +233,7 @@ async def test_a_partition_that_stops_says_what_it_holds_and_its_log_is_found_un
     tmp_path: Path,
 ) -> None:
     async with process(tmp_path) as broker:
-        broker.say(Start(PARTITION, 3, QUEUE, None, None))
+        broker.say(Start(PARTITION, 3, QUEUE, None, 0))
         broker.say(Post(PARTITION, CLIENT, Send([b"one"], None)))
         await broker.hear(until=Answered)
         broker.say(StopPartition(1, PARTITION, is_deleted=False))
@@ -269,10 +269,10 @@ async def test_a_request_that_fails_is_answered_with_the_name_of_its_error(tmp_p
         ) in done.message
 
 
-def test_a_note_that_a_crash_has_made_void_still_says_about_what_a_partition_holds() -> None:
-    """Symptom: a partition that had been open was expected to need no memory for its messages."""
+def test_what_a_partition_takes_in_memory_once_it_is_open_is_known_without_its_note() -> None:
+    """Symptom: a partition that had been open at a crash was expected to need no memory for its messages."""
+    hosted = _Hosted(Mock(), Start(PARTITION, 3, QUEUE, None, 70_000))
+    assert (hosted.summary(), hosted.expected_bytes()) == (None, 70_000)
     summary = Summary({0: SubqueueCounts(active=70)}, {})
-    void = _Hosted(Mock(), Start(PARTITION, 3, QUEUE, None, summary.encode()))
-    assert (void.summary(), void.last()) == (None, summary)
-    void.closed(EMPTY)
-    assert (void.summary(), void.last()) == (EMPTY, EMPTY)
+    hosted.closed(summary)
+    assert (hosted.summary(), hosted.expected_bytes()) == (summary, summary.state_bytes)

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from broker.base.clock import ManualClock
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES, QUEUE_SUBQUEUES
-from broker.namespace.resting import FOLDER_OPENING_MAX, Resting
+from broker.namespace.resting import FOLDER_OPENING_MAX, UNKNOWN_BYTES, Resting
 from broker.operations.message_states import SubqueueCounts
 from broker.partition.drain_need import Need, need_of_counts
 from broker.partition.summary import (
@@ -321,6 +321,26 @@ async def test_what_was_open_is_opened_a_few_at_a_time_the_most_urgent_first_and
     again.queues["b"].go_on.set()
     assert await again.resting.all_known(20)
     assert queue.woken == list(range(19, -1, -1)) and again.resting.unknown_count == 0
+    await again.stop()
+
+
+async def test_an_unknown_partition_is_expected_to_hold_more_than_its_last_note_says() -> None:
+    """Symptom: only those who asked from outside expected more, and the partition's own turn did not."""
+    world = await World().start({"a": 3})
+    for number in range(2):
+        await world.resting.opening("a", number)
+        world.resting.closed("a", number, holding(1_000))
+    await world.resting.opening("a", 1)
+    await world.resting.opening("a", 2)
+    disk = world.disk.after_power_cut()
+    await world.stop()
+
+    again = await World(disk).start({"a": 4})
+    expected = [again.resting.register("a", number).expected_bytes() for number in range(4)]
+    known = 1_000 * MESSAGE_OVERHEAD_BYTES
+    assert expected == [known, known + UNKNOWN_BYTES, UNKNOWN_BYTES, 0]
+    again.queues["a"].go_on.set()
+    assert await again.resting.all_known(20)
     await again.stop()
 
 
