@@ -18,7 +18,7 @@ from broker.entities.descriptions import MAIN, EntityDescription
 from broker.entities.roles import CountedAs, SubqueueDescription
 from broker.identifiers import ClientId
 from broker.message.property_sizes import PropertyLimits
-from broker.namespace.health import CLOSED, DOWN, HEALTHY, MISSING
+from broker.namespace.health import CLOSED, DOWN, MISSING
 from broker.namespace.meter import EntityMeter
 from broker.namespace.opening_turns import OpeningTurns
 from broker.namespace.resting import Resting, add_counts
@@ -327,10 +327,6 @@ class Entity:
     def folder_of(self, number: int) -> int:
         """The number of the data folder that holds a partition."""
         return folder_of(self.description.generation, number, self.description.folders)
-
-    def is_open(self, number: int) -> bool:
-        """Whether a partition is open."""
-        return self._health_of(number) == HEALTHY
 
     async def wake(self, number: int) -> None:
         """Open a partition because something in it is due or its content is unknown. Returns once it is open

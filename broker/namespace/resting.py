@@ -8,8 +8,8 @@ only after its log has been closed cleanly.
 *After a crash* the index says which partitions were open. Their content is unknown until their logs have been
 read. They are opened in the background, a few at a time, most urgent first. Meanwhile the broker is
 started, and a client's own demand opens a partition at once. While memory is scarce, one after the other is
-opened, and closed once it is at rest: what they hold may be why the kernel ended the broker, and together it
-would end it at each start. Callers that count messages can wait until nothing is unknown (`all_known`), and
+opened (`broker/partition/opening_room.py`), and closed once it is at rest: what they hold may be why the
+kernel ended the broker, and together it would end it at each start. Callers that count messages can wait until nothing is unknown (`all_known`), and
 leave out any partition that still is.
 
 *An out-of-date index*: each data folder says whether the index can be trusted about it
@@ -80,9 +80,6 @@ class Sleeper(Protocol):
     async def wake(self, number: int) -> None:
         """Open a partition if it is not open; returns once it is open or opening has failed."""
 
-    def is_open(self, number: int) -> bool:
-        """Whether a partition is open."""
-
     def folder_of(self, number: int) -> int:
         """The number of the data folder that holds a partition."""
 
@@ -147,8 +144,6 @@ class Resting:
         self._changed = asyncio.Event()
         self._all_known = asyncio.Event()
         self._folders = max(1, len(index.witnesses))
-        self._beyond: _Key | None = None
-        """The unknown partition that was opened last while memory was scarce."""
         self._busy: Counter[int] = Counter()
         """How many partitions are being opened, by data folder."""
         self._held: dict[int, deque[_Key]] = {}
@@ -513,7 +508,7 @@ class Resting:
             if self._due.drop_outdated() or self._waiting.drop_outdated():
                 continue
             key = self._due.take(self._clock.now_ms())
-            if key is None and (not self.is_memory_scarce or self._may_go_beyond()):
+            if key is None and not (self.is_memory_scarce and self._busy.total()):
                 key = self._waiting.take(float("inf"))
             if key is None:
                 return looked_at
@@ -528,25 +523,10 @@ class Resting:
         return LOOKED_AT_ONCE
 
     def _may_open(self, key: _Key) -> bool:
-        """Whether there is memory for a due or unknown partition. If not, those that are due are opened one
-        by one, for what falls due may free memory. While memory is scarce, so are unknown ones, each once the
-        last one has been closed again."""
-        if self.take_room(*key):
-            return True
-        if not (self.is_memory_scarce and key[1] in self.unknown(key[0])):
-            return not self._busy.total()
-        if not self._may_go_beyond():
-            return False
-        self._beyond = key
-        return True
-
-    def _may_go_beyond(self) -> bool:
-        """Whether an unknown partition may be opened although memory is scarce."""
-        if self._busy.total():
-            return False
-        last = self._beyond
-        sleeper = None if last is None else self._sleepers.get(last[0])
-        return last is None or sleeper is None or not sleeper.is_open(last[1])
+        """Whether there is memory for a due or unknown partition. If not, they are opened one by one, for
+        what falls due may free memory; each waits for its turn beyond the room
+        (`broker/partition/opening_room.py`)."""
+        return self.take_room(*key) or not self._busy.total()
 
     def _start_one(self, key: _Key, folder: int) -> None:
         self._busy[folder] += 1
