@@ -20,7 +20,7 @@ from broker.identifiers import ClientId
 from broker.message.property_sizes import PropertyLimits
 from broker.namespace.health import CLOSED, DOWN, MISSING
 from broker.namespace.meter import EntityMeter
-from broker.namespace.opening_turns import OpeningTurns
+from broker.namespace.one_after_another import OneAfterAnother
 from broker.namespace.resting import Resting, add_counts
 from broker.namespace.router import PartitionHandle, RoutedPartition, Router
 from broker.namespace.runtime import EntityRuntime
@@ -151,7 +151,7 @@ class Entity:
         self._size_bytes_max = size_bytes_max
         self._quota = SizeQuota(description.KIND, size_bytes_max, self._size, multiplies=self.MULTIPLIES)
         self._partitions: dict[int, Partition] = {}
-        self._turns = OpeningTurns()
+        self._one_after_another = OneAfterAnother()
         self._at_rest: dict[str, SubqueueCounts] | None = None
         """Totals for the partitions that have not started; None until they are added up."""
         self._handles: list[RoutedPartition] = [
@@ -301,7 +301,8 @@ class Entity:
         """Whether a receiver should ask later, because memory has no room and another partition its turn."""
         if self._health_of(number) != CLOSED or self._resting.take_room(self.description.generation, number):
             return False
-        return not self._turns.has_turn(number, subqueue, self._health_of, self._partitions.values())
+        started = self._partitions.values()
+        return not self._one_after_another.has_turn(number, subqueue, self._health_of, started)
 
     def _stays_closed(self, number: int) -> bool:
         """Whether a partition is closed, what it holds is known, and memory is too scarce to open it."""

@@ -9,8 +9,8 @@ only after its log has been closed cleanly.
 read. They are opened in the background, a few at a time, most urgent first. Meanwhile the broker is
 started, and a client's own demand opens a partition at once. While memory is scarce, one after the other is
 opened (`broker/partition/opening_room.py`), and closed once it is at rest: what they hold may be why the
-kernel ended the broker, and together it would end it at each start. Callers that count messages can wait until nothing is unknown (`all_known`), and
-leave out any partition that still is.
+kernel ended the broker, and together it would end it at each start. Callers that count messages can wait
+until nothing is unknown (`all_known`), and leave out any partition that still is.
 
 *An out-of-date index*: each data folder says whether the index can be trusted about it
 (`storage/index_witness.py`). If not, its partitions count as unknown. A folder that does not answer at

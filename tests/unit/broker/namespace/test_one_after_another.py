@@ -1,10 +1,10 @@
-"""broker/namespace/opening_turns.py: which closed partition of an entity is opened when memory is scarce."""
+"""Which closed partition of an entity is opened for receivers when memory is scarce."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from broker.namespace.opening_turns import OpeningTurns
+from broker.namespace.one_after_another import OneAfterAnother
 from broker.operations.message_states import SubqueueCounts
 
 
@@ -18,7 +18,7 @@ class Partition:
 
 
 async def test_one_partition_after_the_other_is_opened_while_memory_has_no_room() -> None:
-    turns, partitions = OpeningTurns(), [Partition() for _ in range(3)]
+    turns, partitions = OneAfterAnother(), [Partition() for _ in range(3)]
 
     def turn() -> list[bool]:
         return [
@@ -39,5 +39,5 @@ async def test_one_partition_after_the_other_is_opened_while_memory_has_no_room(
 
 async def test_what_an_open_partition_holds_for_others_keeps_no_receiver_waiting() -> None:
     open_one = Partition("healthy", {"$deadletterqueue": SubqueueCounts(active=3)})
-    turns, partitions = OpeningTurns(), [open_one, Partition()]
+    turns, partitions = OneAfterAnother(), [open_one, Partition()]
     assert turns.has_turn(1, "", lambda number: partitions[number].health, partitions)

@@ -22,7 +22,7 @@ class _Partition(Protocol):
     def counts(self, only: str | None = None) -> Mapping[str, SubqueueCounts]: ...
 
 
-class OpeningTurns:
+class OneAfterAnother:
     """The turns in one entity. Owned by the event loop."""
 
     __slots__ = ("_latest", "_until_s")
