@@ -39,7 +39,7 @@ class Intake:
 
     def take(self, data: bytes, divided_below: int = 0) -> list[Piece]:
         """Take bytes from the peer; gives the pieces to push now, in order. Kept pieces come first.
-        `divided_below`: see `Lenience`."""
+        `divided_below`: see `WideDispositions.below`."""
         if self._refusal is not None:
             data = b""  # the refusal waits until the kept bytes are pushed; nothing follows it
         elif self._allowance is not None:
@@ -47,7 +47,7 @@ class Intake:
             if self._allowance.is_lifted:
                 self._allowance = None
         lenience, pieces = self._lenience, self._kept
-        lenience.divided_below = divided_below
+        lenience.wide.below = divided_below
         self._kept = []
         if data or (lenience.has_more and not pieces):
             pieces = pieces + self._finder.pieces(lenience.incoming(data))

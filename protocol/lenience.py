@@ -15,9 +15,8 @@ its outcome is sent under the client's own number.
 *A detach after an end* (§2.5.5). The Python client sends one whenever it closes. The link has already ended
 with its session, so the frame is dropped.
 
-*Dispositions of thousands of deliveries* (§2.7.6). Proton applies each in one go, 90,000 in 30 ms. If there
-are so many, they become several with fewer deliveries, and `Engine.receive` stops between them. A peer may
-send very many, about deliveries that do not exist. So the rest of the stream is kept after some of them.
+*Dispositions of thousands of deliveries* (§2.7.6). Proton applies each in one go, so they are divided
+(`wide_dispositions.py`). After some of them, the rest of the stream is kept.
 
 *Sessions that begin and end faster than their ends are answered.* Proton needs a separate channel for each.
 When none is left, it fails silently and keeps whatever the client sends after that. So the stream is refused
@@ -47,35 +46,24 @@ from protocol.events import ErrorCondition
 from protocol.limits import RESOURCE_LIMIT
 from protocol.runs import address_of
 from protocol.sections import elements
-from protocol.values import skip
+from protocol.values import scalar, skip
+from protocol.wide_dispositions import WideDispositions
 
 _BEGIN, _ATTACH, _TRANSFER, _DISPOSITION, _DETACH, _END = 0x11, 0x12, 0x14, 0x15, 0x16, 0x17
 _HEAD_BYTES_MAX = 1024 + 1024
 """Enough for the longest extended header (§2.3.1) and a transfer with a state."""
 _HEADER_BYTES = 8
 _NULL = b"\x40"
-_TRUE = 0x41
 _LIST8, _LIST32 = 0xC0, 0xD0
-_SCALARS = frozenset((0x40, 0x43, 0x52, 0x70, 0xA0, 0xB0))
 _SETTLED, _MORE, _ABORTED = 4, 5, 9
 """Indexes of fields in a transfer (§2.7.5)."""
 _HANDLE_MAX = 4
 """The index of this field in a begin (§2.7.2)."""
 HANDLE_MAX_DEFAULT = 2**32 - 1
-_DISPOSITIONS_MAX = 128
-"""One frame becomes at most so many. A peer may name more deliveries than it has."""
-_DISPOSITIONS_AT_ONCE = 128
-"""After so many, the rest of the stream is kept. If their deliveries have gone, proton looks for 130,000 of
-them, in 7 ms."""
-_LEAST_COUNTED = 16
-"""To look at a disposition and leave it takes as long as to make so many."""
 _U32 = struct.Struct(">I")
-_FIRST_AND_LAST = struct.Struct(">BIBI")
-_UINT = 0x70
 _MASK = 2**32 - 1
 
 _walk = lib.delivery_ids_walk
-_WIDE: int = lib.WIDE_DISPOSITION
 
 
 @dataclass(slots=True)
@@ -149,13 +137,9 @@ class Lenience:
         self._departed: list[tuple[_Session, int]] = []
         """Renumbered deliveries of detached links. They may get an outcome until the detach is served, and
         none after the next write."""
-        self.divided_below = 0
-        """Dispositions of many deliveries with lower numbers than this are divided; there are none with
-        higher ones. 0 if so few are unsettled that nothing need be. Set by the owner."""
-        self._dispositions = 0
-        """How many dispositions were made or looked at for this `incoming`."""
+        self.wide = WideDispositions(_HEAD_BYTES_MAX)
         self._rest = b""
-        """Frames that are kept for the next `incoming`, because this one has made so many dispositions."""
+        """Frames that are kept for the next `incoming`, because this one has had enough wide dispositions."""
         self._head = b""
         """The beginning of a frame, kept until enough of it has arrived."""
         self._missing = _HEADER_BYTES
@@ -172,7 +156,7 @@ class Lenience:
             return b""
         if self._rest:
             data, self._rest = self._rest + data, b""
-        self._dispositions = 0
+        self.wide.begin()
         if self._lost:
             return data
         if self._head:
@@ -223,7 +207,7 @@ class Lenience:
             if replacement is not None:
                 changed += (data[taken:offset], replacement)
                 taken = offset + len(head)
-            if self._dispositions >= _DISPOSITIONS_AT_ONCE and end < size:
+            if self.wide.had_enough and end < size:
                 self._rest = data[end:]
                 data, offset, size = data[:end], end, end
                 break
@@ -250,9 +234,7 @@ class Lenience:
             self.handles_max.append(handle_max)
             return None
         if code == _DISPOSITION:
-            found = _divided(head, value, frame_bytes, self.divided_below) if self.divided_below else []
-            self._dispositions += max(len(found), _LEAST_COUNTED)
-            return b"".join(found) if found else None
+            return self.wide.divide(head, value, frame_bytes)
         session = self._sessions.get(channel)
         if session is None:
             if code != _DETACH or channel not in self._ended:
@@ -270,7 +252,7 @@ class Lenience:
             self._table[channel] = (0, False, False)
         elif code in (_ATTACH, _DETACH) and (session.unfinished or session.renamed):
             _, place = elements(head, value)
-            self._free_handle(session, _scalar(head, skip(head, place) if code == _ATTACH else place))
+            self._free_handle(session, scalar(head, skip(head, place) if code == _ATTACH else place))
         return None
 
     def _begin(self, channel: int) -> None:
@@ -482,46 +464,8 @@ def _handle_max(head: bytes, value: int) -> int:
         return HANDLE_MAX_DEFAULT
     for _ in range(_HANDLE_MAX):
         place = skip(head, place)
-    found = _scalar(head, place)
+    found = scalar(head, place)
     return found if isinstance(found, UInt) else HANDLE_MAX_DEFAULT
-
-
-def _divided(head: bytes, value: int, frame_bytes: int, below: int) -> list[bytes]:
-    """A disposition of many deliveries with numbers below this as several of fewer; empty to leave it. Raises
-    IndexError if it is incomplete, DecodeError if it is malformed."""
-    if frame_bytes > _HEAD_BYTES_MAX:
-        return []
-    if len(head) < frame_bytes:
-        raise IndexError("a disposition is divided as a whole")
-    count, role = elements(head, value)
-    if head[value] not in (_LIST8, _LIST32) or count < 3:
-        return []
-    places = [role]
-    for _ in range(count):
-        places.append(skip(head, places[-1]))
-    first, last = _scalar(head, places[1]), _scalar(head, places[2])
-    if places[-1] != skip(head, value) or not (isinstance(first, UInt) and isinstance(last, UInt)):
-        return []
-    deliveries = min(((last - first) & _MASK) + 1, (below - first) & _MASK)
-    if head[role] != _TRUE or not _WIDE < deliveries <= _MASK // 2 + 1:
-        return []
-    before, behind = head[role : places[1]], head[places[3] : places[-1]]
-    list_bytes = 4 + len(before) + _FIRST_AND_LAST.size + len(behind)
-    begin = b"".join(
-        (
-            _U32.pack(value + 5 + list_bytes),
-            head[4:value],
-            bytes((_LIST32,)),
-            _U32.pack(list_bytes),
-            _U32.pack(count),
-            before,
-        )
-    )
-    parts = min(-(-deliveries // _WIDE), _DISPOSITIONS_MAX)
-    starts = [(first + part * _WIDE) & _MASK for part in range(parts)]
-    ends = [(start - 1) & _MASK for start in starts[1:]] + [last]
-    pack = _FIRST_AND_LAST.pack
-    return [begin + pack(_UINT, start, _UINT, end) + behind for start, end in zip(starts, ends, strict=True)]
 
 
 def _read_transfer(head: bytes, value: int) -> _Transfer:
@@ -538,9 +482,9 @@ def _read_transfer(head: bytes, value: int) -> _Transfer:
     if places[-1] > skip(head, value):
         raise DecodeError("a transfer's fields reach beyond their list")
     handle, given, tag = (
-        _scalar(head, place),
-        _scalar(head, places[1]),
-        _scalar(head, places[2]) if count > 2 else None,
+        scalar(head, place),
+        scalar(head, places[1]),
+        scalar(head, places[2]) if count > 2 else None,
     )
     if (
         not isinstance(handle, UInt)
@@ -558,11 +502,3 @@ def _read_transfer(head: bytes, value: int) -> _Transfer:
 
 def _is_true(head: bytes, place: int) -> bool:
     return head[place] == 0x41 or (head[place] == 0x56 and head[place + 1] == 1)
-
-
-def _scalar(head: bytes, place: int) -> Any:
-    """A null, uint or binary. Other types are not decoded: these fields cannot have them, and a nested value
-    may be large."""
-    if head[place] not in _SCALARS:
-        raise DecodeError("a field is of another type")
-    return decode(head, place)[0]

@@ -18,6 +18,7 @@ VALUES_MAX = 32_768
 values takes some 15 ms."""
 
 SIZE8, SIZE32, DESCRIBED, NO_TYPE = 0, -1, -2, -3
+_SCALARS = frozenset((0x40, 0x43, 0x52, 0x70, 0xA0, 0xB0))
 _U32 = struct.Struct(">I")
 
 
@@ -114,3 +115,11 @@ def decode_bounded(buffer: bytes, offset: int = 0, values_max: int = VALUES_MAX)
         except (IndexError, struct.error) as error:
             raise DecodeError(f"value at byte {offset} is cut off") from error
     return decode(buffer, offset)
+
+
+def scalar(buffer: bytes, offset: int) -> Any:
+    """A null, uint or binary. Other types raise DecodeError and are not decoded: a nested value may be
+    large."""
+    if buffer[offset] not in _SCALARS:
+        raise DecodeError("a field is of another type")
+    return decode(buffer, offset)[0]

@@ -7,7 +7,7 @@ from typing import Any
 from protocol.codec import Described, UInt
 from protocol.events import ErrorCondition, Event, MessagesReceived
 from tests.support import raw_amqp as raw
-from tests.support.engine_peer import of
+from tests.support.engine_peer import frames_of, of
 
 REFUSAL = ErrorCondition("amqp:not-found", "The messaging entity 'queue' could not be found.")
 
@@ -20,6 +20,16 @@ def transfer(handle: int, number: int, payload: bytes = b"x", *, channel: int = 
 def disposition(first: int, last: int, outcome: object, *, settled: bool = False) -> bytes:
     """A disposition in which the peer, as receiver, gives deliveries an outcome."""
     return raw.frame(raw.DISPOSITION, raw.disposition_fields(True, first, last, settled, outcome))
+
+
+def disposition_ranges(data: bytes) -> list[tuple[int, int]]:
+    """What each of these settled dispositions is about; checks that they are alike otherwise."""
+    frames = frames_of(data)
+    assert {(frame.code, frame.channel, frame.field(0), frame.field(3)) for frame in frames} == {
+        (raw.DISPOSITION, 0, raw.RECEIVER, True)
+    }
+    assert len({repr(frame.field(4)) for frame in frames}) == 1
+    return [(frame.field(1), frame.field(2)) for frame in frames]
 
 
 def detach(handle: int, *, closed: bool = True) -> bytes:

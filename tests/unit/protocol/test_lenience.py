@@ -1,5 +1,5 @@
 """Client errors that proton would refuse (`protocol/lenience.py`): delivery-ids out of sequence, and a detach
-after an end. And dispositions that take it long."""
+after an end. And what is kept of a stream with dispositions that take it long."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from protocol.links import Delivery
 from protocol.runs import BYTES_MAX
 from tests.support import plain_frames
 from tests.support import raw_amqp as raw
-from tests.support.engine_frames import detach, payloads, transfer
+from tests.support.engine_frames import detach, disposition, disposition_ranges, payloads, transfer
 from tests.support.engine_peer import EnginePeer, frames_of, message, of, only
 
 TOP = 2**32 - 1
+ACCEPTED = raw.outcome(raw.ACCEPTED)
 SEQUENCES = [
     [0, 1, 2, 3],
     [1, 1, 2],
@@ -402,90 +403,50 @@ def test_more_sessions_than_there_are_channels_end_the_connection(
     assert peer.engine.finished
 
 
-# --- dispositions of many deliveries ------------------------------------------------------------------------
-
-
-def disposition(first: int, last: int, outcome: int = raw.ACCEPTED, **given: Any) -> bytes:
-    fields = raw.disposition_fields(raw.RECEIVER, first, last, True, raw.outcome(outcome))
-    return raw.frame(raw.DISPOSITION, fields, **given)
-
-
-def ranges_of(data: bytes) -> list[tuple[int, int]]:
-    """What each disposition is about; checks that they are alike otherwise."""
-    frames = frames_of(data)
-    assert {(frame.code, frame.channel, frame.field(0), frame.field(3)) for frame in frames} == {
-        (raw.DISPOSITION, 0, raw.RECEIVER, True)
-    }
-    assert len({repr(frame.field(4)) for frame in frames}) == 1
-    return [(frame.field(1), frame.field(2)) for frame in frames]
-
-
-@pytest.mark.parametrize("first", [0, 7, 70_000, TOP - 2_000, TOP])
-@pytest.mark.parametrize("count", [1_025, 2_048, 90_000])
-@pytest.mark.parametrize("outcome", [raw.ACCEPTED, raw.RELEASED])
-def test_a_disposition_of_many_deliveries_becomes_several_of_few(
-    first: int, count: int, outcome: int
-) -> None:
-    found = ranges_of(begun().incoming(disposition(first, (first + count - 1) % 2**32, outcome)))
-    assert all((last - begin) % 2**32 < 1_024 for begin, last in found)
-    expected = first
-    for begin, last in found:
-        assert begin == expected
-        expected = (last + 1) % 2**32
-    assert expected == (first + count) % 2**32
-
-
-def test_a_disposition_of_more_deliveries_than_there_can_be_becomes_no_flood() -> None:
-    found = ranges_of(begun().incoming(disposition(5, 2**31 - 1)))
-    assert len(found) == 128 and (found[0], found[-1][1]) == ((5, 1_028), 2**31 - 1)
+# --- dispositions of many deliveries (`wide_dispositions.py`) ---------------------------------------------
 
 
 def test_very_many_dispositions_of_many_deliveries_are_divided_in_portions() -> None:
     """Symptom: a MiB of them, about deliveries that did not exist, held the event loop for five seconds."""
-    lenience, said = begun(), disposition(0, 2**31 - 1)
+    lenience, said = begun(), disposition(0, 2**31 - 1, ACCEPTED, settled=True)
     behind = transfer(0, 0)
     given = [lenience.incoming(said * 1_000 + behind)]
     while lenience.has_more:
-        assert len(ranges_of(given[-1])) == 128 and not lenience.is_between_frames
+        assert len(disposition_ranges(given[-1])) == 128 and not lenience.is_between_frames
         given.append(lenience.incoming(b""))
     assert len(given) == 1_001 and given[-1] == behind and lenience.is_between_frames
 
 
 def test_without_many_deliveries_nothing_is_divided_and_still_looked_at_in_portions() -> None:
     for below in (0, 1_000):
-        lenience, said = begun(below), disposition(0, 5_000) * 1_000
+        lenience, said = begun(below), disposition(0, 5_000, ACCEPTED, settled=True) * 1_000
         given = [lenience.incoming(said)]
         while lenience.has_more:
             given.append(lenience.incoming(b""))
         assert b"".join(given) == said and len(given) == 1_000 / 8
 
 
-def test_what_is_kept_is_given_back_to_whoever_checks_the_stream() -> None:
-    lenience, said = begun(), disposition(0, 2**31 - 1)
-    given = ranges_of(lenience.incoming(said * 2 + said[:10]))
-    kept, missing = lenience.take_back()
-    assert (kept, missing) == (said + said[:10], 0) and len(given) == 128
-    assert not lenience.has_more
-
-
 @pytest.mark.parametrize(
     "said",
     [
-        disposition(0, 1_023),
-        disposition(9, 9),
-        disposition(5_000, 0),
-        raw.frame(raw.DISPOSITION, [raw.RECEIVER, UInt(0), None, True]),
-        raw.frame(raw.DISPOSITION, [raw.RECEIVER, UInt(0)]),
+        disposition(5_000, 0, ACCEPTED, settled=True),
         raw.frame(raw.DISPOSITION, [raw.RECEIVER, 0, 5_000]),
-        raw.frame(raw.DISPOSITION, [raw.RECEIVER, UInt(0), UInt(5_000), False, b"x" * 3_000]),
         raw.raw_frame(b"\x00\x53\x15\xc0\x09\x03\x41\x43\x70\x00\x00\xff\xff\x40"),
     ],
-    ids=["few", "one", "backwards", "no-last", "short", "longs", "long-state", "beyond-its-list"],
+    ids=["backwards", "longs", "beyond-its-list"],
 )
-def test_other_dispositions_are_handed_on_as_they_came(said: bytes) -> None:
+def test_dispositions_that_are_not_divided_are_handed_on_as_they_came(said: bytes) -> None:
     lenience = begun()
     assert lenience.incoming(said + transfer(0, 0)) == said + transfer(0, 0)
     assert b"".join(lenience.incoming(said[at : at + 1]) for at in range(len(said))) == said
+
+
+def test_what_is_kept_is_given_back_to_whoever_checks_the_stream() -> None:
+    lenience, said = begun(), disposition(0, 2**31 - 1, ACCEPTED, settled=True)
+    given = disposition_ranges(lenience.incoming(said * 2 + said[:10]))
+    kept, missing = lenience.take_back()
+    assert (kept, missing) == (said + said[:10], 0) and len(given) == 128
+    assert not lenience.has_more
 
 
 # --- bytes --------------------------------------------------------------------------------------------------
@@ -493,7 +454,7 @@ def test_other_dispositions_are_handed_on_as_they_came(said: bytes) -> None:
 
 def begun(divided_below: int = 2**31) -> Lenience:
     lenience = Lenience(255, 1 << 16)
-    lenience.divided_below = divided_below
+    lenience.wide.below = divided_below
     lenience.incoming(raw.AMQP_HEADER + raw.frame(raw.BEGIN, raw.begin_fields()))
     return lenience
 
