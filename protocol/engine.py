@@ -179,7 +179,7 @@ class Engine:
                 return read
         if self._is_unread:
             at_once = self._pump(False, at_once)
-        pieces = self._intake.take(data, self._push_size.sent_if_many_wait(PUMPED_AT_ONCE))
+        pieces = self._intake.take(data, self._push_size.sent_in_all)
         for index, (piece, is_batch) in enumerate(pieces):
             fed, at_once = self._feed(piece, is_batch, events_max, at_once)
             if fed < 0:

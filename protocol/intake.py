@@ -37,9 +37,9 @@ class Intake:
         if self._allowance is not None:
             self._allowance.lift()
 
-    def take(self, data: bytes, divided_below: int = 0) -> list[Piece]:
-        """Take bytes from the peer; gives the pieces to push now, in order. Kept pieces come first.
-        `divided_below`: see `WideDispositions.below`."""
+    def take(self, data: bytes, sent: int = 0) -> list[Piece]:
+        """Take bytes from the peer; gives the pieces to push now, in order. Kept pieces come first. `sent`:
+        how many deliveries it got on this connection."""
         if self._refusal is not None:
             data = b""  # the refusal waits until the kept bytes are pushed; nothing follows it
         elif self._allowance is not None:
@@ -47,7 +47,7 @@ class Intake:
             if self._allowance.is_lifted:
                 self._allowance = None
         lenience, pieces = self._lenience, self._kept
-        lenience.wide.below = divided_below
+        lenience.wide.sent = sent
         self._kept = []
         if data or (lenience.has_more and not pieces):
             pieces = pieces + self._finder.pieces(lenience.incoming(data))

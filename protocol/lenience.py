@@ -207,8 +207,8 @@ class Lenience:
             if replacement is not None:
                 changed += (data[taken:offset], replacement)
                 taken = offset + len(head)
-            if self.wide.had_enough and end < size:
-                self._rest = data[end:]
+            if self.wide.had_enough and (rest := self.wide.take_rest() + data[end:]):
+                self._rest = rest
                 data, offset, size = data[:end], end, end
                 break
             offset = _walk(self._table, self.channels, data, end, size, self._frame_bytes_max)
@@ -234,7 +234,9 @@ class Lenience:
             self.handles_max.append(handle_max)
             return None
         if code == _DISPOSITION:
-            return self.wide.divide(head, value, frame_bytes)
+            replacement = self.wide.divide(head, value, frame_bytes)
+            self.refusal = self.wide.refusal
+            return replacement
         session = self._sessions.get(channel)
         if session is None:
             if code != _DETACH or channel not in self._ended:

@@ -51,10 +51,6 @@ class PushSize:
         if self.unsettled_most > self.held_most:
             self.held_most = self.unsettled_most
 
-    def sent_if_many_wait(self, many: int) -> int:
-        """How many deliveries were sent on this connection if more than `many` may be unsettled, else 0."""
-        return self.sent_in_all if self.unsettled_most > many else 0
-
     def may_hold_dispositions(self, size: int) -> bool:
         """Whether dispositions in so many bytes cause at most EVENTS_MAX events."""
         unsettled = self.unsettled_most + self.uncounted_bytes // TRANSFER_BYTES

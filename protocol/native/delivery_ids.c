@@ -11,7 +11,7 @@
 
 #include "delivery_ids.h"
 
-enum { HEADER_BYTES = 8, FLOW = 0x13, TRANSFER = 0x14, DISPOSITION = 0x15 };
+enum { HEADER_BYTES = 8, FLOW = 0x13, TRANSFER = 0x14, DISPOSITION = 0x15, RECEIVED = 0x23 };
 
 typedef struct {
     const uint8_t *at, *end;
@@ -111,15 +111,28 @@ static bool read_list_head(span_t *fields, uint32_t *listed, size_t *bytes) {
     return true;
 }
 
-/* Whether a disposition (§2.7.6), whose fields these are, concerns few deliveries, or is none that proton
-   takes. False if too little of it has arrived to tell. */
+/* Whether the fields of a disposition (§2.7.6) behind the numbers, `listed` of them, settle the deliveries or
+   have an outcome. Proton would look at each delivery for a state that is none (`received`), and nothing comes
+   of it. */
+static bool says_something(span_t *fields, uint32_t listed) {
+    if (listed < 1 || left(fields) < 1) return false;
+    if (fields->at[0] == 0x41) return true;
+    if (!skip_flag(fields, false)) return false;
+    if (listed < 2 || left(fields) < 3 || fields->at[0] != 0) return false;
+    return fields->at[1] == 0x53 && fields->at[2] != RECEIVED;
+}
+
+/* Whether a disposition (§2.7.6), whose fields these are, concerns few deliveries and says something of them,
+   or is none that proton takes. False if too little of it has arrived to tell. */
 static bool is_narrow(span_t fields, bool is_whole) {
     uint32_t listed, first, last;
     size_t bytes;
     if (!read_list_head(&fields, &listed, &bytes)) return is_whole;
     if (listed < 3) return true; /* it names one delivery */
+    bool is_receiver = left(&fields) >= 1 && fields.at[0] == 0x41;
     if (!skip_flag(&fields, true) || !read_uint(&fields, &first) || !read_uint(&fields, &last))
         return is_whole;
+    if (is_receiver && first != last && !says_something(&fields, listed - 3)) return false;
     return last - first < WIDE_DISPOSITION || last - first > INT32_MAX;
 }
 

@@ -9,7 +9,7 @@ typedef struct {
 } session_ids_t;
 
 /* A disposition that concerns more deliveries than this is not plain. */
-enum { WIDE_DISPOSITION = 1024 };
+enum { WIDE_DISPOSITION = 256 };
 
 /* Skip frames from `offset` on as long as they are plain: transfers of one frame each, numbered in order, and
    frames that do not concern numbers. Only the performative of the last frame has to be there. Returns the

@@ -7,8 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 HEADER_BYTES, FLOW, TRANSFER, DISPOSITION = 8, 0x13, 0x14, 0x15
+RECEIVED = 0x23
 NULL, TRUE, FALSE = 0x40, 0x41, 0x42
-WIDE = 1_024
+WIDE = 256
 """A disposition of more deliveries is not plain."""
 
 
@@ -71,7 +72,8 @@ def _is_plain(sessions: list[SessionIds], frame: bytes, size: int) -> bool:
 
 
 def _is_narrow(listed: bytes, is_whole: bool) -> bool:
-    """Whether a disposition names few deliveries, or cannot be read and is all there."""
+    """Whether a disposition names few deliveries and says something of them, or cannot be read and is all
+    there."""
     if listed[:1] == b"\xc0" and len(listed) >= 3 and listed[1] >= 1:
         count, fields = listed[2], Fields(listed[3:])
     elif listed[:1] == b"\xd0" and len(listed) >= 9 and int.from_bytes(listed[1:5], "big") >= 4:
@@ -81,12 +83,27 @@ def _is_narrow(listed: bytes, is_whole: bool) -> bool:
     if count < 3:
         return True
     try:
-        if not fields.take(NULL, TRUE, FALSE):
+        is_receiver = fields.take(TRUE)
+        if not is_receiver and not fields.take(NULL, FALSE):
             return is_whole
         first, last = fields.uint(), fields.uint()
     except (IndexError, ValueError):
         return is_whole
+    if is_receiver and first != last and not _says_something(fields, count - 3):
+        return False
     return not WIDE <= (last - first) % 2**32 < 2**31
+
+
+def _says_something(fields: Fields, count: int) -> bool:
+    """Whether the other fields of a disposition settle, or have an outcome."""
+    try:
+        if not count or fields.take(TRUE):
+            return count > 0
+        if not fields.take(NULL, FALSE) or count < 2:
+            return False
+        return fields.take(0) and fields.take(0x53) and not fields.take(RECEIVED)
+    except IndexError:
+        return False
 
 
 def _number_of_whole_delivery(listed: bytes) -> int | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.codec import DecodeError, UInt
+from protocol.codec import DecodeError, Described, Symbol, UInt, ULong
+from protocol.limits import RESOURCE_LIMIT
 from protocol.wide_dispositions import WideDispositions
 from tests.support import raw_amqp as raw
 from tests.support.engine_frames import disposition, disposition_ranges
@@ -19,16 +20,25 @@ def wide(first: int, last: int, outcome: int = raw.ACCEPTED) -> bytes:
     return disposition(first, last, raw.outcome(outcome), settled=True)
 
 
-def divided(said: bytes, below: int = 2**31) -> bytes:
-    """What becomes of a frame."""
+MANY = 2**33
+"""So many were sent that there are deliveries of all numbers."""
+
+
+def divided(said: bytes, sent: int = MANY) -> bytes:
+    """What becomes of a frame, with all that is left of it at first."""
     dispositions = WideDispositions(FRAME_BYTES_MAX)
-    dispositions.below = below
-    found = dispositions.divide(said, LIST_AT, len(said))
-    return said if found is None else found
+    dispositions.sent = sent
+    whole = b""
+    while said:
+        found = dispositions.divide(said, LIST_AT, len(said))
+        whole += said if found is None else found
+        said = dispositions.take_rest()
+        assert dispositions.had_enough or not said, "others have their turn before the rest"
+    return whole
 
 
 @pytest.mark.parametrize("first", [0, 7, 70_000, TOP - 2_000, TOP])
-@pytest.mark.parametrize("count", [1_025, 2_048, 90_000])
+@pytest.mark.parametrize("count", [1_025, 2_048, 90_000, 131_072, 131_073, 1_000_000])
 @pytest.mark.parametrize("outcome", [raw.ACCEPTED, raw.RELEASED])
 def test_a_disposition_of_many_deliveries_becomes_several_of_few(
     first: int, count: int, outcome: int
@@ -43,8 +53,18 @@ def test_a_disposition_of_many_deliveries_becomes_several_of_few(
 
 
 def test_a_disposition_of_more_deliveries_than_there_can_be_becomes_no_flood() -> None:
-    found = disposition_ranges(divided(wide(5, 2**31 - 1)))
-    assert len(found) == 128 and (found[0], found[-1][1]) == ((5, 1_028), 2**31 - 1)
+    dispositions = WideDispositions(FRAME_BYTES_MAX)
+    dispositions.sent = MANY
+    said = wide(5, 2**31 - 1)
+    found = disposition_ranges(dispositions.divide(said, LIST_AT, len(said)) or b"")
+    assert len(found) == 128 and (found[0], found[-1]) == ((5, 1_028), (130_053, 131_076))
+    assert disposition_ranges(dispositions.take_rest()) == [(131_077, 2**31 - 1)]
+    assert not dispositions.take_rest()
+
+
+def test_where_deliveries_end_the_rest_stays_whole() -> None:
+    """There are none with the numbers behind."""
+    assert disposition_ranges(divided(wide(5, 2**31 - 1), 2_000)) == [(5, 1_028), (1_029, 2**31 - 1)]
 
 
 @pytest.mark.parametrize(
@@ -69,25 +89,66 @@ def test_numbers_of_another_type_are_left_to_proton() -> None:
         divided(raw.frame(raw.DISPOSITION, [raw.RECEIVER, 0, 5_000]))
 
 
-def test_nothing_is_divided_unless_many_deliveries_are_unsettled() -> None:
-    said = wide(0, 5_000)
-    assert [divided(said, below) == said for below in (0, 1_024, 1_025, 5_000)] == [True, True, False, False]
+def test_numbers_that_no_delivery_has_had_do_not_count() -> None:
+    for first in (0, 7_000):
+        said = wide(first, first + 5_000)
+        sent = (0, first, first + 1_024, first + 1_025, first + 5_000)
+        assert [divided(said, each) == said for each in sent] == [True, True, True, False, False]
 
 
 def test_only_a_whole_frame_is_divided() -> None:
     said, dispositions = wide(0, 5_000), WideDispositions(FRAME_BYTES_MAX)
-    assert dispositions.divide(said[:-1], LIST_AT, len(said)) is None, "nothing need be divided"
-    dispositions.below = 2**31
+    dispositions.sent = MANY
     with pytest.raises(IndexError):
         dispositions.divide(said[:-1], LIST_AT, len(said))
 
 
 def test_after_many_others_should_have_their_turn() -> None:
     dispositions = WideDispositions(FRAME_BYTES_MAX)
-    dispositions.below = 2**31
+    dispositions.sent = MANY
     for said, enough_after in ((wide(0, 2**31 - 1), 1), (wide(0, 64 * 1_024 - 1), 2), (wide(0, 9), 8)):
         dispositions.begin()
         for number in range(enough_after):
             assert not dispositions.had_enough, number
             dispositions.divide(said, LIST_AT, len(said))
         assert dispositions.had_enough
+
+
+NUMBERS = [UInt(3), UInt(700)]
+RECEIVED = raw.outcome(raw.RECEIVED, [UInt(0), ULong(0)])
+
+
+@pytest.mark.parametrize("sent", [0, MANY])
+@pytest.mark.parametrize(
+    ("fields", "stays"),
+    [
+        ([raw.RECEIVER, *NUMBERS], False),
+        ([raw.RECEIVER, *NUMBERS, False], False),
+        ([raw.RECEIVER, *NUMBERS, None, None, True], False),
+        ([raw.RECEIVER, *NUMBERS, False, RECEIVED], False),
+        ([raw.RECEIVER, *NUMBERS, None, Described(Symbol("amqp:received:list"), [])], False),
+        ([raw.RECEIVER, *NUMBERS, True], True),
+        ([raw.RECEIVER, *NUMBERS, True, RECEIVED], True),
+        ([raw.RECEIVER, *NUMBERS, False, raw.outcome(raw.MODIFIED, [True])], True),
+        ([not raw.RECEIVER, *NUMBERS, False, RECEIVED], True),
+    ],
+)
+def test_what_says_nothing_is_dropped(fields: list[object], stays: bool, sent: int) -> None:
+    said = raw.frame(raw.DISPOSITION, fields)
+    assert divided(said, sent) == (said if stays else b"")
+
+
+@pytest.mark.parametrize("sent", [700, 30_000, 2_000_000])
+def test_who_names_deliveries_again_and_again_is_refused(sent: int) -> None:
+    """Symptom: 700 KB of dispositions about the same deliveries kept the event loop busy for minutes."""
+    dispositions, said = WideDispositions(FRAME_BYTES_MAX), wide(0, 2**31 - 1)
+    dispositions.sent = sent
+    times = 0
+    while dispositions.refusal is None:
+        rest = said
+        while rest and dispositions.refusal is None:
+            dispositions.divide(rest, LIST_AT, len(rest))
+            rest = dispositions.take_rest()
+        times += 1
+    assert times == (4 * sent + 2**20) // sent + 1
+    assert dispositions.refusal.condition == RESOURCE_LIMIT
