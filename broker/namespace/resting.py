@@ -58,6 +58,11 @@ log = structlog.get_logger("resting")
 FOLDER_OPENING_MAX = 4
 """How many due or unknown partitions one data folder opens at a time. The bound keeps clients' own demand
 from waiting behind them. It holds per folder, so a folder that hangs does not delay the others."""
+PASSES_ON_S = 5.0
+"""A partition that takes longer to be opened, most likely because memory has no room for it, lets the
+next one begin …"""
+PASSED_ON_MAX = 256
+"""… unless so many have done so already, and still wait."""
 LOOKED_AT_ONCE = 256
 """How many due or unknown partitions one turn of the event loop looks at."""
 LOOK_S = 1.0
@@ -124,13 +129,14 @@ class Resting:
         clock: Clock,
         *,
         look_s: float = LOOK_S,
+        passes_on_s: float = PASSES_ON_S,
         segment_bytes: int = SEGMENT_BYTES,
         failed: OwnerFailed = report_to_loop,
     ) -> None:
         """`segment_bytes`: the largest segment of a log. `failed` is called if the task that wakes partitions
         dies: nothing is opened on time after that."""
         self._index, self._clock, self._look_s, self._failed = index, clock, look_s, failed
-        self._segment_bytes = segment_bytes
+        self._segment_bytes, self._passes_on_s = segment_bytes, passes_on_s
         self._store: EntityLogs | None = None
         self._unknown: dict[str, set[int]] = {}
         self._totals: dict[str, dict[int, SubqueueCounts]] = {}
@@ -145,7 +151,7 @@ class Resting:
         self._all_known = asyncio.Event()
         self._folders = max(1, len(index.witnesses))
         self._busy: Counter[int] = Counter()
-        """How many partitions are being opened, by data folder."""
+        """How many partitions are being opened, by data folder, without those that have passed on."""
         self._held: dict[int, deque[_Key]] = {}
         """Partitions to open as soon as their data folder has fewer than FOLDER_OPENING_MAX being opened, by
         folder."""
@@ -546,12 +552,24 @@ class Resting:
 
     async def _wake(self, key: _Key, folder: int) -> None:
         generation, number = key
+        has_passed_on = False
+
+        def pass_on() -> None:
+            nonlocal has_passed_on
+            if len(self._opening) - self._busy.total() < PASSED_ON_MAX:
+                has_passed_on = True
+                self._busy[folder] -= 1
+                self._changed.set()
+
+        timer = asyncio.get_running_loop().call_later(self._passes_on_s, pass_on)
         try:
             sleeper = self._sleepers.get(generation)
             if sleeper is not None:
                 await sleeper.wake(number)
         finally:
-            self._busy[folder] -= 1
+            timer.cancel()
+            if not has_passed_on:
+                self._busy[folder] -= 1
             self._changed.set()
             numbers = self._unknown.get(generation)
             if numbers is not None:

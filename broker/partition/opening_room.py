@@ -7,7 +7,8 @@ partition is opened only if there is room for it and its messages.
 When there is none, receivers must still get on, for they free memory. So one partition after the other is
 opened beyond the room, with a pause in which memory is measured and unused partitions are closed. Those that
 were opened like this and are still open may together hold a part of the mark, or one of them more. Small ones
-have a part of their own, so that a large one from which nobody takes anything does not keep them waiting.
+have a part of their own, so that a large one from which nobody takes anything does not keep them waiting. The
+data folders take turns. One whose disk does not answer keeps no other folder waiting.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ BEYOND_PARTS = 8
 """Small partitions that were opened beyond the room may hold this part of the mark, and so may large ones."""
 SMALL_PARTS = 64
 """A partition is small if it takes this part of the mark at most."""
+ASKS_AGAIN_S = 2 * PAUSE_S
+"""A folder that wants to open a partition beyond the room asks for it more often than this."""
 UNKNOWN = 1 << 62
 """The room before memory was measured: more than any machine has."""
 
@@ -40,57 +43,99 @@ class Share(Protocol):
 class OpeningRoom:
     """Owned by the event loop. All sizes are in bytes."""
 
-    __slots__ = ("_beyond", "_exceeding", "_mark", "_may_exceed_s", "_room", "_seconds", "under_way")
+    __slots__ = (
+        "_asked_s",
+        "_beyond",
+        "_exceeding",
+        "_let_in",
+        "_mark",
+        "_may_exceed_s",
+        "_seconds",
+        "left",
+        "under_way",
+    )
 
     def __init__(self, seconds: Callable[[], float] = elapsed_s) -> None:
         """`seconds` is the clock."""
         self._seconds = seconds
-        self._room = self._mark = UNKNOWN
+        self.left = self._mark = UNKNOWN
+        """`left`: what more partitions may take; below zero if some were opened beyond the room."""
         self.under_way = 0
         """What the partitions that are being opened will take, in all."""
         self._exceeding: object = None
-        """The partition that is being opened beyond the room."""
+        """The partition that is being opened beyond the room, and that others wait for."""
+        self._let_in: set[object] = set()
+        """Those that are being opened beyond the room. The disk of all but one is late."""
         self._may_exceed_s = float("-inf")
         """When the next one may be."""
+        self._asked_s: dict[object, float] = {}
+        """The folders that want to open one, in the order of their turns, and when they last asked."""
         self._beyond: dict[bool, list[Share]] = {True: [], False: []}
         """Those that were, by whether they are small."""
 
+    @property
+    def part_beyond(self) -> int:
+        """What may be held beyond the room by partitions of one kind, or wait for one disk that is late."""
+        return self._mark // BEYOND_PARTS
+
     def measured(self, used: int, mark: int) -> None:
         """The memory in use, without what is expected, and the mark."""
-        self._room, self._mark = mark - used - self.under_way, mark
+        self.left, self._mark = mark - used - self.under_way, mark
 
     def fits(self, size: int) -> bool:
         """Whether there is room for a partition of this size."""
-        return size <= self._room or not size
+        return size <= self.left or not size
 
     def take(self, size: int) -> bool:
         """Whether there is room for a partition of this size; if so, `give_back` must be called in the
         end."""
         if not self.fits(size):
             return False
-        self._room -= size
+        self.left -= size
         self.under_way += size
         return True
 
-    def take_beyond(self, partition: object, size: int) -> bool:
-        """Whether a partition of this size may be opened although there is no room. If so, as `take`."""
-        if self._exceeding is not None or self._seconds() < self._may_exceed_s:
+    def has_turn(self, folder: object) -> bool:
+        """Whether a folder may open a partition beyond the room now. It has its turn until one has begun, or
+        `pass_on` is called."""
+        now_s = self._seconds()
+        self._asked_s[folder] = now_s
+        if self._exceeding is not None or now_s < self._may_exceed_s:
             return False
+        while now_s - self._asked_s[first := next(iter(self._asked_s))] > ASKS_AGAIN_S:
+            del self._asked_s[first]
+        return first is folder
+
+    def pass_on(self, folder: object) -> None:
+        """The folder lets others have their turn."""
+        self._asked_s.pop(folder, None)
+
+    def take_beyond(self, partition: object, size: int) -> bool:
+        """Whether a partition of this size may be opened although there is no room, if it has its turn. If
+        so, as `take`."""
         is_small = self._is_small(size)
         shares = self._beyond[is_small] = [share for share in self._beyond[is_small] if share.state_bytes]
         held = sum([share.state_bytes for share in shares])
-        if held and held + size > self._mark // BEYOND_PARTS:
+        if held and held + size > self.part_beyond:
             return False
         self._exceeding = partition
-        self._room -= size
+        self._let_in.add(partition)
+        self.left -= size
         self.under_way += size
         return True
+
+    def is_late(self, partition: object) -> None:
+        """The disk has not answered in time. If the partition was let in beyond the room, the next one may
+        be."""
+        if self._exceeding is partition:
+            self._exceeding, self._may_exceed_s = None, self._seconds() + PAUSE_S
 
     def give_back(self, partition: object, size: int, share: Share | None) -> None:
         """The partition is open, and what it takes is measured from now on, or it could not be opened."""
         self.under_way -= size
-        if self._exceeding is partition:
-            self._exceeding, self._may_exceed_s = None, self._seconds() + PAUSE_S
+        self.is_late(partition)
+        if partition in self._let_in:
+            self._let_in.discard(partition)
             if share is not None:
                 self._beyond[self._is_small(size)].append(share)
 

@@ -14,20 +14,22 @@ partition does not count for other entities. They need not wait until a million 
 
 *Memory.* A partition has its turn only if there is room for what it holds (`opening_room.py`). If there is
 none, it waits in another line, and those behind it go ahead. This line is looked at every second: it moves up
-as far as there is room, and one partition is opened beyond that, for receivers and for answers in turn. If
-somebody has awaited an answer for LATE_S, the partition is told that it is late, as behind a disk that hangs.
+as far as there is room, and one partition is opened beyond that, for receivers and for answers in turn. Those
+that are too large even for that keep no others waiting. If somebody has awaited an answer for LATE_S, the
+partition is told that it is late, as behind a disk that hangs.
 
 *A disk that hangs* never ends a turn, so a turn that lasts longer than the time-out passes to the next
-partition. It also shows what the others wait for: those that have waited as long, and all if nothing was
-opened meanwhile, are told that they are late, and answer their clients. They keep their place. They are told
-a few in a turn of the event loop, because each may have many clients.
+partition, unless the folder's late ones would then take more than a part of the memory mark. It also shows
+what the others wait for: those that have waited as long, and all if nothing was opened meanwhile, are told
+that they are late, and answer their clients. They keep their place. They are told a few in a turn of the
+event loop, because each may have many clients.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -52,6 +54,8 @@ LATE_S = 5.0
 """How long a partition from which somebody awaits an answer may wait for memory."""
 SHORT_AT_ONCE = 64
 """How many partitions without room one look at the line passes over."""
+MOVED_AT_ONCE = 256
+"""How many partitions one look at the line moves up, if there is room."""
 TOLD_AT_ONCE = 64
 """How many partitions are told in one turn of the event loop that they are late."""
 
@@ -180,9 +184,10 @@ class _Line:
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[Opening]] = {}
-        self._new: dict[str, None] = {}
+        # Not plain dicts: to find the first key of one takes as long as keys were taken from its front.
+        self._new: OrderedDict[str, None] = OrderedDict()
         """The entities that have had no turn since they began to wait."""
-        self._served: dict[str, None] = {}
+        self._served: OrderedDict[str, None] = OrderedDict()
         """The others, the one that has its next turn first."""
 
     def join(self, opening: Opening, *, is_new: bool) -> None:
@@ -244,6 +249,11 @@ class Openings:
         """Those that have their turn, and are not late."""
         self._busy: Counter[str] = Counter()
         """How many of them each entity has."""
+        self._late: dict[Opening, None] = {}
+        """Those that have their turn and are late."""
+        self._awaited: deque[Opening] = deque()
+        """Those in the line of answers without room, about in the order in which they joined, until they have
+        been told that they are late."""
         self._ended_s = float("-inf")
         """When a turn last ended."""
         self._looking: asyncio.TimerHandle | None = None
@@ -266,6 +276,7 @@ class Openings:
             if opening.began_s is not None:
                 self._ended_s = self.seconds()
                 self._room.give_back(opening, opening.size, opening.share)
+                self._late.pop(opening, None)
                 self._release(opening)
 
     def join(self, opening: Opening) -> None:
@@ -283,6 +294,8 @@ class Openings:
         all_wait = self._ended_s < began_s
         waiting = chain.from_iterable((*self._lines, *self._short))
         self._are_late(each for each in waiting if all_wait or each.joined_s <= began_s)
+        self._late[opening] = None
+        self._room.is_late(opening)
         self._release(opening)
 
     def _are_late(self, openings: Iterable[Opening]) -> None:
@@ -322,38 +335,70 @@ class Openings:
 
     def _look(self) -> None:
         self._looking = None
+        left = self._room.left
         for line in self._short:
-            self._move_up(line)
-        self._go_beyond()
+            left = self._move_up(line, left)
+        if any(self._short):
+            self._go_beyond()
         self._go_on()
-        now_s = self.seconds()
-        self._are_late(each for each in self._short[Urgency.ANSWER] if now_s - each.joined_s >= LATE_S)
+        since_s = self.seconds() - LATE_S
+        while self._awaited and self._awaited[0].joined_s <= since_s:
+            opening = self._awaited.popleft()
+            if opening.line is self._short[Urgency.ANSWER]:
+                self._are_late((opening,))
+        if self._late and not self._under_way:  # nobody else tells them
+            waiting = chain.from_iterable((*self._lines, *self._short))
+            self._are_late(each for each in waiting if each.joined_s <= since_s)
 
-    def _move_up(self, line: _Line) -> None:
-        """Let those go on for which there is room now, as far as can be seen at once."""
+    def _move_up(self, line: _Line, left: int) -> int:
+        """Let those go on for which there is room now, as far as can be seen at once. `left` is the room;
+        gives what is left of it."""
         still_short: list[Opening] = []
-        while len(still_short) < SHORT_AT_ONCE and (opening := line.take()) is not None:
-            if self._room.fits(opening.size):
+        for _ in range(MOVED_AT_ONCE):
+            if len(still_short) == SHORT_AT_ONCE or (opening := line.take()) is None:
+                break
+            if not opening.size or opening.size <= left:
+                left -= opening.size
                 self._lines[opening.urgency].join(opening, is_new=opening.entity not in self._busy)
             else:
                 still_short.append(opening)
         for opening in still_short:
             line.join(opening, is_new=False)
+        return left
 
     def _go_beyond(self) -> None:
         """Begin one turn beyond the room, if that is allowed. Receivers free memory, and others wait for
         answers, so these take turns."""
-        answers, receivers, empty = self._short
-        lines = (answers, receivers, empty) if self._answers_first else (receivers, answers, empty)
-        line = next(filter(None, lines), None)
-        opening = None if line is None or len(self._under_way) >= self._at_once else line.take()
-        if opening is None or line is None:
+        if len(self._under_way) >= self._at_once or not self._room.has_turn(self):
             return
-        if self._room.take_beyond(opening, opening.size):
-            self._answers_first = line is not answers
-            self._begin(opening, self.seconds())
-        else:
+        answers, receivers, empty = self._short
+        for line in (answers, receivers, empty) if self._answers_first else (receivers, answers, empty):
+            opening = self._take_beyond(line)
+            if opening is not None:
+                self._answers_first = line is not answers
+                self._begin(opening, self.seconds())
+                break
+        self._room.pass_on(self)
+
+    def _take_beyond(self, line: _Line) -> Opening | None:
+        """The first one of a line that may be opened beyond the room. Those that are too large wait behind
+        the others."""
+        found: Opening | None = None
+        too_large: list[Opening] = []
+        while found is None and len(too_large) < SHORT_AT_ONCE and (opening := line.take()) is not None:
+            if self._may_pass_on(opening) and self._room.take_beyond(opening, opening.size):
+                found = opening
+            else:
+                too_large.append(opening)
+        for opening in too_large:
             line.join(opening, is_new=False)
+        return found
+
+    def _may_pass_on(self, opening: Opening) -> bool:
+        """Whether this partition may have the turn that others are late with. What these take counts as soon
+        as the disk answers."""
+        late = sum([each.size for each in self._late])
+        return not late or late + opening.size <= self._room.part_beyond
 
     def _next(self, now_s: float) -> Opening | None:
         leave_out: Container[str] = ()
@@ -363,9 +408,11 @@ class Openings:
             leave_out = self._busy
         for line, short in zip(self._lines, self._short, strict=True):
             while line and (opening := line.take(leave_out)) is not None:
-                if self._room.take(opening.size):
+                if self._may_pass_on(opening) and self._room.take(opening.size):
                     return opening
                 short.join(opening, is_new=opening.entity not in self._busy)
+                if opening.urgency is Urgency.ANSWER:
+                    self._awaited.append(opening)
         return None
 
 

@@ -491,9 +491,9 @@ class PartitionTask:
     async def _open(self) -> None:
         """When the partition's turn comes, acquire the log and load the state. Ends HEALTHY, FAILED, or
         RECOVERING with another attempt scheduled."""
-        self._is_opening = True
-        is_hung, size, urgency = self._is_late, self._rest.expected_bytes, Urgency.ANSWER
-        if not (was_open := self._health is not Health.OPENING):
+        self._is_opening, is_hung, was_open = True, self._is_late, self._partition is not None
+        size, urgency = self._rest.expected_bytes, Urgency.ANSWER
+        if self._health is Health.OPENING:
             urgency = self._mailbox.urgency(Urgency.MESSAGES if size or self._open_wanted else Urgency.EMPTY)
         try:
             with self._coming_back.place(urgency, size, was_open=was_open, is_hung=is_hung) as opening:

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from broker.base.clock import ManualClock
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES, QUEUE_SUBQUEUES
-from broker.namespace.resting import FOLDER_OPENING_MAX, UNKNOWN_BYTES, Resting
+from broker.namespace.resting import FOLDER_OPENING_MAX, PASSES_ON_S, UNKNOWN_BYTES, Resting
 from broker.operations.message_states import SubqueueCounts
 from broker.partition.drain_need import Need, need_of_counts
 from broker.partition.summary import (
@@ -80,10 +80,15 @@ class Store:
 
 
 class World:
-    def __init__(self, disk: RecordingDisk | None = None, witnesses: Sequence[Witness] = ()) -> None:
+    def __init__(
+        self,
+        disk: RecordingDisk | None = None,
+        witnesses: Sequence[Witness] = (),
+        passes_on_s: float = PASSES_ON_S,
+    ) -> None:
         self.disk, self.clock = disk or RecordingDisk(), ManualClock()
         self.index = PartitionIndex(ROOT, self.disk, write_delay_ms=1, witnesses=witnesses)
-        self.resting = Resting(self.index, self.clock, look_s=0.001)
+        self.resting = Resting(self.index, self.clock, look_s=0.001, passes_on_s=passes_on_s)
         self.queues: dict[str, Queue] = {}
 
     async def start(self, generations: dict[str, int], store: Store | None = None) -> World:
@@ -363,6 +368,23 @@ async def test_while_memory_is_scarce_due_and_unknown_partitions_are_opened_one_
         queue.go_on.clear()
     assert sorted(queue.woken[:3]) == [0, 1, 2], "what is due comes first"
     assert await again.resting.all_known(20) and sorted(queue.woken) == list(range(6))
+    await again.stop()
+
+
+async def test_a_partition_for_which_there_is_no_memory_keeps_no_other_one_waiting() -> None:
+    """Symptom: one that was due and too large stayed the only one, so nothing else expired."""
+    world = await World().start({"a": 6})
+    for number in range(6):
+        await world.resting.opening("a", number)
+        world.resting.closed("a", number, holding(1_000, world.clock.now_ms()))
+    disk = world.disk.after_power_cut()
+    await world.stop()
+
+    again = World(disk, passes_on_s=0.01)
+    again.resting.is_memory_scarce = True
+    queue = (await again.start({"a": 6})).queues["a"]
+    await until(lambda: len(queue.woken) == 6)
+    queue.go_on.set()
     await again.stop()
 
 

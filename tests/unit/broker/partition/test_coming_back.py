@@ -12,6 +12,7 @@ from broker.operations.receiving import Demand, Locked, Withdraw, Withdrawn
 from broker.operations.sending import Send
 from broker.operations.settling import Release
 from broker.partition.health import Health
+from broker.partition.opening_room import OPENING_BYTES
 from broker.partition.task_limits import TaskLimits
 from storage.errors import CommitFailed, StorageError
 from tests.support.partition_harness import NUMBER, Harness, Lapses, one, running
@@ -61,6 +62,22 @@ async def test_a_log_that_cannot_be_opened_at_first_comes_up_later() -> None:
     await harness.advance(200)
     assert harness.task.health is Health.HEALTHY and meter.restarts == 1
     await harness.send(b"b")
+
+
+async def test_each_attempt_to_open_a_closed_partition_needs_room_in_memory() -> None:
+    """Symptom: after a first attempt that failed, the next one was made without asking for room."""
+    harness, asked = Harness(), list[int]()
+    openings = harness.task._coming_back._openings
+    place = openings.place
+    openings.place = lambda *given: asked.append(given[3]) or place(*given)  # type: ignore[func-returns-value, method-assign]
+    errors = [StorageError("no")]
+    harness.log.on_acquire = lambda: errors.pop() if errors else None
+    await harness.do(1, Send([b"a"], None))
+    await harness.advance(100)
+    assert harness.task.health is Health.HEALTHY and asked == [OPENING_BYTES, OPENING_BYTES]
+    harness.log.fail_append(CommitFailed("no"))
+    await harness.do(1, Send([b"a"], None))
+    assert asked[2:] == [0], "its messages are in memory"
 
 
 async def test_recovery_comes_by_itself_in_the_running_task() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.partition.opening_room import BEYOND_PARTS, PAUSE_S, OpeningRoom
+from broker.partition.opening_room import ASKS_AGAIN_S, BEYOND_PARTS, PAUSE_S, OpeningRoom
 
 
 class Open:
@@ -21,7 +21,7 @@ class Memory:
     def open_beyond(self, size: int) -> Open | None:
         """Open a partition beyond the room, if that is allowed."""
         partition = Open(size)
-        if not self.room.take_beyond(partition, size):
+        if not (self.room.has_turn("folder") and self.room.take_beyond(partition, size)):
             return None
         self.room.give_back(partition, size, partition)
         self.now_s += PAUSE_S
@@ -48,11 +48,49 @@ def test_what_was_open_needs_no_room() -> None:
 
 def test_one_is_opened_beyond_the_room_and_the_next_one_after_a_pause() -> None:
     memory = Memory(2_000, 1_000)
-    assert memory.room.take_beyond("a", 10) and not memory.room.take_beyond("b", 10)
+    assert memory.room.has_turn("folder") and memory.room.take_beyond("a", 10)
+    assert not memory.room.has_turn("folder")
     memory.room.give_back("a", 10, None)
-    assert not memory.room.take_beyond("b", 10)
+    assert not memory.room.has_turn("folder")
     memory.now_s = PAUSE_S
-    assert memory.room.take_beyond("b", 10)
+    assert memory.room.has_turn("folder") and memory.room.take_beyond("b", 10)
+
+
+def test_data_folders_take_turns() -> None:
+    """Symptom: the folder whose timer came first after the pause won nearly each time."""
+    memory = Memory(2_000, 1_000)
+    served = []
+    for number in range(12):
+        for folder in ("first", "second", "third"):
+            if memory.room.has_turn(folder) and memory.room.take_beyond(number, 1):
+                served.append(folder)
+                memory.room.pass_on(folder)
+        memory.room.give_back(number, 1, None)
+        memory.now_s += PAUSE_S
+    assert served == ["first", "second", "third"] * 4
+
+
+def test_a_folder_that_asks_no_more_has_no_turn() -> None:
+    memory = Memory(2_000, 1_000)
+    assert memory.room.has_turn("gone")
+    assert not memory.room.has_turn("other")
+    memory.now_s = ASKS_AGAIN_S + 0.1
+    assert memory.room.has_turn("other")
+
+
+def test_a_disk_that_is_late_keeps_no_other_one_waiting() -> None:
+    """Symptom: while a partition that was opened beyond the room waited for a disk that hung, none was on any
+    other disk."""
+    memory = Memory(2_000, 1_000)
+    assert memory.room.has_turn("hangs") and memory.room.take_beyond("late", 10)
+    memory.room.is_late("late")
+    memory.now_s = ASKS_AGAIN_S + 0.1
+    assert memory.room.has_turn("works") and memory.room.take_beyond("next", 10)
+    memory.room.give_back("late", 10, Open(125))
+    assert not memory.room.has_turn("works"), "the next one is still being opened"
+    memory.room.give_back("next", 10, None)
+    memory.now_s += PAUSE_S
+    assert memory.room.under_way == 0 and memory.open_beyond(100) is None, "what was late is open beyond, too"
 
 
 def test_a_large_partition_keeps_no_small_ones_waiting() -> None:

@@ -21,6 +21,7 @@ from broker.partition.openings import (
     AT_ONCE,
     LATE_S,
     LONG_S,
+    MOVED_AT_ONCE,
     SHORT_AT_ONCE,
     TOLD_AT_ONCE,
     Opening,
@@ -30,6 +31,13 @@ from broker.partition.openings import (
 )
 
 ANSWER, MESSAGES, EMPTY = Urgency
+
+
+class Held:
+    """An open partition."""
+
+    def __init__(self, state_bytes: int) -> None:
+        self.state_bytes = state_bytes
 
 
 class Turns:
@@ -62,6 +70,10 @@ class Turns:
         for name in names:
             self._places.pop(name)[1].close()
             self._look()
+
+    def __contains__(self, name: str) -> bool:
+        """Whether it waits, or has its turn."""
+        return name in self._places
 
     def of(self, name: str) -> Opening:
         return self._places[name][0]
@@ -214,6 +226,64 @@ async def test_a_large_partition_without_room_holds_up_no_other_one_of_its_entit
         turns.join("a0", size=1_000, urgency=ANSWER)
         turns.join("a1", size=10, urgency=ANSWER)
         assert turns.begun == ["a1"]
+
+
+@pytest.mark.parametrize("large", [ANSWER, MESSAGES])
+@pytest.mark.parametrize("small", [ANSWER, MESSAGES, EMPTY])
+async def test_partitions_too_large_even_beyond_the_room_keep_no_small_ones_waiting(
+    large: Urgency, small: Urgency
+) -> None:
+    """Symptom: the first of the line was tried every second, and while it did not fit, nothing was opened."""
+    with Turns(at_once=2) as turns:
+        turns.room.measured(9_000, 6_400)
+        turns.join("o0", size=5_000)
+        turns.look()
+        assert turns.begun == ["o0"]
+        turns.of("o0").share = Held(5_000)
+        turns.end("o0")
+        turns.join(*(f"l{number}" for number in range(SHORT_AT_ONCE + 9)), urgency=large, size=4_000)
+        turns.join("s0", "s1", urgency=small, size=10)
+        for _ in range(8):
+            turns.now_s += PAUSE_S
+            turns.look()
+            turns.end(*(name for name in turns.begun if name[0] == "s" and name in turns))
+        assert turns.begun == ["o0", "s0", "s1"]
+
+
+async def test_a_disk_that_hangs_holds_a_part_of_the_mark_at_most() -> None:
+    """Symptom: one turn after the other passed on, and what they would take counted until sends were
+    refused."""
+    with Turns() as turns:
+        turns.room.measured(0, 800)
+        turns.join("a0", "b0", "c0", "d0", urgency=ANSWER, size=40)
+        for name in ("a0", "b0", "c0"):
+            turns.now_s += LATE_S
+            if turns.of(name).began_s is not None:
+                turns.of(name).is_late()
+        turns.look()
+        assert turns.begun == ["a0", "b0"] and turns.room.under_way == 80
+        turns.join("e0", urgency=MESSAGES, size=40)
+        turns.now_s += LATE_S
+        turns.look()
+        await asyncio.sleep(0)
+        assert {"c0", "d0", "e0"} <= set(turns.late), "they are told, too"
+        turns.end("a0")
+        turns.look()
+        assert turns.begun == ["a0", "b0", "c0"], "the disk works again"
+
+
+async def test_only_as_many_move_up_as_there_is_room_for() -> None:
+    """Symptom: each one fitted alone, so thousands moved up in one turn of the event loop, and back."""
+    with Turns() as turns:
+        turns.room.measured(100, 100)
+        turns.join("x0", *(f"{chr(0x4E00 + number)}0" for number in range(2_000)), size=10)
+        turns.room.measured(60, 100)
+        turns.openings._go_on = lambda: None  # type: ignore[method-assign]
+        turns.look()
+        assert [len(list(line)) for line in turns.openings._lines] == [0, 4, 0]
+        turns.room.measured(0, 100_000)
+        turns.look()
+        assert len(list(turns.openings._lines[MESSAGES])) == 4 + MOVED_AT_ONCE
 
 
 async def test_who_awaits_an_answer_is_told_once_that_there_is_no_room() -> None:
