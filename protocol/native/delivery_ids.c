@@ -111,9 +111,9 @@ static bool read_list_head(span_t *fields, uint32_t *listed, size_t *bytes) {
     return true;
 }
 
-/* Whether the fields of a disposition (§2.7.6) behind the numbers, `listed` of them, settle the deliveries or
-   have an outcome. Proton would look at each delivery for a state that is none (`received`), and nothing comes
-   of it. */
+/* Whether the fields of a disposition (§2.7.6) behind the numbers, `listed` of them, settle the deliveries
+   or have an outcome. Proton would look at each delivery for a state that is none (`received`), and nothing
+   comes of it. */
 static bool says_something(span_t *fields, uint32_t listed) {
     if (listed < 1 || left(fields) < 1) return false;
     if (fields->at[0] == 0x41) return true;
@@ -122,8 +122,8 @@ static bool says_something(span_t *fields, uint32_t listed) {
     return fields->at[1] == 0x53 && fields->at[2] != RECEIVED;
 }
 
-/* Whether a disposition (§2.7.6), whose fields these are, concerns few deliveries and says something of them,
-   or is none that proton takes. False if too little of it has arrived to tell. */
+/* Whether a disposition (§2.7.6), whose fields these are, concerns few deliveries and says something of
+   them, or is none that proton takes. False if too little of it has arrived to tell. */
 static bool is_narrow(span_t fields, bool is_whole) {
     uint32_t listed, first, last;
     size_t bytes;
