@@ -31,11 +31,12 @@ than a quarter of it are counted: proton looks for each of the deliveries, even 
 PARTS_MAX = 128
 """One frame becomes at most so many at a time. A peer may name more deliveries than it has."""
 _AT_ONCE = 128
-"""So many are enough. If their deliveries have gone, proton looks for 130,000 of them, in 7 ms."""
+"""After so many, the rest of the stream waits. If their deliveries have gone, proton looks for 130,000 of
+them, in 7 ms."""
 _NAMED_TIMES = 4
-"""How often all deliveries of a connection may be named, on average …"""
+"""How often the deliveries of a connection may be named, on average. _NAMED_AT_FIRST comes on top."""
 _NAMED_AT_FIRST = 1 << 20
-"""… beyond so many, for which proton looks in 50 ms."""
+"""So many may be named however few were sent: proton looks for them in 50 ms."""
 _LEAST_COUNTED = 16
 """To look at a disposition and leave it takes as long as to make so many."""
 _LIST8, _LIST32 = 0xC0, 0xD0

@@ -80,7 +80,7 @@ class Claim:
 
 @dataclass(slots=True, frozen=True)
 class _Token:
-    """A token as read, before anybody asks who has signed it."""
+    """The parts of a token, before its signature is verified."""
 
     audience: str
     path: str
@@ -93,7 +93,7 @@ class _Token:
     signature: bytes = field(repr=False)
 
     def is_signed_with(self, key: str) -> bool:
-        """Whether this key gives its signature."""
+        """Whether the token was signed with this key."""
         return hmac.compare_digest(_signature(key, self.signed), self.signature)
 
 

@@ -158,8 +158,8 @@ class MetricsHandler:
 
 
 _Row = tuple[str, tuple[int, ...], tuple[int, ...] | None]
-"""A label; the values of the first of ENTITY_GAUGES, which entities and subscriptions have; and those of the
-others, None for a subscription."""
+"""A label; the values of the first five of ENTITY_GAUGES, which entities and subscriptions have; and those of
+the others, None for a subscription."""
 _EMPTY = (0, 0, 0, 0, 0)
 
 

@@ -59,10 +59,10 @@ FOLDER_OPENING_MAX = 4
 """How many due or unknown partitions one data folder opens at a time. The bound keeps clients' own demand
 from waiting behind them. It holds per folder, so a folder that hangs does not delay the others."""
 PASSES_ON_S = 5.0
-"""A partition that takes longer to be opened, most likely because memory has no room for it, lets the
-next one begin …"""
+"""A partition that takes longer to be opened, most likely because memory has no room for it, no longer counts
+as being opened, so the next one may begin."""
 PASSED_ON_MAX = 256
-"""… unless so many have done so already, and still wait."""
+"""At most so many at a time have let the next one begin and still wait."""
 LOOKED_AT_ONCE = 256
 """How many due or unknown partitions one turn of the event loop looks at."""
 LOOK_S = 1.0

@@ -65,13 +65,13 @@ class OpeningRoom:
         self._exceeding: object = None
         """The partition that is being opened beyond the room, and that others wait for."""
         self._let_in: set[object] = set()
-        """Those that are being opened beyond the room. The disk of all but one is late."""
+        """All that are being opened beyond the room. All but one of them wait for a disk that is late."""
         self._may_exceed_s = float("-inf")
-        """When the next one may be."""
+        """When the next one may be opened beyond the room."""
         self._asked_s: dict[object, float] = {}
         """The folders that want to open one, in the order of their turns, and when they last asked."""
         self._beyond: dict[bool, list[Share]] = {True: [], False: []}
-        """Those that were, by whether they are small."""
+        """Those that were opened beyond the room, by whether they are small."""
 
     @property
     def part_beyond(self) -> int:
