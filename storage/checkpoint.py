@@ -38,7 +38,7 @@ is `<position>.checkpoint`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -145,6 +145,13 @@ def position_of(path: Path) -> Position:
         return Position(int(path.name[:16], 16))
     except ValueError:
         return Position(0)
+
+
+def lacks_one(usable: Sequence[StoredCheckpoint]) -> bool:
+    """Whether the log of these checkpoints should have another one. From the second on, each is kept beside
+    the one before, and the first has the serial 1. (A later serial may also mean that a save has failed. That
+    log should have another checkpoint as well.)"""
+    return len(usable) == 1 and usable[0].serial > 1
 
 
 def table_bytes(sections: int, files: int, blocks: int) -> int:

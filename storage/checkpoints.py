@@ -36,6 +36,7 @@ from storage.checkpoint import (
     StoredSection,
     checkpoint_paths,
     encode_tables,
+    lacks_one,
     position_of,
     read_checkpoint,
     serial_of,
@@ -82,7 +83,7 @@ class Checkpoints:
         self.named = Position(0)
         """The highest position in the names of damaged checkpoints of this log, which was durable."""
         self.is_damaged = False
-        """Whether a checkpoint was found damaged or missing, and none was saved since."""
+        """Whether a checkpoint was found damaged or missing, and was not replaced since."""
 
     @staticmethod
     def find(disk: Disk, directory: Path, names: list[str], salt: bytes, start: Position) -> Checkpoints:
@@ -121,6 +122,7 @@ class Checkpoints:
             else:
                 damage = damage or CorruptRecord(str(path), 0, f"the log was trimmed up to {start} since")
         found._kept = tuple(kept)
+        found.is_damaged |= lacks_one(kept)
         if not kept:
             found._check_start(start, damage)
         return found
@@ -220,7 +222,8 @@ class Checkpoints:
         fd = publish(
             disk, self._directory / stored.name, [encode_tables(stored), *(data for _, _, data, _ in fresh)]
         )
-        self._kept, self.is_damaged = (stored, *self._kept[: CHECKPOINTS_KEPT - 1]), False
+        self._kept = (stored, *self._kept[: CHECKPOINTS_KEPT - 1])
+        self.is_damaged = lacks_one(self._kept)
         with contextlib.suppress(OSError):  # what cannot be removed now is removed after the next checkpoint
             disk.close(fd)
             self._clear(disk)

@@ -227,7 +227,7 @@ class Log(Protocol):
 
     @property
     def has_damaged_checkpoint(self) -> bool:
-        """Whether one of the two checkpoints was found damaged or missing, and none was saved since."""
+        """Whether one of the two checkpoints was found damaged or missing, and was not replaced since."""
 
     @property
     def checkpoint_base(self) -> Position | None:

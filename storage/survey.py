@@ -19,7 +19,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from storage.checkpoint import FOREIGN, StoredCheckpoint, checkpoint_paths, position_of, read_checkpoint
+from storage.checkpoint import (
+    CHECKPOINT_SUFFIX,
+    FOREIGN,
+    StoredCheckpoint,
+    checkpoint_paths,
+    lacks_one,
+    position_of,
+    read_checkpoint,
+)
 from storage.checkpoints import CHECKPOINTS_KEPT, check_blocks
 from storage.disk import Disk, close_quietly
 from storage.errors import CorruptRecord, UnknownFormat
@@ -293,6 +301,9 @@ def _read_checkpoints(disk: Disk, survey: Survey, names: list[str], salt: bytes 
     severity = Severity.SPARE if survey.checkpoints or start == 0 else Severity.UNUSABLE
     if not damaged and severity is Severity.UNUSABLE and survey.segments:
         damaged.append((survey.folder.directory, 0, "the log was trimmed, and its checkpoint is missing"))
+    if not damaged and lacks_one(survey.checkpoints):
+        before = f"…-{survey.checkpoints[0].serial - 1:08x}{CHECKPOINT_SUFFIX}"
+        damaged.append((survey.folder.directory / before, 0, "the older of the two checkpoints is missing"))
     for path, offset, why in damaged:
         survey.report(severity, path, offset, why)
 

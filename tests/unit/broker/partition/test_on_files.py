@@ -211,18 +211,21 @@ async def test_waiting_clients_hear_that_a_checkpoint_hangs_and_that_the_partiti
         assert isinstance(await ask(task, Send([b"z"], None)), Sent)
 
 
-@pytest.mark.parametrize("place", ["newest", "newest block", "older", "missing"])
+@pytest.mark.parametrize("place", ["newest", "newest block", "older", "missing", "older missing"])
 async def test_a_damaged_checkpoint_of_a_log_that_was_never_trimmed_is_replaced_at_once(
     tmp_path: Path, place: str
 ) -> None:
-    """A check beside the broker then finds nothing any more, without further traffic."""
+    """A check beside the broker then finds nothing any more, without further traffic.
+
+    Symptom: nobody noticed that the older checkpoint was missing, and only one was left until the next.
+    """
     limits = replace(LIMITS, upkeep=replace(LIMITS.upkeep, checkpoint_bytes=40_000))
     async with partition(tmp_path, limits=limits) as task:
         for number in range(30):
             await ask(task, Send([b"%d" % number * 2_000], None))
     older, newest = files(tmp_path, CHECKPOINT_SUFFIX)
-    if place == "missing":
-        newest.unlink()
+    if place.endswith("missing"):
+        (newest if place == "missing" else older).unlink()
     else:
         path = older if place == "older" else newest
         flip(path, path.stat().st_size - 1 if place == "newest block" else 20)
@@ -231,3 +234,12 @@ async def test_a_damaged_checkpoint_of_a_log_that_was_never_trimmed_is_replaced_
         assert len(await everything(task)) == 30
         await until(lambda: not check(tmp_path))
     assert not check(tmp_path)
+
+
+async def test_a_partition_that_has_made_its_first_checkpoint_lacks_none(tmp_path: Path) -> None:
+    limits = replace(LIMITS, upkeep=replace(LIMITS.upkeep, checkpoint_bytes=40_000))
+    async with partition(tmp_path, limits=limits) as task:
+        for _ in range(15):
+            await ask(task, Send([b"x" * 3_000], None))
+        await until(lambda: bool(files(tmp_path, CHECKPOINT_SUFFIX)))
+        assert len(files(tmp_path, CHECKPOINT_SUFFIX)) == 1 and not check(tmp_path)
