@@ -21,6 +21,10 @@ an answer is hardly delayed."""
 LONG_SLICE_S = 0.003
 """For work that clients wait for, such as opening a partition: it should be done soon even on a busy loop."""
 
+STEPS_SLICE_S = 0.0015
+"""For operations of any length, which their clients wait for, in steps of half a millisecond: an unrelated
+client that needs four or five turns of the loop must have its answer within ten milliseconds."""
+
 
 class Slices:
     """Lets long pieces of work take turns. Used in the event loop."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.base.clock import Clock
-from broker.base.slices import LONG_SLICE_S, Slices
+from broker.base.slices import LONG_SLICE_S, STEPS_SLICE_S, Slices
 from broker.entities.descriptions import EntityDescription
 from broker.hosting.host import HostFolder, HostSettings
 from broker.partition.cycle_bounds import Bounds
@@ -75,7 +75,7 @@ class LocalHost(SpreadStore):
         self._opening_room = OpeningRoom()
         self._openings = [Openings(room=self._opening_room) for _ in stores]
         """Their turns to be opened, by the number of their folder as well."""
-        self._turns = Slices(LONG_SLICE_S)
+        self._turns = Slices(STEPS_SLICE_S)
         """Time slices for operations of partitions that take several steps."""
         self._rounds: weakref.WeakValueDictionary[str, Rounds] = weakref.WeakValueDictionary()
         """The rounds of each entity with started partitions, by its generation."""

@@ -22,9 +22,15 @@ from broker.partition.subqueue import Subqueue
 from broker.partition.targets import Target, Targets
 from storage.log import Position
 
-SUBQUEUES_AT_ONCE = 200
-"""How many subqueues one step adds references to. That takes about two milliseconds if each gets one, and
-twice as long if the subqueues are made first."""
+WORK_AT_ONCE = 200
+"""How much one of several steps adds: references, and `SUBQUEUE_WORK` for each subqueue. That takes about
+half a millisecond, and twice as long if the subqueues are made first."""
+WORK_IN_ALL = 512
+"""What takes no more than this is added in one step: so a message for a hundred subscriptions is."""
+SUBQUEUE_WORK = 4
+"""What it takes to add anything to a subqueue: as much as so many references."""
+PASSING_MAX = 4_096
+"""Messages that may have their payloads in memory until a cycle ends, although there is no room for them."""
 R = TypeVar("R")
 
 
@@ -68,10 +74,13 @@ def published_steps(
     enqueued: Enqueued,
     payloads: Sequence[bytes] | None = None,
     now_ms: int | None = None,
+    passing: int = 0,
 ) -> Generator[None, None, list[Reference]]:
     """Add new messages to their targets, in steps. Nothing else may happen to the partition before the last
     one; what all subqueues hold together is right after each. Returns the references whose payloads must
-    leave memory after this cycle, because there is no room for them.
+    leave memory after this cycle, because there is no room for them. If there are very many such references
+    in the cycle, `passing` before this one, payloads are not kept even until then: whoever hands the messages
+    out reads them from the log.
 
     `payloads` and `now_ms` (monotonic time) are None in a replay.
     """
@@ -86,10 +95,11 @@ def published_steps(
         messages.clock_settings.add(first, begun_ms)
     counts = _counts(targets)
     frame.live += sum(counts)
+    passes = payloads is not None and not keeps and passing + sum(counts) <= PASSING_MAX
     messages.next_number = first + len(sizes)
     messages.latest_enqueued_ms = enqueued_ms
     lives = _Lives(begun_ms)
-    passing: list[Reference] = []
+    passed: list[Reference] = []
     for part in _parts(targets):
         if not part.is_all:
             yield
@@ -99,7 +109,7 @@ def published_steps(
             references: list[Reference] = []
             for place, target in chosen:
                 reference = make(numbers[place], frame, offsets[place], sizes[place], enqueued_ms, None)
-                if payloads is not None:
+                if payloads is not None and (keeps or passes):
                     reference.payload = payloads[place]
                 expires_ms = expiries[place] if expiries is not None else None
                 reference.expires_at_ms, reference.lives_until_ms = lives.of(expires_ms, target, enqueued_ms)
@@ -107,12 +117,12 @@ def published_steps(
             columns.give(references, some_columns)
             due_ms = [] if scheduled_ms is None else [scheduled_ms[place] for place, _ in chosen]
             _append(messages, messages.subqueues[subqueue_number], references, position, due_ms)
-            if payloads is not None and not keeps:
-                passing += references
+            if passes:
+                passed += references
         for place, count in part.references(counts):
             payload = payloads[place] if payloads is not None and keeps else b""
             messages.bodies.add(numbers[place], sizes[place], count, payload)
-    return passing
+    return passed
 
 
 def apply_distributed(messages: Messages, activated: Activated, now_ms: int | None) -> None:
@@ -179,10 +189,27 @@ class _Part(NamedTuple):
 
 
 def _parts(targets: Targets) -> Iterator[_Part]:
+    """Everything at once if that takes little; otherwise a part for each step."""
     gains = list(targets.by_subqueue().items())
-    for start in range(0, len(gains), SUBQUEUES_AT_ONCE):
-        part = gains[start : start + SUBQUEUES_AT_ONCE]
-        yield _Part(part, len(part) == len(gains))
+    efforts = [SUBQUEUE_WORK + len(chosen) for _, chosen in gains]
+    if sum(efforts) <= WORK_IN_ALL:
+        if gains:
+            yield _Part(gains, is_all=True)
+        return
+    for here in slices_of(efforts, WORK_AT_ONCE):
+        yield _Part(gains[here], here.stop - here.start == len(gains))
+
+
+def slices_of(efforts: Sequence[int], effort_max: int) -> Iterator[slice]:
+    """Divide things of these efforts into slices; only one that holds a single thing may exceed the limit."""
+    start = effort = 0
+    for place, each in enumerate(efforts):
+        if place > start and effort + each > effort_max:
+            yield slice(start, place)
+            start, effort = place, 0
+        effort += each
+    if start < len(efforts):
+        yield slice(start, len(efforts))
 
 
 def _counts(targets: Targets) -> list[int]:

@@ -14,6 +14,7 @@ A scheduled message waits in the topic's own subqueue and is matched when it bec
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from typing import NamedTuple
 
@@ -41,7 +42,7 @@ from broker.partition.expiries import expiries
 from broker.partition.messages import Messages
 from broker.partition.new_messages import NewMessages
 from broker.partition.payloads import PayloadShare
-from broker.partition.published import SUBQUEUES_AT_ONCE, published_steps
+from broker.partition.published import published_steps, slices_of
 from broker.partition.records import Mark
 from broker.partition.scheduled_times import times_of
 from broker.partition.targets import Set, Target, Targets
@@ -75,6 +76,8 @@ and a frame of the log has a limit."""
 SHARED_BYTES_MAX = 16 * 1024 * 1024
 """Several sends share a commit as long as their copies take at most this together; so do messages that
 another entity hands over, because they may come from many senders."""
+REASONS_AT_ONCE = 32
+"""Dead letters get their reasons in steps of so many marks."""
 COPIES_OF_SEND_BYTES_MAX = 2 * COMMIT_BYTES_MAX
 """A send whose messages get more than one copy each is cut to COMMIT_BYTES_MAX. One that exceeds this all the
 same is refused: rules make large copies of its tiny messages, or fail for very many of them."""
@@ -96,6 +99,11 @@ class Destinations(NamedTuple):
         return (size if self.targets else 0) + MESSAGE_OVERHEAD_BYTES * references + _bytes_of(self.copies)
 
     @property
+    def effort(self) -> int:
+        """What it takes to write a message and add its references, in references."""
+        return 1 + len(self.targets) + COPY_WORK * len(self.dead)
+
+    @property
     def memory(self) -> int:
         """The memory that a message takes besides what it was admitted with: that of all references but
         one."""
@@ -103,6 +111,55 @@ class Destinations(NamedTuple):
 
 
 _STAY = Destinations(_STAYS)
+
+
+class Distribution:
+    """Where the messages of a send go. Most share their destinations with others, so sums over thousands of
+    messages look at each destinations once: even a microsecond for each message would hold the event loop."""
+
+    __slots__ = ("_counted", "_keys", "each")
+
+    def __init__(self, each: Sequence[Destinations]) -> None:
+        """`each` has the destinations of each message."""
+        self.each = each
+        self._keys = list(map(id, each))
+        counts = Counter(self._keys)
+        self._counted = [(one, counts[key]) for key, one in dict(zip(self._keys, each, strict=True)).items()]
+
+    @property
+    def made(self) -> int:
+        """What all copies and dead letters take, in bytes."""
+        return sum([one.made * count for one, count in self._counted])
+
+    @property
+    def memory(self) -> int:
+        """The memory that the messages take besides what they were admitted with."""
+        return sum([one.memory * count for one, count in self._counted])
+
+    def room(self, sizes: Sequence[int]) -> int:
+        """What messages of these sizes take in the quota, with all their copies."""
+        room = sum([one.room(0) * count for one, count in self._counted])
+        if all(one.targets for one, _ in self._counted):
+            return room + sum(sizes)
+        return room + sum([size for one, size in zip(self.each, sizes, strict=True) if one.targets])
+
+    @property
+    def effort(self) -> int:
+        """What it takes to write all messages, without changed copies."""
+        return sum([one.effort * count for one, count in self._counted])
+
+    @property
+    def efforts(self) -> list[int]:
+        """What it takes to write each."""
+        efforts = {id(one): one.effort for one, _ in self._counted}
+        return list(map(efforts.__getitem__, self._keys))
+
+    @property
+    def copies(self) -> list[ChangedCopy]:
+        """The changed copies of all messages."""
+        if not any(one.copies for one, _ in self._counted):
+            return []
+        return [copy for one in self.each for copy in one.copies]
 
 
 class Publishing:
@@ -259,31 +316,35 @@ class Publishing:
         """Forget what `find_ahead` has found."""
         self._ahead.clear()
 
-    def found_ahead(self, send: Send, scheduled_ms: Sequence[int] | None) -> list[Destinations]:
+    def found_ahead(self, send: Send, scheduled_ms: Sequence[int] | None) -> Distribution:
         """Where the messages of a send go, which are scheduled for these times, as `find_ahead` has found.
         Raises Refused if their copies take too much."""
-        found: list[Destinations] = []
-        made = 0
-        for place, message in enumerate(send.messages):
-            if scheduled_ms is not None and scheduled_ms[place]:
-                found.append(_STAY)
-                continue
-            found.append(self._ahead[id(message)][1])
-            made += found[-1].made
-            if made > COPIES_OF_SEND_BYTES_MAX:
-                raise Refused(
-                    Reason.MESSAGE_TOO_LARGE,
-                    f"What rules of the topic '{self._description.name}' make of the first {len(found)} of "
-                    f"these {len(send.messages)} messages takes {made} bytes together; "
-                    f"{COPIES_OF_SEND_BYTES_MAX} are the maximum. Send fewer messages at once.",
-                )
+        ahead = self._ahead
+        if scheduled_ms is None:
+            each = [ahead[key][1] for key in map(id, send.messages) if key in ahead]
+        else:
+            each = []
+            for message, at_ms in zip(send.messages, scheduled_ms, strict=True):
+                if at_ms:
+                    each.append(_STAY)
+                elif id(message) in ahead:
+                    each.append(ahead[id(message)][1])
+        found = Distribution(each)
+        if found.made > COPIES_OF_SEND_BYTES_MAX:  # `find_ahead` has stopped there
+            raise Refused(
+                Reason.MESSAGE_TOO_LARGE,
+                f"What rules of the topic '{self._description.name}' make of the first {len(each)} of these "
+                f"{len(send.messages)} messages takes {found.made} bytes together; "
+                f"{COPIES_OF_SEND_BYTES_MAX} are the maximum. Send fewer messages at once.",
+            )
+        assert len(each) == len(send.messages), "the destinations of all were found ahead"
         return found
 
     def write_steps(
         self,
         cycle: Cycle,
         new: NewMessages,
-        found: Sequence[Destinations],
+        found: Distribution,
         effort_max: int,
         *,
         keeps_numbers: bool,
@@ -292,16 +353,16 @@ class Publishing:
         several of them does nothing in the first. The copies come last. `keeps_numbers`: messages get a
         number even if nobody gets them, because a client is told it: a message that it could mistake for one
         of these must not get it."""
-        efforts = [1 + len(each.targets) + COPY_WORK * len(each.dead) for each in found]
-        if sum(efforts) > effort_max:
+        effort = found.effort
+        if effort > effort_max:
             yield  # all partitions may take their first step in one turn of the event loop
-        for here in _steps(efforts, effort_max):
+        for here in slices_of(found.efforts, effort_max):
             if here.start:
                 yield
-            yield from self._write_some(cycle, new.part(here), found[here], keeps_numbers=keeps_numbers)
-        copies = [copy for each in found for copy in each.copies]
-        is_short = sum(efforts) < effort_max
-        for here in _steps([copy.work for copy in copies], effort_max):
+            yield from self._write_some(cycle, new.part(here), found.each[here], keeps_numbers=keeps_numbers)
+        copies = found.copies
+        is_short = effort < effort_max
+        for here in slices_of([copy.work for copy in copies], effort_max):
             if here.start or not is_short:
                 yield
             yield from self._write_copies(cycle, new.enqueued_at_ms, copies[here])
@@ -338,7 +399,7 @@ class Publishing:
                 dead.setdefault(destination, []).append(number)
         for place, ((subqueue, changed), of_reason) in enumerate(dead.items(), 1):
             self._give_reason(cycle, subqueue, changed, of_reason)
-            if place % SUBQUEUES_AT_ONCE == 0:
+            if place % REASONS_AT_ONCE == 0:
                 yield
 
     def _write_copies(self, cycle: Cycle, enqueued_ms: int, copies: Sequence[ChangedCopy]) -> Iterator[None]:
@@ -363,7 +424,7 @@ class Publishing:
     def _write(self, cycle: Cycle, new: NewMessages, targets: Targets) -> Iterator[None]:
         messages, start = self._messages, cycle.commit.start
         enqueued = new.add_to(cycle.commit, messages.next_number, targets)
-        steps = published_steps(messages, start, enqueued, new.messages, cycle.now_ms)
+        steps = published_steps(messages, start, enqueued, new.messages, cycle.now_ms, len(cycle.passing))
         cycle.passing += yield from steps
         cycle.work += sum([len(targets.sets[index]) for index in targets.of_messages])
         for each in targets.sets:
@@ -421,31 +482,17 @@ def published_by(operation: Operation) -> Send | HandOver | None:
             return None
 
 
-def take_memory(
-    payloads: PayloadShare, description: EntityDescription, found: Sequence[Destinations]
-) -> None:
+def take_memory(payloads: PayloadShare, description: EntityDescription, found: Distribution) -> None:
     """Count the memory for messages with these destinations, apart from that with which they were admitted.
     Raises Refused(SERVER_BUSY) if there is not enough up to the mark."""
-    memory = sum([each.memory for each in found])
+    memory = found.memory
     if not payloads.take_room(memory):
         raise Refused(
             Reason.SERVER_BUSY,
-            f"The broker has too little memory left to give these {len(found)} messages to all subscriptions "
-            f"of '{description.name}' that they match: their state would take {memory // 1024} KiB. Please "
-            "wait 2 seconds and try again, or send fewer messages at once.",
+            f"The broker has too little memory left to give these {len(found.each)} messages to all "
+            f"subscriptions of '{description.name}' that they match: their state would take {memory // 1024} "
+            "KiB. Please wait 2 seconds and try again, or send fewer messages at once.",
         )
-
-
-def _steps(efforts: Sequence[int], effort_max: int) -> Iterator[slice]:
-    """Divide things of these efforts into slices; only one that holds a single thing may exceed the limit."""
-    start = effort = 0
-    for place, each in enumerate(efforts):
-        if place > start and effort + each > effort_max:
-            yield slice(start, place)
-            start, effort = place, 0
-        effort += each
-    if start < len(efforts):
-        yield slice(start, len(efforts))
 
 
 def _bytes_of(copies: Sequence[ChangedCopy]) -> int:

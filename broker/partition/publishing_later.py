@@ -21,7 +21,7 @@ from broker.partition import records
 from broker.partition.columns import of_references
 from broker.partition.new_messages import NewMessages
 from broker.partition.published import distributed_steps
-from broker.partition.publishing import Destinations, Publishing, targets_of
+from broker.partition.publishing import REASONS_AT_ONCE, Destinations, Publishing, targets_of
 from broker.partition.records import Activated, Mark
 from broker.partition.references import SCHEDULED, Reference
 from broker.partition.workspace import Workspace
@@ -166,6 +166,8 @@ class PublishingLater:
             for subqueue, changed in each.dead:
                 cycle.dead_lettered += 1
                 space.mark(Mark(records.CHANGED, subqueue, [number], changed))
+                if cycle.dead_lettered % REASONS_AT_ONCE == 0:
+                    yield
 
     def _enqueue_anew(
         self, due: Sequence[tuple[Reference, bytes]], found: Sequence[Destinations], enqueued_ms: int

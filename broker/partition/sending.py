@@ -24,7 +24,7 @@ from broker.partition.enqueued_times import EnqueuedTimes
 from broker.partition.expiries import expiries, later_expiries
 from broker.partition.messages import Messages
 from broker.partition.new_messages import NewMessages
-from broker.partition.publishing import Publishing, take_memory
+from broker.partition.publishing import Distribution, Publishing, take_memory
 from broker.partition.quotas import check_size, room_of
 from broker.partition.records import Enqueued
 from broker.partition.scheduled_times import times_of
@@ -127,10 +127,10 @@ class Sending:
         freed: int = 0,
         only: int | None = None,
     ) -> int:
-        """Enqueue the messages, or only the first of many: the cycle is then full, and the caller must call
-        `go_on`. `freed` is how many bytes the same operation is going to remove. `only`: in a topic, the
-        number of the one subqueue that gets them. In a quiet cycle, the caller must then call `apply`, or
-        `finish`: what is written may be on its way to the disk before.
+        """Enqueue the messages, or only the first of many; the caller must then call `go_on` before anything
+        else happens to the partition. `freed` is how many bytes the same operation is going to remove.
+        `only`: in a topic, the number of the one subqueue that gets them. In a quiet cycle, the caller must
+        then call `apply`, or `finish`: what is written may be on its way to the disk before.
 
         Returns the first sequence number. Raises Refused.
         """
@@ -157,7 +157,7 @@ class Sending:
             if not cycle.is_quiet:
                 self.apply()
         else:
-            self._start(cycle, self._enqueue_many(cycle, new))
+            self._start(self._enqueue_many(cycle, new))
         return first
 
     def _new(
@@ -175,11 +175,10 @@ class Sending:
             expire = later_expiries(expire, scheduled_ms, enqueued_ms)
         return NewMessages(enqueued_ms, sizes, expire, send.messages, send.columns, scheduled_ms)
 
-    def _start(self, cycle: Cycle, steps: Iterator[None]) -> None:
+    def _start(self, steps: Iterator[None]) -> None:
         """Take the first of several steps, and keep the others for `go_on`."""
         if next(steps, _ENDED) is not _ENDED:
             self.rest = steps
-            cycle.work = max(cycle.work, self._work_max)
 
     def find_ahead(self, cycle: Cycle, sends: Sequence[Send | HandOver]) -> Generator[None, None, int]:
         """In a topic, find out in steps who gets the messages of operations, before they are carried out.
@@ -208,15 +207,15 @@ class Sending:
         if only is None:
             found = publishing.found_ahead(send, new.scheduled_ms)
         else:
-            found = [publishing.only(only)] * len(sizes)
-        room = sum([each.room(size) for each, size in zip(found, sizes, strict=True)])
+            found = Distribution([publishing.only(only)] * len(sizes))
+        room = found.room(sizes)
         self._check_size(description, room + list_bytes(send.columns) - freed)
         take_memory(self._messages.payloads, description, found)
         cycle.has_sent = True
         cycle.work += len(sizes)
         effort_max = self._matching_max
         steps = publishing.write_steps(cycle, new, found, effort_max, keeps_numbers=send.tells_numbers)
-        self._start(cycle, steps)
+        self._start(steps)
         return first
 
     def check(
@@ -241,7 +240,7 @@ class Sending:
         if self._publishing is None:
             return list(map(_room, send.messages))
         found = self._publishing.found_ahead(send, times_of(send.scheduled_ms, cycle.wall_ms))
-        return [each.room(len(message)) for each, message in zip(found, send.messages, strict=True)]
+        return [each.room(len(message)) for each, message in zip(found.each, send.messages, strict=True)]
 
     def fitting(
         self, cycle: Cycle, description: EntityDescription, send: Send, entity_room: int | None

@@ -131,7 +131,7 @@ from broker.partition.transactions import UNSEEING, Transactions
 from broker.partition.workspace import NO_CYCLE, Workspace
 from storage.log import Commit
 
-_ENDED = object()
+_ENDED, _NO_STEPS = object(), (None,) * 4
 
 
 class Partition:
@@ -315,7 +315,7 @@ class Partition:
             return count
         for number, (client, send) in enumerate(sends[:count], 1):
             self.handle(client, send)
-            if number < count and self.is_full:
+            if number < count and (self.is_full or self.is_under_way):
                 return number
         return count
 
@@ -357,22 +357,20 @@ class Partition:
         fitting = yield from steps
         self.left_over = len(operations) - fitting
         operations = operations[:fitting]
+        yield
         if self._send_together(operations):
             yield from self._sending.go_on()
             return
         for client, operation in operations:
             self.handle(client, operation, arrived_ms)
+            yield
             yield from self._sending.go_on()
 
     @property
     def is_under_way(self) -> bool:
         """Whether `go_on` has anything to do."""
-        return (
-            self._sending.rest is not None
-            or self._due is not None
-            or self._later is not None
-            or self._settling_through.rest is not None
-        )
+        steps = self._sending.rest, self._due, self._later, self._settling_through.rest
+        return steps != _NO_STEPS
 
     def go_on(self) -> Iterator[None]:
         """Carry out the rest of what has come due, or of the cycle's last operation, in steps. `finish`
@@ -520,7 +518,7 @@ class Partition:
         """Carry out an operation; False if it is not done yet."""
         if self._must_wait(operation):
             return False
-        if self._publishing is not None and self._is_long([(client, operation)]):
+        if self._publishing is not None and self._later is None and self._is_long([(client, operation)]):
             return None
         match operation:
             case Send():

@@ -326,9 +326,9 @@ class PartitionTask:
                 self._mailbox.remember(client, operation, sink)
                 is_done = partition.handle(client, operation, arrived_ms)
                 place += is_done
+            if partition.is_under_way:
+                await self._turns.run(partition.go_on())
             if not is_done or partition.is_full:  # others get the rest of the loop's turn
-                if partition.is_under_way:
-                    await self._turns.run(partition.go_on())
                 self._mailbox.put_back(waiting, place - partition.left_over)
                 break
         cycle = partition.finish(self._mailbox.since_ms)

@@ -27,7 +27,6 @@ from broker.operations.streams import SendSinkBatch
 from broker.operations.transactions import Transact, Transacted
 from broker.operations.transfers import FailTransfer, HandedOver, HandOver, LockNext
 from broker.partition import publishing
-from broker.partition.cycle import Cycle
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.sending import Sending
 from broker.partition.task_limits import TaskLimits
@@ -672,9 +671,9 @@ async def test_a_send_for_many_subscriptions_leaves_the_first_step_to_other_part
     stored: list[int] = []
     start = Sending._start
 
-    def first_step(sending: Sending, cycle: Cycle, steps: Iterator[None]) -> None:
+    def first_step(sending: Sending, steps: Iterator[None]) -> None:
         before = sending._messages.next_number
-        start(sending, cycle, steps)
+        start(sending, steps)
         stored.append(sending._messages.next_number - before)
 
     monkeypatch.setattr(Sending, "_start", first_step)
