@@ -552,16 +552,18 @@ class Resting:
 
     async def _wake(self, key: _Key, folder: int) -> None:
         generation, number = key
-        has_passed_on = False
+        loop, has_passed_on = asyncio.get_running_loop(), False
+        timer = loop.call_later(self._passes_on_s, lambda: pass_on())
 
         def pass_on() -> None:
-            nonlocal has_passed_on
+            nonlocal has_passed_on, timer
             if len(self._opening) - self._busy.total() < PASSED_ON_MAX:
                 has_passed_on = True
                 self._busy[folder] -= 1
                 self._changed.set()
+            else:
+                timer = loop.call_later(self._passes_on_s, pass_on)
 
-        timer = asyncio.get_running_loop().call_later(self._passes_on_s, pass_on)
         try:
             sleeper = self._sleepers.get(generation)
             if sleeper is not None:

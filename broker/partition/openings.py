@@ -249,8 +249,13 @@ class Openings:
         """Those that have their turn, and are not late."""
         self._busy: Counter[str] = Counter()
         """How many of them each entity has."""
-        self._late: dict[Opening, None] = {}
+        self._late: set[Opening] = set()
         """Those that have their turn and are late."""
+        self._late_bytes = 0
+        """What they will take."""
+        self._last_joined_s = self._all_told_s = float("-inf")
+        """When the last one joined, and until when all that had joined were told that they are late: whoever
+        waits is looked at once, however many turns are late."""
         self._awaited: deque[Opening] = deque()
         """Those in the line of answers without room, about in the order in which they joined, until they have
         been told that they are late."""
@@ -267,7 +272,8 @@ class Openings:
         """A place in the line. The turn ends with this block. `late` is called, perhaps more than once, if
         the partition has waited too long for a disk that does not answer, or for memory. `size`: what it
         will take there, in bytes."""
-        opening = Opening(self, entity, urgency, size, self.seconds(), late)
+        self._last_joined_s = self.seconds()
+        opening = Opening(self, entity, urgency, size, self._last_joined_s, late)
         self.join(opening)
         try:
             yield opening
@@ -276,7 +282,9 @@ class Openings:
             if opening.began_s is not None:
                 self._ended_s = self.seconds()
                 self._room.give_back(opening, opening.size, opening.share)
-                self._late.pop(opening, None)
+                if opening in self._late:
+                    self._late.remove(opening)
+                    self._late_bytes -= opening.size
                 self._release(opening)
 
     def join(self, opening: Opening) -> None:
@@ -291,12 +299,19 @@ class Openings:
 
     def is_late(self, opening: Opening, began_s: float) -> None:
         """The disk has not answered within the time-out, since `began_s`."""
-        all_wait = self._ended_s < began_s
-        waiting = chain.from_iterable((*self._lines, *self._short))
-        self._are_late(each for each in waiting if all_wait or each.joined_s <= began_s)
-        self._late[opening] = None
+        self._all_are_late(self.seconds() if self._ended_s < began_s else began_s)
+        if opening not in self._late:
+            self._late.add(opening)
+            self._late_bytes += opening.size
         self._room.is_late(opening)
         self._release(opening)
+
+    def _all_are_late(self, joined_s: float) -> None:
+        """Tell all that wait and joined until then."""
+        told_s, self._all_told_s = self._all_told_s, max(self._all_told_s, joined_s)
+        if told_s < min(self._last_joined_s, joined_s):
+            waiting = chain.from_iterable((*self._lines, *self._short))
+            self._are_late(each for each in waiting if told_s < each.joined_s <= joined_s)
 
     def _are_late(self, openings: Iterable[Opening]) -> None:
         late = [each for each in openings if not each.is_told]
@@ -347,8 +362,7 @@ class Openings:
             if opening.line is self._short[Urgency.ANSWER]:
                 self._are_late((opening,))
         if self._late and not self._under_way:  # nobody else tells them
-            waiting = chain.from_iterable((*self._lines, *self._short))
-            self._are_late(each for each in waiting if each.joined_s <= since_s)
+            self._all_are_late(since_s)
 
     def _move_up(self, line: _Line, left: int) -> int:
         """Let those go on for which there is room now, as far as can be seen at once. `left` is the room;
@@ -357,7 +371,7 @@ class Openings:
         for _ in range(MOVED_AT_ONCE):
             if len(still_short) == SHORT_AT_ONCE or (opening := line.take()) is None:
                 break
-            if not opening.size or opening.size <= left:
+            if self._may_pass_on(opening) and opening.size <= max(left, 0):
                 left -= opening.size
                 self._lines[opening.urgency].join(opening, is_new=opening.entity not in self._busy)
             else:
@@ -397,8 +411,7 @@ class Openings:
     def _may_pass_on(self, opening: Opening) -> bool:
         """Whether this partition may have the turn that others are late with. What these take counts as soon
         as the disk answers."""
-        late = sum([each.size for each in self._late])
-        return not late or late + opening.size <= self._room.part_beyond
+        return not self._late_bytes or self._late_bytes + opening.size <= self._room.part_beyond
 
     def _next(self, now_s: float) -> Opening | None:
         leave_out: Container[str] = ()
@@ -411,7 +424,7 @@ class Openings:
                 if self._may_pass_on(opening) and self._room.take(opening.size):
                     return opening
                 short.join(opening, is_new=opening.entity not in self._busy)
-                if opening.urgency is Urgency.ANSWER:
+                if opening.urgency is Urgency.ANSWER and not opening.is_told:
                     self._awaited.append(opening)
         return None
 

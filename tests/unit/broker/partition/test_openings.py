@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
 
@@ -270,6 +271,34 @@ async def test_a_disk_that_hangs_holds_a_part_of_the_mark_at_most() -> None:
         turns.end("a0")
         turns.look()
         assert turns.begun == ["a0", "b0", "c0"], "the disk works again"
+
+
+async def test_however_many_turns_are_late_whoever_waits_is_looked_at_once() -> None:
+    """Symptom: each turn that was late, and each second after that, walked all that waited."""
+    looked_at = 0
+
+    class Counted(Openings):
+        def _are_late(self, openings: Iterable[Opening]) -> None:
+            nonlocal looked_at
+            given = list(openings)
+            looked_at += len(given)
+            super()._are_late(given)
+
+    with Turns(at_once=3) as turns:
+        turns.openings = Counted(3, lambda: turns.now_s, turns.room)
+        turns.join(*(f"a{number}" for number in range(103)), urgency=ANSWER, size=10)
+        turns.room.measured(0, 80)
+        turns.now_s = 5.0
+        for name in ("a0", "a1", "a2"):
+            turns.of(name).is_late()
+        assert looked_at == 100
+        for turns.now_s in (6.0, 16.0):
+            turns.look()
+        assert looked_at == 100
+        turns.join("b0", size=10)
+        turns.now_s += LATE_S
+        turns.look()
+        assert looked_at == 101
 
 
 async def test_only_as_many_move_up_as_there_is_room_for() -> None:
