@@ -22,6 +22,7 @@ from protocol.events import (
     TransactionalState,
     same_update,
 )
+from protocol.heavy_states import HeavyStates
 from protocol.large_input import LargeInput
 from protocol.links import Delivery, Link
 from protocol.proton_values import ffi, lib, number_of, transaction_of, update_of
@@ -42,13 +43,15 @@ class Deliveries:
         events: list[Event],
         refuse: Callable[[str, str], None],
         large_input: LargeInput,
+        heavy_states: HeavyStates,
         partial_bytes_max: int,
     ) -> None:
         """`events` collects what is reported. `refuse` closes the connection with a condition and a
-        description. `large_input` has the large payloads."""
+        description. `large_input` has the large payloads, `heavy_states` the large states."""
         self._events = events
         self._refuse = refuse
         self._large_input = large_input
+        self._heavy_states = heavy_states
         self._partial_bytes_max = partial_bytes_max
         self.partial_bytes = 0
         """The bytes held of unfinished messages, over all links."""
@@ -228,9 +231,13 @@ class Deliveries:
             )
             return
         outcome, settled = lib.pn_delivery_remote_state(delivery), lib.pn_delivery_settled(delivery)
-        if outcome in _NOT_TERMINAL and not settled:
+        state = self._heavy_states.find(outcome)
+        if (outcome if state is None else state.outcome) in _NOT_TERMINAL and not settled:
             return
-        update = update_of(link, delivery, outcome, settled)
+        if state is None:
+            update = update_of(link, delivery, outcome, settled)
+        else:
+            update = state.update(link, number_of(delivery), settled)
         last = self._events[-1] if self._events else None
         if type(last) is DeliveriesUpdated and same_update(last, update):
             last.deliveries += update.deliveries

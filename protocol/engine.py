@@ -117,7 +117,9 @@ class Engine:
         """Whether the peer needs all fields of each performative (`frames.py`)."""
         self._push_size = PushSize()
         self._events: list[Event] = []  # the one list to which all parts of the engine report
-        self._deliveries = Deliveries(self._events, self._break, self._large_input, partial_bytes_max)
+        self._deliveries = Deliveries(
+            self._events, self._break, self._large_input, self._intake.heavy_states, partial_bytes_max
+        )
         self._links = LinkTable(
             self._events, self._break, self._deliveries.forget_partial, self._lenience.handles_max
         )
@@ -127,7 +129,7 @@ class Engine:
         which may free their link."""
         self._untrimmed: list[Delivery] = []
         """Deliveries not written yet, some of them large. Proton would keep the memory of each."""
-        self._open_reported = False
+        self._freed = self._open_reported = self._closed_reported = False
         self._is_unread = False
         """Whether some of proton's events are still to be read. Until then, proton gets no more bytes."""
         self._is_plain = False
@@ -140,10 +142,8 @@ class Engine:
         """Whether the last `output` has caused events, because it used up credit."""
         self._tail_ended = False
         """The peer has closed its end, so nothing more will be read."""
-        self._closed_reported = False
         self.finished = False
         """Whether `output` has given the last bytes, so that the socket may be closed."""
-        self._freed = False
         self.leftovers = self._links.unfreed
         """Links and sessions whose memory is freed with the next `output`."""
         self._handlers = self._handlers_by_type()
@@ -190,7 +190,7 @@ class Engine:
         refused = self._intake.refusal
         if refused is not None and not (self._closed_reported or self._is_unread):
             self._break(refused.condition, refused.description)
-        self.has_more = self._intake.has_more or self._is_unread
+        self.has_more = self._intake.has_more_after(self._is_unread)
         self.partial_bytes = self._deliveries.partial_bytes
         self._is_plain = (
             not (self.partial_bytes or self._closed_reported or self._tail_ended or self._is_unread)

@@ -65,6 +65,14 @@ class TransactionalState:
         return len(self.txn_id) + len(self.annotations) + (self.error.bytes if self.error is not None else 0)
 
 
+@dataclass(slots=True, eq=False)
+class SharedState:
+    """Stands for the state of one disposition in all events about it."""
+
+    made: object = None
+    """What whoever gets the first of these events makes of the state, for use with the others."""
+
+
 @dataclass(slots=True)
 class ConnectionOpened:
     """The peer's open has arrived (§2.7.1). The engine waits for `Engine.open`."""
@@ -157,6 +165,8 @@ class DeliveriesUpdated:
     """The message-annotations of a MODIFIED outcome, as an encoded AMQP map; empty if there are none."""
     transaction: TransactionalState | None = None
     """For TRANSACTIONAL: the transaction, and the outcome that takes effect with it (§4.4.3)."""
+    shared: SharedState | None = None
+    """The same in each event about one disposition with a large state; None for others."""
 
     @property
     def bytes(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from protocol.events import ErrorCondition
 from protocol.frames import BatchFrameFinder
+from protocol.heavy_states import HeavyStates
 from protocol.lenience import Lenience
 from protocol.limits import Allowance
 
@@ -67,6 +68,19 @@ class Intake:
             and self._finder.is_between_frames
             and self._lenience.is_between_frames
         )
+
+    @property
+    def heavy_states(self) -> HeavyStates:
+        """The states that proton has references to."""
+        return self._lenience.wide.states
+
+    def has_more_after(self, is_unread: bool) -> bool:
+        """Whether something is left to be done when this turn ends. `is_unread`: some of what was pushed has
+        not been read. States are forgotten once all of it is."""
+        has_more = is_unread or self.has_more
+        if not has_more:
+            self.heavy_states.forget()
+        return has_more
 
     @property
     def has_more(self) -> bool:

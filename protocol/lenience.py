@@ -26,10 +26,11 @@ A client that numbers its deliveries in order costs little. `native/delivery_ids
 stops at each frame that needs a decision: a transfer with another number or in several frames, the
 beginning or end of a link or session, or a disposition of many deliveries.
 
-A frame is passed on once its performative has arrived; at most `_HEAD_BYTES_MAX` bytes of it are kept.
-Malformed frames are left for proton to refuse: from the first one on, the bytes of the connection pass
-unchanged. Proton still refuses a second delivery on a link whose first one is unfinished. If both have the
-same number or tag, they cannot be told apart and count as one.
+A frame is passed on once its performative has arrived; at most `_HEAD_BYTES_MAX` bytes of it are kept,
+but all of a disposition of many deliveries or with a large state.
+Malformed frames are left for proton to refuse. From a frame of an impossible size on, the bytes of the
+connection pass unchanged. Proton still refuses a second delivery on a link whose first one is unfinished. If
+both have the same number or tag, they cannot be told apart and count as one.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from typing import Any
 from protocol._runs import ffi, lib
 from protocol.codec import DecodeError, UInt, decode, encode
 from protocol.events import ErrorCondition
-from protocol.limits import RESOURCE_LIMIT
+from protocol.limits import DISPOSITION_BYTES_MAX, RESOURCE_LIMIT
 from protocol.runs import address_of
 from protocol.sections import elements
 from protocol.values import scalar, skip
@@ -137,7 +138,7 @@ class Lenience:
         self._departed: list[tuple[_Session, int]] = []
         """Renumbered deliveries of detached links. They may get an outcome until the detach is served, and
         none after the next write."""
-        self.wide = WideDispositions(_HEAD_BYTES_MAX)
+        self.wide = WideDispositions(DISPOSITION_BYTES_MAX)
         self._rest = b""
         """Frames that are kept for the next `incoming`, because this one has had enough wide dispositions."""
         self._head = b""
@@ -196,14 +197,20 @@ class Lenience:
                 self._lost = True
                 break
             end = offset + frame_bytes
-            head = data[offset : min(end, offset + _HEAD_BYTES_MAX)]
+            most = _HEAD_BYTES_MAX
+            head = data[offset : min(end, offset + most)]
             try:
-                replacement = self._judge(head, frame_bytes)
+                code, value = _performative(head, frame_bytes)
+                if code == _DISPOSITION:
+                    most = DISPOSITION_BYTES_MAX
+                    head = data[offset : min(end, offset + most)]
+                replacement = self._judge(code, value, head, frame_bytes)
                 if self.refusal is not None:
                     return b"".join((*changed, data[taken:offset]))
             except (IndexError, struct.error, DecodeError):
-                self._lost = end <= size or len(head) == _HEAD_BYTES_MAX
-                break
+                if end > size and len(head) < most:
+                    break
+                replacement = None  # proton refuses the frame, or takes no harm from it
             if replacement is not None:
                 changed += (data[taken:offset], replacement)
                 taken = offset + len(head)
@@ -220,13 +227,12 @@ class Lenience:
             return data
         return b"".join((*changed, data[taken:size]))
 
-    def _judge(self, head: bytes, frame_bytes: int) -> bytes | None:
-        """Decide on a frame by its beginning, `head`; gives the bytes that replace `head`, or None to leave
-        it.
+    def _judge(self, code: int | None, value: int, head: bytes, frame_bytes: int) -> bytes | None:
+        """Decide on a frame by its beginning, `head`, and what `_performative` finds there; gives the bytes
+        that replace `head`, or None to leave it.
 
         Raises IndexError, struct.error or DecodeError if the frame ends too early; then nothing has changed.
         """
-        code, value = _performative(head, frame_bytes)
         channel = int.from_bytes(head[6:8], "big")
         if code == _BEGIN:
             handle_max = _handle_max(head, value)
@@ -466,7 +472,10 @@ def _handle_max(head: bytes, value: int) -> int:
         return HANDLE_MAX_DEFAULT
     for _ in range(_HANDLE_MAX):
         place = skip(head, place)
-    found = scalar(head, place)
+    try:
+        found = scalar(head, place)
+    except DecodeError:
+        return HANDLE_MAX_DEFAULT  # proton ignores a value of another type
     return found if isinstance(found, UInt) else HANDLE_MAX_DEFAULT
 
 

@@ -9,6 +9,8 @@ some of them (`had_enough`).
 A receiver's disposition without an outcome that does not settle either, such as `received` (§3.4.1), changes
 nothing here. But proton would report it for each delivery, again and again. So it never sees it.
 
+Nor does proton see a large state, which it would copy into each delivery (`heavy_states.py`).
+
 A client names each delivery once or twice. One that names them again and again in a few bytes would keep the
 event loop busy for minutes, so its connection is refused.
 """
@@ -19,9 +21,10 @@ import struct
 from collections.abc import Sequence
 
 from protocol._runs import lib
-from protocol.codec import UInt
+from protocol.codec import DecodeError, UInt
 from protocol.events import ErrorCondition, Outcome
-from protocol.limits import RESOURCE_LIMIT
+from protocol.heavy_states import LIGHT_BYTES, HeavyStates
+from protocol.limits import RESOURCE_LIMIT, oversized
 from protocol.sections import elements
 from protocol.values import scalar, skip
 
@@ -40,7 +43,7 @@ _NAMED_AT_FIRST = 1 << 20
 _LEAST_COUNTED = 16
 """To look at a disposition and leave it takes as long as to make so many."""
 _LIST8, _LIST32 = 0xC0, 0xD0
-_TRUE, _UINT = 0x41, 0x70
+_UINT = 0x70
 _TRUES = (b"\x41", b"\x56\x01")
 _OUTCOMES = frozenset(set(Outcome) - {Outcome.NONE, Outcome.RECEIVED})
 """Only these change anything, if the delivery is not settled as well."""
@@ -52,7 +55,7 @@ _MASK = 2**32 - 1
 class WideDispositions:
     """The wide dispositions from one connection's peer."""
 
-    __slots__ = ("_counted", "_frame_bytes_max", "_named", "_rest", "refusal", "sent")
+    __slots__ = ("_counted", "_frame_bytes_max", "_named", "_rest", "refusal", "sent", "states")
 
     def __init__(self, frame_bytes_max: int) -> None:
         """Larger frames are left as they are."""
@@ -62,6 +65,8 @@ class WideDispositions:
         there are none with higher numbers. Set by the owner."""
         self.refusal: ErrorCondition | None = None
         """Why the connection is refused, if it is."""
+        self.states = HeavyStates()
+        """The large states. The owner forgets them once all that was given here is read."""
         self._named = 0
         """How many deliveries were named in dispositions of many, in all."""
         self._counted = 0
@@ -99,6 +104,20 @@ class WideDispositions:
             return None
         if len(head) < frame_bytes:
             raise IndexError("a disposition is divided or dropped as a whole")
+        if frame_bytes <= LIGHT_BYTES:
+            return self._of_light(head, value)
+        if oversized(head, frame_bytes) is not None:
+            return None  # whoever checks the sizes of all frames refuses it
+        try:
+            light = self.states.lighten(head, value)
+            found = self._of_light(light, value)
+        except (DecodeError, IndexError, struct.error):
+            self.refusal = ErrorCondition("amqp:decode-error", "a disposition that cannot be decoded")
+            return None
+        return [light] if found is None and light is not head else found
+
+    def _of_light(self, head: bytes, value: int) -> list[bytes] | None:
+        """Like `_replaced`, for a whole frame with a state for proton."""
         count, role = elements(head, value)
         if head[value] not in (_LIST8, _LIST32) or count < 3:
             return None
@@ -108,7 +127,7 @@ class WideDispositions:
         first, last = scalar(head, places[1]), scalar(head, places[2])
         if places[-1] != skip(head, value) or not (isinstance(first, UInt) and isinstance(last, UInt)):
             return None
-        if head[role] == _TRUE and not _says_something(head, places):
+        if head[role : places[1]] in _TRUES and not self._says_something(head, places):
             return []
         return self._divided(head, value, places, first, last)
 
@@ -119,7 +138,7 @@ class WideDispositions:
         named = ((last - first) & _MASK) + 1
         deliveries = named if self.sent > _MASK else min(named, max(self.sent - first, 0))
         self._name(deliveries)
-        if head[role] != _TRUE or named > _MASK // 2 + 1 or deliveries <= PART:
+        if head[role : places[1]] not in _TRUES or named > _MASK // 2 + 1 or deliveries <= PART:
             return None
         before, behind = head[role : places[1]], head[places[3] : places[-1]]
         list_bytes = 4 + len(before) + _FIRST_AND_LAST.size + len(behind)
@@ -147,15 +166,16 @@ class WideDispositions:
                 "each of them once or twice.",
             )
 
-
-def _says_something(head: bytes, places: Sequence[int]) -> bool:
-    """Whether a disposition settles its deliveries, or has an outcome that proton knows. `places`: the offset
-    of each field, and the end of the last one."""
-    fields = len(places) - 1
-    if fields > 3 and head[places[3] : places[4]] in _TRUES:
-        return True
-    if fields < 5:
-        return False
-    state = head[places[4] : places[5]]
-    code = state[2:3] if state[:2] == b"\x00\x53" else state[2:10] if state[:2] == b"\x00\x80" else b""
-    return int.from_bytes(code, "big") in _OUTCOMES
+    def _says_something(self, head: bytes, places: Sequence[int]) -> bool:
+        """Whether a disposition settles its deliveries, or has an outcome that is known. `places`: the offset
+        of each field, and the end of the last one."""
+        fields = len(places) - 1
+        if fields > 3 and head[places[3] : places[4]] in _TRUES:
+            return True
+        if fields < 5:
+            return False
+        state = head[places[4] : places[5]]
+        code = state[2:3] if state[:2] == b"\x00\x53" else state[2:10] if state[:2] == b"\x00\x80" else b""
+        outcome = int.from_bytes(code, "big")
+        kept = self.states.find(outcome)
+        return (outcome if kept is None else kept.outcome) in _OUTCOMES

@@ -136,6 +136,16 @@ static bool is_narrow(span_t fields, bool is_whole) {
     return last - first < WIDE_DISPOSITION || last - first > INT32_MAX;
 }
 
+/* Whether a disposition, whose fields these are, concerns one delivery, as far as this can be told. */
+static bool names_one(span_t fields) {
+    uint32_t listed, first, last;
+    size_t bytes;
+    if (!read_list_head(&fields, &listed, &bytes)) return false;
+    if (listed < 3) return true;
+    if (!skip_flag(&fields, true) || !read_uint(&fields, &first) || left(&fields) < 1) return false;
+    return fields.at[0] == 0x40 || (read_uint(&fields, &last) && first == last);
+}
+
 /* Whether a frame of `size` bytes is plain, judged by the first `there` bytes, which have arrived. Counts a
    plain transfer. */
 static bool is_plain(session_ids_t *sessions, size_t count, const uint8_t *frame, size_t size, size_t there) {
@@ -146,7 +156,8 @@ static bool is_plain(session_ids_t *sessions, size_t count, const uint8_t *frame
     uint8_t code = frame[body + 2];
     span_t fields = {frame + body + 3, frame + there};
     if (code == FLOW) return true;
-    if (code == DISPOSITION) return is_narrow(fields, there == size);
+    if (code == DISPOSITION)
+        return size > LIGHT_DISPOSITION ? names_one(fields) : is_narrow(fields, there == size);
     size_t channel = (size_t)frame[6] << 8 | frame[7];
     if (code != TRANSFER || channel >= count || sessions[channel].divided) return false;
 

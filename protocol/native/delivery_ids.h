@@ -11,6 +11,10 @@ typedef struct {
 /* A disposition that concerns more deliveries than this is not plain. */
 enum { WIDE_DISPOSITION = 256 };
 
+/* Nor is a larger one than this, as a frame, unless it concerns one delivery: proton copies its state into
+   each of them. */
+enum { LIGHT_DISPOSITION = 128 };
+
 /* Skip frames from `offset` on as long as they are plain: transfers of one frame each, numbered in order, and
    frames that do not concern numbers. Only the performative of the last frame has to be there. Returns the
    offset of the first frame that is not plain, has not arrived far enough to tell, or is larger than

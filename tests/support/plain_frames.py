@@ -11,6 +11,8 @@ RECEIVED = 0x23
 NULL, TRUE, FALSE = 0x40, 0x41, 0x42
 WIDE = 256
 """A disposition of more deliveries is not plain."""
+LIGHT = 128
+"""Nor is a larger one than this, unless it names one delivery."""
 
 
 @dataclass
@@ -60,7 +62,7 @@ def _is_plain(sessions: list[SessionIds], frame: bytes, size: int) -> bool:
     if body[2] == FLOW:
         return True
     if body[2] == DISPOSITION:
-        return _is_narrow(body[3:], len(frame) == size)
+        return _names_one(body[3:]) if size > LIGHT else _is_narrow(body[3:], len(frame) == size)
     if body[2] != TRANSFER or channel >= len(sessions) or sessions[channel].divided:
         return False
     number = _number_of_whole_delivery(body[3:])
@@ -103,6 +105,25 @@ def _says_something(fields: Fields, count: int) -> bool:
             return False
         return fields.take(0) and fields.take(0x53) and not fields.take(RECEIVED)
     except IndexError:
+        return False
+
+
+def _names_one(listed: bytes) -> bool:
+    """Whether a disposition names one delivery, as far as this can be told."""
+    if listed[:1] == b"\xc0" and len(listed) >= 3 and listed[1] >= 1:
+        count, fields = listed[2], Fields(listed[3:])
+    elif listed[:1] == b"\xd0" and len(listed) >= 9 and int.from_bytes(listed[1:5], "big") >= 4:
+        count, fields = int.from_bytes(listed[5:9], "big"), Fields(listed[9:])
+    else:
+        return False
+    if count < 3:
+        return True
+    try:
+        if not fields.take(NULL, TRUE, FALSE):
+            return False
+        first = fields.uint()
+        return fields.take(NULL) or fields.uint() == first
+    except (IndexError, ValueError):
         return False
 
 

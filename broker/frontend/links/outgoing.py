@@ -213,7 +213,7 @@ class OutgoingLink:
     ) -> None:
         """Ask the partitions to settle. If the outcome cannot be carried out, the messages stay locked."""
         try:
-            settlement = _settlement(event)
+            settlement = _settlement_of(event)
         except Refused as why:
             for deliveries, _ in groups.values():
                 self._meter.refused(why.reason, len(deliveries))
@@ -316,6 +316,17 @@ class OutgoingLink:
 
 def _nothing_to_give() -> None:
     """Do nothing: the link has ended."""
+
+
+def _settlement_of(event: DeliveriesUpdated) -> Settlement:
+    """Like `_settlement`, but once for all events about one disposition: its properties are decoded and
+    encoded once, and all of its messages share them. Raises Refused."""
+    shared = event.shared
+    if shared is None:
+        return _settlement(event)
+    if not isinstance(shared.made, Settlement):
+        shared.made = _settlement(event)
+    return shared.made
 
 
 def _settlement(event: DeliveriesUpdated | TransactionalState) -> Settlement:
