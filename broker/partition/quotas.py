@@ -9,7 +9,9 @@ Changed properties stay in memory, up to 64 KiB per message. They are refused on
 exceed the whole quota: a full queue can still dead-letter with a reason, and yet abandoning and deferring
 cannot add properties without limit. While memory is scarce in the whole broker, a settlement may change only
 a few properties, the states of sessions stay small, and all of them together may add only so much to what was
-there (`payloads.py`). A settlement that changes none is never refused here: it frees memory or uses none.
+there (`payloads.py`). Before that, they may grow up to the memory mark and a little beyond it, each message
+counted with all that it changes, although messages that are settled together share it until they change
+again. A settlement that changes none is never refused here: it frees memory or uses none.
 
 The same holds for a full disk: what adds to durable state may add little at once, and only as much in all as
 the disk has left for it (`check_growth`). So the room that is kept for settlements is left to those that free
@@ -95,12 +97,16 @@ def check_state(payloads: PayloadShare, size: int, added: int) -> None:
 
 def _check_memory(payloads: PayloadShare, added: int) -> None:
     if not payloads.may_grow(added):
-        raise Refused(
-            Reason.SERVER_BUSY,
-            "The broker has little memory left, and changed properties and the states of sessions have taken "
-            f"what there was for them: there is no room for {added} bytes more. Settle messages without "
-            "changing their properties; completing some makes room.",
-        )
+        raise _no_room(added)
+
+
+def _no_room(size: int) -> Refused:
+    return Refused(
+        Reason.SERVER_BUSY,
+        "The broker has little memory left, and changed properties and the states of sessions have taken "
+        f"what there was for them: there is no room for {size} bytes more. Settle messages without "
+        "changing their properties; completing some makes room.",
+    )
 
 
 def check_growth(disk: DiskRoom, number: int, each: int, messages: int = 1) -> bool:
@@ -139,13 +145,16 @@ def check_changes(
             f"{SCARCE_CHANGE_BYTES_MAX} bytes of properties; "
             f"these take {len(change)}. Please wait 2 seconds and try again.",
         )
-    _check_memory(payloads, len(change) * messages + added)
+    size = len(change) * messages
+    _check_memory(payloads, size + added)
     limit = description.settings.max_size_mb * MIB
     used = sum([subqueue.changed_bytes for subqueue in subqueues]) + added
-    if used + len(change) * messages > limit:
+    if used + size > limit:
         raise Refused(
             Reason.QUOTA_EXCEEDED,
             f"Properties changed by settlements take {used} bytes in partition {number} of "
             f"'{description.name}', and {limit} are the "
             "maximum. Settle the messages without changing their properties.",
         )
+    if not (payloads.is_scarce or payloads.take_room(size)):
+        raise _no_room(size)

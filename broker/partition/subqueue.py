@@ -528,10 +528,14 @@ class Subqueue:
                 self.deferred += 1
 
     def change(self, references: Iterable[Reference], changed: bytes) -> None:
-        """Merge changed properties into those that the messages already have."""
+        """Merge changed properties into those that the messages already have. Neighbours with the same ones
+        share them afterwards."""
+        last, merged = None, merge_changes(None, changed)
         for reference in references:
             before = reference.changed
-            reference.changed = merged = merge_changes(before, changed)
+            if before is not last:
+                last, merged = before, merge_changes(before, changed)
+            reference.changed = merged
             self._add(0, (len(merged) if merged else 0) - (len(before) if before else 0))
 
     def _lock(self, references: Sequence[Reference], lease: Lease) -> None:

@@ -251,3 +251,31 @@ async def test_a_shared_message_gives_its_bytes_back_with_the_last_copy() -> Non
     tokens = (await harness.receive(1, 1, "subscriptions/a")).tokens
     assert one(await harness.do(1, Complete(tokens)), Settled).failures == {}
     assert freed_by([other], bodies) == MESSAGE_OVERHEAD_BYTES + 5_000
+
+
+@pytest.mark.parametrize("kind", [Abandon, Defer, DeadLetter])
+async def test_changed_properties_count_for_each_message_against_the_room_up_to_the_mark(
+    kind: type[Abandon] | type[Defer] | type[DeadLetter],
+) -> None:
+    """They are shared, but may be changed one by one later."""
+    harness = Harness(QueueSettings(max_size_mb=1_024))
+    budget = harness.budget
+    budget.growth_bytes_min = 0
+    await harness.send(*[b"x"] * 20)
+    tokens = (await harness.receive(1, 20)).tokens
+    budget.set_room(10 * len(change(32_000)))
+    refused = one(await harness.do(1, kind(tokens[:11], change(32_000))), Failed)
+    assert refused.reason is Reason.SERVER_BUSY
+    assert one(await harness.do(1, kind(tokens[:10], change(32_000))), Settled).failures == {}
+    refused = one(await harness.do(1, kind(tokens[10:11], change(32_000))), Failed)
+    assert refused.reason is Reason.SERVER_BUSY, "until the next look at the memory in use"
+    assert one(await harness.do(1, kind(tokens[10:], None)), Settled).failures == {}
+
+
+async def test_messages_that_shared_changes_share_those_that_are_merged_into_them() -> None:
+    harness = Harness(QueueSettings(max_size_mb=1_024))
+    await harness.send(*[b"x"] * 20)
+    for name in ("one", "two"):
+        await harness.do(1, Abandon((await harness.receive(1, 20)).tokens, change(1_000, name)))
+    changed = [reference.changed for reference in harness.subqueues[0].references.values()]
+    assert len({id(each) for each in changed}) == 1 and changed[0] is not None and b"two" in changed[0]
