@@ -382,8 +382,11 @@ class _MessagesSection:
             reference.delivery_count = delivery_count
         for reference, state in zip(references, states, strict=False):
             reference.state = state_of(state)
+        changed = b""
         for place, size in zip(changed_places, changed_sizes, strict=True):
-            references[place].changed = bytes(view[end : end + size])
+            if changed != view[end : end + size]:  # neighbours share what one settlement changed
+                changed = bytes(view[end : end + size])
+            references[place].changed = changed
             end += size
         for place in renumbered:
             self._messages.renumbered.add(references[place])

@@ -175,3 +175,20 @@ def test_a_packed_block_that_is_cut_off_or_goes_on_is_not_read() -> None:
     for damaged in (b"", packed[:-1], packed + b"x", b"\xff" + packed[1:]):
         with pytest.raises(UnreadableRecord, match="block of a checkpoint"):
             snapshot_module._unpacked(memoryview(damaged))
+
+
+def test_messages_that_share_changed_properties_share_them_when_they_are_read_again() -> None:
+    messages = new_messages()
+    first = send(messages, 100, 20)
+    changed = b"\xc1\x01\x00"
+    mark(messages, 500, Mark(records.RETURNED, 0, list(range(first, first + 10)), changed))
+    mark(messages, 600, Mark(records.RETURNED, 0, [first + 12], b"\xc1\x03\x02\x43\x43"))
+    checkpoint = taken(Snapshot(messages), Position(1400), None)
+    sections = [
+        replace(section, taken=dict.fromkeys(section.blocks, checkpoint.position))
+        for section in checkpoint.sections
+    ]
+    again = loaded(replace(checkpoint, sections=tuple(sections)))
+    assert contents(again) == contents(messages)
+    found = [reference.changed for reference in again.subqueues[0].references.values()]
+    assert found.count(changed) == 10 and len({id(each) for each in found if each == changed}) == 1
