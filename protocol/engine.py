@@ -544,7 +544,7 @@ class Engine:
             frame_bytes_max = self.remote_max_frame_bytes or FRAME_BYTES_UNBOUNDED
             rests, skipped = self._large_output.rests(link, fronts, rests, skipped, frame_bytes_max), 0
         deliveries, any_large = runs.send(link.pn, list(tags), list(fronts), settled, rests, skipped)
-        self._push_size.sent(len(deliveries))
+        self._push_size.sent(len(tags), len(deliveries))
         if any_large:
             self._untrimmed += deliveries
         return [] if settled else deliveries

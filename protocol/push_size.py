@@ -39,14 +39,15 @@ class PushSize:
         self.uncounted_bytes = 0
         """Bytes pushed since then. Whoever pushes adds them."""
         self.sent_in_all = 0
-        """How many deliveries were sent on this connection. Proton numbers those of each session from 0."""
+        """How many deliveries were sent on this connection, settled or not. Proton numbers those of each
+        session from 0."""
         self.held_most = 0
         """How many deliveries that we sent were unsettled at a time, at most. Proton keeps the memory of as
         many until the connection is freed."""
 
-    def sent(self, deliveries: int) -> None:
-        """So many deliveries were sent."""
-        self.sent_in_all += deliveries
+    def sent(self, messages: int, deliveries: int) -> None:
+        """So many messages were sent, and so many of them unsettled."""
+        self.sent_in_all += messages
         self.unsettled_most += deliveries
         if self.unsettled_most > self.held_most:
             self.held_most = self.unsettled_most

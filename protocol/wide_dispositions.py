@@ -42,9 +42,10 @@ _NAMED_AT_FIRST = 1 << 20
 """So many may be named however few were sent: proton looks for them in 50 ms."""
 _LEAST_COUNTED = 16
 """To look at a disposition and leave it takes as long as to make so many."""
-_LIST8, _LIST32 = 0xC0, 0xD0
+_LIST32 = 0xD0
 _UINT = 0x70
 _TRUES = (b"\x41", b"\x56\x01")
+_ROLES = (*_TRUES, b"\x42", b"\x56\x00", b"\x40")
 _OUTCOMES = frozenset(set(Outcome) - {Outcome.NONE, Outcome.RECEIVED})
 """Only these change anything, if the delivery is not settled as well."""
 _U32 = struct.Struct(">I")
@@ -93,7 +94,8 @@ class WideDispositions:
         """The frames in place of one with a disposition, perhaps none; None to leave it. `head`: as much of
         the frame as there is. `value`: the offset of the disposition's list.
 
-        Raises IndexError if the frame is incomplete, DecodeError if it is malformed.
+        If it is malformed, the connection is refused: proton is more tolerant, and would look at each
+        delivery. Raises IndexError if the frame is incomplete.
         """
         found = self._replaced(head, value, frame_bytes)
         self._counted += max(len(found or ()), _LEAST_COUNTED)
@@ -104,12 +106,10 @@ class WideDispositions:
             return None
         if len(head) < frame_bytes:
             raise IndexError("a disposition is divided or dropped as a whole")
-        if frame_bytes <= LIGHT_BYTES:
-            return self._of_light(head, value)
         if oversized(head, frame_bytes) is not None:
             return None  # whoever checks the sizes of all frames refuses it
         try:
-            light = self.states.lighten(head, value)
+            light = head if frame_bytes <= LIGHT_BYTES else self.states.lighten(head, value)
             found = self._of_light(light, value)
         except (DecodeError, IndexError, struct.error):
             self.refusal = ErrorCondition("amqp:decode-error", "a disposition that cannot be decoded")
@@ -119,14 +119,18 @@ class WideDispositions:
     def _of_light(self, head: bytes, value: int) -> list[bytes] | None:
         """Like `_replaced`, for a whole frame with a state for proton."""
         count, role = elements(head, value)
-        if head[value] not in (_LIST8, _LIST32) or count < 3:
+        if count < 3:
             return None
         places = [role]
         for _ in range(count):
             places.append(skip(head, places[-1]))
+        if places[-1] != skip(head, value) or head[role : places[1]] not in _ROLES:
+            raise DecodeError("the fields are not those of a disposition")
         first, last = scalar(head, places[1]), scalar(head, places[2])
-        if places[-1] != skip(head, value) or not (isinstance(first, UInt) and isinstance(last, UInt)):
+        if last is None:
             return None
+        if not (isinstance(first, UInt) and isinstance(last, UInt)):
+            raise DecodeError("a delivery number is of another type")
         if head[role : places[1]] in _TRUES and not self._says_something(head, places):
             return []
         return self._divided(head, value, places, first, last)
@@ -137,8 +141,10 @@ class WideDispositions:
         count, role = len(places) - 1, places[0]
         named = ((last - first) & _MASK) + 1
         deliveries = named if self.sent > _MASK else min(named, max(self.sent - first, 0))
+        if head[role : places[1]] not in _TRUES or named > _MASK // 2 + 1:
+            return None
         self._name(deliveries)
-        if head[role : places[1]] not in _TRUES or named > _MASK // 2 + 1 or deliveries <= PART:
+        if deliveries <= PART:
             return None
         before, behind = head[role : places[1]], head[places[3] : places[-1]]
         list_bytes = 4 + len(before) + _FIRST_AND_LAST.size + len(behind)

@@ -123,15 +123,14 @@ static bool says_something(span_t *fields, uint32_t listed) {
 }
 
 /* Whether a disposition (§2.7.6), whose fields these are, concerns few deliveries and says something of
-   them, or is none that proton takes. False if too little of it has arrived to tell. */
-static bool is_narrow(span_t fields, bool is_whole) {
+   them. False if that cannot be told: it is encoded in an unusual way, or not all of it has arrived. */
+static bool is_narrow(span_t fields) {
     uint32_t listed, first, last;
     size_t bytes;
-    if (!read_list_head(&fields, &listed, &bytes)) return is_whole;
+    if (!read_list_head(&fields, &listed, &bytes)) return false;
     if (listed < 3) return true; /* it names one delivery */
     bool is_receiver = left(&fields) >= 1 && fields.at[0] == 0x41;
-    if (!skip_flag(&fields, true) || !read_uint(&fields, &first) || !read_uint(&fields, &last))
-        return is_whole;
+    if (!skip_flag(&fields, true) || !read_uint(&fields, &first) || !read_uint(&fields, &last)) return false;
     if (is_receiver && first != last && !says_something(&fields, listed - 3)) return false;
     return last - first < WIDE_DISPOSITION || last - first > INT32_MAX;
 }
@@ -157,7 +156,7 @@ static bool is_plain(session_ids_t *sessions, size_t count, const uint8_t *frame
     span_t fields = {frame + body + 3, frame + there};
     if (code == FLOW) return true;
     if (code == DISPOSITION)
-        return size > LIGHT_DISPOSITION ? names_one(fields) : is_narrow(fields, there == size);
+        return size > LIGHT_DISPOSITION ? names_one(fields) : is_narrow(fields);
     size_t channel = (size_t)frame[6] << 8 | frame[7];
     if (code != TRANSFER || channel >= count || sessions[channel].divided) return false;
 

@@ -62,7 +62,7 @@ def _is_plain(sessions: list[SessionIds], frame: bytes, size: int) -> bool:
     if body[2] == FLOW:
         return True
     if body[2] == DISPOSITION:
-        return _names_one(body[3:]) if size > LIGHT else _is_narrow(body[3:], len(frame) == size)
+        return _names_one(body[3:]) if size > LIGHT else _is_narrow(body[3:])
     if body[2] != TRANSFER or channel >= len(sessions) or sessions[channel].divided:
         return False
     number = _number_of_whole_delivery(body[3:])
@@ -73,24 +73,23 @@ def _is_plain(sessions: list[SessionIds], frame: bytes, size: int) -> bool:
     return True
 
 
-def _is_narrow(listed: bytes, is_whole: bool) -> bool:
-    """Whether a disposition names few deliveries and says something of them, or cannot be read and is all
-    there."""
+def _is_narrow(listed: bytes) -> bool:
+    """Whether a disposition names few deliveries and says something of them."""
     if listed[:1] == b"\xc0" and len(listed) >= 3 and listed[1] >= 1:
         count, fields = listed[2], Fields(listed[3:])
     elif listed[:1] == b"\xd0" and len(listed) >= 9 and int.from_bytes(listed[1:5], "big") >= 4:
         count, fields = int.from_bytes(listed[5:9], "big"), Fields(listed[9:])
     else:
-        return is_whole
+        return False
     if count < 3:
         return True
     try:
         is_receiver = fields.take(TRUE)
         if not is_receiver and not fields.take(NULL, FALSE):
-            return is_whole
+            return False
         first, last = fields.uint(), fields.uint()
     except (IndexError, ValueError):
-        return is_whole
+        return False
     if is_receiver and first != last and not _says_something(fields, count - 3):
         return False
     return not WIDE <= (last - first) % 2**32 < 2**31

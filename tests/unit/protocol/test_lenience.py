@@ -434,19 +434,25 @@ def test_without_many_deliveries_nothing_is_divided_and_still_looked_at_in_porti
         assert b"".join(given) == said and len(given) == 1_000 / 8
 
 
+def test_dispositions_that_are_not_divided_are_handed_on_as_they_came() -> None:
+    lenience, said = begun(), disposition(5_000, 0, ACCEPTED, settled=True)
+    assert lenience.incoming(said + transfer(0, 0)) == said + transfer(0, 0)
+    assert b"".join(lenience.incoming(said[at : at + 1]) for at in range(len(said))) == said
+
+
 @pytest.mark.parametrize(
     "said",
     [
-        disposition(5_000, 0, ACCEPTED, settled=True),
         raw.frame(raw.DISPOSITION, [raw.RECEIVER, 0, 5_000]),
         raw.raw_frame(b"\x00\x53\x15\xc0\x09\x03\x41\x43\x70\x00\x00\xff\xff\x40"),
+        raw.raw_frame(b"\x00\x53\x15\xc0\x09\x05\x41\x43\x52\xff\x42\x00\x53\x23"),
     ],
-    ids=["backwards", "longs", "beyond-its-list"],
+    ids=["longs", "beyond-its-list", "cut-off"],
 )
-def test_dispositions_that_are_not_divided_are_handed_on_as_they_came(said: bytes) -> None:
+def test_malformed_dispositions_end_the_connection(said: bytes) -> None:
     lenience = begun()
-    assert lenience.incoming(said + transfer(0, 0)) == said + transfer(0, 0)
-    assert b"".join(lenience.incoming(said[at : at + 1]) for at in range(len(said))) == said
+    assert lenience.incoming(transfer(0, 0) + said + transfer(0, 1)) == transfer(0, 0)
+    assert lenience.refusal is not None and lenience.refusal.condition == "amqp:decode-error"
 
 
 def test_what_is_kept_is_given_back_to_whoever_checks_the_stream() -> None:

@@ -34,7 +34,7 @@ def test_pushes_grow_while_they_cause_few_events_and_shrink_when_they_cause_many
 def test_the_more_is_unsettled_the_less_is_pushed_at_once(peer: EnginePeer) -> None:
     link = peer.receiver(credit=5_000)
     size = PushSize()
-    size.sent(EVENTS_MAX)
+    size.sent(EVENTS_MAX, EVENTS_MAX)
     assert not size.may_hold_dispositions(PUSH_BYTES_MIN + 1) and size.may_hold_dispositions(PUSH_BYTES_MIN)
     size.uncounted_bytes += COUNTED_BYTES_PER_LINK  # then they are counted
     peer.engine.send(link, tags(*range(2_500)), [b"x"] * 2_500, False)
