@@ -250,35 +250,34 @@ def _arrange(
         if path not in identities or usable.isdisjoint(id_ for id_, _ in known[:2]):
             raise error
         log.error("folder.unreadable", path=str(path), error=error.strerror)
-    missing = [(id_, path) for id_, path in known if id_ not in usable]
-    not_named: set[str] = set()
-    if missing:
-        for id_, path in missing:
-            number = [each for each, _ in known].index(id_)
-            if id_ in places or path.absolute() in hanging:
-                continue  # reported already; one that did not answer would take as long again
-            if _is_there(disk, path, id_):
-                not_named.add(id_)
-                advice = (
-                    "The settings do not name this data folder any more, but it belongs to this broker and "
-                    "has a part of its partitions. The broker uses it where it was. Name it again beside the "
-                    "others: the broker would not find it in another place."
+    if missing := {id_: path for id_, path in known if id_ not in usable}:
+        unfound = [
+            id_ for id_, path in missing.items() if id_ not in places and path.absolute() not in hanging
+        ]
+        expected = _expected({id_: missing[id_] for id_ in unfound}, blank)
+        not_named = _not_named(
+            disk, known, places, {id_: missing[id_] for id_ in unfound if id_ not in expected}
+        )
+        for number, (id_, path) in enumerate(known):
+            if id_ in expected:
+                reason = "It is expected in an empty folder that is named, and used once it is there."
+                log.error(
+                    "folder.missing", path=str(expected[id_]), was=str(path), number=number, reason=reason
                 )
-                log.warning("folder.not_named", path=str(path), number=number, advice=advice)
-            else:
+            elif id_ in unfound and id_ not in not_named:
                 log.error("folder.missing", path=str(path), number=number)
-        for path in blank:
+        for path in [path for path in blank if path not in expected.values()]:
             log.warning(
-                "folder.not_added",
-                path=str(path),
-                reason="It is empty, and may be the place of a folder that is missing.",
+                "folder.not_added", path=str(path), reason="Another folder of this broker is missing."
             )
         if usable.isdisjoint(id_ for id_, _ in known[:2]):
             raise WrongFolders(
                 f"the catalogue cannot be read: neither {known[0][1]} nor {known[1][1]} is there"
             )
         there = usable | not_named
-        return [Folder(places.get(id_, path), id_, id_ not in there) for id_, path in known]
+        return [
+            Folder(places.get(id_, expected.get(id_, path)), id_, id_ not in there) for id_, path in known
+        ]
     new = [*with_data, *(path for path in blank if path not in with_data)]
     entries = [(id_, places[id_]) for id_, _ in known] + [(uuid.uuid4().hex, path) for path in new]
     wanted = tuple(entries)
@@ -291,6 +290,50 @@ def _arrange(
     for path in new:
         log.info("folder.added", path=str(path), number=len(known) + new.index(path))
     return [Folder(path, id_) for id_, path in entries]
+
+
+def _expected(missing: Mapping[str, Path], blank: Sequence[Path]) -> dict[str, Path]:
+    """In which of the empty folders that are named the missing ones are expected: each where it was, or else
+    in the next one."""
+    expected = {id_: path for id_, path in missing.items() if path in blank}
+    rest = [path for path in blank if path not in expected.values()]
+    others = [id_ for id_ in missing if id_ not in expected]
+    return expected | dict(zip(others, rest, strict=False))
+
+
+def _not_named(
+    disk: Disk,
+    known: Sequence[tuple[str, Path]],
+    places: Mapping[str, Path],
+    missing: Mapping[str, Path],
+) -> set[str]:
+    """Which of the missing folders are used although the settings do not name them: those that are where they
+    were. Raises WrongFolders if one is there, but others were moved: this may be a copy of a broker, whose
+    own folder it must not change."""
+    found = {id_ for id_, path in missing.items() if _is_there(disk, path, id_)}
+    moved = [
+        (path, places[id_])
+        for id_, path in known
+        if id_ in places and path.absolute() != places[id_].absolute()
+    ]
+    for number, (id_, path) in enumerate(known):
+        if id_ not in found:
+            continue
+        if moved:
+            raise WrongFolders(
+                f"folder {number} of this broker is not named. There is one in {path}, but it may belong to "
+                f"the broker of which this is a copy, since {moved[0][0]} is {moved[0][1]} now: name that "
+                "folder, its copy, or an empty folder in which the copy will be"
+            )
+        log.warning(
+            "folder.not_named",
+            path=str(path),
+            number=number,
+            advice="The settings do not name this data folder any more, but it belongs to this broker and "
+            "has a part of its partitions. The broker uses it where it was. Name it again beside the others: "
+            "the broker would not find it in another place.",
+        )
+    return found
 
 
 def _sets(identities: Mapping[Path, Identity], with_data: Sequence[Path]) -> set[str]:

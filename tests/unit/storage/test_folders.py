@@ -10,13 +10,13 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from storage.disk import close_quietly, publish
+from storage.disk import close_quietly, publish, read_file
 from storage.errors import DiskFailed, DiskHangs
 from storage.folders import FILE_NAME, Folder, WrongFolders, arrange, check_identity
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.recording_disk import RecordingDisk
 
-A, B, C = Path("/a"), Path("/b"), Path("/c")
+A, B, C, D = Path("/a"), Path("/b"), Path("/c"), Path("/d")
 
 
 def write(disk: RecordingDisk, path: Path, content: bytes) -> None:
@@ -60,7 +60,8 @@ def test_an_empty_folder_is_not_taken_for_a_new_one_while_one_is_missing() -> No
     disk.remove_tree(B)
     disk.make_directory(B)
     assert arrange(disk, [A, B]) == [known[0], Folder(B, known[1].id, is_missing=True)]
-    assert arrange(disk, [A, C]) == [known[0], Folder(B, known[1].id, is_missing=True)]
+    assert arrange(disk, [A, C]) == [known[0], Folder(C, known[1].id, is_missing=True)]
+    assert arrange(disk, [A, C, B]) == [known[0], Folder(B, known[1].id, is_missing=True)]
     assert FILE_NAME not in disk.names(B)
     with pytest.raises(DiskFailed, match="is missing"):
         check_identity(disk, B, known[1].id)
@@ -80,6 +81,30 @@ def test_a_folder_that_is_not_named_any_more_is_used_while_it_is_there() -> None
         ("folder.missing", "/a", "error"),
     ]
     assert "Name it again" in lines[0]["advice"]
+
+
+def test_a_copy_of_a_broker_leaves_the_folders_of_the_original_alone() -> None:
+    """Symptom: a broker on a copy of one folder used the other one where the original has it, and drained
+    it."""
+    disk = RecordingDisk()
+    known = arrange(disk, [A, B])
+    disk.make_directory(C)
+    disk.make_directory(D)
+    write(disk, C / FILE_NAME, read_file(disk, A / FILE_NAME))
+    with pytest.raises(WrongFolders, match=r"folder 1 of this broker is not named.*one in /b"):
+        arrange(disk, [C])
+    with capture_logs() as lines:
+        assert arrange(disk, [C, D]) == [Folder(C, known[0].id), Folder(D, known[1].id, is_missing=True)]
+    assert [(line["event"], line["path"], line["was"]) for line in lines] == [("folder.missing", "/d", "/b")]
+    write(disk, D / FILE_NAME, read_file(disk, B / FILE_NAME))
+    assert paths(arrange(disk, [C, D])) == [C, D]
+    assert paths(arrange(disk, [A, B])) == [A, B]
+
+
+def test_a_folder_that_is_not_named_is_not_used_while_an_empty_one_is() -> None:
+    disk = RecordingDisk()
+    known = arrange(disk, [A, B])
+    assert arrange(disk, [A, D]) == [known[0], Folder(D, known[1].id, is_missing=True)]
 
 
 def test_a_folder_that_is_not_named_and_cannot_be_written_to_counts_as_missing() -> None:
