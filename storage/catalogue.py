@@ -34,7 +34,7 @@ import structlog
 from storage.catalogue_folders import CatalogueFolders
 from storage.catalogue_recovery import Damaged, deleted_documents, read_document, recover
 from storage.disk import Disk, disk_error, make_directories, publish_together
-from storage.document_file import DELETED, LIVE, DocumentFile, encode_document, file_name_of
+from storage.document_file import DELETED, LIVE, encode_document, file_name_of
 from storage.errors import CommitFailed, DiskFailed, DiskFull, DiskHangs
 from storage.threads import UnderWay, mark_retrieved, run_to_end, within
 
@@ -209,9 +209,7 @@ class Catalogue:
             # Open by name: listing the folder would take longer with each document.
             paths = [self._folders.path(stem, suffix) for suffix in LIVE]
             found = [read_document(self._folders, path) for path in paths if self._exists(path)]
-            self._numbers[name] = max(
-                (each.number for each in found if isinstance(each, DocumentFile)), default=0
-            )
+            self._numbers[name] = max((each.number for each in found if each is not None), default=0)
         return self._numbers[name]
 
     def _exists(self, path: Path) -> bool:

@@ -2,7 +2,9 @@
 
 - Each document has two files. Of two whole files, the one with the higher number is valid. The other is
   written again if it is older, damaged or missing. If the disk refuses, the next start or change does it.
-- A document without a whole file is `Damaged`: it is reported, and its files stay as they are.
+- A document without a whole file is `Damaged`: it is reported, and its files stay as they are. So is a whole
+  file under another name, if its document has no other.
+- Any other file that is no document's (`document_file.why_stray`) does no harm: it is reported and ignored.
 - A deletion that was cut short before both files were renamed did not happen: the document still exists.
 - Unfinished files (`*.tmp`) are removed.
 - The folders are synced before anything that was read takes effect: the previous process may have been killed
@@ -13,6 +15,7 @@ With several data folders, either of the two is enough to read everything.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,10 +29,12 @@ from storage.document_file import (
     DELETED,
     LIVE,
     DocumentFile,
+    Misnamed,
     decode_document,
     document_of,
     encode_document,
     stems,
+    why_stray,
 )
 from storage.errors import CorruptRecord, DiskFull, StorageError
 
@@ -38,13 +43,38 @@ _log = structlog.get_logger("catalogue")
 
 @dataclass(slots=True, frozen=True)
 class Damaged:
-    """A document without a readable file. Its files are left as they are."""
+    """A document that cannot be read from a file of its name. Its files are left as they are."""
 
-    name: str | None
-    """The document's name if the names of its files contain all of it, which takes plain characters."""
+    name: str
+    """The document's name."""
     files: list[Path]
     remains: list[bytes]
-    """The contents of its files, as far as they are readable."""
+    """The contents of its files, as far as they are readable; nothing for another document's content."""
+
+
+@dataclass(slots=True, frozen=True)
+class Broken:
+    """A file that cannot be used as a document."""
+
+    path: Path
+    data: bytes
+    """Its content, as far as it is readable."""
+    error: CorruptRecord | OSError
+
+    @property
+    def held(self) -> str | None:
+        """The document that it holds whole under the wrong name, if it does."""
+        return self.error.name if isinstance(self.error, Misnamed) else None
+
+    @property
+    def why(self) -> str:
+        """What is wrong with it."""
+        return self.error.why if isinstance(self.error, CorruptRecord) else self.error.strerror or "?"
+
+    def report(self) -> None:
+        """Report that it is damaged or cannot be read."""
+        event = "document.damaged" if isinstance(self.error, CorruptRecord) else "document.unreadable"
+        _log.error(event, path=str(self.path), why=self.why)
 
 
 @dataclass(slots=True)
@@ -63,6 +93,7 @@ def recover(folders: CatalogueFolders) -> Recovered:
     DiskFailed."""
     found = Recovered()
     outdated: list[tuple[DocumentFile, list[Path]]] = []
+    unusable: list[tuple[str, list[Broken]]] = []
     try:
         names = folders.names(tolerant=True)
         for directory in folders.directories():
@@ -70,16 +101,23 @@ def recover(folders: CatalogueFolders) -> Recovered:
                 if file_name.endswith(TEMPORARY_SUFFIX):
                     _remove_unpublished(folders, directory / file_name)
         for stem in stems(names, LIVE):
-            valid = _read_valid(folders, stem, names, found.damaged)
-            if valid is None:
+            present = [path for each in LIVE if (path := folders.path(stem, each)).name in names]
+            files = [read_file_of_document(folders, path) for path in present]
+            broken = [file for file in files if isinstance(file, Broken)]
+            if len(broken) == len(files):
+                unusable.append((stem, broken))
                 continue
-            file, others = valid
+            for each in broken:
+                each.report()
+            file, others = _choose(folders, stem, names, files)
             found.documents[file.name] = file.document
             found.numbers[file.name] = file.number
             if others:
                 outdated.append((file, others))
         _repair(folders, outdated)
         _remove_moved(folders)
+        for stem, broken in [*unusable, *_misplaced(folders)]:
+            _judge(stem, broken, found)
         for directory in folders.directories():
             if folders.names_in(directory, tolerant=True):
                 folders.disk.sync_directory(directory)  # durability rule 3
@@ -101,7 +139,7 @@ def deleted_documents(folders: CatalogueFolders) -> list[str]:
             if name is None:
                 paths = [folders.path(stem, suffix) for suffix in DELETED if f"{stem}{suffix}" in names]
                 files = [read_document(folders, path) for path in paths]
-                name = next((file.name for file in files if isinstance(file, DocumentFile)), None)
+                name = next((file.name for file in files if file is not None), None)
             if name is not None:
                 deleted.append(name)
         return deleted
@@ -109,17 +147,64 @@ def deleted_documents(folders: CatalogueFolders) -> list[str]:
         raise disk_error(error, folders.directory) from error
 
 
-def read_document(folders: CatalogueFolders, path: Path) -> DocumentFile | bytes:
-    """A file of a document; if it is damaged, its bytes, after reporting that. Raises UnknownFormat."""
+def read_document(folders: CatalogueFolders, path: Path) -> DocumentFile | None:
+    """A file of a document; None if it is damaged, after reporting that. Raises UnknownFormat."""
+    file = read_file_of_document(folders, path)
+    if isinstance(file, Broken):
+        file.report()
+        return None
+    return file
+
+
+def read_file_of_document(folders: CatalogueFolders, path: Path) -> DocumentFile | Broken:
+    """A file of a document, or what is wrong with it. Reports nothing. Raises UnknownFormat."""
     data = b""
     try:
         data = read_file(folders.disk, path)
         return decode_document(data, path)
-    except CorruptRecord as error:
-        _log.error("document.damaged", path=error.path, why=error.why)
-    except OSError as error:
-        _log.error("document.unreadable", path=str(path), why=error.strerror)
-    return data
+    except (CorruptRecord, OSError) as error:
+        return Broken(path, data, error)
+
+
+def _misplaced(folders: CatalogueFolders) -> list[tuple[str, list[Broken]]]:
+    """Files that are no document's, by their names, in the folder where those with their suffix are not
+    read."""
+    found: list[tuple[str, list[Broken]]] = []
+    for directory in folders.directories() if folders.are_two else ():
+        for name in sorted(folders.names_in(directory, tolerant=True)):
+            path = directory / name
+            if (
+                path.suffix in LIVE
+                and document_of(path.stem) is None
+                and path != folders.path(path.stem, path.suffix)
+            ):
+                file = read_file_of_document(folders, path)
+                if isinstance(file, Broken):
+                    found.append((path.stem, [file]))
+    return found
+
+
+def _judge(stem: str, broken: list[Broken], found: Recovered) -> None:
+    """Report files of which none can be used. Adds them to `damaged` if they may be what is left of a
+    document."""
+    stray = why_stray(stem, [each.held for each in broken], found.documents)
+    for each in broken:
+        if stray is None:
+            each.report()
+        else:
+            _log.warning(
+                "document.stray",
+                path=str(each.path),
+                why=f"{stray} ({each.why})",
+                advice="Nothing is out of service because of it. `partibus repair --yes`, with the broker "
+                "stopped, moves it aside.",
+            )
+    if stray is None:
+        name = document_of(stem)
+        held = next((each.held for each in broken if each.held is not None), None)
+        remains = [each.data if name is None or each.held in (None, name) else b"" for each in broken]
+        assert name is not None or held is not None, "otherwise they are strays"
+        found.damaged.append(Damaged(name or held or "", [each.path for each in broken], remains))
 
 
 def _remove_unpublished(folders: CatalogueFolders, path: Path) -> None:
@@ -130,19 +215,13 @@ def _remove_unpublished(folders: CatalogueFolders, path: Path) -> None:
         _log.warning("catalogue.not_removed", path=str(path), error=error.strerror)
 
 
-def _read_valid(
-    folders: CatalogueFolders, stem: str, names: set[str], damaged: list[Damaged]
-) -> tuple[DocumentFile, list[Path]] | None:
-    """The whole file with the highest number, and the paths that lack its content. If no file is whole, adds
-    the document to `damaged` and returns None."""
+def _choose(
+    folders: CatalogueFolders, stem: str, names: set[str], files: Sequence[DocumentFile | Broken]
+) -> tuple[DocumentFile, list[Path]]:
+    """The whole file with the highest number, and the paths that lack its content. At least one file is
+    whole."""
     paths = [folders.path(stem, suffix) for suffix in LIVE]
-    present = [path for path in paths if path.name in names]
-    files = [read_document(folders, path) for path in present]
     whole = [file for file in files if isinstance(file, DocumentFile)]
-    if not whole:
-        remains = [file for file in files if isinstance(file, bytes)]
-        damaged.append(Damaged(document_of(stem), present, remains))
-        return None
     valid = max(whole, key=lambda file: file.number)
     alike = {file.path for file in whole if (file.number, file.document) == (valid.number, valid.document)}
     others = [path for path in paths if path not in alike]

@@ -20,7 +20,8 @@ from storage.document_file import (
     Misnamed,
     decode_document,
     document_of,
-    may_be_of_document,
+    file_name_of,
+    why_stray,
 )
 from storage.errors import CorruptRecord, UnknownFormat
 from storage.extent import EXTENT_SUFFIX
@@ -65,8 +66,7 @@ class Documents:
     """By the document's name."""
     findings: list[Finding] = field(default_factory=list)
     strays: set[str] = field(default_factory=set)
-    """The paths among the findings that are no document's files: their names are not those of documents, or
-    they are copies of other documents, which are whole."""
+    """The paths among the findings that are no document's files (`why_stray`). They do no harm."""
 
 
 def log_folders(disk: Disk, root: Path, findings: list[Finding] | None = None) -> list[LogFolder]:
@@ -245,14 +245,24 @@ def _find_strays(documents: Documents, misnamed: Mapping[str, str]) -> None:
     for stem, findings in by_stem.items():
         there = [finding for finding in findings if finding.why != _MISSING]
         named = [misnamed.get(finding.path) for finding in there]
-        why = ""
-        if all(finding.severity is Severity.UNUSABLE for finding in findings):
-            if not may_be_of_document(stem):
-                why = "it belongs to no queue, for no file of the catalogue has such a name"
-            elif named and all(name in documents.contents for name in named):
-                why = f"it is a copy of the document {named[0]!r}, which is whole"
-        if why:
+        is_lost = all(finding.severity is Severity.UNUSABLE for finding in findings)
+        why = why_stray(stem, named, documents.contents) if is_lost and there else None
+        if why is not None:
             documents.strays.update(finding.path for finding in there)
-            documents.findings += [replace(finding, why=f"{why} ({finding.why})") for finding in there]
+            documents.findings += [
+                replace(finding, severity=Severity.NOTE, why=f"{why} ({finding.why})") for finding in there
+            ]
+        elif is_lost and document_of(stem) is None and any(named):
+            documents.findings += [
+                finding
+                if name is None
+                else replace(
+                    finding,
+                    entity=name,
+                    why=f"it is the document {name!r} under another name, and nothing else is left of that: "
+                    f"rename it to {file_name_of(name)!r}",
+                )
+                for finding, name in zip(there, named, strict=True)
+            ]
         else:
             documents.findings += findings

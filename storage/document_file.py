@@ -15,14 +15,16 @@ All numbers are little endian.
 
 Files of version 1 have no number, which counts as 0, and the name begins at 20.
 
-A file's name consists of the document's name in plain characters and a digest of it.
+A file's name consists of the document's name in plain characters and a digest of it. So the name of a damaged
+file says whether it belongs to a document, if the document's name is plain and short enough
+(`PLAIN_NAME_MAX`). Names of the broker's documents are.
 """
 
 from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -53,7 +55,6 @@ _NUMBER = struct.Struct("<Q")
 _NUMBER_AT = _HEAD.size + _TAIL.size
 _DIGEST_BYTES = 16
 _PLAIN = re.compile(r"[^A-Za-z0-9_-]")
-_NAME = re.compile(rf"[A-Za-z0-9_-]{{0,{PLAIN_NAME_MAX}}}-[0-9a-f]{{{2 * _DIGEST_BYTES}}}")
 
 
 class Misnamed(CorruptRecord):
@@ -88,15 +89,25 @@ def stems(names: Iterable[str], suffixes: tuple[str, str]) -> list[str]:
     )
 
 
-def may_be_of_document(stem: str) -> bool:
-    """Whether the files of a document may have this name, without its suffix."""
-    return _NAME.fullmatch(stem) is not None
-
-
 def document_of(stem: str) -> str | None:
     """The document's name, if the name of its files (without suffix) contains all of it; else None."""
     name = stem[: -(2 * _DIGEST_BYTES + 1)]
     return name if file_name_of(name) == f"{stem}{DOCUMENT_SUFFIX}" else None
+
+
+def why_stray(stem: str, held: Sequence[str | None], whole: Container[str]) -> str | None:
+    """Why files with this name (without suffix), of which none can be used, belong to no document; None if
+    they may be what is left of one.
+
+    `held`: for each file, the document that it holds whole under the wrong name (`Misnamed`), or None.
+    `whole`: the documents that can be read.
+    """
+    if document_of(stem) is not None or any(name is not None and name not in whole for name in held):
+        return None
+    copied = next((name for name in held if name is not None), None)
+    if copied is not None:
+        return f"it is a copy of the document {copied!r}, which is whole"
+    return "it belongs to no queue, for no file of the catalogue has such a name"
 
 
 def encode_document(name: str, number: int, document: bytes) -> list[bytes]:

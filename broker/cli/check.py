@@ -30,7 +30,8 @@ What the findings mean:
   `partibus repair` says what can be saved.
 * `spare`: one of two copies is damaged or missing. The other serves; the broker or `partibus repair`
   replaces it.
-* `note`: no damage, such as an unfinished commit left by a crash. The next start removes it.
+* `note`: no damage, such as an unfinished commit left by a crash, which the next start removes, or a file in
+  the catalogue that belongs to no queue, which `partibus repair` moves aside.
 
 Exit codes: 0 nothing is damaged, 1 something is damaged or missing, 2 the folder could not be checked.
 
@@ -166,8 +167,29 @@ def _print(report: Report) -> None:
             each.why,
         )
     console.print(table)
-    if any(each.severity is Severity.UNUSABLE for each in report.findings):
-        console.print(
-            "Stop the broker and run `partibus repair`: it says what can be saved and what is gone, "
-            "and changes nothing without --yes."
+    for text in advice(report):
+        console.print(text, markup=False)
+
+
+def advice(report: Report) -> list[str]:
+    """What to do about the findings, in this order."""
+    unread = report.absent | report.not_named
+    texts = []
+    if report.not_named:
+        texts.append("Name all data folders of the broker with --data-dir, and check again.")
+    if report.absent:
+        texts.append(
+            "See that the named folders that could not be read are there, for example that their disks are "
+            "mounted, and check again."
         )
+    if any(each.severity is Severity.UNUSABLE and each.path not in unread for each in report.findings):
+        texts.append(
+            "Stop the broker and run `partibus repair`: it says what can be saved and what is gone, and "
+            "changes nothing without --yes."
+        )
+    elif report.strays:
+        texts.append(
+            "Files in the catalogue that belong to no queue do no harm. To have them moved aside, stop the "
+            "broker and run `partibus repair --yes`."
+        )
+    return texts

@@ -50,6 +50,10 @@ class Report:
     findings: list[Finding] = field(default_factory=list)
     strays: set[str] = field(default_factory=set)
     """The paths among them of files in the catalogue that are no document's."""
+    absent: set[str] = field(default_factory=set)
+    """The paths among them of named folders that could not be used."""
+    not_named: set[str] = field(default_factory=set)
+    """The paths among them of data folders that were not named."""
     progress: Progress = field(default_factory=Progress)
 
     @property
@@ -94,7 +98,9 @@ def check_folders(
     roots, absent = data_folders_among(disk, roots)
     lost = without_identity(disk, roots)
     check_together(disk, roots, lost)
-    elsewhere = absent + _check_identities(disk, roots, lost, [Path(each.path) for each in absent])
+    report.absent = {each.path for each in absent}
+    identities, report.not_named = _check_identities(disk, roots, lost, [Path(each.path) for each in absent])
+    elsewhere = absent + identities
     report.findings += elsewhere
     report.findings += [finding for root in roots for finding in _check_version(disk, root)]
     documents = check_documents(disk, roots, time.sleep, report.progress)
@@ -122,9 +128,9 @@ def check_folders(
 
 def _check_identities(
     disk: Disk, roots: Sequence[Path], lost: Sequence[Path], absent: Sequence[Path]
-) -> list[Finding]:
+) -> tuple[list[Finding], set[str]]:
     """Find data folders of the same broker that were not named, and damage to the files that list its data
-    folders.
+    folders. The set has the paths of the former.
 
     `lost` are the folders without this file, and `absent` the named folders that `data_folders_among` could
     not use.
@@ -145,19 +151,16 @@ def _check_identities(
         if path in lost or _has_damaged_identity(disk, path)
     ]
     if found:
-        return found
+        return found, set()
     why = (
         "this data folder of the broker was not named, so nothing in it was checked: name "
         "it with --data-dir as well"
     )
     try:
-        return [
-            Finding(Severity.UNUSABLE, None, None, str(path), 0, 0, why)
-            for path in unnamed(disk, roots)
-            if path.absolute() not in named
-        ]
+        paths = [str(path) for path in unnamed(disk, roots) if path.absolute() not in named]
     except WrongFolders as error:
-        return [Finding(Severity.UNUSABLE, None, None, str(roots[0] / FILE_NAME), 0, 0, str(error))]
+        return [Finding(Severity.UNUSABLE, None, None, str(roots[0] / FILE_NAME), 0, 0, str(error))], set()
+    return [Finding(Severity.UNUSABLE, None, None, path, 0, 0, why) for path in paths], set(paths)
 
 
 def _check_version(disk: Disk, root: Path) -> Iterator[Finding]:

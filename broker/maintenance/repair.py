@@ -199,11 +199,13 @@ class Repair:
         self._described = plan.report.descriptions
         by_log: dict[tuple[str, int], list[Finding]] = {}
         for finding in plan.report.findings:
-            if finding.severity is Severity.NOTE:
+            if finding.path in plan.report.strays:
+                plan.moved.append(finding)
+            elif finding.severity is Severity.NOTE:
                 continue
-            if finding.partition is not None and finding.entity is not None:
+            elif finding.partition is not None and finding.entity is not None:
                 by_log.setdefault((finding.entity, finding.partition), []).append(finding)
-            elif finding.severity is Severity.UNUSABLE and finding.path not in plan.report.strays:
+            elif finding.severity is Severity.UNUSABLE:
                 plan.hopeless.append(finding)
             else:
                 plan.moved.append(finding)

@@ -33,7 +33,7 @@ class DamagedEntries:
         names = sorted({name for name in found if name})
         # A name read from bytes whose checksum does not match counts only if both files have it.
         is_certain = len(names) == 1 and None not in found and (len(found) > 1 or not damaged.files)
-        if damaged.name is not None and not is_certain:
+        if not is_certain:
             self._illegible.add(damaged.name)
         log.error(
             "entity.damaged",
@@ -48,7 +48,7 @@ class DamagedEntries:
             "give the entity up.",
         )
         for name in names:
-            if damaged.name is not None and key_of(name) not in live:
+            if key_of(name) not in live:
                 self._by_key[key_of(name)] = damaged.name
 
     def may_have(self, name: str) -> bool:

@@ -47,7 +47,7 @@ class StoredEntities:
     @property
     def known(self) -> set[str]:
         """The generations of all entities that have an entry, readable or not."""
-        return {*self.documents, *(each.name for each in self.damaged if each.name is not None)}
+        return {*self.documents, *(each.name for each in self.damaged)}
 
     @property
     def to_clear(self) -> set[str]:
@@ -93,8 +93,7 @@ class StoredEntities:
             log.error("namespace.name_not_kept", namespace=name, error=str(error))
 
     def of(self, namespace: str) -> tuple[dict[str, list[EntityDescription]], list[tuple[Damaged, str]]]:
-        """The entities of a namespace by their keys, and its damaged entries, each with what is wrong. An
-        entry that does not say its namespace may be anyone's."""
+        """The entities of a namespace by their keys, and its damaged entries, each with what is wrong."""
         found: dict[str, list[EntityDescription]] = {}
         damaged: list[tuple[Damaged, str]] = []
         for document, content in self.documents.items():
@@ -112,7 +111,7 @@ class StoredEntities:
         damaged += [
             (each, "none of its files is whole")
             for each in self.damaged
-            if each.name is None or namespace_of(each.name) == namespace
+            if namespace_of(each.name) == namespace
         ]
         return found, damaged
 

@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from storage.catalogue import Catalogue
+from storage.catalogue_recovery import Damaged
 from storage.disk import LocalDisk
 from storage.document_file import file_name_of
 from storage.errors import CommitFailed, DiskFailed, UnknownFormat
@@ -68,18 +69,21 @@ async def test_whatever_becomes_of_one_file_of_a_document_it_is_read_reported_an
 async def test_a_document_without_a_whole_file_costs_no_other_and_is_left_as_it_is(tmp_path: Path) -> None:
     catalogue = await filled(tmp_path)
     await catalogue.put("plain", b"document")
-    for name in ("plain", "queues/orders"):
+    for name in ("plain", "namespace_01-ab"):
+        await catalogue.put(name, b"document")
         harmed = files_of(tmp_path / "catalogue", name)
         good = harmed[0].read_bytes()
         for harm in (good[:-1] + b"!", good[:30], b""):
             for path in harmed:
                 path.write_bytes(harm)
-            assert await catalogue.load_all() == {
-                each: doc for each, doc in {**DOCUMENTS, "plain": b"document"}.items() if each != name
-            }
+            with capture_logs() as lines:
+                assert await catalogue.load_all() == (
+                    DOCUMENTS if name == "plain" else {**DOCUMENTS, "plain": b"document"}
+                )
+            assert [line["event"] for line in lines] == ["document.damaged"] * 2
             [damaged] = catalogue.damaged
             assert (damaged.name, damaged.files, damaged.remains) == (
-                name if name == "plain" else None,
+                name,
                 harmed,
                 [harm] * 2,
             )
@@ -88,6 +92,8 @@ async def test_a_document_without_a_whole_file_costs_no_other_and_is_left_as_it_
             )
         for path in harmed:
             path.write_bytes(good)
+    await catalogue.delete("namespace_01-ab")
+    await catalogue.forget("namespace_01-ab")
     await catalogue.load_all()
     for path in files_of(tmp_path / "catalogue", "plain"):
         path.write_bytes(b"")
@@ -97,6 +103,60 @@ async def test_a_document_without_a_whole_file_costs_no_other_and_is_left_as_it_
         ["plain"],
         [],
     )
+
+
+@pytest.mark.parametrize(
+    ("stray", "why"),
+    [
+        ("junk.document", "a copy of the document 'plain', which is whole"),
+        ("junk.copy", "no file of the catalogue has such a name"),
+        ("folder.document", "no file of the catalogue has such a name"),
+        (f"plain-{file_name_of('other')[-41:]}", "no file of the catalogue has such a name"),
+    ],
+)
+@pytest.mark.parametrize("are_two", [False, True])
+async def test_a_file_that_is_no_document_s_is_reported_as_such_and_nothing_counts_as_damaged(
+    tmp_path: Path, stray: str, why: str, are_two: bool
+) -> None:
+    directory = tmp_path / "catalogue"
+    copies = tmp_path / "copies" if are_two else None
+    catalogue = Catalogue(directory, LocalDisk(), copies)
+    await catalogue.put("plain", b"document")
+    content = files_of(directory, "plain")[0].read_bytes()
+    if "folder" in stray:
+        (directory / stray).mkdir()
+    else:
+        (directory / stray).write_bytes(content if stray == "junk.document" else content[:40])
+    with capture_logs() as lines:
+        assert await catalogue.load_all() == {"plain": b"document"}
+    [line] = lines
+    assert (line["event"], line["log_level"]) == ("document.stray", "warning")
+    assert line["path"] == str(directory / stray) and why in line["why"] and "repair" in line["advice"]
+    assert catalogue.damaged == [] and (directory / stray).exists()
+
+
+async def test_a_document_that_is_whole_only_under_another_name_counts_as_damaged(tmp_path: Path) -> None:
+    catalogue = await filled(tmp_path)
+    await catalogue.put("plain", b"document")
+    document, copy = files_of(tmp_path / "catalogue", "plain")
+    content = document.read_bytes()
+    moved = document.rename(document.with_name("junk.document"))
+    copy.unlink()
+    assert await catalogue.load_all() == DOCUMENTS
+    assert catalogue.damaged == [Damaged("plain", [moved], [content])]
+
+
+async def test_a_document_whose_files_hold_another_one_is_damaged_and_nothing_is_left_of_it(
+    tmp_path: Path,
+) -> None:
+    catalogue = await filled(tmp_path)
+    for name in ("plain", "other"):
+        await catalogue.put(name, b"document")
+    files = files_of(tmp_path / "catalogue", "plain")
+    for path in files:
+        path.write_bytes(files_of(tmp_path / "catalogue", "other")[0].read_bytes())
+    assert await catalogue.load_all() == {**DOCUMENTS, "other": b"document"}
+    assert catalogue.damaged == [Damaged("plain", files, [b"", b""])]
 
 
 async def test_the_newer_of_two_files_counts_and_an_older_one_undoes_neither_a_put_nor_a_deletion(

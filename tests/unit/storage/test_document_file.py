@@ -18,6 +18,7 @@ from storage.document_file import (
     file_name_of,
     merge_files,
     stems,
+    why_stray,
 )
 from storage.errors import CorruptRecord, UnknownFormat
 from storage.record import crc32c
@@ -85,3 +86,14 @@ def test_a_later_format_is_refused_as_such() -> None:
     data[8:12] = crc32c(bytes(data[12:])).to_bytes(4, "little")
     with pytest.raises(UnknownFormat, match="version 3"):
         decode_document(bytes(data), PATH)
+
+
+def test_files_belong_to_no_document_if_their_name_is_none_and_they_hold_none_that_is_lost() -> None:
+    stem = Path(file_name_of("namespace_01")).stem
+    swapped = f"namespace_01{Path(file_name_of('other')).stem[-33:]}"
+    assert why_stray(stem, [None, None], ()) is None
+    assert why_stray(stem, ["other"], {"other"}) is None, "what this name stood for is lost"
+    for each in ("junk", swapped, "a" * 300):
+        assert "belongs to no queue" in str(why_stray(each, [None], ()))
+        assert "a copy of the document 'other'" in str(why_stray(each, [None, "other"], {"other"}))
+        assert why_stray(each, [None, "other"], {"namespace_01"}) is None, "nothing else is left of it"

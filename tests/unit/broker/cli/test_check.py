@@ -179,3 +179,29 @@ def test_help_says_what_findings_and_exit_codes_mean() -> None:
     assert all(
         word in text for word in ("unusable", "spare", "note", "Exit codes", "--json", "PARTIBUS_DATA_DIR")
     )
+
+
+async def test_the_check_ends_with_the_advice_that_fits_its_findings(tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    arrange(LocalDisk(), folders)
+    for folder in folders:
+        (folder / "logs").mkdir()
+    gone = tmp_path / "gone"
+    repair, name, mount = "partibus repair", "Name all data folders", "disks are mounted"
+
+    def advised(*named: Path) -> list[str]:
+        done = check("check", *(part for each in named for part in ("--data-dir", str(each))))
+        text = " ".join(done.stdout.rpartition("\u2518")[2].split())
+        return [each for each in (name, mount, repair) if each in text]
+
+    assert advised(*folders) == []
+    assert advised(folders[0]) == [name]
+    assert advised(*folders, gone) == [mount]
+    stray = tmp_path / "a" / "catalogue" / "junk.document"
+    stray.parent.mkdir()
+    stray.write_bytes(b"garbage")
+    assert advised(*folders) == [repair]
+    assert advised(folders[0], gone) == [name, mount, repair]
+    stray.unlink()
+    (folders[1] / "folder").unlink()
+    assert advised(*folders, gone) == [mount, repair]

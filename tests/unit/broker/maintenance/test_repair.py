@@ -27,6 +27,7 @@ from broker.partition.salvage import Range
 from broker.partition.session_states import set_state
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
+from storage.document_file import file_name_of
 from storage.segment import SEGMENT_HEADER_BYTES
 from storage.survey import Severity
 from tests.support.command_line import GENERATION, data_folder, segment_in
@@ -236,7 +237,7 @@ async def test_a_file_that_may_be_what_is_left_of_a_queue_stays(tmp_path: Path) 
     document, copy = files_of_the_document(tmp_path)
     copy.unlink()
     document.write_bytes(b"garbage")
-    other = document.with_name(f"lost-{'a' * 32}.document")
+    other = document.with_name(file_name_of(f"lost_{'a' * 32}"))
     other.write_bytes(b"garbage")
     plan = repair(tmp_path)
     assert not plan.moved and not plan.report.strays
@@ -244,9 +245,12 @@ async def test_a_file_that_may_be_what_is_left_of_a_queue_stays(tmp_path: Path) 
     assert document.exists() and other.exists()
 
 
-async def test_a_copy_under_another_name_stays_if_its_document_is_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["old", "junk.document"])
+async def test_a_copy_under_another_name_stays_if_its_document_is_lost(tmp_path: Path, how: str) -> None:
     await two_messages(tmp_path)
     document, copy = files_of_the_document(tmp_path)
-    document.rename(document.with_name(f"old-{document.name}"))
+    renamed = document.rename(document.with_name(f"{how}-{document.name}" if how == "old" else how))
     copy.unlink()
-    assert not repair(tmp_path).moved
+    plan = repair(tmp_path)
+    [finding] = [each for each in plan.hopeless if each.path == str(renamed)]
+    assert not plan.moved and f"rename it to '{document.name}'" in finding.why

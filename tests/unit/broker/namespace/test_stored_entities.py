@@ -23,7 +23,7 @@ OLD, OWN, OTHER = "f" * 32, new_generation(), new_generation("orders")
 
 def test_entities_and_damage_are_divided_by_namespace() -> None:
     wrong = new_generation("orders")
-    nameless = Damaged(None, [Path("a")], [])
+    old = Damaged("e" * 32, [Path("a")], [])
     torn = Damaged(new_generation("orders"), [Path("b")], [])
     documents = {
         OLD: document("old", OLD),
@@ -31,16 +31,16 @@ def test_entities_and_damage_are_divided_by_namespace() -> None:
         OTHER: document("same", OTHER),
         wrong: b"{",
     }
-    stored = StoredEntities(documents, [nameless, torn], [], [])
+    stored = StoredEntities(documents, [old, torn], [], [])
     found, damaged = stored.of("sbemulatorns")
     assert {key: [each.generation for each in some] for key, some in found.items()} == {
         "old": [OLD],
         "same": [OWN],
     }
-    assert [each for each, _ in damaged] == [nameless]
+    assert [each for each, _ in damaged] == [old]
     found, damaged = stored.of("orders")
     assert [each.generation for each in found["same"]] == [OTHER] and list(found) == ["same"]
-    assert [each.name for each, _ in damaged] == [wrong, None, torn.name]
+    assert [each.name for each, _ in damaged] == [wrong, torn.name]
     assert stored.namespaces == {"sbemulatorns", "orders"}
 
 
