@@ -25,7 +25,8 @@ class Demand:
     subqueue: str
     count: int
     tell_unmet: bool = False
-    """Also answer with `Unmet` if the demand cannot be met at once."""
+    """Also answer with `Unmet` if the demand is not met by what is available now, as soon as that has been
+    handed out."""
     bytes_max: int = BYTES_UNBOUNDED
     """Once messages of this many bytes were given (at least one message), the rest of the demand is void, and
     `Locked` says so."""

@@ -44,7 +44,8 @@ class Delivering:
         """Subqueues where a client has demand or holds messages that can be recalled. The others are
         skipped."""
         self._to_tell: list[tuple[ClientId, int]] = []
-        """As in `Cycle.to_tell`, of a cycle that has handed nothing out."""
+        """As in `Cycle.to_tell`, of cycles that could not hand out everything: whether these demands are met
+        is not known yet."""
 
     @property
     def has_more(self) -> bool:
@@ -268,9 +269,13 @@ class Delivering:
         if space.hands_out_later:
             self._to_tell += cycle.to_tell  # what is available now may be for other entities
             return
-        to_tell, self._to_tell = [*self._to_tell, *cycle.to_tell], []
+        to_tell, self._to_tell = dict.fromkeys([*self._to_tell, *cycle.to_tell]), []
         for client, number in to_tell:
-            if not space.subqueues[number].available and space.books[number].waits(client):
+            if not space.books[number].waits(client):
+                continue
+            if space.subqueues[number].available:  # the cycle has reached its limit, and the next one goes on
+                self._to_tell.append((client, number))
+            else:
                 space.answer(client, Unmet(space.number, space.subqueues[number].name))
 
     def write_answers(self) -> None:

@@ -68,8 +68,20 @@ class PartitionReceiving(PartitionTransactions, PartitionSessions):
             self.model.demand[key] = 0
         self.model.demand[key] = self.model.demand.get(key, 0) + count
         answers = self.run_cycle([(client, Demand(subqueue, count, tell_unmet))]).get(client, [])
-        if self.harness.limits.bounds.granted_bytes_max > 1000:  # else a later cycle may meet the demand
-            assert (Unmet(NUMBER, subqueue) in answers) == (tell_unmet and self.model.demand[key] > 0)
+        assert (Unmet(NUMBER, subqueue) in answers) == (tell_unmet and self.model.demand[key] > 0)
+
+    def all_ask(self, subqueue: str, count: int) -> None:
+        """All clients ask in one cycle, which may be unable to serve them all."""
+        self.catch_up()
+        for each in CLIENTS:
+            key = (each, subqueue)
+            waited = 0 if key in self.leaving else self.model.demand.get(key, 0)
+            self.leaving.discard(key)
+            self.model.demand[key] = waited + count
+        answers = self.run_cycle([(each, Demand(subqueue, count, tell_unmet=True)) for each in CLIENTS])
+        for each in CLIENTS:
+            is_told = Unmet(NUMBER, subqueue) in answers.get(each, [])
+            assert is_told == (self.model.demand[each, subqueue] > 0), "it asks nobody else meanwhile"
 
     @precondition(
         lambda self: hasattr(self, "model") and any(self.model.available(each) for each in SUBQUEUES)
@@ -84,11 +96,14 @@ class PartitionReceiving(PartitionTransactions, PartitionSessions):
             if self.model.available(subqueue):
                 self.demand(client, subqueue, count, False)
 
-    @rule(client=st.sampled_from(CLIENTS), plan=PLANS, count=st.integers(1, 6))
-    def send_and_receive(self, client: int, plan: Plan, count: int) -> None:
+    @rule(client=st.sampled_from(CLIENTS), plan=PLANS, count=st.integers(1, 6), with_others=st.booleans())
+    def send_and_receive(self, client: int, plan: Plan, count: int, with_others: bool = False) -> None:
         """What clients do most of the time, so that there is something to settle."""
         self.send(client, plan)
-        self.receive(client, count)
+        if with_others and not self.serves_sessions(MAIN):
+            self.all_ask(MAIN, count)
+        else:
+            self.receive(client, count)
 
     @precondition(lambda self: self.has_messages())
     @rule(client=st.sampled_from(CLIENTS), subqueue=st.sampled_from(SUBQUEUES))

@@ -231,6 +231,12 @@ MUTANTS = [
         "space.locked_until_ms(subqueue)",
     ),
     Mutant(
+        "a client that a full cycle left to the next one never hears that there is no more",
+        Delivering.finish,
+        "self._to_tell.append((client, number))",
+        "pass",
+    ),
+    Mutant(
         "a message that nobody takes has no reason",
         dead_lettering.fail_transfer,
         "numbers, changed, target",

@@ -9,8 +9,9 @@ from broker.entities.descriptions import MAIN, QueueSettings
 from broker.identifiers import ClientId, partition_of_token, sequence_of_token
 from broker.message.changes import encode_changes
 from broker.operations.general import Detach, Failed
+from broker.operations.interface import Answer
 from broker.operations.message_states import MessageState
-from broker.operations.receiving import Demand, Locked, ReceiveDeferred, Unmet, Withdraw, Withdrawn
+from broker.operations.receiving import Demand, Locked, Recall, ReceiveDeferred, Unmet, Withdraw, Withdrawn
 from broker.operations.sending import Send
 from broker.operations.settling import Complete, Defer, Release
 from broker.operations.transfers import LockNext
@@ -111,6 +112,22 @@ async def test_a_cycle_hands_out_no_more_bytes_than_its_bound_and_the_next_one_g
     await harness.send(*[b"x" * 400] * 10)
     answers = await harness.do(1, Demand(MAIN, 10))
     assert [len(answer.tokens) for answer in answers if isinstance(answer, Locked)] == [3, 3, 3, 1]
+
+
+async def test_a_demand_says_that_it_cannot_be_met_also_if_others_took_the_rest_in_the_next_cycle() -> None:
+    harness = Harness(limits=TaskLimits(bounds=Bounds(granted_max=2)))
+    await harness.send(b"a", b"b", b"c")
+    for client in (1, 2, 3):
+        harness.post(client, Demand(MAIN, 2, tell_unmet=True))
+    await harness.until_quiet()
+    heard: dict[int, list[Answer]] = {
+        client: [answer for answer in harness.take(client) if not isinstance(answer, Recall)]
+        for client in (1, 2, 3)
+    }
+    assert one(heard[1], Locked).messages == [b"a", b"b"]
+    locked, unmet = heard[2]
+    assert isinstance(locked, Locked) and locked.messages == [b"c"]
+    assert unmet == Unmet(NUMBER, MAIN) and one(heard[3], Unmet) == unmet
 
 
 async def test_withdrawn_comes_after_the_last_message() -> None:
