@@ -28,6 +28,7 @@ from broker.namespace.size_quota import SizeQuota
 from broker.operations.general import Detach, Failed, Update
 from broker.operations.interface import Answer, Operation, Sink, refusal_of
 from broker.operations.message_states import SubqueueCounts
+from broker.operations.outlook import outlook_of_all
 from broker.operations.receiving import Locked, Recalled
 from broker.operations.scheduling import BreakPromise, Promised
 from broker.operations.sending import Send
@@ -41,10 +42,6 @@ from storage.spread_store import place as folder_of
 
 class Partition(RoutedPartition, Protocol):
     """What an entity needs from a partition's task besides its mailbox."""
-
-    @property
-    def health(self) -> str:
-        """The partition's state, as people read it."""
 
     def counts(self, only: str | None = None) -> dict[str, SubqueueCounts]:
         """Message counts by subqueue, or at least of one of them, which costs little; as of its last close if
@@ -78,7 +75,7 @@ class _Sleeping:
     """A partition that has not been used yet."""
 
     __slots__ = ("_entity", "_number")
-    available = True
+    available, health = True, CLOSED
     awaits_more = False
 
     def __init__(self, entity: Entity, number: int) -> None:
@@ -391,6 +388,11 @@ class Entity:
         for number in self._lost() if self._resting.lost_folders else ():
             states[number] = MISSING
         return states
+
+    def outlook(self, down: Iterable[int]) -> str:
+        """What clients are told of these partitions, which are down (`outlook_of_all`)."""
+        states = self.health()
+        return outlook_of_all({number: states[number] for number in down})
 
     def count_health(self, into: dict[str, int]) -> None:
         """Add the number of partitions in each state. Costs little for an unused entity."""

@@ -21,6 +21,7 @@ from broker.base.errors import Reason, Refused
 from broker.identifiers import ClientId, partition_of, partition_of_token
 from broker.namespace._placing import divide
 from broker.operations.interface import Operation, Sink
+from broker.operations.outlook import outlook_of, outlook_of_all
 from broker.operations.sending import Send
 
 RUN_MESSAGES_MAX = 128
@@ -44,6 +45,10 @@ class PartitionHandle(Protocol):
 
 class RoutedPartition(PartitionHandle, Protocol):
     """A partition among which a router chooses."""
+
+    @property
+    def health(self) -> str:
+        """The partition's state, as people read it."""
 
     @property
     def awaits_more(self) -> bool:
@@ -109,7 +114,7 @@ class Router:
         if not handle.available:
             raise Refused(
                 Reason.PARTITION_UNAVAILABLE,
-                f"Partition {number}, where this key belongs, is not available. Please try again.",
+                f"Partition {number}, where this key belongs, {outlook_of(handle.health)}",
             )
         return handle
 
@@ -138,7 +143,9 @@ class Router:
         numbers = [number for number, handle in enumerate(handles) if handle.available]
         if not numbers:
             raise Refused(
-                Reason.PARTITION_UNAVAILABLE, "No partition of the entity is available. Please try again."
+                Reason.PARTITION_UNAVAILABLE,
+                "No partition of the entity is available. "
+                + outlook_of_all({number: handle.health for number, handle in enumerate(handles)}),
             )
         numbers = self._usual(numbers, now)
         if self._passed or len(numbers) < len(handles):

@@ -10,10 +10,12 @@ from __future__ import annotations
 from broker.base.errors import Reason
 from broker.operations.browsing import Watch
 from broker.operations.general import Detach, Failed, Unavailable, Update, Updated
+from broker.operations.outlook import outlook_of
 from broker.operations.receiving import Demand, Recalled, Withdraw, Withdrawn
 from broker.operations.selecting import WatchReturned
 from broker.operations.sessions import WatchSessions
 from broker.operations.settling import Release
+from broker.partition.health import FOR_GOOD, Health
 from broker.partition.mailbox import Mailbox, Waiting
 
 DAMAGED_ADVICE = (
@@ -28,20 +30,18 @@ _NEEDS_NO_LOG = (Withdraw, Detach, Release, Recalled, Update)
 class GoingDown:
     """Refuses the operations in a partition's mailbox. Owned by the partition's task."""
 
-    __slots__ = ("_entity", "_mailbox", "_number", "for_good")
+    __slots__ = ("_entity", "_mailbox", "_number", "health")
 
     def __init__(self, number: int, entity: str, mailbox: Mailbox) -> None:
         """`number`: the partition's."""
         self._number, self._entity, self._mailbox = number, entity, mailbox
-        self.for_good = False
-        """The partition will not come back. Set by the task."""
+        self.health = Health.CLOSED
+        """The partition's health. Set by the task."""
 
     @property
     def why(self) -> str:
         """The description in a refusal."""
-        return (
-            f"Partition {self._number} of '{self._entity}' is not available at the moment. Please try again."
-        )
+        return f"Partition {self._number} of '{self._entity}' {outlook_of(self.health)}"
 
     @property
     def why_full(self) -> str:
@@ -101,4 +101,4 @@ class GoingDown:
                     self.refuse(entry)
 
     def _unavailable(self) -> Unavailable:
-        return Unavailable(self._number, for_good=self.for_good)
+        return Unavailable(self._number, for_good=self.health in FOR_GOOD)

@@ -16,3 +16,7 @@ class Health(enum.StrEnum):
     DAMAGED = "damaged"
     """As FAILED, because the log is damaged (`DAMAGED_ADVICE`)."""
     STOPPED = "stopped"
+
+
+FOR_GOOD = (Health.FAILED, Health.DAMAGED, Health.STOPPED)
+"""States that a partition never leaves while the broker runs."""

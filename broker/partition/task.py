@@ -55,7 +55,7 @@ from broker.partition.due_timer import DueTimer
 from broker.partition.full_disk_log import FullDiskLog
 from broker.partition.gathering import Gathering
 from broker.partition.going_down import DAMAGED_ADVICE, GoingDown
-from broker.partition.health import Health
+from broker.partition.health import FOR_GOOD, Health
 from broker.partition.known_counts import KnownCounts
 from broker.partition.mailbox import USUALLY_SHORT, Mailbox, Waiting, messages_sent, sends_from
 from broker.partition.meter import PartitionMeter, count_cycle
@@ -79,7 +79,6 @@ log_output = structlog.get_logger("partition")
 
 _HEALTHY = Health.HEALTHY
 """A name of its own, because to find a member of an enumeration takes longer than the rest of `post`."""
-_FOR_GOOD = (Health.FAILED, Health.DAMAGED, Health.STOPPED)
 """A partition never leaves one of these."""
 
 
@@ -164,9 +163,9 @@ class PartitionTask:
         """Put an operation into the mailbox. Never blocks, never drops; the answer may be that it is down."""
         if isinstance(operation, Update):
             self._description = operation.description
-        if self._is_late or (self._health is not _HEALTHY and self._health in _FOR_GOOD):
+        if self._is_late or (self._health is not _HEALTHY and self._health in FOR_GOOD):
             down = self._going_down
-            refuse = down.refuse_for_good if self._health in _FOR_GOOD else down.refuse
+            refuse = down.refuse_for_good if self._health in FOR_GOOD else down.refuse
             asyncio.get_running_loop().call_soon(refuse, (client, operation, sink, 0))
             return
         self._mailbox.waiting.append((client, operation, sink, self._clock.monotonic_ms()))
@@ -239,7 +238,7 @@ class PartitionTask:
         nothing."""
         self._running = True
         try:
-            while self._short.is_open or not (self._stopping or self._health in _FOR_GOOD):
+            while self._short.is_open or not (self._stopping or self._health in FOR_GOOD):
                 self._sleeps = True
                 await self._wake.wait()
                 self._wake.clear()
@@ -270,7 +269,7 @@ class PartitionTask:
             self._fail(error)
             await self._coming_back.free_dropped()
         finally:
-            if self._health not in _FOR_GOOD:  # it was cancelled
+            if self._health not in FOR_GOOD:  # it was cancelled
                 self._become(Health.STOPPED)
             self._running = self._sleeps = False
             self._short.drop()
@@ -650,7 +649,7 @@ class PartitionTask:
         if partition is not None and self._upkeep is not None and not self._is_deleted:
             told = self._upkeep.has_garbage, self._upkeep.need()
             summary = await summary_in_turns(partition, self._clock, self._slices, *told)
-        if self._health not in _FOR_GOOD:
+        if self._health not in FOR_GOOD:
             self._become(Health.STOPPED)
         self._going_down.start_anew()
         self._mailbox.attached.clear()
@@ -679,7 +678,7 @@ class PartitionTask:
     def _become(self, health: Health) -> None:
         if health is not self._health:
             self._health = health
-            self._going_down.for_good = health in _FOR_GOOD
+            self._going_down.health = health
             self.available = health in (Health.CLOSED, Health.OPENING, Health.HEALTHY)
             if self._on_health is not None:
                 self._on_health(self.number, health)

@@ -250,8 +250,7 @@ class ManagementNode:
             raise Refused(
                 Reason.PARTITION_UNAVAILABLE,
                 f"There is nothing to show but what may be in partitions of '{self._entity.name}' that "
-                f"are not available: {names}. "
-                "Please try again.",
+                f"are not available: {names}. {self._entity.outlook(page.down)}",
             )
         return self._shown(page.messages)
 

@@ -26,6 +26,7 @@ from broker.namespace.entity import Entity, ask
 from broker.operations.browsing import Peek, Peeked
 from broker.operations.general import Updated
 from broker.operations.interface import Answer
+from broker.operations.outlook import outlook_of
 from broker.operations.sessions import (
     GetSessionState,
     ListSessions,
@@ -225,7 +226,7 @@ async def list_sessions(
             Reason.PARTITION_UNAVAILABLE,
             "There are no sessions to list but those that may be in partitions of "
             f"'{entity.path_of(subqueue)}' that are not available: {', '.join(map(str, down))}. "
-            "Please try again.",
+            f"{entity.outlook(down)}",
         )
     if not found:
         return None
@@ -254,6 +255,6 @@ async def peek_session(
     if peeked is None:
         raise Refused(
             Reason.PARTITION_UNAVAILABLE,
-            f"Partition {number}, which holds session '{session_id}', is not available. Please try again.",
+            f"Partition {number}, which holds session '{session_id}', {outlook_of(entity.health()[number])}",
         )
     return peeked_messages(peeked, partitioned=entity.description.partitions > 1)

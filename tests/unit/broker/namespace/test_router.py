@@ -27,6 +27,7 @@ class Handle:
     number: int
     available: bool = True
     awaits_more: bool = False
+    health: str = "healthy"
 
     def join(self, more: Send, client: ClientId, cookie: object) -> bool:
         return False
@@ -143,7 +144,14 @@ def test_a_key_whose_partition_is_down_is_refused_and_never_goes_elsewhere() -> 
     with pytest.raises(Refused) as refused:
         router.keyed("a")
     assert refused.value.reason is Reason.PARTITION_UNAVAILABLE and "15" in refused.value.description
+    assert refused.value.description.endswith("Please try again.")
     assert router.keyed("A") is parts[6]
+    parts[15].health = "damaged"
+    with pytest.raises(
+        Refused, match=r"is damaged\. It stays unavailable until an operator repairs it"
+    ) as refused:
+        router.keyed("a")
+    assert refused.value.reason is Reason.PARTITION_UNAVAILABLE
 
 
 # --- without a key ------------------------------------------------------------------------------------------

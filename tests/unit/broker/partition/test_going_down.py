@@ -14,6 +14,7 @@ from broker.operations.sending import Send
 from broker.operations.sessions import WatchSessions
 from broker.operations.settling import Complete, Release
 from broker.partition.going_down import GoingDown
+from broker.partition.health import Health
 from broker.partition.mailbox import Mailbox
 
 NUMBER = 3
@@ -69,6 +70,17 @@ def test_a_cycle_whose_commit_failed_is_refused_before_what_came_after_it() -> N
 @pytest.mark.parametrize("operation", [Demand("", 1), WatchSessions("")])
 def test_a_partition_that_is_down_for_good_says_so_to_whoever_asks(operation: Operation) -> None:
     down, mailbox, told = going_down()
-    down.for_good = True
+    down.health = Health.DAMAGED
     down.refuse_for_good((CLIENT, operation, told.append, 0))
     assert told == [Unavailable(NUMBER, for_good=True)] and not mailbox.attached
+
+
+def test_an_operation_of_a_damaged_partition_is_told_who_can_help() -> None:
+    down, mailbox, told = going_down(Send([b"m"], None, 7))
+    down.health = Health.DAMAGED
+    down.refuse_for_good(mailbox.take_all()[0])
+    [answer] = told
+    assert isinstance(answer, Failed) and answer.reason is Reason.PARTITION_UNAVAILABLE
+    assert answer.description == (
+        "Partition 3 of 'orders' is damaged. It stays unavailable until an operator repairs it."
+    )

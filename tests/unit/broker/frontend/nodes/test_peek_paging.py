@@ -399,6 +399,12 @@ async def test_with_nothing_to_show_a_client_is_told_whether_a_partition_is_down
         status(refused) == (503, "com.microsoft:server-busy")
         and "1" in refused.properties["statusDescription"]
     )
+    assert refused.properties["statusDescription"].endswith("Please try again.")
+    work.stack.parts[1].health = "damaged"
+    refused = await work.ask("peek-message", {"from-sequence-number": 1, "message-count": 5}, holding({}))
+    assert status(refused) == (503, "com.microsoft:server-busy")
+    assert refused.properties["statusDescription"].endswith("An operator must repair 1 (damaged).")
+    work.stack.parts[1].health = "healthy"
     assert await peek(work, 2 << PARTITION_SHIFT, 5, holding({})) == [], (
         "what is down stands before the number asked for"
     )

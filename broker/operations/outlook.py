@@ -1,0 +1,30 @@
+"""What a refusal says of partitions that are down: that trying again helps, or who must do what. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+DAMAGED, FAILED = "damaged", "failed"
+"""The states of a partition that only an operator ends (`broker/partition/health.py`)."""
+_TRY_AGAIN = "Please try again."
+
+
+def outlook_of(health: str) -> str:
+    """The end of a sentence that begins with a partition in this state."""
+    if health == DAMAGED:
+        return "is damaged. It stays unavailable until an operator repairs it."
+    if health == FAILED:
+        return "has failed. It stays unavailable until an operator restarts the broker."
+    return f"is not available at the moment. {_TRY_AGAIN}"
+
+
+def outlook_of_all(down: Mapping[int, str]) -> str:
+    """The sentences after one that says that these partitions are not available: their states by number."""
+    texts = [
+        f"An operator must {remedy} {', '.join(map(str, numbers))} ({state})."
+        for state, remedy in ((DAMAGED, "repair"), (FAILED, "restart the broker for"))
+        if (numbers := sorted(number for number, health in down.items() if health == state))
+    ]
+    if not texts or any(health not in (DAMAGED, FAILED) for health in down.values()):
+        texts.append(_TRY_AGAIN)
+    return " ".join(texts)
