@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColu
 from rich.progress import Progress as ProgressBar
 from rich.table import Table
 
+from broker.base.plurals import counted
 from broker.maintenance.check import NoDataFolder, Report, check_folders
 from broker.settings.setting_types import variable_of
 from broker.settings.settings import WrongSettings, load_settings, unknown_variables
@@ -131,11 +132,6 @@ def size_text(size: int) -> str:
     if size < 1 << 20:
         return f"{size / 1024:.1f} KiB"
     return f"{size / (1 << 20):.1f} MiB" if size < 1 << 30 else f"{size / (1 << 30):.2f} GiB"
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 message`, `2 messages`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def output() -> Console:

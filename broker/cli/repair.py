@@ -9,7 +9,8 @@ from typing import Annotated, NoReturn
 import typer
 from rich.table import Table
 
-from broker.cli.check import AsJson, DataDir, counted, data_folders, fail, output, shown
+from broker.base.plurals import counted
+from broker.cli.check import AsJson, DataDir, data_folders, fail, output, shown
 from broker.maintenance.check import NoDataFolder
 from broker.maintenance.giving_up import GivenUp, GivingUp, LostPartition
 from broker.maintenance.locking import InUse

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from broker.base.errors import Reason, Refused
+from broker.base.plurals import counted
 from broker.identifiers import partition_of
 from broker.messaging.asking import answer_of
 from broker.namespace.entity import Entity
@@ -22,7 +23,7 @@ def by_partition(entity: Entity, positions: Sequence[int]) -> dict[int, int]:
             raise Refused(
                 Reason.ARGUMENT,
                 f"The position {position} is in partition {number}; '{entity.name}' has "
-                f"{entity.description.partitions} partitions.",
+                f"{counted(entity.description.partitions, 'partition')}.",
             )
         if number in found:
             raise Refused(Reason.ARGUMENT, f"There are two positions in partition {number}.")

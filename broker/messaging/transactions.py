@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from broker.base.errors import Reason, Refused
 from broker.base.metrics import Metrics
+from broker.base.plurals import counted
 from broker.messaging.guarded_sink import guarded
 from broker.messaging.sending import UnderWay
 from broker.messaging.transaction import Limits, Transaction, rolled_back
@@ -111,7 +112,7 @@ class Transactions:
         if len(self._open) >= limits.transactions_per_connection_max:
             raise Refused(
                 Reason.QUOTA_EXCEEDED,
-                f"{len(self._open)} transactions are open on this connection; the limit is "
+                f"This connection has {counted(len(self._open), 'open transaction')}; the limit is "
                 f"{limits.transactions_per_connection_max}.",
             )
         self._all.make_place(self)

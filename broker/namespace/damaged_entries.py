@@ -66,11 +66,13 @@ class DamagedEntries:
                 "deleted; its messages are kept.",
             )
         if self._illegible:
-            return Refused(
-                Reason.PARTITION_UNAVAILABLE,
-                f"There is no '{name}', but the descriptions of {len(self._illegible)} entities cannot "
-                "be read, and it may be one of them.",
+            lost = len(self._illegible)
+            which = (
+                "the description of one entity cannot be read, and it may be that one"
+                if lost == 1
+                else f"the descriptions of {lost} entities cannot be read, and it may be one of them"
             )
+            return Refused(Reason.PARTITION_UNAVAILABLE, f"There is no '{name}', but {which}.")
         return None
 
     def take(self, name: str) -> str | None:

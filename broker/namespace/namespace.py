@@ -28,6 +28,7 @@ import structlog
 
 from broker.base.clock import Clock
 from broker.base.errors import Reason, Refused, not_found_text
+from broker.base.plurals import counted
 from broker.entities.descriptions import (
     NAMESPACE,
     AuthorizationRule,
@@ -414,7 +415,8 @@ class Namespace:
         if len(self._entities) >= self._entities_max:
             raise Refused(
                 Reason.QUOTA_EXCEEDED,
-                f"The namespace holds {len(self._entities)} entities; the limit is {self._entities_max}.",
+                f"The namespace holds {counted(len(self._entities), 'entity', 'entities')}; the limit is "
+                f"{self._entities_max}.",
             )
         self.tier.check_count(settings, (each.description.settings for each in self._entities.values()))
 

@@ -22,7 +22,10 @@ def explain(error: ValidationError) -> str:
         path = [str(part) for part in problem["loc"]]
         name = variable_of(path[0]) + "".join(f".{part}" for part in path[1:]) if path else "settings"
         reason = problem["msg"].removeprefix("Value error, ")
-        lines.append(f"{name}: {reason}{value_text(path, problem['input'])}")
+        met = problem["input"]
+        # Variables spell None like this, and no other value is shown for it.
+        text = " (got 'none')" if met is None and len(path) == 1 else value_text(path, met)
+        lines.append(f"{name}: {reason}{text}")
     return "\n".join(lines)
 
 

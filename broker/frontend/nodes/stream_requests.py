@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from broker.access.addresses import Address
 from broker.base.errors import Reason, Refused
+from broker.base.plurals import counted
 from broker.frontend.connection_view import ConnectionView
 from broker.frontend.nodes.bodies import (
     Operations,
@@ -283,8 +284,8 @@ def _begin(entity: Entity, body: dict[str, Any]) -> tuple[int, dict[int, int]]:
     if start is not None or len(begins) < entity.description.partitions:
         raise Refused(
             Reason.ARGUMENT,
-            f"'positions' must have one position for each of the {entity.description.partitions} partitions, "
-            "and no 'start' beside it.",
+            "'positions' must have one position for each of "
+            f"{counted(entity.description.partitions, 'partition')}, and no 'start' beside it.",
         )
     return LATEST, begins
 

@@ -170,7 +170,7 @@ def test_namespaces_that_cannot_be_told_apart_are_refused(
     ("settings", "problem"),
     [
         ({"Tier": "basic"}, "The property 'ForwardTo' cannot be set"),
-        ({"EntitiesMax": 1}, "The namespace holds 1 entities; the limit is 1"),
+        ({"EntitiesMax": 1}, "The namespace holds 1 entity; the limit is 1"),
     ],
 )
 async def test_a_file_that_the_tier_or_the_quotas_do_not_permit_is_wrong(

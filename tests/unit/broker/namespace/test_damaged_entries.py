@@ -30,6 +30,9 @@ def test_an_entry_without_a_certain_name_may_be_any_entity() -> None:
     entries.note(Damaged("a" * 32, FILES, [b"", CONTENT]), "why", ())
     assert entries.may_have("others") and entries.why_missing("others") is not None
     assert "a" * 32 in entries and "b" * 32 not in entries
+    assert "the description of one entity cannot be read" in str(entries.why_missing("others"))
+    entries.note(Damaged("c" * 32, FILES, [b""]), "why", ())
+    assert "the descriptions of 2 entities cannot be read" in str(entries.why_missing("others"))
 
 
 def test_a_live_entity_keeps_its_name() -> None:

@@ -26,6 +26,7 @@ from broker.settings.settings import WrongSettings, load_settings
             r"PARTIBUS_CERTIFICATE_NAMES \(bus,quay\)",
         ),
         ({"sas_key_name": 257 * "n"}, r"PARTIBUS_SAS_KEY_NAME: .*\(got 'nnn"),
+        ({"memory_percent_max": None}, r"PARTIBUS_MEMORY_PERCENT_MAX: .*\(got 'none'\)"),
         ({"checkpoint_bytes": 4096 * 1024 * 1024 + 1}, r"equal to 4294967296 \(got 4294967297\)"),
     ],
 )
