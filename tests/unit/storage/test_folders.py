@@ -107,6 +107,18 @@ def test_a_folder_that_is_not_named_is_not_used_while_an_empty_one_is() -> None:
     assert arrange(disk, [A, D]) == [known[0], Folder(D, known[1].id, is_missing=True)]
 
 
+def test_a_folder_that_was_missing_is_found_where_it_is_named_now_without_another_start() -> None:
+    disk = RecordingDisk()
+    first = arrange(disk, [A, B])
+    identity = bytes(disk.contents(B / FILE_NAME))
+    disk.remove_tree(B)
+    second = arrange(disk, [A, C])[1]
+    assert second == Folder(C, first[1].id, is_missing=True)
+    disk.make_directory(C)
+    write(disk, C / FILE_NAME, identity)
+    check_identity(disk, second.path, second.id)
+
+
 def test_a_folder_that_is_not_named_and_cannot_be_written_to_counts_as_missing() -> None:
     disk = FaultyDisk(RecordingDisk())
     known = arrange(disk, [A, B])
