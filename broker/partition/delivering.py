@@ -266,14 +266,20 @@ class Delivering:
             for client in book.left():
                 space.answer(client, Withdrawn(space.number, subqueue.name))
                 close_grant(space, client, subqueue.number)
-        if space.hands_out_later:
-            self._to_tell += cycle.to_tell  # what is available now may be for other entities
-            return
-        to_tell, self._to_tell = dict.fromkeys([*self._to_tell, *cycle.to_tell]), []
-        for client, number in to_tell:
+        self._to_tell += cycle.to_tell
+        if not space.hands_out_later:  # else what is available now may be for other entities
+            cycle.to_tell = self._to_tell
+            self.tell_unmet()
+
+    def tell_unmet(self) -> None:
+        """Tell clients that wait that there is nothing more for them. If there may be, because the cycle has
+        reached its limit, they are told after the next one."""
+        space = self._space
+        to_tell, self._to_tell = self._to_tell, []
+        for client, number in dict.fromkeys(to_tell):
             if not space.books[number].waits(client):
                 continue
-            if space.subqueues[number].available:  # the cycle has reached its limit, and the next one goes on
+            if space.subqueues[number].available:
                 self._to_tell.append((client, number))
             else:
                 space.answer(client, Unmet(space.number, space.subqueues[number].name))
@@ -285,7 +291,7 @@ class Delivering:
 
     def ungrant(self, grant: Grant) -> None:
         """Remove messages sent in this cycle from a lease made in this cycle, and restore the client's demand
-        for them."""
+        for them. `tell_unmet` is called once these messages are gone."""
         space, lease = self._space, grant.lease
         cycle = space.cycle
         undone = [
@@ -308,6 +314,8 @@ class Delivering:
             book = space.books[lease.subqueue]
             self._asked[lease.subqueue] = space.subqueues[lease.subqueue], book
             book.ask_again(grant.client, len(undone) + grant.void, size, grant.bytes_left)
+            if (grant.client, lease.subqueue) in cycle.to_tell:
+                self._to_tell.append((grant.client, lease.subqueue))
 
     def _hand_out(self, subqueue: Subqueue, book: DemandBook) -> None:
         """Grant available messages to waiting clients, in order."""

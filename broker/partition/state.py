@@ -467,6 +467,7 @@ class Partition:
             restore(self._space)
             cycle.has_sent = False
             self._transactions.give_up()
+            self._delivering.tell_unmet()
         cycle.answers = [
             each
             for each in cycle.answers

@@ -232,7 +232,7 @@ MUTANTS = [
     ),
     Mutant(
         "a client that a full cycle left to the next one never hears that there is no more",
-        Delivering.finish,
+        Delivering.tell_unmet,
         "self._to_tell.append((client, number))",
         "pass",
     ),

@@ -130,6 +130,14 @@ async def test_a_demand_says_that_it_cannot_be_met_also_if_others_took_the_rest_
     assert unmet == Unmet(NUMBER, MAIN) and one(heard[3], Unmet) == unmet
 
 
+async def test_a_demand_says_that_it_cannot_be_met_if_a_full_disk_refuses_what_would_have_met_it() -> None:
+    harness = Harness()
+    harness.log.fill_disk()
+    harness.post(2, Send([b"a"], None))
+    assert await harness.do(1, Demand(MAIN, 1, tell_unmet=True)) == [Unmet(NUMBER, MAIN)]
+    assert isinstance(one(harness.take(2), Failed), Failed)
+
+
 async def test_withdrawn_comes_after_the_last_message() -> None:
     harness = Harness()
     await harness.send(b"a")
