@@ -238,6 +238,7 @@ async def test_a_message_whose_removal_is_lost_in_a_crash_comes_once() -> None:
         await pass_on(here, "b", "0")
         await here.until_at("b", 1)
         await here.until_empty("via", TRANSFER)
+        await here.texts("via")  # the removal has been committed
         here.logs["via", 0].fail_append(CommitFailed("no"), after=1)
         await pass_on(here, "b", "1", "2")
         await here.until_at("b", 3)
