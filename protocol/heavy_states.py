@@ -27,7 +27,7 @@ from protocol.events import DeliveriesUpdated, ErrorCondition, Outcome, SharedSt
 from protocol.links import Delivery, Link
 from protocol.sections import fields, text_bytes
 from protocol.transactional_state import read_transactional_state
-from protocol.values import scalar, skip
+from protocol.values import is_true, scalar, skip
 
 LIGHT_BYTES = int(lib.LIGHT_DISPOSITION)
 """The largest disposition whose state is left to proton, as a frame. Proton makes up to 100 bytes of each of
@@ -136,8 +136,9 @@ def _read(outcome: int, state: bytes, value: int) -> HeavyState:
         (error,) = _items(state, value, 1)
         return HeavyState(outcome, _error(error))
     if outcome == Outcome.MODIFIED:
-        failed, undeliverable_here, annotations = _items(state, value, 3)
-        return HeavyState(outcome, None, is_true(failed, 0), is_true(undeliverable_here, 0), annotations)
+        failed, undeliverable, annotations = _items(state, value, 3)
+        has_failed, is_undeliverable = (each != b"" and is_true(each, 0) for each in (failed, undeliverable))
+        return HeavyState(outcome, None, has_failed, is_undeliverable, annotations)
     if outcome == Outcome.TRANSACTIONAL:
         return HeavyState(outcome, transaction=read_transactional_state(state[value:]))
     return HeavyState(outcome)
@@ -165,8 +166,3 @@ def _error(encoded: bytes) -> ErrorCondition | None:
 
 def _text(encoded: bytes) -> str:
     return (text_bytes(encoded, 0) or b"").decode("utf-8", "replace") if encoded else ""
-
-
-def is_true(buffer: bytes, place: int) -> bool:
-    """Whether the value at `place` is true, in either encoding; False also behind the end."""
-    return buffer[place : place + 1] == b"\x41" or buffer[place : place + 2] == b"\x56\x01"

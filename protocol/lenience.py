@@ -47,7 +47,7 @@ from protocol.events import ErrorCondition
 from protocol.limits import DISPOSITION_BYTES_MAX, RESOURCE_LIMIT
 from protocol.runs import address_of
 from protocol.sections import elements
-from protocol.values import scalar, skip
+from protocol.values import is_true, scalar, skip
 from protocol.wide_dispositions import WideDispositions
 
 _BEGIN, _ATTACH, _TRANSFER, _DISPOSITION, _DETACH, _END = 0x11, 0x12, 0x14, 0x15, 0x16, 0x17
@@ -504,12 +504,8 @@ def _read_transfer(head: bytes, value: int) -> _Transfer:
     ):
         raise DecodeError("a transfer's handle, delivery-id or delivery-tag is of another type")
     settled, more, aborted = (
-        count > number and _is_true(head, places[number]) for number in (_SETTLED, _MORE, _ABORTED)
+        count > number and is_true(head, places[number]) for number in (_SETTLED, _MORE, _ABORTED)
     )
     return _Transfer(
         handle, given, None if tag is None else hash(tag), more and not aborted, settled or aborted, places
     )
-
-
-def _is_true(head: bytes, place: int) -> bool:
-    return head[place] == 0x41 or (head[place] == 0x56 and head[place + 1] == 1)

@@ -123,3 +123,8 @@ def scalar(buffer: bytes, offset: int) -> Any:
     if buffer[offset] not in _SCALARS:
         raise DecodeError("a field is of another type")
     return decode(buffer, offset)[0]
+
+
+def is_true(buffer: bytes, place: int) -> bool:
+    """Whether the value at `place` is true, in either encoding. Raises IndexError if it is cut off."""
+    return buffer[place] == 0x41 or (buffer[place] == 0x56 and buffer[place + 1] == 1)

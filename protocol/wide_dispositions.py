@@ -26,7 +26,7 @@ from protocol.events import ErrorCondition, Outcome
 from protocol.heavy_states import LIGHT_BYTES, HeavyStates
 from protocol.limits import RESOURCE_LIMIT, oversized
 from protocol.sections import elements
-from protocol.values import scalar, skip
+from protocol.values import is_true, scalar, skip
 
 PART = 4 * int(lib.WIDE_DISPOSITION)
 """A disposition that names more deliveries than this becomes several that name so many each. Those of more
@@ -44,8 +44,7 @@ _LEAST_COUNTED = 16
 """To look at a disposition and leave it takes as long as to make so many."""
 _LIST32 = 0xD0
 _UINT = 0x70
-_TRUES = (b"\x41", b"\x56\x01")
-_ROLES = (*_TRUES, b"\x42", b"\x56\x00", b"\x40")
+_ROLES = (b"\x41", b"\x56\x01", b"\x42", b"\x56\x00", b"\x40")
 _OUTCOMES = frozenset(set(Outcome) - {Outcome.NONE, Outcome.RECEIVED})
 """Only these change anything, if the delivery is not settled as well."""
 _U32 = struct.Struct(">I")
@@ -131,7 +130,7 @@ class WideDispositions:
             return None
         if not (isinstance(first, UInt) and isinstance(last, UInt)):
             raise DecodeError("a delivery number is of another type")
-        if head[role : places[1]] in _TRUES and not self._says_something(head, places):
+        if is_true(head, role) and not self._says_something(head, places):
             return []
         return self._divided(head, value, places, first, last)
 
@@ -141,7 +140,7 @@ class WideDispositions:
         count, role = len(places) - 1, places[0]
         named = ((last - first) & _MASK) + 1
         deliveries = named if self.sent > _MASK else min(named, max(self.sent - first, 0))
-        if head[role : places[1]] not in _TRUES or named > _MASK // 2 + 1:
+        if not is_true(head, role) or named > _MASK // 2 + 1:
             return None
         self._name(deliveries)
         if deliveries <= PART:
@@ -176,7 +175,7 @@ class WideDispositions:
         """Whether a disposition settles its deliveries, or has an outcome that is known. `places`: the offset
         of each field, and the end of the last one."""
         fields = len(places) - 1
-        if fields > 3 and head[places[3] : places[4]] in _TRUES:
+        if fields > 3 and is_true(head, places[3]):
             return True
         if fields < 5:
             return False

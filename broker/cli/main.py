@@ -56,7 +56,7 @@ Then connect any Service Bus SDK with
 Every other setting is a `PARTIBUS_...` variable too: `partibus settings` lists them.
 """
 
-WRONG_SETTINGS = (WrongHost, WrongCertificate, WrongConfigFile, WrongKeyFile, WrongSettings)
+_WRONG_SETTINGS = (WrongHost, WrongCertificate, WrongConfigFile, WrongKeyFile, WrongSettings)
 PORTS_ADVICE = (
     "Another program is listening there. Choose other ports with --amqp-port, --amqps-port and "
     "--http-port; 0 picks a free one."
@@ -211,15 +211,7 @@ def _run(settings: Settings, file: ConfigFile | None, *, is_shown: bool) -> None
 
     try:
         server.run(settings, file, announce if is_shown else None)
-    except (
-        OSError,
-        WrongCertificate,
-        WrongConfigFile,
-        WrongKeyFile,
-        WrongSettings,
-        StorageError,
-        ExceptionGroup,
-    ) as error:
+    except (OSError, *_WRONG_SETTINGS, StorageError, ExceptionGroup) as error:
         cause = _cause(error)
         if cause is None:
             raise
@@ -228,8 +220,7 @@ def _run(settings: Settings, file: ConfigFile | None, *, is_shown: bool) -> None
             reason = f"{variable_of('host')}: {cause}"
         elif isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE:
             reason = f"{cause.strerror}\n{PORTS_ADVICE}"
-        is_setting = isinstance(cause, WRONG_SETTINGS)
-        _fail(reason, 2 if is_setting else 1)
+        _fail(reason, 2 if isinstance(cause, _WRONG_SETTINGS) else 1)
 
 
 @app.command()
@@ -320,7 +311,7 @@ def _cause(error: Exception) -> Exception | None:
     is ours."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
-    known = (OSError, *WRONG_SETTINGS, StorageError, Refused)
+    known = (OSError, *_WRONG_SETTINGS, StorageError, Refused)
     return error if isinstance(error, known) else None
 
 

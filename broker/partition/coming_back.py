@@ -118,8 +118,8 @@ class ComingBack:
         limits: TaskLimits,
     ) -> None:
         """`number`: the partition's. `entity`: the generation of its entity. `late` is called if it has
-        waited too long in `openings`. The pause after the first failed attempt is
-        `recovery_delay_ms`; it doubles with each further failure, up to `recovery_delay_ms_max`."""
+        waited too long in `openings`. The pause after the first failed attempt is `recovery_delay_ms`; it
+        doubles with each further failure, up to `recovery_delay_ms_max`."""
         self._number, self._log, self._clock, self._patience = number, log, clock, patience
         self._payloads, self._slices, self._bounds = payloads, slices, limits.bounds
         self._openings, self._entity, self._late = openings, entity, late

@@ -79,7 +79,6 @@ log_output = structlog.get_logger("partition")
 
 _HEALTHY = Health.HEALTHY
 """A name of its own, because to find a member of an enumeration takes longer than the rest of `post`."""
-"""A partition never leaves one of these."""
 
 
 class PartitionTask:

@@ -73,13 +73,19 @@ def _is_plain(sessions: list[SessionIds], frame: bytes, size: int) -> bool:
     return True
 
 
+def _disposition(listed: bytes) -> tuple[int, Fields | None]:
+    """The number of a disposition's fields, and the fields; None if its list is none."""
+    if listed[:1] == b"\xc0" and len(listed) >= 3 and listed[1] >= 1:
+        return listed[2], Fields(listed[3:])
+    if listed[:1] == b"\xd0" and len(listed) >= 9 and int.from_bytes(listed[1:5], "big") >= 4:
+        return int.from_bytes(listed[5:9], "big"), Fields(listed[9:])
+    return 0, None
+
+
 def _is_narrow(listed: bytes) -> bool:
     """Whether a disposition names few deliveries and says something of them."""
-    if listed[:1] == b"\xc0" and len(listed) >= 3 and listed[1] >= 1:
-        count, fields = listed[2], Fields(listed[3:])
-    elif listed[:1] == b"\xd0" and len(listed) >= 9 and int.from_bytes(listed[1:5], "big") >= 4:
-        count, fields = int.from_bytes(listed[5:9], "big"), Fields(listed[9:])
-    else:
+    count, fields = _disposition(listed)
+    if fields is None:
         return False
     if count < 3:
         return True
@@ -109,11 +115,8 @@ def _says_something(fields: Fields, count: int) -> bool:
 
 def _names_one(listed: bytes) -> bool:
     """Whether a disposition names one delivery, as far as this can be told."""
-    if listed[:1] == b"\xc0" and len(listed) >= 3 and listed[1] >= 1:
-        count, fields = listed[2], Fields(listed[3:])
-    elif listed[:1] == b"\xd0" and len(listed) >= 9 and int.from_bytes(listed[1:5], "big") >= 4:
-        count, fields = int.from_bytes(listed[5:9], "big"), Fields(listed[9:])
-    else:
+    count, fields = _disposition(listed)
+    if fields is None:
         return False
     if count < 3:
         return True

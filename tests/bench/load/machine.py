@@ -41,8 +41,7 @@ def python_loop_ns() -> float:
     """Processor time that this interpreter takes for one round of a loop that adds numbers, in nanoseconds:
     the least of several runs.
 
-    Figures of two runs can be compared only beside it: it tells how fast the machine was, and whether the
-    interpreter was built with optimizations, which saves it a third.
+    Figures of two runs can be compared only beside it: it tells how fast machine and interpreter were.
     """
     return min(_loop_s() for _ in range(LOOP_RUNS)) * 1e9 / LOOP_ROUNDS
 

@@ -385,6 +385,10 @@ async def test_sends_that_cannot_go_together_follow_each_other_in_a_quiet_cycle(
     assert (await harness.peek()).messages == [b"first", b"a", b"b"]
 
 
+def _bug(*_: object) -> None:
+    raise ValueError("a bug")
+
+
 @pytest.mark.parametrize(
     "where",
     [
@@ -402,13 +406,9 @@ async def test_a_bug_in_a_short_cycle_ends_this_partition_loudly_and_no_other(
 ) -> None:
     harness = Harness()
     async with _quiet(harness):
-
-        def bug(*_: object) -> None:
-            raise ValueError("a bug")
-
         harness.log.at_next_lull = waiting = list[Callable[[], None]]()
         harness.post(1, Send([b"x"], None))
-        monkeypatch.setattr(*where, bug)
+        monkeypatch.setattr(*where, _bug)
         waiting.pop()()  # it raises nothing: other partitions begin in the same call
         await until(lambda: harness.task.health is Health.FAILED)
         assert harness.received[1]
@@ -420,14 +420,10 @@ async def test_after_a_bug_behind_a_commit_that_has_begun_nothing_is_refused_tha
     """Symptom: a bug while the disk wrote refused the messages that it stored."""
     harness = Harness()
     async with _quiet(harness):
-
-        def bug(*_: object) -> None:
-            raise ValueError("a bug")
-
         harness.log.at_next_lull = waiting = list[Callable[[], None]]()
         harness.post(1, Send([b"refused"], None))
         with monkeypatch.context() as patched:
-            patched.setattr(Partition, "finish", bug)
+            patched.setattr(Partition, "finish", _bug)
             waiting.pop()()
         await until(lambda: harness.task.health is Health.FAILED)
         one(harness.take(1), Failed)

@@ -34,14 +34,19 @@ from tests.support.partition_messages import (
 )
 
 
-def test_a_checkpoint_brings_back_every_reference() -> None:
-    messages = varied()
+def read_again(messages: Messages) -> Messages:
+    """The messages as their first checkpoint has them."""
     checkpoint = taken(Snapshot(messages), Position(1400), None)
     sections = [
         replace(section, taken=dict.fromkeys(section.blocks, checkpoint.position))
         for section in checkpoint.sections
     ]
-    again = loaded(replace(checkpoint, sections=tuple(sections)))
+    return loaded(replace(checkpoint, sections=tuple(sections)))
+
+
+def test_a_checkpoint_brings_back_every_reference() -> None:
+    messages = varied()
+    again = read_again(messages)
     assert contents(again) == contents(messages)
     assert again.first_live() == 100
 
@@ -183,12 +188,7 @@ def test_messages_that_share_changed_properties_share_them_when_they_are_read_ag
     changed = b"\xc1\x01\x00"
     mark(messages, 500, Mark(records.RETURNED, 0, list(range(first, first + 10)), changed))
     mark(messages, 600, Mark(records.RETURNED, 0, [first + 12], b"\xc1\x03\x02\x43\x43"))
-    checkpoint = taken(Snapshot(messages), Position(1400), None)
-    sections = [
-        replace(section, taken=dict.fromkeys(section.blocks, checkpoint.position))
-        for section in checkpoint.sections
-    ]
-    again = loaded(replace(checkpoint, sections=tuple(sections)))
+    again = read_again(messages)
     assert contents(again) == contents(messages)
     found = [reference.changed for reference in again.subqueues[0].references.values()]
     assert found.count(changed) == 10 and len({id(each) for each in found if each == changed}) == 1
