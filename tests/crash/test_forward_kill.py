@@ -57,6 +57,7 @@ def run(broker: BrokerProcess, seed: str, random: Random) -> None:
             time.sleep(random.uniform(0.0, 0.3))  # the moment of the kill: any will do
             kill_and_restart(broker, place)
         wait_for_more(place, ledger)
+        wait_for_traffic(place, lambda: len(ledger.acknowledged) > 50 and bool(ledger.dead_lettered))
     kill_and_restart(broker, place)
     wait_until_forwarded(broker)
     drain(place, LAST, ledger)
@@ -69,7 +70,6 @@ def run(broker: BrokerProcess, seed: str, random: Random) -> None:
     assert not completed & dead.removed.keys(), "what was completed is a dead letter as well"
     for name in (LAST, DEAD, f"{FIRST}/$deadletterqueue", f"{MIDDLE}/$deadletterqueue"):
         assert drain(place, name, QueueLedger()) == 0, name
-    assert len(ledger.acknowledged) > 50 and dead.removed, "the round had hardly any load"
     broker.check_alive()
 
 

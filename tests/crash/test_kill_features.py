@@ -24,7 +24,15 @@ from tests.crash import test_session_kill as of_sessions
 from tests.crash.clients import SCHEDULED, Client, Place, Receiver, Sender, drain
 from tests.crash.ledger import QueueLedger
 from tests.crash.relays import KEYS, PARTITIONS, Relay, message_of, text_of, wait_for_commits
-from tests.crash.rounds import ROUNDS, SEED, at_work, kill_and_restart, round_with_broker, wait_for_gauge
+from tests.crash.rounds import (
+    ROUNDS,
+    SEED,
+    at_work,
+    kill_and_restart,
+    round_with_broker,
+    wait_for_gauge,
+    wait_for_traffic,
+)
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import ANNOTATIONS, message, sections
 from tests.support.broker_process import BrokerProcess, queue
@@ -145,6 +153,7 @@ def run(broker: BrokerProcess, seed: str, random: Random) -> None:
             wait_for_commits(place, relays)
             time.sleep(random.uniform(0.0, 0.5))  # the moment of the kill: any will do
             kill_and_restart(broker, place)
+        wait_for_traffic(place, lambda: len(ledger.acknowledged) > 50)
         load = of_sessions.Load(broker.addresses.connection_string())
         threads = [load.run("send"), load.run("work"), load.run("work")]
         wait_for_commits(place, relays)
@@ -188,7 +197,6 @@ def check(
                 found = archived(client, relay.session_of(key))
                 assert found == list(range(1, relay.committed[key] + 1)), f"entries of {relay.name}, {key}"
     assert any(each.completed >= 0 for each in load.ledgers.values()), "no session had a message"
-    assert len(ledger.acknowledged) > 50, "the round had hardly any load"
 
 
 def archived(client: ServiceBusClient, session: str) -> list[int]:

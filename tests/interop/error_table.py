@@ -283,7 +283,9 @@ REFUSALS: dict[str, Refusal] = {
     "rule-exists": Refusal(EXISTS, "already exists", but=RULE_MANAGERS, is_of_topic=True),
     "rule-missing": Refusal(NOT_FOUND, "could not be found", but=RULE_MANAGERS, is_of_topic=True),
     "rule-invalid": Refusal(ARGUMENT, "at position 5", but=RULE_MANAGERS, is_of_topic=True),
-    "partition-unavailable": Refusal(BUSY, "not available", {"PartitionCount": 2}),
+    "partition-unavailable": Refusal(
+        BUSY, "damaged. It stays unavailable until an operator repairs it", {"PartitionCount": 2}
+    ),
     "transaction-with-two-keys": Refusal(ROLLED_BACK, "'one' and 'two'", but=ONLY_JAVA),
     "transaction-without-key": Refusal(ROLLED_BACK, "without a key", but=ONLY_JAVA),
     "transaction-of-two-entities": Refusal(ROLLED_BACK, "on one entity", but=ONLY_JAVA),
