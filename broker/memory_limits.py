@@ -14,16 +14,25 @@ PAYLOAD_PARTS = 2
 """Message bodies kept in memory may take this part of the mark: the broker and the state of the messages need
 the rest. With more, bodies alone would reach the mark, and sends would be refused until messages leave."""
 
+MESSAGE_ID_BYTES = 100
+"""What a message-id that is remembered takes, about."""
+
 _OF_EACH_CONNECTION = {
-    "total_inflight_bytes_max": "connection_inflight_bytes_max",
-    "total_output_bytes_max": "output_buffer_bytes_max",
-    "total_transaction_bytes_max": "connection_transaction_bytes_max",
+    "total_inflight_bytes_max": ("connection_inflight_bytes_max",),
+    "total_output_bytes_max": ("output_buffer_bytes_max", "receive_cache_bytes"),
+    "total_transaction_bytes_max": ("connection_transaction_bytes_max",),
 }
 """The settings that take a part of the mark for all connections, and those for each of the connections."""
 
 
 def mark_of(settings: Settings, available: int) -> int:
-    """The memory mark in bytes. `available` is the memory that the process may use, in bytes."""
+    """The memory mark in bytes. `available` is the memory that the process may use, in bytes. Raises
+    WrongSettings for a mark above that: the kernel would end the process first."""
+    if settings.memory_bytes_max is not None and settings.memory_bytes_max > available:
+        raise WrongSettings(
+            f"{variable_of('memory_bytes_max')} is {settings.memory_bytes_max}, but can be at most "
+            f"{available}: the memory of the container, or of the machine. Lower it, or leave it out"
+        )
     return settings.memory_bytes_max or available * settings.memory_percent_max // 100
 
 
@@ -36,15 +45,20 @@ def check_limits(settings: Settings, mark: int) -> None:
         f"raise the mark with {variable_of('memory_bytes_max')} or {variable_of('memory_percent_max')}"
     )
     wrong = []
-    for total, each in _OF_EACH_CONNECTION.items():
+    for total, parts in _OF_EACH_CONNECTION.items():
         wrong += _above(settings, total, share, eighth, raise_mark)
-        if getattr(settings, total) > share:
-            wrong += _above(settings, each, share, eighth, raise_mark)
-        else:
-            whole = f"{variable_of(total)}, for all connections"
-            wrong += _above(settings, each, getattr(settings, total), whole, "raise the other one as well")
+        for each in parts:
+            if getattr(settings, total) > share:
+                wrong += _above(settings, each, share, eighth, raise_mark)
+            else:
+                whole = f"{variable_of(total)}, for all connections"
+                wrong += _above(
+                    settings, each, getattr(settings, total), whole, "raise the other one as well"
+                )
     half = f"half of the memory mark of {mark} bytes"
     wrong += _above(settings, "payload_memory_bytes", mark // PAYLOAD_PARTS, half, raise_mark)
+    ids = f"with more, those of one partition would take more than the memory mark of {mark} bytes"
+    wrong += _above(settings, "message_ids_max", mark // MESSAGE_ID_BYTES, ids, raise_mark)
     if wrong:
         raise WrongSettings("\n".join(wrong))
 

@@ -82,11 +82,12 @@ def another_partition(
 def refusal_of_all(entity: Entity, refused_by: Mapping[int, Reason], last: Refused) -> Refused:
     """The refusal for the client, given the partition's last one. A queue is full only if every partition is,
     because one that is down may come back with room."""
-    full, partitions = list(refused_by.values()).count(Reason.QUOTA_EXCEEDED), entity.description.partitions
-    if last.reason is not Reason.QUOTA_EXCEEDED or full == partitions:
+    partitions = entity.description.partitions
+    others = [number for number in range(partitions) if refused_by.get(number) is not Reason.QUOTA_EXCEEDED]
+    if last.reason is not Reason.QUOTA_EXCEEDED or not others:
         return last
     return Refused(
         Reason.PARTITION_UNAVAILABLE,
-        f"{full} of the {partitions} partitions of '{entity.name}' are full, the others are not available. "
-        "Please try again.",
+        f"{partitions - len(others)} of the {partitions} partitions of '{entity.name}' are full, the others "
+        f"are not available. {entity.outlook(others)}",
     )

@@ -466,8 +466,8 @@ class Namespace:
                 await entity.update(description)
             finally:  # it has the description, even if the caller is cancelled before all partitions have it
                 self.idle_deletion.note(entity)
-            if description.settings.authorization_rules != before.settings.authorization_rules:
-                self.rules_changed()
+                if description.settings.authorization_rules != before.settings.authorization_rules:
+                    self.rules_changed()
             log.info("entity.updated", namespace=self.name, entity=description.name)
             self._note(entity)
             return description

@@ -13,12 +13,19 @@ from broker.settings.settings import WrongSettings, load_settings
 MIB = 1024 * 1024
 TOTALS = ("total_inflight_bytes_max", "total_output_bytes_max", "total_transaction_bytes_max")
 CONNECTIONS = ("connection_inflight_bytes_max", "output_buffer_bytes_max", "connection_transaction_bytes_max")
+PARTS = [*zip(TOTALS, CONNECTIONS, strict=True), ("total_output_bytes_max", "receive_cache_bytes")]
 
 
 def test_the_mark_is_a_share_of_the_memory_or_a_number_of_bytes() -> None:
     assert mark_of(load_settings(), 1000 * MIB) == 600 * MIB
     assert mark_of(load_settings(memory_percent_max=10), 1000 * MIB) == 100 * MIB
     assert mark_of(load_settings(memory_bytes_max=7 * MIB), 1000 * MIB) == 7 * MIB
+
+
+def test_a_mark_above_the_memory_is_refused() -> None:
+    assert mark_of(load_settings(memory_bytes_max=1000 * MIB), 1000 * MIB) == 1000 * MIB
+    with pytest.raises(WrongSettings, match=r"BYTES_MAX is 1048576001, but can be at most 1048576000: "):
+        mark_of(load_settings(memory_bytes_max=1000 * MIB + 1), 1000 * MIB)
 
 
 @pytest.mark.parametrize("mark", [MIB, 100 * MIB, 10_000 * MIB])
@@ -45,7 +52,7 @@ def test_with_a_low_mark_a_total_may_have_16_mib(name: str) -> None:
         check_limits(load_settings(**{name: 17 * MIB}), mark=MIB)
 
 
-@pytest.mark.parametrize(("total", "each"), list(zip(TOTALS, CONNECTIONS, strict=True)))
+@pytest.mark.parametrize(("total", "each"), PARTS)
 def test_one_connection_has_no_more_than_all_of_them(total: str, each: str) -> None:
     check_limits(load_settings(**{total: 2 * MIB, each: 2 * MIB}), mark=800 * MIB)
     check_limits(load_settings(**{total: 2 * MIB}), mark=800 * MIB)  # a default need not fit
@@ -58,6 +65,12 @@ def test_one_connection_has_no_more_than_all_of_them(total: str, each: str) -> N
         WrongSettings, match=r"at most 104857600: .*an eighth of the memory mark .* raise the mark"
     ):
         check_limits(load_settings(**{each: 101 * MIB}), mark=800 * MIB)
+
+
+def test_the_message_ids_of_one_partition_fit_below_the_mark() -> None:
+    check_limits(load_settings(message_ids_max=MIB), mark=100 * MIB)
+    with pytest.raises(WrongSettings, match=r"MESSAGE_IDS_MAX is 1048577, .* most 1048576: .* one partition"):
+        check_limits(load_settings(message_ids_max=MIB + 1), mark=100 * MIB)
 
 
 def test_bodies_in_memory_take_at_most_half_of_the_mark() -> None:

@@ -53,6 +53,15 @@ async def test_a_queue_is_full_if_all_its_partitions_are() -> None:
     assert refusal_of_all(queue, both, full) is full
     one = refusal_of_all(queue, both | {0: Reason.PARTITION_UNAVAILABLE}, full)
     assert one.reason is Reason.PARTITION_UNAVAILABLE and "1 of the 2" in one.description
+    assert one.description.endswith("Please try again.")
+
+
+async def test_who_must_act_is_said_if_the_partitions_that_are_not_full_are_damaged() -> None:
+    stack = LinkStack(2)
+    stack.queue.partition(0).health = "damaged"  # type: ignore[misc]
+    refused_by = {0: Reason.PARTITION_UNAVAILABLE, 1: Reason.QUOTA_EXCEEDED}
+    why = refusal_of_all(stack.queue, refused_by, Refused(Reason.QUOTA_EXCEEDED, "full"))
+    assert why.description.endswith("the others are not available. An operator must repair 0 (damaged).")
 
 
 async def test_messages_move_on_until_no_partition_is_left() -> None:

@@ -225,3 +225,18 @@ async def test_whoever_keeps_claims_hears_when_rules_change_or_go_and_not_otherw
     await world.namespace.update_entity("orders", with_rules)
     await world.namespace.delete_entity("orders")
     assert len(heard) == 3 and world.namespace.rules_of("orders") == ()
+
+
+async def test_rules_that_were_taken_away_are_gone_though_the_caller_has_left(world: World) -> None:
+    heard: list[str] = []
+    rules = (AuthorizationRule("app", "one", "", frozenset({"Send"})),)
+    await world.namespace.create_entity("orders", QueueSettings(authorization_rules=rules))
+    world.namespace.when_rules_change.append(lambda: heard.append("changed"))
+
+    async def leave(description: object) -> None:
+        raise asyncio.CancelledError
+
+    world.queue("orders").update = leave  # type: ignore[method-assign]
+    with pytest.raises(asyncio.CancelledError):
+        await world.namespace.update_entity("orders", QueueSettings())
+    assert heard == ["changed"]
