@@ -26,13 +26,7 @@ _OF_EACH_CONNECTION = {
 
 
 def mark_of(settings: Settings, available: int) -> int:
-    """The memory mark in bytes. `available` is the memory that the process may use, in bytes. Raises
-    WrongSettings for a mark above that: the kernel would end the process first."""
-    if settings.memory_bytes_max is not None and settings.memory_bytes_max > available:
-        raise WrongSettings(
-            f"{variable_of('memory_bytes_max')} is {settings.memory_bytes_max}, but can be at most "
-            f"{available}: the memory of the container, or of the machine. Lower it, or leave it out"
-        )
+    """The memory mark in bytes. `available` is the memory that the process may use, in bytes."""
     return settings.memory_bytes_max or available * settings.memory_percent_max // 100
 
 

@@ -40,7 +40,7 @@ from storage.errors import StorageError
 
 RESOURCES_EVERY_S = 0.25
 """How often, in seconds, to report the partitions' memory and the state of the data folders to the broker."""
-GC_THRESHOLDS = (10_000, 10, 1_000)
+GC_THRESHOLDS = (10_000, 0, 5_000)
 """The same as in the broker (`broker/server.py`)."""
 _PR_SET_PDEATHSIG = 1
 

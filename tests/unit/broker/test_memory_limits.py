@@ -22,12 +22,6 @@ def test_the_mark_is_a_share_of_the_memory_or_a_number_of_bytes() -> None:
     assert mark_of(load_settings(memory_bytes_max=7 * MIB), 1000 * MIB) == 7 * MIB
 
 
-def test_a_mark_above_the_memory_is_refused() -> None:
-    assert mark_of(load_settings(memory_bytes_max=1000 * MIB), 1000 * MIB) == 1000 * MIB
-    with pytest.raises(WrongSettings, match=r"BYTES_MAX is 1048576001, but can be at most 1048576000: "):
-        mark_of(load_settings(memory_bytes_max=1000 * MIB + 1), 1000 * MIB)
-
-
 @pytest.mark.parametrize("mark", [MIB, 100 * MIB, 10_000 * MIB])
 def test_defaults_suit_every_machine(mark: int) -> None:
     check_limits(load_settings(), mark)
