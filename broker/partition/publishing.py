@@ -115,7 +115,7 @@ _STAY = Destinations(_STAYS)
 
 class Distribution:
     """Where the messages of a send go. Most share their destinations with others, so sums over thousands of
-    messages look at each destinations once: even a microsecond for each message would hold the event loop."""
+    messages look at each destination once: even a microsecond for each message would hold the event loop."""
 
     __slots__ = ("_counted", "_keys", "each")
 
