@@ -6,6 +6,7 @@ exceed it: then the part of the mark counts (`traffic_bytes`), and the broker al
 
 from __future__ import annotations
 
+from broker.partition.duplicates import MEMORY_BYTES
 from broker.settings.setting_types import variable_of
 from broker.settings.settings import Settings, WrongSettings
 from broker.throttle.memory_mark import TRAFFIC_BYTES_MIN, TRAFFIC_PARTS
@@ -13,9 +14,6 @@ from broker.throttle.memory_mark import TRAFFIC_BYTES_MIN, TRAFFIC_PARTS
 PAYLOAD_PARTS = 2
 """Message bodies kept in memory may take this part of the mark: the broker and the state of the messages need
 the rest. With more, bodies alone would reach the mark, and sends would be refused until messages leave."""
-
-MESSAGE_ID_BYTES = 100
-"""What a message-id that is remembered takes, about."""
 
 _OF_EACH_CONNECTION = {
     "total_inflight_bytes_max": ("connection_inflight_bytes_max",),
@@ -41,18 +39,15 @@ def check_limits(settings: Settings, mark: int) -> None:
     wrong = []
     for total, parts in _OF_EACH_CONNECTION.items():
         wrong += _above(settings, total, share, eighth, raise_mark)
+        bound = share, eighth, raise_mark
+        if (whole := getattr(settings, total)) <= share:
+            bound = whole, f"{variable_of(total)}, for all connections", "raise the other one as well"
         for each in parts:
-            if getattr(settings, total) > share:
-                wrong += _above(settings, each, share, eighth, raise_mark)
-            else:
-                whole = f"{variable_of(total)}, for all connections"
-                wrong += _above(
-                    settings, each, getattr(settings, total), whole, "raise the other one as well"
-                )
+            wrong += _above(settings, each, *bound)
     half = f"half of the memory mark of {mark} bytes"
     wrong += _above(settings, "payload_memory_bytes", mark // PAYLOAD_PARTS, half, raise_mark)
     ids = f"with more, those of one partition would take more than the memory mark of {mark} bytes"
-    wrong += _above(settings, "message_ids_max", mark // MESSAGE_ID_BYTES, ids, raise_mark)
+    wrong += _above(settings, "message_ids_max", mark // MEMORY_BYTES, ids, raise_mark)
     if wrong:
         raise WrongSettings("\n".join(wrong))
 

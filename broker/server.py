@@ -75,9 +75,9 @@ CLOCK_LOOK_S = 1.0
 """How often to check the clock for steps and suspends."""
 GC_THRESHOLDS = (10_000, 0, 5_000)
 """A collection walks every object, and there are many waiting messages: with Python's default thresholds,
-collections take a tenth of the time. One of the second generation walks up to twice the first number, and
-holds the event loop for as long: some 5 to 10 ms, where ten times as many objects took 50. Below 10,000, the
-messages under way of a single sender already begin collections."""
+collections take a tenth of the time. One of the second generation walks up to twice the first number of
+objects, and holds the event loop for as long: some 5 to 10 ms, where 100,000 objects took 50. If the first
+number were lower, the messages that a single sender has under way would begin collections."""
 
 
 class PartFailed(Exception):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.crash.clients import Client, Place
+from tests.crash.ledger import QueueLedger
 from tests.support.broker_process import BrokerProcess
 from tests.support.scrapes import by_entity, metrics
 
@@ -75,6 +76,12 @@ def wait_for_traffic(place: Place, is_enough: Callable[[], bool]) -> None:
         check_clients(place)
         assert time.monotonic() < deadline, "no traffic"
         time.sleep(0.02)
+
+
+def wait_for_load(place: Place, ledger: QueueLedger, messages: int) -> None:
+    """Wait until more than this many messages of a ledger have been accepted, in all lives of the broker, so
+    that a loss would show."""
+    wait_for_traffic(place, lambda: len(ledger.acknowledged) > messages)
 
 
 def wait_for_gauge(broker: BrokerProcess, gauge: str, counts: dict[str, int]) -> None:

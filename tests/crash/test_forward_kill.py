@@ -20,6 +20,7 @@ from tests.crash.rounds import (
     kill_and_restart,
     round_with_broker,
     wait_for_gauge,
+    wait_for_load,
     wait_for_traffic,
 )
 from tests.support.broker_process import BrokerProcess, queue
@@ -57,7 +58,8 @@ def run(broker: BrokerProcess, seed: str, random: Random) -> None:
             time.sleep(random.uniform(0.0, 0.3))  # the moment of the kill: any will do
             kill_and_restart(broker, place)
         wait_for_more(place, ledger)
-        wait_for_traffic(place, lambda: len(ledger.acknowledged) > 50 and bool(ledger.dead_lettered))
+        wait_for_load(place, ledger, 50)
+        wait_for_traffic(place, lambda: bool(ledger.dead_lettered))
     kill_and_restart(broker, place)
     wait_until_forwarded(broker)
     drain(place, LAST, ledger)

@@ -12,11 +12,20 @@ import pytest
 
 from tests.crash.clients import Client, Place, ReceiveAndDelete, Receiver, Sender, drain
 from tests.crash.ledger import QueueLedger
-from tests.crash.rounds import ROUNDS, SEED, at_work, kill_and_restart, round_with_broker, wait_for_traffic
+from tests.crash.rounds import (
+    ROUNDS,
+    SEED,
+    at_work,
+    kill_and_restart,
+    round_with_broker,
+    wait_for_load,
+    wait_for_traffic,
+)
 from tests.support.broker_process import BrokerProcess, queue
 
 WORK, ORDERED, FLEETING = "work", "ordered", "fleeting"
 ENOUGH_MESSAGES = 100
+"""A round has more than so many accepted and completed messages."""
 
 
 class Round:
@@ -43,12 +52,6 @@ class Round:
         """How many messages each queue has accepted and delivered."""
         ledgers = (self.work, self.ordered, self.fleeting)
         return [count for each in ledgers for count in (len(each.acknowledged), len(each.removed))]
-
-    def wait_for_load(self) -> None:
-        """Wait until enough messages have been accepted and completed, in all lives, to show a loss."""
-        wait_for_traffic(
-            self.place, lambda: min(len(self.work.acknowledged), len(self.work.removed)) > ENOUGH_MESSAGES
-        )
 
     def wait_for_traffic(self) -> None:
         """Wait until every queue has accepted and delivered messages in this life."""
@@ -79,7 +82,8 @@ def run(broker: BrokerProcess, seed: str, *, kills: int, random: Random) -> None
             time.sleep(random.uniform(0.0, 0.7))  # the moment of the kill: any will do
             kill_and_restart(broker, place)
         this.wait_for_traffic()
-        this.wait_for_load()
+        wait_for_load(place, this.work, ENOUGH_MESSAGES)
+        wait_for_traffic(place, lambda: len(this.work.removed) > ENOUGH_MESSAGES)
     kill_and_restart(broker, place)  # kill while locks are held
     check(place, this, kills + 1)
     broker.check_alive()

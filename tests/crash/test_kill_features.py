@@ -31,7 +31,7 @@ from tests.crash.rounds import (
     kill_and_restart,
     round_with_broker,
     wait_for_gauge,
-    wait_for_traffic,
+    wait_for_load,
 )
 from tests.support import raw_amqp as raw
 from tests.support.amqp_messages import ANNOTATIONS, message, sections
@@ -153,7 +153,7 @@ def run(broker: BrokerProcess, seed: str, random: Random) -> None:
             wait_for_commits(place, relays)
             time.sleep(random.uniform(0.0, 0.5))  # the moment of the kill: any will do
             kill_and_restart(broker, place)
-        wait_for_traffic(place, lambda: len(ledger.acknowledged) > 50)
+        wait_for_load(place, ledger, 50)
         load = of_sessions.Load(broker.addresses.connection_string())
         threads = [load.run("send"), load.run("work"), load.run("work")]
         wait_for_commits(place, relays)
