@@ -139,7 +139,8 @@ class WideDispositions:
     ) -> list[bytes] | None:
         count, role = len(places) - 1, places[0]
         named = ((last - first) & _MASK) + 1
-        deliveries = named if self.sent > _MASK else min(named, max(self.sent - first, 0))
+        begin = first if first <= last else first - _MASK - 1  # 0 comes behind the last number
+        deliveries = min(named, max(self.sent - begin, 0))
         if not is_true(head, role) or named > _MASK // 2 + 1:
             return None
         self._name(deliveries)
@@ -148,13 +149,14 @@ class WideDispositions:
         before, behind = head[role : places[1]], head[places[3] : places[-1]]
         list_bytes = 4 + len(before) + _FIRST_AND_LAST.size + len(behind)
         sizes = bytes((_LIST32,)) + _U32.pack(list_bytes) + _U32.pack(count)
-        begin = _U32.pack(value + 5 + list_bytes) + head[4:value] + sizes + before
+        head_of_each = _U32.pack(value + 5 + list_bytes) + head[4:value] + sizes + before
         parts = -(-deliveries // PART)
         starts = [(first + part * PART) & _MASK for part in range(min(parts, PARTS_MAX + 1))]
         ends = [(start - 1) & _MASK for start in starts[1:]] + [last]
         pack = _FIRST_AND_LAST.pack
         frames = [
-            begin + pack(_UINT, start, _UINT, end) + behind for start, end in zip(starts, ends, strict=True)
+            head_of_each + pack(_UINT, start, _UINT, end) + behind
+            for start, end in zip(starts, ends, strict=True)
         ]
         if parts > PARTS_MAX:
             self._rest = frames.pop()

@@ -131,6 +131,20 @@ def test_numbers_that_no_delivery_has_had_do_not_count() -> None:
         assert [divided(said, each) == said for each in sent] == [True, True, True, False, False]
 
 
+@pytest.mark.parametrize("first", [TOP, TOP - 2_000])
+def test_deliveries_behind_the_end_of_the_numbers_count(first: int) -> None:
+    """Symptom: a few bytes, from the last number on, kept the event loop busy for 0.1 s each time."""
+    said = wide(first, 19_999)
+    ranges = disposition_ranges(divided(said, 20_000))
+    assert all((last - begin) % 2**32 < 1_024 for begin, last in ranges)
+    assert (ranges[0][0], ranges[-1][1]) == (first, 19_999)
+    dispositions = WideDispositions(FRAME_BYTES_MAX)
+    dispositions.sent = 20_000
+    for _ in range(60):
+        dispositions.divide(said, LIST_AT, len(said))
+    assert dispositions.refusal is not None
+
+
 def test_only_a_whole_frame_is_divided() -> None:
     said, dispositions = wide(0, 5_000), WideDispositions(FRAME_BYTES_MAX)
     dispositions.sent = MANY
