@@ -14,9 +14,7 @@ def bind(
 def read(
     transport: int,
     collector: int,
-    sessions: int,
-    channels: int,
-    frame_max: int,
+    ids: int,
     data: bytes,
     transfers_only: bool,
     /,

@@ -109,7 +109,6 @@ class Engine:
         lib.pn_transport_set_channel_max(self._transport, channel_max)
         lib.pn_transport_set_idle_timeout(self._transport, idle_timeout_ms)
         lib.pn_transport_bind(self._transport, self._connection)
-        self._max_frame_bytes = max_frame_bytes
         self._lenience = Lenience(channel_max, max_frame_bytes)
         self._intake = Intake(self._lenience)
         self._large_input, self._large_output = LargeInput(max_frame_bytes), LargeOutput()
@@ -120,9 +119,7 @@ class Engine:
         self._deliveries = Deliveries(
             self._events, self._break, self._large_input, self._intake.heavy_states, partial_bytes_max
         )
-        self._links = LinkTable(
-            self._events, self._break, self._deliveries.forget_partial, self._lenience.handles_max
-        )
+        self._links = LinkTable(self._events, self._break, self._deliveries.forget_partial, self._lenience)
         self._attached = self._links.attached  # bound here because each push uses it
         self._accepted: list[Delivery] = []
         """Incoming deliveries to settle as accepted before the next output, and before events are read,
@@ -203,15 +200,9 @@ class Engine:
         """Like `receive`, for a plain read; None if it is not one, and nothing has changed."""
         if self._accepted:
             self._settle_accepted()
-        lenience, push_size = self._lenience, self._push_size
-        read = exchange.read(
-            *self._proton,
-            lenience.sessions_address,
-            lenience.channels,
-            self._max_frame_bytes,
-            data,
-            not push_size.may_hold_dispositions(len(data)),
-        )
+        push_size = self._push_size
+        transfers_only = not push_size.may_hold_dispositions(len(data))
+        read = exchange.read(*self._proton, self._lenience.ids_address, data, transfers_only)
         if read is None:
             return None
         push_size.uncounted_bytes += len(data)

@@ -35,14 +35,13 @@ _exchange.bind(
     int(Outcome.ACCEPTED),
 )
 read = _exchange.read
-"""`read(transport, collector, sessions, channels, frame_max, data, transfers_only)`: push `data` to a
-transport and take the run of deliveries that it makes, if it is plain, and has nothing but transfers if
-`transfers_only`.
+"""`read(transport, collector, ids, data, transfers_only)`: push `data` to a transport and take the run of
+deliveries that it makes, if it is plain, and has nothing but transfers if `transfers_only`.
 
 Gives None if it is not plain; then nothing has changed. Else a tuple: the address of the run's link, 0 if
 there is no run; its deliveries, none for messages that were sent settled; the messages, None for outcomes
 `accepted` of sent ones; whether the peer has settled the deliveries; and whether that is all that the bytes
-have caused. `sessions` and `channels` are `Lenience`'s.
+have caused. `ids` is `Lenience.ids_address`.
 """
 write = _exchange.write
 """`write(transport, collector, accepted)`: settle incoming deliveries as accepted, and take what is to be

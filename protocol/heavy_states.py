@@ -22,12 +22,11 @@ import struct
 from dataclasses import dataclass, field
 
 from protocol._runs import lib
-from protocol.codec import DecodeError, UInt
 from protocol.events import DeliveriesUpdated, ErrorCondition, Outcome, SharedState, TransactionalState
 from protocol.links import Delivery, Link
 from protocol.sections import fields, text_bytes
 from protocol.transactional_state import read_transactional_state
-from protocol.values import is_true, scalar, skip
+from protocol.values import is_true, skip
 
 LIGHT_BYTES = int(lib.LIGHT_DISPOSITION)
 """The largest disposition whose state is left to proton, as a frame. Proton makes up to 100 bytes of each of
@@ -35,11 +34,8 @@ its bytes, for each of its deliveries."""
 FIRST_NUMBER = 1 << 63
 """The descriptor of the first state that is kept. The others follow."""
 _FIELDS_MAX = 255
-_FIRST, _LAST, _STATE = 1, 2, 4
-"""Indexes of fields in a disposition."""
-_NULL, _DESCRIBED, _LISTS, _LIST32 = 0x40, 0x00, (0x45, 0xC0, 0xD0), 0xD0
-_U32, _U64 = struct.Struct(">I"), struct.Struct(">Q")
-_MASK = 2**32 - 1
+_NULL, _DESCRIBED, _LISTS = 0x40, 0x00, (0x45, 0xC0, 0xD0)
+_U64 = struct.Struct(">Q")
 
 
 @dataclass(slots=True)
@@ -87,41 +83,13 @@ class HeavyStates:
         """Drop all states: the engine has read every delivery that has one of them."""
         self._states.clear()
 
-    def lighten(self, frame: bytes, value: int) -> bytes:
-        """Keep the state of a disposition, and give the frame for proton; the frame itself if there is no
-        state, or if proton makes at most one copy. `value`: the offset of the disposition's list.
+    def keep(self, state: bytes) -> bytes:
+        """Keep a state, given as encoded; gives what stands for it. That is null for a state that proton
+        would not report.
 
-        Raises DecodeError, IndexError or struct.error if the frame is malformed. Proton might take it all the
-        same, so it must not get it.
+        Raises DecodeError, IndexError or struct.error if it is malformed. Proton might take it all the same,
+        so it must not get it.
         """
-        end = skip(frame, value)
-        if frame[value] not in _LISTS or end > len(frame):
-            raise DecodeError("a disposition is a list")
-        places = fields(frame, value, end, _FIELDS_MAX)
-        count = len(places) - 1
-        if count <= _LAST or (last := scalar(frame, places[_LAST])) is None:
-            return frame
-        first = scalar(frame, places[_FIRST])
-        if not (isinstance(first, UInt) and isinstance(last, UInt)):
-            raise DecodeError("a disposition's first or last is of another type")
-        if count <= _STATE or not 0 < (last - first) & _MASK <= _MASK // 2:
-            return frame
-        state = self._kept(frame[places[_STATE] : places[_STATE + 1]])
-        listed = frame[places[0] : places[_STATE]] + state + frame[places[_STATE + 1] : end]
-        list_bytes = 4 + len(listed)
-        return b"".join(
-            (
-                _U32.pack(value + 5 + list_bytes),
-                frame[4:value],
-                bytes((_LIST32,)),
-                _U32.pack(list_bytes),
-                _U32.pack(count),
-                listed,
-            )
-        )
-
-    def _kept(self, state: bytes) -> bytes:
-        """Keep a state; gives what stands for it. That is null for a state that proton would not report."""
         if state[0] != _DESCRIBED or state[1] not in (0x44, 0x53, 0x80):
             return bytes((_NULL,))
         value = skip(state, 1)

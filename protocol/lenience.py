@@ -15,8 +15,8 @@ its outcome is sent under the client's own number.
 *A detach after an end* (§2.5.5). The Python client sends one whenever it closes. The link has already ended
 with its session, so the frame is dropped.
 
-*Dispositions of thousands of deliveries* (§2.7.6). Proton applies each in one go, so they are divided
-(`wide_dispositions.py`). After some of them, the rest of the stream is kept.
+*Dispositions of thousands of deliveries, or of some that do not exist* (§2.7.6). Proton applies each in one
+go, so they are divided (`wide_dispositions.py`). After some of them, the rest of the stream is kept.
 
 *Sessions that begin and end faster than their ends are answered.* Proton needs a separate channel for each.
 When none is left, it fails silently and keeps whatever the client sends after that. So the stream is refused
@@ -24,7 +24,7 @@ before that happens.
 
 A client that numbers its deliveries in order costs little. `native/delivery_ids.c` skips plain frames and
 stops at each frame that needs a decision: a transfer with another number or in several frames, the
-beginning or end of a link or session, or a disposition of many deliveries.
+beginning or end of a link or session, or a disposition of many deliveries, or of some that do not exist.
 
 A frame is passed on once its performative has arrived; at most `_HEAD_BYTES_MAX` bytes of it are kept,
 but all of a disposition of many deliveries or with a large state.
@@ -116,10 +116,12 @@ class Lenience:
         self._channel_max, self._frame_bytes_max = channel_max, frame_bytes_max
         self._table: Any = ffi.new("session_ids_t[]", 1)
         """The sessions as the C code needs them, by channel."""
-        self.channels = 1
-        """How many sessions that is."""
-        self.sessions_address = address_of(self._table)
-        """Where they are in memory."""
+        self._ids: Any = ffi.new("delivery_ids_t *", {"count": 1, "frame_max": frame_bytes_max})
+        self._ids.sessions = self._table
+        self.ids_address = address_of(self._ids)
+        """Where they are in memory, for `exchange.py`."""
+        self._known: dict[Any, int] = {}
+        """Proton's sessions, with the peer's channel for each."""
         self._sessions: dict[int, _Session] = {}
         self._ended: set[int] = set()
         """Channels that once had a session."""
@@ -138,7 +140,7 @@ class Lenience:
         self._departed: list[tuple[_Session, int]] = []
         """Renumbered deliveries of detached links. They may get an outcome until the detach is served, and
         none after the next write."""
-        self.wide = WideDispositions(DISPOSITION_BYTES_MAX)
+        self.wide = WideDispositions(DISPOSITION_BYTES_MAX, self._ids)
         self._rest = b""
         """Frames that are kept for the next `incoming`, because this one has had enough wide dispositions."""
         self._head = b""
@@ -157,14 +159,17 @@ class Lenience:
             return b""
         if self._rest:
             data, self._rest = self._rest + data, b""
-        self.wide.begin()
         if self._lost:
             return data
+        self.wide.begin()
+        if self.wide.refusal is not None:
+            self.refusal = self.wide.refusal
+            return b""
         if self._head:
             data, self._head = self._head + data, b""
         offset, size = self._missing, len(data)
         if offset < size:
-            offset = _walk(self._table, self.channels, data, offset, size, self._frame_bytes_max)
+            offset = _walk(self._ids, data, offset, size)
         if offset < size:
             return self._decide(data, offset)
         self._missing = offset - size
@@ -218,7 +223,7 @@ class Lenience:
                 self._rest = rest
                 data, offset, size = data[:end], end, end
                 break
-            offset = _walk(self._table, self.channels, data, end, size, self._frame_bytes_max)
+            offset = _walk(self._ids, data, end, size)
         self._missing = max(offset - size, 0)
         if offset < size and not self._lost:
             self._head = data[offset:]
@@ -239,11 +244,13 @@ class Lenience:
             self._begin(channel)
             self.handles_max.append(handle_max)
             return None
+        session = self._sessions.get(channel)
         if code == _DISPOSITION:
-            replacement = self.wide.divide(head, value, frame_bytes)
+            if session is None:
+                return None  # proton refuses it
+            replacement = self.wide.divide(head, value, frame_bytes, self._table[channel])
             self.refusal = self.wide.refusal
             return replacement
-        session = self._sessions.get(channel)
         if session is None:
             if code != _DETACH or channel not in self._ended:
                 return None
@@ -257,7 +264,7 @@ class Lenience:
             self._ending += 1
             del self._sessions[channel]
             self._ended.add(channel)
-            self._table[channel] = (0, False, False)
+            self._table[channel] = (0, False, False, ffi.NULL)
         elif code in (_ATTACH, _DETACH) and (session.unfinished or session.renamed):
             _, place = elements(head, value)
             self._free_handle(session, scalar(head, skip(head, place) if code == _ATTACH else place))
@@ -275,16 +282,29 @@ class Lenience:
                 ),
             )
             return
-        if channel >= self.channels:
-            self.channels = min(max(channel + 1, 2 * self.channels), self._channel_max + 1)
-            grown = ffi.new("session_ids_t[]", self.channels)
+        if channel >= self._ids.count:
+            self._ids.count = min(max(channel + 1, 2 * self._ids.count), self._channel_max + 1)
+            grown = ffi.new("session_ids_t[]", self._ids.count)
             ffi.memmove(grown, self._table, ffi.sizeof(self._table))
-            self._table = grown
-            self.sessions_address = address_of(grown)
-        self._table[channel] = (0, False, False)
+            self._table = self._ids.sessions = grown
+        self._table[channel] = (0, False, False, ffi.NULL)
         self._ended.discard(channel)
         session = self._sessions[channel] = _Session(channel)
         self._unanswered.append(session)
+
+    def session_begins(self, pn: Any) -> None:
+        """Learn from proton's session for one of the peer's channels how many deliveries there are. It must
+        exist until `session_ends`."""
+        channel = int(lib.sessions_channel(pn))
+        if channel in self._sessions:
+            self._known[pn] = channel
+            self._table[channel].deliveries = lib.sessions_deliveries(pn)
+
+    def session_ends(self, pn: Any) -> None:
+        """Forget proton's session."""
+        channel = self._known.pop(pn, None)
+        if channel is not None and self._table[channel].deliveries == lib.sessions_deliveries(pn):
+            self._table[channel].deliveries = ffi.NULL
 
     def _free_handle(self, session: _Session, handle: object) -> None:
         """Forget a handle whose link ends, or that another link takes."""
@@ -311,6 +331,7 @@ class Lenience:
             entry.known, entry.next = True, transfer.given
         number = entry.next
         entry.next = (number + 1) & _MASK
+        self._ids.received += 1
         given = number if transfer.given is None else transfer.given
         if transfer.goes_on:
             session.unfinished[transfer.handle] = _Unfinished(number, given, transfer.tag)

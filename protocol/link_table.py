@@ -10,13 +10,12 @@ an outcome, and some clients take that for success if they see it before the det
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from protocol import codec
 from protocol.events import ErrorCondition, Event, LinkAttached, LinkDetached
-from protocol.lenience import HANDLE_MAX_DEFAULT
+from protocol.lenience import HANDLE_MAX_DEFAULT, Lenience
 from protocol.limits import RESOURCE_LIMIT
 from protocol.links import Link, Session
 from protocol.proton_values import (
@@ -46,13 +45,13 @@ class LinkTable:
         events: list[Event],
         refuse: Callable[[str, str], None],
         forget_partial: Callable[[Link], None],
-        handles_max: deque[int],
+        lenience: Lenience,
     ) -> None:
         """`events` collects what is reported. `refuse` closes the connection with a condition and a
         description. `forget_partial` is called for each link that can no longer complete a message.
-        `handles_max` has the handle-max of each session that begins."""
+        `lenience` has the handle-max of each session that begins, and learns of proton's session."""
         self._events = events
-        self._handles_max = handles_max
+        self._lenience = lenience
         self._refuse = refuse
         self._forget_partial = forget_partial
         self.attached: dict[Any, Link] = {}
@@ -115,10 +114,10 @@ class LinkTable:
     def begin(self, pn: Any) -> None:
         """Handle the peer's begin of a session (§2.7.2)."""
         self.begun += 1
+        handles_max = self._lenience.handles_max
         # None is known if the stream is malformed, of which proton reads a little more.
-        self.sessions[pn] = Session(
-            pn, self._handles_max.popleft() if self._handles_max else HANDLE_MAX_DEFAULT
-        )
+        self.sessions[pn] = Session(pn, handles_max.popleft() if handles_max else HANDLE_MAX_DEFAULT)
+        self._lenience.session_begins(pn)
         lib.pn_session_open(pn)
 
     def end(self, pn: Any) -> None:
@@ -126,6 +125,7 @@ class LinkTable:
         self.begun -= 1
         error = condition_of(lib.pn_session_remote_condition(pn))
         session = self.sessions.pop(pn)
+        self._lenience.session_ends(pn)
         session.ended = True
         session.ended_links = [link for link in self.attached.values() if link.session is session]
         for link in session.ended_links:

@@ -52,17 +52,20 @@ def bind(proton_ffi: Any, proton: Any) -> None:
     lib.runs_bind(_new("uintptr_t[]", addresses), proton.PN_TRANSPORT, attached, proton.PN_ACCEPTED)
     decref = proton_ffi.addressof(proton, "pn_decref")
     lib.deliveries_bind(int(proton_ffi.cast("uintptr_t", decref)))
-    if not _deliveries_are_known(proton_ffi, proton):
+    if not _layout_is_known(proton_ffi, proton):
         raise ImportError(
-            "python-qpid-proton is not the version that this broker was built for: its deliveries have "
-            "another layout"
+            "python-qpid-proton is not the version that this broker was built for: its sessions or "
+            "deliveries have another layout"
         )
 
 
-def _deliveries_are_known(proton_ffi: Any, proton: Any) -> bool:
-    """Whether proton's deliveries have the expected layout, tried on a delivery of a separate connection."""
+def _layout_is_known(proton_ffi: Any, proton: Any) -> bool:
+    """Whether proton's sessions and deliveries have the expected layout, tried on those of a separate
+    connection."""
     connection = proton.pn_connection()
-    link = proton.pn_sender(proton.pn_session(connection), b"link")
+    session = proton.pn_session(connection)
+    is_known = lib.sessions_are_known(session, connection, proton.pn_session_attachments(session))
+    link = proton.pn_sender(session, b"link")
     tag = proton_ffi.new("pn_bytes_t *", {"size": 0, "start": proton_ffi.NULL})
     delivery = proton.pn_delivery(link, tag[0])
     proton.pn_link_send(link, b"message", 7)
@@ -77,7 +80,7 @@ def _deliveries_are_known(proton_ffi: Any, proton: Any) -> bool:
     known: bool = lib.deliveries_are_known(delivery, remote, *parts, proton.pn_delivery_pending(delivery))
     proton.pn_connection_release(connection)
     proton.pn_decref(connection)
-    return known and all(parts)
+    return is_known and known and all(parts)
 
 
 def address_of(pointer: Any) -> int:

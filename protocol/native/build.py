@@ -5,7 +5,7 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).parent
-PARTS = ("runs", "deliveries", "delivery_ids", "frames", "large_payloads")
+PARTS = ("runs", "deliveries", "sessions", "delivery_ids", "frames", "large_payloads")
 
 declarations = "".join((HERE / f"{part}.h").read_text() for part in PARTS)
 ffibuilder = FFI()

@@ -1,17 +1,20 @@
-/* Checks frame by frame whether the deliveries of a stream are numbered in order (AMQP 1.0 §2.6.12).
+/* Checks frame by frame whether the deliveries of a stream are numbered in order (AMQP 1.0 §2.6.12), and
+   whether those that it names exist.
 
-   Nearly all are, and need nothing more. protocol/lenience.py handles every other frame, including those with
-   an unusual encoding. The bytes come from the peer, so nothing is read beyond the end of the frame or of the
-   list of fields. No memory is allocated or kept. */
+   Nearly all are, and do, and need nothing more. protocol/lenience.py handles every other frame, including
+   those with an unusual encoding. The bytes come from the peer, so nothing is read beyond the end of the
+   frame or of the list of fields. No memory is allocated or kept. */
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "sessions.h"
+
 #include "delivery_ids.h"
 
-enum { HEADER_BYTES = 8, FLOW = 0x13, TRANSFER = 0x14, DISPOSITION = 0x15, RECEIVED = 0x23 };
+enum { HEADER_BYTES = 8, FLOW = 0x13, TRANSFER = 0x14, DISPOSITION = 0x15, NONE = 0, RECEIVED = 0x23 };
 
 typedef struct {
     const uint8_t *at, *end;
@@ -119,35 +122,48 @@ static bool says_something(span_t *fields, uint32_t listed) {
     if (fields->at[0] == 0x41) return true;
     if (!skip_flag(fields, false)) return false;
     if (listed < 2 || left(fields) < 3 || fields->at[0] != 0) return false;
-    return fields->at[1] == 0x53 && fields->at[2] != RECEIVED;
+    return fields->at[1] == 0x53 && fields->at[2] != NONE && fields->at[2] != RECEIVED;
 }
 
-/* Whether a disposition (§2.7.6), whose fields these are, concerns few deliveries and says something of
-   them. False if that cannot be told: it is encoded in an unusual way, or not all of it has arrived. */
-static bool is_narrow(span_t fields) {
-    uint32_t listed, first, last;
+/* Whether a number is before `end`. Numbers wrap around (RFC 1982). */
+static bool is_before(uint32_t number, uint32_t end) { return end - number - 1 < INT32_MAX; }
+
+/* Whether a disposition (§2.7.6), whose fields these are, names deliveries that exist, few of them (one
+   if it `is_heavy`), and says something of them, and whether there is time for it. False if that cannot be
+   told: it is encoded in an unusual way, or not all of it has arrived. Counts it if so. */
+static bool pass_disposition(delivery_ids_t *ids, const session_ids_t *session, span_t fields,
+                             bool is_heavy) {
+    uint32_t listed, first, last, named = 0;
     size_t bytes;
-    if (!read_list_head(&fields, &listed, &bytes)) return false;
-    if (listed < 3) return true; /* it names one delivery */
+    if (!read_list_head(&fields, &listed, &bytes) || listed < 2) return false;
     bool is_receiver = left(&fields) >= 1 && fields.at[0] == 0x41;
-    if (!skip_flag(&fields, true) || !read_uint(&fields, &first) || !read_uint(&fields, &last)) return false;
-    if (is_receiver && first != last && !says_something(&fields, listed - 3)) return false;
-    return last - first < WIDE_DISPOSITION || last - first > INT32_MAX;
-}
-
-/* Whether a disposition, whose fields these are, concerns one delivery, as far as this can be told. */
-static bool names_one(span_t fields) {
-    uint32_t listed, first, last;
-    size_t bytes;
-    if (!read_list_head(&fields, &listed, &bytes)) return false;
-    if (listed < 3) return true;
-    if (!skip_flag(&fields, true) || !read_uint(&fields, &first) || left(&fields) < 1) return false;
-    return fields.at[0] == 0x40 || (read_uint(&fields, &last) && first == last);
+    if (!skip_flag(&fields, true) || !read_uint(&fields, &first)) return false;
+    last = first;
+    if (listed > 2 && left(&fields) >= 1 && fields.at[0] == 0x40) {
+        fields.at += 1;
+    } else if (listed > 2 && !read_uint(&fields, &last)) {
+        return false;
+    }
+    if (!session->deliveries || (!is_receiver && !session->known)) return false;
+    const session_deliveries_t *deliveries = session->deliveries;
+    const numbered_t *numbered = is_receiver ? &deliveries->outgoing : &deliveries->incoming;
+    uint32_t end = is_receiver ? numbered->next : session->next;
+    if (!is_before(first, end) || !is_before(last, end)) return false;
+    if (first != last) {
+        if (is_heavy || last - first >= WIDE_DISPOSITION) return false;
+        if (is_receiver && !says_something(&fields, listed - 3)) return false;
+        named = last - first + 1;
+    }
+    size_t work = ids->work + named + numbered->unsettled->capacity / PLACES_PER_DELIVERY;
+    if (work > WORK_AT_ONCE) return false;
+    ids->work = (uint32_t)work;
+    ids->named += named;
+    return true;
 }
 
 /* Whether a frame of `size` bytes is plain, judged by the first `there` bytes, which have arrived. Counts a
-   plain transfer. */
-static bool is_plain(session_ids_t *sessions, size_t count, const uint8_t *frame, size_t size, size_t there) {
+   plain transfer or disposition. */
+static bool is_plain(delivery_ids_t *ids, const uint8_t *frame, size_t size, size_t there) {
     size_t body = 4 * (size_t)frame[4];
     if (body < HEADER_BYTES || body > there || frame[5] != 0) return false;
     if (body == size) return true; /* an empty frame, sent to keep the connection alive */
@@ -155,29 +171,29 @@ static bool is_plain(session_ids_t *sessions, size_t count, const uint8_t *frame
     uint8_t code = frame[body + 2];
     span_t fields = {frame + body + 3, frame + there};
     if (code == FLOW) return true;
-    if (code == DISPOSITION)
-        return size > LIGHT_DISPOSITION ? names_one(fields) : is_narrow(fields);
     size_t channel = (size_t)frame[6] << 8 | frame[7];
-    if (code != TRANSFER || channel >= count || sessions[channel].divided) return false;
+    if (channel >= ids->count) return false;
+    session_ids_t *session = &ids->sessions[channel];
+    if (code == DISPOSITION) return pass_disposition(ids, session, fields, size > LIGHT_DISPOSITION);
+    if (code != TRANSFER || session->divided) return false;
 
     uint32_t listed, number;
     size_t bytes;
     if (!read_list_head(&fields, &listed, &bytes) || bytes > left(&fields)) return false;
     fields.end = fields.at + bytes;
-    session_ids_t *session = &sessions[channel];
     if (!read_transfer(&fields, listed, &number) || (session->known && number != session->next)) return false;
     session->known = true;
     session->next = number + 1;
+    ids->received++;
     return true;
 }
 
-size_t delivery_ids_walk(session_ids_t *sessions, size_t count, const char *data, size_t offset, size_t size,
-                         size_t frame_max) {
+size_t delivery_ids_walk(delivery_ids_t *ids, const char *data, size_t offset, size_t size) {
     const uint8_t *bytes = (const uint8_t *)data;
     while (offset < size && size - offset >= HEADER_BYTES) {
         size_t frame = u32(bytes + offset), there = size - offset;
-        if (frame < HEADER_BYTES || frame > frame_max) break;
-        if (!is_plain(sessions, count, bytes + offset, frame, frame < there ? frame : there)) break;
+        if (frame < HEADER_BYTES || frame > ids->frame_max) break;
+        if (!is_plain(ids, bytes + offset, frame, frame < there ? frame : there)) break;
         offset += frame;
     }
     return offset;

@@ -16,13 +16,15 @@
 #include <string.h>
 #include <sys/types.h>
 
+#include "sessions.h"
+
 #include "delivery_ids.h"
 #include "runs.h"
 
 enum { CHANNELS_MAX = 64, HEADER_BYTES = 8 };
 
 static struct {
-    size_t (*delivery_ids_walk)(session_ids_t *, size_t, const char *, size_t, size_t, size_t);
+    size_t (*delivery_ids_walk)(delivery_ids_t *, const char *, size_t, size_t);
     size_t (*frames_pass)(const char *, size_t, size_t, size_t);
     size_t (*large_skip)(const char *, size_t, size_t, size_t);
     size_t (*runs_push)(void *, const char *, size_t);
@@ -76,16 +78,17 @@ static bool are_transfers(const uint8_t *data, size_t size) {
 
 /* Whether nothing in these bytes is for Python to look at before proton gets them. Counts their deliveries if
    so. */
-static bool is_plain(session_ids_t *sessions, size_t channels, const char *data, size_t size,
-                     size_t frame_max, bool transfers_only) {
-    if (channels > CHANNELS_MAX || bound.large_skip(data, 0, size, size) != size ||
+static bool is_plain(delivery_ids_t *ids, const char *data, size_t size, bool transfers_only) {
+    if (ids->count > CHANNELS_MAX || bound.large_skip(data, 0, size, size) != size ||
         bound.frames_pass(data, 0, size, bound.small_frame_bytes) != size ||
         (transfers_only && !are_transfers((const uint8_t *)data, size)))
         return false;
+    delivery_ids_t ids_before = *ids;
     session_ids_t before[CHANNELS_MAX];
-    memcpy(before, sessions, channels * sizeof *sessions);
-    if (bound.delivery_ids_walk(sessions, channels, data, 0, size, frame_max) == size) return true;
-    memcpy(sessions, before, channels * sizeof *sessions);
+    memcpy(before, ids->sessions, ids->count * sizeof *before);
+    if (bound.delivery_ids_walk(ids, data, 0, size) == size) return true;
+    *ids = ids_before;
+    memcpy(ids->sessions, before, ids->count * sizeof *before);
     return false;
 }
 
@@ -120,18 +123,17 @@ static PyObject *deliveries_of(const run_t *run) {
 
 static PyObject *read_plain(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     (void)module;
-    if (count != 7 || !PyBytes_Check(arguments[5])) {
+    if (count != 5 || !PyBytes_Check(arguments[3])) {
         PyErr_SetString(PyExc_TypeError, "see exchange.py");
         return NULL;
     }
     void *transport = PyLong_AsVoidPtr(arguments[0]), *collector = PyLong_AsVoidPtr(arguments[1]);
-    session_ids_t *sessions = PyLong_AsVoidPtr(arguments[2]);
-    size_t channels = PyLong_AsSize_t(arguments[3]), frame_max = PyLong_AsSize_t(arguments[4]);
-    int transfers_only = PyObject_IsTrue(arguments[6]);
+    delivery_ids_t *ids = PyLong_AsVoidPtr(arguments[2]);
+    int transfers_only = PyObject_IsTrue(arguments[4]);
     if (PyErr_Occurred()) return NULL;
-    const char *data = PyBytes_AS_STRING(arguments[5]);
-    size_t size = (size_t)PyBytes_GET_SIZE(arguments[5]);
-    if (!is_plain(sessions, channels, data, size, frame_max, transfers_only)) Py_RETURN_NONE;
+    const char *data = PyBytes_AS_STRING(arguments[3]);
+    size_t size = (size_t)PyBytes_GET_SIZE(arguments[3]);
+    if (!is_plain(ids, data, size, transfers_only)) Py_RETURN_NONE;
     size_t pushed = bound.runs_push(transport, data, size);
     run_t run;
     bound.runs_take(collector, &run, bound.deliveries, bound.sizes, bound.count_max, bound.bytes,

@@ -16,7 +16,7 @@ from broker.message.batch_envelope import split
 from broker.message.stored import store, store_by_rules, store_run
 from broker.operations.receiving import Locked
 from protocol import codec
-from protocol._runs import ffi, lib
+from protocol._runs import lib
 from protocol.codec import DecodeError, decode, decode_all, encode
 from protocol.engine import Engine
 from protocol.events import (
@@ -43,6 +43,7 @@ from protocol.transactional_state import read_transactional_state, transactional
 from tests.fuzz.mutate import cuts
 from tests.fuzz.whole_broker import broker
 from tests.support import plain_frames, plain_sections
+from tests.support.delivery_numbers import native_ids
 from tests.support.large_frames import enlarged, pushed, restored, without_empty
 
 OUTPUT_BYTES_MAX = 8 * 1024 * 1024
@@ -299,25 +300,34 @@ def lenience(data: bytes, random: Random) -> None:
     """Corrections do not depend on where the stream was cut, and the C walk goes as far as its Python
     reference."""
     whole, parts = Lenience(15, 16_384), Lenience(15, 16_384)
-    given = b"".join(map(parts.incoming, cuts(data, random)))
-    assert given + parts._head == whole.incoming(data) + whole._head
+    given = b"".join(taken(parts, piece) for piece in cuts(data, random))
+    assert given + parts._head == taken(whole, data) + whole._head
     offset = 8 if data.startswith(b"AMQP") else 0
     while offset < len(data):
-        known, divided, number = (
+        session = plain_frames.SessionIds(
+            random.choice((0, 1, 3, 2**32 - 1)),
             random.random() < 0.5,
             random.random() < 0.1,
-            random.choice((0, 1, 3, 2**32 - 1)),
+            random.choice((None, 0, 3, 1_000, 2**32 - 1)),
+            random.choice((16, 4_096)),
         )
-        table, sessions = (
-            ffi.new("session_ids_t[]", [(number, known, divided)]),
-            [plain_frames.SessionIds(number, known, divided)],
-        )
-        reached = lib.delivery_ids_walk(table, 1, data, offset, len(data), 16_384)
-        assert reached == plain_frames.walk(sessions, data, offset, 16_384)
-        assert (table[0].next, table[0].known) == (sessions[0].next, sessions[0].known)
+        reference = plain_frames.DeliveryIds([session], 16_384, work=random.choice((0, 8_190)))
+        ids, table = native_ids(reference)
+        reached = lib.delivery_ids_walk(ids, data, offset, len(data))
+        assert reached == plain_frames.walk(reference, data, offset)
+        assert (table[0].next, table[0].known) == (session.next, session.known)
+        assert (ids.received, ids.named, ids.work) == (reference.received, reference.named, reference.work)
         if len(data) - reached < 8 or (size := int.from_bytes(data[reached : reached + 4], "big")) < 8:
             return
         offset = reached + size
+
+
+def taken(corrections: Lenience, data: bytes) -> bytes:
+    """Everything that becomes of the data."""
+    given = corrections.incoming(data)
+    while corrections.has_more:
+        given += corrections.incoming(b"")
+    return given
 
 
 def sasl(data: bytes, random: Random) -> None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 HEADER_BYTES, FLOW, TRANSFER, DISPOSITION = 8, 0x13, 0x14, 0x15
-RECEIVED = 0x23
+NONE, RECEIVED = 0, 0x23
 NULL, TRUE, FALSE = 0x40, 0x41, 0x42
 WIDE = 256
 """A disposition of more deliveries is not plain."""
 LIGHT = 128
 """Nor is a larger one than this, unless it names one delivery."""
+WORK_AT_ONCE, PLACES_PER_DELIVERY = 8_192, 1_024
 
 
 @dataclass
@@ -22,14 +23,29 @@ class SessionIds:
     next: int = 0
     known: bool = False
     divided: bool = False
+    sent: int | None = None
+    """The number of the next delivery that is sent; None if there is no session."""
+    places: int = 16
+    """How many there are for unsettled deliveries of each direction."""
 
 
-def walk(sessions: list[SessionIds], data: bytes, offset: int, frame_max: int) -> int:
+@dataclass
+class DeliveryIds:
+    """`delivery_ids_t`."""
+
+    sessions: list[SessionIds]
+    frame_max: int
+    received: int = 0
+    named: int = 0
+    work: int = 0
+
+
+def walk(ids: DeliveryIds, data: bytes, offset: int) -> int:
     """`delivery_ids_walk`."""
     while len(data) - offset >= HEADER_BYTES:
         size = int.from_bytes(data[offset : offset + 4], "big")
-        if not HEADER_BYTES <= size <= frame_max or not _is_plain(
-            sessions, data[offset : offset + size], size
+        if not HEADER_BYTES <= size <= ids.frame_max or not _is_plain(
+            ids, data[offset : offset + size], size
         ):
             break
         offset += size
@@ -50,7 +66,7 @@ def passed(data: bytes, offset: int, small: int) -> int:
     return offset
 
 
-def _is_plain(sessions: list[SessionIds], frame: bytes, size: int) -> bool:
+def _is_plain(ids: DeliveryIds, frame: bytes, size: int) -> bool:
     """Whether a frame is plain; `frame` is the part that has arrived."""
     body, channel = frame[4 * frame[4] :], int.from_bytes(frame[6:8], "big")
     if frame[4] < 2 or 4 * frame[4] > len(frame) or frame[5] != 0:
@@ -61,15 +77,18 @@ def _is_plain(sessions: list[SessionIds], frame: bytes, size: int) -> bool:
         return False
     if body[2] == FLOW:
         return True
+    if channel >= len(ids.sessions):
+        return False
+    session = ids.sessions[channel]
     if body[2] == DISPOSITION:
-        return _names_one(body[3:]) if size > LIGHT else _is_narrow(body[3:])
-    if body[2] != TRANSFER or channel >= len(sessions) or sessions[channel].divided:
+        return _pass_disposition(ids, session, body[3:], size > LIGHT)
+    if body[2] != TRANSFER or session.divided:
         return False
     number = _number_of_whole_delivery(body[3:])
-    session = sessions[channel]
     if number is None or (session.known and number != session.next):
         return False
     session.known, session.next = True, (number + 1) % 2**32
+    ids.received += 1
     return True
 
 
@@ -82,23 +101,34 @@ def _disposition(listed: bytes) -> tuple[int, Fields | None]:
     return 0, None
 
 
-def _is_narrow(listed: bytes) -> bool:
-    """Whether a disposition names few deliveries and says something of them."""
+def _pass_disposition(ids: DeliveryIds, session: SessionIds, listed: bytes, is_heavy: bool) -> bool:
+    """Whether a disposition names few deliveries, which exist, and says something of them. Counts it then."""
     count, fields = _disposition(listed)
-    if fields is None:
+    if fields is None or count < 2 or session.sent is None:
         return False
-    if count < 3:
-        return True
     try:
         is_receiver = fields.take(TRUE)
         if not is_receiver and not fields.take(NULL, FALSE):
             return False
-        first, last = fields.uint(), fields.uint()
+        first = fields.uint()
+        last = first if count < 3 or fields.take(NULL) else fields.uint()
     except (IndexError, ValueError):
         return False
-    if is_receiver and first != last and not _says_something(fields, count - 3):
+    if not is_receiver and not session.known:
         return False
-    return not WIDE <= (last - first) % 2**32 < 2**31
+    end = session.sent if is_receiver else session.next
+    if any(not 1 <= (end - number) % 2**32 < 2**31 for number in (first, last)):
+        return False
+    named = 0
+    if first != last:
+        named = (last - first) % 2**32 + 1
+        if is_heavy or named > WIDE or (is_receiver and not _says_something(fields, count - 3)):
+            return False
+    work = ids.work + named + session.places // PLACES_PER_DELIVERY
+    if work > WORK_AT_ONCE:
+        return False
+    ids.work, ids.named = work, ids.named + named
+    return True
 
 
 def _says_something(fields: Fields, count: int) -> bool:
@@ -108,24 +138,8 @@ def _says_something(fields: Fields, count: int) -> bool:
             return count > 0
         if not fields.take(NULL, FALSE) or count < 2:
             return False
-        return fields.take(0) and fields.take(0x53) and not fields.take(RECEIVED)
+        return fields.take(0) and fields.take(0x53) and not fields.take(NONE, RECEIVED)
     except IndexError:
-        return False
-
-
-def _names_one(listed: bytes) -> bool:
-    """Whether a disposition names one delivery, as far as this can be told."""
-    count, fields = _disposition(listed)
-    if fields is None:
-        return False
-    if count < 3:
-        return True
-    try:
-        if not fields.take(NULL, TRUE, FALSE):
-            return False
-        first = fields.uint()
-        return fields.take(NULL) or fields.uint() == first
-    except (IndexError, ValueError):
         return False
 
 

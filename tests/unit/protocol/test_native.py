@@ -20,7 +20,7 @@ FLAGS = [
 ]
 
 
-@pytest.mark.parametrize("source", ["delivery_ids.c", "runs.c", "large_payloads.c"])
+@pytest.mark.parametrize("source", ["delivery_ids.c", "sessions.c", "runs.c", "large_payloads.c"])
 def test_the_compiler_has_nothing_to_say(source: str) -> None:
     checked = subprocess.run(
         ["gcc", *FLAGS, str(NATIVE / source)], capture_output=True, text=True, check=False

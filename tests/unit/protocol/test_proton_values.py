@@ -114,6 +114,7 @@ FUNCTIONS = {
     "pn_link_unsettled": "int(pn_link_t *)",
     "pn_sender": "pn_link_t *(pn_session_t *, char *)",
     "pn_session": "pn_session_t *(pn_connection_t *)",
+    "pn_session_attachments": "pn_record_t *(pn_session_t *)",
     "pn_session_close": "void(pn_session_t *)",
     "pn_session_free": "void(pn_session_t *)",
     "pn_session_open": "void(pn_session_t *)",
