@@ -201,7 +201,7 @@ class OutgoingLink:
         if groups and event.transaction is not None:
             tokens = [token for _, group in groups.values() for token in group]
             known = [delivery for group, _ in groups.values() for delivery in group]
-            self._settle_in_transaction(event.transaction, tokens, [] if event.settled else known)
+            self._settle_in_transaction(event, event.transaction, tokens, [] if event.settled else known)
         elif groups:
             self._settle(groups, event)
         if before >= self._unsettled_max:
@@ -232,14 +232,18 @@ class OutgoingLink:
                 self._connection.took_changes(event.bytes)
 
     def _settle_in_transaction(
-        self, state: TransactionalState, tokens: Sequence[LockToken], deliveries: Sequence[Delivery]
+        self,
+        event: DeliveriesUpdated,
+        state: TransactionalState,
+        tokens: Sequence[LockToken],
+        deliveries: Sequence[Delivery],
     ) -> None:
         """Add a settlement to a transaction (§4.4.3), and answer with the client's own state: the outcome
         takes effect with the commit. If it is refused, the messages stay locked."""
         try:
             transaction = self._connection.transactions.find(state.txn_id)
             try:
-                settlement = _settlement(state)
+                settlement = _settlement_of(event)
             except Refused as why:
                 transaction.fail(why)
                 raise
@@ -320,12 +324,17 @@ def _nothing_to_give() -> None:
 
 def _settlement_of(event: DeliveriesUpdated) -> Settlement:
     """Like `_settlement`, but once for all events about one disposition: its properties are decoded and
-    encoded once, and all of its messages share them. Raises Refused."""
-    shared = event.shared
+    encoded once, and all of its messages share them, or are refused. Raises Refused."""
+    state, shared = event if event.transaction is None else event.transaction, event.shared
     if shared is None:
-        return _settlement(event)
-    if not isinstance(shared.made, Settlement):
-        shared.made = _settlement(event)
+        return _settlement(state)
+    if not isinstance(shared.made, Settlement | Refused):
+        try:
+            shared.made = _settlement(state)
+        except Refused as why:
+            shared.made = why
+    if isinstance(shared.made, Refused):
+        raise shared.made.with_traceback(None)  # each raise would add to the traceback
     return shared.made
 
 
