@@ -60,7 +60,8 @@ from broker.throttle.resources import ResourceMeter, ResourceThrottle
 from storage.catalogue import Catalogue
 from storage.disk import Disk, LocalDisk
 from storage.file_store import LOST, FolderState
-from storage.folders import CATALOGUE_DIRECTORY, Folder, arrange, check_identity, home_of
+from storage.folder_identity import check_identity
+from storage.folders import CATALOGUE_DIRECTORY, Folder, arrange, home_of
 from storage.index_witness import Witness
 from storage.partition_index import PartitionIndex
 

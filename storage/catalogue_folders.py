@@ -11,7 +11,7 @@ import structlog
 from storage.disk import Disk
 from storage.document_file import COPY_DELETED_SUFFIX, COPY_SUFFIX
 from storage.errors import DiskFailed
-from storage.folders import check_identity
+from storage.folder_identity import check_identity
 
 _log = structlog.get_logger("catalogue")
 

@@ -33,7 +33,8 @@ from storage.end_record import INTERVAL_MS, EndRecord
 from storage.errors import DiskFailed, DiskHangs, StorageError, UnknownFormat
 from storage.extent import EXTENT_SUFFIX
 from storage.file_log import FileLog
-from storage.folders import LOCK_NAME, check_identity
+from storage.folder_identity import check_identity
+from storage.folders import LOCK_NAME
 from storage.full_disk import Reserves
 from storage.log import RoomLock
 from storage.open_files import OpenFiles

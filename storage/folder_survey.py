@@ -1,5 +1,5 @@
 """Which data folders of a broker are there, damaged or missing, for repairs. Reads only, apart from
-`write_identity`.
+`write_identity` and `replace_folder`.
 
 `folders.py` arranges the folders for a broker and refuses what it cannot be sure about. A survey takes what
 there is.
@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from storage.disk import Disk
-from storage.folders import (
+from storage.folder_identity import (
     DamagedIdentity,
+    GivenUp,
     Identity,
     WrongFolders,
+    latest,
     read_identity,
     write_identity_file,
 )
@@ -36,6 +38,8 @@ class FolderSurvey:
     """The named folders whose identity is damaged or cannot be read."""
     blank: list[Path] = field(default_factory=list)
     """The named folders without an identity."""
+    given_up: tuple[GivenUp, ...] = ()
+    """The folders that were given up."""
 
     def missing(self) -> dict[int, Path]:
         """The recorded paths of the folders that were not found, by number."""
@@ -70,17 +74,40 @@ def survey_folders(disk: Disk, paths: Sequence[Path]) -> FolderSurvey:
         raise WrongFolders(
             f"these data folders belong to different brokers: {', '.join(map(str, identities))}"
         )
-    latest = max(identities.values(), key=lambda each: len(each.folders), default=None)
-    if latest is not None:
-        found.set, found.folders = latest.set, latest.folders
-        numbers = {id_: number for number, (id_, _) in enumerate(latest.folders)}
+    if identities:
+        known = latest(identities.values())
+        known.refuse_given_up(identities)
+        found.set = next(iter(identities.values())).set
+        found.folders, found.given_up = known
+        numbers = {id_: number for number, (id_, _) in enumerate(known.folders)}
         found.named = {numbers[identity.id]: path for path, identity in sorted(identities.items())}
     return found
 
 
 def write_identity(disk: Disk, path: Path, folders: FolderSurvey, number: int) -> None:
     """Make the folder at `path` the one of this number, durably. Raises StorageError, OSError."""
-    entries = tuple(
-        (id_, path if each == number else recorded) for each, (id_, recorded) in enumerate(folders.folders)
-    )
-    write_identity_file(disk, path, Identity(folders.set, entries[number][0], entries))
+    entries = _with_place(folders, number, folders.folders[number][0], path)
+    write_identity_file(disk, path, Identity(folders.set, entries[number][0], entries, folders.given_up))
+
+
+def replace_folder(disk: Disk, folders: FolderSurvey, number: int, new_id: str, path: Path) -> None:
+    """Give up the folder of this number: the complete folder at `path` takes its place, with the identifier
+    `new_id`. Raises StorageError, OSError; calling it again with the same identifier finishes it.
+
+    The named folders come first. As soon as one of them is written, a broker refuses the old folder; and
+    until the last one is, it does not use the new one.
+    """
+    old_id, recorded = folders.folders[number]
+    given_up = folders.given_up
+    if old_id != new_id:
+        given_up += (GivenUp(old_id, recorded, number),)
+    entries = _with_place(folders, number, new_id, path)
+    for each, place in folders.named.items():
+        write_identity_file(disk, place, Identity(folders.set, entries[each][0], entries, given_up))
+    write_identity_file(disk, path, Identity(folders.set, new_id, entries, given_up))
+
+
+def _with_place(folders: FolderSurvey, number: int, id_: str, path: Path) -> tuple[tuple[str, Path], ...]:
+    entries = list(folders.folders)
+    entries[number] = (id_, path.absolute())
+    return tuple(entries)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
-from concurrent.futures import Executor
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Executor, Future, wait
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+K = TypeVar("K")
 
 OwnerFailed = Callable[[str, BaseException], None]
 """Called with the name of a background task that has died, and its error. Its owner no longer works."""
@@ -96,6 +98,33 @@ async def within(limit_s: float, work: Coroutine[Any, Any, T]) -> T:
     if not (await asyncio.wait([task], timeout=limit_s))[0]:
         raise TimeoutError(f"no answer within {limit_s:g} s")
     return task.result()
+
+
+def ask_each(
+    things: Iterable[K], ask: Callable[[K], T], timeout_s: float, name: str
+) -> dict[K, T | BaseException]:
+    """What `ask` says of each thing, or the error that it has raised; TimeoutError for those that take too
+    long. Blocks.
+
+    All are asked at once, each in a thread that ends with the process even if the disk never answers.
+    """
+    asked: dict[K, Future[T]] = {thing: Future() for thing in things}
+
+    def answer(thing: K, future: Future[T]) -> None:
+        try:
+            future.set_result(ask(thing))
+        except BaseException as error:  # the caller decides what it means
+            future.set_exception(error)
+
+    for thing, future in asked.items():
+        threading.Thread(target=answer, args=(thing, future), name=f"{name} {thing}", daemon=True).start()
+    wait(asked.values(), timeout=timeout_s)
+    return {
+        thing: (future.exception() or future.result())
+        if future.done()
+        else TimeoutError(f"no answer within {timeout_s:g} s")
+        for thing, future in asked.items()
+    }
 
 
 def mark_retrieved(future: asyncio.Future[Any]) -> None:

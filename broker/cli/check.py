@@ -21,7 +21,7 @@ from broker.maintenance.check import NoDataFolder, Report, check_folders
 from broker.settings.setting_types import variable_of
 from broker.settings.settings import WrongSettings, load_settings, unknown_variables
 from storage.check import Progress
-from storage.folders import WrongFolders
+from storage.folder_identity import WrongFolders
 from storage.survey import Severity
 
 CHECK_EPILOG = """

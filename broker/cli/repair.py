@@ -21,7 +21,7 @@ from broker.settings.logs import configure_logging
 from broker.settings.settings import WrongSettings
 from storage.check import Progress
 from storage.errors import StorageError
-from storage.folders import FILE_NAME
+from storage.folder_identity import FILE_NAME
 from storage.storage_version import FILE_NAME as VERSION_FILE
 from storage.survey import Severity
 

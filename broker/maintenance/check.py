@@ -26,7 +26,8 @@ from storage.disk import Disk, LocalDisk, read_file
 from storage.document_file import file_name_of
 from storage.errors import UnknownFormat
 from storage.file_store import LOGS_DIRECTORY
-from storage.folders import FILE_NAME, DamagedIdentity, WrongFolders, check_together, read_identity, unnamed
+from storage.folder_identity import FILE_NAME, DamagedIdentity, WrongFolders, read_identity
+from storage.folders import check_together, unnamed
 from storage.log import Frame
 from storage.storage_version import FILE_NAME as VERSION_FILE
 from storage.storage_version import check_version, what_is_wrong

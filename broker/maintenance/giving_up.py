@@ -4,14 +4,19 @@ broker uses the others.
 The broker never does this by itself: a lost folder may be a disk that is not mounted. The plan lists every
 partition that may have lost messages, and how many, as far as the index of partitions knows.
 
-The new folder gets the identity of the lost one. It also gets a log for each partition that may have been
-used, so that no sequence number comes back: nobody knows which ones the lost logs have used, so the new logs
-begin far above them (`first_number`).
+The new folder gets the number of the lost one and an identifier of its own, which all other folders record,
+so that a broker refuses the lost folder if it turns up again. It also gets a log for each partition that may
+have been used, so that no sequence number comes back: nobody knows which ones the lost logs have used, so the
+new logs begin far above them (`first_number`).
 
-    <new folder>/giving-up      while the folder is being made; an interrupted attempt is begun anew
-    <new folder>/damaged/given-up-<number>.json
-                                what was given up
-    <new folder>/folder         the identity; written last, so that no broker uses half a folder
+    1  <new folder>/giving-up      the new identifier, while the folder is being made
+    2  <new folder>/logs, and <new folder>/damaged/given-up-<number>.json: what was given up
+    3  <other folders>/folder      the new identifier in the place of the lost folder's
+    4  <new folder>/folder         its identity, so no broker uses half a folder
+    5  <new folder>/giving-up      removed, by the next start at the latest
+
+Each step is durable before the next one begins. An attempt that was interrupted before step 3 is begun anew,
+and one that was interrupted later is finished.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,15 +40,14 @@ from broker.partition import records
 from broker.partition.records import Counters
 from broker.partition.summary import is_readable, survey
 from storage.check import CATALOGUE_DIRECTORY, Progress, check_documents
-from storage.disk import Disk, LocalDisk, close_quietly, make_directories, make_root, publish
+from storage.disk import Disk, LocalDisk, close_quietly, make_directories, make_root, publish, read_file
 from storage.file_store import LOGS_DIRECTORY, FileLogStore
-from storage.folder_survey import FolderSurvey, survey_folders, write_identity
-from storage.folders import FILE_NAME, WrongFolders
+from storage.folder_identity import FILE_NAME, UNFINISHED_NAME, WrongFolders
+from storage.folder_survey import FolderSurvey, replace_folder, survey_folders
 from storage.partition_index import PartitionIndex
 from storage.spread_store import place
 from storage.survey import Severity
 
-MARK_NAME = "giving-up"
 REPORT_DIRECTORY = "damaged"
 NUMBERS_PER_SECOND = 1 << 15
 """More sequence numbers than a partition uses in a second, on average. A new log begins with as many as the
@@ -103,7 +108,7 @@ class GivenUp:
         return sum(each.messages is None for each in self.partitions)
 
     def as_json(self) -> dict[str, Any]:
-        """The plan for programs; see docs/operations.md."""
+        """The plan for programs, and the report; see docs/operations.md."""
         return {
             "given_up": str(self.lost),
             "number": self.number,
@@ -140,6 +145,8 @@ class GivingUp:
         """Say what is lost. Changes nothing. Raises CannotGiveUp, OSError."""
         folders = self._folders
         assert folders is not None, "it is open"
+        if (carried_out := self._carried_out(folders)) is not None:
+            return carried_out
         number = self._number(folders)
         plan = GivenUp(self._lost, number, self._place(folders))
         described = self._descriptions(folders)
@@ -158,6 +165,25 @@ class GivingUp:
                     plan.partitions.append(lost)
         return plan
 
+    def _carried_out(self, folders: FolderSurvey) -> GivenUp | None:
+        """What an earlier attempt has given up that got as far as the new folder's identity; None if none
+        has. If the new folder has the path of the lost one, that is known until the mark is removed."""
+        lost = self._lost.absolute()
+        was = {each.number for each in folders.given_up if each.path.absolute() == lost}
+        for number in was & folders.named.keys():
+            place = folders.named[number]
+            if place.absolute() != lost or UNFINISHED_NAME in self._disk.names(place):
+                partitions = self._reported(place, number)
+                return GivenUp(self._lost, number, place, partitions, done=True)
+        return None
+
+    def _reported(self, place: Path, number: int) -> list[LostPartition]:
+        try:
+            report = json.loads(read_file(self._disk, place / REPORT_DIRECTORY / _report_name(number)))
+            return [LostPartition(**each) for each in report["partitions"]]
+        except (OSError, ValueError, KeyError, TypeError):
+            return []  # nothing but this command reads it, and it may have been removed
+
     def _number(self, folders: FolderSurvey) -> int:
         if len(folders.folders) < 2:
             raise CannotGiveUp(
@@ -173,13 +199,33 @@ class GivingUp:
         if lost in (path.absolute() for path in folders.named.values()) or folders.is_there(self._disk, lost):
             raise CannotGiveUp(f"{self._lost} is there: it is a data folder of this broker. Nothing is lost.")
         for number, path in missing.items():
-            if path.absolute() == lost:
+            if path.absolute() == lost or self._is_begun(folders, number, lost):
+                self._refuse_others_there(folders, number)
                 return number
         names = ", ".join(map(str, missing.values())) or "none"
         raise CannotGiveUp(
             f"{self._lost} is not a data folder that this broker misses. Give its path as the broker knew "
             f"it. Missing: {names}"
         )
+
+    def _is_begun(self, folders: FolderSurvey, number: int, lost: Path) -> bool:
+        """Whether an earlier attempt to give up this folder has begun to record the new identifier."""
+        was = [each for each in folders.given_up if each.number == number]
+        return any(each.path.absolute() == lost for each in was) and any(
+            self._mark(path) == folders.folders[number][0] for path in folders.blank
+        )
+
+    def _refuse_others_there(self, folders: FolderSurvey, lost: int) -> None:
+        """All other folders must record the new identifier, or one that is named later would not know it."""
+        for number, path in folders.missing().items():
+            if number != lost and folders.is_there(self._disk, path):
+                raise CannotGiveUp(f"{path} is a data folder of this broker, too: name it with --data-dir.")
+
+    def _mark(self, path: Path) -> str:
+        """The identifier that an unfinished folder gets; empty if there is none."""
+        if UNFINISHED_NAME not in self._disk.names(path):
+            return ""
+        return read_file(self._disk, path / UNFINISHED_NAME).decode(errors="replace").strip()
 
     def _place(self, folders: FolderSurvey) -> Path:
         free = [path for path in folders.blank if not self._has_foreign_data(path)]
@@ -195,7 +241,7 @@ class GivingUp:
 
     def _has_foreign_data(self, path: Path) -> bool:
         names = set(self._disk.names(path))
-        return MARK_NAME not in names and bool({LOGS_DIRECTORY, CATALOGUE_DIRECTORY} & names)
+        return UNFINISHED_NAME not in names and bool({LOGS_DIRECTORY, CATALOGUE_DIRECTORY} & names)
 
     def _descriptions(self, folders: FolderSurvey) -> Mapping[str, EntityDescription]:
         roots = list(folders.named.values())
@@ -229,22 +275,31 @@ class GivingUp:
     # --- carrying it out ------------------------------------------------------------------------------------
 
     def carry_out(self, plan: GivenUp) -> None:
-        """Carry out the plan. Raises StorageError or OSError; then nothing has been given up, and the next
-        attempt begins anew."""
+        """Carry out the plan. Raises StorageError or OSError; the next attempt goes on."""
         disk, root, folders = self._disk, plan.place, self._folders
         assert folders is not None, "it is open"
+        if not plan.done:
+            new_id = self._mark(root)
+            if new_id != folders.folders[plan.number][0]:  # otherwise all is there but the identities
+                new_id = uuid.uuid4().hex
+                self._fill(plan, new_id)
+            replace_folder(disk, folders, plan.number, new_id, root)
+            plan.done = True
+        if UNFINISHED_NAME in disk.names(root):
+            disk.remove(root / UNFINISHED_NAME)
+            disk.sync_directory(root)
+
+    def _fill(self, plan: GivenUp, new_id: str) -> None:
+        """Make everything in the new folder but its identity."""
+        disk, root = self._disk, plan.place
         make_root(disk, root)
-        close_quietly(disk, publish(disk, root / MARK_NAME, [b"unfinished\n"]))
+        close_quietly(disk, publish(disk, root / UNFINISHED_NAME, [f"{new_id}\n".encode()]))
         for name in (LOGS_DIRECTORY, CATALOGUE_DIRECTORY):  # what an earlier attempt has left
             disk.remove_tree(root / name)
         asyncio.run(self._write_logs(root, plan.used))
-        plan.done = True
         make_directories(disk, root, [REPORT_DIRECTORY])
-        report = json.dumps(plan.as_json(), indent=1).encode()
-        close_quietly(disk, publish(disk, root / REPORT_DIRECTORY / f"given-up-{plan.number}.json", [report]))
-        write_identity(disk, root, folders, plan.number)
-        disk.remove(root / MARK_NAME)
-        disk.sync_directory(root)
+        report = json.dumps(plan.as_json() | {"done": True}, indent=1).encode()
+        close_quietly(disk, publish(disk, root / REPORT_DIRECTORY / _report_name(plan.number), [report]))
 
     async def _write_logs(self, root: Path, used: Sequence[tuple[str, int]]) -> None:
         store = FileLogStore(root, self._disk, fsync="never", reserve_bytes=0)
@@ -260,6 +315,10 @@ class GivingUp:
                 await log.close()
         finally:
             await store.close()
+
+
+def _report_name(number: int) -> str:
+    return f"given-up-{number}.json"
 
 
 def first_number(partition: int, now_ms: int) -> int:

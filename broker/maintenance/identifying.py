@@ -18,12 +18,18 @@ from typing import NamedTuple
 
 from broker.entities.descriptions import EntityDescription
 from broker.entities.first_namespace import FIRST_NAMESPACE
-from broker.maintenance.giving_up import MARK_NAME
 from storage.check import CATALOGUE_DIRECTORY, log_folders
 from storage.disk import Disk
 from storage.document_file import DELETED, LIVE, file_name_of
+from storage.folder_identity import (
+    UNFINISHED_NAME,
+    DamagedIdentity,
+    Identity,
+    latest,
+    read_identity,
+)
 from storage.folder_survey import FolderSurvey
-from storage.folders import DamagedIdentity, Identity, has_data, read_identity
+from storage.folders import has_data
 from storage.spread_store import place
 
 
@@ -62,12 +68,12 @@ def without_identity(disk: Disk, roots: Sequence[Path]) -> list[Path]:
             identity = read_identity(disk, root)
             if identity is not None:
                 identities[root] = identity
-            elif has_data(disk, root) and MARK_NAME not in disk.names(root):
+            elif has_data(disk, root) and UNFINISHED_NAME not in disk.names(root):
                 bare.append(root)
     if not bare or len({each.set for each in identities.values()}) != 1:
         return []
     known = {stem for root in identities for stem in _documents(disk, root)}
-    listed = dict(max(identities.values(), key=lambda each: len(each.folders)).folders)
+    listed = dict(latest(identities.values()).folders)
     for identity in identities.values():
         listed.pop(identity.id, None)
     places = {path.absolute() for path in listed.values()}

@@ -57,8 +57,8 @@ from storage.document_file import merge_files
 from storage.errors import StorageError
 from storage.extent import EXTENT_SUFFIX
 from storage.file_store import EXTENTS_DIRECTORIES, LOGS_DIRECTORY, FileLogStore
+from storage.folder_identity import FILE_NAME
 from storage.folder_survey import FolderSurvey, survey_folders, write_identity
-from storage.folders import FILE_NAME
 from storage.index_witness import WITNESS_NAME
 from storage.log import Frame
 from storage.partition_index import COPY_NAME, INDEX_NAME

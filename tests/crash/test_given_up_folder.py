@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
+import time
+from contextlib import suppress
 from hashlib import blake2b
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -16,7 +20,10 @@ from broker.maintenance.locking import InUse
 from broker.maintenance.repair import Repair
 from broker.server import Broker
 from broker.settings.settings import load_settings
-from storage.folders import FILE_NAME, WrongFolders
+from storage.disk import LocalDisk
+from storage.errors import StorageError
+from storage.folder_identity import FILE_NAME, UNFINISHED_NAME, GivenUpFolder, WrongFolders
+from storage.folders import arrange
 from storage.survey import Severity
 from tests.crash.clients import Place, drain
 from tests.crash.ledger import QueueLedger, name_of
@@ -102,12 +109,14 @@ def test_an_interrupted_attempt_is_begun_anew_and_no_broker_uses_half_a_folder(t
     with broker_on(tmp_path) as broker, client_of(broker.addresses) as client:
         assert send_to_each(client) == [None] * PARTITIONS
     shutil.rmtree(tmp_path / "second")
+    before = (tmp_path / "first" / FILE_NAME).read_bytes()
     given_up(tmp_path, "second", "first", "third", carry_out=True)
     third = tmp_path / "third"
-    (third / FILE_NAME).unlink()  # the last step
-    (third / "giving-up").touch()
+    (third / FILE_NAME).unlink()
+    (tmp_path / "first" / FILE_NAME).write_bytes(before)  # the last steps
+    (third / "giving-up").write_bytes(b"f" * 32 + b"\n")
     (third / "logs" / "left over").mkdir()
-    with pytest.raises(WrongFolders, match="another broker"):
+    with pytest.raises(WrongFolders, match="was interrupted"):
         Broker(load_settings(data_dir=tmp_path / "first", more_data_dirs=(third,)))
     given_up(tmp_path, "second", "first", "third", carry_out=True)
     assert not (third / "giving-up").exists() and not (third / "logs" / "left over").exists()
@@ -162,6 +171,149 @@ def test_the_command_says_what_is_lost_and_gives_up_with_yes_only(tmp_path: Path
     assert done.exit_code == 2 and "is there" in done.stderr
     with broker_on(tmp_path) as broker:
         assert folder_states(broker) == ["ok", "ok"]
+
+
+# --- the lost folder turns up again -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_folder_that_was_given_up_is_never_served_again(lost: int, tmp_path: Path) -> None:
+    """Symptom: named in the place of the new folder, it was served: 12 of 48 messages were missing, and 12
+    old ones were back."""
+    left = BOTH[1 - lost]
+    with broker_on(tmp_path) as broker, client_of(broker.addresses) as client:
+        assert send_to_each(client) == [None] * PARTITIONS
+        gone = numbers_in(broker, lost)
+    kept = {name_of("sender", "", number) for number in range(PARTITIONS) if number not in gone}
+    (tmp_path / BOTH[lost]).rename(tmp_path / "away")
+    given_up(tmp_path, BOTH[lost], left, "third", carry_out=True)
+    with broker_on(tmp_path, names=(left, "third")) as broker, client_of(broker.addresses) as later:
+        later._number = 1_000
+        assert send_to_each(later) == [None] * PARTITIONS
+    before = fingerprint(tmp_path)
+    for back in ("away", BOTH[lost]):
+        if back != "away":
+            (tmp_path / "away").rename(tmp_path / back)
+            before = fingerprint(tmp_path)
+        refused: tuple[tuple[str, ...], ...] = (
+            (left, back),
+            (back, left),
+            (left, "third", back),
+            (back, "third"),
+        )
+        for names in refused:
+            first, *more = (tmp_path / name for name in names)
+            expected = rf"{back} is data folder {lost} .* given up .*{tmp_path / 'third'}"
+            with pytest.raises(GivenUpFolder, match=expected):
+                Broker(load_settings(data_dir=first, more_data_dirs=tuple(more)))
+            named = [part for name in names for part in ("--data-dir", str(tmp_path / name))]
+            for command in ("check", "repair"):
+                done = check(command, *named)
+                assert done.exit_code == 2 and "given up" in done.stderr, done.output
+    with pytest.raises(GivenUpFolder, match="given up"):  # the others are where they were
+        Broker(load_settings(data_dir=tmp_path / BOTH[lost]))
+    assert fingerprint(tmp_path) == before
+    with broker_on(tmp_path, names=(left, "third")) as broker:
+        assert folder_states(broker) == ["ok", "ok"]
+        client.ledger.acknowledged &= kept
+        client.ledger.sending(list(later.ledger.attempted))
+        client.ledger.sent(list(later.ledger.acknowledged))
+        check_nothing_lost(broker.addresses, client.ledger)
+
+
+class StopsAfter(LocalDisk):
+    """A disk on which nothing changes any more after some changes, as if the process had been killed. What
+    happens below `logs` and `catalogue` of a folder counts only as far as names of entities."""
+
+    def __init__(self, changes: int) -> None:
+        super().__init__()
+        self._left = changes
+        self.has_stopped = False
+
+    def _change(self, path: Path) -> None:
+        inside = [name for name in ("logs", "catalogue") if name in path.parts[:-2]]
+        self._left -= not inside
+        if self._left < 0:
+            self.has_stopped = True
+            raise OSError(errno.EIO, "killed")
+
+    def create(self, path: Path) -> int:
+        self._change(path)
+        return super().create(path)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._change(target)
+        super().rename(source, target)
+
+    def remove(self, path: Path) -> None:
+        self._change(path)
+        super().remove(path)
+
+    def make_directory(self, path: Path) -> None:
+        self._change(path)
+        super().make_directory(path)
+
+
+@pytest.mark.parametrize("place_name", ["third", "second"])
+def test_giving_up_can_be_killed_anywhere_and_run_again(
+    place_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with broker_on(tmp_path) as broker, client_of(broker.addresses) as client:
+        for folder in range(2):
+            assert client.send(min(numbers_in(broker, folder))) is None
+    first, lost, place, away = (tmp_path / name for name in ("first", "second", place_name, "away"))
+    lost.rename(away)
+    monkeypatch.setattr(time, "sleep", lambda _: None)  # a check looks again after a while
+    before = (first / FILE_NAME).read_bytes()
+    recorded, states = [False], set[str]()
+    for changes, starts in ((number // 2, bool(number % 2)) for number in count()):
+        (first / FILE_NAME).write_bytes(before)
+        shutil.rmtree(place, ignore_errors=True)
+        disk = StopsAfter(changes)
+        work = GivingUp([first, place], lost, disk)
+        work.open()
+        with suppress(OSError, StorageError):
+            work.carry_out(work.plan())
+        work.close()
+        recorded.append((first / FILE_NAME).read_bytes() != before)
+        check_is_refused(away, first, is_given_up=recorded[-1])
+        if starts:
+            states.add(state_at_start(first, place))
+        if not disk.has_stopped:
+            break
+        if place == lost and (place / FILE_NAME).exists() and not (place / UNFINISHED_NAME).exists():
+            with pytest.raises(CannotGiveUp, match="is there"):  # the start has finished it
+                given_up(tmp_path, lost.name, "first", place_name)
+        else:
+            given_up(tmp_path, lost.name, "first", place_name, carry_out=True)
+        assert state_at_start(first, place) == "used" and not (place / UNFINISHED_NAME).exists()
+        check_is_refused(away, first, is_given_up=True)
+        check_is_refused(away, first, place, is_given_up=True)
+        assert {each.severity for each in check_folders([first, place]).findings} <= {Severity.SPARE}
+        assert len(list(place.glob("logs/*/*/*.segment"))) == 1
+    assert changes > 10 and recorded == sorted(recorded) and recorded.count(True) > 6
+    assert states == {"missing", "used"} | ({"refused"} if place != lost else set()), "a listed path is known"
+
+
+def check_is_refused(away: Path, *left: Path, is_given_up: bool) -> None:
+    """The old folder is refused from the moment on in which another one records that it was given up."""
+    for named in ([away, *left], [*left, away]):
+        if is_given_up:
+            with pytest.raises(GivenUpFolder):
+                arrange(LocalDisk(), named)
+        else:
+            before = (left[0] / FILE_NAME).read_bytes()
+            assert not any(folder.is_missing for folder in arrange(LocalDisk(), named))
+            (left[0] / FILE_NAME).write_bytes(before)  # without the place where the old folder is now
+
+
+def state_at_start(first: Path, place: Path) -> str:
+    """What a broker that starts now makes of the new folder."""
+    try:
+        [_, second] = arrange(LocalDisk(), [first, place])
+    except WrongFolders:
+        return "refused"
+    return "missing" if second.is_missing else "used"
 
 
 # --- a damaged file `folder` --------------------------------------------------------------------------------

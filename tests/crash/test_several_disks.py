@@ -17,7 +17,7 @@ from broker.server import Broker
 from broker.settings.settings import load_settings
 from storage.disk import Disk, LocalDisk
 from storage.errors import DiskFailed, StorageError
-from storage.folders import WrongFolders
+from storage.folder_identity import WrongFolders
 from storage.spread_store import place
 from tests.crash.test_broker_disk_faults import (
     PARTITIONS,

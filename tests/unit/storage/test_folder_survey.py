@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from storage.disk import LocalDisk
-from storage.folder_survey import survey_folders, write_identity
-from storage.folders import FILE_NAME, WrongFolders, arrange
+from storage.folder_identity import FILE_NAME, GivenUpFolder, WrongFolders
+from storage.folder_survey import replace_folder, survey_folders, write_identity
+from storage.folders import arrange
 from tests.support.logs import flip
 
 
@@ -31,3 +32,18 @@ def test_folders_of_two_brokers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(WrongFolders, match="different brokers"):
         survey_folders(disk, [tmp_path / "a", tmp_path / "d"])
     assert not survey_folders(disk, [tmp_path / "e"]).folders
+
+
+def test_a_folder_is_replaced_in_the_files_of_all_others_and_twice_does_no_harm(tmp_path: Path) -> None:
+    disk, (a, b, c, d) = LocalDisk(), [tmp_path / name for name in "abcd"]
+    known = arrange(disk, [a, b, c])
+    d.mkdir()
+    for _ in range(2):
+        replace_folder(disk, survey_folders(disk, [a, b]), 2, "e" * 32, d)
+        found = survey_folders(disk, [a, b, d])
+        assert found.named == {0: a, 1: b, 2: d} and not found.missing()
+        assert found.given_up == ((known[2].id, c, 2),)
+        assert [found.folders[number][0] for number in range(3)] == [known[0].id, known[1].id, "e" * 32]
+        (d / FILE_NAME).unlink()
+    with pytest.raises(GivenUpFolder, match="data folder 2"):
+        survey_folders(disk, [a, c])

@@ -10,13 +10,15 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from storage.disk import close_quietly, publish, read_file
+from storage.disk import close_quietly, make_root, publish, read_file
 from storage.errors import DiskFailed, DiskHangs
-from storage.folders import FILE_NAME, Folder, WrongFolders, arrange, check_identity
+from storage.folder_identity import FILE_NAME, UNFINISHED_NAME, GivenUpFolder, WrongFolders, check_identity
+from storage.folder_survey import replace_folder, survey_folders
+from storage.folders import Folder, arrange
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.recording_disk import RecordingDisk
 
-A, B, C, D = Path("/a"), Path("/b"), Path("/c"), Path("/d")
+A, B, C, D, E = (Path(f"/{name}") for name in "abcde")
 
 
 def write(disk: RecordingDisk, path: Path, content: bytes) -> None:
@@ -126,6 +128,62 @@ def test_a_folder_that_is_not_named_and_cannot_be_written_to_counts_as_missing()
     with capture_logs() as lines:
         assert arrange(disk, [B]) == [Folder(A, known[0].id, is_missing=True), known[1]]
     assert [line["event"] for line in lines] == ["folder.missing"]
+
+
+def give_up(disk: RecordingDisk, lost: int, place: Path, *named: Path) -> None:
+    """The folder of this number is given up, and the one at `place` takes its place."""
+    make_root(disk, place)
+    replace_folder(disk, survey_folders(disk, named), lost, "e" * 32, place)
+
+
+def test_a_folder_that_was_given_up_is_refused_beside_the_new_one_and_in_its_place() -> None:
+    """Symptom: in its place, it was served."""
+    disk = RecordingDisk()
+    known = arrange(disk, [A, B, C])
+    give_up(disk, 2, D, A, B)
+    after = disk.after_power_cut()
+    for named in ([A, B, C], [C, B, A], [A, B, D, C], [C], [B, C], [C, D]):
+        with pytest.raises(GivenUpFolder, match=r"/c is data folder 2 .* given up .* at /d: name that one"):
+            arrange(after, named)
+    assert arrange(after, [D, B, A]) == [*known[:2], Folder(D, "e" * 32)]
+    with pytest.raises(DiskFailed, match="another one is in its place"):
+        check_identity(after, C, "e" * 32)
+
+
+def test_a_folder_that_was_away_meanwhile_learns_what_was_given_up() -> None:
+    disk = RecordingDisk()
+    known = arrange(disk, [A, B, C])
+    disk.rename(B, E)
+    give_up(disk, 2, D, A)
+    disk.rename(E, B)
+    with pytest.raises(GivenUpFolder):  # the first folder is not named, but where it was
+        arrange(disk, [B, C])
+    assert arrange(disk, [B]) == [*known[:2], Folder(D, "e" * 32)]
+    assert arrange(disk, [A, B, D]) == [*known[:2], Folder(D, "e" * 32)]
+    disk.remove_tree(A)
+    with pytest.raises(GivenUpFolder):
+        arrange(disk, [B, C])
+
+
+def test_a_folder_that_is_unfinished_is_not_used_and_a_mark_that_was_left_is_removed() -> None:
+    disk = RecordingDisk()
+    known = arrange(disk, [A, B, C])
+    identity = bytes(disk.contents(B / FILE_NAME))
+    disk.rename(C, E)
+    give_up(disk, 2, D, A, B)
+    write(disk, D / UNFINISHED_NAME, b"e" * 32)
+    disk.make_directory(D / "logs")
+    complete = bytes(disk.contents(D / FILE_NAME))
+    disk.remove(D / FILE_NAME)
+    with capture_logs() as lines:
+        assert arrange(disk, [A, B, D]) == [*known[:2], Folder(D, "e" * 32, is_missing=True)]
+    assert lines[0]["event"] == "folder.unreadable" and "run it again" in lines[0]["error"]
+    with pytest.raises(GivenUpFolder):
+        arrange(disk, [A, B, E])
+    write(disk, B / FILE_NAME, identity)
+    write(disk, D / FILE_NAME, complete)
+    assert arrange(disk, [A, B, D]) == [*known[:2], Folder(D, "e" * 32)]
+    assert UNFINISHED_NAME not in disk.names(D)
 
 
 def test_without_both_folders_of_the_catalogue_the_broker_does_not_start() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
+from storage.folder_identity import FILE_NAME, line_of, read_identity
 from storage.log import Checkpoint, Section
 from tests.formats import storage_v1, storage_v2, storage_v3
 from tests.support.logs import acquired
@@ -70,3 +71,16 @@ async def test_a_catalogue_of_each_version_is_read_and_kept_twice_from_then_on(
 async def test_what_is_written_today_is_version_3_byte_for_byte(tmp_path: Path) -> None:
     await storage_v3.write(tmp_path)
     assert files(tmp_path) == files(storage_v3.FOLDER)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_file_folder_of_each_version_is_read_and_written_byte_for_byte(
+    version: int, tmp_path: Path
+) -> None:
+    content = (Path(storage_v1.__file__).parent / "folders" / f"version-{version}").read_bytes()
+    (tmp_path / FILE_NAME).write_bytes(content)
+    identity = read_identity(LocalDisk(), tmp_path)
+    assert identity is not None and identity.id == "b" * 32
+    assert [id_[0] for id_, _ in identity.folders] == ["a", "b", "c" if version == 1 else "d"]
+    assert identity.given_up == ((("c" * 32, Path("/disk3/über"), 2),) if version == 2 else ())
+    assert line_of(identity) == content

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from storage.threads import report_to_loop, run_to_end, start_background
+from storage.threads import ask_each, report_to_loop, run_to_end, start_background
 
 
 async def test_a_result_and_an_error_come_back() -> None:
@@ -67,3 +67,26 @@ async def test_a_death_that_no_owner_hears_of_is_reported_by_the_loop() -> None:
     assert [(each["message"], str(each["exception"])) for each in reported] == [
         ("the background task dies has died", "unforeseen")
     ]
+
+
+def test_each_is_asked_at_once_and_nobody_waits_for_one_that_never_answers() -> None:
+    gate = threading.Event()
+    both = threading.Barrier(2)
+
+    def ask(thing: str) -> str:
+        if thing == "hangs":
+            gate.wait()
+        if thing == "fails":
+            both.wait()
+            raise ValueError(thing)
+        if thing == "answers":
+            both.wait()
+        return thing.upper()
+
+    try:
+        answers = ask_each(("hangs", "fails", "answers"), ask, 0.5, "test")
+    finally:
+        gate.set()
+    assert answers["answers"] == "ANSWERS"
+    assert isinstance(answers["fails"], ValueError) and isinstance(answers["hangs"], TimeoutError)
+    assert ask_each((), ask, 0.5, "test") == {}

@@ -16,7 +16,8 @@ from broker.entities.first_namespace import FIRST_NAMESPACE, encode_first_namesp
 from broker.maintenance.check import NoDataFolder, Report, check_folders, data_folders_among
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
-from storage.folders import FILE_NAME, arrange
+from storage.folder_identity import FILE_NAME
+from storage.folders import arrange
 from storage.index_witness import Witness
 from storage.partition_index import INDEX_NAME, PartitionIndex
 from storage.segment import SEGMENT_HEADER_BYTES

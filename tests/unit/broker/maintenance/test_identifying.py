@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from broker.entities.descriptions import QueueDescription
-from broker.maintenance.giving_up import MARK_NAME
 from broker.maintenance.identifying import identify, without_identity
 from storage.disk import LocalDisk
 from storage.document_file import LIVE, file_name_of
+from storage.folder_identity import FILE_NAME, UNFINISHED_NAME
 from storage.folder_survey import FolderSurvey
-from storage.folders import FILE_NAME, arrange
+from storage.folders import arrange
 from storage.spread_store import place
 
 GENERATION = "a" * 32
@@ -80,7 +80,7 @@ def test_a_folder_without_identity_is_the_brokers_if_the_others_describe_all_tha
     moved = places[number].rename(tmp_path / "moved")
     places[number] = moved
     assert without_identity(LocalDisk(), places) == [moved]
-    (moved / MARK_NAME).touch()
+    (moved / UNFINISHED_NAME).touch()
     assert without_identity(LocalDisk(), places) == [], "it is being made for a folder that was given up"
 
 
