@@ -3,7 +3,8 @@
 - Each document has two files. Of two whole files, the one with the higher number is valid. The other is
   written again if it is older, damaged or missing. If the disk refuses, the next start or change does it.
 - A document without a whole file is `Damaged`: it is reported, and its files stay as they are. So is a whole
-  file under another name, if its document has no other.
+  file under another name, if its document has no other. Who knows the logs decides whether that is lost, or
+  was deleted and this is a copy (`report_copy`).
 - Any other file that is no document's (`document_file.why_stray`) does no harm: it is reported and ignored.
 - A deletion that was cut short before both files were renamed did not happen: the document still exists.
 - Unfinished files (`*.tmp`) are removed.
@@ -28,6 +29,7 @@ from storage.document_file import (
     COPY_SUFFIX,
     DELETED,
     LIVE,
+    WHY_COPY,
     DocumentFile,
     Misnamed,
     decode_document,
@@ -50,6 +52,9 @@ class Damaged:
     files: list[Path]
     remains: list[bytes]
     """The contents of its files, as far as they are readable; nothing for another document's content."""
+    is_misnamed: bool = False
+    """Whether the files hold it whole, under another name, and no file of its own name is there. It may be a
+    copy of what was deleted."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -188,23 +193,43 @@ def _judge(stem: str, broken: list[Broken], found: Recovered) -> None:
     """Report files of which none can be used. Adds them to `damaged` if they may be what is left of a
     document."""
     stray = why_stray(stem, [each.held for each in broken], found.documents)
+    is_misnamed = stray is None and document_of(stem) is None
     for each in broken:
         if stray is None:
-            each.report()
+            if not (is_misnamed and each.held):  # it may be a copy, and whoever knows reports it
+                each.report()
         else:
-            _log.warning(
-                "document.stray",
-                path=str(each.path),
-                why=f"{stray} ({each.why})",
-                advice="Nothing is out of service because of it. `partibus repair --yes`, with the broker "
-                "stopped, moves it aside.",
-            )
-    if stray is None:
-        name = document_of(stem)
-        held = next((each.held for each in broken if each.held is not None), None)
-        remains = [each.data if name is None or each.held in (None, name) else b"" for each in broken]
-        assert name is not None or held is not None, "otherwise they are strays"
-        found.damaged.append(Damaged(name or held or "", [each.path for each in broken], remains))
+            _report_stray(each.path, f"{stray} ({each.why})")
+    if stray is not None:
+        return
+    name = document_of(stem)
+    if name is not None:
+        remains = [each.data if each.held in (None, name) else b"" for each in broken]
+        found.damaged.append(Damaged(name, [each.path for each in broken], remains))
+        return
+    held = {each.held for each in broken} - found.documents.keys() - {None}
+    assert held, "otherwise they are strays"
+    for name in sorted(filter(None, held)):
+        of_it = [each for each in broken if each.held == name]
+        found.damaged.append(
+            Damaged(name, [each.path for each in of_it], [each.data for each in of_it], is_misnamed=True)
+        )
+
+
+def report_copy(copy: Damaged) -> None:
+    """Report files that hold a document which was deleted, under other names."""
+    for path in copy.files:
+        _report_stray(path, WHY_COPY.format(copy.name))
+
+
+def _report_stray(path: Path, why: str) -> None:
+    _log.warning(
+        "document.stray",
+        path=str(path),
+        why=why,
+        advice="Nothing is out of service because of it. `partibus repair --yes`, with the broker stopped, "
+        "moves it aside.",
+    )
 
 
 def _remove_unpublished(folders: CatalogueFolders, path: Path) -> None:

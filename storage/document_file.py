@@ -41,6 +41,11 @@ LIVE = (DOCUMENT_SUFFIX, COPY_SUFFIX)
 """The two files of a document."""
 DELETED = (DELETED_SUFFIX, COPY_DELETED_SUFFIX)
 """The same two files after the document's deletion."""
+WHY_COPY = (
+    "it is a copy of the document {!r}, of which nothing else is left, and no log: the queue was deleted, or "
+    "never used"
+)
+"""Why a file under another name is no document's, if the logs show it."""
 NAME_BYTES_MAX = 65_535
 PLAIN_NAME_MAX = 96
 """How many characters of a document's name appear in its file name. Enough for a namespace (50) and an

@@ -8,7 +8,7 @@ not describe a queue.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from broker.partition.tables import UnreadableRecord
 from storage.check import CATALOGUE_DIRECTORY, Documents, Progress, check_documents, check_log, log_folders
 from storage.checkpoints import read_blocks
 from storage.disk import Disk, LocalDisk, read_file
-from storage.document_file import file_name_of
+from storage.document_file import LIVE, WHY_COPY, document_of, file_name_of
 from storage.errors import UnknownFormat
 from storage.file_store import LOGS_DIRECTORY
 from storage.folder_identity import FILE_NAME, DamagedIdentity, WrongFolders, read_identity
@@ -122,6 +122,8 @@ def check_folders(
         if all(finding.severity is not Severity.UNUSABLE for finding in found):
             found += _messages_missing(disk, folder, subqueues_of(described.get(folder.entity)))
         report.findings += found
+    if not elsewhere:  # otherwise a folder that was not read may hold its logs
+        _find_copies(report, {folder.entity for folder in folders})
     names = {name for root in roots for name in disk.names(root / CATALOGUE_DIRECTORY)}
     report.findings += _without_entry(report, folders, described, names)
     return report
@@ -301,6 +303,28 @@ def _read(disk: Disk, path: Path) -> bytes:
         return read_file(disk, path)
     except OSError:
         return b""
+
+
+def _find_copies(report: Report, with_logs: Set[str]) -> None:
+    """Find copies of the documents of deleted queues: files under other names, of whose document there is no
+    file and no log."""
+    there = {Path(each.path).stem for each in report.findings if document_of(Path(each.path).stem)}
+    copies = {
+        Path(each.path).stem: each.entity
+        for each in report.findings
+        if each.severity is Severity.UNUSABLE
+        and each.entity is not None
+        and each.partition is None
+        and Path(each.path).suffix in LIVE
+        and document_of(Path(each.path).stem) is None
+        and each.entity not in with_logs
+        and Path(file_name_of(each.entity)).stem not in there
+    }
+    for number, each in enumerate(report.findings):
+        if Path(each.path).suffix in LIVE and (entity := copies.get(Path(each.path).stem)) is not None:
+            why = WHY_COPY.format(entity)
+            report.findings[number] = replace(each, severity=Severity.NOTE, why=why)
+            report.strays.add(each.path)
 
 
 def _without_entry(

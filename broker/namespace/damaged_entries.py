@@ -32,7 +32,8 @@ class DamagedEntries:
         found = list(map(salvage_name, damaged.remains))
         names = sorted({name for name in found if name})
         # A name read from bytes whose checksum does not match counts only if both files have it.
-        is_certain = len(names) == 1 and None not in found and (len(found) > 1 or not damaged.files)
+        is_whole = damaged.is_misnamed or not damaged.files
+        is_certain = len(names) == 1 and None not in found and (len(found) > 1 or is_whole)
         if not is_certain:
             self._illegible.add(damaged.name)
         log.error(

@@ -56,7 +56,7 @@ from broker.namespace.idle_deletion import Candidate, IdleDeletion
 from broker.namespace.keys_in_order import KeysInOrder
 from broker.namespace.resting import Resting
 from broker.namespace.runtime import EntityRuntime
-from broker.namespace.stored_entities import StoredEntities
+from broker.namespace.stored_entities import StoredEntities, has_no_logs
 from broker.namespace.subscriptions import Subscriptions
 from broker.throttle.throttle import Throttling
 from storage.catalogue import Catalogue
@@ -216,7 +216,7 @@ class Namespace:
         )
         chosen = newest_last.pop()
         for other in newest_last:
-            if other.generation in with_logs or not await self._is_without_logs(other.generation):
+            if other.generation in with_logs or not await has_no_logs(self._store, other.generation):
                 log.error(
                     "entity.name_taken_twice",
                     entity=chosen.name,
@@ -233,13 +233,6 @@ class Namespace:
                     deleted=other.generation,
                 )
         return chosen
-
-    async def _is_without_logs(self, generation: str) -> bool:
-        """Whether an entity certainly has no logs, because every data folder was checked."""
-        try:
-            return await self._store.is_without_logs(generation)
-        except StorageError:
-            return False
 
     # --- looking up -----------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from broker.entities.descriptions import NAMESPACE, EntityDescription, key_of, n
 from broker.entities.documents import decode_description
 from broker.entities.first_namespace import FIRST_NAMESPACE, decode_first_namespace, encode_first_namespace
 from storage.catalogue import Catalogue
-from storage.catalogue_recovery import Damaged
+from storage.catalogue_recovery import Damaged, report_copy
 from storage.errors import StorageError
 from storage.log import EntityLogs
 
@@ -39,10 +39,21 @@ class StoredEntities:
         """Read the catalogue. Raises StorageError if the folder cannot be read or another process uses it."""
         with_logs = await store.entities()  # first of all, because this locks the folder
         documents = await catalogue.load_all()
+        deleted = await catalogue.load_deleted()
         damaged = [each for each in catalogue.damaged if each.name != FIRST_NAMESPACE]
         kept = documents.pop(FIRST_NAMESPACE, None if len(damaged) == len(catalogue.damaged) else b"")
         first_name = None if kept is None else decode_first_namespace(kept)
-        return cls(documents, damaged, await catalogue.load_deleted(), set(with_logs), first_name)
+        copies = [
+            each
+            for each in damaged
+            if each.is_misnamed
+            and not any(other.name == each.name and not other.is_misnamed for other in damaged)
+            and (each.name in deleted or await has_no_logs(store, each.name))
+        ]
+        for each in copies:
+            report_copy(each)
+        damaged = [each for each in damaged if each not in copies]
+        return cls(documents, damaged, deleted, set(with_logs), first_name)
 
     @property
     def known(self) -> set[str]:
@@ -130,3 +141,11 @@ class StoredEntities:
                 reason="Neither the settings nor the configuration file name it: its entities are kept, but "
                 "cannot be used.",
             )
+
+
+async def has_no_logs(store: EntityLogs, generation: str) -> bool:
+    """Whether an entity certainly has no logs, because every data folder was checked."""
+    try:
+        return await store.is_without_logs(generation)
+    except StorageError:
+        return False

@@ -143,7 +143,7 @@ async def test_a_document_that_is_whole_only_under_another_name_counts_as_damage
     moved = document.rename(document.with_name("junk.document"))
     copy.unlink()
     assert await catalogue.load_all() == DOCUMENTS
-    assert catalogue.damaged == [Damaged("plain", [moved], [content])]
+    assert catalogue.damaged == [Damaged("plain", [moved], [content], is_misnamed=True)]
 
 
 async def test_a_document_whose_files_hold_another_one_is_damaged_and_nothing_is_left_of_it(

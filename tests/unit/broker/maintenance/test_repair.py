@@ -232,6 +232,31 @@ async def test_a_file_of_the_catalogue_that_belongs_to_no_queue_is_set_aside(
     assert len(kept) == len(strays), "nothing is deleted"
 
 
+def remove_logs(root: Path) -> None:
+    for path in [*root.glob("logs/*"), *root.glob("catalogue/logs/*")]:
+        shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("twice", [False, True])
+async def test_a_copy_of_a_queue_that_was_deleted_is_set_aside(tmp_path: Path, twice: bool) -> None:
+    await two_messages(tmp_path)
+    document, copy = files_of_the_document(tmp_path)
+    stray = document.rename(document.with_name(f"old-{document.name}"))
+    strays = [stray, copy.rename(copy.with_name(f"old-{copy.name}"))] if twice else [stray]
+    if not twice:
+        copy.unlink()
+    assert {each.severity for each in check_folders([tmp_path]).findings} == {Severity.UNUSABLE}
+    assert not repair(tmp_path).moved, "its logs are there, so it was not deleted"
+    remove_logs(tmp_path)
+    report = check_folders([tmp_path])
+    assert {each.path for each in report.findings if each.severity is Severity.NOTE} >= set(map(str, strays))
+    assert report.strays == set(map(str, strays)) and not report.damaged
+    assert all("the queue was deleted" in each.why for each in report.findings if each.path in report.strays)
+    plan = repair(tmp_path)
+    assert plan.is_complete and {each.path for each in plan.moved} == report.strays
+    assert not check_folders([tmp_path]).findings
+
+
 async def test_a_file_that_may_be_what_is_left_of_a_queue_stays(tmp_path: Path) -> None:
     await two_messages(tmp_path)
     document, copy = files_of_the_document(tmp_path)

@@ -39,3 +39,11 @@ def test_a_live_entity_keeps_its_name() -> None:
     entries = DamagedEntries()
     entries.note(Damaged("a" * 32, FILES, [CONTENT, CONTENT]), "why", {"orders"})
     assert entries.take("orders") is None and entries.names() == []
+
+
+def test_a_whole_file_under_another_name_says_for_certain_which_entity_it_is() -> None:
+    """Symptom: no entity could be created any more, whatever its name."""
+    entries = DamagedEntries()
+    entries.note(Damaged("a" * 32, FILES[:1], [CONTENT], is_misnamed=True), "why", ())
+    assert entries.may_have("Orders") and not entries.may_have("other")
+    assert entries.names() == ["orders"]

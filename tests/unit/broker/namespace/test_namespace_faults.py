@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import threading
 from collections.abc import Coroutine
 from pathlib import Path
@@ -174,3 +175,43 @@ async def test_a_full_disk_refuses_a_change_for_certain_and_lets_queues_be_delet
     assert not world.namespace.unconfirmed and await entries(world) == [created]
     await world.namespace.delete_entity("orders")
     assert await entries(world) == []
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+async def test_a_stray_copy_of_a_deleted_queue_keeps_nobody_from_creating_queues(
+    world: World, is_used: bool
+) -> None:
+    """Symptom: after a restart, no queue could be created, and the deleted one was out of service."""
+    generation = (await world.namespace.create_entity("orders", QueueSettings())).generation
+    if is_used:
+        await make_logs(world, generation)
+    document = next((world.folder / "catalogue").glob("*.document"))
+    stray = document.with_name(f"backup-of-{document.name}")
+    shutil.copy(document, stray)
+    await world.namespace.delete_entity("orders")
+    with capture_logs() as lines:
+        restarted = await again(world)
+    assert "document.damaged" not in [line["event"] for line in lines]
+    told = [line for line in lines if line["event"] == "document.stray"]
+    assert [line["path"] for line in told] == [str(stray)] and "the queue was deleted" in told[0]["why"]
+    assert "moves it aside" in told[0]["advice"] and not restarted.namespace.damaged
+    for name in ("orders", "another"):
+        await restarted.namespace.create_entity(name, QueueSettings())
+    assert stray.exists()
+    await restarted.store.close()
+
+
+async def test_a_queue_with_logs_whose_document_is_left_under_another_name_costs_only_itself(
+    world: World,
+) -> None:
+    generation = (await world.namespace.create_entity("orders", QueueSettings())).generation
+    await make_logs(world, generation)
+    document, copy = (next((world.folder / "catalogue").glob(f"*.{end}")) for end in ("document", "copy"))
+    document.rename(document.with_name(f"backup-of-{document.name}"))
+    copy.unlink()
+    restarted = await again(world)
+    assert restarted.namespace.damaged == ["orders"]
+    why = await refused_change(restarted.namespace.create_entity("orders", QueueSettings()))
+    assert why.reason is Reason.PARTITION_UNAVAILABLE
+    await restarted.namespace.create_entity("another", QueueSettings())
+    await restarted.store.close()
