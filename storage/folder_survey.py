@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from storage.disk import Disk
+from storage.errors import DiskHangs
 from storage.folder_identity import (
     DamagedIdentity,
     GivenUp,
@@ -21,7 +22,9 @@ from storage.folder_identity import (
     read_identity,
     write_identity_file,
 )
+from storage.folders import TIMEOUT_MS
 from storage.storage_version import check_version
+from storage.threads import ask_each
 
 
 @dataclass(slots=True)
@@ -45,13 +48,14 @@ class FolderSurvey:
         """The recorded paths of the folders that were not found, by number."""
         return {number: path for number, (_, path) in enumerate(self.folders) if number not in self.named}
 
-    def is_there(self, disk: Disk, path: Path) -> bool:
-        """Whether a folder of this broker is at this path."""
-        try:
-            identity = read_identity(disk, path)
-        except (OSError, WrongFolders):
-            return False
-        return identity is not None and identity.id in dict(self.folders)
+    def is_there(self, disk: Disk, path: Path, timeout_ms: int = TIMEOUT_MS) -> bool:
+        """Whether a folder of this broker is at this path. Raises DiskHangs if its disk does not answer."""
+        answer = ask_each([path], lambda path: read_identity(disk, path), timeout_ms / 1_000, "identity")[
+            path
+        ]
+        if isinstance(answer, TimeoutError):
+            raise DiskHangs(f"{path}: {answer}. Unmount or detach it first")
+        return isinstance(answer, Identity) and answer.id in dict(self.folders)
 
 
 def survey_folders(disk: Disk, paths: Sequence[Path]) -> FolderSurvey:

@@ -142,7 +142,7 @@ class GivingUp:
     # --- the plan -------------------------------------------------------------------------------------------
 
     def plan(self) -> GivenUp:
-        """Say what is lost. Changes nothing. Raises CannotGiveUp, OSError."""
+        """Say what is lost. Changes nothing. Raises CannotGiveUp, DiskHangs, OSError."""
         folders = self._folders
         assert folders is not None, "it is open"
         if (carried_out := self._carried_out(folders)) is not None:

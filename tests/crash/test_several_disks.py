@@ -284,10 +284,13 @@ def test_a_folder_that_comes_back_while_the_broker_runs_serves_again(tmp_path: P
         check_all_back(broker, client, meanwhile)
 
 
+@pytest.mark.parametrize("is_named", [True, False])
 @pytest.mark.parametrize("hanging", [0, 1])
 def test_a_folder_that_hangs_at_the_start_holds_up_its_own_partitions_only_and_comes_back(
-    hanging: int, tmp_path: Path
+    hanging: int, is_named: bool, tmp_path: Path
 ) -> None:
+    """Symptom: a folder that was no longer named kept the broker from starting."""
+    names = BOTH if is_named else (BOTH[1 - hanging],)
     disk = FaultyDisk(LocalDisk())
     with broker_on(tmp_path, disk) as broker, client_of(broker.addresses) as client:
         assert send_to_each(client) == [None] * PARTITIONS
@@ -295,7 +298,7 @@ def test_a_folder_that_hangs_at_the_start_holds_up_its_own_partitions_only_and_c
         disk.hang(operation, str(tmp_path / BOTH[hanging]))
     try:
         with (
-            broker_on(tmp_path, disk, disk_timeout_ms=500) as broker,
+            broker_on(tmp_path, disk, names, disk_timeout_ms=500) as broker,
             client_of(broker.addresses) as meanwhile,
         ):
             meanwhile._number = 1_000

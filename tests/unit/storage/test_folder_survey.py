@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from storage.disk import LocalDisk
+from storage.errors import DiskHangs
 from storage.folder_identity import FILE_NAME, GivenUpFolder, WrongFolders
 from storage.folder_survey import replace_folder, survey_folders, write_identity
 from storage.folders import arrange
+from tests.support.faulty_disk import FaultyDisk
 from tests.support.logs import flip
 
 
@@ -23,6 +25,19 @@ def test_a_survey_takes_what_there_is(tmp_path: Path) -> None:
     assert found.is_there(disk, folders[0]) and not found.is_there(disk, folders[1])
     write_identity(disk, folders[1], found, 1)
     assert arrange(disk, folders) == known
+
+
+def test_a_folder_whose_disk_hangs_is_not_waited_for(tmp_path: Path) -> None:
+    """Symptom: giving up a folder on a network disk that was gone never ended."""
+    disk, folders = FaultyDisk(LocalDisk()), [tmp_path / name for name in "ab"]
+    arrange(disk, folders)
+    found = survey_folders(disk, folders[:1])
+    disk.hang("names", str(folders[1]))
+    try:
+        with pytest.raises(DiskHangs, match="Unmount"):
+            found.is_there(disk, folders[1], 50)
+    finally:
+        disk.release()
 
 
 def test_folders_of_two_brokers_are_refused(tmp_path: Path) -> None:

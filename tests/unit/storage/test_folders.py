@@ -254,6 +254,24 @@ def test_a_folder_whose_disk_does_not_answer_in_time_counts_as_missing_and_is_no
     assert arrange(disk, [C, A, B]) == known
 
 
+@pytest.mark.parametrize("operation", ["names", "lock"])
+def test_a_folder_that_is_not_named_and_does_not_answer_in_time_counts_as_missing(operation: str) -> None:
+    """Symptom: the broker did not start as long as that disk hung."""
+    disk = FaultyDisk(RecordingDisk())
+    known = arrange(disk, [A, B])
+    disk.hang(operation, str(B))
+    try:
+        with capture_logs() as lines:
+            assert arrange(disk, [A], 50) == [known[0], Folder(B, known[1].id, is_missing=True)]
+        assert [(line["event"], line["error"]) for line in lines] == [
+            ("folder.unreadable", "/b: no answer within 0.05 s")
+        ]
+        assert disk.held == 1
+    finally:
+        disk.release()
+    assert arrange(disk, [A]) == known
+
+
 def test_a_folder_whose_disk_cannot_be_read_counts_as_missing() -> None:
     disk = DeadDisk()
     identities = RecordingDisk()
