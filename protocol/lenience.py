@@ -141,8 +141,11 @@ class Lenience:
         """Renumbered deliveries of detached links. They may get an outcome until the detach is served, and
         none after the next write."""
         self.wide = WideDispositions(DISPOSITION_BYTES_MAX, self._ids)
-        self._rest = b""
-        """Frames that are kept for the next `incoming`, because this one has had enough wide dispositions."""
+        self._first = b""
+        """What is left of a wide disposition, as a frame that is kept for the next `incoming`."""
+        self._rest, self._rest_begin = b"", 0
+        """Bytes that are kept for the next `incoming` after it, from this offset on. They may be many, and
+        are not copied for each portion."""
         self._head = b""
         """The beginning of a frame, kept until enough of it has arrived."""
         self._missing = _HEADER_BYTES
@@ -157,45 +160,65 @@ class Lenience:
         refusal. If `has_more`, call it again, with new bytes or without."""
         if self.refusal is not None:
             return b""
-        if self._rest:
-            data, self._rest = self._rest + data, b""
+        begin = 0
+        if self._first or self._rest:
+            if data:
+                self._rest, self._rest_begin = self._rest[self._rest_begin :] + data, 0
+            data, begin = self._take_kept()
         if self._lost:
             return data
         self.wide.begin()
         if self.wide.refusal is not None:
             self.refusal = self.wide.refusal
+            self._drop_kept()
             return b""
         if self._head:
             data, self._head = self._head + data, b""
-        offset, size = self._missing, len(data)
+        offset, size = begin + self._missing, len(data)
         if offset < size:
             offset = _walk(self._ids, data, offset, size)
         if offset < size:
-            return self._decide(data, offset)
+            return self._decide(data, begin, offset)
         self._missing = offset - size
-        return data
+        return data[begin:]
+
+    def _take_kept(self) -> tuple[bytes, int]:
+        """What was kept and comes next, and the offset at which it begins."""
+        if self._first:
+            first, self._first = self._first, b""
+            return first, 0
+        rest, begin = self._rest, self._rest_begin
+        self._drop_kept()
+        return rest, begin
 
     @property
     def is_between_frames(self) -> bool:
         """Whether the next byte begins a frame, and the stream has been well-formed."""
-        is_within = self._head or self._missing or self._lost or self._rest
+        is_within = self._head or self._missing or self._lost or self.has_more
         return not is_within and self.refusal is None
 
     @property
     def has_more(self) -> bool:
         """Whether frames were kept for the next `incoming`."""
-        return bool(self._rest)
+        return bool(self._first or self._rest)
 
     def take_back(self) -> tuple[bytes, int]:
         """Give back the kept beginning of a frame, which the caller passes in again later, or the number of
         bytes missing of a frame that was passed on."""
-        kept, self._rest, self._head = self._rest + self._head, b"", b""
+        kept = self._first + self._rest[self._rest_begin :] + self._head
+        self._head = b""
+        self._drop_kept()
         return kept, 0 if kept else self._missing
 
-    def _decide(self, data: bytes, offset: int) -> bytes:
-        """Like `incoming`, starting with the frame at `offset`, which is not plain."""
+    def _drop_kept(self) -> None:
+        self._first = self._rest = b""
+        self._rest_begin = 0
+
+    def _decide(self, data: bytes, begin: int, offset: int) -> bytes:
+        """Like `incoming`, for what begins at `begin`, starting with the frame at `offset`, which is not
+        plain."""
         changed: list[bytes] = []
-        taken, size = 0, len(data)
+        taken, size = begin, len(data)
         while size - offset >= _HEADER_BYTES:
             frame_bytes = _U32.unpack_from(data, offset)[0]
             if not _HEADER_BYTES <= frame_bytes <= self._frame_bytes_max:
@@ -211,6 +234,7 @@ class Lenience:
                     head = data[offset : min(end, offset + most)]
                 replacement = self._judge(code, value, head, frame_bytes)
                 if self.refusal is not None:
+                    self._drop_kept()
                     return b"".join((*changed, data[taken:offset]))
             except (IndexError, struct.error, DecodeError):
                 if end > size and len(head) < most:
@@ -219,18 +243,19 @@ class Lenience:
             if replacement is not None:
                 changed += (data[taken:offset], replacement)
                 taken = offset + len(head)
-            if self.wide.had_enough and (rest := self.wide.take_rest() + data[end:]):
-                self._rest = rest
-                data, offset, size = data[:end], end, end
-                break
+            if self.wide.had_enough:
+                self._first = self.wide.take_rest()
+                if end < size:
+                    self._rest, self._rest_begin, size = data, end, end
+                if self.has_more:
+                    offset = end
+                    break
             offset = _walk(self._ids, data, end, size)
         self._missing = max(offset - size, 0)
         if offset < size and not self._lost:
             self._head = data[offset:]
             size = offset
-        if not changed and size == len(data):
-            return data
-        return b"".join((*changed, data[taken:size]))
+        return b"".join((*changed, data[taken:size])) if changed else data[begin:size]
 
     def _judge(self, code: int | None, value: int, head: bytes, frame_bytes: int) -> bytes | None:
         """Decide on a frame by its beginning, `head`, and what `_performative` finds there; gives the bytes

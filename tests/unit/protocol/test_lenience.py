@@ -449,6 +449,27 @@ def test_dispositions_of_few_deliveries_are_counted_and_looked_at_in_portions() 
     assert lenience.refusal is not None and lenience.refusal.condition == RESOURCE_LIMIT
 
 
+def test_what_waits_is_not_copied_for_each_portion() -> None:
+    """Symptom: 40 MB of dispositions with large states took 30 ms for every eight of them."""
+    lenience = begun(300)
+    said = disposition(0, 900, ACCEPTED) * 100 + transfer(0, 0)
+    given = [lenience.incoming(said)]
+    while lenience.has_more:
+        assert lenience._rest is said or lenience._first
+        given.append(lenience.incoming(b""))
+    assert b"".join(given).endswith(transfer(0, 0)) and len(given) > 10
+
+
+@pytest.mark.parametrize("cut", [0, 5, 50, 500])
+def test_what_arrives_meanwhile_comes_behind_what_waits(cut: int) -> None:
+    said = (disposition(0, 20_000, ACCEPTED) + transfer(0, 0)) * 3
+    parts, whole = begun(20_000), begun(20_000)
+    given = parts.incoming(said[: len(said) - cut])
+    given += parts.incoming(b"")
+    given += taken(parts, said[len(said) - cut :])
+    assert given == taken(whole, said) and not parts.has_more
+
+
 def test_a_disposition_of_a_session_that_does_not_exist_is_left_to_proton() -> None:
     said = disposition(0, 5, ACCEPTED)
     lenience = Lenience(255, 1 << 16)
