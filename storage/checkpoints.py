@@ -24,12 +24,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import reduce
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
 from storage.checkpoint import (
-    CHECKPOINT_SUFFIX,
     FOREIGN,
     Place,
     StoredCheckpoint,
@@ -42,10 +44,11 @@ from storage.checkpoint import (
     serial_of,
     table_bytes,
 )
+from storage.checkpoint_blocks import BlockFiles, load_sections
 from storage.disk import Disk, publish
 from storage.errors import CorruptRecord, DiskFailed
-from storage.log import Checkpoint, Position, Section
-from storage.record import Chain, crc32c
+from storage.log import Block, Checkpoint, Position, Section
+from storage.record import Chain, crc32c, extend_crc32c
 
 CHECKPOINTS_KEPT = 2
 DEAD_BYTES_SLACK = 256 << 10
@@ -170,14 +173,15 @@ class Checkpoints:
     # --- reading ---
 
     def load(self, disk: Disk, start: Position) -> Checkpoint | None:
-        """The newest whole checkpoint; None if the log must be replayed from its start at `start`.
+        """The newest whole checkpoint (see `load_sections`); None if the log must be replayed from its start
+        at `start`.
 
         Raises CorruptRecord, OSError.
         """
         damage: CorruptRecord | None = None
         while self._kept:
             try:
-                return _read(disk, self._directory, self._kept[0])
+                return load_sections(disk, self._directory, self._kept[0])
             except CorruptRecord as error:
                 _report(error)
                 damage, self.is_damaged = damage or error, True
@@ -193,24 +197,27 @@ class Checkpoints:
         base, serial = None if is_complete else self.base, self._next_serial
         kept = {section.name: self._unchanged(section, base) for section in checkpoint.sections}
         fresh = [
-            (section.name, number, data, checkpoint.position)
+            _Fresh(section.name, number, checkpoint.position, *_measured(block), block)
             for section in checkpoint.sections
-            for number, data in section.blocks.items()
-            if data
+            for number, block in section.blocks.items()
+            if block
         ]
+        copied: list[Place] = []
         if base is not None:
-            victims = _to_copy(base, kept, sum(len(data) for _, _, data, _ in fresh))
-            fresh += self._copied(disk, base, kept, victims)
+            moved = _move_out(kept, _to_copy(base, kept, sum([each.size for each in fresh])))
+            copied = [place for _, _, place in moved]
+            fresh += [
+                _Fresh(name, number, place.taken, place.size, place.crc) for name, number, place in moved
+            ]
         files = {place.file for places in kept.values() for place in places.values()}
         sizes = {file: size for file, size in base.files.items() if file in files} if base is not None else {}
-        written = sum(len(data) for _, _, data, _ in fresh)
-        if written:
+        if written := sum([each.size for each in fresh]):
             sizes[serial] = written
         blocks = len(fresh) + sum(map(len, kept.values()))
         offset = table_bytes(len(checkpoint.sections), len(sizes), blocks)
-        for name, number, data, taken in fresh:
-            kept[name][number] = Place(taken, serial, offset, len(data), crc32c(data))
-            offset += len(data)
+        for each in fresh:
+            kept[each.section][each.number] = Place(each.taken, serial, offset, each.size, each.crc)
+            offset += each.size
         sections = {
             section.name: StoredSection(section.version, kept[section.name])
             for section in checkpoint.sections
@@ -219,9 +226,9 @@ class Checkpoints:
             anchor.chain, anchor.epoch, anchor.partition, anchor.salt, serial, sections, sizes
         )
         self._next_serial += 1  # even if this fails, because the file may exist then
-        fd = publish(
-            disk, self._directory / stored.name, [encode_tables(stored), *(data for _, _, data, _ in fresh)]
-        )
+        parts = (part for each in fresh for part in each.parts)
+        content = chain((encode_tables(stored),), parts, self._copied(disk, base, copied))
+        fd = publish(disk, self._directory / stored.name, content)
         self._kept = (stored, *self._kept[: CHECKPOINTS_KEPT - 1])
         self.is_damaged = lacks_one(self._kept)
         with contextlib.suppress(OSError):  # what cannot be removed now is removed after the next checkpoint
@@ -245,29 +252,23 @@ class Checkpoints:
             if number not in given and number in newer.places
         }
 
-    def _copied(
-        self, disk: Disk, base: StoredCheckpoint, kept: dict[str, dict[int, Place]], victims: set[int]
-    ) -> list[tuple[str, int, bytes, Position]]:
-        """Move the live blocks of the files in `victims` out of `kept` and read them.
+    def _copied(self, disk: Disk, base: StoredCheckpoint | None, places: Iterable[Place]) -> Iterator[bytes]:
+        """Read the blocks of `base` that a new checkpoint copies, each when it is to be written.
 
         Raises DiskFailed; if a block is damaged, `base` is no longer usable.
         """
-        copied: list[tuple[str, int, bytes, Position]] = []
-        if not victims:
-            return copied
+        if base is None:
+            return
         try:
-            with _Files(disk, self._directory, base) as files:
-                for name, places in kept.items():
-                    for number in [number for number, place in places.items() if place.file in victims]:
-                        place = places.pop(number)
-                        copied.append((name, number, files.read(place), place.taken))
+            with BlockFiles(disk, self._directory, base) as files:
+                for place in places:
+                    yield files.read(place)
         except CorruptRecord as error:
             _report(error)
             self._kept, self.is_damaged = tuple(stored for stored in self._kept if stored is not base), True
             raise DiskFailed(f"{error}; the next checkpoint is written as a whole") from error
         except OSError as error:
             raise DiskFailed(f"{self._directory}: {error.strerror}") from error
-        return copied
 
     def _clear(self, disk: Disk) -> None:
         """Remove the files that neither kept checkpoint needs."""
@@ -278,81 +279,37 @@ class Checkpoints:
                 disk.remove(path)
 
 
-class _Files:
-    """Reads the files that hold a checkpoint's blocks, with one file open at a time."""
+class _Fresh(NamedTuple):
+    """A block that a checkpoint writes."""
 
-    def __init__(self, disk: Disk, directory: Path, stored: StoredCheckpoint) -> None:
-        self._disk, self._directory, self._stored = disk, directory, stored
-        self._paths: dict[int, Path] = {}
-        self._file: int | None = None
-        self._fd = -1
+    section: str
+    number: int
+    taken: Position
+    size: int
+    crc: int
+    block: Block = ()
+    """Empty if it is copied from another file."""
 
-    def __enter__(self) -> _Files:
-        if self._stored.is_whole_state:
-            self._paths = {0: self._directory / self._stored.name}
-        else:
-            paths = checkpoint_paths(self._directory, self._disk.names(self._directory))
-            self._paths = {serial: path for path in paths if (serial := serial_of(path)) is not None}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        if self._fd >= 0:
-            self._disk.close(self._fd)
-            self._fd, self._file = -1, None
-
-    def read(self, place: Place) -> bytes:
-        """Read and check a block. Raises CorruptRecord, OSError."""
-        path = self._paths.get(place.file)
-        if place.file != self._file:
-            self._close()
-            try:
-                if path is None:
-                    raise FileNotFoundError
-                self._fd, self._file = self._disk.open_read(path), place.file
-            except FileNotFoundError:
-                missing = str(path or self._directory / f"…-{place.file:08x}{CHECKPOINT_SUFFIX}")
-                raise CorruptRecord(
-                    missing, 0, "the file is missing, in which blocks of a checkpoint stand"
-                ) from None
-        data = self._disk.read(self._fd, place.size, place.offset)
-        if len(data) != place.size or crc32c(data) != place.crc:
-            raise CorruptRecord(
-                str(path), place.offset, "the checksum of a checkpoint's block does not match"
-            )
-        return data
+    @property
+    def parts(self) -> tuple[bytes, ...]:
+        """The block's content."""
+        return (self.block,) if isinstance(self.block, bytes) else self.block
 
 
-def _read(disk: Disk, directory: Path, stored: StoredCheckpoint) -> Checkpoint:
-    """Read a checkpoint and check all its blocks. Raises CorruptRecord, OSError."""
-    sections: list[Section] = []
-    with _Files(disk, directory, stored) as files:
-        for name, section in stored.sections.items():
-            blocks = {number: files.read(place) for number, place in section.places.items()}
-            taken = {number: place.taken for number, place in section.places.items()}
-            sections.append(Section(name, section.version, blocks, taken))
-    return Checkpoint(stored.position, tuple(sections))
+def _measured(block: Block) -> tuple[int, int]:
+    """The size and the CRC-32C of a block."""
+    if isinstance(block, bytes):
+        return len(block), crc32c(block)
+    return sum(map(len, block)), reduce(extend_crc32c, block, 0)
 
 
-def read_blocks(disk: Disk, directory: Path, stored: Iterable[StoredCheckpoint]) -> Iterator[Checkpoint]:
-    """Those of the given checkpoints whose blocks are all whole. Raises OSError."""
-    for each in stored:
-        with contextlib.suppress(CorruptRecord):
-            yield _read(disk, directory, each)
-
-
-def check_blocks(disk: Disk, directory: Path, stored: StoredCheckpoint) -> Iterator[CorruptRecord]:
-    """Read all blocks of a checkpoint; gives the errors of those that are damaged or missing. Raises
-    OSError."""
-    with _Files(disk, directory, stored) as files:
-        for section in stored.sections.values():
-            for place in section.places.values():
-                try:
-                    files.read(place)
-                except CorruptRecord as error:
-                    yield error
+def _move_out(kept: dict[str, dict[int, Place]], victims: set[int]) -> list[tuple[str, int, Place]]:
+    """Move the live blocks of some files out of `kept`."""
+    return [
+        (name, number, places.pop(number))
+        for name, places in kept.items()
+        for number in [number for number, place in places.items() if place.file in victims]
+    ]
 
 
 def _to_copy(base: StoredCheckpoint, kept: dict[str, dict[int, Place]], written: int) -> set[int]:

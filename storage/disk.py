@@ -23,7 +23,7 @@ import fcntl
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -40,6 +40,8 @@ _READ_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
 
 _IOV_MAX = 1024
 """Buffers per write (Linux: UIO_MAXIOV)."""
+_WRITTEN_BYTES = 4 << 20
+"""Bytes per write, unless one buffer is larger."""
 
 _SCRATCH_BYTES_MAX = 2 << 20
 
@@ -223,12 +225,26 @@ class LocalDisk:
         return open_commit_queue()
 
 
-def write_all(disk: Disk, fd: int, buffers: Sequence[bytes], offset: int) -> None:
-    """Write every byte of the buffers at `offset`, continuing after short writes. Raises OSError."""
-    for first in range(0, len(buffers), _IOV_MAX):
-        some = buffers[first : first + _IOV_MAX]
+def write_all(disk: Disk, fd: int, buffers: Iterable[bytes], offset: int) -> None:
+    """Write every byte of the buffers at `offset`, continuing after short writes. Only some of them need to
+    be in memory at once. Raises OSError."""
+    for some in _together(buffers):
         _write_some(disk, fd, some, offset)
         offset += sum(map(len, some))
+
+
+def _together(buffers: Iterable[bytes]) -> Iterator[Sequence[bytes]]:
+    """The buffers that one call writes."""
+    some: list[bytes] = []
+    size = 0
+    for each in buffers:
+        some.append(each)
+        size += len(each)
+        if len(some) == _IOV_MAX or size >= _WRITTEN_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def _write_some(disk: Disk, fd: int, buffers: Sequence[bytes], offset: int) -> None:
@@ -253,11 +269,12 @@ def read_file(disk: Disk, path: Path) -> bytes:
         disk.close(fd)
 
 
-def publish(disk: Disk, path: Path, buffers: Sequence[bytes]) -> int:
+def publish(disk: Disk, path: Path, buffers: Iterable[bytes]) -> int:
     """Make a file appear at `path`, durably, and whole or not at all; gives its descriptor, still open for
     writing.
 
-    Raises DiskFull if nothing happened, CommitFailed if the name may or may not be durable.
+    Raises DiskFull if nothing happened, CommitFailed if the name may or may not be durable. If `buffers`
+    raises a StorageError, nothing happened either.
     """
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     fd = -1
@@ -266,10 +283,12 @@ def publish(disk: Disk, path: Path, buffers: Sequence[bytes]) -> int:
         write_all(disk, fd, buffers, 0)
         disk.sync(fd)
         disk.rename(temporary, path)
-    except OSError as error:
+    except (OSError, StorageError) as error:
         with contextlib.suppress(OSError):
             disk.remove(temporary)
         close_quietly(disk, fd)
+        if isinstance(error, StorageError):
+            raise
         raise commit_error(error, path) from error
     try:
         disk.sync_directory(path.parent)

@@ -575,13 +575,12 @@ class FileLog:
 
     # --- checkpoints and trimming ---
 
+    def checkpoint_parts(self, checkpoint: Checkpoint) -> AsyncIterator[Checkpoint]:
+        return self._reader.checkpoint_parts(checkpoint)
+
     async def load_checkpoint(self) -> Checkpoint | None:
         async with self._housekeeping:
-            load = partial(self._open().checkpoints.load, self._shared.disk, self.start)
-            try:
-                return await run_to_end(self._shared.executor, load, self.under_way)
-            except OSError as error:
-                raise disk_error(error, self._directory) from error
+            return await self._reader.load_checkpoint(self._open(), self.start, self.under_way)
 
     async def save_checkpoint(self, checkpoint: Checkpoint, *, is_complete: bool = False) -> None:
         async with self._housekeeping:

@@ -136,6 +136,16 @@ class Parts:
     sizes: Sequence[int]
 
 
+Block = bytes | tuple[bytes, ...]
+"""The content of a block of a checkpoint. A tuple stands for its parts one after the other: large ones need
+not be copied to write them."""
+
+
+def whole(block: Block) -> bytes:
+    """A block's content in one piece."""
+    return block if isinstance(block, bytes) else b"".join(block)
+
+
 @dataclass(slots=True, frozen=True)
 class Section:
     """One part of an owner's state, divided into blocks that are written separately."""
@@ -144,9 +154,10 @@ class Section:
     """At most 24 bytes of ASCII; empty for the whole state in a checkpoint of format version 1."""
     version: int
     """The version of the blocks' format, which belongs to the owner."""
-    blocks: Mapping[int, bytes]
+    blocks: Mapping[int, Block]
     """Each block's content by its number. For `save_checkpoint`: the blocks that changed, with empty content
-    for a block that no longer exists."""
+    for a block that no longer exists. From `load_checkpoint`: if they are large, each is read from the disk
+    when it is asked for."""
     taken: Mapping[int, Position] = field(default_factory=dict, compare=False)
     """From `load_checkpoint`: the position of the checkpoint that last wrote each block. The block has not
     changed since that position."""
@@ -252,11 +263,15 @@ class Log(Protocol):
         """
 
     async def load_checkpoint(self) -> Checkpoint | None:
-        """The newest whole checkpoint, with all its blocks, or None. A damaged checkpoint is logged and no
-        longer counts.
+        """The newest whole checkpoint, or None. A damaged checkpoint is logged and no longer counts. All
+        blocks are whole, but not all in memory: `checkpoint_parts` reads them.
 
         Raises CorruptRecord if the log was trimmed and no whole checkpoint is left; DiskFailed.
         """
+
+    def checkpoint_parts(self, checkpoint: Checkpoint) -> AsyncIterator[Checkpoint]:
+        """The blocks of a checkpoint from `load_checkpoint`, in parts that are in memory, each with some of
+        them. Raises CorruptRecord, DiskFailed."""
 
     def replay(self, since: Position) -> AsyncIterator[Frame]:
         """Every frame from `since` on, in order and verified. `since` is the position of a frame, or `end`.

@@ -1,4 +1,4 @@
-"""Reads the frames of one log: some of them by their positions, or all from a position on.
+"""Reads the frames of one log, some of them by their positions or all from a position on, and checkpoints.
 
 Knows nothing of the log's state: the caller gives it a log that may be read. Files are opened for each call
 and may be closed in between (`open_files.py`), so nothing here holds a descriptor.
@@ -9,18 +9,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from storage.checkpoint_blocks import parts_of
 from storage.disk import Disk, disk_error
 from storage.errors import CorruptRecord
 from storage.fetch import PORTION_BYTES, Read, bounded, fetch_frames, fetch_parts, portions
-from storage.log import Frame, Parts, Position
+from storage.log import Checkpoint, Frame, Parts, Position
 from storage.open_files import OpenFiles, Reading
 from storage.record import Chain, FrameCodec
 from storage.recovery import OpenLog
 from storage.scan import FrameScanner
 from storage.segment import Segment
+from storage.threads import UnderWay, run_to_end
 
 Wanted = TypeVar("Wanted")
 Found = TypeVar("Found")
@@ -97,6 +100,26 @@ class LogReader:
             if scanner.chain != behind:
                 why = scanner.why or "the frames do not connect to those that follow"
                 raise CorruptRecord(str(segment.path), segment.offset_of(scanner.chain.position), why)
+
+    async def load_checkpoint(
+        self, opened: OpenLog, start: Position, under_way: UnderWay
+    ) -> Checkpoint | None:
+        """See `Log.load_checkpoint`. The log begins at `start`."""
+        try:
+            return await run_to_end(
+                self._executor, partial(opened.checkpoints.load, self._disk, start), under_way
+            )
+        except OSError as error:
+            raise disk_error(error, self._directory) from error
+
+    async def checkpoint_parts(self, checkpoint: Checkpoint) -> AsyncIterator[Checkpoint]:
+        """See `Log.checkpoint_parts`."""
+        loop, parts = asyncio.get_running_loop(), parts_of(checkpoint)
+        try:
+            while (part := await loop.run_in_executor(self._executor, next, parts, None)) is not None:
+                yield part
+        except OSError as error:
+            raise disk_error(error, self._directory) from error
 
 
 def _frames(files: OpenFiles, scanner: FrameScanner, path: Path) -> list[Frame]:

@@ -28,7 +28,8 @@ from storage.checkpoint import (
     position_of,
     read_checkpoint,
 )
-from storage.checkpoints import CHECKPOINTS_KEPT, check_blocks
+from storage.checkpoint_blocks import check_blocks
+from storage.checkpoints import CHECKPOINTS_KEPT
 from storage.disk import Disk, close_quietly
 from storage.errors import CorruptRecord, UnknownFormat
 from storage.extent import SLOT_BYTES, Extent, ExtentFile

@@ -21,7 +21,7 @@ from broker.maintenance.identifying import without_identity
 from broker.partition.salvage import Salvage
 from broker.partition.tables import UnreadableRecord
 from storage.check import CATALOGUE_DIRECTORY, Documents, Progress, check_documents, check_log, log_folders
-from storage.checkpoints import read_blocks
+from storage.checkpoint_blocks import read_blocks
 from storage.disk import Disk, LocalDisk, read_file
 from storage.document_file import LIVE, WHY_COPY, document_of, file_name_of
 from storage.errors import UnknownFormat

@@ -44,7 +44,7 @@ from broker.partition.salvage import Range, Salvage
 from broker.partition.snapshot import Snapshot
 from broker.partition.tables import UnreadableRecord
 from storage.check import CATALOGUE_DIRECTORY, Progress, log_folders
-from storage.checkpoints import read_blocks
+from storage.checkpoint_blocks import read_blocks
 from storage.disk import (
     Disk,
     LocalDisk,

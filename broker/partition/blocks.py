@@ -150,11 +150,16 @@ def drop_steps(
         yield
 
 
+def length_bytes(length: int) -> bytes:
+    """What comes before a joined body of this length."""
+    return _LENGTH.pack(length)
+
+
 def joined(bodies: Iterable[bytes]) -> bytes:
     """Bodies of records, one after the other, each behind its length."""
     parts: list[bytes] = []
     for body in bodies:
-        parts += _LENGTH.pack(len(body)), body
+        parts += length_bytes(len(body)), body
     return b"".join(parts)
 
 

@@ -56,8 +56,11 @@ async def replay_log(
     checkpoint = await log.load_checkpoint()
     since = log.start
     if checkpoint is not None and checkpoint.position >= since:
+        async for part in log.checkpoint_parts(checkpoint):
+            with patience.at_rest():
+                await slices.run(snapshot.load_steps(part))
         with patience.at_rest():
-            await slices.run(snapshot.load_steps(checkpoint))
+            await slices.run(snapshot.loaded_steps(checkpoint))
         since = checkpoint.position
     patience.again()
     replayed, size = 0, 0

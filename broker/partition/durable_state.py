@@ -32,7 +32,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from storage.log import Position, Record
+from storage.log import Block, Position, Record
 
 FIRST_KIND = 16
 """The lowest record kind that a state may have."""
@@ -63,7 +63,7 @@ class Section(Protocol):
     def changed_since(self, base: Position | None) -> Sequence[int]:
         """The blocks that frames from `base` on changed or emptied; all blocks if it is None."""
 
-    def encode(self, block: int) -> bytes:
+    def encode(self, block: int) -> Block:
         """Encode the current content of a block; empty if the block is empty."""
 
     def decode(self, block: int, data: bytes) -> None:

@@ -159,6 +159,14 @@ class Locks:
         found = self._find(token, now_ms, within)
         return None if found is None else self._subqueues[found[1].subqueue]
 
+    def references_of(
+        self, tokens: Sequence[LockToken], now_ms: int, within: int | None = None
+    ) -> list[Reference]:
+        """The messages that these tokens lock, without those whose locks are gone. `within` is as for
+        `unlock`."""
+        found = [self._find(token, now_ms, within) for token in tokens]
+        return [self._subqueues[each[1].subqueue].references[each[0]] for each in found if each is not None]
+
     def renew(
         self, tokens: Sequence[LockToken], now_ms: int, until_ms: int, within: int | None = None
     ) -> dict[int, Reason]:

@@ -133,7 +133,7 @@ class Messages:
         """What the subqueues know of their messages."""
         work = self.work
         counted = SESSION_BYTES * work.sessions + MESSAGE_OVERHEAD_BYTES * work.messages
-        return counted + work.changed_bytes + work.column_bytes
+        return counted + work.properties.memory_bytes + work.column_bytes
 
     @property
     def relocatable_bytes(self) -> int:
@@ -534,6 +534,8 @@ class Messages:
             yield 0
         for _ in self.renumbered.drop():
             yield 0
+        for _ in self.work.properties.drop():
+            yield 0
         frames = self._frames
         while frames:
             count = min(len(frames), DROPPED_AT_ONCE)
@@ -653,7 +655,9 @@ class Messages:
             sum(each.changed_bytes for each in self.subqueues),
             sum(each.column_bytes for each in self.subqueues),
         )
-        self.bodies.check(each for subqueue in self.subqueues for each in subqueue.references.values())
+        references = [each for subqueue in self.subqueues for each in subqueue.references.values()]
+        self.bodies.check(references)
+        work.properties.check(references)
         assert {id(frame): frame.live for frame in self._frames if frame.live} == live
         positions = [frame.position for frame in self._frames]
         assert positions == sorted(set(positions))

@@ -9,9 +9,10 @@ Changed properties stay in memory, up to 64 KiB per message. They are refused on
 exceed the whole quota: a full queue can still dead-letter with a reason, and yet abandoning and deferring
 cannot add properties without limit. While memory is scarce in the whole broker, a settlement may change only
 a few properties, the states of sessions stay small, and all of them together may add only so much to what was
-there (`payloads.py`). Before that, they may grow up to the memory mark and a little beyond it, each message
-counted with all that it changes, although messages that are settled together share it until they change
-again. A settlement that changes none is never refused here: it frees memory or uses none.
+there (`payloads.py`). Before that, they may grow up to the memory mark and a little beyond it. Messages with
+the same changed properties share them (`changed_properties.py`), so in memory these count once. A settlement
+counts with all that it may take: if messages had different ones, each of these with what is merged into it.
+A settlement that changes none is never refused here: it frees memory or uses none.
 
 The same holds for a full disk: what adds to durable state may add little at once, and only as much in all as
 the disk has left for it (`check_growth`). So the room that is kept for settlements is left to those that free
@@ -20,7 +21,7 @@ some.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from broker.base.errors import Reason, Refused
@@ -29,7 +30,6 @@ from broker.partition.bodies import Bodies
 from broker.partition.columns import value_bytes
 from broker.partition.payloads import PayloadShare
 from broker.partition.references import Reference
-from broker.partition.subqueue import Subqueue
 
 MIB = 1024 * 1024
 SCARCE_CHANGE_BYTES_MAX = 1024
@@ -125,19 +125,20 @@ def check_growth(disk: DiskRoom, number: int, each: int, messages: int = 1) -> b
 def check_changes(
     description: EntityDescription,
     number: int,
-    subqueues: Iterable[Subqueue],
+    used: int,
     payloads: PayloadShare,
-    change: bytes | None,
+    change: bytes,
     messages: int,
+    memory: int,
     added: int = 0,
 ) -> None:
     """Check that a settlement may change properties of some messages. Raises Refused(QUOTA_EXCEEDED), or
-    Refused(SERVER_BUSY) while memory is scarce.
+    Refused(SERVER_BUSY) if memory is scarce or becomes so.
 
-    `added` are the bytes of changes that come before it in its transaction.
+    `used` are the bytes of all changed properties in the partition, summed over the messages. `memory` is
+    what the changed properties take once they are merged with those that the messages have. `added` are the
+    bytes of changes that come before it in its transaction.
     """
-    if change is None:
-        return
     if payloads.is_scarce and len(change) > SCARCE_CHANGE_BYTES_MAX:
         raise Refused(
             Reason.SERVER_BUSY,
@@ -146,9 +147,9 @@ def check_changes(
             f"these take {len(change)}. Please wait 2 seconds and try again.",
         )
     size = len(change) * messages
-    _check_memory(payloads, size + added)
+    _check_memory(payloads, memory + added)
     limit = description.settings.max_size_mb * MIB
-    used = sum([subqueue.changed_bytes for subqueue in subqueues]) + added
+    used += added
     if used + size > limit:
         raise Refused(
             Reason.QUOTA_EXCEEDED,
@@ -156,5 +157,5 @@ def check_changes(
             f"'{description.name}', and {limit} are the "
             "maximum. Settle the messages without changing their properties.",
         )
-    if not (payloads.is_scarce or payloads.take_room(size)):
-        raise _no_room(size)
+    if not (payloads.is_scarce or payloads.take_room(memory)):
+        raise _no_room(memory)

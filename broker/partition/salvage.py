@@ -105,7 +105,9 @@ class Salvage:
         self._numbers_known = start == 0
         for checkpoint in checkpoints:
             try:
-                deque(Snapshot(self.messages).load_steps(checkpoint), maxlen=0)
+                snapshot = Snapshot(self.messages)
+                deque(snapshot.load_steps(checkpoint), maxlen=0)
+                deque(snapshot.loaded_steps(checkpoint), maxlen=0)
             except UnreadableRecord:
                 self.__post_init__()
                 continue
@@ -240,7 +242,7 @@ class Salvage:
                 self._settled.add(self._earlier[number])
             if reference is not None:
                 reference.delivery_count, reference.state = deliveries, state_of(state)
-                reference.changed = changed
+                self.messages.subqueues[subqueue].replace_changed(reference, changed)
         self.messages.apply_relocated(position, relocated)
 
     # --- the end --------------------------------------------------------------------------------------------

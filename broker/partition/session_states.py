@@ -21,11 +21,11 @@ import struct
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from broker.partition.blocks import LENGTH_BYTES, InBlocks, block_by_name, drop_steps, joined, split
+from broker.partition.blocks import LENGTH_BYTES, InBlocks, block_by_name, drop_steps, length_bytes, split
 from broker.partition.divided_table import DividedTable
 from broker.partition.durable_state import NewRecord
 from broker.partition.tables import UnreadableRecord
-from storage.log import Position, Record
+from storage.log import Block, Position, Record, whole
 
 SESSION_STATE = 48
 BLOCKS = 4_096
@@ -111,10 +111,14 @@ class SessionStates(InBlocks):
 
     # --- checkpoints ----------------------------------------------------------------------------------------
 
-    def encode(self, block: int) -> bytes:
-        """The sessions of a block."""
-        keys = self._by_block.get(block, ())
-        return joined(set_state(*key, *self.entries[key]).body for key in keys)
+    def encode(self, block: int) -> Block:
+        """The sessions of a block. Their states are not copied."""
+        parts: list[bytes] = []
+        for key in self._by_block.get(block, ()):
+            value, changed_at_ms = self.entries[key]
+            head = _head(*key, len(value), changed_at_ms)
+            parts += length_bytes(len(head) + len(value)) + head, value
+        return tuple(parts)
 
     def decode(self, block: int, data: bytes) -> None:
         """Add the sessions of a block. Raises UnreadableRecord."""
@@ -143,14 +147,18 @@ class SessionStates(InBlocks):
         assert self.state_bytes == sum(
             len(key[1]) + len(entry.value) + ENTRY_BYTES for key, entry in self.entries.items()
         )
-        assert self._block_bytes == {block: len(self.encode(block)) for block in self._by_block}
+        assert self._block_bytes == {block: len(whole(self.encode(block))) for block in self._by_block}
 
 
 def set_state(subqueue: int, session_id: bytes, state: bytes | None, changed_at_ms: int) -> NewRecord:
     """The record that sets the state of a session; None clears it."""
     size = _CLEARED if state is None else len(state)
-    head = _HEAD.pack(changed_at_ms, subqueue, len(session_id), size)
-    return NewRecord(SESSION_STATE, head + session_id + (state or b""))
+    return NewRecord(SESSION_STATE, _head(subqueue, session_id, size, changed_at_ms) + (state or b""))
+
+
+def _head(subqueue: int, session_id: bytes, size: int, changed_at_ms: int) -> bytes:
+    """What comes before the state in a record."""
+    return _HEAD.pack(changed_at_ms, subqueue, len(session_id), size) + session_id
 
 
 def _read(body: bytes) -> tuple[Key, Entry | None]:

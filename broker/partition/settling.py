@@ -158,18 +158,30 @@ class Settling:
 
         `added` are the bytes of changes that come before them in their transaction.
         """
+        if operation.changed is None:
+            return
         space = self._space
         check_changes(
             space.description,
             space.number,
-            space.messages.work.occupied.values(),
+            space.messages.work.changed_bytes,
             space.messages.payloads,
             operation.changed,
             len(operation.tokens),
+            self._memory_of(operation, operation.changed),
             added,
         )
-        if operation.changed is not None:
-            space.check_growth(len(operation.changed), len(operation.tokens))
+        space.check_growth(len(operation.changed), len(operation.tokens))
+
+    def _memory_of(self, operation: Abandon | Defer | DeadLetter | FailTransfer, changed: bytes) -> int:
+        """How much memory the changed properties may take at most, once they are merged with those that the
+        messages have."""
+        messages = self._space.messages
+        if not messages.work.changed_bytes:
+            return messages.work.properties.growth((), changed)
+        within = None if isinstance(operation, FailTransfer) else self.within(operation)
+        references = self._space.locks.references_of(operation.tokens, self._space.arrived_ms, within)
+        return messages.work.properties.growth(references, changed)
 
     def _remove(self, subqueue: Subqueue, references: list[Reference]) -> None:
         self._space.mark(Mark(records.REMOVED, subqueue.number, _references.numbers(references)))

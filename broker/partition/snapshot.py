@@ -19,7 +19,8 @@ Tables are as in `records.py`, little endian.
          8     8  latest enqueued time                2     2  flags: 1 = expiries, 2 = delivery counts,
                                                                4 = states, 8 = a column part,
                                                                16 = renumbered messages follow,
-                                                               32 = packed
+                                                               32 = packed,
+                                                               64 = changed properties at the end
                                                       4     2  frames f
                                                       6     2  messages with changed properties c
                                                       8    8f  positions of the frames that hold the messages
@@ -29,6 +30,7 @@ Tables are as in `records.py`, little endian.
                                                       …    4n  sizes
                                                       …    4n  delivery counts
                                                       …    4c  sizes of the changed properties
+                                                               (without flag 64)
                                                       …    2n  sequence numbers, relative to the block,
                                                                ascending
                                                       …    2n  frames, by index in the table above
@@ -36,9 +38,15 @@ Tables are as in `records.py`, little endian.
                                                       …    2c  indices of the messages with changed
                                                                properties
                                                       …     …  changed properties, concatenated
+                                                               (without flag 64)
                                                       …     …  column part (`columns.py`)
                                                       …     2  renumbered messages r (`renumbered.py`)
                                                       …    2r  their indices
+
+With flag 64, which is always written now if any are changed, messages with the same changed properties share
+them. The size of all tables (4 bytes, packed if they are) comes directly after these first 8 bytes. The last
+tables are: 2 bytes with the number of different changed properties d, for each message that has some the
+index of its own among them (2c), and their sizes (4d). They themselves follow the tables, concatenated.
 
 In the blocks of a topic's subscriptions, everything after these first 8 bytes is packed (zlib), and the
 tables of 8-byte numbers, of offsets, of sequence numbers and of frames hold differences: each number less the
@@ -69,13 +77,13 @@ from broker.partition.records import read_columns
 from broker.partition.references import StoredFrame
 from broker.partition.replaying import state_of
 from broker.partition.tables import UnreadableRecord, read_table, table
-from storage.log import Checkpoint, Position
+from storage.log import Block, Checkpoint, Position, whole
 from storage.log import Section as StoredSection
 
 _COUNTERS = struct.Struct("<QQ")
 _MESSAGES = struct.Struct("<HHHH")
 _HAS_EXPIRIES, _HAS_DELIVERY_COUNTS, _HAS_STATES, _HAS_COLUMNS, _HAS_RENUMBERED = 1, 2, 4, 8, 16
-_IS_PACKED = 32
+_IS_PACKED, _HAS_SHARED = 32, 64
 _PACKING_LEVEL = 1
 _PACKED_BYTES_AT_FIRST = 4
 """What a message of a packed block is taken to need before any was packed."""
@@ -84,7 +92,9 @@ _MEASURED_MAX = 64 * BLOCK_MESSAGES
 _UNPACKED_BYTES_MAX = 1 << 30
 """Far more than any block has: 1,024 messages have changed properties of 64 KiB each at most."""
 _RENUMBERED = struct.Struct("<H")
-_ROW_BYTES_MAX = 3 * 8 + 3 * 4 + 4 * 2 + columns.MESSAGE_BYTES
+_SHARED = struct.Struct("<H")
+_TABLES_BYTES = struct.Struct("<I")
+_ROW_BYTES_MAX = 3 * 8 + 4 * 4 + 5 * 2 + columns.MESSAGE_BYTES
 """The most that a message takes: a row of each table, and a frame of its own."""
 _TABLE_ROW_BYTES = 40
 """What a block takes in the table of all blocks."""
@@ -116,6 +126,40 @@ def _unpacked(view: memoryview) -> bytes:
     return data
 
 
+def _divided(view: memoryview) -> tuple[memoryview, memoryview]:
+    """A block with changed properties at its end: the tables, and these. Raises UnreadableRecord."""
+    if len(view) < _TABLES_BYTES.size:
+        raise UnreadableRecord("a block of a checkpoint ends before its tables")
+    end = _TABLES_BYTES.size + _TABLES_BYTES.unpack_from(view)[0]
+    if end > len(view):
+        raise UnreadableRecord(f"a block of a checkpoint has {len(view)} bytes, but its tables end at {end}")
+    return view[_TABLES_BYTES.size : end], view[end:]
+
+
+def _read_shared(
+    view: memoryview, offset: int, messages: int, values: memoryview
+) -> tuple[Sequence[bytes], int]:
+    """The changed properties of so many messages; also returns the offset after their tables. Raises
+    UnreadableRecord."""
+    if offset + _SHARED.size > len(view):
+        raise UnreadableRecord("a block of a checkpoint ends before its changed properties")
+    (count,) = _SHARED.unpack_from(view, offset)
+    places, end = read_table("H", view, offset + _SHARED.size, messages)
+    sizes, end = read_table("I", view, end, count)
+    if sum(sizes) != len(values) or (places and max(places) >= count):
+        raise UnreadableRecord(
+            f"a block of a checkpoint ends with {len(values)} bytes, which do not fit its tables"
+        )
+    different = _cut(values, sizes)
+    return [different[place] for place in places], end
+
+
+def _cut(view: memoryview, sizes: Sequence[int]) -> list[bytes]:
+    """The byte strings of these sizes, which follow each other."""
+    ends = list(accumulate(sizes))
+    return [bytes(view[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+
+
 class Taking:
     """A snapshot being taken, one block at a time. No record may be applied to the state until it is
     finished."""
@@ -126,7 +170,7 @@ class Taking:
         """`changed` lists the blocks to take. `earlier` is a finished snapshot of this same state; its blocks
         are not encoded again."""
         self._changed = changed
-        self._blocks: list[dict[int, bytes]] = [{} for _ in changed]
+        self._blocks: list[dict[int, Block]] = [{} for _ in changed]
         self._earlier = [{} for _ in changed] if earlier is None else earlier._blocks
 
     def steps(self) -> Iterator[None]:
@@ -189,8 +233,8 @@ class Snapshot:
         )
 
     def load_steps(self, checkpoint: Checkpoint) -> Iterator[None]:
-        """Restore the state into new `Messages`, one block at most per step. The caller must then run
-        `finish_steps`.
+        """Restore the state, or one part of it, into new `Messages`, one block at most per step. Once all
+        parts are loaded, the caller must run `loaded_steps`, and then `Messages.finish_steps`.
 
         Raises UnreadableRecord.
         """
@@ -206,13 +250,19 @@ class Snapshot:
                     "to this release"
                 )
             for block in sorted(stored.blocks):
-                section.decode(block, stored.blocks[block])
+                section.decode(block, whole(stored.blocks[block]))
                 yield
-            yield from section.decoded(stored.taken)
+
+    def loaded_steps(self, checkpoint: Checkpoint) -> Iterator[None]:
+        """Finish loading a checkpoint, once all parts of it were loaded."""
+        own = {section.name: section for section in self._sections}
+        for stored in checkpoint.sections:
+            if stored.name:
+                yield from own[stored.name].decoded(stored.taken)
 
     def _load_v1(self, checkpoint: Checkpoint) -> Iterator[None]:
         messages = self._messages
-        yield from snapshot_v1.load(messages, checkpoint.sections[0].blocks[0])
+        yield from snapshot_v1.load(messages, whole(checkpoint.sections[0].blocks[0]))
         for subqueue in messages.subqueues:
             numbers = iter(subqueue.references)
             while part := list(islice(numbers, BLOCK_MESSAGES)):
@@ -271,7 +321,7 @@ class _MessagesSection:
     def changed_since(self, base: Position | None) -> Sequence[int]:
         return self._blocks.changed_since(base)
 
-    def encode(self, block: int) -> bytes:
+    def encode(self, block: int) -> Block:
         subqueue, first = place_of(block)
         first |= self._messages.first_number
         known = self._messages.subqueues[subqueue].references
@@ -282,6 +332,7 @@ class _MessagesSection:
             frame: place for place, frame in enumerate(dict.fromkeys([each.frame for each in references]))
         }
         changed = [(place, each.changed) for place, each in enumerate(references) if each.changed is not None]
+        different = {value: place for place, value in enumerate(dict.fromkeys([each for _, each in changed]))}
         expiries = [each.expires_at_ms or 0 for each in references]
         deliveries = [each.delivery_count for each in references]
         states = [each.state for each in references]
@@ -297,6 +348,7 @@ class _MessagesSection:
             | (_HAS_COLUMNS if column_part else 0)
             | (_HAS_RENUMBERED if places_of_renumbered else 0)
             | (_IS_PACKED if subqueue >= OWN_END else 0)
+            | (_HAS_SHARED if changed else 0)
         )
         ascending = _differences if flags & _IS_PACKED else table
         head = _MESSAGES.pack(len(references), flags, len(places), len(changed))
@@ -308,21 +360,24 @@ class _MessagesSection:
                 ascending("I", [each.offset for each in references]),
                 table("I", [each.size for each in references]),
                 table("I", deliveries) if flags & _HAS_DELIVERY_COUNTS else b"",
-                table("I", [len(each) for _, each in changed]),
                 ascending("H", [each.sequence_number - first for each in references]),
                 ascending("H", [places[each.frame] for each in references]),
                 table("H", states) if flags & _HAS_STATES else b"",
                 table("H", [place for place, _ in changed]),
-                *(each for _, each in changed),
                 column_part,
                 _RENUMBERED.pack(len(places_of_renumbered)) if places_of_renumbered else b"",
                 table("H", places_of_renumbered),
+                _SHARED.pack(len(different)) if changed else b"",
+                table("H", [different[each] for _, each in changed]),
+                table("I", map(len, different)),
             ]
         )
         if flags & _IS_PACKED:
             tables = zlib.compress(tables, _PACKING_LEVEL)
         measured = self._packed if flags & _IS_PACKED else self._unpacked
-        measured.add(len(head) + len(tables) - sum([len(each) for _, each in changed]), len(references))
+        measured.add(len(head) + len(tables), len(references))
+        if changed:  # which are not copied: there may be 64 MiB of them in a block
+            return head + _TABLES_BYTES.pack(len(tables)) + tables, *different
         return head + tables
 
     def decode(self, block: int, data: bytes) -> None:
@@ -333,6 +388,9 @@ class _MessagesSection:
         view = memoryview(data)
         count, flags, frame_count, changed_count = _MESSAGES.unpack_from(view)
         view, read_ascending = view[_MESSAGES.size :], read_table
+        values = view[len(view) :]
+        if flags & _HAS_SHARED:
+            view, values = _divided(view)
         if flags & _IS_PACKED:
             view, read_ascending = memoryview(_unpacked(view)), _read_differences
         positions, end = read_ascending("Q", view, 0, frame_count)
@@ -341,23 +399,24 @@ class _MessagesSection:
         offsets, end = read_ascending("I", view, end, count)
         sizes, end = read_table("I", view, end, count)
         deliveries, end = read_table("I", view, end, count if flags & _HAS_DELIVERY_COUNTS else 0)
-        changed_sizes, end = read_table("I", view, end, changed_count)
+        changed_sizes, end = read_table("I", view, end, 0 if flags & _HAS_SHARED else changed_count)
         places, end = read_ascending("H", view, end, count)
         frame_places, end = read_ascending("H", view, end, count)
         states, end = read_table("H", view, end, count if flags & _HAS_STATES else 0)
         changed_places, end = read_table("H", view, end, changed_count)
-        whole = end + sum(changed_sizes)
+        at = end + sum(changed_sizes)
         column_lists = NO_COLUMNS
         if flags & _HAS_COLUMNS:
-            column_lists, whole = read_columns(view, whole, count)
+            column_lists, at = read_columns(view, at, count)
         renumbered: Sequence[int] = ()
         if flags & _HAS_RENUMBERED:
-            (renumbered_count,), whole = _RENUMBERED.unpack(view[whole : whole + 2]), whole + 2
-            renumbered, whole = read_table("H", view, whole, renumbered_count)
-        if whole != len(view):
-            raise UnreadableRecord(
-                f"a block of a checkpoint has {len(view)} bytes, but its tables need {whole}"
-            )
+            (renumbered_count,), at = _RENUMBERED.unpack(view[at : at + 2]), at + 2
+            renumbered, at = read_table("H", view, at, renumbered_count)
+        changed: Sequence[bytes] = _cut(view[end:], changed_sizes)
+        if flags & _HAS_SHARED:
+            changed, at = _read_shared(view, at, changed_count, values)
+        if at != len(view):
+            raise UnreadableRecord(f"a block of a checkpoint has {len(view)} bytes, but its tables need {at}")
         frames = [self._frame(position) for position in positions]
         # Let equal times and sizes share one object each; reading a table creates one per message.
         shared: dict[int, int] = {}
@@ -382,12 +441,8 @@ class _MessagesSection:
             reference.delivery_count = delivery_count
         for reference, state in zip(references, states, strict=False):
             reference.state = state_of(state)
-        changed = b""
-        for place, size in zip(changed_places, changed_sizes, strict=True):
-            if changed != view[end : end + size]:  # neighbours share what one settlement changed
-                changed = bytes(view[end : end + size])
-            references[place].changed = changed
-            end += size
+        for place, value in zip(changed_places, changed, strict=True):
+            references[place].changed = value
         for place in renumbered:
             self._messages.renumbered.add(references[place])
         self._messages.subqueues[number].bring_back(references)
@@ -418,9 +473,7 @@ class _MessagesSection:
         rows = min(changed * BLOCK_MESSAGES, own) * _ROW_BYTES_MAX + heads
         if count > own:
             rows += self._packed.size_of(min(changed * BLOCK_MESSAGES, count - own))
-        properties = 0
-        if changed:
-            properties = self._messages.work.changed_bytes + self._messages.work.column_bytes
+        properties = self._properties_in(changed) + (self._messages.work.column_bytes if changed else 0)
         return rows + properties + blocks * _TABLE_ROW_BYTES
 
     def size(self) -> int:
@@ -428,7 +481,12 @@ class _MessagesSection:
         messages = self._messages
         rows = self._unpacked.size_of(messages.own_count)
         rows += self._packed.size_of(messages.count - messages.own_count)
-        return rows + messages.work.changed_bytes + len(self._blocks) * _TABLE_ROW_BYTES
+        return rows + self._properties_in(len(self._blocks)) + len(self._blocks) * _TABLE_ROW_BYTES
+
+    def _properties_in(self, blocks: int) -> int:
+        """The most that changed properties take in some blocks: each of them once in every block."""
+        work = self._messages.work
+        return min(work.changed_bytes, work.properties.memory_bytes * blocks)
 
     def needed_from(self) -> Position | None:
         return self._messages.first_live()

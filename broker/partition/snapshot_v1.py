@@ -125,7 +125,7 @@ def _load_subqueue(
         subqueue.bring_back(sorted(references, key=attrgetter("sequence_number")))
         yield
     for at, (place, size) in enumerate(zip(changed_places, changed_sizes, strict=True), 1):
-        subqueue.references[numbers[place]].changed = bytes(view[end : end + size])
+        subqueue.replace_changed(subqueue.references[numbers[place]], bytes(view[end : end + size]))
         end += size
         if not at % AT_ONCE:
             yield

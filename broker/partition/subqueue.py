@@ -17,13 +17,12 @@ Message sessions: if the messages belong to sessions, `sessions` has the order o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 
 from broker.base.sifted_heap import SiftedHeap
 from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.entities.roles import SubqueueDescription
-from broker.message.changes import merge_changes
 from broker.partition import _references
 from broker.partition._untracked import untrack
 from broker.partition.chunked_table import ChunkedTable
@@ -187,7 +186,7 @@ class Subqueue:
         self.references[number] = reference
         self._work.occupied[self.number] = self
         self._work.messages += 1
-        self._add(reference.size, 0 if reference.changed is None else len(reference.changed))
+        self._add(reference.size, self._work.properties.hold_one(reference))
         if type(reference) is not Reference:
             self._add_columns((reference,))
         if self._order is not None:
@@ -259,6 +258,7 @@ class Subqueue:
         self.references.add([reference.sequence_number for reference in references], references)
         self._work.occupied[self.number] = self
         self._work.messages += self.references.count - before
+        self._add(0, self._work.properties.hold(references))
 
     def watch_lives(
         self, first: int, lives: dict[int, int | None], life_column: Sequence[int | None]
@@ -306,7 +306,7 @@ class Subqueue:
         if self.sessions is not None:
             self.sessions.remove(removed)
         if self.changed_bytes:
-            changed = sum(len(reference.changed) for reference in removed if reference.changed is not None)
+            changed = self._work.properties.release(removed)
         self._work.messages -= len(removed)
         self._add(-size, -changed, -columns)
         self.deferred -= deferred
@@ -527,16 +527,13 @@ class Subqueue:
                 self.available -= 1
                 self.deferred += 1
 
-    def change(self, references: Iterable[Reference], changed: bytes) -> None:
-        """Merge changed properties into those that the messages already have. Neighbours with the same ones
-        share them afterwards."""
-        last, merged = None, merge_changes(None, changed)
-        for reference in references:
-            before = reference.changed
-            if before is not last:
-                last, merged = before, merge_changes(before, changed)
-            reference.changed = merged
-            self._add(0, (len(merged) if merged else 0) - (len(before) if before else 0))
+    def change(self, references: Collection[Reference], changed: bytes) -> None:
+        """Merge changed properties into those that the messages already have."""
+        self._add(0, self._work.properties.change(references, changed))
+
+    def replace_changed(self, reference: Reference, changed: bytes | None) -> None:
+        """Give a message other changed properties than those it has, or none."""
+        self._add(0, self._work.properties.replace(reference, changed))
 
     def _lock(self, references: Sequence[Reference], lease: Lease) -> None:
         lease.references.extend(references)
@@ -588,7 +585,7 @@ class Subqueue:
         references = self.references
         order = Order(references)
         self.locked = self.deferred = self.scheduled = 0
-        self._add(-self.bytes, -self.changed_bytes, -self.column_bytes)
+        self._add(-self.bytes, 0, -self.column_bytes)
         has_sessions = self.has_columns and self.role.has_sessions
         strays: list[int] = []
         latest = -1
@@ -601,7 +598,7 @@ class Subqueue:
                 self._add_to_sessions(reference for _, reference in part)
             ascending: list[int] = []
             expiring: list[int] = []
-            size = changed = 0
+            size = 0
             for number, reference in part:
                 if number > latest:
                     ascending.append(number)
@@ -609,8 +606,6 @@ class Subqueue:
                 else:
                     strays.append(number)
                 size += reference.size
-                if reference.changed is not None:
-                    changed += len(reference.changed)
                 if reference.state is SCHEDULED:
                     self.scheduled += 1
                     self._watch_time(reference)
@@ -619,7 +614,7 @@ class Subqueue:
                     self.deferred += 1
                 if reference.expires_at_ms is not None:
                     expiring.append(number)
-            self._add(size, changed)
+            self._add(size)
             if ascending:
                 order.extend(ascending)
             if expiring:

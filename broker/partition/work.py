@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 from broker.partition.changed_counts import ChangedCounts
+from broker.partition.changed_properties import ChangedProperties
 from broker.partition.timed import Timed
 
 S = TypeVar("S")
@@ -18,7 +19,7 @@ class Work(Generic[S]):
 
     __slots__ = (
         "bytes", "changed", "changed_bytes", "column_bytes", "columned", "indexed", "messages", "occupied",
-        "sessions", "timed",
+        "properties", "sessions", "timed",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -33,5 +34,6 @@ class Work(Generic[S]):
         self.timed = Timed()
         """The `expiry` of all subqueues."""
         self.changed = ChangedCounts()
+        self.properties = ChangedProperties()
         self.sessions = 0
         """How many message sessions the indexes of all subqueues have."""

@@ -11,7 +11,7 @@ import structlog
 
 from storage.checkpoint import CHECKPOINT_SUFFIX
 from storage.errors import CorruptRecord
-from storage.log import Checkpoint, Log, Section
+from storage.log import Checkpoint, Log, Section, whole
 from tests.support.logs import acquired, append, contents, flat
 from tests.support.recording_disk import RecordingDisk
 
@@ -37,7 +37,7 @@ class Owner:
             since = checkpoint.position
             [section] = checkpoint.sections
             for number in sorted(section.blocks):
-                entries = section.blocks[number].split(b"|")
+                entries = whole(section.blocks[number]).split(b"|")
                 self.bodies += entries
                 self.places += [section.taken[number] - 1] * len(entries)
         async for frame in log.replay(since):

@@ -16,6 +16,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from broker.partition import dead_lettering, delivery_count, expiries, lock_expiry, schedule
 from broker.partition.browsing import Browsing
+from broker.partition.changed_properties import ChangedProperties
 from broker.partition.deleting import Deleting
 from broker.partition.delivering import Delivering
 from broker.partition.duplicates import Duplicates
@@ -25,7 +26,6 @@ from broker.partition.origins import Origins
 from broker.partition.promises import Promises
 from broker.partition.session_locks import SessionLocks
 from broker.partition.settling import Settling
-from broker.partition.subqueue import Subqueue
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.transactions import Transactions
 from tests.property.test_partition_model import LONG, PartitionMachine
@@ -64,7 +64,7 @@ MUTANTS = [
     ),
     Mutant(
         "changed properties replace earlier ones",
-        Subqueue.change,
+        ChangedProperties.change,
         "merge_changes(before, changed)",
         "changed",
     ),

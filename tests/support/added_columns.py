@@ -36,7 +36,7 @@ from broker.partition.payloads import PayloadBudget
 from broker.partition.replay import LogReplay
 from broker.partition.salvage import Salvage
 from broker.partition.snapshot import Snapshot
-from storage.log import FRAME_HEADER_BYTES, Commit, Frame, Position
+from storage.log import FRAME_HEADER_BYTES, Commit, Frame, Position, whole
 from tests.support.partition_harness import NUMBER, Harness, one
 
 BODIES = [b"one", b"two", b"three"]
@@ -110,14 +110,16 @@ def kept_by_checkpoints_compaction_and_repair() -> None:
     deque(taking.steps(), maxlen=0)
     checkpoint = taking.checkpoint(Position(1_000))
     assert Snapshot(messages).cost(None) >= sum(
-        len(block) for section in checkpoint.sections for block in section.blocks.values()
+        len(whole(block)) for section in checkpoint.sections for block in section.blocks.values()
     )
     again = Messages(NUMBER, QUEUE_SUBQUEUES, PayloadBudget(0, 0), 20)
     sections = [
         replace(section, taken=dict.fromkeys(section.blocks, checkpoint.position))
         for section in checkpoint.sections
     ]
-    deque(Snapshot(again).load_steps(replace(checkpoint, sections=tuple(sections))), maxlen=0)
+    snapshot, checkpoint = Snapshot(again), replace(checkpoint, sections=tuple(sections))
+    deque(snapshot.load_steps(checkpoint), maxlen=0)
+    deque(snapshot.loaded_steps(checkpoint), maxlen=0)
     deque(again.finish_steps(0), maxlen=0)
     again.check()
     assert seen(again) == expected, "from a checkpoint"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from storage.file_log import FileLog
 from storage.file_store import FileLogStore
-from storage.log import Checkpoint, Log, Position, Section
+from storage.log import Checkpoint, Log, Position, Section, whole
 from tests.support.faulty_disk import FaultyDisk
 
 ENTITY = "orders#1"
@@ -77,7 +77,7 @@ async def save_twice(log: Log, position: Position | None = None) -> None:
 
 def state_of(checkpoint: Checkpoint | None) -> bytes | None:
     """The state in such a checkpoint."""
-    return None if checkpoint is None else checkpoint.sections[0].blocks[0].removeprefix(b"state: ")
+    return None if checkpoint is None else whole(checkpoint.sections[0].blocks[0]).removeprefix(b"state: ")
 
 
 def flip(path: Path, offset: int) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from storage.errors import CommitFailed, CorruptRecord, DiskFailed, DiskFull
 from storage.log import (
     FRAME_HEADER_BYTES,
+    Block,
     Checkpoint,
     Commit,
     Frame,
@@ -23,6 +24,7 @@ from storage.log import (
     Position,
     RoomLock,
     Section,
+    whole,
 )
 
 
@@ -163,6 +165,9 @@ class MemoryLog:
     async def load_checkpoint(self) -> Checkpoint | None:
         return self.disk.checkpoint
 
+    async def checkpoint_parts(self, checkpoint: Checkpoint) -> AsyncIterator[Checkpoint]:
+        yield checkpoint
+
     async def replay(self, since: Position) -> AsyncIterator[Frame]:
         assert since >= self.start
         for position in [each for each in self.disk.frames if each >= since]:
@@ -281,9 +286,9 @@ class MemoryLog:
         is_complete |= len(kept) < 2
         base = {} if is_complete else {each.name: each for each in kept[1].sections}
         newest = {each.name: each for each in kept[0].sections} if len(kept) == 2 else {}
-        whole: list[Section] = []
+        sections: list[Section] = []
         for section in checkpoint.sections:
-            blocks: dict[int, bytes] = {}
+            blocks: dict[int, Block] = {}
             taken: dict[int, Position] = {}
             if section.name in base:
                 still = newest[section.name].blocks
@@ -291,14 +296,14 @@ class MemoryLog:
                     number: data for number, data in base[section.name].blocks.items() if number in still
                 }
                 taken = {number: base[section.name].taken[number] for number in blocks}
-            blocks.update(section.blocks)
+            blocks.update({number: whole(block) for number, block in section.blocks.items()})
             taken.update(dict.fromkeys(section.blocks, checkpoint.position))
             there = [number for number, data in blocks.items() if data]
-            whole.append(
+            sections.append(
                 replace(section, blocks={each: blocks[each] for each in there},
                 taken={each: taken[each] for each in there})
             )  # fmt: skip
-        self.disk.checkpoints = [Checkpoint(checkpoint.position, tuple(whole)), *kept[:1]]
+        self.disk.checkpoints = [Checkpoint(checkpoint.position, tuple(sections)), *kept[:1]]
         self.disk.has_damaged_checkpoint = False
 
     async def roll(self) -> None:

@@ -12,7 +12,7 @@ from broker.partition.payloads import PayloadBudget
 from broker.partition.records import Enqueued, Mark
 from broker.partition.references import StoredFrame
 from broker.partition.snapshot import Snapshot
-from storage.log import FRAME_HEADER_BYTES, Checkpoint, Commit, Frame, Position
+from storage.log import FRAME_HEADER_BYTES, Checkpoint, Commit, Frame, Position, whole
 
 NUMBER = 3
 """The partition's number."""
@@ -48,8 +48,9 @@ def send(messages: Messages, position: int, count: int) -> int:
 def loaded(checkpoint: Checkpoint) -> Messages:
     """The messages of a checkpoint."""
     again = fresh()
-    for _ in Snapshot(again).load_steps(checkpoint):
-        pass
+    snapshot = Snapshot(again)
+    deque(snapshot.load_steps(checkpoint), maxlen=0)
+    deque(snapshot.loaded_steps(checkpoint), maxlen=0)
     deque(again.finish_steps(0), maxlen=0)
     again.check()
     return again
@@ -83,7 +84,7 @@ def live_frames(messages: Messages) -> list[StoredFrame]:
 
 def changed_blocks(checkpoint: Checkpoint) -> dict[int, bytes]:
     """The blocks of messages in a checkpoint."""
-    return dict(checkpoint.sections[1].blocks)
+    return {number: whole(block) for number, block in checkpoint.sections[1].blocks.items()}
 
 
 def varied() -> Messages:

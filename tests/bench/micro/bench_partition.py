@@ -116,7 +116,9 @@ def checkpoints(count: int = 62_500) -> tuple[float, float]:
     saved = time.process_time() - began
     began = time.process_time()
     again = Messages(3, QUEUE_SUBQUEUES, PayloadBudget(0, 0), 20)
-    deque(Snapshot(again).load_steps(checkpoint), maxlen=0)
+    snapshot = Snapshot(again)
+    deque(snapshot.load_steps(checkpoint), maxlen=0)
+    deque(snapshot.loaded_steps(checkpoint), maxlen=0)
     deque(again.finish_steps(0), maxlen=0)
     loaded = time.process_time() - began
     assert again.count == messages.count

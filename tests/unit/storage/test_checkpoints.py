@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from storage import checkpoints
 from storage.checkpoints import Checkpoints
 from storage.errors import CommitFailed, CorruptRecord, DiskFailed
-from storage.log import Position
+from storage.log import Position, whole
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.recording_disk import RecordingDisk
 from tests.support.saved_checkpoints import ROOT, files, found, save
@@ -22,7 +22,7 @@ def blocks_in(kept: Checkpoints, disk: RecordingDisk) -> dict[int, bytes]:
     assert checkpoint is not None
     [section] = checkpoint.sections
     assert (section.name, section.version) == ("state", 3)
-    return dict(section.blocks)
+    return {number: whole(block) for number, block in section.blocks.items()}
 
 
 def test_the_two_newest_are_kept_and_the_log_is_trimmed_to_the_older() -> None:

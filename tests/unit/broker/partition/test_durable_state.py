@@ -27,7 +27,7 @@ from broker.partition.task import PartitionTask
 from broker.partition.task_limits import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.file_store import FileLogStore
-from storage.log import FRAME_HEADER_BYTES, RECORD_HEADER_BYTES, Checkpoint
+from storage.log import FRAME_HEADER_BYTES, RECORD_HEADER_BYTES, Block, Checkpoint
 from tests.support.keyed_state import BLOCKS, REMOVED, Change, KeyedState, block_of, put, register
 from tests.support.logs import flip
 from tests.support.partition_asking import WAIT_S, ask
@@ -89,7 +89,7 @@ async def test_a_checkpoint_writes_the_changed_blocks_and_drops_empty_ones() -> 
     harness = Harness()
     keys = [b"%d" % number for number in range(100)]
     await change(harness, *(put(key, b"x" * 10) for key in keys))
-    written: list[Mapping[int, bytes]] = []
+    written: list[Mapping[int, Block]] = []
     save = harness.log.save_checkpoint
 
     for records in ([], [put(keys[0], b"new")], [durable_state.NewRecord(REMOVED, keys[1])]):

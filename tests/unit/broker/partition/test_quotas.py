@@ -23,6 +23,7 @@ from broker.operations.sessions import AcceptSession, SessionAccepted, SetSessio
 from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, RenewLocks, Settled
 from broker.operations.streams import EARLIEST, CreateCursor, CursorState, SendSinkBatch, SinkBatchSent
 from broker.operations.transfers import HandedOver, HandOver
+from broker.partition.changed_properties import VALUE_BYTES
 from broker.partition.dead_lettering import EXPIRED, MAX_DELIVERIES
 from broker.partition.quotas import check_size, freed_by
 from storage.errors import DiskFull
@@ -120,14 +121,16 @@ async def test_while_memory_is_scarce_all_settlements_together_change_little_unt
 ):
     harness, other = Harness(QueueSettings(requires_session=True)), Harness()
     other.share_with(harness)
-    harness.budget.growth_bytes_min = 1_000
+    harness.budget.growth_bytes_min = 3 * (VALUE_BYTES + len(change(300))) + 100
     await other.send(*[b"x"] * 8)
     tokens = (await other.receive(1, 8)).tokens
     one(await harness.do(1, AcceptSession(MAIN, b"mine")), SessionAccepted)
     harness.budget.set_scarce(True)
-    size = len(change(300))
-    assert one(await other.do(1, Defer(tokens[:3], change(300))), Settled).failures == {}
-    for growing in (Defer(tokens[3:4], change(300)), Abandon(tokens[3:4], change(1_000 - 3 * size))):
+    for number in range(3):
+        changed = change(300, f"n{number}00")
+        defer = Defer(tokens[number : number + 1], changed)
+        assert one(await other.do(1, defer), Settled).failures == {}
+    for growing in (Defer(tokens[3:4], change(300)), Abandon(tokens[3:4], change(10))):
         refused = one(await other.do(1, growing), Failed)
         assert refused.reason is Reason.SERVER_BUSY and "memory" in refused.description
     state = SetSessionState(MAIN, b"mine", ClientId(1), b"z" * 300, states_max=9)
@@ -216,14 +219,11 @@ async def test_changed_properties_count_until_their_message_is_gone() -> None:
     assert changed is not None
     lease = await harness.receive(2)
     await harness.do(2, Abandon(lease.tokens, changed))
-    assert harness.budget.state_bytes == MESSAGE_OVERHEAD_BYTES + len(changed)
+    assert harness.budget.state_bytes == MESSAGE_OVERHEAD_BYTES + VALUE_BYTES + len(changed)
     await harness.restart()
     lease = await harness.receive(2)
-    assert (
-        harness.task.counts()[MAIN].bytes
-        == 1 + harness.budget.state_bytes
-        == 1 + MESSAGE_OVERHEAD_BYTES + len(changed)
-    )
+    assert harness.budget.state_bytes == MESSAGE_OVERHEAD_BYTES + VALUE_BYTES + len(changed)
+    assert harness.task.counts()[MAIN].bytes == 1 + MESSAGE_OVERHEAD_BYTES + len(changed)
     await harness.do(2, Complete(lease.tokens))
     assert harness.budget.state_bytes == 0
 
@@ -254,22 +254,60 @@ async def test_a_shared_message_gives_its_bytes_back_with_the_last_copy() -> Non
 
 
 @pytest.mark.parametrize("kind", [Abandon, Defer, DeadLetter])
-async def test_changed_properties_count_for_each_message_against_the_room_up_to_the_mark(
+async def test_changed_properties_count_against_the_room_up_to_the_mark(
     kind: type[Abandon] | type[Defer] | type[DeadLetter],
 ) -> None:
-    """They are shared, but may be changed one by one later."""
     harness = Harness(QueueSettings(max_size_mb=1_024))
     budget = harness.budget
     budget.growth_bytes_min = 0
     await harness.send(*[b"x"] * 20)
     tokens = (await harness.receive(1, 20)).tokens
-    budget.set_room(10 * len(change(32_000)))
-    refused = one(await harness.do(1, kind(tokens[:11], change(32_000))), Failed)
-    assert refused.reason is Reason.SERVER_BUSY
-    assert one(await harness.do(1, kind(tokens[:10], change(32_000))), Settled).failures == {}
-    refused = one(await harness.do(1, kind(tokens[10:11], change(32_000))), Failed)
+    budget.set_room(3 * (VALUE_BYTES + len(change(32_000))))
+    for number in range(3):
+        changed = change(32_000, f"n{number}00")
+        assert one(await harness.do(1, kind(tokens[number : number + 1], changed)), Settled).failures == {}
+    refused = one(await harness.do(1, kind(tokens[3:4], change(32_000))), Failed)
     assert refused.reason is Reason.SERVER_BUSY, "until the next look at the memory in use"
-    assert one(await harness.do(1, kind(tokens[10:], None)), Settled).failures == {}
+    assert one(await harness.do(1, kind(tokens[3:], None)), Settled).failures == {}
+
+
+async def test_changed_properties_count_once_while_they_are_shared_and_in_full_from_then_on() -> None:
+    harness = Harness(QueueSettings(max_size_mb=1_024, max_delivery_count=100))
+    budget = harness.budget
+    budget.growth_bytes_min = 0
+    size = VALUE_BYTES + len(change(32_000))
+    await harness.send(*[b"x"] * 20)
+    budget.set_room(size)
+    tokens = (await harness.receive(1, 20)).tokens
+    assert one(await harness.do(1, Abandon(tokens, change(32_000))), Settled).failures == {}
+    assert budget.state_bytes == 20 * MESSAGE_OVERHEAD_BYTES + size
+    budget.set_room(4 * size)
+    tokens = (await harness.receive(1, 20)).tokens
+    for number in range(3):
+        small = change(10, f"n{number}")
+        assert one(await harness.do(1, Abandon(tokens[number : number + 1], small)), Settled).failures == {}
+    refused = one(await harness.do(1, Abandon(tokens[3:4], change(10, "n3"))), Failed)
+    assert refused.reason is Reason.SERVER_BUSY, "each gets 32,000 bytes of its own"
+    assert budget.state_bytes >= 20 * MESSAGE_OVERHEAD_BYTES + 4 * size
+
+
+async def test_receivers_that_alternate_share_changed_properties_before_a_restart_and_after_it() -> None:
+    harness = Harness(QueueSettings(max_size_mb=1_024))
+    await harness.send(*[b"x"] * 40)
+    tokens = (await harness.receive(1, 40)).tokens
+    for name in ("one", "two"):
+        for begin in (0, 20):
+            some = [
+                tokens[place] for place in range(begin, begin + 20) if (place % 2 == 0) == (name == "one")
+            ]
+            await harness.do(1, Defer(some, change(10_000, name)))
+    size = 40 * MESSAGE_OVERHEAD_BYTES + 2 * (VALUE_BYTES + len(change(10_000, "one")))
+    assert harness.budget.state_bytes == size
+    await harness.restart()
+    await harness.peek()
+    assert harness.budget.state_bytes == size
+    changed = [reference.changed for reference in harness.subqueues[0].references.values()]
+    assert len({id(each) for each in changed}) == 2
 
 
 async def test_messages_that_shared_changes_share_those_that_are_merged_into_them() -> None:

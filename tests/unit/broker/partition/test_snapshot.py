@@ -6,18 +6,21 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 
+from broker.entities.roles import OWN_END
+from broker.message.changes import encode_changes
 from broker.partition import records
 from broker.partition import snapshot as snapshot_module
-from broker.partition.blocks import BLOCK_MESSAGES
+from broker.partition.blocks import BLOCK_MESSAGES, SUBQUEUE_SHIFT
 from broker.partition.gradual_sort import AT_ONCE
 from broker.partition.messages import Messages
 from broker.partition.records import Mark, Relocated
 from broker.partition.snapshot import Snapshot
 from broker.partition.tables import UnreadableRecord
-from storage.log import Checkpoint, Position, Section
+from storage.log import Checkpoint, Position, Section, whole
 from tests.support.old_checkpoint import state_of_version_1
 from tests.support.partition_messages import (
     NUMBER,
@@ -141,7 +144,8 @@ def test_no_step_of_bringing_back_a_checkpoint_touches_more_than_a_block_of_mess
 
     before = sizes()
     most = 0
-    for _ in Snapshot(again).load_steps(checkpoint):
+    snapshot = Snapshot(again)
+    for _ in chain(snapshot.load_steps(checkpoint), snapshot.loaded_steps(checkpoint)):
         now = sizes()
         most = max(most, *(after - earlier for after, earlier in zip(now, before, strict=True)))
         before = now
@@ -192,3 +196,74 @@ def test_messages_that_share_changed_properties_share_them_when_they_are_read_ag
     assert contents(again) == contents(messages)
     found = [reference.changed for reference in again.subqueues[0].references.values()]
     assert found.count(changed) == 10 and len({id(each) for each in found if each == changed}) == 1
+
+
+NOTES = {"a": encode_changes({"note": "a"}), "bb": encode_changes({"note": "bb"})}
+WITHOUT_SHARING = bytes.fromhex(
+    "050004000100030064000000000000004c040000000000004c040000000000004c040000000000004c040000000000004c04"
+    "000000000000400000004a000000540000005e000000680000000a0000000a0000000a0000000a0000000a0000000c000000"
+    "0d0000000c000000010002000300040005000000000000000000000000000100010001000000010002000300c10a02a1046e"
+    "6f7465a10161c10b02a1046e6f7465a1026262c10a02a1046e6f7465a10161"
+)
+"""Five messages as a checkpoint of an earlier release has them. The second to fourth are deferred and have
+changed properties, each of them its own bytes."""
+
+
+def deferred_with_notes() -> Messages:
+    messages = new_messages()
+    first = send(messages, 100, 5)
+    mark(messages, 400, Mark(records.DEFERRED, 0, [first + 1, first + 3], NOTES["a"]))
+    mark(messages, 400, Mark(records.DEFERRED, 0, [first + 2], NOTES["bb"]))
+    return messages
+
+
+def test_changed_properties_that_an_earlier_release_wrote_for_each_message_are_read_and_shared() -> None:
+    checkpoint = taken(Snapshot(deferred_with_notes()), Position(500), None)
+    sections = [
+        replace(section, blocks={0: WITHOUT_SHARING}) if section.name == "messages" else section
+        for section in checkpoint.sections
+    ]
+    sections = [replace(each, taken=dict.fromkeys(each.blocks, Position(500))) for each in sections]
+    messages = loaded(replace(checkpoint, sections=tuple(sections)))
+    assert contents(messages) == contents(deferred_with_notes())
+    changed = [each.changed for each in messages.main.references.values()]
+    assert changed == [None, NOTES["a"], NOTES["bb"], NOTES["a"], None] and changed[1] is changed[3]
+
+
+@pytest.mark.parametrize("is_of_subscription", [False, True], ids=["queue", "subscription"])
+def test_a_block_has_changed_properties_once_and_does_not_copy_them(is_of_subscription: bool) -> None:
+    messages = new_messages()
+    first = send(messages, 100, 900)
+    notes = [encode_changes({name: "x" * 30_000}) for name in "ab"]
+    for turn, note in enumerate(notes):
+        mark(messages, 200 + turn, Mark(records.DEFERRED, 0, range(first + turn, first + 900, 2), note))
+    section = Snapshot(messages)._stored_messages
+    if is_of_subscription:
+        section._messages.subqueues._made[OWN_END] = section._messages.subqueues[0]
+    block = section.encode(OWN_END << SUBQUEUE_SHIFT if is_of_subscription else 0)
+    assert isinstance(block, tuple) and len(block) == 3
+    held = [messages.main.references[number].changed for number in (first, first + 1)]
+    assert block[1] is held[0] and block[2] is held[1]
+    assert len(block[0]) < 60 * 900
+    assert Snapshot(messages).cost(None) >= sum(map(len, block))
+    assert Snapshot(messages).cost(None) < 10 * sum(map(len, block)), "they count once, not for each message"
+
+
+@pytest.mark.parametrize("change", ["cut", "longer", "place", "tables"])
+def test_a_block_whose_changed_properties_do_not_fit_is_not_read(change: str) -> None:
+    section = Snapshot(deferred_with_notes())._stored_messages
+    data = bytearray(whole(section.encode(0)))
+    places = len(data) - len(NOTES["a"] or b"") - len(NOTES["bb"] or b"") - 2 * 4 - 3 * 2
+    match change:
+        case "cut":
+            del data[-1]
+        case "longer":
+            data += b"x"
+        case "place":
+            data[places] = 2
+        case "tables":
+            data[8:12] = (len(data) + 1).to_bytes(4, "little")
+    with pytest.raises(UnreadableRecord):
+        Snapshot(fresh())._stored_messages.decode(0, bytes(data))
+    with pytest.raises(UnreadableRecord):
+        Snapshot(fresh())._stored_messages.decode(0, bytes(data[:9]))

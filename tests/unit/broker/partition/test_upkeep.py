@@ -28,7 +28,7 @@ from broker.partition.health import Health
 from broker.partition.task_limits import TaskLimits
 from broker.partition.upkeep import UpkeepLimits
 from storage.errors import CommitFailed, DiskFull, StorageError
-from storage.log import Checkpoint, Commit
+from storage.log import Block, Checkpoint, Commit
 from tests.support.memory_log import MemoryLog
 from tests.support.partition_harness import NUMBER, Harness, one
 from tests.support.waiting import until
@@ -132,7 +132,7 @@ async def test_the_two_checkpoints_that_a_trim_needs_are_encoded_once(
     encoded: list[int] = []
     encode = snapshot._MessagesSection.encode
 
-    def counted(section: snapshot._MessagesSection, block: int) -> bytes:
+    def counted(section: snapshot._MessagesSection, block: int) -> Block:
         encoded.append(block)
         return encode(section, block)
 

@@ -1,0 +1,166 @@
+"""Reads the blocks of checkpoints: those of one in parts that fit into memory, or all to check them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from storage.checkpoint import CHECKPOINT_SUFFIX, Place, StoredCheckpoint, checkpoint_paths, serial_of
+from storage.disk import Disk
+from storage.errors import CorruptRecord
+from storage.log import Checkpoint, Section
+from storage.record import crc32c
+
+PART_BYTES = 4 << 20
+"""As many bytes of blocks are in memory at once while a checkpoint is loaded, unless one block has more."""
+
+
+class BlockFiles:
+    """Reads the files that hold a checkpoint's blocks, with one file open at a time, and none beyond the
+    context."""
+
+    def __init__(self, disk: Disk, directory: Path, stored: StoredCheckpoint) -> None:
+        self._disk, self._directory, self._stored = disk, directory, stored
+        self._paths: dict[int, Path] = {}
+        self._file: int | None = None
+        self._fd = -1
+
+    def __enter__(self) -> BlockFiles:
+        if self._paths:
+            return self
+        if self._stored.is_whole_state:
+            self._paths = {0: self._directory / self._stored.name}
+        else:
+            paths = checkpoint_paths(self._directory, self._disk.names(self._directory))
+            self._paths = {serial: path for path in paths if (serial := serial_of(path)) is not None}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            self._disk.close(self._fd)
+            self._fd, self._file = -1, None
+
+    def read(self, place: Place) -> bytes:
+        """Read and check a block. Raises CorruptRecord, OSError."""
+        path = self._paths.get(place.file)
+        if place.file != self._file:
+            self._close()
+            try:
+                if path is None:
+                    raise FileNotFoundError
+                self._fd, self._file = self._disk.open_read(path), place.file
+            except FileNotFoundError:
+                missing = str(path or self._directory / f"…-{place.file:08x}{CHECKPOINT_SUFFIX}")
+                raise CorruptRecord(
+                    missing, 0, "the file is missing, in which blocks of a checkpoint stand"
+                ) from None
+        data = self._disk.read(self._fd, place.size, place.offset)
+        if len(data) != place.size or crc32c(data) != place.crc:
+            raise CorruptRecord(
+                str(path), place.offset, "the checksum of a checkpoint's block does not match"
+            )
+        return data
+
+
+class StoredBlocks(Mapping[int, bytes]):
+    """The blocks of one section of a checkpoint, each read when it is asked for. That blocks, and raises
+    CorruptRecord and OSError."""
+
+    __slots__ = ("_files", "_places")
+
+    def __init__(self, files: BlockFiles, places: Mapping[int, Place]) -> None:
+        self._files, self._places = files, places
+
+    def __getitem__(self, number: int) -> bytes:
+        with self._files as files:
+            return files.read(self._places[number])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def read_each(self) -> Iterator[tuple[int, bytes]]:
+        """All blocks with their numbers, one after the other."""
+        with self._files as files:
+            for number, place in self._places.items():
+                yield number, files.read(place)
+
+
+def stored_sections(disk: Disk, directory: Path, stored: StoredCheckpoint) -> Checkpoint:
+    """A checkpoint whose blocks are read when they are asked for."""
+    files = BlockFiles(disk, directory, stored)
+    sections = tuple(
+        Section(
+            name,
+            section.version,
+            StoredBlocks(files, section.places),
+            {number: place.taken for number, place in section.places.items()},
+        )
+        for name, section in stored.sections.items()
+    )
+    return Checkpoint(stored.position, sections)
+
+
+def load_sections(disk: Disk, directory: Path, stored: StoredCheckpoint) -> Checkpoint:
+    """Check all blocks of a checkpoint. They are in memory if they are small, otherwise read when they are
+    asked for. Raises CorruptRecord, OSError."""
+    checkpoint = stored_sections(disk, directory, stored)
+    size = sum([place.size for section in stored.sections.values() for place in section.places.values()])
+    if size <= PART_BYTES:
+        return next(parts_of(checkpoint, bytes_max=size + 1))
+    for error in check_blocks(disk, directory, stored):
+        raise error
+    return checkpoint
+
+
+def parts_of(checkpoint: Checkpoint, bytes_max: int = PART_BYTES) -> Iterator[Checkpoint]:
+    """The blocks of a loaded checkpoint, in parts of about this many bytes: each is the checkpoint with some
+    of its blocks. Raises CorruptRecord, OSError."""
+    found: dict[str, dict[int, bytes]] = {}
+    size = 0
+    for section in checkpoint.sections:
+        if not isinstance(section.blocks, StoredBlocks):  # all are in memory
+            yield checkpoint
+            return
+        for number, data in section.blocks.read_each():
+            found.setdefault(section.name, {})[number] = data
+            size += len(data)
+            if size >= bytes_max:
+                yield _part(checkpoint, found)
+                found, size = {}, 0
+    yield _part(checkpoint, found)
+
+
+def _part(checkpoint: Checkpoint, blocks: Mapping[str, Mapping[int, bytes]]) -> Checkpoint:
+    return replace(
+        checkpoint,
+        sections=tuple(
+            replace(section, blocks=blocks.get(section.name, {})) for section in checkpoint.sections
+        ),
+    )
+
+
+def read_blocks(disk: Disk, directory: Path, stored: Iterable[StoredCheckpoint]) -> Iterator[Checkpoint]:
+    """Those of the given checkpoints whose blocks are all whole. Each is read when it is asked for. Raises
+    OSError."""
+    for each in stored:
+        if next(check_blocks(disk, directory, each), None) is None:
+            yield stored_sections(disk, directory, each)
+
+
+def check_blocks(disk: Disk, directory: Path, stored: StoredCheckpoint) -> Iterator[CorruptRecord]:
+    """Read all blocks of a checkpoint; gives the errors of those that are damaged or missing. Raises
+    OSError."""
+    with BlockFiles(disk, directory, stored) as files:
+        for section in stored.sections.values():
+            for place in section.places.values():
+                try:
+                    files.read(place)
+                except CorruptRecord as error:
+                    yield error

@@ -1,0 +1,117 @@
+"""Properties that settlements change stay in memory until their messages are gone. Whatever clients do to
+have each message keep its own, or to have what is shared fall apart, the process stays near its memory mark.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from protocol.codec import Described, Symbol, ULong
+from tests.hostile.bystander import resident_mib
+from tests.hostile.test_hostile_states import filled, outcomes
+from tests.support import raw_amqp as raw
+from tests.support.broker_process import BrokerProcess, queue
+from tests.support.raw_amqp import RawConnection
+
+MARK_MIB = 180
+MEMORY_MIB_MAX = 240
+"""A third more than the mark, which is 60 % of all memory. The process itself takes 95 MiB."""
+COUNT = 4_000
+"""240 MB, if each message has its own."""
+AT_ONCE = 500
+LOOK_S = 0.3
+"""After this time, the broker has looked at the memory in use again."""
+
+
+def properties(name: str) -> dict[Symbol, object]:
+    return {Symbol(f"{name}{number:02}"): "v" * 1_000 for number in range(60)}
+
+
+def modified(changed: dict[Symbol, object], *, is_undeliverable: bool) -> Described:
+    return Described(ULong(raw.MODIFIED), [False, is_undeliverable, changed])
+
+
+@pytest.fixture
+def marked(tmp_path: Path) -> Iterator[BrokerProcess]:
+    entity = queue("shared", LockDuration="PT5M", MaxDeliveryCount=100, EnablePartitioning=False)
+    environment = {"PARTIBUS_MEMORY_BYTES_MAX": str(MARK_MIB << 20)}
+    with BrokerProcess(tmp_path / "data", [entity], environment=environment) as started:
+        yield started
+
+
+def connected(broker: BrokerProcess) -> RawConnection:
+    connection = RawConnection(broker.addresses.amqp_port)
+    connection.open(max_frame_bytes=262_144)
+    connection.begin(window=1_000_000)
+    return connection
+
+
+def receive(connections: list[RawConnection], count: int) -> None:
+    """Let clients lock messages in turns, one at a time."""
+    for connection in connections:
+        for handle in range(10, 10 + count // len(connections) // 1_000 + 1):
+            connection.attach_receiver(handle, "shared")
+    for number in range(count):
+        connection, got = connections[number % len(connections)], number // len(connections)
+        handle = 10 + got // 1_000
+        connection.send_frame(raw.FLOW, raw.flow_fields(handle, got % 1_000, 1, received=got))
+        connection.read_until(raw.TRANSFER, within_s=30.0)
+
+
+def settle(connection: RawConnection, first: int, last: int, state: Described) -> Counter[object]:
+    connection.send_frame(raw.DISPOSITION, raw.disposition_fields(True, first, last, False, state))
+    return outcomes(connection, last - first + 1)
+
+
+def peak_mib(broker: BrokerProcess) -> float:
+    status = Path(f"/proc/{broker.pid}/status").read_text(encoding="ascii")
+    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) / 1024
+
+
+def test_what_two_receivers_share_is_shared_after_a_restart_as_well(marked: BrokerProcess) -> None:
+    with connected(marked) as sender:
+        filled(sender, "shared", COUNT)
+    with connected(marked) as one, connected(marked) as other:
+        receive([one, other], COUNT)
+        found: Counter[object] = Counter()
+        for begin in range(0, COUNT // 2, AT_ONCE):
+            for name, connection in (("a", one), ("b", other)):
+                state = modified(properties(name), is_undeliverable=True)  # each of them is deferred
+                found += settle(connection, begin, begin + AT_ONCE - 1, state)
+                time.sleep(LOOK_S)
+        assert found == {raw.MODIFIED: COUNT}
+    assert peak_mib(marked) < MEMORY_MIB_MAX
+    marked.terminate()
+    marked.start()
+    with connected(marked) as receiver:
+        receiver.attach_receiver(1, "shared")
+        receiver.send_frame(raw.FLOW, raw.flow_fields(1, 0, 1, drain=True))
+        receiver.read_until(raw.FLOW, within_s=30.0)
+        assert resident_mib(marked.pid) < MEMORY_MIB_MAX and peak_mib(marked) < MEMORY_MIB_MAX
+
+
+def test_small_changes_to_messages_that_share_large_ones_count_with_all_that_they_take(
+    marked: BrokerProcess,
+) -> None:
+    with connected(marked) as sender:
+        filled(sender, "shared", COUNT)
+    with connected(marked) as receiver:
+        receive([receiver], COUNT)
+        for begin in range(0, COUNT, AT_ONCE):
+            settle(receiver, begin, begin + AT_ONCE - 1, modified(properties("a"), is_undeliverable=False))
+            time.sleep(LOOK_S)
+    with connected(marked) as receiver:
+        receive([receiver], COUNT)
+        found: Counter[object] = Counter()
+        for number in range(COUNT):
+            state = modified({Symbol("a00"): number}, is_undeliverable=False)
+            found += settle(receiver, number, number, state)
+        assert found[raw.MODIFIED] and found["com.microsoft:server-busy"]
+        assert found.total() == COUNT
+    assert peak_mib(marked) < MEMORY_MIB_MAX

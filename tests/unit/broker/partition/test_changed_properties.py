@@ -1,0 +1,96 @@
+"""The changed properties of a partition's messages, which those with the same ones share."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from broker.message.changes import encode_changes, merge_changes
+from broker.partition.changed_properties import VALUE_BYTES, ChangedProperties
+from broker.partition.references import Reference, StoredFrame
+from storage.log import Position
+
+
+def messages(*changed: bytes | None) -> list[Reference]:
+    found = []
+    for number, value in enumerate(changed):
+        reference = Reference(number, StoredFrame(Position(0)), 0, 10, 1_000, None)
+        reference.changed = None if value is None else bytes(bytearray(value))  # an object of its own
+        found.append(reference)
+    return found
+
+
+def change(name: str, size: int = 100) -> bytes:
+    changed = encode_changes({name: "x" * size})
+    assert changed is not None
+    return changed
+
+
+def test_messages_with_the_same_share_them_until_the_last_has_gone() -> None:
+    properties = ChangedProperties()
+    found = messages(change("a"), None, change("b"), change("a"))
+    assert properties.hold(found[:2]) == len(change("a"))
+    assert properties.hold(found[2:]) == 2 * len(change("a"))
+    assert found[0].changed is found[3].changed
+    assert properties.memory_bytes == 2 * (VALUE_BYTES + len(change("a")))
+    properties.check(found)
+    assert properties.release([found[0], found[1]]) == len(change("a"))
+    properties.check(found[2:])
+    assert properties.release(found[2:]) == 2 * len(change("a"))
+    assert properties.memory_bytes == 0
+    properties.check([])
+
+
+def test_one_that_moves_keeps_the_object_that_others_hold() -> None:
+    properties = ChangedProperties()
+    first, second = messages(change("a"), change("a"))
+    properties.hold([first])
+    assert properties.hold_one(second) == len(change("a")) and second.changed is first.changed
+    assert properties.hold_one(*messages(None)) == 0
+    properties.check([first, second])
+
+
+def test_what_is_merged_is_shared_whichever_way_it_came_to_be() -> None:
+    properties = ChangedProperties()
+    found = messages(None, change("a"), None, change("b"), change("a"))
+    properties.hold(found)
+    before = sum(len(each.changed or b"") for each in found)
+    added = properties.change(found, change("c"))
+    assert added == sum(len(each.changed or b"") for each in found) - before
+    assert [each.changed for each in found] == [
+        merge_changes(each, change("c")) for each in (None, change("a"), None, change("b"), change("a"))
+    ]
+    assert len({id(each.changed) for each in found}) == 3
+    properties.check(found)
+    for each in found[1:2] + found[4:5]:  # one after the other
+        properties.change([each], change("d"))
+    assert found[1].changed is found[4].changed
+    properties.check(found)
+
+
+def test_growth_counts_each_of_those_that_get_a_value_of_their_own() -> None:
+    properties = ChangedProperties()
+    big, small = change("a", 5_000), change("b", 10)
+    found = messages(*[big] * 10, None)
+    properties.hold(found)
+    growth = properties.growth(found, small)
+    assert growth == 2 * (VALUE_BYTES + len(small)) + len(big)
+    before = properties.memory_bytes
+    properties.change(found[:1], small)
+    assert 0 < properties.memory_bytes - before <= properties.growth(found[1:2], small)
+    assert properties.growth((), small) == VALUE_BYTES + len(small)
+
+
+def test_another_value_takes_the_place_of_the_first() -> None:
+    properties = ChangedProperties()
+    [message] = messages(change("a"))
+    properties.hold([message])
+    assert properties.replace(message, change("longer")) == 5
+    assert properties.replace(message, None) == -len(change("longer"))
+    assert message.changed is None and properties.memory_bytes == 0
+
+
+def test_many_are_freed_in_steps() -> None:
+    properties = ChangedProperties()
+    properties.hold(messages(*(change(f"n{number}", 1) for number in range(3_000))))
+    assert len(list(properties.drop())) >= 3
+    deque(properties.drop(), maxlen=0)
