@@ -7,7 +7,7 @@ their numbers (`EntityDescription.subqueues`). Little endian:
          0     1  version, 1
          1     1  number of subqueues that follow; empty ones are left out
          2     1  number of times that follow
-         3     1  1 if the room that draining needs follows the times, else 0
+         3     1  what follows the times: 0 nothing, 1 the room that draining needs, 2 also the memory
     then for each subqueue:
          0     1  number
          1     8  messages ready for delivery
@@ -17,9 +17,12 @@ their numbers (`EntityDescription.subqueues`). Little endian:
     then for each time:
          0     1  reason (`Wake`)
          1     8  wall time
-    then, if there are messages, what draining needs (`drain_need.py`); earlier releases have not written it:
+    then, if there are messages or much other state, what draining needs (`drain_need.py`); earlier releases
+    have not written it:
          0     8  lasting, in bytes
          8     8  passing
+    and then what all state took in memory; earlier releases have not written it:
+         0     8  bytes
 
 A partition with many subqueues, or with subqueues of higher numbers, has a note of version 2:
 
@@ -27,8 +30,8 @@ A partition with many subqueues, or with subqueues of higher numbers, has a note
          0     1  version, 2
          1     1  zero
          2     1  number of times
-         3     1  1 if the room that draining needs follows, else 0
-         4     …  the times, and that room, as above
+         3     1  what follows the times, as above
+         4     …  the times, that room and the memory, as above
          …     …  compressed with zlib, for each subqueue: 4 bytes number, and the four counts as above
 
 If even that is too long for the index, the note is empty. Then only the log says what the partition holds,
@@ -65,11 +68,16 @@ _HEAD = struct.Struct("<BBBB")
 _SUBQUEUE = struct.Struct("<BQQQQ")
 _TIME = struct.Struct("<BQ")
 _NEED = struct.Struct("<QQ")
+_STATE = struct.Struct("<Q")
+_FOLLOWING = (0, _NEED.size, _NEED.size + _STATE.size)
+"""How many bytes follow the times."""
 _MANY, _SUBQUEUE_OF_MANY = 2, struct.Struct("<IQQQQ")
 _MANY_BYTES_MAX = 64 * 1024 * 1024
 """No note of version 2 unpacks to more."""
 _VERSION_OF_MANY = bytes([_MANY])
 _ONE_SUBQUEUE, _MAIN = bytes([VERSION, 1]), b"\0"
+_NOTED_BYTES_MIN = 16 * 1024
+"""What a partition without messages holds is noted from this size on: message-ids, states of sessions."""
 SUBQUEUES_MAX = 1 << 32
 """More than any note can name."""
 SEGMENT_BYTES = 64 << 20
@@ -123,6 +131,8 @@ class Summary(NamedTuple):
     """The earliest time for each reason, in wall time (ms)."""
     need: Need | None = None
     """The room that draining it needs; None if that is not known."""
+    held_bytes: int | None = None
+    """What its state took in memory when it was closed, apart from bodies; None if that is not known."""
 
     @property
     def wake_at_ms(self) -> int | None:
@@ -136,8 +146,8 @@ class Summary(NamedTuple):
 
     @property
     def state_bytes(self) -> int:
-        """About what these messages take in memory once the partition is open."""
-        return MESSAGE_OVERHEAD_BYTES * self.messages
+        """About what its state takes in memory once the partition is open."""
+        return MESSAGE_OVERHEAD_BYTES * self.messages if self.held_bytes is None else self.held_bytes
 
     def encode(self) -> bytes:
         """Encode the summary as a note."""
@@ -147,19 +157,23 @@ class Summary(NamedTuple):
             for number, each in sorted(self.counts.items())
             if _holds(each)
         ]
-        need = _NEED.pack(*self.need) if rows and self.need is not None else b""
+        following, need, held_bytes = 0, b"", self.held_bytes or 0
+        if (rows and self.need is not None) or held_bytes >= _NOTED_BYTES_MIN:
+            following, need = 1, _NEED.pack(*(self.need or (0, 0)))
+            if self.held_bytes is not None:
+                following, need = 2, need + _STATE.pack(held_bytes)
         if len(rows) > 255 or (rows and rows[-1][0] > 255):
             packed = zlib.compress(b"".join(_SUBQUEUE_OF_MANY.pack(*row) for row in rows))
-            note = _HEAD.pack(_MANY, 0, len(self.wakes), bool(need)) + times + need + packed
+            note = _HEAD.pack(_MANY, 0, len(self.wakes), following) + times + need + packed
             return note if len(note) <= NOTE_BYTES_MAX else b""
-        head = _HEAD.pack(VERSION, len(rows), len(self.wakes), bool(need))
+        head = _HEAD.pack(VERSION, len(rows), len(self.wakes), following)
         return b"".join([head, *(_SUBQUEUE.pack(*row) for row in rows), times, need])
 
 
 def is_readable(note: bytes, end: int) -> bool:
     """Whether this release understands the note of an entity whose subqueues all have numbers below `end`. If
     not, only the log says what the partition holds."""
-    if len(note) < _HEAD.size or note[3] > 1:
+    if len(note) < _HEAD.size or note[3] >= len(_FOLLOWING):
         return False
     if note[0] == _MANY:
         rows = _rows_of_many(note)
@@ -257,7 +271,7 @@ def survey(notes: Sequence[bytes], end: int, segment_bytes: int = SEGMENT_BYTES)
 def _need_of(note: bytes, end: int, segment_bytes: int) -> Need | None:
     """The need of a readable note; None if it holds nothing."""
     if note[3]:
-        return _noted_need(note)
+        return _noted(note)[0]
     if note[0] == VERSION and not note[1]:
         return None
     summary = decode(note, end)
@@ -276,12 +290,15 @@ def _alike(notes: Sequence[bytes], segment_bytes: int) -> Survey | None:
     first = notes[0] if notes else EMPTY_NOTE
     if first == EMPTY_NOTE:
         return Survey({}, [None] * count, (), ()) if notes.count(first) == count else None
-    if first[:2] != _ONE_SUBQUEUE or max(first[2:4]) > 1 or len(first) != _rest_at(first):
+    if first[:2] != _ONE_SUBQUEUE or first[2] > 1 or first[3] >= len(_FOLLOWING):
+        return None
+    following = first[3]
+    if len(first) != _rest_at(first):
         return None
     if count > 1 and set(map(len, notes)) != {len(first)}:
         return None
-    fields = _together(count, first[2], first[3]).unpack(b"".join(notes))
-    step = 5 + 2 * (first[2] + first[3])
+    fields = _together(count, first[2], following).unpack(b"".join(notes))
+    step = 5 + 2 * first[2] + _FOLLOWING[following] // _STATE.size
     if first[4:5] != _MAIN or fields[::step].count(first[: _HEAD.size + 1]) != count:
         return None
     total = SubqueueCounts(
@@ -289,8 +306,9 @@ def _alike(notes: Sequence[bytes], segment_bytes: int) -> Survey | None:
     )
     wakes = fields[6::step] if first[2] else [None] * count
     needs: Sequence[tuple[int, int]]
-    if first[3]:
-        needs = list(zip(fields[step - 2 :: step], fields[step - 1 :: step], strict=True))
+    if following:
+        at = 5 + 2 * first[2]
+        needs = list(zip(fields[at::step], fields[at + 1 :: step], strict=True))
     else:
         counts = zip(*(fields[place::step] for place in range(1, 5)), strict=True)
         needs = [
@@ -301,34 +319,42 @@ def _alike(notes: Sequence[bytes], segment_bytes: int) -> Survey | None:
 
 
 @functools.lru_cache(256)
-def _together(notes: int, times: int, needs: int) -> struct.Struct:
-    """The layout of several notes with one subqueue, at most one time and at most one need each: the head
-    with the subqueue's number, the four counts, the time's two fields, and the need's."""
-    return struct.Struct("<" + (f"{_HEAD.size + 1}sQQQQ" + "BQ" * times + "QQ" * needs) * notes)
+def _together(notes: int, times: int, following: int) -> struct.Struct:
+    """The layout of several notes with one subqueue, at most one time and the same following it each: the
+    head with the subqueue's number, the four counts, the time's two fields, and the numbers that follow."""
+    numbers = "Q" * (_FOLLOWING[following] // _STATE.size)
+    return struct.Struct("<" + (f"{_HEAD.size + 1}sQQQQ" + "BQ" * times + numbers) * notes)
 
 
 def decode(note: bytes, end: int) -> Summary | None:
     """Decode a note of an entity whose subqueues all have numbers below `end`; None if it is unreadable."""
-    if note[:1] == _VERSION_OF_MANY and len(note) >= _HEAD.size:
+    if note[:1] == _VERSION_OF_MANY and len(note) >= _HEAD.size and note[3] < len(_FOLLOWING):
         rows = _rows_of_many(note)
         if rows is None or any(row[0] >= end for row in rows):
             return None
-        return Summary(_CountsOfMany(rows), dict(_TIME.iter_unpack(_times_of(note))), _noted_need(note))
+        return Summary(_CountsOfMany(rows), dict(_TIME.iter_unpack(_times_of(note))), *_noted(note))
     if not is_readable(note, end):
         return None
     counts: dict[int, SubqueueCounts] = {}
     add_counts(counts, note)
-    return Summary(counts, dict(_TIME.iter_unpack(_times_of(note))), _noted_need(note))
+    return Summary(counts, dict(_TIME.iter_unpack(_times_of(note))), *_noted(note))
 
 
-def _noted_need(note: bytes) -> Need | None:
-    return Need(*_NEED.unpack_from(note, _rest_at(note) - _NEED.size)) if note[3] else None
+def _noted(note: bytes) -> tuple[Need | None, int | None]:
+    """What follows the times: the need, and the memory."""
+    if not note[3]:
+        return None, None
+    at = _rest_at(note) - _FOLLOWING[note[3]]
+    memory: int | None = None
+    if note[3] > 1:
+        (memory,) = _STATE.unpack_from(note, at + _NEED.size)
+    return Need(*_NEED.unpack_from(note, at)), memory
 
 
 def _rest_at(note: bytes) -> int:
-    """The end of the times and the need."""
+    """The end of the times and what follows them."""
     start = _HEAD.size if note[0] == _MANY else _times_at(note)
-    return start + note[2] * _TIME.size + note[3] * _NEED.size
+    return start + note[2] * _TIME.size + _FOLLOWING[note[3]]
 
 
 def _times_of(note: bytes) -> bytes:
@@ -387,7 +413,7 @@ def _summary(
         wakes[Wake.SCHEDULE] = schedule_ms
     if has_garbage:
         wakes[Wake.GARBAGE] = clock.now_ms()
-    return Summary(counts, wakes, need)
+    return Summary(counts, wakes, need, partition.messages.state_bytes)
 
 
 EMPTY = Summary({}, {})

@@ -126,11 +126,15 @@ NOTES = st.one_of(
         [EMPTY_NOTE, b"", b"\2 of a later release", EMPTY_NOTE[:1] + b"\1\0\0" + b"\1" + bytes(32)]
     ),
     st.builds(
-        lambda active, at_ms, need: holding(active, at_ms)._replace(need=need).encode(),
+        lambda active, at_ms, need, held: (
+            holding(active, at_ms)._replace(need=need, held_bytes=held).encode()
+        ),
         st.integers(1, 1 << 40),
         st.sampled_from([None, 1, 1 << 41]),
         st.sampled_from([None, NEED, Need(5, 1 << 40)]),
+        st.sampled_from([None, 256, 1 << 40]),
     ),
+    st.just(Summary({}, {}, NEED, 1 << 20).encode()),
     st.builds(
         lambda number: Summary({number: SubqueueCounts(active=5, bytes=7)}, {}).encode(),
         st.sampled_from([0, 1]),
@@ -139,8 +143,10 @@ NOTES = st.one_of(
 )
 
 
-@pytest.mark.parametrize("need", [None, NEED])
-def test_a_summary_comes_back_as_it_was_and_what_is_not_understood_gives_none(need: Need | None) -> None:
+@pytest.mark.parametrize(("need", "held_bytes"), [(None, None), (NEED, None), (NEED, 0), (NEED, 1 << 40)])
+def test_a_summary_comes_back_as_it_was_and_what_is_not_understood_gives_none(
+    need: Need | None, held_bytes: int | None
+) -> None:
     summary = Summary(
         {
             0: SubqueueCounts(active=3, deferred=1, scheduled=2, bytes=99),
@@ -148,10 +154,14 @@ def test_a_summary_comes_back_as_it_was_and_what_is_not_understood_gives_none(ne
         },
         {Wake.EXPIRY: 1_700_000_000_000, 77: 1_600_000_000_000},
         need,
+        held_bytes,
     )
+    assert summary.state_bytes == (7 * MESSAGE_OVERHEAD_BYTES if held_bytes is None else held_bytes)
     assert decode(summary.encode(), COUNT) == summary and summary.wake_at_ms == 1_600_000_000_000
     assert decode(EMPTY_NOTE, COUNT) == EMPTY and EMPTY.wake_at_ms is None
     assert Summary({0: SubqueueCounts(locked=0)}, {}, NEED).encode() == EMPTY_NOTE, "nothing to drain"
+    assert Summary({}, {}, NEED, 9_999).encode() == EMPTY_NOTE, "hardly any message-ids"
+    assert decode(Summary({}, {}, None, 1 << 20).encode(), COUNT) == Summary({}, {}, Need(0, 0), 1 << 20)
     note = summary.encode()
     assert [
         decode(each, COUNT)
@@ -160,7 +170,7 @@ def test_a_summary_comes_back_as_it_was_and_what_is_not_understood_gives_none(ne
             note[:-1],
             note + b"\0",
             b"\3" + note[1:],
-            note[:3] + b"\2" + note[4:],
+            note[:3] + b"\3" + note[4:],
             note[:4] + b"\x09" + note[5:],
         )
     ] == [None] * 6
@@ -169,7 +179,7 @@ def test_a_summary_comes_back_as_it_was_and_what_is_not_understood_gives_none(ne
 @pytest.mark.parametrize("first", [0, 300, 16_000])
 def test_a_summary_of_many_subqueues_comes_back_as_it_was(first: int) -> None:
     counts = {number: SubqueueCounts(active=1, bytes=number) for number in range(first, first + 300)}
-    summary = Summary(counts, {Wake.EXPIRY: 1_700_000_000_000}, NEED)
+    summary = Summary(counts, {Wake.EXPIRY: 1_700_000_000_000}, NEED, 1 << 33)
     note = summary.encode()
     assert decode(note, first + 300) == summary and wake_at_ms(note) == 1_700_000_000_000
     assert decode(note, first + 299) is None, "a number that the entity never gave"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from broker.entities.descriptions import QueueSettings
-from broker.partition.summary import Wake, summary_of
+from broker.message.changes import encode_changes
+from broker.operations.sending import Send
+from broker.operations.settling import Abandon, Complete
+from broker.partition.summary import Wake, decode, summary_of
 from tests.support.partition_harness import Harness
 
 LOCK_MS = QueueSettings().lock_duration_ms
@@ -45,3 +48,28 @@ async def test_a_message_expires_on_time_whether_it_is_locked_or_not() -> None:
     assert wakes(harness)[Wake.EXPIRY] > LOCK_MS, "the second one alone is left"
     await harness.receive(2)
     assert wakes(harness)[Wake.EXPIRY] > LOCK_MS
+
+
+@pytest.mark.parametrize("kind", ["changed properties", "message-ids"])
+async def test_a_summary_says_what_the_state_takes_in_memory_whatever_it_consists_of(kind: str) -> None:
+    """Symptom: five queues whose messages had 60 KB of properties each were opened together although there
+    was no room for more than one of them."""
+    if kind == "message-ids":
+        harness = Harness(QueueSettings(requires_duplicate_detection=True))
+        for number in range(300):
+            await harness.do(1, Send([b"x"], None, identities=[b"%015d" % number]))
+        await harness.do(2, Complete((await harness.receive(2, 300)).tokens))
+        least = 300 * 64
+    else:
+        harness = Harness()
+        await harness.send(*[b"x"] * 10)
+        for token in (await harness.receive(1, 10)).tokens:
+            await harness.do(
+                1, Abandon([token], encode_changes({"token": token.hex(), "note": "n" * 30_000}))
+            )
+        least = 10 * 30_000
+    assert harness.task._partition is not None
+    summary = summary_of(harness.task._partition, harness.clock)
+    assert summary.state_bytes == harness.budget.state_bytes >= least
+    again = decode(summary.encode(), 4)
+    assert again is not None and again.state_bytes == summary.state_bytes
