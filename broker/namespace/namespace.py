@@ -161,7 +161,9 @@ class Namespace:
         stored.report([each.stored_name for each in namespaces])
         live = [description for each in namespaces for description in each.descriptions()]
         await self._resting.load(
-            dict.fromkeys(stored.kept, 0) | {each.generation: each.partitions for each in live}, self._store
+            dict.fromkeys(stored.kept, 0) | {each.generation: each.partitions for each in live},
+            self._store,
+            stored.with_logs,
         )
         self._resting.start()
         for each in namespaces:

@@ -182,11 +182,14 @@ class Resting:
 
     # --- starting and stopping ------------------------------------------------------------------------------
 
-    async def load(self, generations: Mapping[str, int], store: EntityLogs) -> None:
+    async def load(
+        self, generations: Mapping[str, int], store: EntityLogs, with_logs: Collection[str]
+    ) -> None:
         """Read the index; rebuild it from the existing logs if it is missing or damaged. Raises StorageError.
 
         `generations` holds all entities, live or not, each with its number of partitions, or 0 if that is
-        unknown.
+        unknown. `with_logs` are those that have logs (`EntityLogs.entities`): the folders of the others need
+        not be listed, and there may be thousands.
         """
         self._store = store
         witnesses = self._index.witnesses
@@ -198,7 +201,8 @@ class Resting:
             await asyncio.wait(awaited, timeout=ASKED_WITHIN_S)
         read = [witness for witness in witnesses if witness.is_read]
         if not await self._index.load():
-            partitions = await _listed(generations, store)
+            listed = {each: count for each, count in generations.items() if each in with_logs}
+            partitions = await _listed(listed, store)
             if any(partitions.values()):
                 log.warning(
                     "index.made_anew",

@@ -65,10 +65,13 @@ class Store:
 
     def __init__(self, **logs: list[int] | None) -> None:
         self.logs = logs
+        self.listed: list[str] = []
+        """The entities whose folders were listed."""
         self.kept: dict[tuple[int, str], dict[int, tuple[int, int]]] = {}
         """What room was asked for, by folder and entity."""
 
     async def partitions(self, entity: str) -> list[int]:
+        self.listed.append(entity)
         found = self.logs.get(entity, [])
         if found is None:
             raise DiskFailed("broken")
@@ -95,7 +98,8 @@ class World:
         for generation in generations:
             self.queues[generation] = Queue()
             self.resting.enter(generation, self.queues[generation])
-        await self.resting.load(generations, cast(LogStore, store or Store()))
+        store = store or Store()
+        await self.resting.load(generations, cast(LogStore, store), store.logs)
         self.resting.start()
         return self
 
@@ -424,7 +428,9 @@ async def test_only_as_many_unknown_partitions_are_opened_at_once_as_memory_has_
 
 
 async def test_a_lost_index_is_made_anew_from_the_logs_counting_what_the_disk_does_not_tell() -> None:
-    world = await World().start({"a": 8, "b": 3, "c": 2}, Store(a=[2, 5], b=None))
+    store = Store(a=[2, 5], b=None)
+    world = await World().start({"a": 8, "b": 3, "c": 2}, store)
+    assert store.listed == ["a", "b"], "there may be thousands that have no logs"
     for queue in world.queues.values():
         queue.go_on.set()
     assert await world.resting.all_known(20)
@@ -547,7 +553,7 @@ async def test_room_is_kept_at_the_start_for_all_that_partitions_hold() -> None:
     again = World(disk)
     again.queues["a"] = Queue()
     again.resting.enter("a", again.queues["a"])
-    await again.resting.load({"a": 6, "gone": 1}, cast(LogStore, store))
+    await again.resting.load({"a": 6, "gone": 1}, cast(LogStore, store), store.logs)
     again.resting.start()
     estimate = need_of_counts([SubqueueCounts(active=9, bytes=900)], SEGMENT_BYTES)
     of_a = {number: (number * 1_000, 400) for number in range(4)} | {4: estimate}
@@ -562,7 +568,7 @@ async def test_room_is_kept_in_the_folder_of_each_partition() -> None:
     folders, store = Folders(), Store()
     world = World(folders.disk, folders.witnesses())
     world.resting.enter("a", Queue())
-    await world.resting.load({"a": 3}, cast(LogStore, store))
+    await world.resting.load({"a": 3}, cast(LogStore, store), store.logs)
     for number in range(3):
         world.resting.closed("a", number, Summary({0: SubqueueCounts(active=1)}, {}, NEED))
     world.resting.start()
