@@ -52,8 +52,14 @@ class CorruptRecord(StorageError):
 class RecordsMissing(CorruptRecord):
     """Records that were durable are missing: a file is gone or was cut off."""
 
-    def __init__(self, path: str, position: int, why: str, *, expected: int, found: int) -> None:
-        super().__init__(path, position, f"{why}: expected position {expected}, found {found}")
+    def __init__(
+        self, path: str, position: int, why: str, *, expected: int, found: int, is_damage: bool = False
+    ) -> None:
+        """`is_damage`: whether `why` says what is wrong with the bytes there, so that positions of the log
+        beside the byte of the file only confuse."""
+        super().__init__(
+            path, position, why if is_damage else f"{why}: expected position {expected}, found {found}"
+        )
         self.expected = expected
         """A position that the log is known to have reached."""
         self.found = found

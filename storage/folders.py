@@ -15,8 +15,9 @@ missing.
 from __future__ import annotations
 
 import contextlib
+import os
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,6 +78,7 @@ def arrange(disk: Disk, paths: Sequence[Path], timeout_ms: int = TIMEOUT_MS) -> 
             unreadable[path] = DiskHangs(f"{path}: {answer}")
         elif isinstance(answer, OSError):
             unreadable[path] = disk_error(answer, path)
+            unreadable[path].__cause__ = answer  # as if raised from it
         elif isinstance(answer, DamagedIdentity):
             unreadable[path] = answer
         elif isinstance(answer, BaseException):
@@ -90,7 +92,7 @@ def arrange(disk: Disk, paths: Sequence[Path], timeout_ms: int = TIMEOUT_MS) -> 
     not_named = _NotNamed(disk, named, paths, timeout_s)
     known = not_named.known
     known.refuse_given_up(named)
-    _check_named(named, unreadable, known)
+    _check_named(named, unreadable, known, timeout_s)
     if found == {paths[0]: None}:
         return [Folder(paths[0])]
     hanging = [path.absolute() for path, error in unreadable.items() if isinstance(error, DiskHangs)]
@@ -123,7 +125,10 @@ def _without_identity(disk: Disk, found: Mapping[Path, Identity | None]) -> dict
 
 
 def _check_named(
-    named: Mapping[Path, Identity], unreadable: Mapping[Path, StorageError], known: Latest
+    named: Mapping[Path, Identity],
+    unreadable: Mapping[Path, StorageError],
+    known: Latest,
+    timeout_s: float,
 ) -> None:
     """Raise the error of an unreadable folder, unless the other folders list it: then it counts as missing,
     and they serve."""
@@ -131,7 +136,8 @@ def _check_named(
     for each in named.values():
         lost.pop(each.id, None)
     for path, error in unreadable.items():
-        ids = [id_ for id_, place in lost.items() if place.absolute() == path.absolute()]
+        elsewhere = _different([(place, path) for place in lost.values()], timeout_s)
+        ids = [id_ for id_, place in lost.items() if (place, path) not in elsewhere]
         if not named or not ids:
             raise error
         if isinstance(error, DamagedIdentity):
@@ -157,7 +163,7 @@ class _NotNamed:
         self._disk, self._timeout_s = disk, timeout_s
         self.known = latest(named.values())
         """What all of them say together."""
-        self.moved = _moved(self.known, named)
+        self.moved = _moved(self.known, named, timeout_s)
         """Where the named folders were, and are now, if that is another place."""
         self._found: dict[str, Identity] = {}
         self._hanging: set[str] = set()
@@ -223,13 +229,19 @@ class _NotNamed:
         return True
 
 
-def _moved(known: Latest, named: Mapping[Path, Identity]) -> list[tuple[Path, Path]]:
+def _moved(known: Latest, named: Mapping[Path, Identity], timeout_s: float) -> list[tuple[Path, Path]]:
+    """Where each folder was and is now, if that is another place and not another name for it."""
     places = {identity.id: path for path, identity in named.items()}
-    return [
-        (path, places[id_])
-        for id_, path in known.folders
-        if id_ in places and path.absolute() != places[id_].absolute()
-    ]
+    pairs = [(path, places[id_]) for id_, path in known.folders if id_ in places]
+    return _different(pairs, timeout_s)
+
+
+def _different(pairs: Iterable[tuple[Path, Path]], timeout_s: float) -> list[tuple[Path, Path]]:
+    """The pairs of paths that do not lead to the same place, as far as symbolic links can be followed within
+    the time-out."""
+    others = [pair for pair in pairs if pair[0].absolute() != pair[1].absolute()]
+    answers = ask_each(others, lambda pair: len(set(map(os.path.realpath, pair))) == 1, timeout_s, "place")
+    return [pair for pair in others if answers[pair] is not True]
 
 
 def unnamed(disk: Disk, paths: Sequence[Path]) -> list[Path]:
@@ -315,7 +327,7 @@ def _arrange(
         ]
     new = [*with_data, *(path for path in blank if path not in with_data)]
     entries = [(id_, places[id_]) for id_, _ in known] + [(uuid.uuid4().hex, path) for path in new]
-    wanted = tuple(entries)
+    wanted = tuple((id_, path.absolute()) for id_, path in entries)
     set_id = next(iter(sets), None) or uuid.uuid4().hex
     # New folders first, so that after a crash the longer list in any of them leads to the same arrangement.
     for id_, path in reversed(entries):

@@ -53,6 +53,8 @@ class Severity(enum.StrEnum):
 
     UNUSABLE = "unusable"
     """The broker cannot serve the queue or partition, or cannot read some of its messages."""
+    UNREAD = "unread"
+    """Nobody knows: it belongs to the broker, and was not read."""
     SPARE = "spare"
     """One of two copies is damaged or missing. The other serves, and nothing is lost."""
     NOTE = "note"

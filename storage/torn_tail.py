@@ -71,6 +71,7 @@ def find_tail(
             scanner.why or "the end of the log is missing",
             expected=witness,
             found=end,
+            is_damage=bool(scanner.why),
         )
     if not clean:
         _log.warning(

@@ -28,6 +28,7 @@ CHECK_EPILOG = """
 What the findings mean:
 
 * `unusable`: a queue or partition cannot be served, or some of its messages cannot be read.
+* `unread`: a data folder of the broker was not named, so nothing in it was checked.
   `partibus repair` says what can be saved.
 * `spare`: one of two copies is damaged or missing. The other serves; the broker or `partibus repair`
   replaces it.

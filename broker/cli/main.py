@@ -13,6 +13,7 @@ import errno
 import http.client
 import importlib.metadata
 import ipaddress
+import os
 import sys
 import urllib.request
 from collections.abc import Mapping
@@ -216,11 +217,15 @@ def _run(settings: Settings, file: ConfigFile | None, *, is_shown: bool) -> None
         if cause is None:
             raise
         reason: object = cause
+        is_wrong_place = False
         if isinstance(cause, WrongHost):
             reason = f"{variable_of('host')}: {cause}"
         elif isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE:
             reason = f"{cause.strerror}\n{PORTS_ADVICE}"
-        _fail(reason, 2 if isinstance(cause, _WRONG_SETTINGS) else 1)
+        elif _is_about_a_place(cause):
+            reason = f"{variable_of('data_dir')} (or --data-dir): {cause}"
+            is_wrong_place = not all(map(os.path.isdir, settings.data_dirs))
+        _fail(reason, 2 if isinstance(cause, _WRONG_SETTINGS) or is_wrong_place else 1)
 
 
 @app.command()
@@ -304,6 +309,16 @@ def _warn(settings: Settings, file: ConfigFile | None) -> None:
     warn_development_key(settings)
     for each in file.others if file is not None else ():
         warn_development_key(each.settings)
+
+
+def _is_about_a_place(error: Exception) -> bool:
+    """Whether a data folder may not be able to be where the settings say."""
+    reason = error.__cause__
+    return (
+        isinstance(error, StorageError)
+        and isinstance(reason, OSError)
+        and reason.errno in (errno.ENOTDIR, errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS)
+    )
 
 
 def _cause(error: Exception) -> Exception | None:

@@ -163,7 +163,7 @@ def _check_identities(
         paths = [str(path) for path in unnamed(disk, roots) if path.absolute() not in named]
     except WrongFolders as error:
         return [Finding(Severity.UNUSABLE, None, None, str(roots[0] / FILE_NAME), 0, 0, str(error))], set()
-    return [Finding(Severity.UNUSABLE, None, None, path, 0, 0, why) for path in paths], set(paths)
+    return [Finding(Severity.UNREAD, None, None, path, 0, 0, why) for path in paths], set(paths)
 
 
 def _check_version(disk: Disk, root: Path) -> Iterator[Finding]:

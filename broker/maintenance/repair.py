@@ -205,7 +205,7 @@ class Repair:
                 continue
             elif finding.partition is not None and finding.entity is not None:
                 by_log.setdefault((finding.entity, finding.partition), []).append(finding)
-            elif finding.severity is Severity.UNUSABLE:
+            elif finding.severity in (Severity.UNUSABLE, Severity.UNREAD):
                 plan.hopeless.append(finding)
             else:
                 plan.moved.append(finding)

@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from broker.settings.setting_types import variable_of
 from broker.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def tls_files(settings: Settings, now_ms: int) -> TlsFiles:
 
 def server_context(files: TlsFiles, *, notes_hosts: bool = True) -> ssl.SSLContext:
     """A server's context for TLS 1.2 and later. With `notes_hosts`, `named_host` knows what clients name.
-    Raises WrongCertificate with the file and the reason."""
+    Raises WrongCertificate with the file, the variable that names it, and the reason."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if notes_hosts:
@@ -74,10 +75,23 @@ def server_context(files: TlsFiles, *, notes_hosts: bool = True) -> ssl.SSLConte
     try:
         context.load_cert_chain(files.certificate, files.key)
     except (OSError, ssl.SSLError) as error:
+        names = _names(files)
+        for name, path in zip(names, (files.certificate, files.key), strict=True):
+            try:
+                path.read_bytes()  # the error above does not say which one it is
+            except OSError as unreadable:
+                raise WrongCertificate(f"{name}{path}: {unreadable.strerror}") from error
         raise WrongCertificate(
-            f"{files.certificate}, {files.key}: not a certificate with its key: {error}"
+            f"{names[0]}{files.certificate}, {names[1]}{files.key}: not a certificate with its key: {error}"
         ) from error
     return context
+
+
+def _names(files: TlsFiles) -> tuple[str, str]:
+    """The variables that name the two files, as the beginning of a text; nothing for generated files."""
+    if files.authority is not None:
+        return "", ""
+    return f"{variable_of('tls_certificate')}: ", f"{variable_of('tls_key')}: "
 
 
 def _note_host(tls: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:

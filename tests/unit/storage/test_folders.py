@@ -10,12 +10,20 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from storage.disk import close_quietly, make_root, publish, read_file
+from storage.disk import LocalDisk, close_quietly, make_root, publish, read_file
 from storage.errors import DiskFailed, DiskHangs
-from storage.folder_identity import FILE_NAME, UNFINISHED_NAME, GivenUpFolder, WrongFolders, check_identity
+from storage.folder_identity import (
+    FILE_NAME,
+    UNFINISHED_NAME,
+    GivenUpFolder,
+    WrongFolders,
+    check_identity,
+    read_identity,
+)
 from storage.folder_survey import replace_folder, survey_folders
 from storage.folders import Folder, arrange
 from tests.support.faulty_disk import FaultyDisk
+from tests.support.logs import flip
 from tests.support.recording_disk import RecordingDisk
 
 A, B, C, D, E = (Path(f"/{name}") for name in "abcde")
@@ -298,3 +306,34 @@ def test_a_folder_that_nobody_may_write_to_counts_as_missing_wherever_it_is() ->
     disk.fail("lock", errno.EROFS, times=2)
     with pytest.raises(DiskFailed, match="Read-only"):
         arrange(disk, [A, C])
+
+
+def test_where_folders_are_is_recorded_wherever_the_broker_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Symptom: a folder named as `data` was looked for elsewhere once it was no longer named."""
+    monkeypatch.chdir(tmp_path)
+    known = arrange(LocalDisk(), [Path("a"), Path("b")])
+    assert paths(known) == [Path("a"), Path("b")]
+    identity = read_identity(LocalDisk(), tmp_path / "a")
+    assert identity is not None and [path for _, path in identity.folders] == [tmp_path / "a", tmp_path / "b"]
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert [folder.is_missing for folder in arrange(LocalDisk(), [tmp_path / "a"])] == [False, False]
+
+
+def test_a_symbolic_link_to_a_folder_is_no_other_place(tmp_path: Path) -> None:
+    """Symptom: the broker took itself for a copy, and did not start."""
+    a, b, link, other = (tmp_path / name for name in ("a", "b", "link", "other"))
+    known = arrange(LocalDisk(), [a, b])
+    link.symlink_to(a)
+    assert paths(arrange(LocalDisk(), [link])) == [link, b]
+    flip(a / FILE_NAME, 25)
+    assert [folder.is_missing for folder in arrange(LocalDisk(), [b, link])] == [True, False]
+    flip(a / FILE_NAME, 25)
+    assert paths(arrange(LocalDisk(), [link, b])) == [link, b], "and now the link is recorded"
+    assert arrange(LocalDisk(), [a]) == known
+    link.unlink()
+    a.rename(other)
+    with pytest.raises(WrongFolders, match="may belong to the broker of which this is a copy"):
+        arrange(LocalDisk(), [other])

@@ -72,6 +72,10 @@ def test_a_whole_frame_behind_a_broken_one_proves_that_it_was_durable() -> None:
     with pytest.raises(RecordsMissing) as missing:
         found(disk, segment)
     assert missing.value.found == places[1].position
+    offset = segment.offset_of(places[1].position)
+    assert str(missing.value) == (
+        f"{segment.path}: damaged at byte {offset}: the frame's checksum does not match"
+    ), "as the check says it"
 
 
 def test_what_follows_the_end_is_cut_off_unless_the_disk_refuses() -> None:

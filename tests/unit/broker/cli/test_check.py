@@ -70,6 +70,7 @@ def test_a_copy_in_a_folder_that_is_not_named_does_not_count_as_missing(tmp_path
     asyncio.run(Catalogue(first, LocalDisk(), second).put(GENERATION, encode_description(QUEUE)))
     [finding] = damage(check("check", "--json", "--data-dir", str(folders[0])).stdout)
     assert finding["path"] == str(folders[1]) and "was not named" in finding["why"]
+    assert finding["severity"] == "unread", "nobody knows whether it is damaged"
     gone = tmp_path / "gone"
     assert f"{gone}: there is no such folder" in check("check", "--data-dir", str(gone)).stderr
 

@@ -234,6 +234,14 @@ def test_a_queue_of_the_file_that_cannot_be_created_ends_the_start_in_words(tmp_
     assert "'two'" in done.stderr and "the limit is 1" in done.stderr
 
 
+@pytest.mark.parametrize("place", ["/dev/null", "/proc/partibus"])
+def test_a_data_folder_where_none_can_be_ends_with_code_2_and_names_the_variable(place: str) -> None:
+    ports = ("--amqp-port", "0", "--http-port", "0", "--amqps-port", "none")
+    done = partibus("serve", *ports, "--data-dir", place)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert f"partibus: PARTIBUS_DATA_DIR (or --data-dir): {place}: " in done.stderr
+
+
 def test_a_port_that_is_taken_ends_with_code_1_and_says_how_to_choose_another(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

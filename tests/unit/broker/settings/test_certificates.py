@@ -154,8 +154,22 @@ def test_a_certificate_that_is_given_is_used_and_nothing_is_made(tmp_path: Path)
 def test_a_certificate_that_cannot_be_used_is_refused_by_its_file(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.pem"
     wrong.write_text("nothing")
-    with pytest.raises(WrongCertificate, match=r"wrong\.pem"):
+    expected = r"PARTIBUS_TLS_CERTIFICATE: .*wrong\.pem, PARTIBUS_TLS_KEY: .*wrong\.pem: not a certificate"
+    with pytest.raises(WrongCertificate, match=expected):
         server_context(tls_files(settings_in(tmp_path, tls_certificate=wrong, tls_key=wrong), now_ms()))
+
+
+@pytest.mark.parametrize("missing", ["certificate", "key"])
+def test_a_certificate_or_key_that_is_not_there_is_refused_by_its_variable(
+    tmp_path: Path, missing: str
+) -> None:
+    made = tls_files(settings_in(tmp_path / "made"), now_ms())
+    given = {"certificate": made.certificate, "key": made.key} | {missing: tmp_path / "nowhere.pem"}
+    settings = settings_in(tmp_path, tls_certificate=given["certificate"], tls_key=given["key"])
+    with pytest.raises(WrongCertificate) as refused:
+        server_context(tls_files(settings, now_ms()))
+    expected = f"PARTIBUS_TLS_{missing.upper()}: {tmp_path / 'nowhere.pem'}: No such file or directory"
+    assert str(refused.value) == expected
 
 
 @pytest.mark.parametrize("notes_hosts", [True, False])
