@@ -17,6 +17,7 @@ import structlog
 from broker.frontend.room import BEING_REFUSED_MAX
 from broker.http.server import SPARE_CONNECTIONS
 from broker.settings.settings import Settings
+from storage import store_defaults
 
 DESCRIPTORS_WANTED = 65_536
 """The limit that suits all but unusual settings."""
@@ -24,7 +25,7 @@ LOG_FILES_MAX = 8_192
 """The most log files kept open unless a setting says otherwise: opening a file again costs less than a
 sync."""
 LOG_FILES_MIN = 16
-READ_MAX = 256
+READ_MAX = store_defaults.OPEN_FILES_MAX
 OTHERS = 36
 """Listeners, event loop and lock, about 16, and files that storage threads open for a moment."""
 

@@ -26,6 +26,7 @@ from urllib.parse import quote, unquote
 
 import structlog
 
+from storage import store_defaults
 from storage.committer import Committer
 from storage.disk import Disk, LocalDisk, close_quietly, disk_error, make_directories, make_root
 from storage.drain_room import DrainRoom
@@ -151,14 +152,14 @@ class FileLogStore:
         root: Path,
         disk: Disk | None = None,
         *,
-        fsync: Fsync = "always",
-        fsync_interval_ms: int = 50,
-        segment_bytes_max: int = 64 << 20,
-        committer_threads: int = 4,
+        fsync: Fsync = store_defaults.FSYNC,
+        fsync_interval_ms: int = store_defaults.FSYNC_INTERVAL_MS,
+        segment_bytes_max: int = store_defaults.SEGMENT_BYTES_MAX,
+        committer_threads: int = store_defaults.COMMITTER_THREADS,
         worker_threads: int = 4,
-        open_files_max: int = 256,
-        open_segments_max: int = 4_096,
-        segment_idle_ms: int = 60_000,
+        open_files_max: int = store_defaults.OPEN_FILES_MAX,
+        open_segments_max: int = store_defaults.OPEN_SEGMENTS_MAX,
+        segment_idle_ms: int = store_defaults.SEGMENT_IDLE_MS,
         reserve_bytes: int | None = None,
         reserve_retry_ms: int = 1_000,
         tidy_delay_ms: int = TIDY_DELAY_MS,

@@ -37,6 +37,7 @@ from broker.settings.setting_types import (
     variable_of,
 )
 from broker.settings.tier_checks import check_tier
+from storage import store_defaults
 
 DEVELOPMENT_KEY_NAME = "RootManageSharedAccessKey"
 DEVELOPMENT_KEY = "SAS_KEY_VALUE"
@@ -218,20 +219,20 @@ class Settings(BaseSettings):
         ),
     )
     fsync: FsyncPolicy = Field(
-        "always",
+        store_defaults.FSYNC,
         description=(
             "When commits are synced to disk: before they are acknowledged (`always`), every "
             "`PARTIBUS_FSYNC_INTERVAL_MS` (`interval`), or `never`."
         ),
     )
     fsync_interval_ms: int = Field(
-        100,
+        store_defaults.FSYNC_INTERVAL_MS,
         ge=1,
         le=60_000,
         description="Time between two syncs if `PARTIBUS_FSYNC` is `interval`; refused otherwise.",
     )
     segment_bytes: int = Field(
-        64 * MIB,
+        store_defaults.SEGMENT_BYTES_MAX,
         ge=64 * KIB,
         le=4096 * MIB,
         description=(
@@ -252,7 +253,7 @@ class Settings(BaseSettings):
         "faster on two cores; it proves that only messages pass between the two processes.",
     )
     committer_threads: int = Field(
-        4,
+        store_defaults.COMMITTER_THREADS,
         ge=1,
         le=64,
         description="Threads of each data folder that write to files which grow: new logs and new segments. "
@@ -265,7 +266,7 @@ class Settings(BaseSettings):
         "closed to make room. If unset: a third of the process's file descriptors, at most 8,192.",
     )
     log_idle_ms: int = Field(
-        60_000,
+        store_defaults.SEGMENT_IDLE_MS,
         ge=10,
         le=86_400_000,
         description="How long a partition keeps its file open when nothing is written. With "
