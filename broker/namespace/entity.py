@@ -72,7 +72,7 @@ class Watcher(Protocol):
 
 
 class _Sleeping:
-    """A partition that has not been used yet."""
+    """A partition that has not been used yet. Some clients keep it when the partition has started."""
 
     __slots__ = ("_entity", "_number")
     available, health = True, CLOSED
@@ -85,12 +85,13 @@ class _Sleeping:
         return False
 
     def post(self, operation: Operation, client: ClientId, sink: Sink) -> None:
-        if isinstance(operation, Detach | Release | Recalled):
+        entity, number = self._entity, self._number
+        if isinstance(operation, Detach | Release | Recalled) and number not in entity._partitions:
             return  # no client holds anything in it, so there is nothing to end
-        gone = self._entity.gone
+        gone = entity.gone
         if gone is None:
-            self._entity.partition(self._number).post(operation, client, sink)
-        elif (answer := refusal_of(operation, self._number, gone.reason, gone.description)) is not None:
+            entity.partition(number).post(operation, client, sink)
+        elif (answer := refusal_of(operation, number, gone.reason, gone.description)) is not None:
             asyncio.get_running_loop().call_soon(sink, answer)
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import MAIN, MESSAGE_OVERHEAD_BYTES, QueueSettings
-from broker.identifiers import ClientId
+from broker.identifiers import ClientId, LockToken
 from broker.operations.general import Detach, Update
+from broker.operations.interface import Operation
 from broker.operations.message_states import SubqueueCounts
 from broker.operations.receiving import Demand, Recalled
 from broker.operations.settling import Release
@@ -30,6 +31,17 @@ async def test_a_new_queue_costs_no_partition_until_it_is_used(world: World) -> 
         "healthy",
         "closed",
     ]
+
+
+async def test_a_handle_that_was_kept_reaches_the_partition_once_it_has_started(world: World) -> None:
+    """Symptom: a receiver with a selector that was attached before the partitions started gave back no
+    messages when it ended, and was never detached from them."""
+    await world.namespace.create_entity("orders", QueueSettings())
+    kept = world.queue("orders").router.handles[1]
+    operations: list[Operation] = [Demand(MAIN, 1), Release([LockToken(bytes(16))]), Detach()]
+    for operation in operations:
+        kept.post(operation, ClientId(1), lambda answer: None)
+    assert world.parts["orders", 1].posted == operations
 
 
 async def test_an_update_is_durable_reaches_every_partition_that_lives_and_is_told_to_watchers(
