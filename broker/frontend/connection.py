@@ -60,9 +60,10 @@ log = structlog.get_logger("connection")
 SERVER_PROPERTIES = {"product": "Partibus"}
 OFFERED_CAPABILITIES = ("SHARED-SUBS",)
 """What is offered to clients that desire it. Without this, Qpid JMS shares no subscriptions."""
-EVENTS_AT_ONCE, EVENTS_UNSEEN = 64, 8
+EVENTS_AT_ONCE, EVENTS_UNSEEN = 64, 2
 """About how many events to take from the engine in one turn, and how many to dispatch between two looks at
-the clock. An attach costs 0.1 ms in each of the two steps."""
+the clock. An attach costs 0.1 ms in each of the two steps, and credit on a queue with 16 partitions that
+nobody has used costs 1 to 2 ms in the second."""
 ENDED_AT_ONCE = 8
 """How many links to end in one turn. The partitions take ten times as long for it as the connection."""
 FEW = 8

@@ -11,6 +11,7 @@ import pytest
 from broker.frontend import token_expiry
 from broker.frontend.nodes.cbs import AUDIENCE_CHARACTERS_MAX
 from broker.frontend.nodes.request_node import VALUE_BYTES
+from broker.operations.receiving import Demand
 from broker.operations.sending import Send, Sent
 from broker.throttle.memory_mark import TRAFFIC_PARTS
 from protocol.codec import UInt
@@ -272,6 +273,22 @@ async def test_what_takes_longer_than_a_slice_is_continued_in_order() -> None:
     ]
     assert len([frame for frame in heard if frame.code == raw.DETACH]) == 100
     assert client.connection.engine.link_count == 0
+
+
+async def test_credit_that_takes_long_is_granted_to_few_links_after_a_slice_is_over() -> None:
+    """Symptom: credit on a queue with 16 partitions that nobody has used starts them all, and eight such
+    events were dispatched before anybody looked at the clock: the loop was held for 24 ms."""
+    stack = LinkStack()
+    client = await stack.connect()
+    for handle in range(20):
+        await client.receiver(handle, credit=0)
+    stack.services.turns._slice_ends = 0.0  # the slice is already over
+    flows = [raw.frame(raw.FLOW, raw.flow_fields(handle, 0, 5)) for handle in range(20)]
+    has_more, served = client.connection.serve(b"".join(flows)), [len(stack.parts[0].take_all(Demand))]
+    while has_more:
+        has_more = client.connection.serve(b"")
+        served.append(len(stack.parts[0].take_all(Demand)))
+    assert max(served) <= 2 and sum(served) == 20
 
 
 async def test_a_connection_that_is_lost_leaves_nothing_undone() -> None:
