@@ -163,6 +163,12 @@ class ComingBack:
                 Urgency.MESSAGES if operation is None else urgency_of(operation, for_receivers=for_receivers)
             )
 
+    def wake_soon(self, wake: Callable[[], None], operation: Operation) -> None:
+        """The partition is closed, and somebody wants it for an operation: call `wake` soon, so that it joins
+        the line. Many may be wanted at once, so few are woken in a turn of the event loop."""
+        is_urgent = urgency_of(operation, for_receivers=Urgency.EMPTY) is Urgency.ANSWER
+        self._openings.waking.soon(wake, is_urgent=is_urgent)
+
     def stop_waiting(self) -> bool:
         """The partition is stopped: if its turn has not come, it does not come. Returns whether it waited."""
         if self._opening is None or not self._opening.is_waiting:

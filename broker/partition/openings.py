@@ -23,6 +23,10 @@ partition, unless the folder's late ones would then take more than a part of the
 what the others wait for: those that have waited as long, and all if nothing was opened meanwhile, are told
 that they are late, and answer their clients. They keep their place. They are told a few in a turn of the
 event loop, because each may have many clients.
+
+*Before the line.* Clients may ask for thousands of closed partitions in one turn of the event loop: each
+credit on a queue with 16 partitions asks all of them. To join the line takes each some dozen microseconds, so
+WOKEN_AT_ONCE are woken for it in a turn, those first from which somebody awaits an answer.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ from contextlib import contextmanager
 from itertools import chain
 
 from broker.base.clock import elapsed_s
+from broker.base.few import Few
 from broker.operations.browsing import Watch
 from broker.operations.general import Detach, Update
 from broker.operations.interface import Operation
@@ -58,6 +63,9 @@ MOVED_AT_ONCE = 256
 """How many partitions one look at the line moves up, if there is room."""
 TOLD_AT_ONCE = 64
 """How many partitions are told in one turn of the event loop that they are late."""
+WOKEN_AT_ONCE = 16
+"""How many closed partitions are woken in one turn of the event loop, to join the line. Opening them takes
+much longer than that."""
 
 
 class Urgency(enum.IntEnum):
@@ -262,8 +270,10 @@ class Openings:
         self._ended_s = float("-inf")
         """When a turn last ended."""
         self._looking: asyncio.TimerHandle | None = None
-        self._untold: deque[Opening] = deque()
-        """Those that are still to be told that they are late."""
+        self._telling = Few(TOLD_AT_ONCE)
+        """Tells those that are late."""
+        self.waking = Few(WOKEN_AT_ONCE)
+        """Wakes closed partitions that are to join the line."""
 
     @contextmanager
     def place(
@@ -314,12 +324,10 @@ class Openings:
             self._are_late(each for each in waiting if told_s < each.joined_s <= joined_s)
 
     def _are_late(self, openings: Iterable[Opening]) -> None:
-        late = [each for each in openings if not each.is_told]
-        for each in late:
-            each.is_told = True
-        if late and not self._untold:
-            asyncio.get_running_loop().call_soon(self._tell)
-        self._untold.extend(late)
+        for each in openings:
+            if not each.is_told:
+                each.is_told = True
+                self._telling.soon(each.tell_late)
 
     def _release(self, opening: Opening) -> None:
         if opening in self._under_way:
@@ -328,12 +336,6 @@ class Openings:
             if not self._busy[opening.entity]:
                 del self._busy[opening.entity]
         self._go_on()
-
-    def _tell(self) -> None:
-        for _ in range(min(TOLD_AT_ONCE, len(self._untold))):
-            self._untold.popleft().tell_late()
-        if self._untold:
-            asyncio.get_running_loop().call_soon(self._tell)
 
     def _go_on(self) -> None:
         """Begin the turns that can begin now."""

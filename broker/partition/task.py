@@ -76,7 +76,6 @@ from storage.log import Commit, Log
 
 log_output = structlog.get_logger("partition")
 
-
 _HEALTHY = Health.HEALTHY
 """A name of its own, because to find a member of an enumeration takes longer than the rest of `post`."""
 
@@ -169,6 +168,9 @@ class PartitionTask:
             return
         self._mailbox.waiting.append((client, operation, sink, self._clock.monotonic_ms()))
         if self._health is not _HEALTHY:
+            if self._health is Health.CLOSED:
+                self._coming_back.wake_soon(self._wake.set, operation)
+                return
             self._coming_back.hasten(operation)
         elif self._gathering.holds(operation, client):
             return
