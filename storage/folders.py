@@ -366,13 +366,16 @@ def _sets(identities: Mapping[Path, Identity], with_data: Sequence[Path]) -> set
 
 
 def check_together(disk: Disk, paths: Sequence[Path], lost: Collection[Path] = ()) -> None:
-    """Raise WrongFolders if these folders, all of which have data, cannot belong to one broker. Those that
-    do not say whose they are, because their file is damaged, unreadable or `lost`, are left out."""
+    """Raise WrongFolders if these folders, all of which have data, cannot belong to one broker, or if one is
+    unfinished. Those that do not say whose they are, because their file is damaged, unreadable or `lost`, are
+    left out."""
     identities: dict[Path, Identity] = {}
     with_data: list[Path] = []
     for path in [path for path in paths if path not in lost]:
         with contextlib.suppress(DamagedIdentity, OSError):
             identity = read_identity(disk, path)
+            if identity is None and UNFINISHED_NAME in disk.names(path):
+                raise UnfinishedFolder(path)
             if identity is None:
                 with_data.append(path)
             else:

@@ -118,6 +118,9 @@ def test_an_interrupted_attempt_is_begun_anew_and_no_broker_uses_half_a_folder(t
     (third / "logs" / "left over").mkdir()
     with pytest.raises(WrongFolders, match="was interrupted"):
         Broker(load_settings(data_dir=tmp_path / "first", more_data_dirs=(third,)))
+    for command in ("check", "repair"):
+        done = check(command, "--data-dir", str(tmp_path / "first"), "--data-dir", str(third))
+        assert done.exit_code == 2 and f"{third} was to take the place" in done.stderr, done.output
     given_up(tmp_path, "second", "first", "third", carry_out=True)
     assert not (third / "giving-up").exists() and not (third / "logs" / "left over").exists()
     with broker_on(tmp_path, names=("first", "third")) as broker:
