@@ -47,6 +47,7 @@ class OpeningRoom:
         "_asked_s",
         "_beyond",
         "_exceeding",
+        "_held",
         "_let_in",
         "_mark",
         "_may_exceed_s",
@@ -72,6 +73,8 @@ class OpeningRoom:
         """The folders that want to open one, in the order of their turns, and when they last asked."""
         self._beyond: dict[bool, list[Share]] = {True: [], False: []}
         """Those that were opened beyond the room, by whether they are small."""
+        self._held = {True: 0, False: 0}
+        """What these held when a folder last had its turn."""
 
     @property
     def part_beyond(self) -> int:
@@ -104,7 +107,12 @@ class OpeningRoom:
             return False
         while now_s - self._asked_s[first := next(iter(self._asked_s))] > ASKS_AGAIN_S:
             del self._asked_s[first]
-        return first is folder
+        if first is not folder:
+            return False
+        for is_small, shares in self._beyond.items():  # once for all that the folder tries
+            self._beyond[is_small] = [share for share in shares if share.state_bytes]
+            self._held[is_small] = sum([share.state_bytes for share in shares])
+        return True
 
     def pass_on(self, folder: object) -> None:
         """The folder lets others have their turn."""
@@ -113,9 +121,7 @@ class OpeningRoom:
     def take_beyond(self, partition: object, size: int) -> bool:
         """Whether a partition of this size may be opened although there is no room, if it has its turn. If
         so, as `take`."""
-        is_small = self._is_small(size)
-        shares = self._beyond[is_small] = [share for share in self._beyond[is_small] if share.state_bytes]
-        held = sum([share.state_bytes for share in shares])
+        held = self._held[self._is_small(size)]
         if held and held + size > self.part_beyond:
             return False
         self._exceeding = partition

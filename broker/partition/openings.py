@@ -61,6 +61,8 @@ SHORT_AT_ONCE = 64
 """How many partitions without room one look at the line passes over."""
 MOVED_AT_ONCE = 256
 """How many partitions one look at the line moves up, if there is room."""
+PASSED_AT_ONCE = 256
+"""How many partitions without room are put into the other line in one turn of the event loop."""
 TOLD_AT_ONCE = 64
 """How many partitions are told in one turn of the event loop that they are late."""
 WOKEN_AT_ONCE = 16
@@ -270,6 +272,10 @@ class Openings:
         self._ended_s = float("-inf")
         """When a turn last ended."""
         self._looking: asyncio.TimerHandle | None = None
+        self._passed = 0
+        """How many without room were put into the other line in this turn of the event loop."""
+        self._going_on = Few(1)
+        """Goes on in the next one."""
         self._telling = Few(TOLD_AT_ONCE)
         """Tells those that are late."""
         self.waking = Few(WOKEN_AT_ONCE)
@@ -344,6 +350,11 @@ class Openings:
             self._begin(opening, now_s)
         if self._looking is None and any((*self._lines, *self._short)):
             self._looking = asyncio.get_running_loop().call_later(LONG_S, self._look)
+
+    def _go_on_anew(self) -> None:
+        """Go on in a new turn of the event loop."""
+        self._passed = 0
+        self._go_on()
 
     def _begin(self, opening: Opening, now_s: float) -> None:
         self._under_way[opening] = None
@@ -422,9 +433,11 @@ class Openings:
                 return None
             leave_out = self._busy
         for line, short in zip(self._lines, self._short, strict=True):
-            while line and (opening := line.take(leave_out)) is not None:
+            while line and self._passed < PASSED_AT_ONCE and (opening := line.take(leave_out)) is not None:
                 if self._may_pass_on(opening) and self._room.take(opening.size):
                     return opening
+                self._passed += 1
+                self._going_on.soon(self._go_on_anew)
                 short.join(opening, is_new=opening.entity not in self._busy)
                 if opening.urgency is Urgency.ANSWER and not opening.is_told:
                     self._awaited.append(opening)

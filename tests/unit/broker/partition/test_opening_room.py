@@ -120,3 +120,25 @@ def test_a_partition_larger_than_that_is_opened_alone() -> None:
     assert large is not None and memory.open_beyond(20) is None
     large.state_bytes = 0
     assert memory.open_beyond(5_000)
+
+
+def test_what_is_held_beyond_the_room_is_added_up_once_however_many_are_tried() -> None:
+    """Symptom: each of 64 that were tried in a look had all added up that were opened before."""
+    looked, each_holds = 0, 1
+
+    class Counted:
+        @property
+        def state_bytes(self) -> int:
+            nonlocal looked
+            looked += 1
+            return each_holds
+
+    memory = Memory(2_000, 1_000)
+    for number in range(100):
+        assert memory.room.has_turn("folder") and memory.room.take_beyond(number, 1)
+        memory.room.give_back(number, 1, Counted())
+        memory.now_s += PAUSE_S
+    looked, each_holds = 0, 2
+    assert memory.room.has_turn("folder")
+    assert not any(memory.room.take_beyond(number, 1) for number in range(64))
+    assert looked <= 2 * 100
