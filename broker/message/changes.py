@@ -74,6 +74,12 @@ def merge_changes(earlier: bytes | None, later: bytes | None) -> bytes | None:
     return _encode_entries(old | new)
 
 
+def count_of(changed: bytes) -> int:
+    """How many properties a change sets or removes. Costs little, however many they are."""
+    items = changed[2] if changed[0] == 0xC1 else int.from_bytes(changed[5:9], "big")
+    return items // 2
+
+
 def has_reason(changed: bytes | None, reason: str) -> bool:
     """Whether a change sets this dead-letter reason."""
     if changed is None or (text := reason.encode("utf-8", "surrogatepass")) not in changed:

@@ -9,10 +9,10 @@ they came to be.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TypeVar
 
-from broker.message.changes import merge_changes
+from broker.message.changes import count_of, merge_changes
 from broker.partition.divided_table import DividedTable
 from broker.partition.references import Reference
 
@@ -21,6 +21,10 @@ VALUE_BYTES = 256
 DROPPED_AT_ONCE = 1024
 """Values that one step of `drop` frees: less than a millisecond."""
 V = TypeVar("V")
+MERGED_AT_ONCE = 1 << 20
+"""What one step may merge, in units of some nanoseconds: a few milliseconds."""
+PROPERTY_COST = 512
+"""What merging costs for each property, besides one unit for each byte."""
 
 
 class ChangedProperties:
@@ -87,11 +91,23 @@ class ChangedProperties:
         reference.changed = changed
         return self.hold_one(reference) - gone
 
-    def growth(self, references: Collection[Reference], changed: bytes) -> int:
+    def growth(self, references: Iterable[Reference], changed: bytes) -> int:
         """How much memory `change` may take at most. No messages stand for some without any. The broker may
         add a reason of its own for those that had all their deliveries."""
         befores = {(each.changed, each.delivery_count) for each in references} or {(None, 0)}
         return sum([VALUE_BYTES + len(changed) + len(each or b"") for each, _ in befores])
+
+    def fitting(self, references: Iterable[Reference], changed: bytes) -> int | None:
+        """How many of these messages, from the first one on, one step may change, at least one; None if all
+        of them, because they have few different changed properties."""
+        room, seen = MERGED_AT_ONCE, set[bytes | None]()
+        for count, each in enumerate(references):
+            if each.changed not in seen:
+                seen.add(each.changed)
+                room -= _cost(changed) + (0 if each.changed is None else _cost(each.changed))
+                if room < 0 and count:
+                    return count
+        return None
 
     def drop(self) -> Iterator[None]:
         """Free the memory, in steps. The object is no longer used."""
@@ -123,6 +139,10 @@ class ChangedProperties:
             self.memory_bytes -= VALUE_BYTES + len(value)
         else:
             self._held[value] = held, before - count
+
+
+def _cost(changed: bytes) -> int:
+    return len(changed) + PROPERTY_COST * count_of(changed)
 
 
 def _counted(values: list[V]) -> Mapping[V, int]:

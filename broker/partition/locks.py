@@ -161,11 +161,13 @@ class Locks:
 
     def references_of(
         self, tokens: Sequence[LockToken], now_ms: int, within: int | None = None
-    ) -> list[Reference]:
+    ) -> Iterator[Reference]:
         """The messages that these tokens lock, without those whose locks are gone. `within` is as for
         `unlock`."""
-        found = [self._find(token, now_ms, within) for token in tokens]
-        return [self._subqueues[each[1].subqueue].references[each[0]] for each in found if each is not None]
+        for token in tokens:
+            if (found := self._find(token, now_ms, within)) is not None:
+                number, lease = found
+                yield self._subqueues[lease.subqueue].references[number]
 
     def renew(
         self, tokens: Sequence[LockToken], now_ms: int, until_ms: int, within: int | None = None

@@ -25,6 +25,7 @@ from broker.operations.transfers import FailTransfer
 from broker.partition import _references, records
 from broker.partition.dead_lettering import dead_letter, fail_transfer
 from broker.partition.delivery_count import failed_delivery
+from broker.partition.long_operations import Divisible
 from broker.partition.quotas import check_changes
 from broker.partition.records import Mark
 from broker.partition.references import Reference
@@ -43,6 +44,22 @@ class Settling:
 
     def __init__(self, space: Workspace, time_to_live: TimeToLive) -> None:
         self._space, self._time_to_live = space, time_to_live
+
+    def fitting(self, operation: Divisible, begin: int = 0) -> int:
+        """How many of an operation's messages, from this place on, one cycle may take. Raises Refused.
+
+        They are fewer if a change has to be merged with many different ones, or with large ones.
+        """
+        space = self._space
+        count = min(len(operation.tokens) - begin, space.bounds.settled_max)
+        if isinstance(operation, Complete | RenewLocks) or operation.changed is None or count == 1:
+            return count
+        if not space.messages.work.changed_bytes:
+            return count
+        references = space.locks.references_of(
+            operation.tokens[begin : begin + count], space.arrived_ms, self.within(operation)
+        )
+        return space.messages.work.properties.fitting(references, operation.changed) or count
 
     def complete(self, client: ClientId, operation: Complete) -> None:
         """Remove messages. Raises Refused."""

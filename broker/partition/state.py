@@ -525,8 +525,8 @@ class Partition:
             case Send():
                 self._send(client, operation)
             case Complete() | Abandon() | Defer() | DeadLetter() | RenewLocks() if (
-                len(operation.tokens) > self._space.bounds.settled_max
-            ):
+                self._parts is not None and self._parts.operation is operation
+            ) or self._settling.fitting(operation) < len(operation.tokens):
                 return self._carry_out_part(client, operation)
             case Complete():
                 self._settling.complete(client, operation)
@@ -650,7 +650,7 @@ class Partition:
         if self._parts is None or self._parts.operation is not operation:
             self._parts = Parts(operation)
         parts = self._parts
-        part = parts.next(self._space.bounds.settled_max)
+        part = parts.next(self._settling.fitting(operation, parts.done))
         try:
             self._carry_out(client, part)
         except Refused as refused:

@@ -1,7 +1,7 @@
 import pytest
 
 from broker.base.errors import Reason, Refused
-from broker.message.changes import encode_changes, merge_changes, with_changes
+from broker.message.changes import count_of, encode_changes, entries_of, merge_changes, with_changes
 from broker.message.property_sizes import METADATA_BYTES_MAX, PROPERTY_BYTES_MAX
 from protocol.codec import Symbol, ULong, decode_all
 from tests.support.amqp_messages import APPLICATION, DATA, PROPERTIES, message, section, sections
@@ -80,3 +80,9 @@ def test_changes_that_keep_coming_stay_bounded_and_the_latest_hold() -> None:
     assert found["attempt"] == 99 and "note-99" in found and "note-98" in found and "note-0" not in found
     full = encode_changes({"all": "y" * 32_500, "rest": "y" * 32_500})
     assert merge_changes(merged, full) == full
+
+
+@pytest.mark.parametrize("count", [1, 2, 100, 200, 1_000])
+def test_what_a_change_consists_of_is_counted_from_its_first_bytes(count: int) -> None:
+    changed = encode_changes({f"{number:05}": None for number in range(count)})
+    assert changed is not None and count_of(changed) == count == len(entries_of(changed))

@@ -94,3 +94,17 @@ def test_many_are_freed_in_steps() -> None:
     properties.hold(messages(*(change(f"n{number}", 1) for number in range(3_000))))
     assert len(list(properties.drop())) >= 3
     deque(properties.drop(), maxlen=0)
+
+
+def test_one_step_changes_as_many_as_it_can_merge_and_at_least_one() -> None:
+    properties = ChangedProperties()
+    many = encode_changes({f"{number:05}": None for number in range(3_000)})
+    assert many is not None
+    found = messages(*[many] * 10, *(change(f"n{number}") for number in range(5_000)))
+    properties.hold(found)
+    assert properties.fitting(found[:11], change("x")) == 10, "equal ones are merged once"
+    assert properties.fitting(found[9:12], change("x")) == 1
+    fitting = properties.fitting(found[10:], change("x"))
+    assert fitting is not None and 512 < fitting < 2_000
+    assert properties.fitting(found[10:500], change("x")) is None, "all of them"
+    assert properties.fitting(messages(None, None), change("x")) is None

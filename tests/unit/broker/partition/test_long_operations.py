@@ -13,6 +13,7 @@ from broker.operations.general import Failed
 from broker.operations.receiving import Locked, ReceiveDeferred, Withdraw
 from broker.operations.sending import Send
 from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Renewed, RenewLocks, Settled
+from broker.partition.changed_properties import MERGED_AT_ONCE, PROPERTY_COST
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.long_operations import Divisible
 from broker.partition.task_limits import TaskLimits
@@ -134,3 +135,35 @@ async def test_a_long_send_that_fails_leaves_nothing() -> None:
     harness.log.fail_append(CommitFailed("no"))
     assert one(await harness.do(2, Send([b"y"] * MANY, None)), Failed).reason is Reason.PARTITION_UNAVAILABLE
     assert len((await harness.peek(MAIN)).sequence_numbers) == 1
+
+
+@pytest.mark.parametrize("kind", [Abandon, Defer, DeadLetter])
+async def test_a_change_that_is_merged_with_many_different_ones_takes_several_cycles(
+    kind: type[Abandon] | type[Defer] | type[DeadLetter],
+) -> None:
+    """Symptom: one disposition of 1,500 messages with 60 KB of properties each held the loop for 285 ms."""
+    harness = Harness(QueueSettings(max_delivery_count=100))
+    await harness.send(*[b"x"] * MANY)
+    for number, token in enumerate((await harness.receive(1, MANY)).tokens):
+        earlier = {f"{number} {key}": "v" * 25 for key in range(200)}
+        await harness.do(1, Abandon([token], encode_changes(earlier)))
+    tokens = list((await harness.receive(1, MANY)).tokens)
+    tokens[3] = bytes(16)
+    harness.post(1, kind(tokens, encode_changes({"more": 1}), "mine"))
+    locked = await _steps(harness)
+    answer = harness.received[1][0]
+    assert isinstance(answer, Settled) and answer.failures == {3: Reason.LOCK_LOST}
+    assert len(locked) > 3 and locked[-1] == 1
+    taken = [before - after for before, after in zip([MANY, *locked], locked, strict=False)]
+    assert max(taken) * 200 * PROPERTY_COST <= MERGED_AT_ONCE
+    changed = (await harness.peek(DEAD_LETTER if kind is DeadLetter else MAIN)).changed
+    assert sum(each is not None and b"more" in each for each in changed) == MANY - 1
+
+
+async def test_a_change_that_is_merged_with_the_same_ones_takes_one_cycle() -> None:
+    harness = Harness(QueueSettings(max_delivery_count=100))
+    await harness.send(*[b"x"] * MANY)
+    earlier = encode_changes({f"{key}": "v" * 25 for key in range(1_000)})
+    await harness.do(1, Abandon((await harness.receive(1, MANY)).tokens, earlier))
+    harness.post(1, Abandon((await harness.receive(1, MANY)).tokens, encode_changes({"more": 1})))
+    assert len(await _steps(harness)) == 1
