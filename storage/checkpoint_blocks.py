@@ -86,10 +86,10 @@ class StoredBlocks(Mapping[int, bytes]):
         return len(self._places)
 
     def read_each(self) -> Iterator[tuple[int, bytes]]:
-        """All blocks with their numbers, one after the other."""
+        """All blocks by ascending numbers, one after the other."""
         with self._files as files:
-            for number, place in self._places.items():
-                yield number, files.read(place)
+            for number in sorted(self._places):
+                yield number, files.read(self._places[number])
 
 
 def stored_sections(disk: Disk, directory: Path, stored: StoredCheckpoint) -> Checkpoint:
@@ -121,9 +121,9 @@ def load_sections(disk: Disk, directory: Path, stored: StoredCheckpoint) -> Chec
 
 def parts_of(checkpoint: Checkpoint, bytes_max: int = PART_BYTES) -> Iterator[Checkpoint]:
     """The blocks of a loaded checkpoint, in parts of about this many bytes: each is the checkpoint with some
-    of its blocks. Raises CorruptRecord, OSError."""
+    of its blocks. Sections and the blocks of each come in order. Raises CorruptRecord, OSError."""
     found: dict[str, dict[int, bytes]] = {}
-    size = 0
+    size, is_first = 0, True
     for section in checkpoint.sections:
         if not isinstance(section.blocks, StoredBlocks):  # all are in memory
             yield checkpoint
@@ -133,8 +133,9 @@ def parts_of(checkpoint: Checkpoint, bytes_max: int = PART_BYTES) -> Iterator[Ch
             size += len(data)
             if size >= bytes_max:
                 yield _part(checkpoint, found)
-                found, size = {}, 0
-    yield _part(checkpoint, found)
+                found, size, is_first = {}, 0, False
+    if found or is_first:
+        yield _part(checkpoint, found)
 
 
 def _part(checkpoint: Checkpoint, blocks: Mapping[str, Mapping[int, bytes]]) -> Checkpoint:

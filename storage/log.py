@@ -271,7 +271,7 @@ class Log(Protocol):
 
     def checkpoint_parts(self, checkpoint: Checkpoint) -> AsyncIterator[Checkpoint]:
         """The blocks of a checkpoint from `load_checkpoint`, in parts that are in memory, each with some of
-        them. Raises CorruptRecord, DiskFailed."""
+        them, by ascending numbers in each section. Raises CorruptRecord, DiskFailed."""
 
     def replay(self, since: Position) -> AsyncIterator[Frame]:
         """Every frame from `since` on, in order and verified. `since` is the position of a frame, or `end`.

@@ -9,7 +9,14 @@ import pytest
 
 from storage import checkpoint_blocks
 from storage.checkpoint import Place
-from storage.checkpoint_blocks import BlockFiles, StoredBlocks, load_sections, parts_of, read_blocks
+from storage.checkpoint_blocks import (
+    BlockFiles,
+    StoredBlocks,
+    load_sections,
+    parts_of,
+    read_blocks,
+    stored_sections,
+)
 from storage.checkpoints import Checkpoints
 from storage.disk import Disk, publish
 from storage.errors import CorruptRecord
@@ -43,14 +50,32 @@ def test_large_ones_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(checkpoint.sections[0].blocks) == 50
     assert checkpoint == Checkpoint(Position(5), (Section("state", 3, STATE),)), "each is read when asked for"
     parts = list(parts_of(checkpoint, 5_000))
-    assert len(parts) == 11, "the last one holds what is left: nothing"
+    assert len(parts) == 10
     together: dict[int, bytes] = {}
     for part in parts:
         [section] = part.sections
         assert (part.position, section.name, section.version) == (5, "state", 3)
         assert sum(len(block) for block in section.blocks.values()) <= 5_000
         together |= {number: whole(block) for number, block in section.blocks.items()}
-    assert together == STATE
+    assert list(together) == list(STATE) and together == STATE
+
+
+def test_blocks_that_were_written_at_different_times_come_by_their_numbers() -> None:
+    disk, kept = saved()
+    for position, number in ((6, 40), (7, 3), (8, 20)):
+        save(kept, disk, position, STATE if kept.base is None else {number: b"changed" * 100})
+    checkpoint = stored_sections(disk, ROOT, kept.newest or pytest.fail("it was saved"))
+    assert list(checkpoint.sections[0].blocks) != sorted(STATE), "as they are listed"
+    numbers = [number for part in parts_of(checkpoint, 5_000) for number in part.sections[0].blocks]
+    assert numbers == sorted(STATE)
+
+
+@pytest.mark.parametrize("size", [10, 5_000, 5_001, 9_999])
+def test_one_whole_state_is_one_part_however_large_it_is(size: int) -> None:
+    """As checkpoints of version 1 are."""
+    disk, kept = saved({0: b"x" * size})
+    checkpoint = stored_sections(disk, ROOT, kept.newest or pytest.fail("it was saved"))
+    assert [list(part.sections[0].blocks) for part in parts_of(checkpoint, 5_000)] == [[0]]
 
 
 def test_an_empty_checkpoint_has_one_part() -> None:
