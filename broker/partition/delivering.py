@@ -20,6 +20,7 @@ from broker.operations.receiving import (
     Withdrawn,
 )
 from broker.operations.transfers import LockNext
+from broker.partition.changed_properties import cost_of
 from broker.partition.cycle import Grant
 from broker.partition.demand_and_recall import DemandBook, Waiter
 from broker.partition.granting import close_grant, has_granted_enough, new_grant, write_grant
@@ -345,6 +346,8 @@ class Delivering:
                 cycle.open_grants[client, subqueue.number] = grant
             size = bytes_of(taken)
             cycle.granted_bytes += size
+            if subqueue.changed_bytes:
+                cycle.granted_bytes += sum([cost_of(each.changed) for each in taken])
             grant.void += book.given(waiter, len(taken), size)
             grant.bytes_left = waiter.bytes
             if grant.void:

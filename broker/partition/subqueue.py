@@ -25,6 +25,7 @@ from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.entities.roles import SubqueueDescription
 from broker.partition import _references
 from broker.partition._untracked import untrack
+from broker.partition.changed_properties import cost_of
 from broker.partition.chunked_table import ChunkedTable
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.columns import value_bytes
@@ -349,12 +350,16 @@ class Subqueue:
         self, count: int, bytes_max: int, lease: Lease, now_ms: int, looks_max: int = 1 << 62
     ) -> tuple[list[Reference], list[Reference], int]:
         """Lock the oldest available messages: at most `count`, and `bytes_max` bytes, which the last message
-        may exceed. Looks at `looks_max` messages at most.
+        may exceed: changed properties count with what they cost to deliver. Looks at `looks_max` messages at
+        most.
 
         Returns the locked messages, the expired ones met on the way, and how many messages were looked at.
         The expired ones are left for the caller to remove.
         """
-        taken, bytes_left, is_stopped = self._lock_runs(min(count, looks_max), bytes_max, lease, now_ms)
+        taken: list[Reference] = []
+        bytes_left, is_stopped = bytes_max, True
+        if not self.changed_bytes:
+            taken, bytes_left, is_stopped = self._lock_runs(min(count, looks_max), bytes_max, lease, now_ms)
         looks = len(taken)
         expired: list[Reference] = []
         if is_stopped:
@@ -421,7 +426,7 @@ class Subqueue:
             reference.lease = lease
             taken.append(reference)
             count -= 1
-            bytes_max -= reference.size
+            bytes_max -= reference.size + cost_of(reference.changed)
         return taken, list(expired.values()), looks
 
     def _waiting(self) -> Iterator[int]:
@@ -467,7 +472,7 @@ class Subqueue:
             reference.lease = lease
             taken.append(reference)
             count -= 1
-            bytes_max -= reference.size
+            bytes_max -= reference.size + cost_of(reference.changed)
         self.available -= len(taken)
         self.sessions.lost_available(session, len(taken))
         self._lock(taken, lease)

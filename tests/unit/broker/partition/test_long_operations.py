@@ -163,7 +163,8 @@ async def test_a_change_that_is_merged_with_many_different_ones_takes_several_cy
 async def test_a_change_that_is_merged_with_the_same_ones_takes_one_cycle() -> None:
     harness = Harness(QueueSettings(max_delivery_count=100))
     await harness.send(*[b"x"] * MANY)
-    earlier = encode_changes({f"{key}": "v" * 25 for key in range(1_000)})
+    earlier = encode_changes({f"{key}": "v" * 25 for key in range(100)})
+    assert MANY * 100 * PROPERTY_COST > MERGED_AT_ONCE
     await harness.do(1, Abandon((await harness.receive(1, MANY)).tokens, earlier))
     harness.post(1, Abandon((await harness.receive(1, MANY)).tokens, encode_changes({"more": 1})))
     assert len(await _steps(harness)) == 1
