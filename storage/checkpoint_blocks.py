@@ -92,7 +92,7 @@ class StoredBlocks(Mapping[int, bytes]):
                 yield number, files.read(self._places[number])
 
 
-def stored_sections(disk: Disk, directory: Path, stored: StoredCheckpoint) -> Checkpoint:
+def unread_checkpoint(disk: Disk, directory: Path, stored: StoredCheckpoint) -> Checkpoint:
     """A checkpoint whose blocks are read when they are asked for."""
     files = BlockFiles(disk, directory, stored)
     sections = tuple(
@@ -107,10 +107,10 @@ def stored_sections(disk: Disk, directory: Path, stored: StoredCheckpoint) -> Ch
     return Checkpoint(stored.position, sections)
 
 
-def load_sections(disk: Disk, directory: Path, stored: StoredCheckpoint) -> Checkpoint:
+def checked_checkpoint(disk: Disk, directory: Path, stored: StoredCheckpoint) -> Checkpoint:
     """Check all blocks of a checkpoint. They are in memory if they are small, otherwise read when they are
     asked for. Raises CorruptRecord, OSError."""
-    checkpoint = stored_sections(disk, directory, stored)
+    checkpoint = unread_checkpoint(disk, directory, stored)
     size = sum([place.size for section in stored.sections.values() for place in section.places.values()])
     if size <= PART_BYTES:
         return next(parts_of(checkpoint, bytes_max=size + 1))
@@ -152,7 +152,7 @@ def read_blocks(disk: Disk, directory: Path, stored: Iterable[StoredCheckpoint])
     OSError."""
     for each in stored:
         if next(check_blocks(disk, directory, each), None) is None:
-            yield stored_sections(disk, directory, each)
+            yield unread_checkpoint(disk, directory, each)
 
 
 def check_blocks(disk: Disk, directory: Path, stored: StoredCheckpoint) -> Iterator[CorruptRecord]:

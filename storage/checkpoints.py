@@ -44,7 +44,7 @@ from storage.checkpoint import (
     serial_of,
     table_bytes,
 )
-from storage.checkpoint_blocks import BlockFiles, load_sections
+from storage.checkpoint_blocks import BlockFiles, checked_checkpoint
 from storage.disk import Disk, publish
 from storage.errors import CorruptRecord, DiskFailed
 from storage.log import Block, Checkpoint, Position, Section
@@ -173,15 +173,15 @@ class Checkpoints:
     # --- reading ---
 
     def load(self, disk: Disk, start: Position) -> Checkpoint | None:
-        """The newest whole checkpoint (see `load_sections`); None if the log must be replayed from its start
-        at `start`.
+        """The newest whole checkpoint (see `checked_checkpoint`); None if the log must be replayed from its
+        start at `start`.
 
         Raises CorruptRecord, OSError.
         """
         damage: CorruptRecord | None = None
         while self._kept:
             try:
-                return load_sections(disk, self._directory, self._kept[0])
+                return checked_checkpoint(disk, self._directory, self._kept[0])
             except CorruptRecord as error:
                 _report(error)
                 damage, self.is_damaged = damage or error, True

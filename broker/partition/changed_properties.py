@@ -20,11 +20,11 @@ VALUE_BYTES = 256
 """The memory that each value takes besides its bytes, with a reason that the broker may give, about."""
 DROPPED_AT_ONCE = 1024
 """Values that one step of `drop` frees: less than a millisecond."""
-V = TypeVar("V")
 MERGED_AT_ONCE = 1 << 20
 """What one step may merge, in units of some nanoseconds: a few milliseconds."""
 PROPERTY_COST = 512
 """What merging costs for each property, besides one unit for each byte."""
+V = TypeVar("V")
 
 
 class ChangedProperties:
@@ -36,11 +36,11 @@ class ChangedProperties:
         self._held: DividedTable[bytes, tuple[bytes, int]] = DividedTable()
         """By the value: the object that all messages with it hold, and how many there are."""
         self.memory_bytes = 0
-        """What all of them take in memory."""
+        """What all of them take in memory, about."""
 
     def hold(self, references: Collection[Reference]) -> int:
-        """Messages have come that may have changed properties. Returns the size of these, summed over the
-        messages."""
+        """Messages have come that may have changed properties. Returns the size of these in bytes, summed
+        over the messages."""
         values = [each.changed for each in references if each.changed is not None]
         if not values:
             return 0
@@ -60,7 +60,8 @@ class ChangedProperties:
         return len(changed)
 
     def release(self, references: Collection[Reference]) -> int:
-        """Messages have gone. Returns the size of their changed properties, summed over the messages."""
+        """Messages have gone, which were held. Returns the size of their changed properties in bytes, summed
+        over the messages."""
         counts = _counted([each.changed for each in references if each.changed is not None])
         for value, count in counts.items():
             self._give(value, count)
@@ -92,8 +93,8 @@ class ChangedProperties:
         return self.hold_one(reference) - gone
 
     def growth(self, references: Iterable[Reference], changed: bytes) -> int:
-        """How much memory `change` may take at most. No messages stand for some without any. The broker may
-        add a reason of its own for those that had all their deliveries."""
+        """How many bytes of memory `change` may take at most. No messages stand for some without any. The
+        broker may add a reason of its own for those that had all their deliveries."""
         befores = {(each.changed, each.delivery_count) for each in references} or {(None, 0)}
         return sum([VALUE_BYTES + len(changed) + len(each or b"") for each, _ in befores])
 

@@ -35,5 +35,7 @@ class Work(Generic[S]):
         """The `expiry` of all subqueues."""
         self.changed = ChangedCounts()
         self.properties = ChangedProperties()
+        """The changed properties of all messages, each different value once. `changed_bytes` counts them for
+        each message."""
         self.sessions = 0
         """How many message sessions the indexes of all subqueues have."""

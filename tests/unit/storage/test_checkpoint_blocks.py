@@ -12,10 +12,10 @@ from storage.checkpoint import Place
 from storage.checkpoint_blocks import (
     BlockFiles,
     StoredBlocks,
-    load_sections,
+    checked_checkpoint,
     parts_of,
     read_blocks,
-    stored_sections,
+    unread_checkpoint,
 )
 from storage.checkpoints import Checkpoints
 from storage.disk import Disk, publish
@@ -64,7 +64,7 @@ def test_blocks_that_were_written_at_different_times_come_by_their_numbers() -> 
     disk, kept = saved()
     for position, number in ((6, 40), (7, 3), (8, 20)):
         save(kept, disk, position, STATE if kept.base is None else {number: b"changed" * 100})
-    checkpoint = stored_sections(disk, ROOT, kept.newest or pytest.fail("it was saved"))
+    checkpoint = unread_checkpoint(disk, ROOT, kept.newest or pytest.fail("it was saved"))
     assert list(checkpoint.sections[0].blocks) != sorted(STATE), "as they are listed"
     numbers = [number for part in parts_of(checkpoint, 5_000) for number in part.sections[0].blocks]
     assert numbers == sorted(STATE)
@@ -74,7 +74,7 @@ def test_blocks_that_were_written_at_different_times_come_by_their_numbers() -> 
 def test_one_whole_state_is_one_part_however_large_it_is(size: int) -> None:
     """As checkpoints of version 1 are."""
     disk, kept = saved({0: b"x" * size})
-    checkpoint = stored_sections(disk, ROOT, kept.newest or pytest.fail("it was saved"))
+    checkpoint = unread_checkpoint(disk, ROOT, kept.newest or pytest.fail("it was saved"))
     assert [list(part.sections[0].blocks) for part in parts_of(checkpoint, 5_000)] == [[0]]
 
 
@@ -95,7 +95,7 @@ def test_a_damaged_block_is_found_before_any_is_used(
     newest = kept.newest
     assert newest is not None
     with pytest.raises(CorruptRecord, match="block"):
-        load_sections(disk, ROOT, newest)
+        checked_checkpoint(disk, ROOT, newest)
     assert list(read_blocks(disk, ROOT, [newest])) == []
 
 
