@@ -3,7 +3,7 @@
 
 from setuptools import Extension, setup
 
-SLOTS = "broker/native/slots.h"
+SLOTS, VALUES = "broker/native/slots.h", "broker/native/values.h"
 
 setup(
     cffi_modules=["protocol/native/build.py:ffibuilder"],
@@ -21,7 +21,8 @@ setup(
         Extension("broker.partition._untracked", ["broker/native/untracked.c"]),
         Extension("broker.partition._references", ["broker/native/references.c"], depends=[SLOTS]),
         Extension("broker.partition._new_references", ["broker/native/new_references.c"], depends=[SLOTS]),
-        Extension("broker.message._stored", ["broker/native/stored.c"]),
+        Extension("broker.message._stored", ["broker/native/stored.c"], depends=[VALUES]),
+        Extension("broker.message._changes", ["broker/native/changes.c"], depends=[VALUES]),
         Extension("broker.namespace._placing", ["broker/native/placing.c"]),
         Extension("broker.message._annotations", ["broker/native/annotations.c"]),
         Extension("broker.frontend.links._unsettled", ["broker/native/unsettled.c"]),

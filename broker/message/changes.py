@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from broker.base.errors import Reason, Refused
+from broker.message import _changes
 from broker.message.property_sizes import METADATA_BYTES_MAX, PROPERTY_BYTES_MAX
 from protocol.codec import EncodeError, encode, encode_map, encode_text
 from protocol.sections import APPLICATION_PROPERTIES, PROPERTIES, find_sections, pairs, text_bytes
@@ -66,12 +67,13 @@ def merge_changes(earlier: bytes | None, later: bytes | None) -> bytes | None:
     if earlier is None or later is None:
         return later if earlier is None else earlier
     old, new = _entries(earlier, 0, len(earlier)), _entries(later, 0, len(later))
-    excess = sum(map(_entry_bytes, (old | new).items())) - METADATA_BYTES_MAX
-    for key in [key for key in old if key not in new]:
-        if excess <= 0:
-            break
-        excess -= _entry_bytes((key, old.pop(key)))
-    return _encode_entries(old | new)
+    excess = _changes.total(old | new) - METADATA_BYTES_MAX
+    if excess > 0:
+        for key in [key for key in old if key not in new]:
+            if excess <= 0:
+                break
+            excess -= _changes.total({key: old.pop(key)})
+    return _changes.encoded(old | new)
 
 
 def count_of(changed: bytes) -> int:
@@ -107,12 +109,18 @@ def with_changes(bare_message: bytes, changed: bytes) -> bytes:
             entries.pop(key, None)
         else:
             entries[key] = value
-    section = b"\x00\x53\x74" + _encode_entries(entries) if entries else b""
+    section = b"\x00\x53\x74" + _changes.encoded(entries) if entries else b""
     return bare_message[:begin] + section + bare_message[end:]
 
 
 def _entries(buffer: bytes, value: int, end: int) -> dict[bytes, bytes]:
     """Key text → encoded value."""
+    found = _changes.entries(buffer, value, end)
+    return entries_in_python(buffer, value, end) if found is None else found
+
+
+def entries_in_python(buffer: bytes, value: int, end: int) -> dict[bytes, bytes]:
+    """As `_changes.entries`, and the reference for it. Raises DecodeError for a map that is none."""
     places = pairs(buffer, value, end)
     found: dict[bytes, bytes] = {}
     for at_key, at_value, behind in zip(places[:-1:2], places[1::2], places[2::2], strict=True):
@@ -122,20 +130,16 @@ def _entries(buffer: bytes, value: int, end: int) -> dict[bytes, bytes]:
     return found
 
 
-def _entry_bytes(entry: tuple[bytes, bytes]) -> int:
-    key, value = entry
-    return len(encode_text(key)) + len(value)
-
-
 def entries_of(changed: bytes) -> dict[bytes, bytes]:
     """The encoded values of a change by the text of their keys; null for a property that is removed."""
     return _entries(changed, 0, len(changed))
 
 
-def _encode_entries(entries: Mapping[bytes, bytes]) -> bytes:
+def encoded_in_python(entries: Mapping[bytes, bytes]) -> bytes:
+    """As `_changes.encoded`, and the reference for it."""
     return encode_map([part for key, value in entries.items() for part in (encode_text(key), value)])
 
 
-_NO_REASONS = _encode_entries(
+_NO_REASONS = _changes.encoded(
     dict.fromkeys((DEAD_LETTER_REASON.encode(), DEAD_LETTER_DESCRIPTION.encode()), _NULL)
 )

@@ -12,6 +12,7 @@ from itertools import islice
 from broker.identifiers import ClientId
 from broker.operations.browsing import Arrived, Peek, Watch
 from broker.operations.selecting import CameBack, WatchReturned
+from broker.partition.changed_properties import cost_of
 from broker.partition.cycle import peeked
 from broker.partition.references import Reference
 from broker.partition.subqueue import Subqueue
@@ -61,7 +62,7 @@ class Browsing:
                 more = True
                 break
             found.append(reference)
-            room -= reference.size
+            room -= reference.size + cost_of(reference.changed)
         space.cycle.work += len(found)
         answer = peeked(found, peek.cookie, more)
         if b"" in answer.messages:

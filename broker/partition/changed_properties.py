@@ -20,10 +20,12 @@ VALUE_BYTES = 256
 """The memory that each value takes besides its bytes, with a reason that the broker may give, about."""
 DROPPED_AT_ONCE = 1024
 """Values that one step of `drop` frees: less than a millisecond."""
-MERGED_AT_ONCE = 1 << 20
-"""What one step may merge, in units of some nanoseconds: a few milliseconds."""
-PROPERTY_COST = 512
+MERGED_AT_ONCE = 4 << 20
+"""What one cycle may merge, in units of about a nanosecond: some milliseconds."""
+PROPERTY_COST = 160
 """What merging costs for each property, besides one unit for each byte."""
+WORK_COST = 2_048
+"""The cost that counts as one unit of a cycle's work."""
 V = TypeVar("V")
 
 
@@ -92,11 +94,13 @@ class ChangedProperties:
         reference.changed = changed
         return self.hold_one(reference) - gone
 
-    def growth(self, references: Iterable[Reference], changed: bytes) -> int:
-        """How many bytes of memory `change` may take at most. No messages stand for some without any. The
-        broker may add a reason of its own for those that had all their deliveries."""
+    def growth(self, references: Iterable[Reference], changed: bytes) -> tuple[int, int]:
+        """How many bytes of memory `change` may take at most, and what it costs, in units. No messages stand
+        for some without any. The broker may add a reason of its own for those that had all their
+        deliveries."""
         befores = {(each.changed, each.delivery_count) for each in references} or {(None, 0)}
-        return sum([VALUE_BYTES + len(changed) + len(each or b"") for each, _ in befores])
+        memory = sum([VALUE_BYTES + len(changed) + len(each or b"") for each, _ in befores])
+        return memory, sum([cost_of(each) + cost_of(changed) for each, _ in befores if each is not None])
 
     def fitting(self, references: Iterable[Reference], changed: bytes) -> int | None:
         """How many of these messages, from the first one on, one step may change, at least one; None if all
@@ -143,7 +147,7 @@ class ChangedProperties:
 
 
 def cost_of(changed: bytes | None) -> int:
-    """What it costs to merge changed properties with others, in units of a few nanoseconds."""
+    """What it costs to merge changed properties with others, in units of about a nanosecond."""
     return 0 if changed is None else len(changed) + PROPERTY_COST * count_of(changed)
 
 

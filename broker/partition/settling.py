@@ -23,6 +23,7 @@ from broker.operations.settling import (
 )
 from broker.operations.transfers import FailTransfer
 from broker.partition import _references, records
+from broker.partition.changed_properties import WORK_COST
 from broker.partition.dead_lettering import dead_letter, fail_transfer
 from broker.partition.delivery_count import failed_delivery
 from broker.partition.long_operations import Divisible
@@ -178,6 +179,7 @@ class Settling:
         if operation.changed is None:
             return
         space = self._space
+        memory, cost = self._growth(operation, operation.changed)
         check_changes(
             space.description,
             space.number,
@@ -185,14 +187,17 @@ class Settling:
             space.messages.payloads,
             operation.changed,
             len(operation.tokens),
-            self._memory_of(operation, operation.changed),
+            memory,
             added,
         )
+        space.cycle.work += cost // WORK_COST
         space.check_growth(len(operation.changed), len(operation.tokens))
 
-    def _memory_of(self, operation: Abandon | Defer | DeadLetter | FailTransfer, changed: bytes) -> int:
+    def _growth(
+        self, operation: Abandon | Defer | DeadLetter | FailTransfer, changed: bytes
+    ) -> tuple[int, int]:
         """How much memory the changed properties may take at most, once they are merged with those that the
-        messages have."""
+        messages have, and what that costs."""
         messages = self._space.messages
         if not messages.work.changed_bytes:
             return messages.work.properties.growth((), changed)

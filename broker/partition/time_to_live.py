@@ -9,12 +9,16 @@ reason, messages are dead-lettered without it: they can neither be delivered nor
 from __future__ import annotations
 
 from broker.partition import records
+from broker.partition.changed_properties import MERGED_AT_ONCE
 from broker.partition.dead_lettering import EXPIRED, dead_letter
 from broker.partition.records import Mark
 from broker.partition.references import DEFERRED, Reference
 from broker.partition.subqueue import Subqueue
 from broker.partition.timers import DueKeys, TimerWheel
 from broker.partition.workspace import Workspace
+
+MERGED_TOGETHER = 16
+"""Messages that expire together if a reason may have to be merged with changed properties of each."""
 
 
 class TimeToLive:
@@ -54,12 +58,13 @@ class TimeToLive:
         space = self._space
         if self._has_passed_over and space.locks.next_due_ms() is None:
             self._has_passed_over = False
-        left = space.bounds.expired_max
-        while left > 0 and self._find_overdue():
-            numbers = self._overdue.take(left)
+        left, merging = space.bounds.expired_max, MERGED_AT_ONCE
+        while left > 0 and merging > 0 and self._find_overdue():
+            subqueue = space.subqueues[self._overdue_in]
+            numbers = self._overdue.take(min(left, MERGED_TOGETHER) if subqueue.changed_bytes else left)
             left -= len(numbers)
-            self._expire_some(space.subqueues[self._overdue_in], numbers)
-        self.has_more = bool(self._overdue) or (left <= 0 and self._next_overdue() is not None)
+            merging -= self._expire_some(subqueue, numbers)
+        self.has_more = bool(self._overdue) or (min(left, merging) <= 0 and self._next_overdue() is not None)
 
     def _find_overdue(self) -> bool:
         """Whether messages have come due. Takes those of another subqueue if none are left."""
@@ -74,17 +79,20 @@ class TimeToLive:
         due = self._space.messages.work.timed.next_due()
         return due[1:] if due is not None and due[0] <= self._space.cycle.now_ms else None
 
-    def _expire_some(self, subqueue: Subqueue, numbers: list[int]) -> None:
+    def _expire_some(self, subqueue: Subqueue, numbers: list[int]) -> int:
+        """Returns what it costs to merge the reason with changed properties."""
         found = [
             reference for number in numbers if (reference := subqueue.references.get(number)) is not None
         ]
         # A locked message expires when its lock ends, a deferred one never.
         locked = [reference for reference in found if reference.lease is not None]
         self._has_passed_over = self._has_passed_over or bool(locked)
-        self.expire(
-            subqueue,
-            [each for each in found if each.lease is None and each.state is not DEFERRED],
-        )
+        expired = [each for each in found if each.lease is None and each.state is not DEFERRED]
+        cost = 0
+        if subqueue.changed_bytes:
+            _, cost = self._space.messages.work.properties.growth(expired, EXPIRED)
+        self.expire(subqueue, expired)
+        return cost
 
     def expire(self, subqueue: Subqueue, references: list[Reference]) -> None:
         """Remove or dead-letter available messages whose time to live is over."""

@@ -20,6 +20,7 @@ FLAGS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit
 MODULES = {
     "broker.message._stored": "broker/native/stored.c",
     "broker.message._annotations": "broker/native/annotations.c",
+    "broker.message._changes": "broker/native/changes.c",
     "protocol._sections": "protocol/native/sections.c",
 }
 """The modules that walk a client's bytes. Modules linked against proton are left out: it is not

@@ -1,9 +1,22 @@
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from broker.base.errors import Reason, Refused
-from broker.message.changes import count_of, encode_changes, entries_of, merge_changes, with_changes
+from broker.message import _changes
+from broker.message.changes import (
+    count_of,
+    encode_changes,
+    encoded_in_python,
+    entries_in_python,
+    entries_of,
+    merge_changes,
+    with_changes,
+)
 from broker.message.property_sizes import METADATA_BYTES_MAX, PROPERTY_BYTES_MAX
-from protocol.codec import Symbol, ULong, decode_all
+from protocol.codec import Symbol, ULong, decode_all, encode
 from tests.support.amqp_messages import APPLICATION, DATA, PROPERTIES, message, section, sections
 
 
@@ -86,3 +99,71 @@ def test_changes_that_keep_coming_stay_bounded_and_the_latest_hold() -> None:
 def test_what_a_change_consists_of_is_counted_from_its_first_bytes(count: int) -> None:
     changed = encode_changes({f"{number:05}": None for number in range(count)})
     assert changed is not None and count_of(changed) == count == len(entries_of(changed))
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 126, 127, 128, 3_000])
+@pytest.mark.parametrize("key_bytes", [1, 255, 256])
+def test_native_maps_are_those_of_python(size: int, key_bytes: int) -> None:
+    entries = {
+        (b"%05d" % number).rjust(key_bytes, b"k")[-max(key_bytes, 5) :]: encode("v" * (number % 300))
+        for number in range(size)
+    }
+    made = _changes.encoded(entries)
+    assert made == encoded_in_python(entries)
+    assert len(made) - _changes.total(entries) in (3, 9)
+    assert _changes.entries(b"x" + made + b"y", 1, 1 + len(made)) == entries
+    assert entries_in_python(b"x" + made + b"y", 1, 1 + len(made)) == entries
+    if size > 1:
+        assert list(_changes.entries(made, 0, len(made)) or ()) == list(entries)
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [
+        b"",
+        b"\xc1",
+        b"\x45",
+        b"\xc1\x01\x01",
+        b"\xc1\x02\x02\x40",
+        b"\xc1\x03\x02\x40\x40",
+        b"\xc1\x03\x02\xa1\x05",
+        b"\xc1\x04\x02\xa1\x00\xa1",
+        b"\xc1\x05\x02\xa1\x01k\xb1",
+        b"\xc1\x06\x02\xa1\x01k\x40\x40",
+        b"\xd1\0\0\0\x04\0\0\0\x02",
+        b"\xd1\0\0\0\x04\xff\xff\xff\xfe",
+        b"\xb1\xff\xff\xff\xff",
+    ],
+    ids=bytes.hex,
+)
+def test_what_is_no_map_of_properties_is_left_to_python(buffer: bytes) -> None:
+    assert _changes.entries(buffer, 0, len(buffer)) is None
+
+
+@pytest.mark.parametrize(
+    "value", [b"\x40", b"\x00\x53\x74\x45", b"\xc0\x01\x00", b"\xb0\0\0\0\x01x"], ids=bytes.hex
+)
+def test_values_of_any_type_are_kept_and_of_two_with_one_key_the_last(value: bytes) -> None:
+    body = b"\xa3\x01k" + b"\x41" + b"\xb1\0\0\0\x01k" + value
+    buffer = bytes((0xC1, len(body) + 1, 4)) + body
+    assert (
+        _changes.entries(buffer, 0, len(buffer)) == entries_in_python(buffer, 0, len(buffer)) == {b"k": value}
+    )
+    assert _changes.entries(buffer, 0, len(buffer) - 1) is None
+
+
+@given(st.binary(max_size=60), st.integers(0, 70), st.integers(0, 70))
+def test_native_code_reads_no_map_where_python_finds_none(data: bytes, value: int, end: int) -> None:
+    buffer = b"\xc1" + data
+    found = _changes.entries(buffer, value, end)
+    if found is not None:
+        assert found == entries_in_python(buffer, value, end)
+
+
+@pytest.mark.parametrize("argument", [None, [], {1: b""}, {b"": None}])
+def test_native_code_takes_bytes_alone(argument: Any) -> None:
+    for function in (_changes.encoded, _changes.total):
+        with pytest.raises(TypeError):
+            function(argument)
+    with pytest.raises(TypeError):
+        _changes.entries(argument, 0, 1)

@@ -8,12 +8,14 @@ import pytest
 
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
 from broker.identifiers import ClientId
+from broker.message.changes import encode_changes
 from broker.operations.browsing import Arrived, Peek, Peeked, Watch
 from broker.operations.general import Detach, Unavailable
 from broker.operations.receiving import Locked, LockExactly
 from broker.operations.selecting import CameBack, WatchReturned
 from broker.operations.sending import Send, Sent
 from broker.operations.settling import Abandon, Complete, DeadLetter, Defer
+from broker.partition.changed_properties import PROPERTY_COST
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task_limits import TaskLimits
 from storage.errors import CommitFailed
@@ -244,3 +246,16 @@ async def test_messages_are_locked_by_number_in_any_state_or_only_if_they_are_ac
     active = one(await harness.do(1, LockExactly(MAIN, numbers, only_active=True)), Locked)
     assert active.sequence_numbers == [FIRST + 1]
     assert one(await harness.do(1, LockExactly(MAIN, numbers)), Locked).sequence_numbers == [FIRST]
+
+
+async def test_a_page_has_few_messages_with_thousands_of_changed_properties() -> None:
+    """Symptom: one request for 250 of them held the event loop for 2 s."""
+    harness = Harness()
+    await harness.send(*[b"x"] * 40)
+    changed = encode_changes({f"{number:05}": None for number in range(5_000)})
+    await harness.do(1, Defer((await harness.receive(1, 40)).tokens, changed))
+    page = one(await harness.do(1, Peek(MAIN, 0, 40)), Peeked)
+    most = Bounds().peeked_bytes_max // (5_000 * PROPERTY_COST) + 1
+    assert 0 < len(page.messages) <= most < 40 and page.more
+    small = one(await harness.do(1, Peek(MAIN, 0, 40, bytes_max=1_000)), Peeked)
+    assert len(small.messages) == 1 and small.more

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 
+import pytest
+
 from broker.message.changes import encode_changes, merge_changes
-from broker.partition.changed_properties import VALUE_BYTES, ChangedProperties
+from broker.partition import changed_properties
+from broker.partition.changed_properties import VALUE_BYTES, ChangedProperties, cost_of
 from broker.partition.references import Reference, StoredFrame
 from storage.log import Position
 
@@ -72,12 +75,13 @@ def test_growth_counts_each_of_those_that_get_a_value_of_their_own() -> None:
     big, small = change("a", 5_000), change("b", 10)
     found = messages(*[big] * 10, None)
     properties.hold(found)
-    growth = properties.growth(found, small)
+    growth, cost = properties.growth(found, small)
     assert growth == 2 * (VALUE_BYTES + len(small)) + len(big)
+    assert cost == cost_of(big) + cost_of(small), "a first change is not merged"
     before = properties.memory_bytes
     properties.change(found[:1], small)
-    assert 0 < properties.memory_bytes - before <= properties.growth(found[1:2], small)
-    assert properties.growth((), small) == VALUE_BYTES + len(small)
+    assert 0 < properties.memory_bytes - before <= properties.growth(found[1:2], small)[0]
+    assert properties.growth((), small) == (VALUE_BYTES + len(small), 0)
 
 
 def test_another_value_takes_the_place_of_the_first() -> None:
@@ -96,15 +100,18 @@ def test_many_are_freed_in_steps() -> None:
     deque(properties.drop(), maxlen=0)
 
 
-def test_one_step_changes_as_many_as_it_can_merge_and_at_least_one() -> None:
+def test_one_step_changes_as_many_as_it_can_merge_and_at_least_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(changed_properties, "MERGED_AT_ONCE", 1 << 20)
     properties = ChangedProperties()
-    many = encode_changes({f"{number:05}": None for number in range(3_000)})
+    many = encode_changes({f"{number:05}": None for number in range(8_000)})
     assert many is not None
-    found = messages(*[many] * 10, *(change(f"n{number}") for number in range(5_000)))
+    found = messages(*[many] * 10, *(change(f"n{number}") for number in range(20_000)))
     properties.hold(found)
     assert properties.fitting(found[:11], change("x")) == 10, "equal ones are merged once"
     assert properties.fitting(found[9:12], change("x")) == 1
     fitting = properties.fitting(found[10:], change("x"))
-    assert fitting is not None and 512 < fitting < 2_000
+    assert fitting is not None and 512 < fitting < 2_500
     assert properties.fitting(found[10:500], change("x")) is None, "all of them"
     assert properties.fitting(messages(None, None), change("x")) is None

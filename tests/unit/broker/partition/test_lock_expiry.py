@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from broker.entities.descriptions import MAIN, QueueSettings
+from broker.message.changes import encode_changes
 from broker.operations.receiving import Demand, Locked
+from broker.operations.settling import Abandon
+from broker.partition.changed_properties import MERGED_AT_ONCE, PROPERTY_COST
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task_limits import TaskLimits
 from tests.support.partition_harness import LOCK_MS, Harness, Lapses, one
@@ -35,3 +38,22 @@ async def test_locks_that_end_at_once_end_in_cycles_of_bounded_size() -> None:
     await harness.until_quiet()
     assert sum(lapses.locks) == SOME
     assert max(lapses.locks) <= bounds.ended_locks_max + bounds.granted_max
+
+
+async def test_locks_at_the_last_delivery_end_over_several_cycles_if_much_must_be_merged() -> None:
+    harness = Harness(QueueSettings(max_delivery_count=2))
+    await harness.send(*[b"x"] * 40)
+    for number, token in enumerate((await harness.receive(1, 40)).tokens):
+        changed = {f"{number} {key}": None for key in range(2_000)}
+        await harness.do(1, Abandon([token], encode_changes(changed)))
+    for _ in range(40):  # each has a lock of its own
+        await harness.receive(1)
+    harness.clock.advance(LOCK_MS + 20)
+    dead: list[int] = [0]
+    while dead[-1] < 40:
+        await harness.task.step()
+        harness.task.check()
+        dead.append(len(harness.subqueues[1].references))
+        at_once = MERGED_AT_ONCE // (2_000 * PROPERTY_COST) + 1
+        assert dead[-1] - dead[-2] <= 2 * at_once, "they are looked at when a cycle begins and when it ends"
+    assert len(dead) > 2

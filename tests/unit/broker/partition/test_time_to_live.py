@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
+from broker.message.changes import encode_changes
 from broker.operations.settling import Abandon, Complete, Defer, Release, Settled
+from broker.partition.changed_properties import MERGED_AT_ONCE, PROPERTY_COST
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task_limits import TaskLimits
+from broker.partition.time_to_live import MERGED_TOGETHER
 from tests.support.partition_harness import LOCK_MS, Harness, Lapses, properties
 from tests.support.topics import BLUE, topic
 
@@ -116,3 +119,21 @@ async def test_messages_of_many_subscriptions_that_expire_together_go_in_bounded
     await harness.until_quiet()
     assert sum(lapses.messages) == 60 and max(lapses.messages) == 10
     assert not any(each.references for each in harness.subqueues)
+
+
+async def test_messages_whose_reason_must_be_merged_with_much_expire_over_several_cycles() -> None:
+    """Symptom: 200 messages with 4,000 changed properties each expired together, which took 1.7 s."""
+    harness = Harness(QueueSettings(dead_lettering_on_expiration=True, max_delivery_count=100))
+    await harness.send(*[b"x"] * 60, ttl=[5_000] * 60)
+    for number, token in enumerate((await harness.receive(1, 60)).tokens):
+        changed = {f"{number} {key}": None for key in range(2_000)}
+        await harness.do(1, Abandon([token], encode_changes(changed)))
+    harness.clock.advance(5_020)
+    most = MERGED_AT_ONCE // (2_000 * PROPERTY_COST) + MERGED_TOGETHER
+    dead: list[int] = [0]
+    while dead[-1] < 60:
+        await harness.task.step()
+        harness.task.check()
+        dead.append(len(harness.subqueues[1].references))
+        assert dead[-1] - dead[-2] <= most
+    assert len(dead) > 3
