@@ -47,7 +47,7 @@ static PyObject *entries(PyObject *module, PyObject *const *arguments, Py_ssize_
     Py_ssize_t value = PyLong_AsSsize_t(arguments[1]), end = PyLong_AsSsize_t(arguments[2]);
     if (PyErr_Occurred()) return NULL;
     size_t count, at;
-    if (value < 0 || end > PyBytes_GET_SIZE(arguments[0]) || end - value < 3 ||
+    if (value < 0 || end < 3 || end > PyBytes_GET_SIZE(arguments[0]) || value > end - 3 ||
         (bytes[value] != 0xC1 && bytes[value] != 0xD1) ||
         !elements(bytes, (size_t)value, (size_t)end, &count, &at) || count % 2 || count > ELEMENTS_MAX)
         Py_RETURN_NONE;

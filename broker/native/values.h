@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { STEPS_MAX = 64 }; /* to skip one described value */
+enum { STEPS_MAX = 256 }; /* to skip one described value, as in protocol/values.py */
 
 static inline uint32_t u32(const uint8_t *at)
 {

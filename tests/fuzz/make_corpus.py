@@ -270,12 +270,22 @@ def values() -> dict[str, bytes]:
     }
 
 
+def properties() -> dict[str, bytes]:
+    """Maps of properties: a short one, and one with values of many types and a head of nine bytes."""
+    described: object = 1
+    for _ in range(40):
+        described = Described(ULong(1), described)
+    many = {Symbol("s"): None, "d": described, "t": "é" * 300, "k" * 300: b"x", "l": [1, {"a": 2}]}
+    return {"few": encode({"a": 1, "b": None}), "many": encode(many | {f"{n}": n for n in range(200)})}
+
+
 def main() -> None:
     for folder, files in (
         ("streams", streams()),
         ("sasl", sasl()),
         ("messages", messages()),
         ("values", values()),
+        ("properties", properties()),
     ):
         (CORPUS / folder).mkdir(parents=True, exist_ok=True)
         for name, data in files.items():

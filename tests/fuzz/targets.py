@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from random import Random
 
 from broker.base.errors import Refused
+from broker.message import _changes
 from broker.message.annotations import deliverables, joined
 from broker.message.batch_envelope import split
+from broker.message.changes import encoded_in_python, entries_in_python, merge_changes
+from broker.message.property_sizes import METADATA_BYTES_MAX
 from broker.message.stored import store, store_by_rules, store_run
 from broker.operations.receiving import Locked
 from protocol import codec
@@ -263,6 +266,22 @@ def message(data: bytes, random: Random) -> None:
     assert store(payload, lambda: "given").data
 
 
+def properties(data: bytes, random: Random) -> None:
+    """A map of properties is read as the rules read it, and written again it is the same map."""
+    before, behind = random.randbytes(random.randrange(3)), random.randbytes(random.randrange(3))
+    buffer, begin, end = before + data + behind, len(before), len(before) + len(data)
+    found = _changes.entries(buffer, begin, end)
+    try:
+        by_rules = entries_in_python(buffer, begin, end)
+    except (DecodeError, AssertionError, IndexError):
+        assert found is None
+        return
+    assert found == by_rules or (found is None and data[0] not in (0xC1, 0xD1))
+    written = _changes.encoded(by_rules)
+    assert written == encoded_in_python(by_rules)
+    assert merge_changes(written, written) == written or _changes.total(by_rules) > METADATA_BYTES_MAX
+
+
 def batch(data: bytes, random: Random) -> None:
     """Treat each message of a batch like any other message."""
     plain_sections.compare(data)
@@ -350,6 +369,7 @@ TARGETS: dict[str, Target] = {
     "values": Target(values, frames=False),
     "transactional": Target(transactional, frames=False),
     "message": Target(message, frames=False),
+    "properties": Target(properties, frames=False),
     "batch": Target(batch, frames=False),
     "finder": Target(finder, frames=True),
     "large": Target(large, frames=True),

@@ -16,6 +16,7 @@ CASES = {
     "values": 10_000,
     "transactional": 2_000,
     "message": 10_000,
+    "properties": 10_000,
     "batch": 8_000,
     "finder": 3_000,
     "large": 3_000,

@@ -32,7 +32,7 @@ def corpus_of(target: str) -> list[bytes]:
     if TARGETS[target].frames:
         folder = CORPUS / "streams"
     else:
-        folder = CORPUS / ("values" if target in ("values", "transactional") else "messages")
+        folder = CORPUS / ("values" if target in ("values", "transactional", "properties") else "messages")
     own = CORPUS / target
     files = sorted(folder.glob("*.bin")) + (sorted(own.glob("*.bin")) if own != folder else [])
     assert files, f"no corpus for {target}"
