@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from pathlib import Path
 
 from storage.checkpoint import CHECKPOINT_SUFFIX, Place, StoredCheckpoint, checkpoint_paths, serial_of
 from storage.disk import Disk
 from storage.errors import CorruptRecord
-from storage.log import Checkpoint, Section
-from storage.record import crc32c
+from storage.log import Block, Checkpoint, Section
+from storage.record import extend_crc32c
 
+READ_BYTES = 1 << 20
+"""As many bytes of a block are read at once. A larger block is in memory as parts of this size."""
 PART_BYTES = 4 << 20
 """As many bytes of blocks are in memory at once while a checkpoint is loaded, unless one block has more."""
 
@@ -46,6 +50,17 @@ class BlockFiles:
 
     def read(self, place: Place) -> bytes:
         """Read and check a block. Raises CorruptRecord, OSError."""
+        return b"".join(self.parts(place))
+
+    def read_in_parts(self, place: Place) -> Block:
+        """As `read`; a large block is in parts."""
+        if place.size <= READ_BYTES or self._stored.is_whole_state:
+            return self.read(place)
+        return deque(map(_mapped, self.parts(place)))
+
+    def parts(self, place: Place) -> Iterator[bytes]:
+        """Read a block in parts of READ_BYTES, one after the other. What was read is only known to be right
+        at the end: raises CorruptRecord then at the latest, and OSError."""
         path = self._paths.get(place.file)
         if place.file != self._file:
             self._close()
@@ -58,16 +73,28 @@ class BlockFiles:
                 raise CorruptRecord(
                     missing, 0, "the file is missing, in which blocks of a checkpoint stand"
                 ) from None
-        data = self._disk.read(self._fd, place.size, place.offset)
-        if len(data) != place.size or crc32c(data) != place.crc:
+        left, crc = place.size, 0
+        while left:
+            data = self._disk.read(self._fd, min(left, READ_BYTES), place.offset + place.size - left)
+            if not data:
+                break
+            left, crc = left - len(data), extend_crc32c(crc, data)
+            yield data
+        if left or crc != place.crc:
             raise CorruptRecord(
                 str(path), place.offset, "the checksum of a checkpoint's block does not match"
             )
-        return data
 
 
-class StoredBlocks(Mapping[int, bytes]):
-    """The blocks of one section of a checkpoint, each read when it is asked for. That blocks, and raises
+def _mapped(data: bytes) -> mmap:
+    """A copy in memory of its own."""
+    part = mmap(-1, len(data), MAP_PRIVATE | MAP_ANONYMOUS)
+    part[:] = data
+    return part
+
+
+class StoredBlocks(Mapping[int, Block]):
+    """The blocks of one section of a checkpoint, each read anew when it is asked for. That blocks, and raises
     CorruptRecord and OSError."""
 
     __slots__ = ("_files", "_places")
@@ -75,9 +102,9 @@ class StoredBlocks(Mapping[int, bytes]):
     def __init__(self, files: BlockFiles, places: Mapping[int, Place]) -> None:
         self._files, self._places = files, places
 
-    def __getitem__(self, number: int) -> bytes:
+    def __getitem__(self, number: int) -> Block:
         with self._files as files:
-            return files.read(self._places[number])
+            return files.read_in_parts(self._places[number])
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._places)
@@ -85,11 +112,12 @@ class StoredBlocks(Mapping[int, bytes]):
     def __len__(self) -> int:
         return len(self._places)
 
-    def read_each(self) -> Iterator[tuple[int, bytes]]:
-        """All blocks by ascending numbers, one after the other."""
+    def read_each(self) -> Iterator[tuple[int, int, Block]]:
+        """All blocks by ascending numbers, one after the other: the number, the size in bytes, the block."""
         with self._files as files:
             for number in sorted(self._places):
-                yield number, files.read(self._places[number])
+                place = self._places[number]
+                yield number, place.size, files.read_in_parts(place)
 
 
 def unread_checkpoint(disk: Disk, directory: Path, stored: StoredCheckpoint) -> Checkpoint:
@@ -122,15 +150,15 @@ def checked_checkpoint(disk: Disk, directory: Path, stored: StoredCheckpoint) ->
 def parts_of(checkpoint: Checkpoint, bytes_max: int = PART_BYTES) -> Iterator[Checkpoint]:
     """The blocks of a loaded checkpoint, in parts of about this many bytes: each is the checkpoint with some
     of its blocks. Sections and the blocks of each come in order. Raises CorruptRecord, OSError."""
-    found: dict[str, dict[int, bytes]] = {}
+    found: dict[str, dict[int, Block]] = {}
     size, is_first = 0, True
     for section in checkpoint.sections:
         if not isinstance(section.blocks, StoredBlocks):  # all are in memory
             yield checkpoint
             return
-        for number, data in section.blocks.read_each():
-            found.setdefault(section.name, {})[number] = data
-            size += len(data)
+        for number, block_size, block in section.blocks.read_each():
+            found.setdefault(section.name, {})[number] = block
+            size += block_size
             if size >= bytes_max:
                 yield _part(checkpoint, found)
                 found, size, is_first = {}, 0, False
@@ -138,7 +166,7 @@ def parts_of(checkpoint: Checkpoint, bytes_max: int = PART_BYTES) -> Iterator[Ch
         yield _part(checkpoint, found)
 
 
-def _part(checkpoint: Checkpoint, blocks: Mapping[str, Mapping[int, bytes]]) -> Checkpoint:
+def _part(checkpoint: Checkpoint, blocks: Mapping[str, Mapping[int, Block]]) -> Checkpoint:
     return replace(
         checkpoint,
         sections=tuple(
@@ -162,6 +190,6 @@ def check_blocks(disk: Disk, directory: Path, stored: StoredCheckpoint) -> Itera
         for section in stored.sections.values():
             for place in section.places.values():
                 try:
-                    files.read(place)
+                    deque(files.parts(place), maxlen=0)
                 except CorruptRecord as error:
                     yield error

@@ -22,6 +22,7 @@ contains all blocks.
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
@@ -293,6 +294,7 @@ class _Fresh(NamedTuple):
     @property
     def parts(self) -> tuple[bytes, ...]:
         """The block's content."""
+        assert not isinstance(self.block, deque), "it was not read from the disk"
         return (self.block,) if isinstance(self.block, bytes) else self.block
 
 

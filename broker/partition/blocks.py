@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 
 from broker.identifiers import PARTITION_SHIFT
 from broker.partition import _references
+from broker.partition.block_content import Content, content_of
 from broker.partition.divided_table import DividedTable
 from broker.partition.gradual_sort import sort_gradually
-from broker.partition.tables import UnreadableRecord
-from storage.log import Position
+from storage.log import Block, Position
 
 BLOCK_SHIFT = 10
 BLOCK_MESSAGES = 1 << BLOCK_SHIFT
@@ -163,15 +163,12 @@ def joined(bodies: Iterable[bytes]) -> bytes:
     return b"".join(parts)
 
 
-def split(data: bytes, what: str) -> Iterator[bytes]:
+def split(data: Block | Content, what: str) -> Iterator[bytes]:
     """The bodies that were joined. Raises UnreadableRecord, about a block of `what`, if they end early."""
-    at = 0
-    while at < len(data):
-        begin = at + _LENGTH.size
-        at = begin + _LENGTH.unpack_from(data, at)[0] if begin <= len(data) else begin
-        if at > len(data):
-            raise UnreadableRecord(f"a block of {what} ends early, at byte {len(data)}")
-        yield data[begin:at]
+    content = data if isinstance(data, Content) else content_of(data)
+    while not content.is_at_end():
+        (length,) = _LENGTH.unpack(content.take(_LENGTH.size, what))
+        yield content.take(length, what)
 
 
 class Blocks(ChangedBlocks):

@@ -29,9 +29,11 @@ Record kinds below 16 belong to messages (`records.py`). Kinds and names are nev
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from broker.partition.block_content import Content, content_of
 from storage.log import Block, Position, Record
 
 FIRST_KIND = 16
@@ -111,6 +113,19 @@ class DurableState(Section, Protocol):
 
     def check(self) -> None:
         """Assert that all invariants hold."""
+
+
+class InLargeBlocks(ABC):
+    """A section whose blocks may take megabytes."""
+
+    @abstractmethod
+    def decode_steps(self, block: int, content: Content) -> Iterator[None]:
+        """Decode a block into the state. A step takes about a millisecond. Raises UnreadableRecord; part of
+        the block is in the state then."""
+
+    def decode(self, block: int, data: bytes) -> None:
+        """See `Section`."""
+        deque(self.decode_steps(block, content_of(data)), maxlen=0)
 
 
 class Ending(ABC):

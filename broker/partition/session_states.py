@@ -21,9 +21,10 @@ import struct
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
+from broker.partition.block_content import STEP_BYTES, Content
 from broker.partition.blocks import LENGTH_BYTES, InBlocks, block_by_name, drop_steps, length_bytes, split
 from broker.partition.divided_table import DividedTable
-from broker.partition.durable_state import NewRecord
+from broker.partition.durable_state import InLargeBlocks, NewRecord
 from broker.partition.tables import UnreadableRecord
 from storage.log import Block, Position, Record, whole
 
@@ -47,7 +48,7 @@ class Entry(NamedTuple):
     """In wall time."""
 
 
-class SessionStates(InBlocks):
+class SessionStates(InBlocks, InLargeBlocks):
     """The states of a partition's sessions."""
 
     def __init__(self) -> None:
@@ -120,13 +121,18 @@ class SessionStates(InBlocks):
             parts += length_bytes(len(head) + len(value)) + head, value
         return tuple(parts)
 
-    def decode(self, block: int, data: bytes) -> None:
+    def decode_steps(self, block: int, content: Content) -> Iterator[None]:
         """Add the sessions of a block. Raises UnreadableRecord."""
-        for body in split(data, "session states"):
+        size = 0
+        for body in split(content, "session states"):
             key, entry = _read(body)
             if entry is None or _block_of(key) != block:
                 raise UnreadableRecord("a block of session states holds a session that is not in it")
             self._add(key, entry, block)
+            size += len(body)
+            if size >= STEP_BYTES:
+                size = 0
+                yield
 
     def cost(self, base: Position | None) -> int:
         """See `Section`."""

@@ -60,22 +60,26 @@ from __future__ import annotations
 import struct
 import zlib
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice, pairwise, repeat
 from operator import attrgetter
+from typing import NamedTuple
 
 from broker.entities.roles import OWN_END
 from broker.partition import columns, snapshot_v1
 from broker.partition._untracked import untrack
+from broker.partition.block_content import STEP_BYTES, Content, content_of, unpacked
 from broker.partition.blocks import BLOCK_MESSAGES, Blocks, place_of
 from broker.partition.chunked_table import ChunkedTable
-from broker.partition.columns import NO_COLUMNS
-from broker.partition.durable_state import Section
+from broker.partition.columns import NO_COLUMNS, Columns
+from broker.partition.durable_state import InLargeBlocks, Section
 from broker.partition.gradual_sort import sort_gradually
 from broker.partition.messages import Messages
 from broker.partition.records import read_columns
-from broker.partition.references import StoredFrame
+from broker.partition.references import Reference, StoredFrame
 from broker.partition.replaying import state_of
+from broker.partition.subqueue import Subqueue
 from broker.partition.tables import UnreadableRecord, read_table, table
 from storage.log import Block, Checkpoint, Position, whole
 from storage.log import Section as StoredSection
@@ -89,8 +93,6 @@ _PACKED_BYTES_AT_FIRST = 4
 """What a message of a packed block is taken to need before any was packed."""
 _MEASURED_MAX = 64 * BLOCK_MESSAGES
 """With as many messages measured, the older half of them counts half."""
-_UNPACKED_BYTES_MAX = 1 << 30
-"""Far more than any block has: 1,024 messages have changed properties of 64 KiB each at most."""
 _RENUMBERED = struct.Struct("<H")
 _SHARED = struct.Struct("<H")
 _TABLES_BYTES = struct.Struct("<I")
@@ -114,50 +116,72 @@ def _read_differences(code: str, view: memoryview, offset: int, count: int) -> t
     return array(code, accumulate(numbers, lambda total, each: total + each & mask)), end
 
 
-def _unpacked(view: memoryview) -> bytes:
-    """Raises UnreadableRecord."""
-    unpacking = zlib.decompressobj()
-    try:
-        data = unpacking.decompress(view, _UNPACKED_BYTES_MAX)
-    except zlib.error as error:
-        raise UnreadableRecord(f"a block of a checkpoint cannot be unpacked: {error}") from error
-    if not unpacking.eof or unpacking.unused_data:
-        raise UnreadableRecord(f"a packed block of a checkpoint does not end with its {len(view)} bytes")
-    return data
+class _Rows(NamedTuple):
+    """The tables of a block."""
+
+    numbers: Sequence[int]
+    """Relative to the block."""
+    positions: Sequence[int]
+    """Of the frames."""
+    places: Sequence[int]
+    """Of each message's frame, among the positions."""
+    enqueued: Sequence[int]
+    expiries: Sequence[int]
+    offsets: Sequence[int]
+    sizes: Sequence[int]
+    deliveries: Sequence[int]
+    states: Sequence[int]
+    changed_sizes: Sequence[int]
+    changed_places: Sequence[int]
 
 
-def _divided(view: memoryview) -> tuple[memoryview, memoryview]:
-    """A block with changed properties at its end: the tables, and these. Raises UnreadableRecord."""
-    if len(view) < _TABLES_BYTES.size:
-        raise UnreadableRecord("a block of a checkpoint ends before its tables")
-    end = _TABLES_BYTES.size + _TABLES_BYTES.unpack_from(view)[0]
-    if end > len(view):
-        raise UnreadableRecord(f"a block of a checkpoint has {len(view)} bytes, but its tables end at {end}")
-    return view[_TABLES_BYTES.size : end], view[end:]
+def _read_rows(content: Content, flags: int, count: int, frames: int, changed: int) -> _Rows:
+    """The tables at the front of a block. Raises UnreadableRecord."""
+    expiries = count if flags & _HAS_EXPIRIES else 0
+    deliveries = count if flags & _HAS_DELIVERY_COUNTS else 0
+    states = count if flags & _HAS_STATES else 0
+    own_sizes = 0 if flags & _HAS_SHARED else changed
+    read_ascending = _read_differences if flags & _IS_PACKED else read_table
+    size = 8 * (frames + count + expiries) + 4 * (2 * count + deliveries + own_sizes)
+    view = memoryview(content.take(size + 2 * (2 * count + states + changed)))
+    positions, end = read_ascending("Q", view, 0, frames)
+    enqueued, end = read_ascending("Q", view, end, count)
+    ends, end = read_ascending("Q", view, end, expiries)
+    offsets, end = read_ascending("I", view, end, count)
+    sizes, end = read_table("I", view, end, count)
+    delivery_counts, end = read_table("I", view, end, deliveries)
+    changed_sizes, end = read_table("I", view, end, own_sizes)
+    numbers, end = read_ascending("H", view, end, count)
+    places, end = read_ascending("H", view, end, count)
+    state_numbers, end = read_table("H", view, end, states)
+    changed_places, end = read_table("H", view, end, changed)
+    assert end == len(view), "the tables have the sizes that were taken"
+    return _Rows(
+        numbers,
+        positions,
+        places,
+        enqueued,
+        ends,
+        offsets,
+        sizes,
+        delivery_counts,
+        state_numbers,
+        changed_sizes,
+        changed_places,
+    )
 
 
-def _read_shared(
-    view: memoryview, offset: int, messages: int, values: memoryview
-) -> tuple[Sequence[bytes], int]:
-    """The changed properties of so many messages; also returns the offset after their tables. Raises
-    UnreadableRecord."""
+def _read_shared(view: memoryview, offset: int, messages: int) -> tuple[Sequence[int], Sequence[int], int]:
+    """Which of the different changed properties so many messages have, and the sizes of these; also returns
+    the offset after the tables. Raises UnreadableRecord."""
     if offset + _SHARED.size > len(view):
         raise UnreadableRecord("a block of a checkpoint ends before its changed properties")
     (count,) = _SHARED.unpack_from(view, offset)
     places, end = read_table("H", view, offset + _SHARED.size, messages)
     sizes, end = read_table("I", view, end, count)
-    if sum(sizes) != len(values) or (places and max(places) >= count):
-        raise UnreadableRecord(
-            f"a block of a checkpoint ends with {len(values)} bytes, which do not fit its tables"
-        )
-    different = _cut(values, sizes)
-    return [different[place] for place in places], end
-
-
-def _cut(view: memoryview, sizes: Sequence[int]) -> list[bytes]:
-    """The byte strings of these sizes, which follow each other."""
-    ends = list(accumulate(sizes))
-    return [bytes(view[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+    if places and max(places) >= count:
+        raise UnreadableRecord(f"a block of a checkpoint has only {count} different changed properties")
+    return places, sizes, end
 
 
 class Taking:
@@ -233,8 +257,9 @@ class Snapshot:
         )
 
     def load_steps(self, checkpoint: Checkpoint) -> Iterator[None]:
-        """Restore the state, or one part of it, into new `Messages`, one block at most per step. Once all
-        parts are loaded, the caller must run `loaded_steps`, and then `Messages.finish_steps`.
+        """Restore the state, or one part of it, into new `Messages`, one block at most per step, and less of
+        a large one. Once all parts are loaded, the caller must run `loaded_steps`, and then
+        `Messages.finish_steps`.
 
         Raises UnreadableRecord.
         """
@@ -250,7 +275,11 @@ class Snapshot:
                     "to this release"
                 )
             for block in sorted(stored.blocks):
-                section.decode(block, whole(stored.blocks[block]))
+                data = stored.blocks[block]
+                if isinstance(section, InLargeBlocks):
+                    yield from section.decode_steps(block, content_of(data))
+                else:
+                    section.decode(block, whole(data))
                 yield
 
     def loaded_steps(self, checkpoint: Checkpoint) -> Iterator[None]:
@@ -303,7 +332,7 @@ class _CountersSection:
         return None
 
 
-class _MessagesSection:
+class _MessagesSection(InLargeBlocks):
     """The references of all subqueues."""
 
     name = "messages"
@@ -380,31 +409,25 @@ class _MessagesSection:
             return head + _TABLES_BYTES.pack(len(tables)) + tables, *different
         return head + tables
 
-    def decode(self, block: int, data: bytes) -> None:
+    def decode_steps(self, block: int, content: Content) -> Iterator[None]:
+        """See `InLargeBlocks`."""
         number, first = place_of(block)
-        if len(data) < _MESSAGES.size:
-            raise UnreadableRecord(f"a checkpoint holds {len(data)} bytes as a block of subqueue {number}")
-        first |= self._messages.first_number
-        view = memoryview(data)
-        count, flags, frame_count, changed_count = _MESSAGES.unpack_from(view)
-        view, read_ascending = view[_MESSAGES.size :], read_table
-        values = view[len(view) :]
+        count, flags, frame_count, changed_count = _MESSAGES.unpack(content.take(_MESSAGES.size))
+        inner = content
         if flags & _HAS_SHARED:
-            view, values = _divided(view)
+            inner = content_of(content.take(*_TABLES_BYTES.unpack(content.take(_TABLES_BYTES.size))))
         if flags & _IS_PACKED:
-            view, read_ascending = memoryview(_unpacked(view)), _read_differences
-        positions, end = read_ascending("Q", view, 0, frame_count)
-        enqueued, end = read_ascending("Q", view, end, count)
-        expiries, end = read_ascending("Q", view, end, count if flags & _HAS_EXPIRIES else 0)
-        offsets, end = read_ascending("I", view, end, count)
-        sizes, end = read_table("I", view, end, count)
-        deliveries, end = read_table("I", view, end, count if flags & _HAS_DELIVERY_COUNTS else 0)
-        changed_sizes, end = read_table("I", view, end, 0 if flags & _HAS_SHARED else changed_count)
-        places, end = read_ascending("H", view, end, count)
-        frame_places, end = read_ascending("H", view, end, count)
-        states, end = read_table("H", view, end, count if flags & _HAS_STATES else 0)
-        changed_places, end = read_table("H", view, end, changed_count)
-        at = end + sum(changed_sizes)
+            inner = unpacked(inner)
+        rows = _read_rows(inner, flags, count, frame_count, changed_count)
+        own: deque[bytes] = deque()
+        size = 0
+        for each in rows.changed_sizes:
+            own.append(inner.take(each))
+            size += each
+            if size >= STEP_BYTES:
+                size = 0
+                yield
+        view, at = memoryview(b"".join(inner.rest())), 0
         column_lists = NO_COLUMNS
         if flags & _HAS_COLUMNS:
             column_lists, at = read_columns(view, at, count)
@@ -412,42 +435,51 @@ class _MessagesSection:
         if flags & _HAS_RENUMBERED:
             (renumbered_count,), at = _RENUMBERED.unpack(view[at : at + 2]), at + 2
             renumbered, at = read_table("H", view, at, renumbered_count)
-        changed: Sequence[bytes] = _cut(view[end:], changed_sizes)
+        which: Sequence[int] = range(changed_count)
+        values: Iterator[bytes] = iter(own.popleft, None)
         if flags & _HAS_SHARED:
-            changed, at = _read_shared(view, at, changed_count, values)
+            which, sizes, at = _read_shared(view, at, changed_count)
+            values = map(content.take, sizes)
         if at != len(view):
-            raise UnreadableRecord(f"a block of a checkpoint has {len(view)} bytes, but its tables need {at}")
-        frames = [self._frame(position) for position in positions]
+            raise UnreadableRecord(f"a block of a checkpoint has {len(view) - at} bytes behind its tables")
+        references = self._references(first | self._messages.first_number, rows, column_lists)
+        for place in renumbered:
+            self._messages.renumbered.add(references[place])
+        changed = zip(rows.changed_places, which, strict=True)
+        yield from _bring_back(self._messages.subqueues[number], references, changed, values)
+        if not content.is_at_end():
+            raise UnreadableRecord("a block of a checkpoint goes on behind its changed properties")
+        if number >= OWN_END:
+            self._messages.bodies.found(references)
+
+    def _references(self, first: int, rows: _Rows, column_lists: Columns) -> list[Reference]:
+        """The messages of a block that begins with this sequence number, without changed properties."""
+        frames = [self._frame(position) for position in rows.positions]
         # Let equal times and sizes share one object each; reading a table creates one per message.
         shared: dict[int, int] = {}
         share = shared.setdefault
+        expiries = rows.expiries
         references = list(
             map(
                 columns.class_for(column_lists),
-                map(first.__add__, places),
-                map(frames.__getitem__, frame_places),
-                offsets,
-                map(share, sizes, sizes),
-                map(share, enqueued, enqueued),
-                [share(each, each) or None for each in expiries] if expiries else repeat(None, count),
+                map(first.__add__, rows.numbers),
+                map(frames.__getitem__, rows.places),
+                rows.offsets,
+                map(share, rows.sizes, rows.sizes),
+                map(share, rows.enqueued, rows.enqueued),
+                [share(each, each) or None for each in expiries] if expiries else repeat(None),
             )
         )
         untrack(references)
         untrack(frames)
         columns.give(references, column_lists)
-        for place in frame_places:
+        for place in rows.places:
             frames[place].live += 1
-        for reference, delivery_count in zip(references, deliveries, strict=False):
+        for reference, delivery_count in zip(references, rows.deliveries, strict=False):
             reference.delivery_count = delivery_count
-        for reference, state in zip(references, states, strict=False):
+        for reference, state in zip(references, rows.states, strict=False):
             reference.state = state_of(state)
-        for place, value in zip(changed_places, changed, strict=True):
-            references[place].changed = value
-        for place in renumbered:
-            self._messages.renumbered.add(references[place])
-        self._messages.subqueues[number].bring_back(references)
-        if number >= OWN_END:
-            self._messages.bodies.found(references)
+        return references
 
     def _frame(self, position: int) -> StoredFrame:
         frame = self._frames.get(position)
@@ -490,6 +522,30 @@ class _MessagesSection:
 
     def needed_from(self) -> Position | None:
         return self._messages.first_live()
+
+
+def _bring_back(
+    subqueue: Subqueue,
+    references: Sequence[Reference],
+    changed: Iterable[tuple[int, int]],
+    values: Iterator[bytes],
+) -> Iterator[None]:
+    """Add the messages of a block to a subqueue, in steps. `changed` has the place of each message with
+    changed properties, ascending, and which of the values these are."""
+    begin, size = 0, 0
+    known: list[bytes] = []
+    for place, which in changed:
+        if place < begin:
+            raise UnreadableRecord("a block of a checkpoint has changed properties out of order")
+        while len(known) <= which:
+            known.append(next(values))
+            size += len(known[-1])
+        references[place].changed = known[which]
+        if size >= STEP_BYTES:
+            subqueue.bring_back(references[begin : place + 1])
+            begin, size = place + 1, 0
+            yield
+    subqueue.bring_back(references[begin:])
 
 
 class _Measured:

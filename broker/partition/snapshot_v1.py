@@ -34,6 +34,7 @@ from collections.abc import Generator, Iterator
 from operator import attrgetter
 
 from broker.partition._untracked import untrack
+from broker.partition.block_content import STEP_BYTES
 from broker.partition.columns import NO_COLUMNS, give
 from broker.partition.gradual_sort import AT_ONCE
 from broker.partition.messages import Messages
@@ -124,9 +125,12 @@ def _load_subqueue(
                 reference.state = state_of(state)
         subqueue.bring_back(sorted(references, key=attrgetter("sequence_number")))
         yield
-    for at, (place, size) in enumerate(zip(changed_places, changed_sizes, strict=True), 1):
+    given = given_bytes = 0
+    for place, size in zip(changed_places, changed_sizes, strict=True):
         subqueue.replace_changed(subqueue.references[numbers[place]], bytes(view[end : end + size]))
         end += size
-        if not at % AT_ONCE:
+        given, given_bytes = given + 1, given_bytes + size
+        if given == AT_ONCE or given_bytes >= STEP_BYTES:
+            given = given_bytes = 0
             yield
     return end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -76,6 +77,38 @@ def test_one_whole_state_is_one_part_however_large_it_is(size: int) -> None:
     disk, kept = saved({0: b"x" * size})
     checkpoint = unread_checkpoint(disk, ROOT, kept.newest or pytest.fail("it was saved"))
     assert [list(part.sections[0].blocks) for part in parts_of(checkpoint, 5_000)] == [[0]]
+
+
+def test_a_large_block_is_read_in_parts_and_each_time_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_blocks, "READ_BYTES", 1_000)
+    large, small = bytes(range(250)) * 20, b"x" * 1_000
+    disk, kept = saved({0: large, 1: small})
+    checkpoint = unread_checkpoint(disk, ROOT, kept.newest or pytest.fail("it was saved"))
+    for _ in range(2):
+        block = checkpoint.sections[0].blocks[0]
+        assert isinstance(block, deque) and len(block) == 5 and whole(block) == large
+        block.clear()
+    [part] = parts_of(checkpoint)
+    assert {number: whole(block) for number, block in part.sections[0].blocks.items()} == {0: large, 1: small}
+    assert isinstance(part.sections[0].blocks[1], bytes)
+    in_memory = next(parts_of(kept.load(disk, Position(0)) or pytest.fail("it was saved")))
+    assert {number: whole(block) for number, block in in_memory.sections[0].blocks.items()} == {
+        0: large,
+        1: small,
+    }
+
+
+def test_all_parts_of_a_large_block_are_read_before_any_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_blocks, "READ_BYTES", 1_000)
+    disk, kept = saved({0: b"x" * 5_000})
+    checkpoint = unread_checkpoint(disk, ROOT, kept.newest or pytest.fail("it was saved"))
+    [path] = files(disk)
+    disk.contents(path)[-1] ^= 1
+    with pytest.raises(CorruptRecord, match="block"):
+        next(parts_of(checkpoint))
+    del disk.contents(path)[-2_000:]
+    with pytest.raises(CorruptRecord, match="block"):
+        _ = checkpoint.sections[0].blocks[0]
 
 
 def test_an_empty_checkpoint_has_one_part() -> None:

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import count, islice, pairwise
 
 import pytest
 
+from broker.partition.block_content import STEP_BYTES, content_of
+from broker.partition.blocks import block_by_name
 from broker.partition.durable_state import read_back
-from broker.partition.session_states import ENTRY_BYTES, SESSION_STATE, Entry, SessionStates, set_state
+from broker.partition.session_states import (
+    BLOCKS,
+    ENTRY_BYTES,
+    SESSION_STATE,
+    Entry,
+    SessionStates,
+    set_state,
+)
 from broker.partition.tables import UnreadableRecord
 from storage.log import Position, Record, whole
 
@@ -61,6 +71,17 @@ def test_a_record_that_does_not_fit_is_not_read(body: bytes) -> None:
 def test_a_block_that_does_not_fit_is_not_read(data: bytes) -> None:
     with pytest.raises(UnreadableRecord):
         SessionStates().decode(7, data)
+
+
+def test_a_block_with_many_bytes_of_states_is_decoded_in_steps() -> None:
+    """Whoever wants to can choose session-ids that are all in one block."""
+    ids = islice((name for number in count() if block_by_name(name := b"%d" % number, BLOCKS) == 7), 10)
+    state = states(*[(each, each * 50_000, 10) for each in ids])
+    copy = SessionStates()
+    steps = copy.decode_steps(7, content_of(state.encode(7)))
+    held = [0, *[copy.state_bytes for _ in steps], copy.state_bytes]
+    assert len(held) > 3 and max(after - before for before, after in pairwise(held)) < 2 * STEP_BYTES
+    assert dict(copy.entries.items()) == dict(state.entries.items())
 
 
 def test_states_are_freed_in_steps() -> None:
