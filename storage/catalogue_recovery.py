@@ -29,10 +29,10 @@ from storage.document_file import (
     COPY_SUFFIX,
     DELETED,
     LIVE,
-    WHY_COPY,
     DocumentFile,
     Misnamed,
     decode_document,
+    deleted_stems,
     document_of,
     encode_document,
     stems,
@@ -137,9 +137,7 @@ def deleted_documents(folders: CatalogueFolders) -> list[str]:
     try:
         names = folders.names(tolerant=True)
         deleted: list[str] = []
-        for stem in stems(names, DELETED):
-            if any(f"{stem}{suffix}" in names for suffix in LIVE):
-                continue
+        for stem in deleted_stems(names):
             name = document_of(stem)
             if name is None:
                 paths = [folders.path(stem, suffix) for suffix in DELETED if f"{stem}{suffix}" in names]
@@ -216,10 +214,10 @@ def _judge(stem: str, broken: list[Broken], found: Recovered) -> None:
         )
 
 
-def report_copy(copy: Damaged) -> None:
-    """Report files that hold a document which was deleted, under other names."""
+def report_copy(copy: Damaged, why: str) -> None:
+    """Report files that hold a document which was deleted, under other names (`why_copy`)."""
     for path in copy.files:
-        _report_stray(path, WHY_COPY.format(copy.name))
+        _report_stray(path, why)
 
 
 def _report_stray(path: Path, why: str) -> None:

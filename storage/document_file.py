@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -41,11 +41,6 @@ LIVE = (DOCUMENT_SUFFIX, COPY_SUFFIX)
 """The two files of a document."""
 DELETED = (DELETED_SUFFIX, COPY_DELETED_SUFFIX)
 """The same two files after the document's deletion."""
-WHY_COPY = (
-    "it is a copy of the document {!r}, of which nothing else is left, and no log: the queue was deleted, or "
-    "never used"
-)
-"""Why a file under another name is no document's, if the logs show it."""
 NAME_BYTES_MAX = 65_535
 PLAIN_NAME_MAX = 96
 """How many characters of a document's name appear in its file name. Enough for a namespace (50) and an
@@ -113,6 +108,31 @@ def why_stray(stem: str, held: Sequence[str | None], whole: Container[str]) -> s
     if copied is not None:
         return f"it is a copy of the document {copied!r}, which is whole"
     return "it belongs to no queue, for no file of the catalogue has such a name"
+
+
+def deleted_stems(names: Collection[str]) -> list[str]:
+    """Of all files in a catalogue: the names, without suffix, of the files whose documents were deleted."""
+    return [stem for stem in stems(names, DELETED) if not any(f"{stem}{suffix}" in names for suffix in LIVE)]
+
+
+def why_copy(name: str, *, has_files: bool, is_deleted: bool, has_logs: bool) -> str | None:
+    """Why files under other names, which hold this document whole, are copies of one that was deleted; None
+    if they may be what is left of it.
+
+    `has_files`: whether there are files of the document's own name, none of them whole. `is_deleted`: whether
+    its deletion is on record (`deleted_stems`): its logs may not be removed yet. `has_logs`: whether its
+    queue has logs, or may have some.
+    """
+    if has_files:
+        return None
+    if is_deleted:
+        return f"it is a copy of the document {name!r}, which was deleted"
+    if has_logs:
+        return None
+    return (
+        f"it is a copy of the document {name!r}, of which nothing else is left, and no log: the queue was "
+        "deleted, or never used"
+    )
 
 
 def encode_document(name: str, number: int, document: bytes) -> list[bytes]:

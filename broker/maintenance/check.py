@@ -23,7 +23,7 @@ from broker.partition.tables import UnreadableRecord
 from storage.check import CATALOGUE_DIRECTORY, Documents, Progress, check_documents, check_log, log_folders
 from storage.checkpoint_blocks import read_blocks
 from storage.disk import Disk, LocalDisk, read_file
-from storage.document_file import LIVE, WHY_COPY, document_of, file_name_of
+from storage.document_file import LIVE, deleted_stems, document_of, file_name_of, why_copy
 from storage.errors import UnknownFormat
 from storage.file_store import LOGS_DIRECTORY
 from storage.folder_identity import FILE_NAME, DamagedIdentity, WrongFolders, read_identity
@@ -114,6 +114,8 @@ def check_folders(
         or Path(each.path).name
         in disk.names(Path(each.path).parent)  # otherwise a folder that was not read may hold it
     ]
+    # before the logs are listed: those of a deleted queue are removed before its file is
+    names = _names_in_catalogues(disk, roots)
     described = report.descriptions = _read_descriptions(disk, report, documents)
     folders = [folder for root in roots for folder in log_folders(disk, root, report.findings)]
     report.progress.logs = len(folders)
@@ -123,8 +125,8 @@ def check_folders(
             found += _messages_missing(disk, folder, subqueues_of(described.get(folder.entity)))
         report.findings += found
     if not elsewhere:  # otherwise a folder that was not read may hold its logs
-        _find_copies(report, {folder.entity for folder in folders})
-    names = {name for root in roots for name in disk.names(root / CATALOGUE_DIRECTORY)}
+        _find_copies(report, names, {folder.entity for folder in folders})
+    names = _names_in_catalogues(disk, roots)
     report.findings += _without_entry(report, folders, described, names)
     return report
 
@@ -305,24 +307,29 @@ def _read(disk: Disk, path: Path) -> bytes:
         return b""
 
 
-def _find_copies(report: Report, with_logs: Set[str]) -> None:
-    """Find copies of the documents of deleted queues: files under other names, of whose document there is no
-    file and no log."""
-    there = {Path(each.path).stem for each in report.findings if document_of(Path(each.path).stem)}
-    copies = {
-        Path(each.path).stem: each.entity
-        for each in report.findings
-        if each.severity is Severity.UNUSABLE
-        and each.entity is not None
-        and each.partition is None
-        and Path(each.path).suffix in LIVE
-        and document_of(Path(each.path).stem) is None
-        and each.entity not in with_logs
-        and Path(file_name_of(each.entity)).stem not in there
-    }
+def _names_in_catalogues(disk: Disk, roots: Sequence[Path]) -> set[str]:
+    return {name for root in roots for name in disk.names(root / CATALOGUE_DIRECTORY)}
+
+
+def _find_copies(report: Report, names: Set[str], with_logs: Set[str]) -> None:
+    """Find copies of the documents of deleted queues: files under other names. `names` are the catalogue's
+    files, `with_logs` the entities that have logs."""
+    there = {document_of(Path(each.path).stem) for each in report.findings}
+    deleted = set(map(document_of, deleted_stems(names)))
     for number, each in enumerate(report.findings):
-        if Path(each.path).suffix in LIVE and (entity := copies.get(Path(each.path).stem)) is not None:
-            why = WHY_COPY.format(entity)
+        path, entity = Path(each.path), each.entity
+        if (
+            entity is None
+            or each.severity is not Severity.UNUSABLE
+            or each.partition is not None
+            or path.suffix not in LIVE
+            or document_of(path.stem) is not None
+        ):
+            continue
+        why = why_copy(
+            entity, has_files=entity in there, is_deleted=entity in deleted, has_logs=entity in with_logs
+        )
+        if why is not None:
             report.findings[number] = replace(each, severity=Severity.NOTE, why=why)
             report.strays.add(each.path)
 

@@ -13,6 +13,7 @@ from broker.entities.documents import decode_description
 from broker.entities.first_namespace import FIRST_NAMESPACE, decode_first_namespace, encode_first_namespace
 from storage.catalogue import Catalogue
 from storage.catalogue_recovery import Damaged, report_copy
+from storage.document_file import why_copy
 from storage.errors import StorageError
 from storage.log import EntityLogs
 
@@ -43,17 +44,22 @@ class StoredEntities:
         damaged = [each for each in catalogue.damaged if each.name != FIRST_NAMESPACE]
         kept = documents.pop(FIRST_NAMESPACE, None if len(damaged) == len(catalogue.damaged) else b"")
         first_name = None if kept is None else decode_first_namespace(kept)
-        copies = [
-            each
-            for each in damaged
-            if each.is_misnamed
-            and not any(other.name == each.name and not other.is_misnamed for other in damaged)
-            and (each.name in deleted or await has_no_logs(store, each.name))
-        ]
-        for each in copies:
-            report_copy(each)
-        damaged = [each for each in damaged if each not in copies]
-        return cls(documents, damaged, deleted, set(with_logs), first_name)
+        own = {each.name for each in damaged if not each.is_misnamed}
+        kept_damaged: list[Damaged] = []
+        for each in damaged:
+            why = None
+            if each.is_misnamed:
+                why = why_copy(
+                    each.name,
+                    has_files=each.name in own,
+                    is_deleted=each.name in deleted,
+                    has_logs=not await has_no_logs(store, each.name),
+                )
+            if why is None:
+                kept_damaged.append(each)
+            else:
+                report_copy(each, why)
+        return cls(documents, kept_damaged, deleted, set(with_logs), first_name)
 
     @property
     def known(self) -> set[str]:

@@ -13,11 +13,13 @@ from storage.document_file import (
     MERGED_PLACES_MAX,
     PLAIN_NAME_MAX,
     decode_document,
+    deleted_stems,
     document_of,
     encode_document,
     file_name_of,
     merge_files,
     stems,
+    why_copy,
     why_stray,
 )
 from storage.errors import CorruptRecord, UnknownFormat
@@ -97,3 +99,21 @@ def test_files_belong_to_no_document_if_their_name_is_none_and_they_hold_none_th
         assert "belongs to no queue" in str(why_stray(each, [None], ()))
         assert "a copy of the document 'other'" in str(why_stray(each, [None, "other"], {"other"}))
         assert why_stray(each, [None, "other"], {"namespace_01"}) is None, "nothing else is left of it"
+
+
+def test_files_under_other_names_are_copies_if_the_deletion_is_on_record_or_nothing_else_is_left() -> None:
+    for is_deleted in (False, True):
+        for has_logs in (False, True):
+            assert why_copy("a", has_files=True, is_deleted=is_deleted, has_logs=has_logs) is None
+    assert why_copy("a", has_files=False, is_deleted=False, has_logs=True) is None
+    for has_logs in (False, True):
+        why = why_copy("a", has_files=False, is_deleted=True, has_logs=has_logs)
+        assert why == "it is a copy of the document 'a', which was deleted"
+    assert "and no log" in str(why_copy("a", has_files=False, is_deleted=False, has_logs=False))
+
+
+def test_a_deletion_is_on_record_once_no_live_file_is_left() -> None:
+    assert deleted_stems(["a.document", "a.copy-deleted", "b.copy", "b.deleted", "c.deleted", "d.copy"]) == [
+        "c"
+    ]
+    assert deleted_stems(["c.copy-deleted", "c.deleted", "e.copy-deleted"]) == ["c", "e"]

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import structlog
 
 from broker.entities.descriptions import QueueDescription
 from broker.entities.documents import encode_description
@@ -21,6 +22,7 @@ from broker.identifiers import PARTITION_SHIFT
 from broker.maintenance.check import check_folders
 from broker.maintenance.locking import InUse
 from broker.maintenance.repair import DAMAGED_DIRECTORY, REPORT_NAME, Plan, Repair
+from broker.namespace.stored_entities import StoredEntities
 from broker.partition.doubts import SESSION_STATE, OlderEntry
 from broker.partition.records import add_enqueued
 from broker.partition.salvage import Range
@@ -28,6 +30,7 @@ from broker.partition.session_states import set_state
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
 from storage.document_file import file_name_of
+from storage.file_store import FileLogStore
 from storage.segment import SEGMENT_HEADER_BYTES
 from storage.survey import Severity
 from tests.support.command_line import GENERATION, data_folder, segment_in
@@ -255,6 +258,29 @@ async def test_a_copy_of_a_queue_that_was_deleted_is_set_aside(tmp_path: Path, t
     plan = repair(tmp_path)
     assert plan.is_complete and {each.path for each in plan.moved} == report.strays
     assert not check_folders([tmp_path]).findings
+
+
+async def test_a_copy_of_a_deleted_queue_is_one_although_its_logs_are_not_removed_yet(tmp_path: Path) -> None:
+    """As a kill leaves them: the next start removes the logs."""
+    await two_messages(tmp_path)
+    document, copy = files_of_the_document(tmp_path)
+    stray = Path(shutil.copy(document, document.with_name("backup of it.document")))
+    document.rename(document.with_suffix(".deleted"))
+    assert check_folders([tmp_path]).damaged, "the deletion has not happened"
+    copy.rename(copy.with_suffix(".copy-deleted"))
+    report = check_folders([tmp_path])
+    [finding] = [each for each in report.findings if each.path == str(stray)]
+    assert finding.severity is Severity.NOTE and "which was deleted" in finding.why
+    assert report.strays == {str(stray)} and not report.damaged
+    store = FileLogStore(tmp_path, reserve_bytes=0)
+    with structlog.testing.capture_logs() as events:
+        stored = await StoredEntities.read(Catalogue(tmp_path / "catalogue", LocalDisk()), store)
+    await store.close()
+    assert not stored.damaged and len(stored.to_clear) == 1
+    [event] = [each for each in events if each["event"] == "document.stray"]
+    assert (event["path"], event["why"]) == (str(stray), finding.why)
+    plan = repair(tmp_path)
+    assert plan.is_complete and {each.path for each in plan.moved} == {str(stray)}
 
 
 async def test_a_file_that_may_be_what_is_left_of_a_queue_stays(tmp_path: Path) -> None:
