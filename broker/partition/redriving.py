@@ -17,6 +17,7 @@ from broker.operations.columns import DESTINATION
 from broker.operations.redriving import FindDeadLetters, Found, Redrive, Redriven
 from broker.operations.sending import Send
 from broker.partition import records
+from broker.partition.changed_properties import MERGED_AT_ONCE, WORK_COST, cost_of
 from broker.partition.columns import of_references
 from broker.partition.quotas import freed_by
 from broker.partition.records import Mark
@@ -54,14 +55,17 @@ class Redriving:
         numbers: list[int] = []
         next_number: int | None = None
         looked_at = 0
+        reading = MERGED_AT_ONCE
         recalls = False
         for looked_at, reference in enumerate(subqueue.browse(max(find.from_sequence_number, 0))):
             number = reference.sequence_number
             if reference.enqueued_at_ms >= find.enqueued_before_ms:
                 break  # enqueued times never go back, so later messages are no older
-            if len(numbers) >= find.count or looked_at >= space.bounds.deleted_max:
+            if len(numbers) >= find.count or looked_at >= space.bounds.deleted_max or reading <= 0:
                 next_number = number
                 break
+            if find.reason is not None:
+                reading -= cost_of(reference.changed)
             if reference.lease is not None:
                 recalls = space.recall_from(reference.lease) or recalls
             elif (
@@ -70,7 +74,7 @@ class Redriving:
                 and (find.reason is None or has_reason(reference.changed, find.reason))
             ):
                 numbers.append(number)
-        space.cycle.work += looked_at + 1
+        space.cycle.work += looked_at + 1 + (MERGED_AT_ONCE - reading) // WORK_COST
         space.answer(client, Found(numbers, next_number, find.cookie, recalls))
 
     def published_by(self, redrive: Redrive) -> Send | None:

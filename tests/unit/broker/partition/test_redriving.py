@@ -15,6 +15,7 @@ from broker.operations.sending import Send
 from broker.operations.settling import Complete, DeadLetter, Release, Settled
 from broker.operations.transactions import Transact, Transacted
 from broker.operations.transfers import FailTransfer, LockNext
+from broker.partition.changed_properties import MERGED_AT_ONCE, PROPERTY_COST
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task_limits import TaskLimits
 from storage.errors import DiskFull
@@ -69,6 +70,22 @@ async def test_one_search_looks_at_a_bounded_number_of_messages() -> None:
     numbers = await bury(harness, b"a", b"b", b"c", b"d", b"e")
     assert await find(harness, "none such") == Found([], numbers[3], None)
     assert await find(harness, from_sequence_number=numbers[3]) == Found(numbers[3:], None, None)
+
+
+async def test_one_search_reads_a_bounded_number_of_changed_properties() -> None:
+    """Symptom: to look for a reason among 4,096 messages with thousands of properties took over a second."""
+    harness = Harness()
+    await harness.send(*[b"x"] * 40)
+    changed = {f"{number:05}": None for number in range(4_000)} | {"DeadLetterReason": "broken"}
+    await harness.do(1, DeadLetter((await harness.receive(1, 40)).tokens, encode_changes(changed)))
+    found = await find(harness, "broken")
+    numbers, searches = found.sequence_numbers, 1
+    assert len(numbers) <= MERGED_AT_ONCE // (4_000 * PROPERTY_COST) + 1
+    while found.next_sequence_number is not None:
+        found = await find(harness, "broken", from_sequence_number=found.next_sequence_number)
+        numbers, searches = numbers + found.sequence_numbers, searches + 1
+    assert len(numbers) == 40 and searches > 5
+    assert len((await find(harness)).sequence_numbers) == 40, "nothing is read if any reason is wanted"
 
 
 async def test_locked_dead_letters_are_not_found_and_not_locked_again() -> None:
