@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from broker.message.changes import count_of, merge_changes
 from broker.partition.divided_table import DividedTable
@@ -24,9 +24,26 @@ MERGED_AT_ONCE = 4 << 20
 """What one cycle may merge, in units of about a nanosecond: some milliseconds."""
 PROPERTY_COST = 160
 """What merging costs for each property, besides one unit for each byte."""
+REASON_COST = VALUE_BYTES + 2 * PROPERTY_COST
+"""What a reason of the broker adds to that, about."""
 WORK_COST = 2_048
 """The cost that counts as one unit of a cycle's work."""
+ANY_ROOM = 1 << 62
+"""Room for what cannot be divided."""
 V = TypeVar("V")
+
+
+class Merging(NamedTuple):
+    """What it takes to change properties of several messages together."""
+
+    fitting: int
+    """How many of them one cycle may change, from the first one on."""
+    memory: int = 0
+    """The memory that these may take at most, in bytes."""
+    cost: int = 0
+    """What these cost, in units of about a nanosecond."""
+    is_all: bool = True
+    """Whether these are all."""
 
 
 class ChangedProperties:
@@ -94,25 +111,36 @@ class ChangedProperties:
         reference.changed = changed
         return self.hold_one(reference) - gone
 
-    def growth(self, references: Iterable[Reference], changed: bytes) -> tuple[int, int]:
-        """How many bytes of memory `change` may take at most, and what it costs, in units. No messages stand
-        for some without any. The broker may add a reason of its own for those that had all their
-        deliveries."""
-        befores = {(each.changed, each.delivery_count) for each in references} or {(None, 0)}
-        memory = sum([VALUE_BYTES + len(changed) + len(each or b"") for each, _ in befores])
-        return memory, sum([cost_of(each) + cost_of(changed) for each, _ in befores if each is not None])
+    def merging(
+        self,
+        references: Iterable[Reference],
+        changed: bytes | None,
+        spent_from: int | None = None,
+        room: int = MERGED_AT_ONCE,
+    ) -> Merging:
+        """What it takes to `change` these messages, of which at least one fits into the room.
 
-    def fitting(self, references: Iterable[Reference], changed: bytes) -> int | None:
-        """How many of these messages, from the first one on, one step may change, at least one; None if all
-        of them, because they have few different changed properties."""
-        room, seen = MERGED_AT_ONCE, set[bytes | None]()
-        for count, each in enumerate(references):
-            if each.changed not in seen:
-                seen.add(each.changed)
-                room -= cost_of(changed) + cost_of(each.changed)
-                if room < 0 and count:
-                    return count
-        return None
+        Those that had `spent_from` failed deliveries are given a reason of the broker as well, or instead if
+        `changed` is None.
+        """
+        count = memory = cost = 0
+        seen: set[tuple[bytes | None, int]] = set()
+        later_bytes, later_cost = len(changed or b""), cost_of(changed)
+        for each in references:
+            before = each.changed
+            kind = before, each.delivery_count
+            if kind not in seen:
+                is_spent = spent_from is not None and each.delivery_count >= spent_from
+                if before is not None and (is_spent or changed is not None):
+                    room -= (merged := cost_of(before) + later_cost + is_spent * REASON_COST)
+                    if room < 0 and count:
+                        return Merging(count, memory, cost, is_all=False)
+                    cost += merged
+                if is_spent or changed is not None:
+                    memory += VALUE_BYTES + later_bytes + len(before or b"")
+                seen.add(kind)
+            count += 1
+        return Merging(count, memory, cost)
 
     def drop(self) -> Iterator[None]:
         """Free the memory, in steps. The object is no longer used."""
@@ -149,6 +177,11 @@ class ChangedProperties:
 def cost_of(changed: bytes | None) -> int:
     """What it costs to merge changed properties with others, in units of about a nanosecond."""
     return 0 if changed is None else len(changed) + PROPERTY_COST * count_of(changed)
+
+
+def costs_of(references: Iterable[Reference]) -> int:
+    """What it costs to merge the changed properties of several messages with others."""
+    return sum([cost_of(each.changed) for each in references])
 
 
 def _counted(values: list[V]) -> Mapping[V, int]:

@@ -51,7 +51,7 @@ class Cycle:
     __slots__ = (
         "answers", "arrived_in", "commit", "dead_lettered", "expired_locks", "expired_messages", "first_sent",
         "granted", "granted_bytes", "grants",
-        "has_sent", "holes", "is_quiet", "marks", "now_ms", "open_grants", "passing", "redriven",
+        "has_sent", "holes", "is_quiet", "marks", "merged", "now_ms", "open_grants", "passing", "redriven",
         "sent_with", "to_tell", "unsynced", "wall_ms", "work",
     )  # fmt: skip
 
@@ -91,6 +91,9 @@ class Cycle:
         """Messages looked at, and bytes granted, in the subqueue being handed out."""
         self.work = 0
         """Messages that the operations have sent, settled or looked at."""
+        self.merged = 0
+        """What it has cost to merge reasons of the broker with changed properties, in units of
+        `changed_properties.py`."""
         self.to_tell: list[tuple[ClientId, int]] = []
         """Clients to tell if their demand is not met, each with the subqueue's number."""
         self.passing: list[Reference] = []

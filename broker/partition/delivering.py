@@ -20,7 +20,7 @@ from broker.operations.receiving import (
     Withdrawn,
 )
 from broker.operations.transfers import LockNext
-from broker.partition.changed_properties import cost_of
+from broker.partition.changed_properties import WORK_COST, cost_of, costs_of
 from broker.partition.cycle import Grant
 from broker.partition.demand_and_recall import DemandBook, Waiter
 from broker.partition.granting import close_grant, has_granted_enough, new_grant, write_grant
@@ -195,7 +195,7 @@ class Delivering:
                 space.recall_from(reference.lease)
         room = space.bounds.granted_bytes_max
         for place, reference in enumerate(found):
-            room -= _answer_bytes(reference)
+            room -= _answer_bytes(reference) + cost_of(reference.changed)
             if (room < 0 and place) or place >= space.bounds.granted_max:
                 del found[place:]
                 break
@@ -219,6 +219,8 @@ class Delivering:
             space.bounds.granted_max,
         )
         cycle.work += looked
+        if subqueue.changed_bytes:
+            cycle.work += (costs_of(taken) + costs_of(expired)) // WORK_COST
         grant = new_grant(space, client, lease, deferred=True, cookie=lock.cookie)
         cycle.unsynced.append(grant.answer)
         grant.open = False
@@ -337,6 +339,8 @@ class Delivering:
         lease = grant.lease if grant else self._new_lease(subqueue)
         taken, expired, looked = subqueue.take(count, room, lease, cycle.now_ms, looks)
         cycle.granted += looked
+        if subqueue.changed_bytes:
+            cycle.granted_bytes += costs_of(taken) + costs_of(expired)
         if taken:
             if grant is None:
                 space.locks.start(lease)
@@ -346,8 +350,6 @@ class Delivering:
                 cycle.open_grants[client, subqueue.number] = grant
             size = bytes_of(taken)
             cycle.granted_bytes += size
-            if subqueue.changed_bytes:
-                cycle.granted_bytes += sum([cost_of(each.changed) for each in taken])
             grant.void += book.given(waiter, len(taken), size)
             grant.bytes_left = waiter.bytes
             if grant.void:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from broker.message.changes import merge_changes
 from broker.partition import records
+from broker.partition.changed_properties import MERGED_AT_ONCE
 from broker.partition.dead_lettering import MAX_DELIVERIES, dead_letter
 from broker.partition.delaying import delay
 from broker.partition.records import Mark
@@ -31,10 +32,9 @@ def failed_delivery(
     """Handle a failed delivery: give unlocked messages back, after a delay if there is one, or dead-letter
     those that had their last allowed delivery."""
     kind = records.RETURNED
-    if not subqueue.role.counts_deliveries:
+    if (last := spent_from_of(space, subqueue)) is None:
         kind = records.CHANGED
     else:
-        last = space.description.delivery(subqueue.name).max_delivery_count - 1
         spent = [reference for reference in references if reference.delivery_count >= last]
         if spent:
             references = [reference for reference in references if reference.delivery_count < last]
@@ -52,3 +52,21 @@ def failed_delivery(
             delay(space, subqueue, references, delay_ms)
         else:
             time_to_live.give_back(subqueue, references)
+
+
+def spent_from_of(space: Workspace, subqueue: Subqueue) -> int | None:
+    """How many failed deliveries a message had before its last one; None if they are not counted."""
+    if not subqueue.role.counts_deliveries:
+        return None
+    return space.description.delivery(subqueue.name).max_delivery_count - 1
+
+
+def failing_together(space: Workspace, subqueue: Subqueue, references: list[Reference]) -> list[Reference]:
+    """Those of these messages, at least the first one, whose delivery may fail in this cycle: all of them,
+    unless a reason must be merged with much. Counts what that costs."""
+    if not subqueue.changed_bytes or (spent_from := spent_from_of(space, subqueue)) is None:
+        return references
+    room = max(MERGED_AT_ONCE - space.cycle.merged, 0)
+    merging = space.messages.work.properties.merging(references, None, spent_from, room)
+    space.cycle.merged += merging.cost
+    return references[: merging.fitting]

@@ -240,15 +240,19 @@ class Locks:
             self._end(old)
 
     def run_out(self, now_ms: int) -> Iterator[tuple[Lease, Subqueue, list[Reference]]]:
-        """Expire leases that are due, as the caller iterates. The remaining ones stay due (`has_ended`)."""
+        """Find leases that are due, as the caller iterates and takes their messages back. The remaining ones
+        stay due (`has_ended`), and so does the last one if the caller leaves some of its messages."""
         self._ended.add(self._ends.expire(now_ms))
         while self._ended:
             for id in self._ended.take(1):
                 lease = self._leases.get(id)
                 if lease is not None:
                     references = [reference for reference in lease.references if reference.lease is lease]
-                    self.take_back(lease, references)
                     yield lease, self._subqueues[lease.subqueue], references
+
+    def end_later(self, lease: Lease) -> None:
+        """The rest of a lease that has run out ends when `run_out` is called again."""
+        self._ended.put_back((lease.id,))
 
     def take_back(self, lease: Lease, references: list[Reference]) -> None:
         """End the locks of some of a lease's messages."""

@@ -15,6 +15,8 @@ operation counts if it arrived before that (`Workspace.arrived_ms`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from broker.base.errors import Reason, Refused
 from broker.identifiers import ClientId, decode_session_id
 from broker.operations.browsing import Arrived
@@ -27,8 +29,9 @@ from broker.operations.sessions import (
     SessionRenewed,
     WatchSessions,
 )
+from broker.partition.changed_properties import MERGED_AT_ONCE, costs_of
 from broker.partition.cycle import Grant
-from broker.partition.delivery_count import failed_delivery
+from broker.partition.delivery_count import failed_delivery, failing_together
 from broker.partition.granting import close_grant, has_granted_enough, new_grant
 from broker.partition.message_sessions import MessageSession
 from broker.partition.references import Lease, Reference, SessionHolder, SessionLock, bytes_of
@@ -104,9 +107,9 @@ class SessionLocks:
 
     # --- accepting ------------------------------------------------------------------------------------------
 
-    def accept(self, client: ClientId, accept: AcceptSession) -> None:
-        """Lock a session for a client. Raises Refused: SESSION_NOT_FOUND if none is free, SESSION_LOCKED,
-        NOT_ALLOWED."""
+    def accept(self, client: ClientId, accept: AcceptSession) -> bool:
+        """Lock a session for a client; False if that must wait for the next cycle. Raises Refused:
+        SESSION_NOT_FOUND if none is free, SESSION_LOCKED, NOT_ALLOWED."""
         space = self._space
         subqueue = space.messages.find(accept.subqueue)
         if not self.covers(subqueue):
@@ -121,7 +124,8 @@ class SessionLocks:
         else:
             session = sessions.find_or_make(accept.session_id)
             if session.lock is not None and session.lock.until_ms <= space.arrived_ms:
-                self._lose(subqueue, session)
+                if not self._lose(subqueue, session):
+                    return False
                 session = sessions.find_or_make(accept.session_id)
         lock = session.lock
         if lock is None:
@@ -143,6 +147,7 @@ class SessionLocks:
                 space.number, subqueue.name, session.id, lock.token, lock.until_ms, accept.cookie
             ),
         )
+        return True
 
     def _new_lock(self, subqueue: Subqueue, is_shared: bool) -> SessionLock:
         space = self._space
@@ -218,28 +223,43 @@ class SessionLocks:
     # --- the end of a lock ----------------------------------------------------------------------------------
 
     def run_out(self, until_ms: int) -> None:
-        """End the locks that end by `until_ms`, up to the cycle's limit."""
+        """End the locks that end by `until_ms`, up to the cycle's limits."""
         cycle, ended_max = self._space.cycle, self._space.bounds.ended_locks_max
         self._ended.add(self._ends.expire(until_ms))
-        while self._ended and cycle.expired_locks < ended_max:
+        while self._ended and cycle.expired_locks < ended_max and cycle.merged < MERGED_AT_ONCE:
             for key in self._ended.take(1):
                 found = self._by_key.get(key)
-                if found is not None and found[1].lock is not None and found[1].lock.until_ms <= until_ms:
-                    self._lose(*found)
+                if (
+                    found is not None
+                    and found[1].lock is not None
+                    and found[1].lock.until_ms <= until_ms
+                    and not self._lose(*found)
+                ):
+                    self._ended.put_back((key,))
+                    return
 
-    def _lose(self, subqueue: Subqueue, session: MessageSession) -> None:
-        """End a lock whose time is over: its messages have had a failed delivery."""
+    def _lose(self, subqueue: Subqueue, session: MessageSession) -> bool:
+        """End a lock whose time is over: its messages have had a failed delivery. False if so far only some
+        of them have, and the lock stays, because their changed properties take long to merge with a
+        reason."""
         space, lock = self._space, session.lock
         assert lock is not None
+        held = _held_by(lock.leases)
+        failing = failing_together(space, subqueue, held)
+        space.cycle.expired_locks += len(failing)
+        if len(failing) < len(held):
+            self._end_some(failing)
+            failed_delivery(space, self._time_to_live, subqueue, failing, None)
+            return False
         holders = list(lock.holders)
         references = self._take_back(lock, list(lock.leases))
-        space.cycle.expired_locks += len(references)
         self._free(subqueue, session)
         if references:
             failed_delivery(space, self._time_to_live, subqueue, references, None)
         for holder in holders:
             close_grant(space, holder, subqueue.number)
             space.answer(holder, SessionLost(space.number, subqueue.name))
+        return True
 
     def detach(self, client: ClientId) -> None:
         """A holder has gone: its unsettled messages go back, and the last one frees the session."""
@@ -264,15 +284,20 @@ class SessionLocks:
 
     def _take_back(self, lock: SessionLock, leases: list[Lease]) -> list[Reference]:
         """End some leases of a session; returns their messages, in order."""
-        taken: list[Reference] = []
+        taken = _held_by(leases)
+        self._end_some(taken)
         for lease in leases:
-            references = [reference for reference in lease.references if reference.lease is lease]
-            taken += references
-            if references:
-                self._space.locks.take_back(lease, references)
             lock.leases.pop(lease, None)
-        taken.sort(key=_number)
         return taken
+
+    def _end_some(self, references: list[Reference]) -> None:
+        """End the locks of some messages."""
+        groups: dict[Lease, list[Reference]] = {}
+        for reference in references:
+            assert reference.lease is not None
+            groups.setdefault(reference.lease, []).append(reference)
+        for lease, some in groups.items():
+            self._space.locks.take_back(lease, some)
 
     def _free(self, subqueue: Subqueue, session: MessageSession) -> None:
         lock = session.lock
@@ -384,6 +409,8 @@ class SessionLocks:
             )
             assert looks, "its available messages are waiting"
             cycle.granted += looks
+            if subqueue.changed_bytes:
+                cycle.granted_bytes += costs_of(taken) + costs_of(expired)
             if taken:
                 if grant is None:
                     space.locks.start(lease)
@@ -425,6 +452,13 @@ def session_lock_lost(session_id: bytes) -> Refused:
         f"The session lock for session '{decode_session_id(session_id)}' has expired, or another receiver "
         "has it. Accept the session again.",
     )
+
+
+def _held_by(leases: Iterable[Lease]) -> list[Reference]:
+    """The messages of several leases, in order."""
+    held = [each for lease in leases for each in lease.references if each.lease is lease]
+    held.sort(key=_number)
+    return held
 
 
 def _number(reference: Reference) -> int:

@@ -23,9 +23,9 @@ from broker.operations.settling import (
 )
 from broker.operations.transfers import FailTransfer
 from broker.partition import _references, records
-from broker.partition.changed_properties import WORK_COST
+from broker.partition.changed_properties import ANY_ROOM, VALUE_BYTES, WORK_COST, Merging
 from broker.partition.dead_lettering import dead_letter, fail_transfer
-from broker.partition.delivery_count import failed_delivery
+from broker.partition.delivery_count import failed_delivery, spent_from_of
 from broker.partition.long_operations import Divisible
 from broker.partition.quotas import check_changes
 from broker.partition.records import Mark
@@ -46,45 +46,53 @@ class Settling:
     def __init__(self, space: Workspace, time_to_live: TimeToLive) -> None:
         self._space, self._time_to_live = space, time_to_live
 
-    def fitting(self, operation: Divisible, begin: int = 0) -> int:
-        """How many of an operation's messages, from this place on, one cycle may take. Raises Refused.
+    def merging(self, operation: Divisible, begin: int = 0) -> Merging:
+        """What an operation takes, from its message at this place on: how many messages one cycle may
+        settle, and what it takes to change their properties. Raises Refused.
 
         They are fewer if a change has to be merged with many different ones, or with large ones.
         """
         space = self._space
         count = min(len(operation.tokens) - begin, space.bounds.settled_max)
-        if isinstance(operation, Complete | RenewLocks) or operation.changed is None or count == 1:
-            return count
-        if not space.messages.work.changed_bytes:
-            return count
-        references = space.locks.references_of(
-            operation.tokens[begin : begin + count], space.arrived_ms, self.within(operation)
-        )
-        return space.messages.work.properties.fitting(references, operation.changed) or count
+        if isinstance(operation, Complete | RenewLocks):
+            return Merging(count)
+        within = self.within(operation)
+        messages, changed = space.messages, operation.changed
+        if not (messages.work if within is None else space.subqueues[within]).changed_bytes:
+            return Merging(count) if changed is None else Merging(count, VALUE_BYTES + len(changed))
+        tokens = operation.tokens[begin : begin + count]
+        spent_from = None
+        if isinstance(operation, Abandon) and tokens:
+            subqueue = space.locks.subqueue_of(tokens[0], space.arrived_ms, within)
+            spent_from = 0 if subqueue is None else spent_from_of(space, subqueue)
+        if changed is None and spent_from is None:
+            return Merging(count)
+        references = space.locks.references_of(tokens, space.arrived_ms, within)
+        merging = messages.work.properties.merging(references, changed, spent_from)
+        return merging._replace(fitting=count) if merging.is_all else merging
 
-    def complete(self, client: ClientId, operation: Complete) -> None:
-        """Remove messages. Raises Refused."""
-        self._settle(client, operation, self._remove)
+    def carry_out(self, client: ClientId, operation: Divisible, merging: Merging) -> None:
+        """Settle messages, or renew their locks. `merging` is what that takes. Raises Refused."""
+        self._space.cycle.work += merging.cost // WORK_COST
+        match operation:
+            case RenewLocks():
+                self._renew(client, operation)
+            case Complete():
+                self._settle(client, operation, self._remove)
+            case DeadLetter():
+                self._check_changes(operation, merging.memory)
+                self._dead_letter(client, operation)
+            case Abandon() | Defer():
+                self._check_changes(operation, merging.memory)
+                self._settle(client, operation, self.effect_of(operation))
 
-    def abandon(self, client: ClientId, operation: Abandon) -> None:
-        """Make messages available again, or dead-letter them at the maximum delivery count. Raises
-        Refused."""
-        self.check_changes(operation)
-        self._settle(client, operation, self.effect_of(operation))
-
-    def defer(self, client: ClientId, operation: Defer) -> None:
-        """Defer messages. Raises Refused."""
-        self.check_changes(operation)
-        self._settle(client, operation, self.effect_of(operation))
-
-    def dead_letter(self, client: ClientId, operation: DeadLetter) -> None:
+    def _dead_letter(self, client: ClientId, operation: DeadLetter) -> None:
         """Move messages to the dead-letter subqueue. Raises Refused.
 
         Messages in a dead-letter subqueue cannot be dead-lettered again; their locks are left alone (AMQP
         contract 10.4).
         """
         space = self._space
-        self.check_changes(operation)
         within = self.within(operation)
         failures: dict[int, Reason] = {}
         space.cycle.work += 2 * len(operation.tokens)
@@ -122,8 +130,7 @@ class Settling:
         if isinstance(operation, GiveBack):
             space.answer(client, Settled(operation.cookie))
 
-    def renew(self, client: ClientId, operation: RenewLocks) -> None:
-        """Renew locks. Raises Refused."""
+    def _renew(self, client: ClientId, operation: RenewLocks) -> None:
         space = self._space
         within = self.within(operation)
         space.cycle.work += len(operation.tokens)
@@ -176,10 +183,25 @@ class Settling:
 
         `added` are the bytes of changes that come before them in their transaction.
         """
+        changed, space = operation.changed, self._space
+        if changed is None:
+            return
+        memory = VALUE_BYTES + len(changed)
+        if space.messages.work.changed_bytes:
+            within = None if isinstance(operation, FailTransfer) else self.within(operation)
+            references = space.locks.references_of(operation.tokens, space.arrived_ms, within)
+            merging = space.messages.work.properties.merging(references, changed, room=ANY_ROOM)
+            memory = merging.memory
+            space.cycle.work += merging.cost // WORK_COST
+        self._check_changes(operation, memory, added)
+
+    def _check_changes(
+        self, operation: Abandon | Defer | DeadLetter | FailTransfer, memory: int, added: int = 0
+    ) -> None:
+        """As `check_changes`. `memory`: what the changed properties may take at most."""
+        space = self._space
         if operation.changed is None:
             return
-        space = self._space
-        memory, cost = self._growth(operation, operation.changed)
         check_changes(
             space.description,
             space.number,
@@ -190,20 +212,7 @@ class Settling:
             memory,
             added,
         )
-        space.cycle.work += cost // WORK_COST
         space.check_growth(len(operation.changed), len(operation.tokens))
-
-    def _growth(
-        self, operation: Abandon | Defer | DeadLetter | FailTransfer, changed: bytes
-    ) -> tuple[int, int]:
-        """How much memory the changed properties may take at most, once they are merged with those that the
-        messages have, and what that costs."""
-        messages = self._space.messages
-        if not messages.work.changed_bytes:
-            return messages.work.properties.growth((), changed)
-        within = None if isinstance(operation, FailTransfer) else self.within(operation)
-        references = self._space.locks.references_of(operation.tokens, self._space.arrived_ms, within)
-        return messages.work.properties.growth(references, changed)
 
     def _remove(self, subqueue: Subqueue, references: list[Reference]) -> None:
         self._space.mark(Mark(records.REMOVED, subqueue.number, _references.numbers(references)))

@@ -524,12 +524,8 @@ class Partition:
         match operation:
             case Send():
                 self._send(client, operation)
-            case Complete() | Abandon() | Defer() | DeadLetter() | RenewLocks() if (
-                self._parts is not None and self._parts.operation is operation
-            ) or self._settling.fitting(operation) < len(operation.tokens):
-                return self._carry_out_part(client, operation)
-            case Complete():
-                self._settling.complete(client, operation)
+            case Complete() | Abandon() | Defer() | DeadLetter() | RenewLocks():
+                return self._settle(client, operation)
             case Demand():
                 self._delivering.demand(client, operation)
             case Withdraw():
@@ -538,14 +534,6 @@ class Partition:
                 self._delivering.recalled(client, operation)
             case Release() | GiveBack():
                 self._settling.release(client, operation)
-            case Abandon():
-                self._settling.abandon(client, operation)
-            case Defer():
-                self._settling.defer(client, operation)
-            case DeadLetter():
-                self._settling.dead_letter(client, operation)
-            case RenewLocks():
-                self._settling.renew(client, operation)
             case Transact():
                 self._transactions.carry_out(client, operation)
             case PromiseNumbers():
@@ -585,7 +573,7 @@ class Partition:
             case Reschedule():
                 self._schedule.reschedule(client, operation)
             case AcceptSession():
-                self._sessions.accept(client, operation)
+                return self._sessions.accept(client, operation)
             case RenewSession():
                 self._sessions.renew(client, operation)
             case WatchSessions():
@@ -645,14 +633,20 @@ class Partition:
             and (self._delivering.has_more or self._sessions.is_hungry)
         )
 
-    def _carry_out_part(self, client: ClientId, operation: Divisible) -> bool:
-        """Carry out as much of a long operation as one cycle allows. False until the last part is done."""
+    def _settle(self, client: ClientId, operation: Divisible) -> bool:
+        """Settle messages, or renew their locks: as many of one operation as the cycle allows. False until
+        the last part is done. Raises Refused."""
         if self._parts is None or self._parts.operation is not operation:
+            merging = self._settling.merging(operation)
+            if merging.fitting == len(operation.tokens):
+                self._settling.carry_out(client, operation, merging)
+                return True
             self._parts = Parts(operation)
-        parts = self._parts
-        part = parts.next(self._settling.fitting(operation, parts.done))
+        else:
+            merging = self._settling.merging(operation, self._parts.done)
+        parts, part = self._parts, self._parts.next(merging.fitting)
         try:
-            self._carry_out(client, part)
+            self._settling.carry_out(client, part, merging)
         except Refused as refused:
             if not parts.done:
                 raise

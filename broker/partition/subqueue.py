@@ -422,6 +422,7 @@ class Subqueue:
                 reference.lives_until_ms is not None and reference.lives_until_ms <= now_ms
             ):
                 expired[number] = reference
+                bytes_max -= cost_of(reference.changed)
                 continue
             reference.lease = lease
             taken.append(reference)
@@ -468,6 +469,7 @@ class Subqueue:
                 reference.lives_until_ms is not None and reference.lives_until_ms <= now_ms
             ):
                 expired.append(reference)
+                bytes_max -= cost_of(reference.changed)
                 continue
             reference.lease = lease
             taken.append(reference)

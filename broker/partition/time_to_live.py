@@ -8,8 +8,10 @@ reason, messages are dead-lettered without it: they can neither be delivered nor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from broker.partition import records
-from broker.partition.changed_properties import MERGED_AT_ONCE
+from broker.partition.changed_properties import ANY_ROOM, MERGED_AT_ONCE, WORK_COST, Merging
 from broker.partition.dead_lettering import EXPIRED, dead_letter
 from broker.partition.records import Mark
 from broker.partition.references import DEFERRED, Reference
@@ -24,7 +26,7 @@ MERGED_TOGETHER = 16
 class TimeToLive:
     """Enforces the time to live in one partition."""
 
-    __slots__ = ("_has_passed_over", "_overdue", "_overdue_in", "_space", "has_more")
+    __slots__ = ("_has_passed_over", "_left_over", "_overdue", "_overdue_in", "_space", "has_more")
 
     def __init__(self, space: Workspace) -> None:
         self._space = space
@@ -34,6 +36,9 @@ class TimeToLive:
         """The number of that subqueue. The wheels of the others have theirs."""
         self._has_passed_over = False
         """A message was locked when it came due. False again once nothing is locked."""
+        self._left_over: list[tuple[int, Sequence[int]]] = []
+        """Messages that came due while they were locked, and whose locks have ended: a subqueue's number, and
+        sequence numbers."""
         self.has_more = False
         """Whether the next cycle has expired messages left to deal with."""
 
@@ -58,13 +63,20 @@ class TimeToLive:
         space = self._space
         if self._has_passed_over and space.locks.next_due_ms() is None:
             self._has_passed_over = False
-        left, merging = space.bounds.expired_max, MERGED_AT_ONCE
-        while left > 0 and merging > 0 and self._find_overdue():
+        left = space.bounds.expired_max
+        while left > 0 and space.cycle.merged < MERGED_AT_ONCE and self._left_over:
+            number, numbers = self._left_over.pop(0)
+            left -= len(numbers)
+            self._expire_some(space.subqueues[number], numbers)
+        while left > 0 and space.cycle.merged < MERGED_AT_ONCE and self._find_overdue():
             subqueue = space.subqueues[self._overdue_in]
             numbers = self._overdue.take(min(left, MERGED_TOGETHER) if subqueue.changed_bytes else left)
             left -= len(numbers)
-            merging -= self._expire_some(subqueue, numbers)
-        self.has_more = bool(self._overdue) or (min(left, merging) <= 0 and self._next_overdue() is not None)
+            self._expire_some(subqueue, numbers)
+        is_limited = left <= 0 or space.cycle.merged >= MERGED_AT_ONCE
+        self.has_more = bool(self._overdue or self._left_over) or (
+            is_limited and self._next_overdue() is not None
+        )
 
     def _find_overdue(self) -> bool:
         """Whether messages have come due. Takes those of another subqueue if none are left."""
@@ -79,8 +91,7 @@ class TimeToLive:
         due = self._space.messages.work.timed.next_due()
         return due[1:] if due is not None and due[0] <= self._space.cycle.now_ms else None
 
-    def _expire_some(self, subqueue: Subqueue, numbers: list[int]) -> int:
-        """Returns what it costs to merge the reason with changed properties."""
+    def _expire_some(self, subqueue: Subqueue, numbers: Sequence[int]) -> None:
         found = [
             reference for number in numbers if (reference := subqueue.references.get(number)) is not None
         ]
@@ -88,11 +99,9 @@ class TimeToLive:
         locked = [reference for reference in found if reference.lease is not None]
         self._has_passed_over = self._has_passed_over or bool(locked)
         expired = [each for each in found if each.lease is None and each.state is not DEFERRED]
-        cost = 0
         if subqueue.changed_bytes:
-            _, cost = self._space.messages.work.properties.growth(expired, EXPIRED)
+            self._space.cycle.merged += self._merging(expired, ANY_ROOM).cost
         self.expire(subqueue, expired)
-        return cost
 
     def expire(self, subqueue: Subqueue, references: list[Reference]) -> None:
         """Remove or dead-letter available messages whose time to live is over."""
@@ -117,7 +126,26 @@ class TimeToLive:
                 for each in references
                 if each.lives_until_ms is not None and each.lives_until_ms <= self._space.cycle.now_ms
             ]
-            self.expire(subqueue, [each for each in expired if each.state is not DEFERRED])
+            expired = [each for each in expired if each.state is not DEFERRED]
+            if subqueue.changed_bytes and expired:
+                expired = self._fitting(subqueue, expired)
+            self.expire(subqueue, expired)
+
+    def _fitting(self, subqueue: Subqueue, expired: list[Reference]) -> list[Reference]:
+        """Those that expire now: all of them, or the first ones if a reason must be merged with much. The
+        others expire with the next cycles."""
+        cycle = self._space.cycle
+        merging = self._merging(expired, max(MERGED_AT_ONCE - cycle.merged, 0))
+        cycle.merged += merging.cost
+        cycle.work += merging.cost // WORK_COST
+        left = [each.sequence_number for each in expired[merging.fitting :]]
+        for start in range(0, len(left), MERGED_TOGETHER):
+            self._left_over.append((subqueue.number, left[start : start + MERGED_TOGETHER]))
+            self.has_more = True
+        return expired[: merging.fitting]
+
+    def _merging(self, expired: list[Reference], room: int) -> Merging:
+        return self._space.messages.work.properties.merging(expired, EXPIRED, room=room)
 
     def is_overdue(self, subqueue: Subqueue, reference: Reference) -> bool:
         """Whether a message has expired, even if it is still in the subqueue."""

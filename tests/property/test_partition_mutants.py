@@ -41,12 +41,12 @@ MUTANTS = [
     Mutant(
         "a lock that ends counts no delivery",
         lock_expiry.run_out_locks,
-        "failed_delivery(space, time_to_live, subqueue, references, None)",
-        "time_to_live.give_back(subqueue, references)",
+        "failed_delivery(space, time_to_live, subqueue, some, None)",
+        "time_to_live.give_back(subqueue, some)",
     ),
     Mutant(
         "a message is delivered once too often before it is dead-lettered",
-        delivery_count.failed_delivery,
+        delivery_count.spent_from_of,
         ".max_delivery_count - 1",
         ".max_delivery_count",
     ),
@@ -70,7 +70,7 @@ MUTANTS = [
     ),
     Mutant(
         "a message in a dead-letter queue is dead-lettered again",
-        Settling.dead_letter,
+        Settling._dead_letter,
         "failures[place] = Reason.NOT_ALLOWED",
         "places.append(place)",
     ),
@@ -160,7 +160,7 @@ MUTANTS = [
     ),
     Mutant(
         "locks cannot be renewed for longer than usual",
-        Settling.renew,
+        Settling._renew,
         "until_ms = space.cycle.now_ms + operation.duration_ms",
         "until_ms = space.locked_until_ms(space.messages.main)",
     ),

@@ -259,3 +259,14 @@ async def test_a_page_has_few_messages_with_thousands_of_changed_properties() ->
     assert 0 < len(page.messages) <= most < 40 and page.more
     small = one(await harness.do(1, Peek(MAIN, 0, 40, bytes_max=1_000)), Peeked)
     assert len(small.messages) == 1 and small.more
+
+
+async def test_few_messages_with_thousands_of_changed_properties_are_locked_by_number_at_once() -> None:
+    harness = Harness()
+    first = await harness.send(*[b"x"] * 40)
+    changed = encode_changes({f"{number:05}": None for number in range(5_000)})
+    await harness.do(1, Defer((await harness.receive(1, 40)).tokens, changed))
+    numbers = list(range(first, first + 40))
+    locked = one(await harness.do(1, LockExactly(MAIN, numbers)), Locked)
+    most = Bounds().granted_bytes_max // (5_000 * PROPERTY_COST)
+    assert locked.sequence_numbers == numbers[: len(locked.tokens)] and 0 < len(locked.tokens) <= most

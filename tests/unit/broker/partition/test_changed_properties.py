@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-import pytest
-
 from broker.message.changes import encode_changes, merge_changes
-from broker.partition import changed_properties
-from broker.partition.changed_properties import VALUE_BYTES, ChangedProperties, cost_of
+from broker.partition.changed_properties import VALUE_BYTES, ChangedProperties, Merging, cost_of
 from broker.partition.references import Reference, StoredFrame
 from storage.log import Position
 
@@ -75,13 +72,13 @@ def test_growth_counts_each_of_those_that_get_a_value_of_their_own() -> None:
     big, small = change("a", 5_000), change("b", 10)
     found = messages(*[big] * 10, None)
     properties.hold(found)
-    growth, cost = properties.growth(found, small)
-    assert growth == 2 * (VALUE_BYTES + len(small)) + len(big)
-    assert cost == cost_of(big) + cost_of(small), "a first change is not merged"
+    merging = properties.merging(found, small)
+    assert merging.memory == 2 * (VALUE_BYTES + len(small)) + len(big)
+    assert merging.cost == cost_of(big) + cost_of(small), "a first change is not merged"
     before = properties.memory_bytes
     properties.change(found[:1], small)
-    assert 0 < properties.memory_bytes - before <= properties.growth(found[1:2], small)[0]
-    assert properties.growth((), small) == (VALUE_BYTES + len(small), 0)
+    assert 0 < properties.memory_bytes - before <= properties.merging(found[1:2], small).memory
+    assert properties.merging((), small) == Merging(0)
 
 
 def test_another_value_takes_the_place_of_the_first() -> None:
@@ -100,18 +97,35 @@ def test_many_are_freed_in_steps() -> None:
     deque(properties.drop(), maxlen=0)
 
 
-def test_one_step_changes_as_many_as_it_can_merge_and_at_least_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(changed_properties, "MERGED_AT_ONCE", 1 << 20)
+def test_one_step_changes_as_many_as_it_can_merge_and_at_least_one() -> None:
     properties = ChangedProperties()
     many = encode_changes({f"{number:05}": None for number in range(8_000)})
     assert many is not None
     found = messages(*[many] * 10, *(change(f"n{number}") for number in range(20_000)))
     properties.hold(found)
-    assert properties.fitting(found[:11], change("x")) == 10, "equal ones are merged once"
-    assert properties.fitting(found[9:12], change("x")) == 1
-    fitting = properties.fitting(found[10:], change("x"))
-    assert fitting is not None and 512 < fitting < 2_500
-    assert properties.fitting(found[10:500], change("x")) is None, "all of them"
-    assert properties.fitting(messages(None, None), change("x")) is None
+
+    def fitting(begin: int, end: int | None = None) -> int | None:
+        merging = properties.merging(found[begin:end], change("x"), room=1 << 20)
+        return None if merging.is_all else merging.fitting
+
+    assert fitting(0, 11) == 10, "equal ones are merged once"
+    assert fitting(9, 12) == 1
+    some = fitting(10)
+    assert some is not None and 512 < some < 2_500
+    assert fitting(10, 500) is None, "all of them"
+    assert properties.merging(messages(None, None), change("x"), room=0).is_all, "none of them is merged"
+
+
+def test_a_reason_is_merged_only_with_what_had_its_last_delivery() -> None:
+    properties = ChangedProperties()
+    found = messages(*(change(f"n{number}", 1_000) for number in range(4)), None)
+    for number, each in enumerate(found):
+        each.delivery_count = number
+    properties.hold(found)
+    nothing = properties.merging(found, None, room=0)
+    assert nothing == Merging(len(found)), "nothing is changed"
+    assert properties.merging(found, None, spent_from=4, room=0)._replace(memory=0) == Merging(len(found))
+    merging = properties.merging(found, None, spent_from=2)
+    assert merging.is_all and 2 * cost_of(found[3].changed) < merging.cost < 3 * cost_of(found[3].changed)
+    assert 2 * 1_000 < merging.memory < 3 * 1_000
+    assert properties.merging(found, None, spent_from=2, room=0).fitting == 2, "the third one must be merged"

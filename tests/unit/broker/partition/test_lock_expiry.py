@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from broker.entities.descriptions import MAIN, QueueSettings
 from broker.message.changes import encode_changes
-from broker.operations.receiving import Demand, Locked
-from broker.operations.settling import Abandon
+from broker.operations.receiving import Demand, Locked, ReceiveDeferred
+from broker.operations.settling import Abandon, Defer
 from broker.partition.changed_properties import MERGED_AT_ONCE, PROPERTY_COST
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task_limits import TaskLimits
@@ -40,20 +42,27 @@ async def test_locks_that_end_at_once_end_in_cycles_of_bounded_size() -> None:
     assert max(lapses.locks) <= bounds.ended_locks_max + bounds.granted_max
 
 
-async def test_locks_at_the_last_delivery_end_over_several_cycles_if_much_must_be_merged() -> None:
+@pytest.mark.parametrize("together", [False, True])
+async def test_locks_at_the_last_delivery_end_over_several_cycles_if_much_must_be_merged(
+    together: bool,
+) -> None:
     harness = Harness(QueueSettings(max_delivery_count=2))
-    await harness.send(*[b"x"] * 40)
+    first = await harness.send(*[b"x"] * 40)
+    settle = Defer if together else Abandon
     for number, token in enumerate((await harness.receive(1, 40)).tokens):
         changed = {f"{number} {key}": None for key in range(2_000)}
-        await harness.do(1, Abandon([token], encode_changes(changed)))
-    for _ in range(40):  # each has a lock of its own
-        await harness.receive(1)
+        await harness.do(1, settle([token], encode_changes(changed)))
+    at_once = MERGED_AT_ONCE // (2_000 * PROPERTY_COST) + 1
+    if together:
+        await harness.do(1, ReceiveDeferred(MAIN, list(range(first, first + 40))))
+    else:  # each has a lock of its own
+        for _ in range(40):
+            await harness.receive(1)
     harness.clock.advance(LOCK_MS + 20)
     dead: list[int] = [0]
     while dead[-1] < 40:
         await harness.task.step()
         harness.task.check()
         dead.append(len(harness.subqueues[1].references))
-        at_once = MERGED_AT_ONCE // (2_000 * PROPERTY_COST) + 1
-        assert dead[-1] - dead[-2] <= 2 * at_once, "they are looked at when a cycle begins and when it ends"
-    assert len(dead) > 2
+        assert dead[-1] - dead[-2] <= at_once
+    assert len(dead) > 3

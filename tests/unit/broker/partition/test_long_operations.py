@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from broker.base.errors import Reason
@@ -15,7 +18,9 @@ from broker.operations.sending import Send
 from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Renewed, RenewLocks, Settled
 from broker.partition.changed_properties import MERGED_AT_ONCE, PROPERTY_COST
 from broker.partition.cycle_bounds import Bounds
+from broker.partition.locks import Locks
 from broker.partition.long_operations import Divisible
+from broker.partition.references import Reference
 from broker.partition.task_limits import TaskLimits
 from storage.errors import CommitFailed
 from tests.support.partition_harness import Harness, one
@@ -195,3 +200,38 @@ async def test_settlements_of_single_messages_share_what_one_cycle_may_merge() -
         await harness.task.step()
         assert left - most <= harness.subqueues[0].locked
         left = harness.subqueues[0].locked
+
+
+async def test_messages_at_their_last_delivery_are_abandoned_over_several_cycles_without_a_change() -> None:
+    """Symptom: a client that abandoned 1,000 of them held the event loop until the broker had merged its
+    reason with all of their changed properties."""
+    harness = Harness(QueueSettings(max_delivery_count=2))
+    await harness.send(*[b"x"] * MANY)
+    for number, token in enumerate((await harness.receive(1, MANY)).tokens):
+        earlier = {f"{number} {key}": None for key in range(2_000)}
+        await harness.do(1, Abandon([token], encode_changes(earlier)))
+    harness.post(1, Abandon(await received(harness, MANY)))
+    locked = await _steps(harness)
+    assert len(locked) == 3 and not harness.subqueues[0].references
+    assert len(harness.subqueues[1].references) == MANY
+
+
+async def test_a_divided_settlement_looks_at_each_message_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness(QueueSettings(max_delivery_count=100))
+    await harness.send(*[b"x"] * MANY)
+    for number, token in enumerate((await harness.receive(1, MANY)).tokens):
+        earlier = {f"{number} {key}": None for key in range(2_000)}
+        await harness.do(1, Abandon([token], encode_changes(earlier)))
+    tokens = await received(harness, MANY)
+    looked_at, find = 0, Locks.references_of
+
+    def counted(*arguments: Any) -> Iterator[Reference]:
+        nonlocal looked_at
+        for each in find(*arguments):
+            looked_at += 1
+            yield each
+
+    monkeypatch.setattr(Locks, "references_of", counted)
+    harness.post(1, Abandon(tokens, encode_changes({"more": 1})))
+    parts = len(await _steps(harness))
+    assert parts == 3 and looked_at == MANY + parts - 1, "and at the first one that does not fit"

@@ -9,6 +9,7 @@ import pytest
 from broker.base.errors import Reason
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
 from broker.identifiers import NO_CLIENT, ClientId
+from broker.message.changes import encode_changes
 from broker.operations.browsing import Arrived
 from broker.operations.general import Detach, Failed
 from broker.operations.interface import Answer
@@ -23,6 +24,7 @@ from broker.operations.sessions import (
     WatchSessions,
 )
 from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Renewed, RenewLocks, Settled
+from broker.partition.changed_properties import MERGED_AT_ONCE, PROPERTY_COST
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.task_limits import TaskLimits
 from tests.support.partition_harness import NUMBER, Harness, one
@@ -370,3 +372,67 @@ async def test_a_session_that_is_renewed_at_once_ends_once() -> None:
     await harness.advance(LOCK_MS)
     lost = SessionLost(NUMBER, MAIN)
     assert (harness.take(1), harness.take(2)) == ([lost], [lost])
+
+
+async def _with_much_to_merge(harness: Harness, sessions: int, count: int) -> None:
+    """Send messages, each with 2,000 changed properties of its own, and have each received once."""
+    for session in range(sessions):
+        await send(harness, f"{session}", *["x"] * count)
+        await accepted(harness, session + 1, f"{session}")
+        locked = await harness.receive(session + 1, count)
+        for number, token in enumerate(locked.tokens):
+            changed = {f"{session} {number} {key}": None for key in range(2_000)}
+            await harness.do(session + 1, Abandon([token], encode_changes(changed)))
+
+
+AT_ONCE = MERGED_AT_ONCE // (2_000 * PROPERTY_COST) + 1
+
+
+async def test_the_lock_of_a_session_ends_over_several_cycles_if_much_must_be_merged() -> None:
+    harness = harness_of(max_delivery_count=2)
+    await _with_much_to_merge(harness, 1, 40)
+    harness.post(1, Demand(MAIN, 40))
+    while harness.subqueues[0].locked < 40:
+        await harness.task.step()
+    harness.take(1)
+    harness.clock.advance(LOCK_MS + TICK_MS)
+    dead: list[int] = [0]
+    while dead[-1] < 40:
+        assert not harness.take(1), "the lock has not ended yet"
+        await harness.task.step()
+        harness.task.check()
+        dead.append(len(harness.subqueues[1].references))
+        assert dead[-1] - dead[-2] <= AT_ONCE
+    assert len(dead) > 3
+    assert one(harness.take(1), SessionLost).subqueue == MAIN
+
+
+async def test_a_session_whose_lock_is_still_ending_is_accepted_afterwards() -> None:
+    harness = harness_of(max_delivery_count=2)
+    await _with_much_to_merge(harness, 1, 40)
+    harness.post(1, Demand(MAIN, 40))
+    while harness.subqueues[0].locked < 40:
+        await harness.task.step()
+    harness.clock.advance(LOCK_MS + TICK_MS)
+    harness.post(2, AcceptSession(MAIN, b"0"))
+    while not (answers := harness.take(2)):
+        before = len(harness.subqueues[1].references)
+        await harness.task.step()
+        harness.task.check()
+        assert len(harness.subqueues[1].references) - before <= 2 * AT_ONCE
+    one(answers, SessionAccepted)
+    assert len(harness.subqueues[1].references) == 40
+
+
+async def test_messages_with_thousands_of_changed_properties_of_many_sessions_come_a_few_at_a_time() -> None:
+    harness = harness_of(max_delivery_count=100)
+    await _with_much_to_merge(harness, 40, 1)
+    for session in range(40):
+        harness.post(session + 1, Demand(MAIN, 1))
+    locked: list[int] = [0]
+    while locked[-1] < 40:
+        await harness.task.step()
+        harness.task.check()
+        locked.append(harness.subqueues[0].locked)
+        assert locked[-1] - locked[-2] <= AT_ONCE
+    assert len(locked) > 3

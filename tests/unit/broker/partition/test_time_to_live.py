@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
 from broker.message.changes import encode_changes
+from broker.operations.receiving import Demand, Locked
 from broker.operations.settling import Abandon, Complete, Defer, Release, Settled
 from broker.partition.changed_properties import MERGED_AT_ONCE, PROPERTY_COST
 from broker.partition.cycle_bounds import Bounds
@@ -137,3 +138,47 @@ async def test_messages_whose_reason_must_be_merged_with_much_expire_over_severa
         dead.append(len(harness.subqueues[1].references))
         assert dead[-1] - dead[-2] <= most
     assert len(dead) > 3
+
+
+async def _with_much_to_merge(harness: Harness, count: int) -> None:
+    """Send messages that live for 5 s, and give each of them 2,000 changed properties of its own."""
+    await harness.send(*[b"x"] * count, ttl=[5_000] * count)
+    for number, token in enumerate((await harness.receive(1, count)).tokens):
+        changed = {f"{number} {key}": None for key in range(2_000)}
+        await harness.do(1, Abandon([token], encode_changes(changed)))
+
+
+async def test_messages_that_expired_while_locked_go_over_several_cycles_if_much_must_be_merged() -> None:
+    harness = Harness(QueueSettings(dead_lettering_on_expiration=True, max_delivery_count=100))
+    await _with_much_to_merge(harness, 60)
+    harness.post(1, Demand(MAIN, 60))
+    tokens: list[bytes] = []
+    while len(tokens) < 60:
+        await harness.task.step()
+        tokens += [token for each in harness.take(1) if isinstance(each, Locked) for token in each.tokens]
+    await harness.advance(5_020)
+    assert not harness.subqueues[1].references
+    harness.post(1, Release(tokens))
+    dead: list[int] = [0]
+    while dead[-1] < 60:
+        await harness.task.step()
+        harness.task.check()
+        dead.append(len(harness.subqueues[1].references))
+        assert dead[-1] - dead[-2] <= MERGED_AT_ONCE // (2_000 * PROPERTY_COST) + MERGED_TOGETHER
+    assert len(dead) > 3
+
+
+async def test_expired_messages_that_a_client_would_be_given_go_over_several_cycles() -> None:
+    """A cycle expires only some of them, and a client asks for messages meanwhile."""
+    harness = Harness(QueueSettings(dead_lettering_on_expiration=True, max_delivery_count=100))
+    await _with_much_to_merge(harness, 80)
+    harness.clock.advance(5_020)
+    harness.post(1, Demand(MAIN, 80))
+    dead: list[int] = [0]
+    most = MERGED_AT_ONCE // (2_000 * PROPERTY_COST) + MERGED_TOGETHER
+    while dead[-1] < 80:
+        await harness.task.step()
+        harness.task.check()
+        dead.append(len(harness.subqueues[1].references))
+        assert dead[-1] - dead[-2] <= 2 * most
+    assert len(dead) > 2
