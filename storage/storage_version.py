@@ -14,9 +14,9 @@ from storage.disk import Disk, close_quietly, publish, read_file
 from storage.errors import UnknownFormat
 
 FILE_NAME = "version"
-STORAGE_VERSION = 3
+STORAGE_VERSION = 4
 """The version of docs/storage-format.md. It rises when an older broker could misread what a newer one has
-written."""
+written, or take it for damaged."""
 
 _ADVICE = (
     "No message is affected, and the next start writes the file. Until then it keeps no older version of "

@@ -14,6 +14,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusError
 
+from storage.storage_version import STORAGE_VERSION
 from tests.interop.programs import JS, PREPARATION, run_node
 from tests.support import raw_amqp as raw
 from tests.support.azure_client import aio_client
@@ -117,10 +118,11 @@ async def test_a_second_signal_ends_the_broker_at_once(tmp_path: Path) -> None:
 def test_a_data_folder_that_a_newer_version_has_written_is_refused(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, [queue(NAME)]) as broker:
         version = broker.data_dir / "version"
-        assert version.read_text() == "3\n"
+        assert version.read_text() == f"{STORAGE_VERSION}\n"
         broker.terminate()
-        version.write_text("4\n")
+        version.write_text(f"{STORAGE_VERSION + 1}\n")
         with pytest.raises(BrokerDied, match=r"status 1 (?s:.*) was written by a newer version of Partibus"):
             broker.start()
         version.write_text("3\n")
         broker.restart()
+        assert version.read_text() == f"{STORAGE_VERSION}\n"

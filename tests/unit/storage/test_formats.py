@@ -13,10 +13,10 @@ from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
 from storage.folder_identity import FILE_NAME, line_of, read_identity
 from storage.log import Checkpoint, Section
-from tests.formats import storage_v1, storage_v2, storage_v3
+from tests.formats import storage_v1, storage_v2, storage_v3, storage_v4
 from tests.support.logs import acquired
 
-VERSIONS = [storage_v1.FOLDER, storage_v2.FOLDER, storage_v3.FOLDER]
+VERSIONS = [storage_v1.FOLDER, storage_v2.FOLDER, storage_v3.FOLDER, storage_v4.FOLDER]
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -27,7 +27,7 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("version", VERSIONS, ids=["1", "2", "3"])
+@pytest.mark.parametrize("version", VERSIONS, ids=["1", "2", "3", "4"])
 async def test_a_log_of_each_version_is_read(tmp_path: Path, version: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(version, folder)
@@ -41,7 +41,7 @@ async def test_a_log_of_each_version_is_read(tmp_path: Path, version: Path) -> N
             assert found == [*storage_v1.COMMITS, *[[(1, 1, b"and goes on")]] * appended]
             position = frames[storage_v1.CHECKPOINT_AFTER].position
             checkpoint = await log.load_checkpoint()
-            if version == storage_v3.FOLDER:
+            if version in (storage_v3.FOLDER, storage_v4.FOLDER):
                 counters, nothing = storage_v3.checkpoint(position).sections
                 there = {number: data for number, data in counters.blocks.items() if data}
                 assert checkpoint == Checkpoint(position, (replace(counters, blocks=there), nothing))
@@ -56,7 +56,7 @@ async def test_a_log_of_each_version_is_read(tmp_path: Path, version: Path) -> N
             await storage_v1.append(log, [(1, 1, b"and goes on")])
 
 
-@pytest.mark.parametrize("version", VERSIONS, ids=["1", "2", "3"])
+@pytest.mark.parametrize("version", VERSIONS, ids=["1", "2", "3", "4"])
 async def test_a_catalogue_of_each_version_is_read_and_kept_twice_from_then_on(
     tmp_path: Path, version: Path
 ) -> None:
@@ -68,9 +68,19 @@ async def test_a_catalogue_of_each_version_is_read_and_kept_twice_from_then_on(
     assert await Catalogue(folder / "catalogue", LocalDisk()).load_all() == storage_v1.DOCUMENTS
 
 
-async def test_what_is_written_today_is_version_3_byte_for_byte(tmp_path: Path) -> None:
-    await storage_v3.write(tmp_path)
-    assert files(tmp_path) == files(storage_v3.FOLDER)
+async def test_what_is_written_today_is_version_4_byte_for_byte(tmp_path: Path) -> None:
+    await storage_v4.write(tmp_path)
+    assert files(tmp_path) == files(storage_v4.FOLDER)
+
+
+async def test_a_folder_of_version_3_is_of_version_4_once_it_was_used(tmp_path: Path) -> None:
+    """Blocks of checkpoints may share changed properties since: an older broker would take them for
+    damaged."""
+    folder = tmp_path / "copy"
+    shutil.copytree(storage_v3.FOLDER, folder)
+    assert (folder / "version").read_text() == "3\n"
+    async with acquired(folder, entity=storage_v1.ENTITY, partition=storage_v1.PARTITION):
+        assert (folder / "version").read_text() == "4\n"
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -204,6 +204,13 @@ WITHOUT_SHARING = bytes.fromhex(
 )
 """Five messages as a checkpoint of an earlier release has them. The second to fourth are deferred and have
 changed properties, each of them its own bytes."""
+WITH_SHARING = bytes.fromhex(
+    "05004400010003008c00000064000000000000004c040000000000004c040000000000004c040000000000004c0400000000"
+    "00004c04000000000000400000004a000000540000005e000000680000000a0000000a0000000a0000000a0000000a000000"
+    "01000200030004000500000000000000000000000000010001000100000001000200030002000000010000000c0000000d00"
+    "0000c10a02a1046e6f7465a10161c10b02a1046e6f7465a1026262"
+)
+"""The same block since version 4 of the storage format."""
 
 
 def deferred_with_notes() -> Messages:
@@ -214,10 +221,12 @@ def deferred_with_notes() -> Messages:
     return messages
 
 
-def test_changed_properties_that_an_earlier_release_wrote_for_each_message_are_read_and_shared() -> None:
+@pytest.mark.parametrize("block", [WITHOUT_SHARING, WITH_SHARING], ids=["version 3", "version 4"])
+def test_changed_properties_are_read_and_shared_whichever_version_has_written_them(block: bytes) -> None:
+    assert whole(Snapshot(deferred_with_notes())._stored_messages.encode(0)) == WITH_SHARING
     checkpoint = taken(Snapshot(deferred_with_notes()), Position(500), None)
     sections = [
-        replace(section, blocks={0: WITHOUT_SHARING}) if section.name == "messages" else section
+        replace(section, blocks={0: block}) if section.name == "messages" else section
         for section in checkpoint.sections
     ]
     sections = [replace(each, taken=dict.fromkeys(each.blocks, Position(500))) for each in sections]
