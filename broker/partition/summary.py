@@ -7,7 +7,8 @@ their numbers (`EntityDescription.subqueues`). Little endian:
          0     1  version, 1
          1     1  number of subqueues that follow; empty ones are left out
          2     1  number of times that follow
-         3     1  what follows the times: 0 nothing, 1 the room that draining needs, 2 also the memory
+         3     1  what follows the times: 0 nothing, 1 the room that draining needs, 2 that and the memory,
+                  3 the memory alone
     then for each subqueue:
          0     1  number
          1     8  messages ready for delivery
@@ -17,11 +18,11 @@ their numbers (`EntityDescription.subqueues`). Little endian:
     then for each time:
          0     1  reason (`Wake`)
          1     8  wall time
-    then, if there are messages or much other state, what draining needs (`drain_need.py`); earlier releases
-    have not written it:
+    then, if there are messages or much other state, and if it is known, what draining needs
+    (`drain_need.py`); earlier releases have not written it:
          0     8  lasting, in bytes
          8     8  passing
-    and then what all state took in memory; earlier releases have not written it:
+    and then, as that, what all state took in memory:
          0     8  bytes
 
 A partition with many subqueues, or with subqueues of higher numbers, has a note of version 2:
@@ -69,8 +70,10 @@ _SUBQUEUE = struct.Struct("<BQQQQ")
 _TIME = struct.Struct("<BQ")
 _NEED = struct.Struct("<QQ")
 _STATE = struct.Struct("<Q")
-_FOLLOWING = (0, _NEED.size, _NEED.size + _STATE.size)
+_FOLLOWING = (0, _NEED.size, _NEED.size + _STATE.size, _STATE.size)
 """How many bytes follow the times."""
+_HAS_NEED = (False, True, True, False)
+"""Whether the need is the first of what follows."""
 _MANY, _SUBQUEUE_OF_MANY = 2, struct.Struct("<IQQQQ")
 _MANY_BYTES_MAX = 64 * 1024 * 1024
 """No note of version 2 unpacks to more."""
@@ -157,17 +160,17 @@ class Summary(NamedTuple):
             for number, each in sorted(self.counts.items())
             if _holds(each)
         ]
-        following, need, held_bytes = 0, b"", self.held_bytes or 0
-        if (rows and self.need is not None) or held_bytes >= _NOTED_BYTES_MIN:
-            following, need = 1, _NEED.pack(*(self.need or (0, 0)))
-            if self.held_bytes is not None:
-                following, need = 2, need + _STATE.pack(held_bytes)
+        noted = b""
+        if (rows and self.need is not None) or (self.held_bytes or 0) >= _NOTED_BYTES_MIN:
+            noted = b"" if self.need is None else _NEED.pack(*self.need)
+            noted += b"" if self.held_bytes is None else _STATE.pack(self.held_bytes)
+        following = _FOLLOWING.index(len(noted))
         if len(rows) > 255 or (rows and rows[-1][0] > 255):
             packed = zlib.compress(b"".join(_SUBQUEUE_OF_MANY.pack(*row) for row in rows))
-            note = _HEAD.pack(_MANY, 0, len(self.wakes), following) + times + need + packed
+            note = _HEAD.pack(_MANY, 0, len(self.wakes), following) + times + noted + packed
             return note if len(note) <= NOTE_BYTES_MAX else b""
         head = _HEAD.pack(VERSION, len(rows), len(self.wakes), following)
-        return b"".join([head, *(_SUBQUEUE.pack(*row) for row in rows), times, need])
+        return b"".join([head, *(_SUBQUEUE.pack(*row) for row in rows), times, noted])
 
 
 def is_readable(note: bytes, end: int) -> bool:
@@ -270,7 +273,7 @@ def survey(notes: Sequence[bytes], end: int, segment_bytes: int = SEGMENT_BYTES)
 
 def _need_of(note: bytes, end: int, segment_bytes: int) -> Need | None:
     """The need of a readable note; None if it holds nothing."""
-    if note[3]:
+    if _HAS_NEED[note[3]]:
         return _noted(note)[0]
     if note[0] == VERSION and not note[1]:
         return None
@@ -306,7 +309,7 @@ def _alike(notes: Sequence[bytes], segment_bytes: int) -> Survey | None:
     )
     wakes = fields[6::step] if first[2] else [None] * count
     needs: Sequence[tuple[int, int]]
-    if following:
+    if _HAS_NEED[following]:
         at = 5 + 2 * first[2]
         needs = list(zip(fields[at::step], fields[at + 1 :: step], strict=True))
     else:
@@ -342,13 +345,14 @@ def decode(note: bytes, end: int) -> Summary | None:
 
 def _noted(note: bytes) -> tuple[Need | None, int | None]:
     """What follows the times: the need, and the memory."""
-    if not note[3]:
-        return None, None
-    at = _rest_at(note) - _FOLLOWING[note[3]]
-    memory: int | None = None
-    if note[3] > 1:
-        (memory,) = _STATE.unpack_from(note, at + _NEED.size)
-    return Need(*_NEED.unpack_from(note, at)), memory
+    end, size = _rest_at(note), _FOLLOWING[note[3]]
+    need, memory = None, None
+    if _HAS_NEED[note[3]]:
+        need = Need(*_NEED.unpack_from(note, end - size))
+        size -= _NEED.size
+    if size:
+        (memory,) = _STATE.unpack_from(note, end - size)
+    return need, memory
 
 
 def _rest_at(note: bytes) -> int:

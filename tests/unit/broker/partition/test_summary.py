@@ -6,9 +6,11 @@ import pytest
 
 from broker.entities.descriptions import QueueSettings
 from broker.message.changes import encode_changes
+from broker.operations.message_states import SubqueueCounts
 from broker.operations.sending import Send
 from broker.operations.settling import Abandon, Complete
-from broker.partition.summary import Wake, decode, summary_of
+from broker.partition.drain_need import Need, need_of_counts
+from broker.partition.summary import SEGMENT_BYTES, Summary, Wake, decode, summary_of, survey
 from tests.support.partition_harness import Harness
 
 LOCK_MS = QueueSettings().lock_duration_ms
@@ -73,3 +75,24 @@ async def test_a_summary_says_what_the_state_takes_in_memory_whatever_it_consist
     assert summary.state_bytes == harness.budget.state_bytes >= least
     again = decode(summary.encode(), 4)
     assert again is not None and again.state_bytes == summary.state_bytes
+
+
+@pytest.mark.parametrize("number", [0, 300], ids=["one subqueue", "one of many"])
+@pytest.mark.parametrize("need", [None, Need(7, 8)])
+@pytest.mark.parametrize("held_bytes", [None, 1_000, 1 << 20])
+@pytest.mark.parametrize("active", [0, 3])
+def test_a_need_that_is_not_known_stays_so_whatever_else_is(
+    number: int, need: Need | None, held_bytes: int | None, active: int
+) -> None:
+    counts = {number: SubqueueCounts(active=active, bytes=active * 100)}
+    note = Summary(counts, {Wake.EXPIRY: 5}, need, held_bytes).encode()
+    found = decode(note, 400)
+    is_noted = (active > 0 and need is not None) or (held_bytes or 0) >= 1 << 20
+    assert found is not None and found.wakes == {Wake.EXPIRY: 5}
+    assert (found.need, found.held_bytes) == ((need, held_bytes) if is_noted else (None, None))
+    estimated = need_of_counts([counts[number]], SEGMENT_BYTES) if active else None
+    for notes in ([note], [note, note], [note, Summary({1: SubqueueCounts(active=1)}, {}).encode()]):
+        seen = survey(notes, 400)
+        assert not seen.unreadable
+        first = seen.needs[0] if seen.needs else None
+        assert first == (need if is_noted and need is not None else estimated)
