@@ -165,7 +165,7 @@ def test_a_summary_comes_back_as_it_was_and_what_is_not_understood_gives_none(
     assert decode(EMPTY_NOTE, COUNT) == EMPTY and EMPTY.wake_at_ms is None
     assert Summary({0: SubqueueCounts(locked=0)}, {}, NEED).encode() == EMPTY_NOTE, "nothing to drain"
     assert Summary({}, {}, NEED, 9_999).encode() == EMPTY_NOTE, "hardly any message-ids"
-    assert decode(Summary({}, {}, None, 1 << 20).encode(), COUNT) == Summary({}, {}, Need(0, 0), 1 << 20)
+    assert decode(Summary({}, {}, None, 1 << 20).encode(), COUNT) == Summary({}, {}, None, 1 << 20)
     note = summary.encode()
     assert [
         decode(each, COUNT)
@@ -174,7 +174,7 @@ def test_a_summary_comes_back_as_it_was_and_what_is_not_understood_gives_none(
             note[:-1],
             note + b"\0",
             b"\3" + note[1:],
-            note[:3] + b"\3" + note[4:],
+            note[:3] + b"\4" + note[4:],
             note[:4] + b"\x09" + note[5:],
         )
     ] == [None] * 6
