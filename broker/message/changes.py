@@ -23,6 +23,8 @@ DEAD_LETTER_REASON, DEAD_LETTER_DESCRIPTION = "DeadLetterReason", "DeadLetterErr
 client panics."""
 
 _NULL = b"\x40"
+_SECTION = b"\x00\x53\x74"
+"""What an application-properties section begins with."""
 
 
 def encode_changes(properties: Mapping[Any, Any], *, drop_nulls: bool = False) -> bytes | None:
@@ -100,17 +102,33 @@ def with_changes(bare_message: bytes, changed: bytes) -> bytes:
     are."""
     sections = find_sections(bare_message)
     begin, end = sections.begins[APPLICATION_PROPERTIES], sections.ends[APPLICATION_PROPERTIES]
+    changes = _entries(changed, 0, len(changed))
     if end:
-        entries = _entries(bare_message, sections.values[APPLICATION_PROPERTIES], end)
+        value = sections.values[APPLICATION_PROPERTIES]
+        made = _changes.laid_over(bare_message, value, end, changes)
+        if made is None:
+            made = laid_over_in_python(bare_message, value, end, changes)
     else:
-        entries, begin, end = {}, sections.ends[PROPERTIES], sections.ends[PROPERTIES]
-    for key, value in _entries(changed, 0, len(changed)).items():
-        if value == _NULL:
-            entries.pop(key, None)
-        else:
-            entries[key] = value
-    section = b"\x00\x53\x74" + _changes.encoded(entries) if entries else b""
-    return bare_message[:begin] + section + bare_message[end:]
+        begin = end = sections.ends[PROPERTIES]
+        made = _changes.encoded({key: each for key, each in changes.items() if each != _NULL})
+    return bare_message[:begin] + (_SECTION + made if count_of(made) else b"") + bare_message[end:]
+
+
+def laid_over_in_python(buffer: bytes, value: int, end: int, changes: Mapping[bytes, bytes]) -> bytes:
+    """As `_changes.laid_over`, and the reference for it. Raises DecodeError for a map that is none."""
+    places = pairs(buffer, value, end)
+    left, parts = dict(changes), list[bytes]()
+    for at_key, at_value, behind in zip(places[:-1:2], places[1::2], places[2::2], strict=True):
+        key = text_bytes(buffer, at_key)
+        assert key is not None, "checked when the message was stored"
+        if key not in changes:
+            parts += buffer[at_key:at_value], buffer[at_value:behind]
+        elif left.pop(key, _NULL) != _NULL:
+            parts += buffer[at_key:at_value], changes[key]
+    for key, each in left.items():
+        if each != _NULL:
+            parts += encode_text(key), each
+    return encode_map(parts)
 
 
 def _entries(buffer: bytes, value: int, end: int) -> dict[bytes, bytes]:

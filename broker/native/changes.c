@@ -9,15 +9,14 @@
 
 enum { ELEMENTS_MAX = 65536 }; /* as in protocol/sections.py */
 
-/* The bytes of the string or symbol from `at` to `end`; null if the value has another type. Both fit. */
-static PyObject *key_at(const uint8_t *bytes, size_t at, size_t end)
+/* Where the text of the string or symbol from `at` to `end` begins; 0 if the value has another type. */
+static size_t text_at(const uint8_t *bytes, size_t at, size_t end)
 {
     uint8_t constructor = bytes[at];
     size_t head = constructor == 0xA1 || constructor == 0xA3   ? 2
                   : constructor == 0xB1 || constructor == 0xB3 ? 5
                                                                : 0;
-    if (!head || end - at < head) return NULL;
-    return PyBytes_FromStringAndSize((const char *)bytes + at + head, (Py_ssize_t)(end - at - head));
+    return head && end - at >= head ? at + head : 0;
 }
 
 /* Add the entry at `at` and return where the next one begins; 0 if it is not one, or with an exception. */
@@ -26,7 +25,10 @@ static size_t add_entry(PyObject *found, const uint8_t *bytes, size_t at, size_t
     size_t at_value = at < end ? skip(bytes, at, end) : 0;
     size_t behind = at_value && at_value < end ? skip(bytes, at_value, end) : 0;
     if (!behind) return 0;
-    PyObject *key = key_at(bytes, at, at_value);
+    size_t at_text = text_at(bytes, at, at_value);
+    if (!at_text) return 0;
+    PyObject *key =
+        PyBytes_FromStringAndSize((const char *)bytes + at_text, (Py_ssize_t)(at_value - at_text));
     if (!key) return 0;
     PyObject *value =
         PyBytes_FromStringAndSize((const char *)bytes + at_value, (Py_ssize_t)(behind - at_value));
@@ -36,25 +38,44 @@ static size_t add_entry(PyObject *found, const uint8_t *bytes, size_t at, size_t
     return is_added ? behind : 0;
 }
 
+typedef struct {
+    const uint8_t *bytes;
+    size_t at, end, count; /* of entries */
+} map_t;
+
+/* Find the map that a buffer and two offsets name: 1, or 0 if it is none, or -1 with an exception. */
+static int find_map(PyObject *const *arguments, map_t *map)
+{
+    if (!PyBytes_Check(arguments[0])) {
+        PyErr_SetString(PyExc_TypeError, "bytes and two offsets are expected");
+        return -1;
+    }
+    Py_ssize_t value = PyLong_AsSsize_t(arguments[1]), end = PyLong_AsSsize_t(arguments[2]);
+    if (PyErr_Occurred()) return -1;
+    map->bytes = (const uint8_t *)PyBytes_AS_STRING(arguments[0]);
+    map->end = (size_t)end;
+    if (value < 0 || end < 3 || end > PyBytes_GET_SIZE(arguments[0]) || value > end - 3 ||
+        (map->bytes[value] != 0xC1 && map->bytes[value] != 0xD1) ||
+        !elements(map->bytes, (size_t)value, map->end, &map->count, &map->at) || map->count % 2 ||
+        map->count > ELEMENTS_MAX)
+        return 0;
+    map->count /= 2;
+    return 1;
+}
+
 static PyObject *entries(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {
     (void)module;
-    if (given != 3 || !PyBytes_Check(arguments[0])) {
-        PyErr_SetString(PyExc_TypeError, "entries takes bytes and two offsets");
-        return NULL;
-    }
-    const uint8_t *bytes = (const uint8_t *)PyBytes_AS_STRING(arguments[0]);
-    Py_ssize_t value = PyLong_AsSsize_t(arguments[1]), end = PyLong_AsSsize_t(arguments[2]);
-    if (PyErr_Occurred()) return NULL;
-    size_t count, at;
-    if (value < 0 || end < 3 || end > PyBytes_GET_SIZE(arguments[0]) || value > end - 3 ||
-        (bytes[value] != 0xC1 && bytes[value] != 0xD1) ||
-        !elements(bytes, (size_t)value, (size_t)end, &count, &at) || count % 2 || count > ELEMENTS_MAX)
-        Py_RETURN_NONE;
+    map_t map;
+    int is_map = given == 3 ? find_map(arguments, &map) : -1;
+    if (given != 3) PyErr_SetString(PyExc_TypeError, "entries takes bytes and two offsets");
+    if (is_map < 0) return NULL;
+    if (!is_map) Py_RETURN_NONE;
     PyObject *found = PyDict_New();
     if (!found) return NULL;
-    for (size_t entry = 0; entry < count / 2 && at; entry++) at = add_entry(found, bytes, at, (size_t)end);
-    if (at == (size_t)end) return found;
+    size_t at = map.at;
+    for (size_t entry = 0; entry < map.count && at; entry++) at = add_entry(found, map.bytes, at, map.end);
+    if (at == map.end) return found;
     Py_DECREF(found);
     if (PyErr_Occurred()) return NULL;
     Py_RETURN_NONE;
@@ -109,12 +130,20 @@ static uint8_t *put(uint8_t *at, PyObject *bytes)
     return at + size;
 }
 
-static PyObject *encoded(PyObject *module, PyObject *given)
+static uint8_t *put_entry(uint8_t *at, PyObject *key, PyObject *value)
 {
-    (void)module;
-    size_t size;
-    if (!total_of(given, &size)) return NULL;
-    size_t count = 2 * (size_t)PyDict_GET_SIZE(given);
+    size_t key_bytes = (size_t)PyBytes_GET_SIZE(key);
+    *at++ = key_bytes < 256 ? 0xA1 : 0xB1;
+    if (key_bytes < 256)
+        *at++ = (uint8_t)key_bytes;
+    else
+        at = put_u32(at, key_bytes);
+    return put(put(at, key), value);
+}
+
+/* A map of `count` keys and values that take `size` bytes, and where they begin. Null with an exception. */
+static PyObject *new_map(size_t size, size_t count, uint8_t **at)
+{
     bool is_short = count < 256 && size < 255; /* the size includes the byte that holds the count */
     if (size > UINT32_MAX - 4 || count > UINT32_MAX) {
         PyErr_SetString(PyExc_OverflowError, "a map is too large");
@@ -122,26 +151,153 @@ static PyObject *encoded(PyObject *module, PyObject *given)
     }
     PyObject *made = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(size + (is_short ? 3 : 9)));
     if (!made) return NULL;
-    uint8_t *at = (uint8_t *)PyBytes_AS_STRING(made);
+    *at = (uint8_t *)PyBytes_AS_STRING(made);
     if (is_short) {
-        *at++ = 0xC1;
-        *at++ = (uint8_t)(size + 1);
-        *at++ = (uint8_t)count;
+        *(*at)++ = 0xC1;
+        *(*at)++ = (uint8_t)(size + 1);
+        *(*at)++ = (uint8_t)count;
     } else {
-        *at++ = 0xD1;
-        at = put_u32(put_u32(at, size + 4), count);
-    }
-    PyObject *key, *value;
-    for (Py_ssize_t place = 0; PyDict_Next(given, &place, &key, &value);) {
-        size_t key_bytes = (size_t)PyBytes_GET_SIZE(key);
-        *at++ = key_bytes < 256 ? 0xA1 : 0xB1;
-        if (key_bytes < 256)
-            *at++ = (uint8_t)key_bytes;
-        else
-            at = put_u32(at, key_bytes);
-        at = put(put(at, key), value);
+        *(*at)++ = 0xD1;
+        *at = put_u32(put_u32(*at, size + 4), count);
     }
     return made;
+}
+
+static PyObject *encoded(PyObject *module, PyObject *given)
+{
+    (void)module;
+    size_t size;
+    if (!total_of(given, &size)) return NULL;
+    uint8_t *at;
+    PyObject *made = new_map(size, 2 * (size_t)PyDict_GET_SIZE(given), &at), *key, *value;
+    if (!made) return NULL;
+    for (Py_ssize_t place = 0; PyDict_Next(given, &place, &key, &value);) at = put_entry(at, key, value);
+    return made;
+}
+
+/* --- changes laid over a map ---------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject *key, *value; /* null once the change is made */
+    Py_hash_t hash;
+} change_t;
+
+typedef struct {
+    size_t count, mask;
+    change_t *all;   /* in their order */
+    uint32_t *slots; /* by their hashes: 1 + the place in `all`, or 0 */
+    Py_hash_t (*hash)(const void *, Py_ssize_t);
+} changes_t;
+
+/* Index a dictionary of bytes. False with an exception if there is no memory. */
+static bool begin_changes(PyObject *given, changes_t *changes)
+{
+    size_t slots = 8;
+    while (slots < 2 * (size_t)PyDict_GET_SIZE(given)) slots *= 2;
+    changes->mask = slots - 1;
+    changes->hash = PyHash_GetFuncDef()->hash; /* secret, so that no client can choose keys that collide */
+    changes->all = PyMem_Calloc((size_t)PyDict_GET_SIZE(given) + 1, sizeof(change_t));
+    changes->slots = PyMem_Calloc(slots, sizeof(uint32_t));
+    if (!changes->all || !changes->slots) {
+        PyErr_NoMemory();
+        return false;
+    }
+    change_t *each = changes->all;
+    for (Py_ssize_t place = 0; PyDict_Next(given, &place, &each->key, &each->value); each++) {
+        each->hash = changes->hash(PyBytes_AS_STRING(each->key), PyBytes_GET_SIZE(each->key));
+        size_t slot = (size_t)each->hash & changes->mask;
+        while (changes->slots[slot]) slot = (slot + 1) & changes->mask;
+        changes->slots[slot] = (uint32_t)(each - changes->all) + 1;
+    }
+    changes->count = (size_t)(each - changes->all);
+    return true;
+}
+
+static void end_changes(changes_t *changes)
+{
+    PyMem_Free(changes->all);
+    PyMem_Free(changes->slots);
+}
+
+/* The change of the property with this name, or null. */
+static change_t *find_change(const changes_t *changes, const uint8_t *text, size_t size)
+{
+    Py_hash_t hash = changes->hash(text, (Py_ssize_t)size);
+    size_t mask = changes->mask;
+    for (size_t slot = (size_t)hash & mask; changes->slots[slot]; slot = (slot + 1) & mask) {
+        change_t *each = &changes->all[changes->slots[slot] - 1];
+        if (each->hash == hash && (size_t)PyBytes_GET_SIZE(each->key) == size &&
+            !memcmp(PyBytes_AS_STRING(each->key), text, size))
+            return each;
+    }
+    return NULL;
+}
+
+static bool is_null(PyObject *value)
+{
+    return PyBytes_GET_SIZE(value) == 1 && (uint8_t)PyBytes_AS_STRING(value)[0] == 0x40;
+}
+
+/* Copy the entry at `*from`, changed if it changes, and move `*from` behind it: where the copy ends. Null if
+   it is no entry. Of several with one name, the first one is changed and the others go. */
+static uint8_t *put_changed(uint8_t *to, const map_t *map, size_t *from, const changes_t *changes,
+                            size_t *count)
+{
+    const uint8_t *bytes = map->bytes;
+    size_t at = *from, at_value = at < map->end ? skip(bytes, at, map->end) : 0;
+    size_t behind = at_value && at_value < map->end ? skip(bytes, at_value, map->end) : 0;
+    size_t at_text = behind ? text_at(bytes, at, at_value) : 0;
+    if (!at_text) return NULL;
+    *from = behind;
+    change_t *change = find_change(changes, bytes + at_text, at_value - at_text);
+    PyObject *value = change ? change->value : NULL;
+    if (change) change->value = NULL;
+    if (change && (!value || is_null(value))) return to;
+    *count += 2;
+    size_t kept = (change ? at_value : behind) - at;
+    memcpy(to, bytes + at, kept);
+    return change ? put(to + kept, value) : to + kept;
+}
+
+/* The changes that met no entry. */
+static uint8_t *put_rest(uint8_t *to, const changes_t *changes, size_t *count)
+{
+    for (const change_t *each = changes->all; each < changes->all + changes->count; each++)
+        if (each->value && !is_null(each->value)) {
+            *count += 2;
+            to = put_entry(to, each->key, each->value);
+        }
+    return to;
+}
+
+static PyObject *laid_over(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)module;
+    map_t map;
+    changes_t changes;
+    size_t size, count = 0;
+    int is_map = given == 4 ? find_map(arguments, &map) : -1;
+    if (given != 4) PyErr_SetString(PyExc_TypeError, "laid_over takes bytes, two offsets and a dictionary");
+    if (is_map < 0 || !total_of(arguments[3], &size)) return NULL;
+    if (!is_map) Py_RETURN_NONE;
+    uint8_t *made = PyMem_Malloc(map.end - map.at + size + 1), *to = made;
+    PyObject *map_made = NULL;
+    if (!made) return PyErr_NoMemory();
+    if (begin_changes(arguments[3], &changes)) {
+        size_t from = map.at;
+        for (size_t entry = 0; entry < map.count && to; entry++)
+            to = put_changed(to, &map, &from, &changes, &count);
+        if (to && from == map.end) {
+            uint8_t *at;
+            to = put_rest(to, &changes, &count);
+            map_made = new_map((size_t)(to - made), count, &at);
+            if (map_made) memcpy(at, made, (size_t)(to - made));
+        }
+    }
+    end_changes(&changes);
+    PyMem_Free(made);
+    if (!map_made && !PyErr_Occurred()) Py_RETURN_NONE;
+    return map_made;
 }
 
 static PyMethodDef methods[] = {
@@ -149,6 +305,9 @@ static PyMethodDef methods[] = {
      "entries(buffer, value, end): the encoded values of the map from `value` to `end`, by the text of their "
      "keys; of several with one key the last. None if it is no such map."},
     {"encoded", encoded, METH_O, "encoded(entries): the map of such entries."},
+    {"laid_over", (PyCFunction)(void (*)(void))laid_over, METH_FASTCALL,
+     "laid_over(buffer, value, end, changes): the map from `value` to `end` with changes, values by the text "
+     "of their keys; a null removes what has the key. None if it is no such map."},
     {"total", total, METH_O, "total(entries): how many bytes they take in a map, apart from its head."},
     {NULL, NULL, 0, NULL},
 };

@@ -14,7 +14,7 @@ from broker.base.errors import Refused
 from broker.message import _changes
 from broker.message.annotations import deliverables, joined
 from broker.message.batch_envelope import split
-from broker.message.changes import encoded_in_python, entries_in_python, merge_changes
+from broker.message.changes import encoded_in_python, entries_in_python, laid_over_in_python, merge_changes
 from broker.message.property_sizes import METADATA_BYTES_MAX
 from broker.message.stored import store, store_by_rules, store_run
 from broker.operations.receiving import Locked
@@ -274,11 +274,16 @@ def properties(data: bytes, random: Random) -> None:
     try:
         by_rules = entries_in_python(buffer, begin, end)
     except (DecodeError, AssertionError, IndexError):
-        assert found is None
+        assert found is None and _changes.laid_over(buffer, begin, end, {b"a": b"\x41"}) is None
         return
     assert found == by_rules or (found is None and data[0] not in (0xC1, 0xD1))
     written = _changes.encoded(by_rules)
     assert written == encoded_in_python(by_rules)
+    changes = {key: random.choice((b"\x40", b"\x41", written)) for key in by_rules if random.random() < 0.5}
+    changes |= {b"new %d" % number: b"\x41" for number in range(random.choice((0, 1, 20)))}
+    if found is not None:
+        laid_over = _changes.laid_over(buffer, begin, end, changes)
+        assert laid_over == laid_over_in_python(buffer, begin, end, changes)
     assert merge_changes(written, written) == written or _changes.total(by_rules) > METADATA_BYTES_MAX
 
 

@@ -1,3 +1,5 @@
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,11 +14,13 @@ from broker.message.changes import (
     encoded_in_python,
     entries_in_python,
     entries_of,
+    laid_over_in_python,
     merge_changes,
     with_changes,
 )
 from broker.message.property_sizes import METADATA_BYTES_MAX, PROPERTY_BYTES_MAX
-from protocol.codec import DEPTH_MAX, Described, Symbol, ULong, decode_all, encode
+from protocol.codec import DEPTH_MAX, Described, Symbol, ULong, decode_all, encode, encode_map
+from protocol.sections import APPLICATION_PROPERTIES, find_sections
 from tests.support.amqp_messages import APPLICATION, DATA, PROPERTIES, message, section, sections
 
 
@@ -182,3 +186,61 @@ def test_native_code_takes_bytes_alone(argument: Any) -> None:
             function(argument)
     with pytest.raises(TypeError):
         _changes.entries(argument, 0, 1)
+
+
+CHANGES = {b"a": encode(2), b"b": b"\x40", b"new": encode("n"), b"gone": b"\x40"}
+OWN = b"".join(
+    encode(each) for each in ("a", 1, Symbol("b"), 1, "kept", None, Symbol("kept too"), "é" * 300, "a", 3)
+)
+
+
+@pytest.mark.parametrize("more", [0, 4, 5, 300])
+@pytest.mark.parametrize("own", [b"", OWN, OWN + OWN], ids=["none", "some", "repeated"])
+def test_changes_are_laid_over_natively_as_in_python(own: bytes, more: int) -> None:
+    changes = CHANGES | {b"%d" % number: encode(number) for number in range(more)}
+    buffer = b"x" + encode_map([own] if own else []) + b"y"
+    buffer = buffer.replace(b"\0\0\0\x01", bytes((0, 0, 0, 10 * len(own) // len(OWN))), 1)
+    made = _changes.laid_over(buffer, 1, len(buffer) - 1, changes)
+    assert made == laid_over_in_python(buffer, 1, len(buffer) - 1, changes)
+    found = entries_of(made)
+    assert found.keys() >= {b"a", b"new"} and not found.keys() & {b"b", b"gone"}
+    assert found[b"a"] == encode(2) and (not own or found[b"kept"] == b"\x40")
+    assert count_of(made) == more + (2 if not own else 2 + 2 * len(own) // len(OWN)), "one for each change"
+
+
+def test_changes_that_remove_everything_leave_an_empty_map() -> None:
+    made = encoded_in_python({b"a": encode(1), b"b": encode(2)})
+    assert _changes.laid_over(made, 0, len(made), {b"a": b"\x40", b"b": b"\x40"}) == b"\xc1\x01\x00"
+
+
+@given(st.binary(max_size=60), st.integers(0, 12))
+def test_native_code_changes_no_map_where_python_finds_none(data: bytes, more: int) -> None:
+    buffer, changes = b"\xc1" + data, CHANGES | {b"%d" % number: encode(1) for number in range(more)}
+    made = _changes.laid_over(buffer, 0, len(buffer), changes)
+    if made is not None:
+        assert made == laid_over_in_python(buffer, 0, len(buffer), changes)
+
+
+@pytest.mark.parametrize("argument", [None, [], {1: b""}, {b"": None}])
+def test_only_bytes_are_laid_over_a_map(argument: Any) -> None:
+    with pytest.raises(TypeError):
+        _changes.laid_over(b"\xc1\x01\x00", 0, 3, argument)
+
+
+def test_a_small_change_of_a_message_with_thousands_of_properties_reads_none_of_them() -> None:
+    """Symptom: messages with 8,000 properties of their own took 0.9 ms each once one of them had changed, and
+    64 of them were delivered together."""
+    bare, changed = message(application={f"{number:04x}": True for number in range(8_000)}), {"other": 1}
+    encoded = encode_changes(changed) or b""
+
+    def seconds(function: Callable[[], object]) -> float:
+        times: list[float] = []
+        for _ in range(10):
+            begin = time.thread_time()
+            function()
+            times.append(time.thread_time() - begin)
+        return min(times)
+
+    begin = find_sections(bare).values[APPLICATION_PROPERTIES]
+    reading = seconds(lambda: _changes.entries(bare, begin, len(bare)))
+    assert seconds(lambda: with_changes(bare, encoded)) < reading / 2
