@@ -275,7 +275,11 @@ class Log(Protocol):
 
     def checkpoint_parts(self, checkpoint: Checkpoint) -> AsyncIterator[Checkpoint]:
         """The blocks of a checkpoint from `load_checkpoint`, in parts that are in memory, each with some of
-        them, by ascending numbers in each section. Raises CorruptRecord, DiskFailed."""
+        them, by ascending numbers in each section.
+
+        Raises DiskFailed, also if a block has been damaged or lost since `load_checkpoint` has checked it:
+        when the log is acquired again, that checkpoint no longer counts.
+        """
 
     def replay(self, since: Position) -> AsyncIterator[Frame]:
         """Every frame from `since` on, in order and verified. `since` is the position of a frame, or `end`.

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from storage.checkpoint_blocks import parts_of
 from storage.disk import Disk, disk_error
-from storage.errors import CorruptRecord
+from storage.errors import CorruptRecord, DiskFailed
 from storage.fetch import PORTION_BYTES, Read, bounded, fetch_frames, fetch_parts, portions
 from storage.log import Checkpoint, Frame, Parts, Position
 from storage.open_files import OpenFiles, Reading
@@ -120,6 +120,8 @@ class LogReader:
                 yield part
         except OSError as error:
             raise disk_error(error, self._directory) from error
+        except CorruptRecord as error:  # not for good: acquired again, the log has the older checkpoint left
+            raise DiskFailed(f"{error}; it was whole when it was checked a moment ago") from error
 
 
 def _frames(files: OpenFiles, scanner: FrameScanner, path: Path) -> list[Frame]:

@@ -38,6 +38,7 @@ from broker.partition.replaying import state_of
 from broker.partition.snapshot import Snapshot
 from broker.partition.subqueue import Subqueue
 from broker.partition.tables import UnreadableRecord
+from storage.errors import CorruptRecord
 from storage.log import Checkpoint, Frame, Position, Record
 from storage.survey import Gap
 
@@ -108,7 +109,7 @@ class Salvage:
                 snapshot = Snapshot(self.messages)
                 deque(snapshot.load_steps(checkpoint), maxlen=0)
                 deque(snapshot.loaded_steps(checkpoint), maxlen=0)
-            except UnreadableRecord:
+            except (UnreadableRecord, CorruptRecord):  # or damaged since it was found whole
                 self.__post_init__()
                 continue
             self.since = checkpoint.position

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import structlog
 
+from storage import checkpoint_blocks
 from storage.checkpoint import CHECKPOINT_SUFFIX
-from storage.errors import CorruptRecord
+from storage.errors import CorruptRecord, DiskFailed
 from storage.log import Checkpoint, Log, Section, whole
 from tests.support.logs import acquired, append, contents, flat
 from tests.support.recording_disk import RecordingDisk
@@ -154,6 +155,33 @@ async def test_a_damaged_block_is_reported_with_its_offset_and_its_checkpoint_is
         assert log.start == start, "nothing is trimmed while there is one checkpoint"
         await owner.save(log)
         assert list(log.checkpoints) == [log.end, before[1]] and path not in files(disk)
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut off", "removed"])
+async def test_a_block_that_is_damaged_after_the_check_costs_one_more_attempt(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The blocks of a large checkpoint are read twice: all of them to check them, then one part after the
+    other."""
+    monkeypatch.setattr(checkpoint_blocks, "PART_BYTES", 10)
+    disk, bodies = await written()
+    owner = Owner()
+    async with acquired(ROOT, disk, segment_bytes_max=SEGMENT_BYTES_MAX) as log:
+        newest, older = log.checkpoints
+        checkpoint = await log.load_checkpoint()
+        assert checkpoint is not None and checkpoint.position == newest
+        path = files(disk)[0]
+        if how == "flipped":
+            disk.contents(path)[-1] ^= 1
+        elif how == "cut off":
+            del disk.contents(path)[-1:]
+        else:
+            disk.remove(path)
+        with pytest.raises(DiskFailed, match=path.name[-19:]):  # and not CorruptRecord, which is for good
+            _ = [part async for part in log.checkpoint_parts(checkpoint)]
+        await log.acquire()
+        await owner.recover(log)
+        assert list(log.checkpoints) == [older] and owner.bodies == bodies
 
 
 async def test_a_log_that_was_not_trimmed_is_read_from_its_start_if_both_checkpoints_are_damaged() -> None:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,12 @@ from broker.partition.doubts import Older
 from broker.partition.records import Mark
 from broker.partition.replay import LogReplay
 from broker.partition.salvage import UNSEEN_NUMBERS, Range, Salvage
+from broker.partition.snapshot import Snapshot
 from broker.partition.tables import UnreadableRecord
-from storage.log import Commit, Frame, Position
+from storage.errors import CorruptRecord
+from storage.log import Block, Commit, Frame, Position
 from storage.survey import Gap
-from tests.support.partition_messages import NUMBER, frame_of, new_messages
+from tests.support.partition_messages import NUMBER, frame_of, new_messages, send, taken
 
 FIRST = NUMBER << PARTITION_SHIFT | 1
 
@@ -46,6 +49,30 @@ def test_without_a_checkpoint_nobody_knows_what_stood_before_the_start() -> None
     salvage.finish()
     assert salvage.gone == [Range(None, FIRST + 4)]
     assert salvage.older == Older(FIRST + 5, 0)
+
+
+class Damaged(dict[int, Block]):
+    """Blocks that were whole when they were checked."""
+
+    def __getitem__(self, number: int) -> Block:
+        if number:
+            raise CorruptRecord("file", 0, "it was cut off since")
+        return super().__getitem__(number)
+
+
+def test_of_two_checkpoints_the_older_is_loaded_if_the_newer_was_damaged_since_it_was_checked() -> None:
+    newer, older = new_messages(), new_messages()
+    send(older, 100, 3)
+    send(newer, 100, 2_000)
+    checkpoint = taken(Snapshot(newer), Position(600), None)
+    sections = tuple(replace(each, blocks=Damaged(each.blocks)) for each in checkpoint.sections)
+    sections = tuple(replace(each, taken=dict.fromkeys(each.blocks, Position(600))) for each in sections)
+    whole = taken(Snapshot(older), Position(500), None)
+    there = tuple(replace(each, taken=dict.fromkeys(each.blocks, Position(500))) for each in whole.sections)
+    salvage = Salvage(NUMBER, QUEUE_SUBQUEUES)
+    found = [replace(checkpoint, sections=sections), replace(whole, sections=there)]
+    salvage.begin(found, Position(500), is_start_known=True)
+    assert salvage.since == 500 and salvage.messages.count == 3
 
 
 def test_where_nothing_says_that_the_log_ends_here_more_may_be_gone() -> None:
