@@ -173,6 +173,8 @@ class Checkpoint:
 
     position: Position
     sections: tuple[Section, ...]
+    block_bytes_max: int = field(default=0, compare=False)
+    """From `load_checkpoint`: the size of the largest block."""
 
 
 class RoomLock(asyncio.Lock):

@@ -74,7 +74,8 @@ ASKED_AGAIN_S = 2.0
 ASKED_S = 0.02
 """One read from a socket can ask for thousands of partitions before the first of them is being opened."""
 UNKNOWN_BYTES = 256 * 1024
-"""What an unknown partition may take beyond its last note: a thousand messages."""
+"""What an unknown partition is expected to take beyond its last note: a thousand messages. If it takes more,
+that shows while its log is read (`broker/partition/coming_back.py`)."""
 LISTING_MAX = 32
 """How many entities' logs are listed at a time when the index is rebuilt."""
 

@@ -2,12 +2,15 @@
 
 The state is the newest usable checkpoint plus the records after it, replayed in slices. If the log cannot be
 opened, the next attempt follows a pause that doubles each time. The previous state is freed in slices too.
+
+While the log is read, the state that has come of it is compared with what was expected. If it is more, and
+memory has no room for it, the attempt ends, and the partition waits for its turn again.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from broker.base.clock import Clock, wall_ahead_ms
@@ -18,7 +21,7 @@ from broker.partition.clock_settings import ClockSettings
 from broker.partition.disk_timeout import Patience
 from broker.partition.messages import Messages
 from broker.partition.opening_room import OPENING_BYTES
-from broker.partition.openings import Opening, Openings, Urgency, urgency_of
+from broker.partition.openings import NoRoom, Opening, Openings, Urgency, urgency_of
 from broker.partition.payloads import PayloadBudget
 from broker.partition.replay import LogReplay
 from broker.partition.snapshot import Snapshot
@@ -44,21 +47,37 @@ class Replay:
 
 
 async def replay_log(
-    log: Log, messages: Messages, slices: Slices, patience: Patience, wall_ahead_ms: int
+    log: Log,
+    messages: Messages,
+    slices: Slices,
+    patience: Patience,
+    wall_ahead_ms: int,
+    takes: Callable[[int, int], None],
 ) -> Replay:
     """Replay the log into `messages`, which must be new. Restarts `patience` whenever the disk has answered,
     and stops it while nothing waits for the disk.
 
-    `wall_ahead_ms`: how far wall time is ahead of monotonic time, for the deadlines. Raises StorageError;
-    CorruptRecord for damaged or missing records.
+    `wall_ahead_ms`: how far wall time is ahead of monotonic time, for the deadlines. `takes` is called again
+    and again with how many bytes `messages` will take at least, and how many they take by now; if it raises
+    an error, so does this. Raises StorageError; CorruptRecord for damaged or missing records.
     """
     snapshot, replay = Snapshot(messages), LogReplay(messages)
+
+    def takes_more(size: int = 0) -> None:
+        takes(messages.state_bytes + size, messages.state_bytes)
+
+    def counted(steps: Iterable[object]) -> Iterator[None]:
+        for _ in steps:
+            takes_more()
+            yield
+
     checkpoint = await log.load_checkpoint()
     since = log.start
     if checkpoint is not None and checkpoint.position >= since:
+        takes_more(checkpoint.block_bytes_max)
         async for part in log.checkpoint_parts(checkpoint):
             with patience.at_rest():
-                await slices.run(snapshot.load_steps(part))
+                await slices.run(counted(snapshot.load_steps(part)))
         with patience.at_rest():
             await slices.run(snapshot.loaded_steps(checkpoint))
         since = checkpoint.position
@@ -70,11 +89,11 @@ async def replay_log(
         size += len(frame.data)
         if size >= REPLAYED_BYTES:
             with patience.at_rest():
-                await slices.run(replay.steps(frames))
+                await slices.run(counted(replay.steps(frames)))
             replayed += size
             frames, size = [], 0
     with patience.at_rest():
-        await slices.run(replay.steps(frames))
+        await slices.run(counted(replay.steps(frames)))
         await slices.run(messages.finish_steps(wall_ahead_ms))
     if (needed := snapshot.needed_from()) is not None and needed < log.start:
         await log.fetch([needed])  # raises RecordsMissing, which names the missing records
@@ -93,6 +112,7 @@ class ComingBack:
         "_delay_ms_max",
         "_delay_ms_min",
         "_entity",
+        "_is_stopped",
         "_late",
         "_log",
         "_number",
@@ -128,6 +148,8 @@ class ComingBack:
         self._openings, self._entity, self._late = openings, entity, late
         self._opening: Opening | None = None
         """The partition's turn, or its place in the line."""
+        self._is_stopped = False
+        """Whether no turn is waited for again."""
         self._delay_ms_min, self._delay_ms_max = limits.recovery_delay_ms, limits.recovery_delay_ms_max
         self._delay_ms = 0
         self.has_failed = False
@@ -142,18 +164,54 @@ class ComingBack:
         self.dropped: list[Partition | Messages] = []
         """Discarded states that still have to be freed."""
 
-    @contextlib.contextmanager
-    def place(self, urgency: Urgency, size: int, *, was_open: bool, is_hung: bool) -> Iterator[Opening]:
-        """The partition's turn, and its place in the line before that. Its messages take about `size` bytes.
-        `was_open`: they are in memory already, so it need not wait until there is room. `is_hung`: its disk
-        is known to hang, so nobody waits for it."""
+    async def in_turn(
+        self,
+        load: Callable[[], Awaitable[None]],
+        urgency: Callable[[Urgency], Urgency],
+        size: int,
+        is_wanted: bool,
+        was_open: bool,
+        is_hung: bool,
+    ) -> bool:
+        """Carry out `load` when the partition's turn comes, and again if it turns out that there is no room
+        for its messages. False if the turn does not come, because the partition is stopped.
+
+        `urgency` says how urgent it is, given that for receivers. `size`: about what the messages take, in
+        bytes. `is_wanted`: somebody wants it open whatever it holds. `was_open`: its messages are in memory
+        already, so it need not wait until there is room. `is_hung`: its disk is known to hang, so nobody
+        waits for it. Raises what `load` raises.
+        """
         openings = Openings() if is_hung else self._openings
-        try:
+        while True:
             needed = 0 if was_open else OPENING_BYTES + size
-            with openings.place(self._entity, urgency, self._late, needed) as self._opening:
-                yield self._opening
-        finally:
-            self._opening = None
+            is_urgent = urgency(Urgency.MESSAGES if size or is_wanted else Urgency.EMPTY)
+            try:
+                with openings.place(self._entity, is_urgent, self._late, needed) as opening:
+                    self._opening = opening
+                    if not await opening.has_turn():
+                        return False
+                    try:
+                        await load()
+                        return True
+                    except NoRoom as error:
+                        size = error.size - OPENING_BYTES
+                        await self._close_again()
+            finally:
+                self._opening = None
+            if self._is_stopped:
+                return False
+
+    async def _close_again(self) -> None:
+        """Free what was read, and what the log takes while it is open."""
+        await self.free_dropped()
+        with contextlib.suppress(StorageError), self._patience:
+            await self._log.close()
+
+    def _takes(self, size: int, come: int) -> None:
+        """Messages that are being read take `size` bytes at least, of which `come` are in memory. Raises
+        NoRoom."""
+        if self._opening is not None and self._opening.size:  # otherwise they were in memory before
+            self._opening.takes(OPENING_BYTES + size, OPENING_BYTES + come)
 
     def hasten(self, operation: Operation | None = None) -> None:
         """Somebody wants the partition to be opened, for an operation if there is one."""
@@ -171,6 +229,7 @@ class ComingBack:
 
     def stop_waiting(self) -> bool:
         """The partition is stopped: if its turn has not come, it does not come. Returns whether it waited."""
+        self._is_stopped = True
         if self._opening is None or not self._opening.is_waiting:
             return False
         self._opening.give_up()
@@ -198,7 +257,8 @@ class ComingBack:
     async def load(self, description: EntityDescription, first_nonce: int = 0) -> tuple[Partition, Replay]:
         """Build the state from the log. Raises StorageError, UnreadableRecord.
 
-        `first_nonce`: how many leases earlier states have made since the log was acquired.
+        `first_nonce`: how many leases earlier states have made since the log was acquired. Raises NoRoom as
+        well.
         """
         with self._patience.at_rest():
             await self.free_dropped()
@@ -207,7 +267,7 @@ class ComingBack:
         )
         try:
             replay = await replay_log(
-                self._log, messages, self._slices, self._patience, wall_ahead_ms(self._clock)
+                self._log, messages, self._slices, self._patience, wall_ahead_ms(self._clock), self._takes
             )
         except BaseException:
             self.dropped.append(messages)

@@ -9,6 +9,10 @@ opened beyond the room, with a pause in which memory is measured and unused part
 were opened like this and are still open may together hold a part of the mark, or one of them more. Small ones
 have a part of their own, so that a large one from which nobody takes anything does not keep them waiting. The
 data folders take turns. One whose disk does not answer keeps no other folder waiting.
+
+What a partition holds is known for certain only when its log has been read: after a crash, its last note may
+be old. So while it is read, more room is taken as soon as it turns out to be needed (`grow`). If there is
+none, what was read is dropped, and the partition waits again, for as much as it is known to need now.
 """
 
 from __future__ import annotations
@@ -94,9 +98,25 @@ class OpeningRoom:
         end."""
         if not self.fits(size):
             return False
+        self._take(size)
+        return True
+
+    def _take(self, size: int) -> None:
         self.left -= size
         self.under_way += size
+
+    def grow(self, partition: object, before: int, size: int) -> bool:
+        """Whether a partition that is being opened may take this size, which is more than `before`. If so, it
+        is taken."""
+        if not self.fits(size - before) and not (partition in self._let_in and self._may_be_beyond(size)):
+            return False
+        self._take(size - before)
         return True
+
+    def has_come(self, size: int) -> None:
+        """So much of what the partitions that are being opened will take is in memory now, and measured with
+        all else."""
+        self.under_way -= size
 
     def has_turn(self, folder: object) -> bool:
         """Whether a folder may open a partition beyond the room now. It has its turn until one has begun, or
@@ -121,14 +141,16 @@ class OpeningRoom:
     def take_beyond(self, partition: object, size: int) -> bool:
         """Whether a partition of this size may be opened although there is no room, if it has its turn. If
         so, as `take`."""
-        held = self._held[self._is_small(size)]
-        if held and held + size > self.part_beyond:
+        if not self._may_be_beyond(size):
             return False
         self._exceeding = partition
         self._let_in.add(partition)
-        self.left -= size
-        self.under_way += size
+        self._take(size)
         return True
+
+    def _may_be_beyond(self, size: int) -> bool:
+        held = self._held[self._is_small(size)]
+        return not held or held + size <= self.part_beyond
 
     def is_late(self, partition: object) -> None:
         """The disk has not answered in time. If the partition was let in beyond the room, the next one may
@@ -136,9 +158,10 @@ class OpeningRoom:
         if self._exceeding is partition:
             self._exceeding, self._may_exceed_s = None, self._seconds() + PAUSE_S
 
-    def give_back(self, partition: object, size: int, share: Share | None) -> None:
-        """The partition is open, and what it takes is measured from now on, or it could not be opened."""
-        self.under_way -= size
+    def give_back(self, partition: object, size: int, share: Share | None, come: int = 0) -> None:
+        """The partition is open, and what it takes is measured from now on, or it could not be opened.
+        `come`: what `has_come` was told of its size."""
+        self.under_way -= size - come
         self.is_late(partition)
         if partition in self._let_in:
             self._let_in.discard(partition)

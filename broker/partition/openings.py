@@ -16,7 +16,8 @@ partition does not count for other entities. They need not wait until a million 
 none, it waits in another line, and those behind it go ahead. This line is looked at every second: it moves up
 as far as there is room, and one partition is opened beyond that, for receivers and for answers in turn. Those
 that are too large even for that keep no others waiting. If somebody has awaited an answer for LATE_S, the
-partition is told that it is late, as behind a disk that hangs.
+partition is told that it is late, as behind a disk that hangs. A partition that turns out to hold more than
+was expected asks for more room within its turn. If there is none, its turn ends (`NoRoom`).
 
 *A disk that hangs* never ends a turn, so a turn that lasts longer than the time-out passes to the next
 partition, unless the folder's late ones would then take more than a part of the memory mark. It also shows
@@ -65,6 +66,11 @@ PASSED_AT_ONCE = 256
 """How many partitions without room are put into the other line in one turn of the event loop."""
 TOLD_AT_ONCE = 64
 """How many partitions are told in one turn of the event loop that they are late."""
+SURPLUS_PARTS = 4
+"""A partition may take this part more than was expected without asking: what is noted is not exact."""
+EXPECTED_AGAIN = 2
+"""If there is no room for what has been read of a log, nobody knows how much more is left. So this many times
+as much is expected when the partition has its turn again."""
 WOKEN_AT_ONCE = 16
 """How many closed partitions are woken in one turn of the event loop, to join the line. Opening them takes
 much longer than that."""
@@ -97,6 +103,15 @@ def urgency_of(operation: Operation, for_receivers: Urgency) -> Urgency:
     return Urgency.MESSAGES if isinstance(operation, Withdraw) else Urgency.ANSWER
 
 
+class NoRoom(Exception):
+    """There is no room in memory for all that a partition holds, which is more than was expected."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"no room in memory for a partition of {size} bytes")
+        self.size = size
+        """What it is expected to take now, in bytes."""
+
+
 class Opening:
     """One partition's place in the line, or its turn. Owned by the event loop."""
 
@@ -106,6 +121,7 @@ class Opening:
         "_turn",
         "acquired_s",
         "began_s",
+        "come",
         "entity",
         "is_told",
         "joined_s",
@@ -127,6 +143,8 @@ class Opening:
         self._openings, self.entity, self.urgency, self._late = openings, entity, urgency, late
         self.size = size
         """What it will take in memory, in bytes."""
+        self.come = 0
+        """How much of that is in memory already."""
         self.share: Share | None = None
         """What it takes once it is open. Set by the owner."""
         self.joined_s = now_s
@@ -159,6 +177,14 @@ class Opening:
     def acquired(self) -> None:
         """The disk has acquired the log. What is left is to read it."""
         self.acquired_s = self._openings.seconds()
+
+    def takes(self, size: int, come: int) -> None:
+        """What has been read of the log says that the partition takes `size` bytes at least, of which `come`
+        are in memory. Raises NoRoom: its turn must end."""
+        if size > self.size + self.size // SURPLUS_PARTS and not self._openings.grow(self, size):
+            raise NoRoom(EXPECTED_AGAIN * size)
+        if come > self.come:
+            self._openings.has_come(self, min(come, self.size))
 
     def is_late(self) -> None:
         """The disk has not answered in time."""
@@ -297,7 +323,7 @@ class Openings:
             opening.give_up()
             if opening.began_s is not None:
                 self._ended_s = self.seconds()
-                self._room.give_back(opening, opening.size, opening.share)
+                self._room.give_back(opening, opening.size, opening.share, opening.come)
                 if opening in self._late:
                     self._late.remove(opening)
                     self._late_bytes -= opening.size
@@ -312,6 +338,20 @@ class Openings:
         """The partition does not wait any more."""
         assert opening.line is not None, "it waits"
         opening.line.leave(opening)
+
+    def grow(self, opening: Opening, size: int) -> bool:
+        """Whether a partition that has its turn may take more than was expected. If so, it is expected."""
+        if not self._room.grow(opening, opening.size, size):
+            return False
+        if opening in self._late:
+            self._late_bytes += size - opening.size
+        opening.size = size
+        return True
+
+    def has_come(self, opening: Opening, come: int) -> None:
+        """So much of what a partition takes is in memory."""
+        self._room.has_come(come - opening.come)
+        opening.come = come
 
     def is_late(self, opening: Opening, began_s: float) -> None:
         """The disk has not answered within the time-out, since `began_s`."""

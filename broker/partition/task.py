@@ -489,23 +489,23 @@ class PartitionTask:
     # --- opening and recovering -----------------------------------------------------------------------------
 
     async def _open(self) -> None:
-        """When the partition's turn comes, acquire the log and load the state. Ends HEALTHY, FAILED, or
-        RECOVERING with another attempt scheduled."""
+        """Acquire the log and load the state, in turn. Ends HEALTHY, FAILED, or RECOVERING, to try again."""
         self._is_opening, is_hung, was_open = True, self._is_late, self._partition is not None
-        size, urgency = self._rest.expected_bytes, Urgency.ANSWER
-        if self._health is Health.OPENING:
-            urgency = self._mailbox.urgency(Urgency.MESSAGES if size or self._open_wanted else Urgency.EMPTY)
+
+        async def load() -> None:
+            self._is_late = is_hung
+            with self._patience:
+                await self._rest.end()
+                self._rest.opened(self._clock.monotonic_ms())
+                await self._coming_back.acquire()
+                self._log.on_full, self._log.need = self._press, self._need
+                await self._load()
+
+        urgency = self._mailbox.urgency if self._health is Health.OPENING else lambda _: Urgency.ANSWER
+        known = (self._rest.expected_bytes, self._open_wanted, was_open, is_hung)
         try:
-            with self._coming_back.place(urgency, size, was_open=was_open, is_hung=is_hung) as opening:
-                if not await opening.has_turn():
-                    return  # the partition is stopped
-                self._is_late = is_hung
-                with self._patience:
-                    await self._rest.end()
-                    self._rest.opened(self._clock.monotonic_ms())
-                    await self._coming_back.acquire()
-                    self._log.on_full, self._log.need = self._press, self._need
-                    await self._load()
+            if not await self._coming_back.in_turn(load, urgency, *known):
+                return  # the partition is stopped
         except (CorruptRecord, Fenced, UnreadableRecord) as error:
             self._fail(error)
         except StorageError as error:

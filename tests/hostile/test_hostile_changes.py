@@ -1,12 +1,14 @@
 """Properties that settlements change stay in memory until their messages are gone. Whatever clients do to
-have each message keep its own, or to have what is shared fall apart, the process stays near its memory mark.
+have each message keep its own, or to have what is shared fall apart, the process stays near its memory mark,
+and does so after a crash as well.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -36,11 +38,16 @@ def modified(changed: dict[Symbol, object], *, is_undeliverable: bool) -> Descri
     return Described(ULong(raw.MODIFIED), [False, is_undeliverable, changed])
 
 
+def broker_with_mark(tmp_path: Path, queues: Iterable[str], mark_mib: int = MARK_MIB) -> BrokerProcess:
+    settings = {"LockDuration": "PT5M", "MaxDeliveryCount": 100, "EnablePartitioning": False}
+    entities = [queue(name, **settings) for name in queues]
+    environment = {"PARTIBUS_MEMORY_BYTES_MAX": str(mark_mib << 20)}
+    return BrokerProcess(tmp_path / "data", entities, environment=environment)
+
+
 @pytest.fixture
 def marked(tmp_path: Path) -> Iterator[BrokerProcess]:
-    entity = queue("shared", LockDuration="PT5M", MaxDeliveryCount=100, EnablePartitioning=False)
-    environment = {"PARTIBUS_MEMORY_BYTES_MAX": str(MARK_MIB << 20)}
-    with BrokerProcess(tmp_path / "data", [entity], environment=environment) as started:
+    with broker_with_mark(tmp_path, ["shared"]) as started:
         yield started
 
 
@@ -115,3 +122,36 @@ def test_small_changes_to_messages_that_share_large_ones_count_with_all_that_the
         assert found[raw.MODIFIED] and found["com.microsoft:server-busy"]
         assert found.total() == COUNT
     assert peak_mib(marked) < MEMORY_MIB_MAX
+
+
+QUEUES = 8
+EACH = 1_000
+"""Messages in each queue: 30 MB, if each has its own 30 KB."""
+
+
+def test_after_a_crash_queues_are_opened_as_far_as_memory_has_room_for_what_they_hold(tmp_path: Path) -> None:
+    """Symptom: nobody had noted what they held, so all of them were opened at once, and the kernel ended the
+    broker at each start."""
+    names = [f"q{number}" for number in range(QUEUES)]
+    with broker_with_mark(tmp_path, names, mark_mib=1_024) as broker:
+        for name in names:
+            with connected(broker) as client:
+                filled(client, name, EACH)
+                client.attach_receiver(1, name)
+                client.send_frame(raw.FLOW, raw.flow_fields(1, 0, EACH))
+                for _ in range(EACH):
+                    client.read_until(raw.TRANSFER, within_s=30.0)
+                for each in range(EACH):
+                    own = {key: value for key, value in properties("a").items() if key < "a30"}
+                    state = modified({**own, Symbol("n"): each}, is_undeliverable=False)
+                    assert settle(client, each, each, state) == {raw.MODIFIED: 1}
+        broker.kill()
+    with broker_with_mark(tmp_path, names, MARK_MIB) as broker, ExitStack() as receivers:
+        for name in names:
+            receiver = receivers.enter_context(connected(broker))
+            receiver.attach_receiver(1, name)
+            receiver.send_frame(raw.FLOW, raw.flow_fields(1, 0, 1))
+        deadline = time.monotonic() + 5.0
+        while time.monotonic() < deadline:
+            assert peak_mib(broker) < MEMORY_MIB_MAX
+            time.sleep(0.1)

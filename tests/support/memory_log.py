@@ -303,7 +303,9 @@ class MemoryLog:
                 replace(section, blocks={each: blocks[each] for each in there},
                 taken={each: taken[each] for each in there})
             )  # fmt: skip
-        self.disk.checkpoints = [Checkpoint(checkpoint.position, tuple(sections)), *kept[:1]]
+        sizes = [len(whole(block)) for section in sections for block in section.blocks.values()]
+        largest = max(sizes, default=0)
+        self.disk.checkpoints = [Checkpoint(checkpoint.position, tuple(sections), largest), *kept[:1]]
         self.disk.has_damaged_checkpoint = False
 
     async def roll(self) -> None:

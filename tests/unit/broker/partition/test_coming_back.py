@@ -7,12 +7,14 @@ from itertools import pairwise
 from broker.base.clock import SystemClock
 from broker.base.errors import Reason
 from broker.entities.descriptions import DEAD_LETTER, MAIN
+from broker.operations.browsing import Peek, Peeked
 from broker.operations.general import Failed, Unavailable
 from broker.operations.receiving import Demand, Locked, Withdraw, Withdrawn
 from broker.operations.sending import Send
 from broker.operations.settling import Release
 from broker.partition.health import Health
-from broker.partition.opening_room import OPENING_BYTES
+from broker.partition.opening_room import OPENING_BYTES, OpeningRoom
+from broker.partition.openings import Openings
 from broker.partition.task_limits import TaskLimits
 from storage.errors import CommitFailed, StorageError
 from tests.support.partition_harness import NUMBER, Harness, Lapses, one, running
@@ -78,6 +80,34 @@ async def test_each_attempt_to_open_a_closed_partition_needs_room_in_memory() ->
     harness.log.fail_append(CommitFailed("no"))
     await harness.do(1, Send([b"a"], None))
     assert asked[2:] == [0], "its messages are in memory"
+
+
+async def test_a_partition_with_more_messages_than_there_is_room_for_waits_for_its_turn_again() -> None:
+    """Symptom: after a crash, a partition counted with what its last note said, whatever its log held."""
+    now_s = 0.0
+    room = OpeningRoom(lambda: now_s)
+    harness = Harness(openings=Openings(seconds=lambda: now_s, room=room))
+    await harness.send(*[b"x"] * 20_000)
+    state_bytes = harness.budget.state_bytes
+    acquired: list[int] = []
+    mark = 1_000 * OPENING_BYTES
+    for is_stopped in (False, True):
+        await harness.restart()
+        room.measured(mark - OPENING_BYTES - 1_000_000, mark)
+        acquired.clear()
+        harness.log.on_acquire = lambda: acquired.append(room.under_way)
+        async with running(harness):
+            harness.post(1, Peek(MAIN, 0, 1))
+            await until(lambda: bool(acquired) and not room.under_way and not harness.log.usable)
+            assert harness.budget.state_bytes == 0 and harness.task.health is Health.OPENING
+            assert not harness.task._coming_back.dropped and acquired == [OPENING_BYTES]
+            if is_stopped:
+                break
+            await until(lambda: bool(harness.received[1]))
+            assert one(harness.take(1), Peeked).messages == [b"x"]
+            assert len(acquired) == 2 and acquired[1] >= 1_000_000 and room.under_way == 0
+            assert harness.budget.state_bytes == state_bytes
+    assert harness.task.health is Health.STOPPED and len(acquired) == 1
 
 
 async def test_recovery_comes_by_itself_in_the_running_task() -> None:

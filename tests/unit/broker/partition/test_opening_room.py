@@ -142,3 +142,34 @@ def test_what_is_held_beyond_the_room_is_added_up_once_however_many_are_tried() 
     assert memory.room.has_turn("folder")
     assert not any(memory.room.take_beyond(number, 1) for number in range(64))
     assert looked <= 2 * 100
+
+
+def test_a_partition_that_turns_out_to_be_larger_takes_more_if_there_is_room() -> None:
+    memory = Memory(900, 1_000)
+    assert memory.room.take(60) and memory.room.grow("a", 60, 100) and memory.room.under_way == 100
+    assert not memory.room.grow("a", 100, 101) and memory.room.under_way == 100
+    memory.room.give_back("a", 100, None)
+    assert memory.room.under_way == 0
+
+
+def test_one_opened_beyond_the_room_may_grow_as_far_as_it_would_have_been_let_in() -> None:
+    memory = Memory(8_000, 6_400)
+    assert memory.room.has_turn("folder") and memory.room.take_beyond("a", 10)
+    assert memory.room.grow("a", 10, 5_000), "it is alone"
+    memory.room.give_back("a", 5_000, Open(5_000))
+    memory.now_s = PAUSE_S
+    assert memory.room.has_turn("folder") and memory.room.take_beyond("b", 10)
+    assert memory.room.grow("b", 10, 100), "small ones have a part of their own"
+    assert not memory.room.grow("b", 100, 101), "it is not small any more"
+    memory.room.give_back("b", 100, None)
+    assert memory.room.under_way == 0
+
+
+def test_what_has_been_read_does_not_count_twice() -> None:
+    memory = Memory(100, 1_000)
+    assert memory.room.take(600)
+    memory.room.has_come(500)
+    memory.room.measured(600, 1_000)
+    assert memory.room.under_way == 100 and memory.room.left == 300
+    memory.room.give_back("a", 600, None, 500)
+    assert memory.room.under_way == 0

@@ -25,7 +25,9 @@ from broker.partition.openings import (
     MOVED_AT_ONCE,
     PASSED_AT_ONCE,
     SHORT_AT_ONCE,
+    SURPLUS_PARTS,
     TOLD_AT_ONCE,
+    NoRoom,
     Opening,
     Openings,
     Urgency,
@@ -221,6 +223,39 @@ async def test_beyond_the_room_receivers_and_answers_take_turns() -> None:
             turns.end(order[-1])
             turns.now_s += PAUSE_S
         assert order == ["v0", "a0", "w0", "b0", "c0", "d0"]
+
+
+async def test_a_partition_that_holds_more_than_was_expected_takes_what_there_is_or_ends_its_turn() -> None:
+    """Symptom: after a crash, large partitions were opened at once, because little was noted
+    about them."""
+    with Turns(at_once=2) as turns:
+        turns.room.measured(0, 1_000)
+        turns.join("a0", "b0", size=100)
+        assert turns.room.left == 800
+        turns.of("a0").takes(100 + 100 // SURPLUS_PARTS, 0)
+        assert turns.of("a0").size == 100, "what is expected is not exact"
+        turns.of("a0").takes(500, 300)
+        assert (turns.room.left, turns.room.under_way) == (400, 300)
+        turns.of("a0").takes(500, 200)
+        assert turns.room.under_way == 300, "what has come does not go"
+        with pytest.raises(NoRoom) as raised:
+            turns.of("b0").takes(600, 50)
+        assert raised.value.size > 600 and turns.of("b0").size == 100
+        turns.end("a0", "b0")
+        assert turns.room.under_way == 0
+
+
+async def test_a_late_partition_counts_with_all_that_it_turns_out_to_take() -> None:
+    with Turns() as turns:
+        turns.room.measured(0, 800)
+        turns.join("a0", size=50)
+        turns.of("a0").is_late()
+        turns.of("a0").takes(100, 0)
+        turns.join("b0", size=10)
+        assert turns.begun == ["a0"], "an eighth of the mark is late"
+        turns.end("a0")
+        turns.look()
+        assert turns.begun == ["a0", "b0"]
 
 
 async def test_a_large_partition_without_room_holds_up_no_other_one_of_its_entity() -> None:
