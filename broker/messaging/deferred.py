@@ -4,10 +4,12 @@ is."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from broker.base.errors import Refused
 from broker.identifiers import partition_of
+from broker.message.changes import count_of
 from broker.messaging.asking import give_back
 from broker.messaging.receive_and_delete import remove
 from broker.namespace.entity import Entity, ask, next_client
@@ -18,6 +20,9 @@ from broker.operations.settling import Release
 
 RECEIVED_BYTES_MAX = 4 * 1024 * 1024
 """Bytes of messages in one answer over all partitions. A single message may have more."""
+
+PREPARED_AT_ONCE = 8_192
+"""Changed properties that are laid over messages at once: about a millisecond."""
 
 Held = list[tuple[PartitionHandle, Locked]]
 """Locked messages, with the partition that has locked them."""
@@ -77,6 +82,32 @@ def release(held: Held) -> None:
     """Give locked messages back."""
     for handle, locked in held:
         handle.post(Release(locked.tokens), next_client(), _ignore)
+
+
+def portions_of(locked: Locked) -> Iterator[Locked]:
+    """Locked messages, as many at a time as can be prepared for a client at once, and at least one."""
+    begin = properties = 0
+    for place, changed in enumerate(locked.changed):
+        properties += 0 if changed is None else count_of(changed)
+        if properties >= PREPARED_AT_ONCE and place + 1 < len(locked.changed):
+            yield _slice_of(locked, begin, place + 1)
+            begin, properties = place + 1, 0
+    yield _slice_of(locked, begin, len(locked.tokens)) if begin else locked
+
+
+def _slice_of(locked: Locked, begin: int, end: int) -> Locked:
+    some = slice(begin, end)
+    return replace(
+        locked,
+        tokens=locked.tokens[some],
+        sequence_numbers=locked.sequence_numbers[some],
+        enqueued_at_ms=locked.enqueued_at_ms[some],
+        delivery_counts=locked.delivery_counts[some],
+        expires_at_ms=locked.expires_at_ms[some],
+        messages=locked.messages[some],
+        changed=locked.changed[some],
+        columns={name: values[some] for name, values in locked.columns.items()},
+    )
 
 
 def _ignore(answer: Answer) -> None:

@@ -11,6 +11,7 @@ Every request gets a response, even after an unexpected error, because the offic
 from __future__ import annotations
 
 import asyncio
+import itertools
 import uuid
 from collections.abc import Awaitable, Callable, Sequence, Set
 from functools import partial
@@ -66,7 +67,7 @@ from broker.frontend.nodes.stream_requests import (
 from broker.identifiers import LockToken, encode_session_id, partition_of
 from broker.message.annotations import deliverables, joined
 from broker.messaging.asking import answer_of, renew_locks
-from broker.messaging.deferred import receive_deferred, release, remove_all, room
+from broker.messaging.deferred import Held, portions_of, receive_deferred, release, remove_all, room
 from broker.messaging.scheduling import cancel, check_schedules, schedule
 from broker.messaging.settlement import COMPLETE, Settlement, abandon, dead_letter, defer, settle
 from broker.messaging.storing import to_store
@@ -301,25 +302,30 @@ class ManagementNode:
             held = [await self._receive_of_session(session_id, numbers)]
         if mode == RECEIVE_AND_DELETE:
             held = await remove_all(held)
-        partitioned = self._entity.description.partitions > 1
-        ahead_ms = wall_ahead_ms(self._connection.services.clock)
-        messages: dict[int, dict[str, Any]] = {}
-        for _, locked in held:
-            payloads = joined(
-                deliverables(
-                    locked,
-                    peek_lock=mode != RECEIVE_AND_DELETE,
-                    partitioned=partitioned,
-                    wall_ahead_ms=ahead_ms,
-                )
-            )
-            for number, payload, token in zip(locked.sequence_numbers, payloads, locked.tokens, strict=True):
-                messages[number] = {"message": payload, "lock-token": uuid.UUID(bytes_le=token)}
+        try:
+            messages = await self._prepared(held, peek_lock=mode == PEEK_LOCK)
+        except BaseException:  # nobody waits for the response any more
+            if mode == PEEK_LOCK:
+                release(held)
+            raise
         in_order = [messages[number] for number in dict.fromkeys(numbers) if number in messages]
         response = ok({"messages": in_order})
         if mode == PEEK_LOCK:  # removed messages are lost with their response, as with any receive-and-delete
             response.unsent = lambda: release(held)
         return response
+
+    async def _prepared(self, held: Held, *, peek_lock: bool) -> dict[int, dict[str, Any]]:
+        """Locked messages as a response has them, by their sequence numbers."""
+        partitioned = self._entity.description.partitions > 1
+        ahead_ms = wall_ahead_ms(self._connection.services.clock)
+        messages: dict[int, dict[str, Any]] = {}
+        for some in itertools.chain.from_iterable(portions_of(locked) for _, locked in held):
+            if messages:
+                await asyncio.sleep(0)  # each portion may take a millisecond
+            parts = deliverables(some, peek_lock=peek_lock, partitioned=partitioned, wall_ahead_ms=ahead_ms)
+            for number, payload, token in zip(some.sequence_numbers, joined(parts), some.tokens, strict=True):
+                messages[number] = {"message": payload, "lock-token": uuid.UUID(bytes_le=token)}
+        return messages
 
     async def _receive_of_session(
         self, session_id: str, numbers: list[int]

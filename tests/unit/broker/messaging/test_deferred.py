@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import pytest
 
 from broker.base.errors import Reason, Refused
 from broker.identifiers import PARTITION_SHIFT
-from broker.messaging.deferred import RECEIVED_BYTES_MAX, Held, receive_deferred, remove_all
+from broker.message.changes import encode_changes
+from broker.messaging.deferred import (
+    PREPARED_AT_ONCE,
+    RECEIVED_BYTES_MAX,
+    Held,
+    portions_of,
+    receive_deferred,
+    remove_all,
+)
 from broker.operations.general import Failed
 from broker.operations.interface import Answer
 from broker.operations.receiving import ReceiveDeferred
@@ -120,3 +129,31 @@ async def test_what_was_removed_is_returned_and_an_error_only_if_nothing_was(fai
             await task
     else:
         assert [each.partition for _, each in await task] == [1]
+
+
+def test_few_messages_with_many_changed_properties_are_prepared_at_once() -> None:
+    messages = locked(1, 9)
+    assert list(portions_of(messages)) == [messages], "as they mostly are"
+    many = encode_changes({f"{number:05}": None for number in range(PREPARED_AT_ONCE // 2)})
+    for changed, sizes in (
+        ([None] * 5 + [many] * 4, [7, 2]),
+        ([many] * 9, [2, 2, 2, 2, 1]),
+        ([many] * 2 + [None] * 7, [2, 7]),
+    ):
+        messages.changed, messages.columns = changed, {"session_id": list[Any](range(9))}
+        portions = list(portions_of(messages))
+        assert [len(each.tokens) for each in portions] == sizes
+        for name in (
+            "tokens",
+            "sequence_numbers",
+            "enqueued_at_ms",
+            "delivery_counts",
+            "expires_at_ms",
+            "messages",
+            "changed",
+        ):
+            joined = list(chain.from_iterable(getattr(each, name) for each in portions))
+            assert joined == getattr(messages, name)
+        columns = chain.from_iterable(each.columns["session_id"] for each in portions)
+        assert list(columns) == list(range(9))
+    assert list(portions_of(locked(1, 0))) == [locked(1, 0)]

@@ -18,7 +18,8 @@ from broker.entities.descriptions import MAIN, EntityStatus
 from broker.frontend.nodes.bodies import ELEMENTS_MAX
 from broker.frontend.nodes.request_node import Request
 from broker.identifiers import PARTITION_SHIFT, LockToken
-from broker.message.changes import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON
+from broker.message.changes import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, encode_changes
+from broker.messaging.deferred import PREPARED_AT_ONCE
 from broker.operations.browsing import Peek
 from broker.operations.general import Failed
 from broker.operations.interface import Answer
@@ -40,6 +41,7 @@ from tests.support.amqp_messages import ANNOTATIONS, DATA, DELIVERY_ANNOTATIONS,
 from tests.support.link_stack import Client, turn
 from tests.support.locked import locked
 from tests.support.management_bench import Answers, Bench, bench, down, shown, status
+from tests.support.turn_meter import TurnMeter
 
 # --- renew lock ---------------------------------------------------------------------------------------------
 
@@ -152,6 +154,22 @@ async def test_deferred_messages_are_locked_and_their_tokens_told_twice() -> Non
     assert not any(part.has(Complete) for part in work.stack.parts)
 
 
+async def test_messages_with_thousands_of_changed_properties_are_prepared_in_several_turns() -> None:
+    """Symptom: 100 messages with 5,000 removed properties each, in one response, held the event loop for
+    35 ms."""
+    work = await bench()
+    messages = locked(1, 40)
+    messages.changed = [encode_changes({f"{number:05}": None for number in range(5_000)})] * 40
+    meter = TurnMeter()
+    with meter.measuring():
+        response = await work.ask(
+            "receive-by-sequence-number", numbers_of(messages, 1), {ReceiveDeferred: deferred(messages)}
+        )
+    assert meter.turns > 40 * 5_000 // (PREPARED_AT_ONCE + 5_000)
+    assert shown(response) == messages.sequence_numbers
+    assert [each["lock-token"].bytes_le for each in response.body["messages"]] == messages.tokens
+
+
 async def test_receive_and_delete_answers_when_the_removal_is_durable_and_shows_no_lock() -> None:
     work = await bench()
     messages = locked(1, 2)
@@ -251,10 +269,12 @@ async def test_messages_of_a_client_that_went_away_before_its_response_are_relea
     assert released.tokens == messages.tokens
 
 
-@pytest.mark.parametrize("answered", ["before the cancellation", "after it"])
+@pytest.mark.parametrize("answered", ["before the cancellation", "after it", "and prepared in part"])
 async def test_messages_locked_for_a_request_that_was_cancelled_are_released(answered: str) -> None:
     work = await bench()
-    messages = locked(1, 2)
+    messages = locked(1, 40)
+    many = encode_changes({f"{number:05}": None for number in range(PREPARED_AT_ONCE)})
+    messages.changed = [many] * 40  # prepared one at a time
     request = Request(
         None, None, {"operation": "com.microsoft:receive-by-sequence-number"}, numbers_of(messages, 1)
     )
@@ -262,8 +282,11 @@ async def test_messages_locked_for_a_request_that_was_cancelled_are_released(ans
     await turn()
     operation, sink = work.stack.parts[1].take(ReceiveDeferred)
     answer = deferred(messages)(1, operation)
-    if answered == "before the cancellation":
+    if answered != "after it":
         sink(answer)
+        if answered == "and prepared in part":
+            await turn()
+            assert not task.done()
         task.cancel()
     else:
         task.cancel()
