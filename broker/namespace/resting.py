@@ -150,6 +150,8 @@ class Resting:
         """Unknown partitions still to be looked at: when each had to act next, according to its last note."""
         self._changed = asyncio.Event()
         self._all_known = asyncio.Event()
+        self._found_ms = 0
+        """When an unknown partition last became known, or came, in monotonic time."""
         self._folders = max(1, len(index.witnesses))
         self._busy: Counter[int] = Counter()
         """How many partitions are being opened, by data folder, without those that have passed on."""
@@ -383,6 +385,7 @@ class Resting:
             (_urgency(notes.get(number), count), (generation, number)) for number in numbers
         )
         self._all_known.clear()
+        self._found_ms = self._clock.monotonic_ms()
         self._changed.set()
 
     def _subqueues_end(self, generation: str) -> int:
@@ -477,11 +480,14 @@ class Resting:
         return sum(map(len, self._unknown.values()))
 
     async def all_known(self, within_s: float) -> bool:
-        """Wait until no partition is unknown; False if some still are after `within_s`."""
+        """Wait until no partition is unknown; False if some still are after `within_s`. Nobody waits if the
+        last one became known longer ago than that: memory may have no room for the others, and a scrape
+        would take as long each time."""
         if self._all_known.is_set():
             return True
+        since_s = (self._clock.monotonic_ms() - self._found_ms) / 1000
         try:
-            async with asyncio.timeout(within_s):
+            async with asyncio.timeout(within_s if since_s < within_s else 0):
                 await self._all_known.wait()
         except TimeoutError:
             return False
@@ -580,6 +586,7 @@ class Resting:
             self._changed.set()
             numbers = self._unknown.get(generation)
             if numbers is not None:
+                self._found_ms = self._clock.monotonic_ms()
                 numbers.discard(number)
                 if not numbers:
                     del self._unknown[generation]

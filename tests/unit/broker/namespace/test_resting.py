@@ -338,6 +338,32 @@ async def test_what_was_open_is_opened_a_few_at_a_time_the_most_urgent_first_and
     await again.stop()
 
 
+async def test_nobody_waits_for_what_has_long_stayed_unknown() -> None:
+    """Symptom: while memory had no room for what was in use at a crash, each scrape took eight seconds."""
+    world = await World().start({"a": 1, "b": 1})
+    for queue in "ab":
+        await world.resting.opening(queue, 0)
+    disk = world.disk.after_power_cut()
+    await world.stop()
+
+    again = await World(disk).start({"a": 1, "b": 1})
+    again.clock.advance(1_999)
+    waiting = asyncio.create_task(again.resting.all_known(2.0))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    waiting.cancel()
+    again.clock.advance(1)
+    assert not await asyncio.wait_for(again.resting.all_known(2.0), 1.0)
+    again.queues["a"].go_on.set()
+    await until(lambda: again.resting.unknown_count == 1)
+    waiting = asyncio.create_task(again.resting.all_known(2.0))
+    await asyncio.sleep(0.01)
+    assert not waiting.done(), "the other one may follow soon"
+    again.queues["b"].go_on.set()
+    assert await waiting
+    await again.stop()
+
+
 async def test_an_unknown_partition_is_expected_to_hold_more_than_its_last_note_says() -> None:
     """Symptom: only those who asked from outside expected more, and the partition's own turn did not."""
     world = await World().start({"a": 3})
