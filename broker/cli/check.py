@@ -28,8 +28,8 @@ CHECK_EPILOG = """
 What the findings mean:
 
 * `unusable`: a queue or partition cannot be served, or some of its messages cannot be read.
-* `unread`: a data folder of the broker was not named, so nothing in it was checked.
   `partibus repair` says what can be saved.
+* `unread`: a data folder of the broker was not named, so nothing in it was checked.
 * `spare`: one of two copies is damaged or missing. The other serves; the broker or `partibus repair`
   replaces it.
 * `note`: no damage, such as an unfinished commit left by a crash, which the next start removes, or a file in
