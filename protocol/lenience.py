@@ -118,8 +118,9 @@ class Lenience:
         """The sessions as the C code needs them, by channel."""
         self._ids: Any = ffi.new("delivery_ids_t *", {"count": 1, "frame_max": frame_bytes_max})
         self._ids.sessions = self._table
+        """What the C code needs and counts, with the sessions in it."""
         self.ids_address = address_of(self._ids)
-        """Where they are in memory, for `exchange.py`."""
+        """Where that is in memory, for `exchange.py`."""
         self._known: dict[Any, int] = {}
         """Proton's sessions, with the peer's channel for each."""
         self._sessions: dict[int, _Session] = {}
@@ -215,7 +216,7 @@ class Lenience:
         self._rest_begin = 0
 
     def _decide(self, data: bytes, begin: int, offset: int) -> bytes:
-        """Like `incoming`, for what begins at `begin`, starting with the frame at `offset`, which is not
+        """Like `incoming`, for the data from `begin` on. The frame at `offset` is the first one that is not
         plain."""
         changed: list[bytes] = []
         taken, size = begin, len(data)

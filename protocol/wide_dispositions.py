@@ -39,13 +39,14 @@ PART = 4 * int(lib.WIDE_DISPOSITION)
 WORK_AT_ONCE = int(lib.WORK_AT_ONCE)
 """How many deliveries may be named before the rest of the stream waits."""
 _LOOK = PART
-"""To look at a disposition here takes a fifth of the time in which proton applies one to so many."""
+"""What looking at one disposition here adds to the work, in deliveries. It takes a fifth of the time in which
+proton applies a disposition to so many."""
 _NAMED_TIMES = 4
 """How often the deliveries of a connection may be named, on average. _NAMED_AT_FIRST comes on top."""
 _NAMED_AT_FIRST = 1 << 20
 """So many may be named however few there were: proton looks for them in 50 ms."""
 _NAMES_NONE = 16
-"""A disposition of deliveries that do not exist counts like one of so many: it takes as long to look at."""
+"""A disposition of deliveries that do not exist counts as one of so many: it takes as long to look at."""
 _PLACES_PER_DELIVERY = int(lib.PLACES_PER_DELIVERY)
 _FIRST, _LAST, _SETTLED, _STATE = 1, 2, 3, 4
 """Indexes of fields in a disposition."""
@@ -212,7 +213,7 @@ class WideDispositions:
 
 def _numbered(session: Any, is_receiver: bool) -> tuple[int | None, int]:
     """The number behind the last delivery that a disposition may name, None if there were no deliveries; and
-    the number of places for those that are unsettled."""
+    how many places proton has for those that are unsettled."""
     there = session.deliveries
     if is_receiver:
         return (there.outgoing.next, there.outgoing.unsettled.capacity) if there != ffi.NULL else (None, 0)

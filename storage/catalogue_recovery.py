@@ -3,8 +3,8 @@
 - Each document has two files. Of two whole files, the one with the higher number is valid. The other is
   written again if it is older, damaged or missing. If the disk refuses, the next start or change does it.
 - A document without a whole file is `Damaged`: it is reported, and its files stay as they are. So is a whole
-  file under another name, if its document has no other. Who knows the logs decides whether that is lost, or
-  was deleted and this is a copy (`report_copy`).
+  file under another name, if its document has no other. Whether that document is lost, or was deleted and
+  this is a copy, is decided by the caller, which knows the logs (`report_copy`).
 - Any other file that is no document's (`document_file.why_stray`) does no harm: it is reported and ignored.
 - A deletion that was cut short before both files were renamed did not happen: the document still exists.
 - Unfinished files (`*.tmp`) are removed.

@@ -15,9 +15,9 @@ from storage.log import Block, Checkpoint, Section
 from storage.record import extend_crc32c
 
 READ_BYTES = 1 << 20
-"""As many bytes of a block are read at once. A larger block is in memory as parts of this size."""
+"""How many bytes of a block are read at once. A larger block is in memory as parts of this size."""
 PART_BYTES = 4 << 20
-"""As many bytes of blocks are in memory at once while a checkpoint is loaded, unless one block has more."""
+"""About how many bytes of blocks are in memory at once while a checkpoint is loaded, unless one has more."""
 
 
 class BlockFiles:
@@ -71,7 +71,7 @@ class BlockFiles:
             except FileNotFoundError:
                 missing = str(path or self._directory / f"…-{place.file:08x}{CHECKPOINT_SUFFIX}")
                 raise CorruptRecord(
-                    missing, 0, "the file is missing, in which blocks of a checkpoint stand"
+                    missing, 0, "the file is missing that holds blocks of a checkpoint"
                 ) from None
         left, crc = place.size, 0
         while left:
@@ -87,15 +87,15 @@ class BlockFiles:
 
 
 def _mapped(data: bytes) -> mmap:
-    """A copy in memory of its own."""
+    """A copy in a mapping of its own."""
     part = mmap(-1, len(data), MAP_PRIVATE | MAP_ANONYMOUS)
     part[:] = data
     return part
 
 
 class StoredBlocks(Mapping[int, Block]):
-    """The blocks of one section of a checkpoint, each read anew when it is asked for. That blocks, and raises
-    CorruptRecord and OSError."""
+    """The blocks of one section of a checkpoint, each read anew when it is asked for. Reading waits for the
+    disk, and raises CorruptRecord and OSError."""
 
     __slots__ = ("_files", "_places")
 

@@ -55,8 +55,8 @@ class RecordsMissing(CorruptRecord):
     def __init__(
         self, path: str, position: int, why: str, *, expected: int, found: int, is_damage: bool = False
     ) -> None:
-        """`is_damage`: whether `why` says what is wrong with the bytes there, so that positions of the log
-        beside the byte of the file only confuse."""
+        """`is_damage`: whether `why` says what is wrong with the bytes there. Then positions of the log would
+        only confuse, because the message names the byte of the file."""
         super().__init__(
             path, position, why if is_damage else f"{why}: expected position {expected}, found {found}"
         )

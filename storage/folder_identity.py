@@ -122,7 +122,7 @@ class Latest(NamedTuple):
                 )
             if identity.id not in listed:
                 raise WrongFolders(
-                    f"the other data folders of this broker do not list {path}: it may be from a copy of it"
+                    f"the other data folders of this broker do not list {path}: it may belong to a copy of it"
                 )
 
 

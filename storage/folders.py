@@ -2,11 +2,11 @@
 
 A broker may keep its partitions in several folders, usually on several disks. Each folder has a number, which
 never changes. An entity records how many folders it is spread over, and from that the number of a partition
-determines the folder of its log (`storage/spread_store.py`). So folders can only be added, and
-may be listed in any order.
+determines the folder of its log (`storage/spread_store.py`). So folders can only be added, and may be listed
+in any order.
 
-The file `folder` in each of them says which one it is (`storage/folder_identity.py`). A
-broker with one folder has no such file until a second folder is added; then the first one is number 0.
+The file `folder` in each of them says which one it is (`storage/folder_identity.py`). A broker with one
+folder has no such file until a second folder is added; then the first one is number 0.
 
 The folder of a disk that is not mounted looks empty. So a folder counts as new only if no known one is
 missing.
@@ -154,7 +154,7 @@ def _check_named(
 
 
 class _NotNamed:
-    """The folders that the named ones list, and that are not named: what is where each of them was."""
+    """The folders that the named ones list but that are not named, and what is at the place of each."""
 
     def __init__(
         self, disk: Disk, named: Mapping[Path, Identity], paths: Sequence[Path], timeout_s: float

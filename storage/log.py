@@ -141,8 +141,8 @@ class Parts:
 Block = bytes | tuple[bytes, ...] | deque[mmap]
 """The content of a block of a checkpoint. A tuple stands for its parts one after the other: large ones need
 not be copied to write them. A deque is a large block that was read from the disk: its reader takes the parts
-out, so that the block need not be in memory together with what is made of it. Each part is memory of its own,
-which goes back to the system at once; memory of `malloc` would stay until the last part is free."""
+out, so that the block need not be in memory together with what is made of it. Each part is a mapping of its
+own, which goes back to the system at once; memory from `malloc` would stay until the last part is free."""
 
 
 def whole(block: Block) -> bytes:
@@ -161,7 +161,7 @@ class Section:
     blocks: Mapping[int, Block]
     """Each block's content by its number. For `save_checkpoint`: the blocks that changed, with empty content
     for a block that no longer exists. From `load_checkpoint`: if they are large, each is read from the disk
-    when it is asked for. A large one can be read once from each part that `checkpoint_parts` gives."""
+    when it is asked for. In a part that `checkpoint_parts` gives, a large block can be read only once."""
     taken: Mapping[int, Position] = field(default_factory=dict, compare=False)
     """From `load_checkpoint`: the position of the checkpoint that last wrote each block. The block has not
     changed since that position."""

@@ -1,4 +1,4 @@
-"""Spreads over the turns of the event loop what thousands are told or woken for together.
+"""Makes calls a few in each turn of the event loop, when thousands are to be told or woken together.
 
 Each call takes some dozen microseconds at most, so a fixed number is made in each turn. For pieces of work
 that take longer, see `pace.py`.
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 
 class Few:
-    """Used in the event loop."""
+    """Calls that are still to be made. Owned by the event loop."""
 
     __slots__ = ("_at_once", "_is_due", "_others", "_urgent")
 
@@ -20,7 +20,7 @@ class Few:
         """`at_once`: how many calls are made in one turn."""
         self._at_once = at_once
         self._is_due = False
-        """`_now` is called in the next turn."""
+        """Whether `_now` is called in the next turn."""
         self._urgent: OrderedDict[Callable[[], None], None] = OrderedDict()
         self._others: OrderedDict[Callable[[], None], None] = OrderedDict()
         """What is still to be called. Not plain dicts: to find the first key of one takes as long as keys

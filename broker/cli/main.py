@@ -312,7 +312,7 @@ def _warn(settings: Settings, file: ConfigFile | None) -> None:
 
 
 def _is_about_a_place(error: Exception) -> bool:
-    """Whether a data folder may not be able to be where the settings say."""
+    """Whether an error may mean that a data folder cannot be where the settings say."""
     reason = error.__cause__
     return (
         isinstance(error, StorageError)

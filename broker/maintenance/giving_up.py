@@ -166,8 +166,9 @@ class GivingUp:
         return plan
 
     def _carried_out(self, folders: FolderSurvey) -> GivenUp | None:
-        """What an earlier attempt has given up that got as far as the new folder's identity; None if none
-        has. If the new folder has the path of the lost one, that is known until the mark is removed."""
+        """What an earlier attempt has given up, if it got as far as writing the new folder's identity; None
+        if there was none. If the new folder is where the lost one was, this is known only until the file
+        `giving-up` is removed."""
         lost = self._lost.absolute()
         was = {each.number for each in folders.given_up if each.path.absolute() == lost}
         for number in was & folders.named.keys():

@@ -72,7 +72,8 @@ class Watcher(Protocol):
 
 
 class _Sleeping:
-    """A partition that has not been used yet. Some clients keep it when the partition has started."""
+    """Stands for a partition that has not been used yet. Some clients still hold it after the partition has
+    started."""
 
     __slots__ = ("_entity", "_number")
     available, health = True, CLOSED

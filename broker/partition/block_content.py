@@ -1,4 +1,4 @@
-"""The content of a checkpoint's block, taken from its front, some at a time. Pure.
+"""The content of a checkpoint's block, taken piece by piece from its front. Pure.
 
 Most blocks take a few KiB, but a thousand messages may have 64 KiB of changed properties each. So a large
 block comes in parts, and is decoded in steps that take about STEP_BYTES each: copying and hashing as much
@@ -19,7 +19,7 @@ from storage.log import Block
 STEP_BYTES = 512 << 10
 """How much of a block one step decodes, apart from tables."""
 _FED_BYTES = 64 << 10
-"""How many packed bytes are unpacked at once: what is not needed yet is copied."""
+"""How many packed bytes zlib gets at once: it copies those that it does not use yet."""
 _UNPACKED_BYTES_MAX = 1 << 30
 """Far more than any block has: 1,024 messages have changed properties of 64 KiB each at most."""
 
@@ -85,8 +85,8 @@ def _taken_out(parts: deque[mmap]) -> Iterator[mmap]:
 
 
 def unpacked(packed: Content) -> Content:
-    """What was packed (zlib); it is unpacked as it is taken. Taking it raises UnreadableRecord if it does not
-    end where the packed content does."""
+    """What was packed (zlib); it is unpacked as it is taken. Taking it raises UnreadableRecord if the packed
+    content is cut off, or other bytes follow it."""
     return Content(_unpacked(packed))
 
 
@@ -109,4 +109,4 @@ def _unpacked(packed: Content) -> Iterator[bytes]:
     except zlib.error as error:
         raise UnreadableRecord(f"a block of a checkpoint cannot be unpacked: {error}") from error
     if not unpacking.eof or unpacking.unused_data:
-        raise UnreadableRecord("a packed block of a checkpoint does not end with its bytes")
+        raise UnreadableRecord("a packed block of a checkpoint is cut off, or bytes follow it")

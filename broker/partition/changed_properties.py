@@ -2,8 +2,7 @@
 
 A settlement may change 64 KiB of properties, and thousands of messages at once. So messages with the same
 changed properties hold the same bytes: whether one client changed them together or several did one after the
-other, before a restart and after it. What all of these bytes take is counted here, and so it is known however
-they came to be.
+other, before a restart and after it. What these bytes take in memory is counted here, each value once.
 """
 
 from __future__ import annotations
@@ -120,8 +119,8 @@ class ChangedProperties:
     ) -> Merging:
         """What it takes to `change` these messages, of which at least one fits into the room.
 
-        Those that had `spent_from` failed deliveries are given a reason of the broker as well, or instead if
-        `changed` is None.
+        Those that had `spent_from` failed deliveries or more are given a reason of the broker as well, or
+        only that if `changed` is None.
         """
         count = memory = cost = 0
         seen: set[tuple[bytes | None, int]] = set()
@@ -185,8 +184,8 @@ def costs_of(references: Iterable[Reference]) -> int:
 
 
 def _counted(values: list[V]) -> Mapping[V, int]:
-    """How often there is each of them."""
-    return Counter(values) if len(values) != 1 else {values[0]: 1}  # as mostly, in a quarter of the time
+    """How often each of them occurs."""
+    return Counter(values) if len(values) != 1 else {values[0]: 1}  # the usual case, in a quarter of the time
 
 
 def _total(counts: Mapping[bytes, int]) -> int:

@@ -3,7 +3,7 @@
 The state is the newest usable checkpoint plus the records after it, replayed in slices. If the log cannot be
 opened, the next attempt follows a pause that doubles each time. The previous state is freed in slices too.
 
-While the log is read, the state that has come of it is compared with what was expected. If it is more, and
+While the log is read, the size of the state so far is compared with what was expected. If it is larger, and
 memory has no room for it, the attempt ends, and the partition waits for its turn again.
 """
 
@@ -57,9 +57,9 @@ async def replay_log(
     """Replay the log into `messages`, which must be new. Restarts `patience` whenever the disk has answered,
     and stops it while nothing waits for the disk.
 
-    `wall_ahead_ms`: how far wall time is ahead of monotonic time, for the deadlines. `takes` is called again
-    and again with how many bytes `messages` will take at least, and how many they take by now; if it raises
-    an error, so does this. Raises StorageError; CorruptRecord for damaged or missing records.
+    `wall_ahead_ms`: how far wall time is ahead of monotonic time, for the deadlines. `takes` is called
+    after each step with how many bytes `messages` will take at least, and how many they take by now; if it
+    raises an error, so does this. Raises StorageError; CorruptRecord for damaged or missing records.
     """
     snapshot, replay = Snapshot(messages), LogReplay(messages)
 
@@ -149,7 +149,7 @@ class ComingBack:
         self._opening: Opening | None = None
         """The partition's turn, or its place in the line."""
         self._is_stopped = False
-        """Whether no turn is waited for again."""
+        """Whether the partition is stopped, and waits for no other turn."""
         self._delay_ms_min, self._delay_ms_max = limits.recovery_delay_ms, limits.recovery_delay_ms_max
         self._delay_ms = 0
         self.has_failed = False
@@ -176,10 +176,10 @@ class ComingBack:
         """Carry out `load` when the partition's turn comes, and again if it turns out that there is no room
         for its messages. False if the turn does not come, because the partition is stopped.
 
-        `urgency` says how urgent it is, given that for receivers. `size`: about what the messages take, in
-        bytes. `is_wanted`: somebody wants it open whatever it holds. `was_open`: its messages are in memory
-        already, so it need not wait until there is room. `is_hung`: its disk is known to hang, so nobody
-        waits for it. Raises what `load` raises.
+        `urgency` gives the urgency, from the one that counts if only receivers want it. `size`: about what
+        the messages take, in bytes. `is_wanted`: somebody wants it open whatever it holds. `was_open`: its
+        messages are in memory already, so it need not wait until there is room. `is_hung`: its disk is known
+        to hang, so nobody waits for it. Raises what `load` raises.
         """
         openings = Openings() if is_hung else self._openings
         while True:
@@ -255,10 +255,10 @@ class ComingBack:
             await self._log.acquire()
 
     async def load(self, description: EntityDescription, first_nonce: int = 0) -> tuple[Partition, Replay]:
-        """Build the state from the log. Raises StorageError, UnreadableRecord.
+        """Build the state from the log. Raises StorageError, UnreadableRecord; NoRoom if memory has no room
+        for it.
 
-        `first_nonce`: how many leases earlier states have made since the log was acquired. Raises NoRoom as
-        well.
+        `first_nonce`: how many leases earlier states have made since the log was acquired.
         """
         with self._patience.at_rest():
             await self.free_dropped()

@@ -55,7 +55,8 @@ def failed_delivery(
 
 
 def spent_from_of(space: Workspace, subqueue: Subqueue) -> int | None:
-    """How many failed deliveries a message had before its last one; None if they are not counted."""
+    """How many failed deliveries a message has had when it is delivered for the last time; None if they are
+    not counted."""
     if not subqueue.role.counts_deliveries:
         return None
     return space.description.delivery(subqueue.name).max_delivery_count - 1

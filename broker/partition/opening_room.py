@@ -106,16 +106,16 @@ class OpeningRoom:
         self.under_way += size
 
     def grow(self, partition: object, before: int, size: int) -> bool:
-        """Whether a partition that is being opened may take this size, which is more than `before`. If so, it
-        is taken."""
+        """Whether a partition that is being opened may take this size instead of `before`, which is less. If
+        so, the difference is taken."""
         if not self.fits(size - before) and not (partition in self._let_in and self._may_be_beyond(size)):
             return False
         self._take(size - before)
         return True
 
     def has_come(self, size: int) -> None:
-        """So much of what the partitions that are being opened will take is in memory now, and measured with
-        all else."""
+        """This many more bytes of what the partitions that are being opened will take are in memory now. They
+        are measured with all else, so they are no longer under way."""
         self.under_way -= size
 
     def has_turn(self, folder: object) -> bool:

@@ -69,8 +69,8 @@ TOLD_AT_ONCE = 64
 SURPLUS_PARTS = 4
 """A partition may take this part more than was expected without asking: what is noted is not exact."""
 EXPECTED_AGAIN = 2
-"""If there is no room for what has been read of a log, nobody knows how much more is left. So this many times
-as much is expected when the partition has its turn again."""
+"""If there is no room for what has been read of a log, nobody knows how much more the log holds. So this many
+times as much is expected when the partition has its turn again."""
 WOKEN_AT_ONCE = 16
 """How many closed partitions are woken in one turn of the event loop, to join the line. Opening them takes
 much longer than that."""
@@ -299,11 +299,11 @@ class Openings:
         """When a turn last ended."""
         self._looking: asyncio.TimerHandle | None = None
         self._passed = 0
-        """How many without room were put into the other line in this turn of the event loop."""
+        """How many partitions without room were put into the other line in this turn of the event loop."""
         self._going_on = Few(1)
-        """Goes on in the next one."""
+        """Calls `_go_on_anew` in the next turn."""
         self._telling = Few(TOLD_AT_ONCE)
-        """Tells those that are late."""
+        """Tells partitions that they are late."""
         self.waking = Few(WOKEN_AT_ONCE)
         """Wakes closed partitions that are to join the line."""
 
@@ -340,7 +340,8 @@ class Openings:
         opening.line.leave(opening)
 
     def grow(self, opening: Opening, size: int) -> bool:
-        """Whether a partition that has its turn may take more than was expected. If so, it is expected."""
+        """Whether a partition that has its turn may take `size` bytes, which is more than was expected. If
+        so, that is expected of it from now on."""
         if not self._room.grow(opening, opening.size, size):
             return False
         if opening in self._late:
@@ -349,7 +350,7 @@ class Openings:
         return True
 
     def has_come(self, opening: Opening, come: int) -> None:
-        """So much of what a partition takes is in memory."""
+        """`come` bytes of what a partition takes are in memory now."""
         self._room.has_come(come - opening.come)
         opening.come = come
 

@@ -11,8 +11,8 @@ cannot add properties without limit. While memory is scarce in the whole broker,
 a few properties, the states of sessions stay small, and all of them together may add only so much to what was
 there (`payloads.py`). Before that, they may grow up to the memory mark and a little beyond it. Messages with
 the same changed properties share them (`changed_properties.py`), so in memory these count once. A settlement
-counts with all that it may take: if messages had different ones, each of these with what is merged into it.
-A settlement that changes none is never refused here: it frees memory or uses none.
+counts with the most that it may take: each different value that its messages have, with the change that is
+merged into it. A settlement that changes none is never refused here: it frees memory or uses none.
 
 The same holds for a full disk: what adds to durable state may add little at once, and only as much in all as
 the disk has left for it (`check_growth`). So the room that is kept for settlements is left to those that free

@@ -50,10 +50,10 @@ class Settling:
         self._space, self._time_to_live = space, time_to_live
 
     def merging(self, operation: Divisible, begin: int = 0) -> Merging:
-        """What an operation takes, from its message at this place on: how many messages one cycle may
+        """What the rest of an operation takes, from the token at `begin` on: how many messages one cycle may
         settle, and what it takes to change their properties. Raises Refused.
 
-        They are fewer if a change has to be merged with many different ones, or with large ones.
+        One cycle settles fewer if a change has to be merged with many different ones, or with large ones.
         """
         space = self._space
         count = min(len(operation.tokens) - begin, space.bounds.settled_max)

@@ -43,16 +43,17 @@ Tables are as in `records.py`, little endian.
                                                       …     2  renumbered messages r (`renumbered.py`)
                                                       …    2r  their indices
 
-With flag 64, which is always written now if any are changed, messages with the same changed properties share
-them. The size of all tables (4 bytes, packed if they are) comes directly after these first 8 bytes. The last
-tables are: 2 bytes with the number of different changed properties d, for each message that has some the
-index of its own among them (2c), and their sizes (4d). They themselves follow the tables, concatenated.
+With flag 64, messages with the same changed properties share them; blocks with changed properties are always
+written with it now. Directly after these first 8 bytes come 4 bytes with the size of all tables; if they are
+packed, their packed size. The last tables are: 2 bytes with the number of different changed properties d, for
+each message that has some the index of its own among them (2c), and the sizes of the different ones (4d).
+These themselves follow the tables, concatenated, and are never packed.
 
-In the blocks of a topic's subscriptions, everything after these first 8 bytes is packed (zlib), and the
-tables of 8-byte numbers, of offsets, of sequence numbers and of frames hold differences: each number less the
-one before it. Every subscription lists the same messages, so unpacked the checkpoints of a topic with dozens
-of subscriptions would take several times the space of its messages. Most differences are equal, and a message
-takes less than a byte instead of 20.
+In the blocks of a topic's subscriptions, the tables (without flag 64, everything after these first 8 bytes)
+are packed (zlib), and those of 8-byte numbers, of offsets, of sequence numbers and of frames hold
+differences: each number less the one before it. Every subscription lists the same messages, so unpacked the
+checkpoints of a topic with dozens of subscriptions would take several times the space of its messages. Most
+differences are equal, and a message takes less than a byte instead of 20.
 """
 
 from __future__ import annotations
@@ -172,15 +173,15 @@ def _read_rows(content: Content, flags: int, count: int, frames: int, changed: i
 
 
 def _read_shared(view: memoryview, offset: int, messages: int) -> tuple[Sequence[int], Sequence[int], int]:
-    """Which of the different changed properties so many messages have, and the sizes of these; also returns
-    the offset after the tables. Raises UnreadableRecord."""
+    """Which of the different changed properties each of these messages has, and the sizes of the different
+    ones; also returns the offset after the tables. Raises UnreadableRecord."""
     if offset + _SHARED.size > len(view):
         raise UnreadableRecord("a block of a checkpoint ends before its changed properties")
     (count,) = _SHARED.unpack_from(view, offset)
     places, end = read_table("H", view, offset + _SHARED.size, messages)
     sizes, end = read_table("I", view, end, count)
     if places and max(places) >= count:
-        raise UnreadableRecord(f"a block of a checkpoint has only {count} different changed properties")
+        raise UnreadableRecord(f"a block of a checkpoint names more than its {count} changed properties")
     return places, sizes, end
 
 
@@ -441,14 +442,14 @@ class _MessagesSection(InLargeBlocks):
             which, sizes, at = _read_shared(view, at, changed_count)
             values = map(content.take, sizes)
         if at != len(view):
-            raise UnreadableRecord(f"a block of a checkpoint has {len(view) - at} bytes behind its tables")
+            raise UnreadableRecord(f"{len(view) - at} bytes follow the tables of a checkpoint's block")
         references = self._references(first | self._messages.first_number, rows, column_lists)
         for place in renumbered:
             self._messages.renumbered.add(references[place])
         changed = zip(rows.changed_places, which, strict=True)
         yield from _bring_back(self._messages.subqueues[number], references, changed, values)
         if not content.is_at_end():
-            raise UnreadableRecord("a block of a checkpoint goes on behind its changed properties")
+            raise UnreadableRecord("bytes follow the changed properties of a checkpoint's block")
         if number >= OWN_END:
             self._messages.bodies.found(references)
 

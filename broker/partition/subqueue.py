@@ -582,8 +582,8 @@ class Subqueue:
     # --- order ----------------------------------------------------------------------------------------------
 
     def rebuild(self, clock_settings: ClockSettings) -> Iterator[int]:
-        """Rebuild the order and all sums from the references. Each step returns how many references it has
-        handled.
+        """Rebuild the order and all sums from the references, but not the size of changed properties, which
+        `bring_back` counts. Each step returns how many references it has handled.
 
         No reference may be locked, and nothing else may happen to the subqueue before the last step. Stored
         expiries become monotonic deadlines: `clock_settings` says how far wall time was ahead for each

@@ -22,7 +22,7 @@ their numbers (`EntityDescription.subqueues`). Little endian:
     (`drain_need.py`); earlier releases have not written it:
          0     8  lasting, in bytes
          8     8  passing
-    and then, as that, what all state took in memory:
+    and then, under the same conditions, what all state took in memory:
          0     8  bytes
 
 A partition with many subqueues, or with subqueues of higher numbers, has a note of version 2:
@@ -323,8 +323,8 @@ def _alike(notes: Sequence[bytes], segment_bytes: int) -> Survey | None:
 
 @functools.lru_cache(256)
 def _together(notes: int, times: int, following: int) -> struct.Struct:
-    """The layout of several notes with one subqueue, at most one time and the same following it each: the
-    head with the subqueue's number, the four counts, the time's two fields, and the numbers that follow."""
+    """The layout of several notes, each with one subqueue, at most one time, and the same kinds of numbers
+    after that: the head with the subqueue's number, the four counts, the time's two fields, the numbers."""
     numbers = "Q" * (_FOLLOWING[following] // _STATE.size)
     return struct.Struct("<" + (f"{_HEAD.size + 1}sQQQQ" + "BQ" * times + numbers) * notes)
 

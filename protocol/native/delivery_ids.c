@@ -1,9 +1,9 @@
 /* Checks frame by frame whether the deliveries of a stream are numbered in order (AMQP 1.0 §2.6.12), and
    whether those that it names exist.
 
-   Nearly all are, and do, and need nothing more. protocol/lenience.py handles every other frame, including
-   those with an unusual encoding. The bytes come from the peer, so nothing is read beyond the end of the
-   frame or of the list of fields. No memory is allocated or kept. */
+   That holds for nearly all frames, and they need nothing more. protocol/lenience.py handles every other
+   frame, including those with an unusual encoding. The bytes come from the peer, so nothing is read beyond
+   the end of the frame or of the list of fields. No memory is allocated or kept. */
 
 #include <stdbool.h>
 #include <stddef.h>

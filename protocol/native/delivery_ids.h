@@ -16,7 +16,7 @@ typedef struct {
     size_t frame_max;  /* larger frames are not plain */
     uint64_t received; /* how many deliveries the peer has sent */
     uint64_t named;    /* how many deliveries were named in dispositions of more than one */
-    uint32_t work;     /* how much is made of the dispositions since others had their turn */
+    uint32_t work;     /* what dispositions have cost since others had their turn, in deliveries */
 } delivery_ids_t;
 
 /* A disposition that names more deliveries than this is not plain. */
