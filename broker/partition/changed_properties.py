@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 from broker.message.changes import count_of, merge_changes
+from broker.message.property_sizes import METADATA_BYTES_MAX
 from broker.partition.divided_table import DividedTable
 from broker.partition.references import Reference
 
@@ -25,6 +26,9 @@ PROPERTY_COST = 160
 """What merging costs for each property, besides one unit for each byte."""
 REASON_COST = VALUE_BYTES + 2 * PROPERTY_COST
 """What a reason of the broker adds to that, about."""
+OWN_COST = 2
+"""What it adds for each byte of a message that changed properties are laid over: it is copied several times,
+and has as many properties as fit into METADATA_BYTES_MAX."""
 WORK_COST = 2_048
 """The cost that counts as one unit of a cycle's work."""
 ANY_ROOM = 1 << 62
@@ -178,9 +182,15 @@ def cost_of(changed: bytes | None) -> int:
     return 0 if changed is None else len(changed) + PROPERTY_COST * count_of(changed)
 
 
-def costs_of(references: Iterable[Reference]) -> int:
-    """What it costs to merge the changed properties of several messages with others."""
-    return sum([cost_of(each.changed) for each in references])
+def laying_cost(reference: Reference) -> int:
+    """What it costs to lay changed properties over a message that is delivered."""
+    changed = reference.changed
+    return 0 if changed is None else cost_of(changed) + OWN_COST * min(reference.size, METADATA_BYTES_MAX)
+
+
+def laying_costs(references: Iterable[Reference]) -> int:
+    """As `laying_cost`, for several messages."""
+    return sum(map(laying_cost, references))
 
 
 def _counted(values: list[V]) -> Mapping[V, int]:

@@ -20,7 +20,7 @@ from broker.operations.receiving import (
     Withdrawn,
 )
 from broker.operations.transfers import LockNext
-from broker.partition.changed_properties import WORK_COST, cost_of, costs_of
+from broker.partition.changed_properties import WORK_COST, laying_cost, laying_costs
 from broker.partition.cycle import Grant
 from broker.partition.demand_and_recall import DemandBook, Waiter
 from broker.partition.granting import close_grant, has_granted_enough, new_grant, write_grant
@@ -195,7 +195,7 @@ class Delivering:
                 space.recall_from(reference.lease)
         room = space.bounds.granted_bytes_max
         for place, reference in enumerate(found):
-            room -= _answer_bytes(reference) + cost_of(reference.changed)
+            room -= _answer_bytes(reference) + laying_cost(reference)
             if (room < 0 and place) or place >= space.bounds.granted_max:
                 del found[place:]
                 break
@@ -220,7 +220,7 @@ class Delivering:
         )
         cycle.work += looked
         if subqueue.changed_bytes:
-            cycle.work += (costs_of(taken) + costs_of(expired)) // WORK_COST
+            cycle.work += (laying_costs(taken) + laying_costs(expired)) // WORK_COST
         grant = new_grant(space, client, lease, deferred=True, cookie=lock.cookie)
         cycle.unsynced.append(grant.answer)
         grant.open = False
@@ -340,7 +340,7 @@ class Delivering:
         taken, expired, looked = subqueue.take(count, room, lease, cycle.now_ms, looks)
         cycle.granted += looked
         if subqueue.changed_bytes:
-            cycle.granted_bytes += costs_of(taken) + costs_of(expired)
+            cycle.granted_bytes += laying_costs(taken) + laying_costs(expired)
         if taken:
             if grant is None:
                 space.locks.start(lease)

@@ -29,7 +29,7 @@ from broker.operations.sessions import (
     SessionRenewed,
     WatchSessions,
 )
-from broker.partition.changed_properties import MERGED_AT_ONCE, costs_of
+from broker.partition.changed_properties import MERGED_AT_ONCE, laying_costs
 from broker.partition.cycle import Grant
 from broker.partition.delivery_count import failed_delivery, failing_together
 from broker.partition.granting import close_grant, has_granted_enough, new_grant
@@ -410,7 +410,7 @@ class SessionLocks:
             assert looks, "its available messages are waiting"
             cycle.granted += looks
             if subqueue.changed_bytes:
-                cycle.granted_bytes += costs_of(taken) + costs_of(expired)
+                cycle.granted_bytes += laying_costs(taken) + laying_costs(expired)
             if taken:
                 if grant is None:
                     space.locks.start(lease)

@@ -37,6 +37,7 @@ from broker.partition.workspace import Workspace
 CHANGE_WORK = 16
 """What a settlement that changes properties counts in a cycle's work, besides its messages and the bytes of
 the change. It takes 50 to 100 us, and each message a few."""
+_UNCHANGING = (Complete, RenewLocks)
 Effect = Callable[[Subqueue, list[Reference]], None]
 """Carries out a settlement for messages of one subqueue."""
 
@@ -57,7 +58,7 @@ class Settling:
         """
         space = self._space
         count = min(len(operation.tokens) - begin, space.bounds.settled_max)
-        if isinstance(operation, Complete | RenewLocks):
+        if isinstance(operation, _UNCHANGING):
             return Merging(count)
         within = self.within(operation)
         messages, changed = space.messages, operation.changed
@@ -76,20 +77,20 @@ class Settling:
 
     def carry_out(self, client: ClientId, operation: Divisible, merging: Merging) -> None:
         """Settle messages, or renew their locks. `merging` is what that takes. Raises Refused."""
-        self._space.cycle.work += merging.cost // WORK_COST
-        if not isinstance(operation, Complete | RenewLocks) and operation.changed is not None:
-            self._space.cycle.work += CHANGE_WORK + len(operation.changed) // WORK_COST
         match operation:
-            case RenewLocks():
-                self._renew(client, operation)
             case Complete():
                 self._settle(client, operation, self._remove)
-            case DeadLetter():
-                self._check_changes(operation, merging.memory)
-                self._dead_letter(client, operation)
-            case Abandon() | Defer():
-                self._check_changes(operation, merging.memory)
-                self._settle(client, operation, self.effect_of(operation))
+            case RenewLocks():
+                self._renew(client, operation)
+            case Abandon() | Defer() | DeadLetter():
+                self._space.cycle.work += merging.cost // WORK_COST
+                if operation.changed is not None:
+                    self._space.cycle.work += CHANGE_WORK + len(operation.changed) // WORK_COST
+                    self._check_changes(operation, operation.changed, merging.memory)
+                if isinstance(operation, DeadLetter):
+                    self._dead_letter(client, operation)
+                else:
+                    self._settle(client, operation, self.effect_of(operation))
 
     def _dead_letter(self, client: ClientId, operation: DeadLetter) -> None:
         """Move messages to the dead-letter subqueue. Raises Refused.
@@ -198,26 +199,28 @@ class Settling:
             merging = space.messages.work.properties.merging(references, changed, room=ANY_ROOM)
             memory = merging.memory
             space.cycle.work += merging.cost // WORK_COST
-        self._check_changes(operation, memory, added)
+        self._check_changes(operation, changed, memory, added)
 
     def _check_changes(
-        self, operation: Abandon | Defer | DeadLetter | FailTransfer, memory: int, added: int = 0
+        self,
+        operation: Abandon | Defer | DeadLetter | FailTransfer,
+        changed: bytes,
+        memory: int,
+        added: int = 0,
     ) -> None:
         """As `check_changes`. `memory`: what the changed properties may take at most."""
         space = self._space
-        if operation.changed is None:
-            return
         check_changes(
             space.description,
             space.number,
             space.messages.work.changed_bytes,
             space.messages.payloads,
-            operation.changed,
+            changed,
             len(operation.tokens),
             memory,
             added,
         )
-        space.check_growth(len(operation.changed), len(operation.tokens))
+        space.check_growth(len(changed), len(operation.tokens))
 
     def _remove(self, subqueue: Subqueue, references: list[Reference]) -> None:
         self._space.mark(Mark(records.REMOVED, subqueue.number, _references.numbers(references)))

@@ -25,7 +25,7 @@ from broker.entities.descriptions import MESSAGE_OVERHEAD_BYTES
 from broker.entities.roles import SubqueueDescription
 from broker.partition import _references
 from broker.partition._untracked import untrack
-from broker.partition.changed_properties import cost_of
+from broker.partition.changed_properties import cost_of, laying_cost
 from broker.partition.chunked_table import ChunkedTable
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.columns import value_bytes
@@ -427,7 +427,7 @@ class Subqueue:
             reference.lease = lease
             taken.append(reference)
             count -= 1
-            bytes_max -= reference.size + cost_of(reference.changed)
+            bytes_max -= reference.size + laying_cost(reference)
         return taken, list(expired.values()), looks
 
     def _waiting(self) -> Iterator[int]:
@@ -474,7 +474,7 @@ class Subqueue:
             reference.lease = lease
             taken.append(reference)
             count -= 1
-            bytes_max -= reference.size + cost_of(reference.changed)
+            bytes_max -= reference.size + laying_cost(reference)
         self.available -= len(taken)
         self.sessions.lost_available(session, len(taken))
         self._lock(taken, lease)
