@@ -12,7 +12,8 @@ data folders take turns. One whose disk does not answer keeps no other folder wa
 
 What a partition holds is known for certain only when its log has been read: after a crash, its last note may
 be old. So while it is read, more room is taken as soon as it turns out to be needed (`grow`). If there is
-none, what was read is dropped, and the partition waits again, for as much as it is known to need now.
+none, what was read is dropped, and the partition waits again, for more room (`EXPECTED_AGAIN` in
+`openings.py`).
 """
 
 from __future__ import annotations

@@ -358,7 +358,7 @@ class Subqueue:
         """
         taken: list[Reference] = []
         bytes_left, is_stopped = bytes_max, True
-        if not self.changed_bytes:
+        if not self.changed_bytes:  # runs do not count what changed properties cost
             taken, bytes_left, is_stopped = self._lock_runs(min(count, looks_max), bytes_max, lease, now_ms)
         looks = len(taken)
         expired: list[Reference] = []
