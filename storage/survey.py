@@ -54,7 +54,7 @@ class Severity(enum.StrEnum):
     UNUSABLE = "unusable"
     """The broker cannot serve the queue or partition, or cannot read some of its messages."""
     UNREAD = "unread"
-    """A data folder of the broker was not read, so it is not known whether anything in it is damaged."""
+    """A data folder of the broker was not named, so nothing in it was read."""
     SPARE = "spare"
     """One of two copies is damaged or missing. The other serves, and nothing is lost."""
     NOTE = "note"

@@ -35,7 +35,8 @@ What the findings mean:
 * `note`: no damage, such as an unfinished commit left by a crash, which the next start removes, or a file in
   the catalogue that belongs to no queue, which `partibus repair` moves aside.
 
-Exit codes: 0 nothing is damaged, 1 something is damaged or missing, 2 the folder could not be checked.
+Exit codes: 0 nothing is damaged, 1 something is damaged, missing or unread, 2 the folder could not be
+checked.
 
 Examples:
 

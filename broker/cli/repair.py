@@ -34,8 +34,8 @@ With `--yes`:
 
 * A damaged log is rebuilt from everything in it that can be read. Settlements that cannot be read are
   lost: such messages come again. What else may be older is listed, such as the states of sessions.
-* A damaged file whose copy is intact is moved, and the broker makes a new one. So is a damaged file
-  `version`, and a file in `catalogue/` that belongs to no queue.
+* A damaged file whose copy is intact is moved, and the broker makes a new one. So is a file `version` that
+  holds no number. A file in `catalogue/` that belongs to no queue is moved as well.
 * A damaged or missing file `folder` of one of several data folders is written again if it is certain which
   folder it is.
 * Nothing is deleted: what is replaced moves to the folder `damaged`, with a report. Remove that folder
@@ -46,7 +46,7 @@ A rebuilt log needs room for its messages beside the old one.
 With `--give-up FOLDER`, the command does one thing only: an empty folder takes the place of a data folder
 that is lost for good. It says which partitions have lost messages, and how many as far as that is known. Name
 the folders that are left and the empty one with `--data-dir`. Messages in the lost folder cannot come back
-after that, so restore it from a backup if you can.
+after that, because the broker then refuses it: restore it from a backup instead if you can.
 
 Exit codes: 0 nothing was damaged, or all of it was repaired; 1 something is damaged and was not repaired;
 2 the command could not work.

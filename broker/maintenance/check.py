@@ -59,7 +59,7 @@ class Report:
 
     @property
     def damaged(self) -> bool:
-        """Whether anything is damaged or missing, even if it is only one of two copies."""
+        """Whether anything is damaged, missing or unread, even if it is only one of two copies."""
         return any(finding.severity is not Severity.NOTE for finding in self.findings)
 
     def name_of(self, entity: str | None) -> str:
