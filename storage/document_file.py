@@ -130,7 +130,7 @@ def why_copy(name: str, *, has_files: bool, is_deleted: bool, has_logs: bool) ->
     if has_logs:
         return None
     return (
-        f"it is a copy of the document {name!r}, of which nothing else is left, and no log: the queue was "
+        f"it is a copy of the document {name!r}: no other file and no log of it is left, so the queue was "
         "deleted, or never used"
     )
 

@@ -54,7 +54,7 @@ class FolderSurvey:
             path
         ]
         if isinstance(answer, TimeoutError):
-            raise DiskHangs(f"{path}: {answer}. Unmount or detach it first")
+            raise DiskHangs(f"{path}: {answer}. Unmount or detach its disk first")
         return isinstance(answer, Identity) and answer.id in dict(self.folders)
 
 

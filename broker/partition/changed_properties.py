@@ -27,8 +27,8 @@ PROPERTY_COST = 160
 REASON_COST = VALUE_BYTES + 2 * PROPERTY_COST
 """What a reason of the broker adds to that, about."""
 OWN_COST = 2
-"""What it adds for each byte of a message that changed properties are laid over: it is copied several times,
-and has as many properties as fit into METADATA_BYTES_MAX."""
+"""What laying changed properties over a message costs for each byte of the message: it is copied several
+times, and may have as many properties of its own as fit into METADATA_BYTES_MAX."""
 WORK_COST = 2_048
 """The cost that counts as one unit of a cycle's work."""
 ANY_ROOM = 1 << 62
