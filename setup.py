@@ -14,7 +14,7 @@ setup(
             "protocol._exchange",
             ["protocol/native/exchange.c"],
             include_dirs=["protocol/native"],
-            depends=["protocol/native/runs.h", "protocol/native/delivery_ids.h"],
+            depends=[f"protocol/native/{name}.h" for name in ("sessions", "delivery_ids", "runs")],
         ),
         Extension("storage._commits", ["storage/native/commits.c"]),
         Extension("broker.base._sizes", ["broker/native/sizes.c"]),

@@ -183,23 +183,24 @@ class Settling:
             case DeadLetter():
                 return lambda subqueue, each: dead_letter(space, subqueue, each, operation.changed)
 
-    def check_changes(self, operation: Abandon | Defer | DeadLetter | FailTransfer, added: int = 0) -> None:
+    def check_changes(self, operation: Abandon | Defer | DeadLetter | FailTransfer, added: int = 0) -> int:
         """Raise Refused if memory, the quota or a full disk has no room for the changed properties. The
-        locks stay.
+        locks stay. Returns what it costs to merge them with others (`Merging.cost`).
 
         `added` are the bytes of changes that come before them in their transaction.
         """
         changed, space = operation.changed, self._space
         if changed is None:
-            return
-        memory = VALUE_BYTES + len(changed)
+            return 0
+        memory, cost = VALUE_BYTES + len(changed), 0
         if space.messages.work.changed_bytes:
             within = None if isinstance(operation, FailTransfer) else self.within(operation)
             references = space.locks.references_of(operation.tokens, space.arrived_ms, within)
             merging = space.messages.work.properties.merging(references, changed, room=ANY_ROOM)
-            memory = merging.memory
-            space.cycle.work += merging.cost // WORK_COST
+            memory, cost = merging.memory, merging.cost
+            space.cycle.work += cost // WORK_COST
         self._check_changes(operation, changed, memory, added)
+        return cost
 
     def _check_changes(
         self,

@@ -41,6 +41,7 @@ from broker.operations.sending import Send
 from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Settled
 from broker.operations.transactions import Transact, Transacted
 from broker.partition import records
+from broker.partition.changed_properties import MERGED_AT_ONCE
 from broker.partition.locks import Held
 from broker.partition.promises import Promises
 from broker.partition.quotas import freed_by
@@ -53,6 +54,9 @@ from broker.partition.settling import Settling
 from broker.partition.subqueue import Subqueue
 from broker.partition.workspace import Workspace
 
+MERGED_MAX = 8 * MERGED_AT_ONCE
+"""What one transaction may merge, because it is carried out in one step: 100 messages with 60 properties of 1
+KiB each take half of that."""
 Settlement = Complete | Abandon | Defer | DeadLetter
 
 UNSEEING = Send | Transact | Demand | Complete
@@ -221,7 +225,7 @@ class Transactions:
         space = self._space
         removed: list[Reference] = []
         seen: set[LockToken] = set()
-        added = 0
+        added = cost = 0
         for settlement in settlements:
             within = self._settling.within(settlement)
             for token in settlement.tokens:
@@ -242,8 +246,14 @@ class Transactions:
                 if isinstance(settlement, Complete):
                     removed.append(subqueue.references[sequence_of_token(token)])
             if not isinstance(settlement, Complete):
-                self._settling.check_changes(settlement, added)
+                cost += self._settling.check_changes(settlement, added)
                 added += len(settlement.changed or b"") * len(settlement.tokens)
+        if cost > MERGED_MAX:
+            raise Refused(
+                Reason.QUOTA_EXCEEDED,
+                "The transaction changes properties of messages that have too many changed properties, all "
+                "at once. Settle fewer of these messages in each transaction.",
+            )
         return removed
 
     def _settle(self, settlements: Sequence[Settlement]) -> None:
