@@ -157,6 +157,6 @@ def test_after_a_crash_queues_are_opened_as_far_as_memory_has_room_for_what_they
         quiet_from = time.monotonic() + 5.0
         while not arrived or time.monotonic() < quiet_from:
             assert peak_mib(broker) < MEMORY_MIB_MAX and time.monotonic() < deadline
-            for each in connections:
-                if select.select([each.socket], [], [], 0.02)[0]:
-                    arrived.update([each] if each.read_frame(1.0).code == raw.TRANSFER else [])
+            for receiver in connections:
+                if select.select([receiver.socket], [], [], 0.02)[0]:
+                    arrived.update([receiver] if receiver.read_frame(1.0).code == raw.TRANSFER else [])
