@@ -132,18 +132,15 @@ def unread_checkpoint(disk: Disk, directory: Path, stored: StoredCheckpoint) -> 
         )
         for name, section in stored.sections.items()
     )
-    return Checkpoint(stored.position, sections, max(_sizes(stored), default=0))
-
-
-def _sizes(stored: StoredCheckpoint) -> list[int]:
-    return [place.size for section in stored.sections.values() for place in section.places.values()]
+    sizes = [place.size for section in stored.sections.values() for place in section.places.values()]
+    return Checkpoint(stored.position, sections, sizes)
 
 
 def checked_checkpoint(disk: Disk, directory: Path, stored: StoredCheckpoint) -> Checkpoint:
     """Check all blocks of a checkpoint. They are in memory if they are small, otherwise read when they are
     asked for. Raises CorruptRecord, OSError."""
     checkpoint = unread_checkpoint(disk, directory, stored)
-    size = sum(_sizes(stored))
+    size = sum(checkpoint.block_sizes)
     if size <= PART_BYTES:
         return next(parts_of(checkpoint, bytes_max=size + 1))
     for error in check_blocks(disk, directory, stored):

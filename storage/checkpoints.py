@@ -48,7 +48,7 @@ from storage.checkpoint import (
 from storage.checkpoint_blocks import BlockFiles, checked_checkpoint
 from storage.disk import Disk, publish
 from storage.errors import CorruptRecord, DiskFailed
-from storage.log import Block, Checkpoint, Position, Section
+from storage.log import Block, Checkpoint, Position, Section, bytes_in
 from storage.record import Chain, crc32c, extend_crc32c
 
 CHECKPOINTS_KEPT = 2
@@ -302,7 +302,7 @@ def _measured(block: Block) -> tuple[int, int]:
     """The size and the CRC-32C of a block."""
     if isinstance(block, bytes):
         return len(block), crc32c(block)
-    return sum(map(len, block)), reduce(extend_crc32c, block, 0)
+    return bytes_in(block), reduce(extend_crc32c, block, 0)
 
 
 def _move_out(kept: dict[str, dict[int, Place]], victims: set[int]) -> list[tuple[str, int, Place]]:

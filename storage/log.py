@@ -150,6 +150,11 @@ def whole(block: Block) -> bytes:
     return block if isinstance(block, bytes) else b"".join(block)
 
 
+def bytes_in(block: Block) -> int:
+    """The size of a block's content."""
+    return len(block) if isinstance(block, bytes) else sum(map(len, block))
+
+
 @dataclass(slots=True, frozen=True)
 class Section:
     """One part of an owner's state, divided into blocks that are written separately."""
@@ -173,8 +178,8 @@ class Checkpoint:
 
     position: Position
     sections: tuple[Section, ...]
-    block_bytes_max: int = field(default=0, compare=False)
-    """From `load_checkpoint`: the size of the largest block."""
+    block_sizes: Sequence[int] = field(default=(), compare=False)
+    """From `load_checkpoint`: how many bytes each block of any section has."""
 
 
 class RoomLock(asyncio.Lock):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from broker.base.clock import Clock, wall_ahead_ms
 from broker.base.slices import Slices
@@ -28,7 +29,7 @@ from broker.partition.snapshot import Snapshot
 from broker.partition.state import Partition
 from broker.partition.task_limits import TaskLimits
 from storage.errors import StorageError
-from storage.log import Frame, Log, Position
+from storage.log import Frame, Log, Position, bytes_in
 
 REPLAYED_BYTES = 256 * 1024
 """Bytes of the log to read before replaying them."""
@@ -52,19 +53,22 @@ async def replay_log(
     slices: Slices,
     patience: Patience,
     wall_ahead_ms: int,
-    takes: Callable[[int, int], None],
+    takes: Callable[[int, int, int], None],
 ) -> Replay:
     """Replay the log into `messages`, which must be new. Restarts `patience` whenever the disk has answered,
     and stops it while nothing waits for the disk.
 
     `wall_ahead_ms`: how far wall time is ahead of monotonic time, for the deadlines. `takes` is called
-    after each step with how many bytes `messages` will take at least, and how many they take by now; if it
-    raises an error, so does this. Raises StorageError; CorruptRecord for damaged or missing records.
+    after each step with how many bytes `messages` will take at least, how many they take by now, and how many
+    in the end if the rest of the log is like what was read; if it raises an error, so does this. Raises
+    StorageError; CorruptRecord for damaged or missing records.
     """
     snapshot, replay = Snapshot(messages), LogReplay(messages)
+    read = stored = 0
 
     def takes_more(size: int = 0) -> None:
-        takes(messages.state_bytes + size, messages.state_bytes)
+        come = messages.state_bytes
+        takes(come + size, come, come * stored // max(read, 1))
 
     def counted(steps: Iterable[object]) -> Iterator[None]:
         for _ in steps:
@@ -74,19 +78,24 @@ async def replay_log(
     checkpoint = await log.load_checkpoint()
     since = log.start
     if checkpoint is not None and checkpoint.position >= since:
-        takes_more(checkpoint.block_bytes_max)
+        stored = sum(checkpoint.block_sizes) + log.end - checkpoint.position
+        takes_more(max(checkpoint.block_sizes, default=0))
         async for part in log.checkpoint_parts(checkpoint):
+            blocks = chain.from_iterable([section.blocks.values() for section in part.sections])
+            read += sum(map(bytes_in, blocks))
             with patience.at_rest():
                 await slices.run(counted(snapshot.load_steps(part)))
         with patience.at_rest():
             await slices.run(snapshot.loaded_steps(checkpoint))
         since = checkpoint.position
+    else:
+        stored = log.end - since
     patience.again()
     replayed, size = 0, 0
     frames: list[Frame] = []
     async for frame in log.replay(since):
         frames.append(frame)
-        size += len(frame.data)
+        size, read = size + len(frame.data), read + len(frame.data)
         if size >= REPLAYED_BYTES:
             with patience.at_rest():
                 await slices.run(counted(replay.steps(frames)))
@@ -207,11 +216,11 @@ class ComingBack:
         with contextlib.suppress(StorageError), self._patience:
             await self._log.close()
 
-    def _takes(self, size: int, come: int) -> None:
+    def _takes(self, size: int, come: int, likely: int) -> None:
         """Messages that are being read take `size` bytes at least, of which `come` are in memory. Raises
         NoRoom."""
         if self._opening is not None and self._opening.size:  # otherwise they were in memory before
-            self._opening.takes(OPENING_BYTES + size, OPENING_BYTES + come)
+            self._opening.takes(*(OPENING_BYTES + each for each in (size, come, likely)))
 
     def hasten(self, operation: Operation | None = None) -> None:
         """Somebody wants the partition to be opened, for an operation if there is one."""

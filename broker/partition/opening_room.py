@@ -70,8 +70,9 @@ class OpeningRoom:
         """What the partitions that are being opened will take, in all."""
         self._exceeding: object = None
         """The partition that is being opened beyond the room, and that others wait for."""
-        self._let_in: set[object] = set()
-        """All that are being opened beyond the room. All but one of them wait for a disk that is late."""
+        self._let_in: dict[object, int] = {}
+        """All that are being opened beyond the room, and what each has grown to, or 0. All but one of them
+        have waited for a disk that was late."""
         self._may_exceed_s = float("-inf")
         """When the next one may be opened beyond the room."""
         self._asked_s: dict[object, float] = {}
@@ -109,10 +110,18 @@ class OpeningRoom:
     def grow(self, partition: object, before: int, size: int) -> bool:
         """Whether a partition that is being opened may take this size instead of `before`, which is less. If
         so, the difference is taken."""
-        if not self.fits(size - before) and not (partition in self._let_in and self._may_be_beyond(size)):
+        is_beyond = partition in self._let_in
+        if not self.fits(size - before) and not (is_beyond and self._may_grow_beyond(partition, size)):
             return False
+        if is_beyond:
+            self._let_in[partition] = size
         self._take(size - before)
         return True
+
+    def _may_grow_beyond(self, partition: object, size: int) -> bool:
+        is_small = self._is_small(size)
+        others = [grown for each, grown in self._let_in.items() if grown and each is not partition]
+        return self._may_be_beyond(size, sum([each for each in others if self._is_small(each) is is_small]))
 
     def has_come(self, size: int) -> None:
         """This many more bytes of what the partitions that are being opened will take are in memory now. They
@@ -145,12 +154,13 @@ class OpeningRoom:
         if not self._may_be_beyond(size):
             return False
         self._exceeding = partition
-        self._let_in.add(partition)
+        self._let_in[partition] = 0
         self._take(size)
         return True
 
-    def _may_be_beyond(self, size: int) -> bool:
-        held = self._held[self._is_small(size)]
+    def _may_be_beyond(self, size: int, grown: int = 0) -> bool:
+        """`grown`: what others have grown to that are being opened beyond the room."""
+        held = self._held[self._is_small(size)] + grown
         return not held or held + size <= self.part_beyond
 
     def is_late(self, partition: object) -> None:
@@ -165,9 +175,11 @@ class OpeningRoom:
         self.under_way -= size - come
         self.is_late(partition)
         if partition in self._let_in:
-            self._let_in.discard(partition)
+            del self._let_in[partition]
             if share is not None:
-                self._beyond[self._is_small(size)].append(share)
+                is_small = self._is_small(size)
+                self._beyond[is_small].append(share)
+                self._held[is_small] += share.state_bytes
 
     def _is_small(self, size: int) -> bool:
         return size <= self._mark // SMALL_PARTS

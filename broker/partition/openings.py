@@ -69,8 +69,8 @@ TOLD_AT_ONCE = 64
 SURPLUS_PARTS = 4
 """A partition may take this part more than was expected without asking: what is noted is not exact."""
 EXPECTED_AGAIN = 2
-"""If there is no room for what has been read of a log, nobody knows how much more the log holds. So this many
-times as much is expected when the partition has its turn again."""
+"""If there is no room for what has been read of a log, at most this many times as much is expected when the
+partition has its turn again, however much of the log is left."""
 WOKEN_AT_ONCE = 16
 """How many closed partitions are woken in one turn of the event loop, to join the line. Opening them takes
 much longer than that."""
@@ -178,11 +178,11 @@ class Opening:
         """The disk has acquired the log. What is left is to read it."""
         self.acquired_s = self._openings.seconds()
 
-    def takes(self, size: int, come: int) -> None:
+    def takes(self, size: int, come: int, likely: int) -> None:
         """What has been read of the log says that the partition takes `size` bytes at least, of which `come`
-        are in memory. Raises NoRoom: its turn must end."""
+        are in memory, and about `likely` in the end. Raises NoRoom: its turn must end."""
         if size > self.size + self.size // SURPLUS_PARTS and not self._openings.grow(self, size):
-            raise NoRoom(EXPECTED_AGAIN * size)
+            raise NoRoom(min(max(size, likely), EXPECTED_AGAIN * size))
         if come > self.come:
             self._openings.has_come(self, min(come, self.size))
 

@@ -304,8 +304,7 @@ class MemoryLog:
                 taken={each: taken[each] for each in there})
             )  # fmt: skip
         sizes = [len(whole(block)) for section in sections for block in section.blocks.values()]
-        largest = max(sizes, default=0)
-        self.disk.checkpoints = [Checkpoint(checkpoint.position, tuple(sections), largest), *kept[:1]]
+        self.disk.checkpoints = [Checkpoint(checkpoint.position, tuple(sections), sizes), *kept[:1]]
         self.disk.has_damaged_checkpoint = False
 
     async def roll(self) -> None:

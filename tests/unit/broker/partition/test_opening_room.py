@@ -165,6 +165,23 @@ def test_one_opened_beyond_the_room_may_grow_as_far_as_it_would_have_been_let_in
     assert memory.room.under_way == 0
 
 
+def test_those_that_were_late_do_not_each_grow_as_if_they_were_alone() -> None:
+    """Symptom: twelve small ones were let in while a disk hung, and when it answered, each of them grew to 90
+    MiB."""
+    memory = Memory(8_000, 6_400)
+    for name in "abc":
+        assert memory.room.has_turn("folder") and memory.room.take_beyond(name, 10)
+        memory.room.is_late(name)
+        memory.now_s += PAUSE_S
+    assert memory.room.grow("a", 10, 5_000)
+    assert memory.room.grow("b", 10, 100) and not memory.room.grow("b", 100, 101), "a is large, b was small"
+    memory.room.give_back("a", 5_000, Open(5_000))
+    assert not memory.room.grow("c", 10, 101), "a is open now"
+    memory.room.give_back("b", 100, None)
+    memory.room.give_back("c", 10, None)
+    assert memory.room.under_way == 0
+
+
 def test_what_has_been_read_does_not_count_twice() -> None:
     memory = Memory(100, 1_000)
     assert memory.room.take(600)

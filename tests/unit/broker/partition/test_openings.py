@@ -232,15 +232,19 @@ async def test_a_partition_that_holds_more_than_was_expected_takes_what_there_is
         turns.room.measured(0, 1_000)
         turns.join("a0", "b0", size=100)
         assert turns.room.left == 800
-        turns.of("a0").takes(100 + 100 // SURPLUS_PARTS, 0)
+        turns.of("a0").takes(100 + 100 // SURPLUS_PARTS, 0, 0)
         assert turns.of("a0").size == 100, "what is expected is not exact"
-        turns.of("a0").takes(500, 300)
+        turns.of("a0").takes(500, 300, 0)
         assert (turns.room.left, turns.room.under_way) == (400, 300)
-        turns.of("a0").takes(500, 200)
+        turns.of("a0").takes(500, 200, 0)
         assert turns.room.under_way == 300, "what has come does not go"
         with pytest.raises(NoRoom) as raised:
-            turns.of("b0").takes(600, 50)
-        assert raised.value.size > 600 and turns.of("b0").size == 100
+            turns.of("b0").takes(600, 50, 700)
+        assert raised.value.size == 700 and turns.of("b0").size == 100
+        for likely, expected in ((599, 600), (5_000, 1_200)):
+            with pytest.raises(NoRoom) as raised:
+                turns.of("b0").takes(600, 50, likely)
+            assert raised.value.size == expected, "it comes to an end, whatever is likely"
         turns.end("a0", "b0")
         assert turns.room.under_way == 0
 
@@ -250,7 +254,7 @@ async def test_a_late_partition_counts_with_all_that_it_turns_out_to_take() -> N
         turns.room.measured(0, 800)
         turns.join("a0", size=50)
         turns.of("a0").is_late()
-        turns.of("a0").takes(100, 0)
+        turns.of("a0").takes(100, 0, 0)
         turns.join("b0", size=10)
         assert turns.begun == ["a0"], "an eighth of the mark is late"
         turns.end("a0")
