@@ -72,7 +72,7 @@ class LocalHost(SpreadStore):
         opening = Slices(LONG_SLICE_S)
         self._opening = [opening.for_another_disk() for _ in stores]
         """Time slices for opening, recovering and forgetting partitions, by the number of their folder."""
-        self._opening_room = OpeningRoom()
+        self._opening_room = OpeningRoom(in_partitions=lambda: self.payloads.state_bytes)
         self._openings = [Openings(room=self._opening_room) for _ in stores]
         """Their turns to be opened, by the number of their folder as well."""
         self._turns = Slices(STEPS_SLICE_S)

@@ -10,6 +10,10 @@ were opened like this and are still open may together hold a part of the mark, o
 have a part of their own, so that a large one from which nobody takes anything does not keep them waiting. The
 data folders take turns. One whose disk does not answer keeps no other folder waiting.
 
+One that is larger than that part waits as well while it would take memory beyond EXCEEDING_SHARE of the mark.
+Otherwise two partitions that each came near to the mark before a restart would have the kernel end the broker
+when receivers want both. If little else is open, it need not wait for that: nothing would be gained.
+
 What a partition holds is known for certain only when its log has been read: after a crash, its last note may
 be old. So while it is read, more room is taken as soon as it turns out to be needed (`grow`). If there is
 none, what was read is dropped, and the partition waits again, for more room (`EXPECTED_AGAIN` in
@@ -29,6 +33,9 @@ PAUSE_S = 1.0
 """How long after a partition was opened beyond the room the next one may be."""
 BEYOND_PARTS = 8
 """Small partitions that were opened beyond the room may hold this part of the mark, and so may large ones."""
+EXCEEDING_SHARE = 3 / 2
+"""How much memory may be in use, compared with the mark, once a large partition has been opened beyond the
+room: nine tenths of all memory with the default mark."""
 SMALL_PARTS = 64
 """A partition is small if it takes this part of the mark at most."""
 ASKS_AGAIN_S = 2 * PAUSE_S
@@ -50,9 +57,11 @@ class OpeningRoom:
 
     __slots__ = (
         "_asked_s",
+        "_being_opened",
         "_beyond",
         "_exceeding",
         "_held",
+        "_in_partitions",
         "_let_in",
         "_mark",
         "_may_exceed_s",
@@ -61,13 +70,17 @@ class OpeningRoom:
         "under_way",
     )
 
-    def __init__(self, seconds: Callable[[], float] = elapsed_s) -> None:
-        """`seconds` is the clock."""
-        self._seconds = seconds
+    def __init__(
+        self, seconds: Callable[[], float] = elapsed_s, in_partitions: Callable[[], int] = lambda: 0
+    ) -> None:
+        """`seconds` is the clock. `in_partitions` gives what the messages of all open partitions take."""
+        self._seconds, self._in_partitions = seconds, in_partitions
         self.left = self._mark = UNKNOWN
         """`left`: what more partitions may take; below zero if some were opened beyond the room."""
         self.under_way = 0
-        """What the partitions that are being opened will take, in all."""
+        """What the partitions that are being opened will take beside what they take by now."""
+        self._being_opened = 0
+        """What they will take in all."""
         self._exceeding: object = None
         """The partition that is being opened beyond the room, and that others wait for."""
         self._let_in: dict[object, int] = {}
@@ -106,22 +119,26 @@ class OpeningRoom:
     def _take(self, size: int) -> None:
         self.left -= size
         self.under_way += size
+        self._being_opened += size
 
     def grow(self, partition: object, before: int, size: int) -> bool:
         """Whether a partition that is being opened may take this size instead of `before`, which is less. If
         so, the difference is taken."""
         is_beyond = partition in self._let_in
-        if not self.fits(size - before) and not (is_beyond and self._may_grow_beyond(partition, size)):
+        if not self.fits(size - before) and not (
+            is_beyond and self._may_grow_beyond(partition, before, size)
+        ):
             return False
         if is_beyond:
             self._let_in[partition] = size
         self._take(size - before)
         return True
 
-    def _may_grow_beyond(self, partition: object, size: int) -> bool:
+    def _may_grow_beyond(self, partition: object, before: int, size: int) -> bool:
         is_small = self._is_small(size)
         others = [grown for each, grown in self._let_in.items() if grown and each is not partition]
-        return self._may_be_beyond(size, sum([each for each in others if self._is_small(each) is is_small]))
+        of_its_kind = sum([each for each in others if self._is_small(each) is is_small])
+        return self._may_be_beyond(size, size - before, of_its_kind)
 
     def has_come(self, size: int) -> None:
         """This many more bytes of what the partitions that are being opened will take are in memory now. They
@@ -151,17 +168,22 @@ class OpeningRoom:
     def take_beyond(self, partition: object, size: int) -> bool:
         """Whether a partition of this size may be opened although there is no room, if it has its turn. If
         so, as `take`."""
-        if not self._may_be_beyond(size):
+        if not self._may_be_beyond(size, size):
             return False
         self._exceeding = partition
         self._let_in[partition] = 0
         self._take(size)
         return True
 
-    def _may_be_beyond(self, size: int, grown: int = 0) -> bool:
-        """`grown`: what others have grown to that are being opened beyond the room."""
+    def _may_be_beyond(self, size: int, more: int, grown: int = 0) -> bool:
+        """Whether a partition of this size may be open, for which `more` bytes are still to be taken.
+        `grown`: what others of its kind have grown to that are being opened beyond the room."""
         held = self._held[self._is_small(size)] + grown
-        return not held or held + size <= self.part_beyond
+        if held + size <= self.part_beyond:
+            return True
+        others = self._in_partitions() + self._being_opened - (size - more)
+        is_alone = others <= self.part_beyond
+        return not held and (is_alone or self._mark - self.left + more <= self._mark * EXCEEDING_SHARE)
 
     def is_late(self, partition: object) -> None:
         """The disk has not answered in time. If the partition was let in beyond the room, the next one may
@@ -173,6 +195,7 @@ class OpeningRoom:
         """The partition is open, and what it takes is measured from now on, or it could not be opened.
         `come`: what `has_come` was told of its size."""
         self.under_way -= size - come
+        self._being_opened -= size
         self.is_late(partition)
         if partition in self._let_in:
             del self._let_in[partition]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from broker.partition.opening_room import ASKS_AGAIN_S, BEYOND_PARTS, PAUSE_S, OpeningRoom
 
 
@@ -13,9 +15,9 @@ class Open:
 
 
 class Memory:
-    def __init__(self, used: int, mark: int) -> None:
+    def __init__(self, used: int, mark: int, in_partitions: Callable[[], int] = lambda: 0) -> None:
         self.now_s = 0.0
-        self.room = OpeningRoom(lambda: self.now_s)
+        self.room = OpeningRoom(lambda: self.now_s, in_partitions)
         self.room.measured(used, mark)
 
     def open_beyond(self, size: int) -> Open | None:
@@ -120,6 +122,30 @@ def test_a_partition_larger_than_that_is_opened_alone() -> None:
     assert large is not None and memory.open_beyond(20) is None
     large.state_bytes = 0
     assert memory.open_beyond(5_000)
+
+
+def test_a_large_partition_waits_while_it_would_take_far_more_than_the_mark() -> None:
+    """Symptom: two partitions that each had taken most of the mark before a restart were opened together, and
+    the kernel ended the broker at each start."""
+    held = 700
+    memory = Memory(900, 1_000, lambda: held)
+    assert memory.open_beyond(601) is None and memory.open_beyond(10), "a small one does not"
+    large = memory.open_beyond(580)
+    assert large is not None
+    large.state_bytes, held = 0, 125
+    memory.room.measured(300, 1_000)
+    assert memory.room.take(600) and memory.open_beyond(5_000) is None, "the other one is still being opened"
+    memory.room.give_back("other", 600, None)
+    memory.room.measured(900, 1_000)
+    assert memory.open_beyond(5_000), "nothing else would make room for it"
+
+
+def test_one_that_turns_out_to_be_large_grows_no_further_than_that() -> None:
+    memory = Memory(900, 1_000, lambda: 700)
+    assert memory.room.has_turn("folder") and memory.room.take_beyond("a", 110)
+    assert memory.room.grow("a", 110, 600) and not memory.room.grow("a", 600, 601)
+    memory.room.give_back("a", 600, None)
+    assert memory.room.under_way == 0
 
 
 def test_what_is_held_beyond_the_room_is_added_up_once_however_many_are_tried() -> None:
