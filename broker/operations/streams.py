@@ -38,7 +38,7 @@ class ReadRange:
     count: int
     """The most messages to read."""
     bytes_max: int
-    """Read at most this many bytes, but at least one message."""
+    """Read at most this many bytes, but at least one message. Changed properties count too."""
     cookie: object = None
     undecided: bool = False
     """The head is as in `FindPositions`: also read what stands between numbers that are not decided."""

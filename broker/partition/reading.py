@@ -18,12 +18,16 @@ from broker.base.errors import Reason, Refused
 from broker.entities.roles import KEEPS_FAILED_TRANSFERS
 from broker.identifiers import ClientId
 from broker.operations.streams import FindPositions, Positions, RangeRead, ReadRange
+from broker.partition.changed_properties import MERGED_AT_ONCE, WORK_COST, laying_cost
 from broker.partition.references import ACTIVE, DEFERRED, SCHEDULED, Reference
 from broker.partition.replaying import REPLAYED_AT_ONCE
 from broker.partition.subqueue import Subqueue
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.workspace import Workspace
 
+LAID_COST = 4_096
+"""What laying changed properties over a message costs besides `laying_cost`, in its units. It counts here
+because a range has more messages than other answers, and most of them may be small."""
 _COLUMNS = tuple(
     map(
         attrgetter,
@@ -81,7 +85,8 @@ class Reading:
         space.answer(client, answer)
 
     def read(self, client: ClientId, read: ReadRange) -> None:
-        """Read messages from the start of a range, as many as one answer may hold."""
+        """Read messages from the start of a range, as many as one answer may hold: their bytes are bounded,
+        and what it costs to lay changed properties over them."""
         space, cycle = self._space, self._space.cycle
         subqueue = space.messages.find(read.subqueue)
         head = self._head(subqueue, read.undecided)
@@ -95,6 +100,7 @@ class Reading:
         found: list[Reference] = []
         left_out = [0, 0, 0]
         next_number, looked_at, room, locked = end, 0, read.bytes_max, 0
+        laying = MERGED_AT_ONCE
         for reference in subqueue.browse(start):
             number = reference.sequence_number
             if number >= end:
@@ -107,14 +113,19 @@ class Reading:
                 left_out[0 if reference.state is DEFERRED else 1] += 1
             elif self._time_to_live.is_overdue(subqueue, reference):
                 left_out[2] += 1
-            elif found and reference.size > room:
-                next_number = number
-                break
             else:
+                size, cost = reference.size, 0
+                if reference.changed is not None:
+                    size += len(reference.changed)
+                    cost = LAID_COST + laying_cost(reference)
+                if found and (size > room or cost > laying):
+                    next_number = number
+                    break
                 found.append(reference)
-                room -= reference.size
+                room -= size
+                laying -= cost
                 locked += reference.lease is not None
-        cycle.work += looked_at
+        cycle.work += looked_at + (MERGED_AT_ONCE - laying) // WORK_COST
         answer = _range_read(found, read.cookie)
         answer.next, answer.end, answer.start = next_number, end, self._start(subqueue, head)
         answer.head, answer.locked, answer.left_out = head, locked, left_out

@@ -3,15 +3,21 @@ number."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from broker.base.errors import Reason
 from broker.entities.descriptions import DEAD_LETTER, MAIN, TRANSFER_DEAD_LETTER, QueueSettings
+from broker.identifiers import LockToken
+from broker.message.changes import encode_changes
 from broker.operations.general import Failed
 from broker.operations.sending import Send
 from broker.operations.settling import Abandon, Complete, DeadLetter, Defer
 from broker.operations.streams import FindPositions, Positions, RangeRead, ReadRange
+from broker.partition.changed_properties import MERGED_AT_ONCE, OWN_COST, PROPERTY_COST
 from broker.partition.cycle_bounds import Bounds
+from broker.partition.reading import LAID_COST
 from broker.partition.task_limits import TaskLimits
 from tests.support.partition_harness import NUMBER, Harness, one
 
@@ -157,6 +163,65 @@ async def test_a_message_that_is_larger_than_allowed_is_read_alone() -> None:
     harness = Harness()
     await harness.send(b"large", b"b")
     assert (await read(harness, bytes_max=2)).messages == [b"large"]
+
+
+async def read_all(harness: Harness) -> list[RangeRead]:
+    """Read from head to head as a client does: each part begins where the one before has ended."""
+    parts = [await read(harness, count=4_096)]
+    while parts[-1].next < parts[-1].end:
+        parts.append(await read(harness, parts[-1].next, parts[0].end, count=4_096))
+    return parts
+
+
+def change(properties: Mapping[str, object]) -> bytes:
+    changed = encode_changes(properties)
+    assert changed is not None
+    return changed
+
+
+BIG = change({"a": "x" * 30_000, "b": "x" * 30_000})
+MANY_SMALL = change({f"{number:05}": None for number in range(5_000)})
+ONE = change({"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("changed", "body", "most", "count"),
+    [
+        (BIG, b"x", MANY // len(BIG), 40),
+        (MANY_SMALL, b"x", MERGED_AT_ONCE // (5_000 * PROPERTY_COST), 40),
+        (ONE, b"x" * 60_000, MANY // 60_000, 40),
+        (ONE, b"x" * 1_000, MERGED_AT_ONCE // (LAID_COST + 1_000 * OWN_COST), 800),
+        (ONE, b"x", MERGED_AT_ONCE // LAID_COST, 1_100),
+    ],
+    ids=["bytes", "properties", "large bodies", "bodies", "messages"],
+)
+async def test_a_part_of_a_range_has_few_messages_if_many_properties_were_changed(
+    changed: bytes, body: bytes, most: int, count: int
+) -> None:
+    """Symptom: one envelope of 4,000 small messages that share 60 KB of changed properties had 243 MB, and
+    held the event loop for more than a second."""
+    harness = Harness()
+    await harness.send(*[body] * count)
+    tokens: list[LockToken] = []
+    while len(tokens) < count:
+        tokens += (await harness.receive(1, count)).tokens
+    await harness.do(1, Abandon(tokens[1:-1], changed))
+    parts = await read_all(harness)
+    assert all(0 < len([each for each in part.changed if each]) <= most for part in parts)
+    assert len(parts[0].messages) > most // 2, "as many as fit"
+    numbers = [number for part in parts for number in part.sequence_numbers]
+    assert numbers == list(range(FIRST, FIRST + count)), "none is left out or comes twice"
+    assert [each for part in parts for each in part.changed] == [None, *[changed] * (count - 2), None]
+    assert not any(part.missing or sum(part.left_out) or part.dead_lettered for part in parts)
+
+
+async def test_a_message_with_more_changed_properties_than_fit_is_read_alone() -> None:
+    harness = Harness()
+    await harness.send(b"a", b"b")
+    await harness.do(1, Abandon((await harness.receive(1, 2)).tokens, BIG))
+    found = await read(harness, bytes_max=1)
+    assert (found.sequence_numbers, found.next) == ([FIRST], FIRST + 1)
+    assert (await read(harness, found.next, bytes_max=1)).sequence_numbers == [FIRST + 1]
 
 
 async def test_a_range_accounts_for_every_number() -> None:
