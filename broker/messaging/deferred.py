@@ -10,6 +10,7 @@ from dataclasses import replace
 from broker.base.errors import Refused
 from broker.identifiers import partition_of
 from broker.message.changes import count_of
+from broker.message.property_sizes import METADATA_BYTES_MAX
 from broker.messaging.asking import give_back
 from broker.messaging.receive_and_delete import remove
 from broker.namespace.entity import Entity, ask, next_client
@@ -23,6 +24,10 @@ RECEIVED_BYTES_MAX = 4 * 1024 * 1024
 
 PREPARED_AT_ONCE = 8_192
 """Changed properties that are laid over messages at once: about a millisecond."""
+LAID_PROPERTIES = 32
+"""What each message counts besides, as that many properties."""
+LAID_BYTES = 32
+"""The bytes of a message that count as one property, because they may be properties of its own."""
 
 Held = list[tuple[PartitionHandle, Locked]]
 """Locked messages, with the partition that has locked them."""
@@ -88,7 +93,10 @@ def portions_of(locked: Locked) -> Iterator[Locked]:
     """Locked messages, as many at a time as can be prepared for a client at once, and at least one."""
     begin = properties = 0
     for place, changed in enumerate(locked.changed):
-        properties += 0 if changed is None else count_of(changed)
+        if changed is None:
+            continue
+        own = min(len(locked.messages[place]), METADATA_BYTES_MAX)
+        properties += LAID_PROPERTIES + count_of(changed) + own // LAID_BYTES
         if properties >= PREPARED_AT_ONCE and place + 1 < len(locked.changed):
             yield _slice_of(locked, begin, place + 1)
             begin, properties = place + 1, 0

@@ -13,6 +13,8 @@ from broker.base.errors import Reason, Refused
 from broker.identifiers import PARTITION_SHIFT
 from broker.message.changes import encode_changes
 from broker.messaging.deferred import (
+    LAID_BYTES,
+    LAID_PROPERTIES,
     PREPARED_AT_ONCE,
     RECEIVED_BYTES_MAX,
     Held,
@@ -157,3 +159,19 @@ def test_few_messages_with_many_changed_properties_are_prepared_at_once() -> Non
         columns = chain.from_iterable(each.columns["session_id"] for each in portions)
         assert list(columns) == list(range(9))
     assert list(portions_of(locked(1, 0))) == [locked(1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("size", "most"),
+    [(64, PREPARED_AT_ONCE // LAID_PROPERTIES), (60_000, PREPARED_AT_ONCE * LAID_BYTES // 60_000 + 1)],
+)
+def test_large_messages_or_many_are_prepared_a_few_at_a_time_if_one_property_was_changed(
+    size: int, most: int
+) -> None:
+    """Symptom: 69 messages of 60 KB, each with one changed property and 10,000 of its own, held the event
+    loop for 23 ms."""
+    messages = locked(1, 1_000, size=size)
+    messages.changed = [encode_changes({"a": 1})] * 1_000
+    portions = list(portions_of(messages))
+    assert max(len(each.tokens) for each in portions) <= most
+    assert list(chain.from_iterable(each.tokens for each in portions)) == messages.tokens
