@@ -636,19 +636,20 @@ class Partition:
     def _settle(self, client: ClientId, operation: Divisible) -> bool:
         """Settle messages, or renew their locks: as many of one operation as the cycle allows. False until
         the last part is done. Raises Refused."""
-        if self._parts is None or self._parts.operation is not operation:
-            merging = self._settling.merging(operation)
+        parts = self._parts
+        if parts is not None and parts.operation is not operation:
+            parts = None
+        try:
+            merging = self._settling.merging(operation, 0 if parts is None else parts.done)
             if merging.fitting == len(operation.tokens):
                 self._settling.carry_out(client, operation, merging)
                 return True
-            self._parts = Parts(operation)
-        else:
-            merging = self._settling.merging(operation, self._parts.done)
-        parts, part = self._parts, self._parts.next(merging.fitting)
-        try:
+            parts = self._parts = parts or Parts(operation)
+            part = parts.next(merging.fitting)
             self._settling.carry_out(client, part, merging)
         except Refused as refused:
-            if not parts.done:
+            if parts is None or not parts.done:
+                self._parts = None
                 raise
             parts.refuse_rest(refused.reason)
         else:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.base.errors import Reason
+from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import DEAD_LETTER, MAIN, QueueSettings
 from broker.identifiers import LockToken
 from broker.message.changes import encode_changes
@@ -16,11 +16,12 @@ from broker.operations.general import Failed
 from broker.operations.receiving import Demand, Locked, ReceiveDeferred, Withdraw
 from broker.operations.sending import Send
 from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Renewed, RenewLocks, Settled
-from broker.partition.changed_properties import MERGED_AT_ONCE, PROPERTY_COST
+from broker.partition.changed_properties import MERGED_AT_ONCE, PROPERTY_COST, Merging
 from broker.partition.cycle_bounds import Bounds
 from broker.partition.locks import Locks
 from broker.partition.long_operations import Divisible
 from broker.partition.references import Reference
+from broker.partition.settling import Settling
 from broker.partition.task_limits import TaskLimits
 from storage.errors import CommitFailed
 from tests.support.partition_harness import Harness, one
@@ -103,6 +104,36 @@ async def test_what_a_later_part_is_refused_fails_alone() -> None:
         "nothing was settled"
     )
     assert one(await harness.do(1, Complete(tokens[PART:])), Settled).failures == {}, "these are locked still"
+
+
+@pytest.mark.parametrize("refused_part", [1, 2, 4])
+@pytest.mark.parametrize("changed", [None, encode_changes({"more": 1})], ids=["as it is", "changed"])
+async def test_a_part_whose_subqueue_is_gone_fails_alone_with_those_behind_it(
+    changed: bytes | None, refused_part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Symptom: the client was told that all had failed, and part of it was durable."""
+    harness = Harness(limits=LIMITS)
+    tokens = await _locked(harness)
+    parts, within = 0, Settling.merging
+
+    def merging(settling: Settling, operation: Divisible, begin: int = 0) -> Merging:
+        nonlocal parts
+        parts += 1
+        if parts == refused_part:
+            raise Refused(Reason.ENTITY_NOT_FOUND, "There is no subqueue 'gone'.")
+        return within(settling, operation, begin)
+
+    monkeypatch.setattr(Settling, "merging", merging)
+    [answer] = await harness.do(1, Defer(tokens, changed, "mine"))
+    done = PART * (refused_part - 1)
+    assert isinstance(answer, Settled | Failed) and answer.cookie == "mine"
+    if isinstance(answer, Settled):
+        assert answer.failures == dict.fromkeys(range(done, MANY), Reason.ENTITY_NOT_FOUND)
+    else:
+        assert answer.reason is Reason.ENTITY_NOT_FOUND and not done, "nothing was settled"
+    assert harness.subqueues[0].locked == MANY - done
+    assert one(await harness.do(1, Complete(tokens[done:])), Settled).failures == {}, "these are locked still"
+    assert len((await harness.peek()).sequence_numbers) == done
 
 
 async def test_a_commit_that_fails_refuses_a_long_settlement_as_a_whole() -> None:
