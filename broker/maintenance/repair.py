@@ -2,9 +2,10 @@
 replaced move to `damaged/`.
 
 A damaged log is *rebuilt*: its legible messages are written to a new log beside the old one, with their
-sequence numbers, delivery counts and properties, and then the two change places. A damaged checkpoint, extent
-or document with an intact copy, or file `version`, is *moved* to `damaged/`, and the broker makes a new one.
-So is a file in the catalogue that is no document's, which needs no new one.
+sequence numbers, delivery counts and properties, and then the two change places. An older release could not
+read the new log, so the data folder states this one's storage version first.
+A damaged checkpoint, extent or document with an intact copy, or file `version`, is *moved* to `damaged/`, and
+the broker makes a new one. So is a file in the catalogue that is no document's, which needs no new one.
 Two damaged files of one document are *merged* if their good parts make a whole one. A damaged or missing
 file `folder` is *written again* if the other data folders and the logs in this one leave no doubt which
 folder it is.
@@ -62,7 +63,8 @@ from storage.folder_survey import FolderSurvey, survey_folders, write_identity
 from storage.index_witness import WITNESS_NAME
 from storage.log import Frame
 from storage.partition_index import COPY_NAME, INDEX_NAME
-from storage.storage_version import check_version
+from storage.storage_version import FILE_NAME as VERSION_FILE
+from storage.storage_version import STORAGE_VERSION, check_version, note_version, what_is_wrong
 from storage.survey import Finding, LogFolder, Severity, Survey, frames, survey_files
 
 DAMAGED_DIRECTORY = "damaged"
@@ -318,12 +320,13 @@ class Repair:
         is untouched."""
         self._remove_copies()
         for name in plan.finished:
+            self._state_version(_data_folder_of(Path(name)))
             self._exchange(Path(name), self._read_report(Path(name)))
+        for finding in plan.moved:  # before a rebuilt log needs a new file `version`
+            self._move_to_damaged(Path(finding.path))
         for log in plan.logs:
             if not log.refused:
                 self._rebuild(log)
-        for finding in plan.moved:
-            self._move_to_damaged(Path(finding.path))
         for paths, content in plan.merged:
             for path in paths:
                 self._move_to_damaged(path)
@@ -347,6 +350,16 @@ class Repair:
         self._disk.sync_directory(damaged)
         self._disk.sync_directory(path.parent)
 
+    def _state_version(self, root: Path) -> None:
+        """Have a data folder state the storage version of this release, durably, before it gets a log that an
+        older release would take for damaged: neither its broker nor its repair may touch that log."""
+        with contextlib.suppress(IsADirectoryError):  # it is in the plan, and keeps all brokers out
+            if check_version(self._disk, root) == STORAGE_VERSION:
+                return
+            if VERSION_FILE in self._disk.names(root) and what_is_wrong(self._disk, root) is not None:
+                self._move_to_damaged(root / VERSION_FILE)
+            note_version(self._disk, root)
+
     def _rebuild(self, log: Rebuilding) -> None:
         folder = self._folders[log.entity, log.partition]
         number = 1 + max((int(each.name.rpartition("-")[2]) for each in self._earlier(folder)), default=0)
@@ -354,6 +367,7 @@ class Repair:
         make_directories(self._disk, _root_of(folder), [DAMAGED_DIRECTORY, directory.name, REBUILT_DIRECTORY])
         try:
             asyncio.run(self._write_log(folder, directory / REBUILT_DIRECTORY))
+            self._state_version(_root_of(folder))
         except BaseException:
             self._disk.remove_tree(directory)  # it holds only the unfinished copy
             raise
@@ -422,8 +436,8 @@ class Repair:
     def _exchange(self, directory: Path, report: dict[str, Any]) -> None:
         """Put the new log in the place of the old one. The process may end after any step, so each step first
         checks whether it is already done."""
-        self._move_index(directory.parent.parent)
-        disk, root, entity = self._disk, directory.parent.parent, _directory_name(report["entity"])
+        disk, root, entity = self._disk, _data_folder_of(directory), _directory_name(report["entity"])
+        self._move_index(root)
         partition = f"{report['partition']:04x}"
         rebuilt = directory / REBUILT_DIRECTORY
         for parents, name, old in (
@@ -479,6 +493,11 @@ def _files_to_move(findings: Sequence[Finding]) -> list[Finding]:
 def _root_of(folder: LogFolder) -> Path:
     """The data folder that contains a log."""
     return folder.directory.parents[2]
+
+
+def _data_folder_of(directory: Path) -> Path:
+    """The data folder that contains `damaged/<entity>-<partition>-<n>`."""
+    return directory.parents[1]
 
 
 def _stem(folder: LogFolder) -> str:

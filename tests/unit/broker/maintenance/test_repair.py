@@ -30,8 +30,12 @@ from broker.partition.session_states import set_state
 from storage.catalogue import Catalogue
 from storage.disk import LocalDisk
 from storage.document_file import file_name_of
+from storage.errors import DiskFull
 from storage.file_store import FileLogStore
+from storage.folders import arrange
+from storage.partition_index import INDEX_NAME
 from storage.segment import SEGMENT_HEADER_BYTES
+from storage.storage_version import STORAGE_VERSION
 from storage.survey import Severity
 from tests.support.command_line import GENERATION, data_folder, segment_in
 from tests.support.faulty_disk import FaultyDisk
@@ -48,15 +52,15 @@ def repairing(*roots: Path) -> Iterator[Repair]:
         repair.close()
 
 
-async def two_messages(root: Path) -> Path:
-    """A queue with two messages in partition 3, in two commits; returns the path of the segment."""
+async def two_messages(root: Path, partition: int = 3) -> Path:
+    """A queue with two messages in one partition, in two commits; returns the path of the segment."""
     await Catalogue(root / "catalogue", LocalDisk()).put(
         GENERATION, encode_description(QueueDescription("orders", GENERATION, 16))
     )
-    async with acquired(root, entity=GENERATION, partition=3) as log:
+    async with acquired(root, entity=GENERATION, partition=partition) as log:
         for number in (1, 2):
             commit = log.begin()
-            add_enqueued(commit, 3 << PARTITION_SHIFT | number, 1_000, [7], None, [b"message"])
+            add_enqueued(commit, partition << PARTITION_SHIFT | number, 1_000, [7], None, [b"message"])
             await log.append(commit)
     return segment_in(root)
 
@@ -179,6 +183,96 @@ async def test_a_folder_in_the_place_of_the_version_stops_no_other_repair(tmp_pa
     assert [each.kept for each in plan.logs] == [1] and plan.logs[0].moved_to
     [finding] = plan.hopeless
     assert finding.path == str(tmp_path / "version") and not plan.is_complete
+
+
+def older(root: Path, version: str = "3\n") -> Path:
+    """Have a data folder state an older storage version, or something else; returns the file."""
+    (root / "version").write_text(version)
+    return root / "version"
+
+
+def carry_out(root: Path, disk: FaultyDisk) -> Plan:
+    """As `repair`, on this disk."""
+    work = Repair([root], disk)
+    work.open()
+    try:
+        plan = work.plan()
+        work.carry_out(plan)
+    finally:
+        work.close()
+    return plan
+
+
+async def test_a_folder_states_this_version_before_it_gets_a_rebuilt_log(tmp_path: Path) -> None:
+    """An older release would take the blocks of the new checkpoint for damaged."""
+    flip(await two_messages(tmp_path), SEGMENT_HEADER_BYTES + 70)
+    version, log = older(tmp_path), tmp_path / "logs" / GENERATION / "0003"
+    old = contents(log)
+    disk = FaultyDisk(LocalDisk())
+    disk.fail("create", errno.ENOSPC, path_part=f"{tmp_path / 'version'}.")
+    with pytest.raises(DiskFull):
+        await asyncio.to_thread(carry_out, tmp_path, disk)
+    assert version.read_text() == "3\n" and contents(log) == old
+    assert not any((tmp_path / DAMAGED_DIRECTORY).iterdir()), "no later repair goes on with this one"
+    disk.fail("rename", path_part=str(log))
+    with pytest.raises(OSError, match="Input/output"):
+        await asyncio.to_thread(carry_out, tmp_path, disk)
+    assert disk.has_failed and version.read_text() == f"{STORAGE_VERSION}\n" and not contents(log)
+    older(tmp_path)  # as if a release that did not state its version had begun the exchange
+    disk.fail("create", errno.ENOSPC, path_part=f"{tmp_path / 'version'}.")
+    with pytest.raises(DiskFull):
+        await asyncio.to_thread(carry_out, tmp_path, disk)
+    assert version.read_text() == "3\n" and not contents(log)
+    assert (await asyncio.to_thread(carry_out, tmp_path, disk)).finished
+    assert version.read_text() == f"{STORAGE_VERSION}\n" and contents(log)
+    assert not check_folders([tmp_path]).damaged
+
+
+@pytest.mark.parametrize("damaged", [(), (0,), (1,), (0, 1)])
+async def test_of_several_folders_those_with_a_rebuilt_log_state_this_version(
+    tmp_path: Path, damaged: tuple[int, ...]
+) -> None:
+    folders = [tmp_path / "first", tmp_path / "second"]
+    arrange(LocalDisk(), folders)
+    for number, lacking in enumerate((".copy", ".document")):  # each has one file of the document
+        await two_messages(folders[number], partition=3 + number)
+        (folders[number] / "catalogue" / file_name_of(GENERATION)).with_suffix(lacking).unlink()
+    files = [older(folder) for folder in folders]
+    for number in damaged:
+        flip(segment_in(folders[number]), SEGMENT_HEADER_BYTES + 70)
+    flip(folders[0] / "catalogue" / file_name_of(GENERATION), 40)  # to move it needs no other version
+    with repairing(*folders) as work:
+        plan = await asyncio.to_thread(work.plan)
+        await asyncio.to_thread(work.carry_out, plan)
+    assert len(plan.logs) == len(damaged) and len(plan.moved) == 1 and plan.is_complete
+    assert [int(file.read_text()) for file in files] == [
+        STORAGE_VERSION if number in damaged else 3 for number in range(2)
+    ]
+
+
+async def test_a_damaged_version_moves_away_and_a_rebuilt_log_brings_a_new_one(tmp_path: Path) -> None:
+    flip(await two_messages(tmp_path), SEGMENT_HEADER_BYTES + 70)
+    version = older(tmp_path, "what")
+    disk = FaultyDisk(LocalDisk())
+    disk.fail("rename", path_part=str(tmp_path / "logs"))
+    with pytest.raises(OSError, match="Input/output"):
+        await asyncio.to_thread(carry_out, tmp_path, disk)
+    assert version.read_text() == f"{STORAGE_VERSION}\n"
+    assert (tmp_path / DAMAGED_DIRECTORY / "version-0").read_text() == "what"
+    older(tmp_path, "ever")
+    assert (await asyncio.to_thread(carry_out, tmp_path, disk)).finished
+    assert version.read_text() == f"{STORAGE_VERSION}\n"
+    assert (tmp_path / DAMAGED_DIRECTORY / "version-1").read_text() == "ever"
+
+
+async def test_a_damaged_index_moves_away_once_beside_a_log_that_is_rebuilt(tmp_path: Path) -> None:
+    """Symptom: the repair ended with FileNotFoundError once the log was rebuilt."""
+    flip(await two_messages(tmp_path), SEGMENT_HEADER_BYTES + 70)
+    index = tmp_path / "catalogue" / INDEX_NAME
+    index.write_bytes(b"what")
+    plan = await asyncio.to_thread(repair, tmp_path)
+    assert plan.done and plan.logs[0].moved_to and [each.path for each in plan.moved] == [str(index)]
+    assert (tmp_path / DAMAGED_DIRECTORY / f"{INDEX_NAME}-0").read_bytes() == b"what" and not index.exists()
 
 
 async def test_a_session_whose_latest_state_is_lost_is_named(tmp_path: Path) -> None:
