@@ -19,7 +19,7 @@ from rich.table import Table
 from broker.base.plurals import counted
 from broker.maintenance.check import NoDataFolder, Report, check_folders
 from broker.settings.setting_types import variable_of
-from broker.settings.settings import WrongSettings, load_settings, unknown_variables
+from broker.settings.settings import WrongSettings, load_settings, refuse_blank, unknown_variables
 from storage.check import Progress
 from storage.folder_identity import WrongFolders
 from storage.survey import Severity
@@ -45,10 +45,11 @@ Examples:
 """
 
 DataDir = Annotated[
-    list[Path] | None,
+    list[str] | None,  # no paths: those of an empty name and of the current folder are the same
     typer.Option(
         envvar=variable_of("data_dir"),
         show_default="data",
+        metavar="PATH",
         help="The broker's data folder. Repeat the option if there are several.",
     ),
 ]
@@ -74,14 +75,15 @@ def check(context: typer.Context, data_dir: DataDir = None, as_json: AsJson = Fa
     raise typer.Exit(1 if report.damaged else 0)
 
 
-def named_folders(context: typer.Context, given: list[Path] | None) -> list[Path] | None:
-    """The data folders that the command line names. Those in variables are left to the settings, which pass
-    over empty names. Raises WrongSettings if an option seems to name several."""
+def named_folders(context: typer.Context, given: list[str] | None) -> list[str] | None:
+    """The data folders that the command line names. Those in variables are left to the settings. Raises
+    WrongSettings if an option names none, or seems to name several."""
     source = context.get_parameter_source("data_dir")
     if not given or source is None or source.name != "COMMANDLINE":
         return None
     for folder in given:
-        if os.pathsep in str(folder) and not folder.exists():
+        refuse_blank("--data-dir", folder)
+        if os.pathsep in folder and not Path(folder).exists():
             raise WrongSettings(
                 f"--data-dir {folder}: there is no such folder. Give the option once for each folder; only "
                 f"the variable {variable_of('data_dir')} takes several, separated by '{os.pathsep}'."
@@ -89,7 +91,7 @@ def named_folders(context: typer.Context, given: list[Path] | None) -> list[Path
     return given
 
 
-def data_folders(context: typer.Context, given: list[Path] | None) -> tuple[Path, ...]:
+def data_folders(context: typer.Context, given: list[str] | None) -> tuple[Path, ...]:
     """The folders that `partibus serve` would use with the same options and variables. Raises
     WrongSettings."""
     for name in unknown_variables():

@@ -40,6 +40,7 @@ from broker.settings.settings import (
     Settings,
     WrongSettings,
     load_settings,
+    refuse_blank,
     unknown_variables,
 )
 from storage.errors import StorageError
@@ -103,18 +104,20 @@ def partibus(
 def serve(
     context: typer.Context,
     config: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             envvar=variable_of("config"),
             show_default=False,
+            metavar="PATH",
             help="Entities to create at the start: the emulator's `config.json`, with our additions.",
         ),
     ] = None,
     data_dir: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option(
             envvar=variable_of("data_dir"),
             show_default="data",
+            metavar="PATH",
             help=(
                 "Folder for the logs, the catalogue and the generated certificate. Repeat the option for "
                 "each disk: new queues are spread over all of them."
@@ -190,13 +193,14 @@ def serve(
     _run(settings, file, is_shown=sys.stdout.isatty() if show_connections is None else show_connections)
 
 
-def _load(config: Path | None, given: Mapping[str, object]) -> tuple[Settings, ConfigFile | None]:
+def _load(config: str | None, given: Mapping[str, object]) -> tuple[Settings, ConfigFile | None]:
     """The settings, with the options `given`, and the configuration file. Raises WrongSettings and
     WrongConfigFile."""
+    refuse_blank(f"{variable_of('config')} (or --config)", config)
     settings = load_settings(**given)
     if config is None:
         return settings, None
-    file = load_config_file(config, settings)
+    file = load_config_file(Path(config), settings)
     if "namespace" not in settings.model_fields_set:
         settings = settings.model_copy(update={"namespace": file.first.namespace})
     return settings, file

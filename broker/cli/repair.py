@@ -18,7 +18,7 @@ from broker.maintenance.repair import DAMAGED_DIRECTORY, Plan, Rebuilding, Repai
 from broker.partition.doubts import SESSION_STATE, Older
 from broker.partition.salvage import Range
 from broker.settings.logs import configure_logging
-from broker.settings.settings import WrongSettings
+from broker.settings.settings import WrongSettings, refuse_blank
 from storage.check import Progress
 from storage.errors import StorageError
 from storage.folder_identity import FILE_NAME
@@ -60,7 +60,7 @@ Examples:
 """
 
 GiveUp = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         metavar="FOLDER",
         show_default=False,
@@ -115,10 +115,11 @@ def repair(
 
 
 def _give_up(
-    context: typer.Context, data_dir: list[Path] | None, lost: Path, *, yes: bool, as_json: bool
+    context: typer.Context, data_dir: list[str] | None, lost: str, *, yes: bool, as_json: bool
 ) -> NoReturn:
     try:
-        work = GivingUp(data_folders(context, data_dir), lost)
+        refuse_blank("--give-up", lost)
+        work = GivingUp(data_folders(context, data_dir), Path(lost))
         work.open()
         try:
             plan = work.plan()

@@ -7,6 +7,7 @@ Lists are given in one variable, separated by commas or in JSON.
 from __future__ import annotations
 
 import json
+import os
 import re
 from typing import Annotated, Literal, Self
 
@@ -34,6 +35,17 @@ Rights = Annotated[tuple[Right, ...], AfterValidator(_some)]
 def variable_of(setting: str) -> str:
     """The environment variable of a setting."""
     return ENVIRONMENT_PREFIX + setting.upper()
+
+
+WHY_BLANK = "Perhaps a shell variable is not set"
+
+
+def refuse_blank_folders(variable: str, given: object) -> None:
+    """Check that a variable which names folders, as a list or separated by `:`, has no empty name in it: that
+    would mean the current folder. Raises ValueError."""
+    parts = given.split(os.pathsep) if isinstance(given, str) else given
+    if isinstance(parts, list | tuple) and any(isinstance(each, str) and not each.strip() for each in parts):
+        raise ValueError(f"a folder in {variable} has an empty name (got {given!r}). {WHY_BLANK}")
 
 
 def _split(given: object) -> object:

@@ -30,10 +30,12 @@ from broker.settings.effects import check_effects
 from broker.settings.explanations import explain, explain_json
 from broker.settings.setting_types import (
     ENVIRONMENT_PREFIX,
+    WHY_BLANK,
     CertificateNames,
     HostNames,
     Origins,
     SasRules,
+    refuse_blank_folders,
     variable_of,
 )
 from broker.settings.tier_checks import check_tier
@@ -560,10 +562,14 @@ class Settings(BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def _data_dir_may_be_a_list(cls, given: object) -> object:
-        folders = given.get("data_dir") if isinstance(given, dict) else None
+        if not isinstance(given, dict):
+            return given
+        for name in ("data_dir", "more_data_dirs"):
+            refuse_blank_folders(variable_of(name), given.get(name))
+        folders = given.get("data_dir")
         if isinstance(folders, str) and os.pathsep in folders:
-            folders = [folder for folder in folders.split(os.pathsep) if folder] or ["data"]
-        if isinstance(given, dict) and isinstance(folders, list | tuple) and folders:
+            folders = folders.split(os.pathsep)
+        if isinstance(folders, list | tuple) and folders:
             first, *more = folders
             return given | {
                 "data_dir": first,
@@ -644,6 +650,13 @@ def load_settings(**given: object) -> Settings:
         raise WrongSettings(explain(error)) from error
     except SettingsError as error:
         raise WrongSettings(explain_json(error)) from error
+
+
+def refuse_blank(option: str, name: str | None) -> None:
+    """Check that an option which names a file or folder gives a name, if it is given at all: an empty one
+    would mean the current folder. Raises WrongSettings."""
+    if name is not None and not name.strip():
+        raise WrongSettings(f"{option}: the name is empty (got {name!r}). {WHY_BLANK}")
 
 
 def unknown_variables(environment: Iterable[str] | None = None) -> list[str]:

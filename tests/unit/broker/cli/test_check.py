@@ -27,15 +27,15 @@ def damage(report: str) -> list[dict[str, str]]:
     return [each for each in json.loads(report)["findings"] if each["severity"] != "note"]
 
 
-def test_the_commands_take_the_folders_of_the_settings_and_pass_over_empty_names(tmp_path: Path) -> None:
+def test_the_commands_take_the_folders_of_the_settings(tmp_path: Path) -> None:
     a, b, c, alone = (str(tmp_path / name) for name in ("a", "b", "c", "alone"))
     arrange(LocalDisk(), [Path(a), Path(b), Path(c)])
     for folder in (a, b, c, alone):
         Path(folder, "logs").mkdir(parents=True)
-    variables = {"PARTIBUS_DATA_DIR": f"{a}::{b}:", "PARTIBUS_MORE_DATA_DIRS": json.dumps([c])}
+    variables = {"PARTIBUS_DATA_DIR": f"{a}:{b}", "PARTIBUS_MORE_DATA_DIRS": json.dumps([c])}
     assert json.loads(check("check", "--json", **variables).stdout)["folders"] == [a, b, c]
     assert json.loads(check("check", "--json", "--data-dir", b, **variables).stdout)["folders"] == [b, c]
-    assert json.loads(check("check", "--json", PARTIBUS_DATA_DIR=f"{a}:").stdout)["folders"] == [a]
+    assert json.loads(check("check", "--json", PARTIBUS_DATA_DIR=a).stdout)["folders"] == [a]
     done = check("repair", PARTIBUS_DATA_DIR=f"{a}:{b}:{c}")
     assert done.exit_code == 0 and f"{a}, {b}, {c}: Nothing is damaged" in done.stdout.replace("\n", " ")
     (tmp_path / "file").touch()
@@ -49,6 +49,21 @@ def test_the_commands_take_the_folders_of_the_settings_and_pass_over_empty_names
     assert done.exit_code == 0 and "PARTIBUS_DATADIR" in done.stderr
     (tmp_path / "with:colon" / "logs").mkdir(parents=True)
     assert check("check", "--data-dir", str(tmp_path / "with:colon")).exit_code == 0
+
+
+@pytest.mark.parametrize("empty", ["", " "])
+@pytest.mark.parametrize("command", ["serve", "check", "repair"])
+def test_an_empty_name_is_refused_and_does_not_mean_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, empty: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "logs").mkdir()
+    for folders in ([empty], ["elsewhere", empty]):
+        done = check(command, *(part for each in folders for part in ("--data-dir", each)))
+        assert done.exit_code == 2 and f"--data-dir: the name is empty (got {empty!r})" in done.stderr
+    done = check(command, PARTIBUS_DATA_DIR="one::two")
+    assert done.exit_code == 2 and "PARTIBUS_DATA_DIR has an empty name" in done.stderr, done.stderr
+    assert [each.name for each in tmp_path.iterdir()] == ["logs"]
 
 
 def test_folders_of_two_brokers_are_not_taken_for_those_of_one(tmp_path: Path) -> None:

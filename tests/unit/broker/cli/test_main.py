@@ -84,12 +84,15 @@ def test_every_setting_is_listed_and_no_value_in_effect() -> None:
             "PARTIBUS_TOTAL_OUTPUT_BYTES_MAX is 33554432, but can be at most 16777216: ",
         ),
         (["--config", "missing.json"], {}, "missing.json: cannot be read"),
+        (["--config", ""], {}, "PARTIBUS_CONFIG (or --config): the name is empty (got '')"),
+        ([], {"PARTIBUS_CONFIG": " "}, "PARTIBUS_CONFIG (or --config): the name is empty (got ' ')"),
+        ([], {"PARTIBUS_DATA_DIR": "one::two"}, "a folder in PARTIBUS_DATA_DIR has an empty name"),
         (["--log-format", "colourful"], {}, "--log-format"),
         (["--amqp-port", "many"], {}, "--amqp-port"),
         (["--no-such-option"], {}, "--no-such-option"),
         (
             [],
-            {"PARTIBUS_DATA_DIR": "one::two:", "PARTIBUS_MORE_DATA_DIRS": '["two"]'},
+            {"PARTIBUS_DATA_DIR": "one:two", "PARTIBUS_MORE_DATA_DIRS": '["two"]'},
             "a data folder is named twice: ",
         ),
         (

@@ -83,6 +83,11 @@ async def test_a_repaired_folder_is_counted_again_even_if_the_index_is_in_anothe
     assert not witness.path.exists()
 
 
+def test_a_folder_with_an_empty_name_is_not_given_up() -> None:
+    done = check("repair", "--give-up", "")
+    assert done.exit_code == 2 and "--give-up: the name is empty (got '')" in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize(
     ("gone", "commits_gone", "texts"),
     [

@@ -161,7 +161,7 @@ def test_several_data_folders_are_separated_by_colons_or_follow_the_first_one(
     a, b, c = Path("/disk1"), Path("/disk2"), Path("/disk3")
     assert load_settings().data_dirs == (Path("data"),)
     assert load_settings(data_dir=a, more_data_dirs=(b, c)).data_dirs == (a, b, c)
-    monkeypatch.setenv("PARTIBUS_DATA_DIR", "/disk1:/disk2:")
+    monkeypatch.setenv("PARTIBUS_DATA_DIR", "/disk1:/disk2")
     assert load_settings().data_dirs == (a, b)
     monkeypatch.setenv("PARTIBUS_MORE_DATA_DIRS", '["/disk3"]')
     assert load_settings().data_dirs == (a, b, c)
@@ -172,6 +172,22 @@ def test_several_data_folders_are_separated_by_colons_or_follow_the_first_one(
     with pytest.raises(
         WrongSettings, match=r"^PARTIBUS_MORE_DATA_DIRS: a JSON value is expected \(got '/disk3'\)$"
     ):
+        load_settings()
+
+
+def test_an_empty_variable_counts_as_not_set_and_an_empty_name_of_a_folder_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PARTIBUS_DATA_DIR", "")
+    assert load_settings().data_dirs == (Path("data"),)
+    for wrong in (" ", ":", "/disk1::/disk2", "/disk1:/disk2:", ":/disk1", "/disk1: :/disk2"):
+        monkeypatch.setenv("PARTIBUS_DATA_DIR", wrong)
+        with pytest.raises(WrongSettings) as caught:
+            load_settings()
+        assert f"a folder in PARTIBUS_DATA_DIR has an empty name (got {wrong!r})" in str(caught.value)
+    monkeypatch.setenv("PARTIBUS_DATA_DIR", "/disk1")
+    monkeypatch.setenv("PARTIBUS_MORE_DATA_DIRS", '["/disk2", ""]')
+    with pytest.raises(WrongSettings, match="a folder in PARTIBUS_MORE_DATA_DIRS has an empty name"):
         load_settings()
 
 
