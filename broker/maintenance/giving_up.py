@@ -35,6 +35,7 @@ from broker.entities.descriptions import EntityDescription
 from broker.entities.documents import decode_description
 from broker.entities.first_namespace import FIRST_NAMESPACE
 from broker.identifiers import PARTITION_SHIFT
+from broker.maintenance.check import NoDataFolder, data_folders_among
 from broker.maintenance.locking import FolderLocks
 from broker.partition import records
 from broker.partition.records import Counters
@@ -186,14 +187,19 @@ class GivingUp:
             return []  # nothing but this command reads it, and it may have been removed
 
     def _number(self, folders: FolderSurvey) -> int:
-        if len(folders.folders) < 2:
-            raise CannotGiveUp(
-                "The broker has one data folder, and without it there is nothing left. Start with a new one."
-            )
         if folders.damaged:
             raise CannotGiveUp(
                 f"{folders.damaged[0] / FILE_NAME} is damaged, so nobody knows which folder this is. "
                 "Repair it first: run the command without --give-up."
+            )
+        if not folders.folders:  # they may be misspelt
+            try:
+                data_folders_among(self._disk, self._roots)
+            except NoDataFolder as error:
+                raise CannotGiveUp(str(error)) from error
+        if len(folders.folders) < 2:
+            raise CannotGiveUp(
+                "The broker has one data folder, and without it there is nothing left. Start with a new one."
             )
         lost = self._lost.absolute()
         missing = folders.missing()

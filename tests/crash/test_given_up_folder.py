@@ -146,7 +146,8 @@ def test_nothing_is_given_up_that_is_there_or_unknown_and_nothing_without_an_emp
         (("first",), "None of the named folders is empty"),
         (("first", "other"), "None of the named folders is empty"),
         (("first", "third", "fourth"), "More than one"),
-        (("third",), "one data folder"),
+        (("other",), "one data folder"),
+        (("third",), "third: there is no such folder"),
     )
     for named, reason in refused:
         with pytest.raises(CannotGiveUp, match=reason):

@@ -83,6 +83,18 @@ async def test_a_repaired_folder_is_counted_again_even_if_the_index_is_in_anothe
     assert not witness.path.exists()
 
 
+def test_nothing_is_given_up_where_no_folder_of_a_broker_is_named(tmp_path: Path) -> None:
+    lost, nowhere, empty = (str(tmp_path / name) for name in ("lost", "nowhere", "empty"))
+    Path(empty).mkdir()
+    done = check("repair", "--give-up", lost, "--data-dir", nowhere)
+    assert done.exit_code == 2 and f"{nowhere}: there is no such folder" in done.stderr, done.output
+    done = check("repair", "--give-up", lost, "--data-dir", nowhere, "--data-dir", empty)
+    assert done.exit_code == 2 and f"{nowhere}: there is no such folder; {empty}: " in done.stderr
+    Path(empty, "logs").mkdir()
+    done = check("repair", "--give-up", lost, "--data-dir", empty)
+    assert done.exit_code == 2 and "The broker has one data folder" in done.stderr, done.output
+
+
 def test_a_folder_with_an_empty_name_is_not_given_up() -> None:
     done = check("repair", "--give-up", "")
     assert done.exit_code == 2 and "--give-up: the name is empty (got '')" in done.stderr, done.stderr
