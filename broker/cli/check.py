@@ -29,7 +29,8 @@ What the findings mean:
 
 * `unusable`: a queue or partition cannot be served, or some of its messages cannot be read.
   `partibus repair` says what can be saved.
-* `unread`: a data folder of the broker was not named, so nothing in it was checked.
+* `unread`: a data folder of the broker was not named, so nothing in it was checked. Name it with
+  `--data-dir` as well.
 * `spare`: one of two copies is damaged or missing. The other serves; the broker or `partibus repair`
   replaces it.
 * `note`: no damage, such as an unfinished commit left by a crash, which the next start removes, or a file in
@@ -182,6 +183,8 @@ def advice(report: Report) -> list[str]:
             "See that the named folders that could not be read are there, for example that their disks are "
             "mounted, and check again."
         )
+    if report.is_unknown_version:  # the finding says what to do, and a repair would be refused
+        return texts
     if any(each.severity is Severity.UNUSABLE and each.path not in unread for each in report.findings):
         texts.append(
             "Stop the broker and run `partibus repair`: it says what can be saved and what is gone, and "

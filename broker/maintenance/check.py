@@ -62,6 +62,13 @@ class Report:
         """Whether anything is damaged, missing or unread, even if it is only one of two copies."""
         return any(finding.severity is not Severity.NOTE for finding in self.findings)
 
+    @property
+    def is_unknown_version(self) -> bool:
+        """Whether a folder's storage version is newer than this release or cannot be read: `partibus repair`
+        refuses such a folder."""
+        places = {str(root / VERSION_FILE) for root in self.roots}
+        return any(each.severity is Severity.UNUSABLE and each.path in places for each in self.findings)
+
     def name_of(self, entity: str | None) -> str:
         """An entity's name in reports: the queue's name, or its generation if the name is not known."""
         return self.queues.get(entity or "", entity or "?")

@@ -193,7 +193,8 @@ def test_a_folder_without_data_ends_with_2(tmp_path: Path) -> None:
 def test_help_says_what_findings_and_exit_codes_mean() -> None:
     text = check("check", "--help").stdout
     assert all(
-        word in text for word in ("unusable", "spare", "note", "Exit codes", "--json", "PARTIBUS_DATA_DIR")
+        word in text
+        for word in ("unusable", "unread", "spare", "note", "Exit codes", "--json", "PARTIBUS_DATA_DIR")
     )
 
 
@@ -221,3 +222,13 @@ async def test_the_check_ends_with_the_advice_that_fits_its_findings(tmp_path: P
     stray.unlink()
     (folders[1] / "folder").unlink()
     assert advised(*folders, gone) == [mount, repair]
+    stray.write_bytes(b"garbage")
+    for version in (b"99\n", None):
+        (folders[0] / "version").unlink(missing_ok=True)
+        if version is None:
+            (folders[0] / "version").mkdir()
+        else:
+            (folders[0] / "version").write_bytes(version)
+        assert advised(*folders, gone) == [mount], "repair refuses the folder"
+        done = check("repair", *(part for each in folders for part in ("--data-dir", str(each))))
+        assert done.exit_code == 2, done.stdout
