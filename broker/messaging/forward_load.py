@@ -8,7 +8,7 @@ time because of a crash, it comes to the same partition, and that one knows it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from broker.base.errors import Reason, Refused
 from broker.identifiers import PARTITION_SHIFT, partition_of
 from broker.message.changes import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, encode_changes
 from broker.message.forwarded import HOPS_MAX, Trail, as_sent, trail_of, with_trail
+from broker.message.property_sizes import METADATA_BYTES_MAX
 from broker.message.stored import store_run
 from broker.messaging.sending import check, keys_of, too_large
 from broker.messaging.sends import send_of
@@ -25,7 +26,10 @@ from broker.operations.sending import Send
 from broker.send_lists import at, merged, part_of
 
 PREPARED_AT_ONCE = 64
-"""Messages that one turn of the event loop prepares: about half a millisecond."""
+"""Messages that one turn of the event loop prepares at most: about half a millisecond."""
+PREPARED_BYTES = 2 * METADATA_BYTES_MAX
+"""A turn ends after so many bytes that may be properties: two messages with thousands of them take some
+milliseconds."""
 RUN_SHIFT = 6
 """Messages without a key go to the same partition in runs of 64 sequence numbers."""
 
@@ -98,12 +102,23 @@ async def prepare(
     `is_transfer`: they were sent to this entity through another one, so that counts as no hop, and their
     schedules have not come yet."""
     prepared = Prepared()
-    for start in range(0, len(locked.messages), PREPARED_AT_ONCE):
-        if start:
+    for places in pieces_of(locked):
+        if places.start:
             await asyncio.sleep(0)
-        places = range(start, min(start + PREPARED_AT_ONCE, len(locked.messages)))
         _prepare_some(prepared, target, locked, places, dead_letter_source, is_transfer, message_id)
     return prepared
+
+
+def pieces_of(locked: Locked) -> Iterator[range]:
+    """The places of messages that one turn of the event loop prepares."""
+    begin = size = 0
+    for place, (message, changed) in enumerate(zip(locked.messages, locked.changed, strict=True)):
+        size += min(len(message), METADATA_BYTES_MAX) + len(changed or b"")
+        if size >= PREPARED_BYTES or place + 1 - begin == PREPARED_AT_ONCE:
+            yield range(begin, place + 1)
+            begin, size = place + 1, 0
+    if begin < len(locked.messages):
+        yield range(begin, len(locked.messages))
 
 
 def _prepare_some(

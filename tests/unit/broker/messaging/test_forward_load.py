@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
+import pytest
+
 from broker.base.errors import Reason, Refused
 from broker.entities.descriptions import QueueSettings
 from broker.identifiers import PARTITION_SHIFT
 from broker.message.forwarded import HOPS_MAX, Trail, trail_of, with_trail
+from broker.message.property_sizes import METADATA_BYTES_MAX
 from broker.message.stored import store
 from broker.messaging import forward_load
 from broker.messaging.forward_load import (
     PREPARED_AT_ONCE,
+    PREPARED_BYTES,
     TOO_LARGE,
     TOO_MANY_HOPS,
     Prepared,
+    pieces_of,
     prepare,
     rejection_of,
 )
@@ -58,6 +65,28 @@ async def test_messages_without_a_key_are_spread() -> None:
     whole = [message for group in found.groups.values() for message in found.send_of(group).messages]
     assert len(whole) == count > PREPARED_AT_ONCE
     assert sorted(trail_of(each, 0).original for each in whole) == given.sequence_numbers
+
+
+@pytest.mark.parametrize(
+    ("size", "changed", "sizes"),
+    [
+        (100, 0, [PREPARED_AT_ONCE, PREPARED_AT_ONCE, 2]),
+        (METADATA_BYTES_MAX, 0, [2] * PREPARED_AT_ONCE + [2]),
+        (1 << 20, 0, [2] * PREPARED_AT_ONCE + [2]),
+        (100, PREPARED_BYTES, [1] * (2 * PREPARED_AT_ONCE + 2)),
+    ],
+)
+def test_messages_that_may_have_thousands_of_properties_are_prepared_few_at_a_time(
+    size: int, changed: int, sizes: list[int]
+) -> None:
+    """Symptom: 16 dead letters with ten thousand properties each were prepared in one turn of 50 ms."""
+    count = 2 * PREPARED_AT_ONCE + 2
+    given = locked_of(*[bytes(size)] * count)
+    if changed:
+        given.changed = [bytes(changed)] * count
+    found = list(pieces_of(given))
+    assert [len(piece) for piece in found] == sizes
+    assert list(chain.from_iterable(found)) == list(range(count))
 
 
 async def test_each_hop_is_counted_and_the_fifth_is_refused() -> None:
