@@ -6,10 +6,10 @@ settlements that came too late by their index.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from broker.base.errors import Reason
-from broker.identifiers import ClientId
+from broker.identifiers import ClientId, LockToken
 from broker.operations.settling import (
     Abandon,
     Complete,
@@ -65,15 +65,23 @@ class Settling:
         if not (messages.work if within is None else space.subqueues[within]).changed_bytes:
             return Merging(count) if changed is None else Merging(count, VALUE_BYTES + len(changed))
         tokens = operation.tokens[begin : begin + count]
-        spent_from = None
-        if isinstance(operation, Abandon) and tokens:
-            subqueue = space.locks.subqueue_of(tokens[0], space.arrived_ms, within)
-            spent_from = 0 if subqueue is None else spent_from_of(space, subqueue)
+        spent_from = self._spent_from(operation, tokens, within)
         if changed is None and spent_from is None:
             return Merging(count)
         references = space.locks.references_of(tokens, space.arrived_ms, within)
         merging = messages.work.properties.merging(references, changed, spent_from)
         return merging._replace(fitting=count) if merging.is_all else merging
+
+    def _spent_from(
+        self, operation: Divisible | FailTransfer, tokens: Sequence[LockToken], within: int | None
+    ) -> int | None:
+        """From how many failed deliveries on the messages with these locks are given a reason of the broker;
+        None if they never are."""
+        space = self._space
+        if not (isinstance(operation, Abandon) and tokens):
+            return None
+        subqueue = space.locks.subqueue_of(tokens[0], space.arrived_ms, within)
+        return 0 if subqueue is None else spent_from_of(space, subqueue)
 
     def carry_out(self, client: ClientId, operation: Divisible, merging: Merging) -> None:
         """Settle messages, or renew their locks. `merging` is what that takes. Raises Refused."""
@@ -185,21 +193,22 @@ class Settling:
 
     def check_changes(self, operation: Abandon | Defer | DeadLetter | FailTransfer, added: int = 0) -> int:
         """Raise Refused if memory, the quota or a full disk has no room for the changed properties. The
-        locks stay. Returns what it costs to merge them with others (`Merging.cost`).
+        locks stay. Returns what it costs to merge them, or the broker's reason, with others (`Merging.cost`).
 
         `added` are the bytes of changes that come before them in their transaction.
         """
         changed, space = operation.changed, self._space
-        if changed is None:
-            return 0
-        memory, cost = VALUE_BYTES + len(changed), 0
+        memory, cost, tokens = VALUE_BYTES + len(changed or b""), 0, operation.tokens
         if space.messages.work.changed_bytes:
             within = None if isinstance(operation, FailTransfer) else self.within(operation)
-            references = space.locks.references_of(operation.tokens, space.arrived_ms, within)
-            merging = space.messages.work.properties.merging(references, changed, room=ANY_ROOM)
-            memory, cost = merging.memory, merging.cost
-            space.cycle.work += cost // WORK_COST
-        self._check_changes(operation, changed, memory, added)
+            spent_from = self._spent_from(operation, tokens, within)
+            if changed is not None or spent_from is not None:
+                references = space.locks.references_of(tokens, space.arrived_ms, within)
+                merging = space.messages.work.properties.merging(references, changed, spent_from, ANY_ROOM)
+                memory, cost = merging.memory, merging.cost
+                space.cycle.work += cost // WORK_COST
+        if changed is not None:
+            self._check_changes(operation, changed, memory, added)
         return cost
 
     def _check_changes(

@@ -168,10 +168,13 @@ async def test_properties_that_are_too_many_together_leave_everything_as_it_was(
     await harness.do(1, Transact(NOTHING, []))
 
 
-async def test_a_transaction_merges_a_bounded_amount_of_properties() -> None:
+@pytest.mark.parametrize("is_last", [False, True])
+async def test_a_transaction_merges_a_bounded_amount_of_properties(is_last: bool) -> None:
     """Symptom: one over 100 messages with thousands of changed properties each held up all other clients for
-    54 ms, because it cannot be divided."""
-    harness = Harness(QueueSettings(max_delivery_count=100))
+    54 ms, because it cannot be divided. So did one that abandoned them for the last time, with nothing but
+    the broker's own reason to merge."""
+    harness = Harness(QueueSettings(max_delivery_count=2 if is_last else 100))
+    change = None if is_last else NOTE
     tokens = await locked(harness, 50)
     for number, token in enumerate(tokens):
         changed = encode_changes({f"{number}-{each}": None for each in range(5_000)})
@@ -179,10 +182,12 @@ async def test_a_transaction_merges_a_bounded_amount_of_properties() -> None:
     received = await harness.do(1, Demand(MAIN, 50))
     tokens = [token for each in received if isinstance(each, Locked) for token in each.tokens]
     assert len(tokens) == 50
-    refused = one(await harness.do(1, Transact(NOTHING, [Abandon([each], NOTE) for each in tokens])), Failed)
+    refused = one(
+        await harness.do(1, Transact(NOTHING, [Abandon([each], change) for each in tokens])), Failed
+    )
     assert refused.reason is Reason.QUOTA_EXCEEDED and "fewer" in refused.description
     for part in (tokens[:25], tokens[25:]):
-        one(await harness.do(1, Transact(NOTHING, [Abandon([each], NOTE) for each in part])), Transacted)
+        one(await harness.do(1, Transact(NOTHING, [Abandon([each], change) for each in part])), Transacted)
 
 
 async def test_a_send_beyond_the_quota_leaves_the_settlements_undone() -> None:
