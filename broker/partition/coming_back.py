@@ -193,9 +193,9 @@ class ComingBack:
         openings = Openings() if is_hung else self._openings
         while True:
             needed = 0 if was_open else OPENING_BYTES + size
-            is_urgent = urgency(Urgency.MESSAGES if size or is_wanted else Urgency.EMPTY)
+            how_urgent = urgency(Urgency.MESSAGES if size or is_wanted else Urgency.EMPTY)
             try:
-                with openings.place(self._entity, is_urgent, self._late, needed) as opening:
+                with openings.place(self._entity, how_urgent, self._late, needed) as opening:
                     self._opening = opening
                     if not await opening.has_turn():
                         return False

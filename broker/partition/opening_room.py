@@ -93,7 +93,7 @@ class OpeningRoom:
         self._beyond: dict[bool, list[Share]] = {True: [], False: []}
         """Those that were opened beyond the room, by whether they are small."""
         self._held = {True: 0, False: 0}
-        """What these held when a folder last had its turn."""
+        """What these held when a folder last had its turn, and those opened since."""
 
     @property
     def part_beyond(self) -> int:
