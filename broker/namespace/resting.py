@@ -74,8 +74,8 @@ ASKED_AGAIN_S = 2.0
 ASKED_S = 0.02
 """One read from a socket can ask for thousands of partitions before the first of them is being opened."""
 UNKNOWN_BYTES = 256 * 1024
-"""What an unknown partition is expected to take beyond its last note: a thousand messages. If it takes more,
-that shows while its log is read (`broker/partition/coming_back.py`)."""
+"""What an unknown partition is expected to take: a thousand messages. If it takes more, that shows while its
+log is read (`broker/partition/coming_back.py`)."""
 LISTING_MAX = 32
 """How many entities' logs are listed at a time when the index is rebuilt."""
 
@@ -402,12 +402,17 @@ class Resting:
         return None if note is None else decode(note, self._subqueues_end(generation))
 
     def expected_bytes(self, generation: str, number: int) -> int:
-        """About what the messages of a closed partition take in memory once it is open: those that it held
-        when it was last closed or at rest, and more if they may have changed since."""
+        """What the messages of a closed partition are expected to take in memory once it is open. What an
+        unknown one held when it was last closed or at rest says little: it may have been emptied since."""
+        if number in self.unknown(generation):
+            return UNKNOWN_BYTES
+        return self._noted_bytes(generation, number)
+
+    def _noted_bytes(self, generation: str, number: int) -> int:
+        """What the messages of a partition took when it was last closed or at rest."""
         note = self._index.last_note(generation, number)
         last = None if note is None else decode(note, self._subqueues_end(generation))
-        size = 0 if last is None else last.state_bytes
-        return size + UNKNOWN_BYTES if number in self.unknown(generation) else size
+        return 0 if last is None else last.state_bytes
 
     def count_in_steps(
         self, generation: str, leave_out: Collection[int], total: dict[int, SubqueueCounts]
@@ -432,8 +437,12 @@ class Resting:
         self.on_opening()
 
     def take_room(self, generation: str, number: int) -> bool:
-        """Whether there is memory for the messages of a closed partition; if so, it is taken."""
-        size = self.expected_bytes(generation, number)
+        """Whether there is memory for the messages of a closed partition; if so, it is taken. Many are asked
+        for at a time, and those without room one after the other, so an unknown one may well count with too
+        much here."""
+        size = self._noted_bytes(generation, number)
+        if number in self.unknown(generation):
+            size += UNKNOWN_BYTES
         if not size:
             return True
         if self.is_memory_scarce or not self.has_room(size):

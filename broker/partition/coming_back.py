@@ -21,7 +21,7 @@ from broker.operations.interface import Operation
 from broker.partition.clock_settings import ClockSettings
 from broker.partition.disk_timeout import Patience
 from broker.partition.messages import Messages
-from broker.partition.opening_room import OPENING_BYTES
+from broker.partition.opening_room import OPENING_BYTES, Reload, Share
 from broker.partition.openings import NoRoom, Opening, Openings, Urgency, urgency_of
 from broker.partition.payloads import PayloadBudget
 from broker.partition.replay import LogReplay
@@ -60,15 +60,15 @@ async def replay_log(
 
     `wall_ahead_ms`: how far wall time is ahead of monotonic time, for the deadlines. `takes` is called
     after each step with how many bytes `messages` will take at least, how many they take by now, and how many
-    in the end if the rest of the log is like what was read; if it raises an error, so does this. Raises
-    StorageError; CorruptRecord for damaged or missing records.
+    in the end if the rest of the checkpoint, or of the records after it, is like what was read of it; if it
+    raises an error, so does this. Raises StorageError; CorruptRecord for damaged or missing records.
     """
     snapshot, replay = Snapshot(messages), LogReplay(messages)
-    read = stored = 0
+    read = stored = before = 0
 
     def takes_more(size: int = 0) -> None:
         come = messages.state_bytes
-        takes(come + size, come, come * stored // max(read, 1))
+        takes(come + size, come, before + (come - before) * stored // max(read, 1))
 
     def counted(steps: Iterable[object]) -> Iterator[None]:
         for _ in steps:
@@ -78,7 +78,7 @@ async def replay_log(
     checkpoint = await log.load_checkpoint()
     since = log.start
     if checkpoint is not None and checkpoint.position >= since:
-        stored = sum(checkpoint.block_sizes) + log.end - checkpoint.position
+        stored = sum(checkpoint.block_sizes)
         takes_more(max(checkpoint.block_sizes, default=0))
         async for part in log.checkpoint_parts(checkpoint):
             blocks = chain.from_iterable([section.blocks.values() for section in part.sections])
@@ -88,8 +88,7 @@ async def replay_log(
         with patience.at_rest():
             await slices.run(snapshot.loaded_steps(checkpoint))
         since = checkpoint.position
-    else:
-        stored = log.end - since
+    read, stored, before = 0, log.end - since, messages.state_bytes
     patience.again()
     replayed, size = 0, 0
     frames: list[Frame] = []
@@ -120,6 +119,8 @@ class ComingBack:
         "_delay_ms",
         "_delay_ms_max",
         "_delay_ms_min",
+        "_dropped_bytes",
+        "_dropped_share",
         "_entity",
         "_is_stopped",
         "_late",
@@ -130,7 +131,7 @@ class ComingBack:
         "_patience",
         "_payloads",
         "_slices",
-        "dropped",
+        "_to_free",
         "epoch",
         "has_failed",
         "retry_at_ms",
@@ -170,14 +171,18 @@ class ComingBack:
         """The log's epoch since it was last acquired."""
         self._clock_settings = ClockSettings()
         """Outlives the state, so that a recovery restores the deadlines that were in force before it."""
-        self.dropped: list[Partition | Messages] = []
-        """Discarded states that still have to be freed."""
+        self._dropped_share: Share | None = None
+        self._dropped_bytes: int | None = None
+        """What the messages took when the partition was last open, in bytes; None if it never was."""
+        self._to_free: list[Partition | Messages] = []
+        """Discarded states."""
 
     async def in_turn(
         self,
         load: Callable[[], Awaitable[None]],
         urgency: Callable[[Urgency], Urgency],
         size: int,
+        *,
         is_wanted: bool,
         was_open: bool,
         is_hung: bool,
@@ -185,17 +190,21 @@ class ComingBack:
         """Carry out `load` when the partition's turn comes, and again if it turns out that there is no room
         for its messages. False if the turn does not come, because the partition is stopped.
 
-        `urgency` gives the urgency, from the one that counts if only receivers want it. `size`: about what
-        the messages take, in bytes. `is_wanted`: somebody wants it open whatever it holds. `was_open`: its
-        messages are in memory already, so it need not wait until there is room. `is_hung`: its disk is known
-        to hang, so nobody waits for it. Raises what `load` raises.
+        `urgency` gives the urgency, from the one that counts if only receivers want it. `size`: what the
+        messages are expected to take, in bytes, unless that is known from when it was last open. `is_wanted`:
+        somebody wants it open whatever it holds. `was_open`: its messages are in memory already, so it need
+        not wait until there is room. `is_hung`: its disk is known to hang, so no other waits for it. Raises
+        what `load` raises.
         """
-        openings = Openings() if is_hung else self._openings
+        openings = self._openings
+        if is_hung:
+            openings = Openings(seconds=openings.seconds, room=openings.room)
+        size = least = size if self._dropped_bytes is None else self._dropped_bytes
         while True:
-            needed = 0 if was_open else OPENING_BYTES + size
+            needed = (0, 0) if was_open else (OPENING_BYTES + size, OPENING_BYTES + least)
             how_urgent = urgency(Urgency.MESSAGES if size or is_wanted else Urgency.EMPTY)
             try:
-                with openings.place(self._entity, how_urgent, self._late, needed) as opening:
+                with openings.place(self._entity, how_urgent, self._late, *needed) as opening:
                     self._opening = opening
                     if not await opening.has_turn():
                         return False
@@ -203,7 +212,7 @@ class ComingBack:
                         await load()
                         return True
                     except NoRoom as error:
-                        size = error.size - OPENING_BYTES
+                        size, least = error.size - OPENING_BYTES, error.least - OPENING_BYTES
                         await self._close_again()
             finally:
                 self._opening = None
@@ -216,11 +225,16 @@ class ComingBack:
         with contextlib.suppress(StorageError), self._patience:
             await self._log.close()
 
-    def _takes(self, size: int, come: int, likely: int) -> None:
-        """Messages that are being read take `size` bytes at least, of which `come` are in memory. Raises
-        NoRoom."""
-        if self._opening is not None and self._opening.size:  # otherwise they were in memory before
-            self._opening.takes(*(OPENING_BYTES + each for each in (size, come, likely)))
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[Opening | Reload]:
+        """What is read counts within this block."""
+        share, self._dropped_share = self._dropped_share, None
+        if self._opening is not None and self._opening.size:
+            yield self._opening
+        else:  # it was open
+            assert share is not None and self._dropped_bytes is not None
+            with self._openings.room.reload(share, OPENING_BYTES + self._dropped_bytes) as reload:
+                yield reload
 
     def hasten(self, operation: Operation | None = None) -> None:
         """Somebody wants the partition to be opened, for an operation if there is one."""
@@ -269,6 +283,15 @@ class ComingBack:
 
         `first_nonce`: how many leases earlier states have made since the log was acquired.
         """
+        with self._counted() as counted:
+            return await self._load(description, first_nonce, counted)
+
+    async def _load(
+        self, description: EntityDescription, first_nonce: int, counted: Opening | Reload
+    ) -> tuple[Partition, Replay]:
+        def takes(*sizes: int) -> None:
+            counted.takes(*(OPENING_BYTES + size for size in sizes))
+
         with self._patience.at_rest():
             await self.free_dropped()
         messages = Messages(
@@ -276,10 +299,10 @@ class ComingBack:
         )
         try:
             replay = await replay_log(
-                self._log, messages, self._slices, self._patience, wall_ahead_ms(self._clock), self._takes
+                self._log, messages, self._slices, self._patience, wall_ahead_ms(self._clock), takes
             )
         except BaseException:
-            self.dropped.append(messages)
+            self._to_free.append(messages)
             raise
         partition = Partition(
             self._number,
@@ -292,8 +315,7 @@ class ComingBack:
         )
         with self._patience.at_rest():
             await self._slices.run(partition.restore(wall_ahead_ms(self._clock)))
-        if self._opening is not None:
-            self._opening.share = messages.payloads
+        counted.share = messages.payloads
         return partition, replay
 
     def try_later(self) -> int:
@@ -308,7 +330,15 @@ class ComingBack:
         had_failed, self.has_failed, self._delay_ms = self.has_failed, False, 0
         return had_failed
 
+    def drop(self, partition: Partition) -> None:
+        """The state is discarded: release its messages from memory. What they took is what is expected of
+        the partition from now on, whatever was noted about it."""
+        share = partition.messages.payloads
+        self._dropped_share, self._dropped_bytes = share, share.state_bytes
+        share.close()
+        self._to_free.append(partition)
+
     async def free_dropped(self) -> None:
         """Free discarded states, in slices."""
-        while self.dropped:
-            await self._slices.run(self.dropped.pop().drop())
+        while self._to_free:
+            await self._slices.run(self._to_free.pop().drop())

@@ -18,11 +18,15 @@ What a partition holds is known for certain only when its log has been read: aft
 be old. So while it is read, more room is taken as soon as it turns out to be needed (`grow`). If there is
 none, what was read is dropped, and the partition waits again, for more room (`EXPECTED_AGAIN` in
 `openings.py`).
+
+A partition whose state is read again, because a commit has failed, was let in before and does not wait. It
+counts as it did until the new state is there (`Reload`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from broker.base.clock import elapsed_s
@@ -50,6 +54,28 @@ class Share(Protocol):
     @property
     def state_bytes(self) -> int:
         """The memory for the state of its messages; 0 once it is closed."""
+
+
+class Reload:
+    """The state of an open partition that is read again. Stands in for its share meanwhile."""
+
+    __slots__ = ("_room", "come", "share", "state_bytes")
+
+    def __init__(self, room: OpeningRoom, state_bytes: int) -> None:
+        self._room = room
+        self.state_bytes = state_bytes
+        """What it took before, in bytes."""
+        self.come = 0
+        """How much of that is in memory again."""
+        self.share: Share | None = None
+        """What it takes once it is open again. Set by the owner."""
+
+    def takes(self, size: int, come: int, likely: int) -> None:
+        """As `Opening.takes`, but it need not ask for room."""
+        come = min(come, self.state_bytes)
+        if come > self.come:
+            self._room.has_come(come - self.come)
+            self.come = come
 
 
 class OpeningRoom:
@@ -144,6 +170,28 @@ class OpeningRoom:
         """This many more bytes of what the partitions that are being opened will take are in memory now. They
         are measured with all else, so they are no longer under way."""
         self.under_way -= size
+
+    @contextmanager
+    def reload(self, before: Share, state_bytes: int) -> Iterator[Reload]:
+        """The state of an open partition is read again within this block. `before`: its share, which is
+        closed. `state_bytes`: what it took, in bytes."""
+        reload = Reload(self, state_bytes)
+        self._take(state_bytes)
+        self._replace(before, reload)
+        try:
+            yield reload
+        finally:
+            self.under_way -= state_bytes - reload.come
+            self._being_opened -= state_bytes
+            self._replace(reload, reload.share)
+
+    def _replace(self, before: Share, after: Share | None) -> None:
+        """What was opened beyond the room stays so under another share."""
+        for shares in self._beyond.values():
+            if before in shares:
+                shares.remove(before)
+                if after is not None:
+                    shares.append(after)
 
     def has_turn(self, folder: object) -> bool:
         """Whether a folder may open a partition beyond the room now. It has its turn until one has begun, or

@@ -17,7 +17,8 @@ none, it waits in another line, and those behind it go ahead. This line is looke
 as far as there is room, and one partition is opened beyond that, for receivers and for answers in turn. Those
 that are too large even for that keep no others waiting. If somebody has awaited an answer for LATE_S, the
 partition is told that it is late, as behind a disk that hangs. A partition that turns out to hold more than
-was expected asks for more room within its turn. If there is none, its turn ends (`NoRoom`).
+was expected asks for more room within its turn. If there is none, its turn ends (`NoRoom`), and it waits for
+as much as it is likely to take, or after LATE_S for as much as is certain.
 
 *A disk that hangs* never ends a turn, so a turn that lasts longer than the time-out passes to the next
 partition, unless the folder's late ones would then take more than a part of the memory mark. It also shows
@@ -106,10 +107,12 @@ def urgency_of(operation: Operation, for_receivers: Urgency) -> Urgency:
 class NoRoom(Exception):
     """There is no room in memory for all that a partition holds, which is more than was expected."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, least: int) -> None:
         super().__init__(f"no room in memory for a partition of {size} bytes")
         self.size = size
         """What it is expected to take now, in bytes."""
+        self.least = least
+        """What it takes at least, in bytes."""
 
 
 class Opening:
@@ -125,6 +128,7 @@ class Opening:
         "entity",
         "is_told",
         "joined_s",
+        "least",
         "line",
         "share",
         "size",
@@ -137,12 +141,15 @@ class Opening:
         entity: str,
         urgency: Urgency,
         size: int,
+        least: int,
         now_s: float,
         late: Callable[[], None],
     ) -> None:
         self._openings, self.entity, self.urgency, self._late = openings, entity, urgency, late
         self.size = size
-        """What it will take in memory, in bytes."""
+        """What it is expected to take in memory, in bytes."""
+        self.least = least
+        """What it takes at least."""
         self.come = 0
         """How much of that is in memory already."""
         self.share: Share | None = None
@@ -182,9 +189,15 @@ class Opening:
         """What has been read of the log says that the partition takes `size` bytes at least, of which `come`
         are in memory, and about `likely` in the end. Raises NoRoom: its turn must end."""
         if size > self.size + self.size // SURPLUS_PARTS and not self._openings.grow(self, size):
-            raise NoRoom(min(max(size, likely), EXPECTED_AGAIN * size))
+            raise NoRoom(min(max(size, likely), EXPECTED_AGAIN * size), size)
         if come > self.come:
             self._openings.has_come(self, min(come, self.size))
+
+    def expect_less(self, now_s: float) -> None:
+        """There has been no room for it. If it has waited for long, expect no more than it takes at least: it
+        must not stay closed because too much is expected of it."""
+        if now_s - self.joined_s >= LATE_S:
+            self.size = self.least
 
     def is_late(self) -> None:
         """The disk has not answered in time."""
@@ -275,7 +288,7 @@ class Openings:
     ) -> None:
         """`seconds` is the clock. `room` is shared with other folders."""
         self._at_once, self.seconds = at_once, seconds
-        self._room = OpeningRoom(seconds) if room is None else room
+        self.room = OpeningRoom(seconds) if room is None else room
         self._lines = [_Line() for _ in Urgency]
         self._short = [_Line() for _ in Urgency]
         """Those for which there was no room in memory."""
@@ -309,13 +322,20 @@ class Openings:
 
     @contextmanager
     def place(
-        self, entity: str, urgency: Urgency, late: Callable[[], None], size: int = 0
+        self,
+        entity: str,
+        urgency: Urgency,
+        late: Callable[[], None],
+        size: int = 0,
+        least: int | None = None,
     ) -> Iterator[Opening]:
         """A place in the line. The turn ends with this block. `late` is called, perhaps more than once, if
         the partition has waited too long for a disk that does not answer, or for memory. `size`: what it
-        will take there, in bytes."""
+        is expected to take there, in bytes. `least`: what it takes at least, if that is less."""
         self._last_joined_s = self.seconds()
-        opening = Opening(self, entity, urgency, size, self._last_joined_s, late)
+        opening = Opening(
+            self, entity, urgency, size, size if least is None else least, self._last_joined_s, late
+        )
         self.join(opening)
         try:
             yield opening
@@ -323,7 +343,7 @@ class Openings:
             opening.give_up()
             if opening.began_s is not None:
                 self._ended_s = self.seconds()
-                self._room.give_back(opening, opening.size, opening.share, opening.come)
+                self.room.give_back(opening, opening.size, opening.share, opening.come)
                 if opening in self._late:
                     self._late.remove(opening)
                     self._late_bytes -= opening.size
@@ -342,7 +362,7 @@ class Openings:
     def grow(self, opening: Opening, size: int) -> bool:
         """Whether a partition that has its turn may take `size` bytes, which is more than was expected. If
         so, that is expected of it from now on."""
-        if not self._room.grow(opening, opening.size, size):
+        if not self.room.grow(opening, opening.size, size):
             return False
         if opening in self._late:
             self._late_bytes += size - opening.size
@@ -351,7 +371,7 @@ class Openings:
 
     def has_come(self, opening: Opening, come: int) -> None:
         """`come` bytes of what a partition takes are in memory now."""
-        self._room.has_come(come - opening.come)
+        self.room.has_come(come - opening.come)
         opening.come = come
 
     def is_late(self, opening: Opening, began_s: float) -> None:
@@ -360,7 +380,7 @@ class Openings:
         if opening not in self._late:
             self._late.add(opening)
             self._late_bytes += opening.size
-        self._room.is_late(opening)
+        self.room.is_late(opening)
         self._release(opening)
 
     def _all_are_late(self, joined_s: float) -> None:
@@ -404,7 +424,7 @@ class Openings:
 
     def _look(self) -> None:
         self._looking = None
-        left = self._room.left
+        left = self.room.left
         for line in self._short:
             left = self._move_up(line, left)
         if any(self._short):
@@ -422,9 +442,11 @@ class Openings:
         """Let those go on for which there is room now, as far as can be seen at once. `left` is the room;
         gives what is left of it."""
         still_short: list[Opening] = []
+        now_s = self.seconds()
         for _ in range(MOVED_AT_ONCE):
             if len(still_short) == SHORT_AT_ONCE or (opening := line.take()) is None:
                 break
+            opening.expect_less(now_s)
             if self._may_pass_on(opening) and opening.size <= max(left, 0):
                 left -= opening.size
                 self._lines[opening.urgency].join(opening, is_new=opening.entity not in self._busy)
@@ -437,7 +459,7 @@ class Openings:
     def _go_beyond(self) -> None:
         """Begin one turn beyond the room, if that is allowed. Receivers free memory, and others wait for
         answers, so these take turns."""
-        if len(self._under_way) >= self._at_once or not self._room.has_turn(self):
+        if len(self._under_way) >= self._at_once or not self.room.has_turn(self):
             return
         answers, receivers, empty = self._short
         for line in (answers, receivers, empty) if self._answers_first else (receivers, answers, empty):
@@ -446,7 +468,7 @@ class Openings:
                 self._answers_first = line is not answers
                 self._begin(opening, self.seconds())
                 break
-        self._room.pass_on(self)
+        self.room.pass_on(self)
 
     def _take_beyond(self, line: _Line) -> Opening | None:
         """The first one of a line that may be opened beyond the room. Those that are too large wait behind
@@ -454,7 +476,7 @@ class Openings:
         found: Opening | None = None
         too_large: list[Opening] = []
         while found is None and len(too_large) < SHORT_AT_ONCE and (opening := line.take()) is not None:
-            if self._may_pass_on(opening) and self._room.take_beyond(opening, opening.size):
+            if self._may_pass_on(opening) and self.room.take_beyond(opening, opening.size):
                 found = opening
             else:
                 too_large.append(opening)
@@ -465,7 +487,7 @@ class Openings:
     def _may_pass_on(self, opening: Opening) -> bool:
         """Whether this partition may have the turn that others are late with. What these take counts as soon
         as the disk answers."""
-        return not self._late_bytes or self._late_bytes + opening.size <= self._room.part_beyond
+        return not self._late_bytes or self._late_bytes + opening.size <= self.room.part_beyond
 
     def _next(self, now_s: float) -> Opening | None:
         leave_out: Container[str] = ()
@@ -475,7 +497,7 @@ class Openings:
             leave_out = self._busy
         for line, short in zip(self._lines, self._short, strict=True):
             while line and self._passed < PASSED_AT_ONCE and (opening := line.take(leave_out)) is not None:
-                if self._may_pass_on(opening) and self._room.take(opening.size):
+                if self._may_pass_on(opening) and self.room.take(opening.size):
                     return opening
                 self._passed += 1
                 self._going_on.soon(self._go_on_anew)

@@ -502,9 +502,9 @@ class PartitionTask:
                 await self._load()
 
         urgency = self._mailbox.urgency if self._health is Health.OPENING else lambda _: Urgency.ANSWER
-        known = (self._rest.expected_bytes, self._open_wanted, was_open, is_hung)
+        why = {"is_wanted": self._open_wanted, "was_open": was_open, "is_hung": is_hung}
         try:
-            if not await self._coming_back.in_turn(load, urgency, *known):
+            if not await self._coming_back.in_turn(load, urgency, self._rest.expected_bytes, **why):
                 return  # the partition is stopped
         except (CorruptRecord, Fenced, UnreadableRecord) as error:
             self._fail(error)
@@ -672,8 +672,7 @@ class PartitionTask:
         if self._partition is not None:
             if not self._is_deleted:  # nobody asks what a deleted one held
                 self._known.note(self._partition, is_in_doubt=self._is_in_doubt, summary=summary)
-            self._partition.messages.payloads.close()
-            self._coming_back.dropped.append(self._partition)
+            self._coming_back.drop(self._partition)
         self._partition = self._gathering.partition = self._upkeep = None
 
     def _become(self, health: Health) -> None:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
 from itertools import pairwise
+
+import pytest
 
 from broker.base.clock import SystemClock
 from broker.base.errors import Reason
-from broker.entities.descriptions import DEAD_LETTER, MAIN
+from broker.entities.descriptions import DEAD_LETTER, MAIN, MESSAGE_OVERHEAD_BYTES
 from broker.operations.browsing import Peek, Peeked
 from broker.operations.general import Failed, Unavailable
 from broker.operations.receiving import Demand, Locked, Withdraw, Withdrawn
 from broker.operations.sending import Send
-from broker.operations.settling import Release
+from broker.operations.settling import Complete, Release
 from broker.partition.health import Health
 from broker.partition.opening_room import OPENING_BYTES, OpeningRoom
-from broker.partition.openings import Openings
+from broker.partition.openings import Opening, Openings
 from broker.partition.task_limits import TaskLimits
-from storage.errors import CommitFailed, StorageError
+from storage.errors import CommitFailed, DiskFull, StorageError
+from storage.log import Frame, Position
 from tests.support.partition_harness import NUMBER, Harness, Lapses, one, running
 from tests.support.waiting import until
 
@@ -29,7 +33,7 @@ async def test_what_a_stopped_partition_held_is_forgotten() -> None:
     assert harness.task._partition is not None
     messages = harness.task._partition.messages
     await harness.task.stop()
-    assert messages.count == 0 and not harness.task._coming_back.dropped and harness.budget.used == 0
+    assert messages.count == 0 and not harness.task._coming_back._to_free and harness.budget.used == 0
 
 
 async def test_while_a_log_cannot_be_reopened_operations_are_refused_and_attempts_get_rarer() -> None:
@@ -101,7 +105,7 @@ async def test_a_partition_with_more_messages_than_there_is_room_for_waits_for_i
             harness.post(1, Peek(MAIN, 0, 1))
             await until(lambda: bool(acquired) and not room.under_way and not harness.log.usable)
             assert harness.budget.state_bytes == 0 and harness.task.health is Health.OPENING
-            assert not harness.task._coming_back.dropped and acquired == [OPENING_BYTES]
+            assert not harness.task._coming_back._to_free and acquired == [OPENING_BYTES]
             if is_stopped:
                 break
             await until(lambda: bool(harness.received[1]))
@@ -110,6 +114,76 @@ async def test_a_partition_with_more_messages_than_there_is_room_for_waits_for_i
             assert 0.8 < acquired[1] / state_bytes < 1.2, "the rest is taken to be like what was read"
             assert harness.budget.state_bytes == state_bytes
     assert harness.task.health is Health.STOPPED and len(acquired) == 1
+
+
+@pytest.mark.parametrize("error", [CommitFailed("no"), DiskFull("no room")])
+async def test_a_partition_that_is_read_again_counts_with_what_it_held(error: StorageError) -> None:
+    """Symptom: while its messages were read again after a commit that failed, they counted nowhere."""
+    room = OpeningRoom()
+    harness = Harness(openings=Openings(room=room))
+    await harness.send(*[bytes(100)] * 2_000)
+    locked = one(await harness.do(1, Demand(MAIN, 1)), Locked)
+    state_bytes, replay, counted = harness.budget.state_bytes, harness.log.replay, list[int]()
+
+    async def watched(since: Position) -> AsyncIterator[Frame]:
+        counted.append(room.under_way)
+        async for frame in replay(since):
+            yield frame
+
+    harness.log.replay = watched  # type: ignore[method-assign]
+    harness.log.fail_append(error)
+    one(await harness.do(2, Complete(locked.tokens)), Failed)
+    assert room.under_way == 0 and counted == [OPENING_BYTES + state_bytes - MESSAGE_OVERHEAD_BYTES]
+    assert harness.budget.state_bytes == state_bytes
+
+
+async def test_a_partition_that_could_not_be_read_again_is_expected_to_hold_what_it_held() -> None:
+    """Symptom: it was expected to hold what was noted when it was last closed, however long ago."""
+    room, acquired = OpeningRoom(), list[int]()
+    harness = Harness(openings=Openings(room=room))
+    await harness.send(*[bytes(100)] * 2_000)
+    state_bytes, replay, errors = harness.budget.state_bytes, harness.log.replay, [StorageError("no")]
+
+    async def failing(since: Position) -> AsyncIterator[Frame]:
+        if errors:
+            raise errors.pop()
+        async for frame in replay(since):
+            yield frame
+
+    harness.log.replay = failing  # type: ignore[method-assign]
+    harness.log.fail_append(CommitFailed("no"))
+    harness.log.on_acquire = lambda: acquired.append(room.under_way)
+    await harness.do(1, Send([b"lost"], None))
+    assert harness.task.health is Health.RECOVERING and room.under_way == 0
+    await harness.advance(harness.limits.recovery_delay_ms)
+    assert harness.task.health is Health.HEALTHY
+    assert room.under_way == 0
+    assert acquired == [0, OPENING_BYTES + state_bytes + MESSAGE_OVERHEAD_BYTES], "with the one that was lost"
+
+
+async def test_what_a_checkpoint_holds_says_nothing_about_the_records_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Symptom: checkpoints hold no bodies, so large records after one were expected to hold as much state for
+    each of their bytes, and there was no room for that."""
+    harness = Harness()
+    await harness.send(*[b""] * 5_000)
+    await harness.task.stop()
+    await harness.restart()
+    for _ in range(40):
+        await harness.send(bytes(50_000))
+    state_bytes, likely = harness.budget.state_bytes, list[int]()
+    takes: Callable[[Opening, int, int, int], None] = Opening.takes
+
+    def watched(opening: Opening, size: int, come: int, expected: int) -> None:
+        likely.append(expected)
+        takes(opening, size, come, expected)
+
+    monkeypatch.setattr(Opening, "takes", watched)
+    await harness.restart()
+    await harness.peek()
+    assert harness.budget.state_bytes == state_bytes and len(likely) > 3
+    assert max(likely) <= OPENING_BYTES + 1.1 * state_bytes
 
 
 async def test_recovery_comes_by_itself_in_the_running_task() -> None:

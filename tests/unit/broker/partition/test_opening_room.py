@@ -216,3 +216,38 @@ def test_what_has_been_read_does_not_count_twice() -> None:
     assert memory.room.under_way == 100 and memory.room.left == 300
     memory.room.give_back("a", 600, None, 500)
     assert memory.room.under_way == 0
+
+
+def test_what_is_read_again_counts_as_it_did_while_it_was_open() -> None:
+    """Symptom: while a large partition was read again after a commit that failed, another large one was
+    opened as if it were alone, and so was a third one once it was open again."""
+    held = 0
+    memory = Memory(7_000, 6_400, lambda: held)
+    first = memory.open_beyond(5_000)
+    assert first is not None
+    first.state_bytes = 0
+    with memory.room.reload(first, 5_000) as reload:
+        memory.room.measured(2_000, 6_400)
+        assert memory.room.under_way == 5_000
+        reload.takes(400, 300, 0)
+        reload.takes(200, 100, 0)
+        assert memory.room.under_way == 4_700
+        reload.takes(9_000, 9_000, 9_000)
+        assert memory.room.under_way == 0, "no more counts as read than was expected"
+        memory.room.measured(7_000, 6_400)
+        assert memory.open_beyond(5_000) is None
+        reload.share = again = Open(5_000)
+        held = 5_000
+    assert memory.room.under_way == 0 and memory.open_beyond(5_000) is None
+    again.state_bytes = held = 0
+    assert memory.open_beyond(5_000)
+
+
+def test_what_cannot_be_read_again_no_longer_counts() -> None:
+    memory = Memory(7_000, 6_400)
+    first = memory.open_beyond(5_000)
+    assert first is not None
+    first.state_bytes = 0
+    with memory.room.reload(first, 5_000):
+        assert memory.open_beyond(5_000) is None
+    assert memory.room.under_way == 0 and memory.open_beyond(5_000)

@@ -63,11 +63,11 @@ class Turns:
     def __exit__(self, *_: object) -> None:
         self.end(*reversed(self._places))
 
-    def join(self, *names: str, urgency: Urgency = MESSAGES, size: int = 0) -> None:
+    def join(self, *names: str, urgency: Urgency = MESSAGES, size: int = 0, least: int | None = None) -> None:
         for name in names:
             stack = ExitStack()
             late = partial(self.late.append, name)
-            opening = stack.enter_context(self.openings.place(name[0], urgency, late, size))
+            opening = stack.enter_context(self.openings.place(name[0], urgency, late, size, least))
             self._places[name] = opening, stack
         self._look()
 
@@ -240,13 +240,32 @@ async def test_a_partition_that_holds_more_than_was_expected_takes_what_there_is
         assert turns.room.under_way == 300, "what has come does not go"
         with pytest.raises(NoRoom) as raised:
             turns.of("b0").takes(600, 50, 700)
-        assert raised.value.size == 700 and turns.of("b0").size == 100
+        assert (raised.value.size, raised.value.least) == (700, 600) and turns.of("b0").size == 100
         for likely, expected in ((599, 600), (5_000, 1_200)):
             with pytest.raises(NoRoom) as raised:
                 turns.of("b0").takes(600, 50, likely)
             assert raised.value.size == expected, "it comes to an end, whatever is likely"
         turns.end("a0", "b0")
         assert turns.room.under_way == 0
+
+
+async def test_a_partition_that_has_waited_for_long_is_expected_to_take_what_is_certain() -> None:
+    """Symptom: twice too much was expected of a partition, for which there was never room again, and it
+    stayed closed."""
+    with Turns() as turns:
+        turns.room.measured(0, 1_000)
+        turns.join("a0", size=2_000, least=900)
+        turns.join("b0", size=1_800, least=1_100)
+        turns.room.take_beyond("other", 1)  # nobody else is opened beyond the room
+        turns.now_s = LATE_S / 2
+        turns.look()
+        assert turns.begun == []
+        turns.now_s = LATE_S
+        turns.look()
+        assert turns.begun == ["a0"] and turns.of("a0").size == 900
+        assert turns.room.under_way == 901
+        turns.end("a0")
+        assert turns.of("b0").is_waiting and turns.of("b0").size == 1_100
 
 
 async def test_a_late_partition_counts_with_all_that_it_turns_out_to_take() -> None:
@@ -384,7 +403,7 @@ async def test_waiting_for_memory_costs_little_whatever_the_number_of_partitions
             return super().fits(size)
 
     with Turns() as turns:
-        turns.openings._room = turns.room = Counted(lambda: turns.now_s)
+        turns.openings.room = turns.room = Counted(lambda: turns.now_s)
         turns.room.measured(10, 0)
         turns.join(*(f"{chr(0x4E00 + number)}0" for number in range(2_000)), size=10)
         await until(lambda: not any(turns.openings._lines))

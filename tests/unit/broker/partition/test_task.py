@@ -490,5 +490,5 @@ async def test_a_partition_that_is_deleted_writes_no_checkpoint_and_forgets_expi
         assert harness.task._partition is not None
         wheel = harness.task._partition.messages.main.expiry
         await harness.task.stop(is_deleted=is_deleted)
-        assert wheel is not None and wheel.next_due_ms() is None and not harness.task._coming_back.dropped
+        assert wheel is not None and wheel.next_due_ms() is None and not harness.task._coming_back._to_free
         assert len(harness.log.checkpoints) == (0 if is_deleted else 1)
