@@ -20,11 +20,16 @@ static PyTypeObject *reference_type, *frame_type;
 static PyObject *no_payload;
 
 typedef struct {
-    Py_ssize_t number, frame, offset, size, lives, payload, state, lease; /* in a reference */
-    Py_ssize_t live, position;                                            /* in a frame */
+    Py_ssize_t number, frame, offset, size, lives, payload, state, lease, changed; /* in a reference */
+    Py_ssize_t live, position;                                                     /* in a frame */
     Py_ssize_t shown[SHOWN_MAX], shown_count;
 } places_t;
 static places_t at;
+
+typedef struct {
+    long long property, own, own_bytes_max; /* see `set_costs` */
+} costs_t;
+static costs_t costs;
 
 /* --- fields --------------------------------------------------------------------------------------------- */
 
@@ -79,6 +84,58 @@ static bool has_arguments(PyObject *const *arguments, Py_ssize_t given, Py_ssize
     return false;
 }
 
+/* --- changed properties --------------------------------------------------------------------------------- */
+
+/* How many entries an encoded map of changes has; -1 if it is none. */
+static int64_t entries_in(PyObject *changed)
+{
+    if (!PyBytes_Check(changed)) return -1;
+    Py_ssize_t length = PyBytes_GET_SIZE(changed);
+    const uint8_t *bytes = (const uint8_t *)PyBytes_AS_STRING(changed);
+    if (length >= 3 && bytes[0] == 0xC1) return bytes[2] / 2;
+    if (length < 9 || bytes[0] != 0xD1) return -1;
+    return ((int64_t)bytes[5] << 24 | bytes[6] << 16 | bytes[7] << 8 | bytes[8]) / 2;
+}
+
+/* What it costs to lay a message's changed properties over it: `laying_cost` in changed_properties.py. */
+static bool read_laying_cost(PyObject *reference, int64_t size, int64_t *cost)
+{
+    PyObject *changed = get(reference, at.changed);
+    *cost = 0;
+    if (!changed || changed == Py_None) return changed != NULL;
+    int64_t entries = entries_in(changed);
+    if (entries < 0) {
+        PyErr_SetString(PyExc_TypeError, "changed properties are an encoded map");
+        return false;
+    }
+    int64_t own_bytes = size < costs.own_bytes_max ? size : costs.own_bytes_max;
+    *cost = PyBytes_GET_SIZE(changed) + costs.property * entries + costs.own * own_bytes;
+    return true;
+}
+
+static PyObject *laying_costs(PyObject *module, PyObject *references)
+{
+    (void)module;
+    if (!has_arguments(&references, 1, 1)) return NULL;
+    int64_t total = 0, size, cost;
+    for (Py_ssize_t index = 0; index < PyList_GET_SIZE(references); index++) {
+        PyObject *reference = PyList_GET_ITEM(references, index);
+        if (!read_number(get(reference, at.size), &size) || !read_laying_cost(reference, size, &cost))
+            return NULL;
+        total += cost;
+    }
+    return PyLong_FromLong((long)total);
+}
+
+static PyObject *set_costs(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    costs_t given;
+    if (!PyArg_ParseTuple(arguments, "LLL", &given.property, &given.own, &given.own_bytes_max)) return NULL;
+    costs = given;
+    Py_RETURN_NONE;
+}
+
 /* --- handing out ---------------------------------------------------------------------------------------- */
 
 /* Whether a message can be locked: 1 if so, 0 if not, -1 with an exception. */
@@ -100,16 +157,18 @@ static PyObject *lock(PyObject *module, PyObject *const *arguments, Py_ssize_t g
     (void)module;
     if (!has_arguments(arguments, given, 5)) return NULL;
     PyObject *found = arguments[0], *active = arguments[1], *lease = arguments[2], *now = arguments[4];
-    int64_t bytes_max, now_ms = 0, size;
+    int64_t bytes_max, now_ms = 0, size, cost;
     if (!read_number(arguments[3], &bytes_max) || (now != Py_None && !read_number(now, &now_ms))) return NULL;
     Py_ssize_t count = 0;
     for (; count < PyList_GET_SIZE(found) && bytes_max > 0; count++) {
         PyObject *reference = PyList_GET_ITEM(found, count);
         int can = can_lock(reference, active, now, now_ms);
-        if (can < 0 || (can && !read_number(get(reference, at.size), &size))) return NULL;
+        if (can < 0) return NULL;
         if (!can) break;
+        if (!read_number(get(reference, at.size), &size) || !read_laying_cost(reference, size, &cost))
+            return NULL;
         set_field(reference, at.lease, lease);
-        bytes_max -= size;
+        bytes_max -= size + cost;
     }
     PyObject *locked = PyList_GetSlice(found, 0, count);
     return locked ? Py_BuildValue("Nl", locked, (long)bytes_max) : NULL;
@@ -454,6 +513,7 @@ static PyObject *bind(PyObject *module, PyObject *arguments)
         {reference, "payload", &found.payload},
         {reference, "state", &found.state},
         {reference, "lease", &found.lease},
+        {reference, "changed", &found.changed},
         {frame, "live", &found.live},
         {frame, "position", &found.position},
     };
@@ -474,7 +534,13 @@ static PyMethodDef methods[] = {
     {"lock", FAST(lock),
      "lock(found, active, lease, bytes_max, now_ms): lock these messages, up to the first that is missing, "
      "not in the state `active`, locked, or expired (unless `now_ms` is None). Gives those that were locked, "
-     "and what is left of `bytes_max`, which the last of them may exceed."},
+     "and what is left of `bytes_max`, which the last of them may exceed. Their changed properties count "
+     "with what `laying_costs` gives."},
+    {"laying_costs", laying_costs, METH_O,
+     "laying_costs(references): what it costs to lay their changed properties over the messages."},
+    {"set_costs", set_costs, METH_VARARGS,
+     "set_costs(property, own, own_bytes_max): what `laying_costs` counts besides one unit for each byte of "
+     "changed properties: for each property, and for each of the message's first bytes."},
     {"shown", shown, METH_O, "shown(references): a list of each of the attributes."},
     {"tokens", FAST(tokens), "tokens(numbers, nonce): the lock tokens of messages."},
     {"missing", FAST(missing),

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from broker.message.changes import count_of, merge_changes
 from broker.message.property_sizes import METADATA_BYTES_MAX
+from broker.partition import _references
 from broker.partition.divided_table import DividedTable
 from broker.partition.references import Reference
 
@@ -34,6 +35,8 @@ WORK_COST = 2_048
 ANY_ROOM = 1 << 62
 """Room for what cannot be divided."""
 V = TypeVar("V")
+
+_references.set_costs(PROPERTY_COST, OWN_COST, METADATA_BYTES_MAX)
 
 
 class Merging(NamedTuple):
@@ -188,9 +191,9 @@ def laying_cost(reference: Reference) -> int:
     return 0 if changed is None else cost_of(changed) + OWN_COST * min(reference.size, METADATA_BYTES_MAX)
 
 
-def laying_costs(references: Iterable[Reference]) -> int:
-    """As `laying_cost`, for several messages."""
-    return sum(map(laying_cost, references))
+def laying_costs(references: list[Reference]) -> int:
+    """As `laying_cost`, for several messages. Costs little for those without changed properties."""
+    return _references.laying_costs(references)
 
 
 def _counted(values: list[V]) -> Mapping[V, int]:

@@ -356,10 +356,7 @@ class Subqueue:
         Returns the locked messages, the expired ones met on the way, and how many messages were looked at.
         The expired ones are left for the caller to remove.
         """
-        taken: list[Reference] = []
-        bytes_left, is_stopped = bytes_max, True
-        if not self.changed_bytes:  # runs do not count what changed properties cost
-            taken, bytes_left, is_stopped = self._lock_runs(min(count, looks_max), bytes_max, lease, now_ms)
+        taken, bytes_left, is_stopped = self._lock_runs(min(count, looks_max), bytes_max, lease, now_ms)
         looks = len(taken)
         expired: list[Reference] = []
         if is_stopped:

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from broker.message.changes import encode_changes
 from broker.operations.columns import KNOWN_COLUMNS
 from broker.partition import _references
+from broker.partition.changed_properties import laying_cost
 from broker.partition.references import (
     ACTIVE,
     DEFERRED,
@@ -25,6 +27,12 @@ from storage.log import Position
 
 FIRST = 99 << 48
 ROUNDS = 300
+CHANGES = (
+    None,
+    None,
+    encode_changes({"one": 1}),
+    encode_changes({f"{number:05}": None for number in range(5_000)}),
+)
 
 
 def lease(nonce: int = 7) -> Lease:
@@ -42,7 +50,7 @@ def some_references(chosen: random.Random, leases: Sequence[Lease | None] = (Non
         reference.payload = bytes(size) if chosen.random() < 0.8 else b""
         reference.state = ACTIVE if chosen.random() < 0.9 else chosen.choice(STATES)
         reference.delivery_count = chosen.randrange(3)
-        reference.changed = chosen.choice((None, b"changed"))
+        reference.changed = chosen.choice(CHANGES)
         reference.lease = chosen.choice(leases)
         frame.live += 1
         made.append(reference)
@@ -51,6 +59,12 @@ def some_references(chosen: random.Random, leases: Sequence[Lease | None] = (Non
 
 def reference_in(frame: Any) -> Reference:
     return Reference(FIRST, frame, 1, 1, 5, None)
+
+
+def with_changes(changed: Any) -> Reference:
+    reference = reference_in(StoredFrame(Position(0)))
+    reference.changed = changed
+    return reference
 
 
 def can_be_locked(reference: Reference | None, now_ms: int | None) -> bool:
@@ -71,7 +85,7 @@ def test_messages_are_locked_up_to_the_first_that_cannot_be(seed: int) -> None:
     for reference in found:
         if left <= 0 or reference is None or not can_be_locked(reference, now_ms):
             break
-        left -= reference.size
+        left -= reference.size + laying_cost(reference)
         expected.append(reference)
     own = lease()
     before = [None if each is None else each.lease for each in found]
@@ -135,6 +149,7 @@ def test_what_is_known_of_messages_is_shown_and_summed_up(seed: int) -> None:
         sum(1 for each in references if each.state is ACTIVE),
         sum(1 for each in references if each.state is DEFERRED),
     )
+    assert _references.laying_costs(references) == sum(map(laying_cost, references))
     lives = groupby(each.lives_until_ms for each in references)
     neighbours = [(until, len(list(each))) for until, each in lives]
     assert _references.lives(references) == [each for each in neighbours if each[0] is not None]
@@ -196,6 +211,15 @@ def test_neighbours_that_give_the_same_are_named_once() -> None:
         (_references.lives, ([1],)),
         (_references.lock, ([object()], ACTIVE, lease(), 1, None)),
         (_references.lock, ([], ACTIVE)),
+        (_references.lock, ([with_changes("text")], ACTIVE, lease(), 1, None)),
+        (_references.laying_costs, ((),)),
+        (_references.laying_costs, ([None],)),
+        (_references.laying_costs, ([with_changes(b"")],)),
+        (_references.laying_costs, ([with_changes(b"\xc1\x00")],)),
+        (_references.laying_costs, ([with_changes(b"\xd1" + bytes(7))],)),
+        (_references.laying_costs, ([with_changes(b"\x40" + bytes(9))],)),
+        (_references.set_costs, (1, 2)),
+        (_references.set_costs, (1, 2, "text")),
         (_references.tokens, (["a"], 1)),
         (_references.unlock, ([b"short"], 0, {}, lease(), [])),
         (_references.unlock, ([bytes(16)], 1, {}, lease(), [])),
