@@ -123,8 +123,9 @@ class ChangedProperties:
         changed: bytes | None,
         spent_from: int | None = None,
         room: int = MERGED_AT_ONCE,
+        least: int = 1,
     ) -> Merging:
-        """What it takes to `change` these messages, of which at least one fits into the room.
+        """What it takes to `change` these messages, of which at least `least` fit into the room.
 
         Those that had `spent_from` failed deliveries or more are given a reason of the broker as well, or
         only that if `changed` is None.
@@ -139,7 +140,7 @@ class ChangedProperties:
                 is_spent = spent_from is not None and each.delivery_count >= spent_from
                 if before is not None and (is_spent or changed is not None):
                     room -= (merged := cost_of(before) + later_cost + is_spent * REASON_COST)
-                    if room < 0 and count:
+                    if room < 0 and count >= least:
                         return Merging(count, memory, cost, is_all=False)
                     cost += merged
                 if is_spent or changed is not None:
@@ -178,6 +179,31 @@ class ChangedProperties:
             self.memory_bytes -= VALUE_BYTES + len(value)
         else:
             self._held[value] = held, before - count
+
+
+class MergingRoom:
+    """What one cycle may merge with reasons of its own. All that gives messages such a reason when their
+    time has come shares it (`delivery_count.py`, `time_to_live.py`), and leaves what does not fit to the next
+    cycles."""
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = MERGED_AT_ONCE
+
+    def take(
+        self,
+        properties: ChangedProperties,
+        references: Iterable[Reference],
+        changed: bytes | None,
+        spent_from: int | None = None,
+    ) -> Merging:
+        """As `ChangedProperties.merging`, of the first messages that still fit. The first one to be merged in
+        a cycle fits, whatever it takes; after it, none may."""
+        least = 1 if self.left == MERGED_AT_ONCE else 0
+        merging = properties.merging(references, changed, spent_from, self.left, least)
+        self.left -= merging.cost
+        return merging
 
 
 def cost_of(changed: bytes | None) -> int:

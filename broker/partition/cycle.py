@@ -21,6 +21,7 @@ from broker.operations.receiving import Locked
 from broker.operations.streams import RangeRead
 from broker.operations.transfers import HandedOver
 from broker.partition import _references
+from broker.partition.changed_properties import MergingRoom
 from broker.partition.columns import answered, of_references
 from broker.partition.durable_state import NewRecord
 from broker.partition.references import Lease, Reference
@@ -50,9 +51,8 @@ class Cycle:
 
     __slots__ = (
         "answers", "arrived_in", "commit", "dead_lettered", "expired_locks", "expired_messages", "first_sent",
-        "granted", "granted_bytes", "grants",
-        "has_sent", "holes", "is_quiet", "marks", "merged", "now_ms", "open_grants", "passing", "redriven",
-        "sent_with", "to_tell", "unsynced", "wall_ms", "work",
+        "granted", "granted_bytes", "grants", "has_sent", "holes", "is_quiet", "marks", "merging_room",
+        "now_ms", "open_grants", "passing", "redriven", "sent_with", "to_tell", "unsynced", "wall_ms", "work",
     )  # fmt: skip
 
     def __init__(self, commit: Commit, now_ms: int, wall_ms: int, first_sent: int) -> None:
@@ -91,9 +91,7 @@ class Cycle:
         """Messages looked at, and bytes granted, in the subqueue being handed out."""
         self.work = 0
         """Messages that the operations have sent, settled or looked at."""
-        self.merged = 0
-        """What it has cost to merge reasons of the broker with changed properties, in units of
-        `changed_properties.py`."""
+        self.merging_room = MergingRoom()
         self.to_tell: list[tuple[ClientId, int]] = []
         """Clients to tell if their demand is not met, each with the subqueue's number."""
         self.passing: list[Reference] = []

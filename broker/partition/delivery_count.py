@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from broker.message.changes import merge_changes
 from broker.partition import records
-from broker.partition.changed_properties import MERGED_AT_ONCE
 from broker.partition.dead_lettering import MAX_DELIVERIES, dead_letter
 from broker.partition.delaying import delay
 from broker.partition.records import Mark
@@ -63,11 +62,10 @@ def spent_from_of(space: Workspace, subqueue: Subqueue) -> int | None:
 
 
 def failing_together(space: Workspace, subqueue: Subqueue, references: list[Reference]) -> list[Reference]:
-    """Those of these messages, at least the first one, whose delivery may fail in this cycle: all of them,
-    unless a reason must be merged with much. Counts what that costs."""
+    """Those of these messages whose delivery may fail in this cycle: all of them, or the first ones if a
+    reason must be merged with much (`MergingRoom`)."""
     if not subqueue.changed_bytes or (spent_from := spent_from_of(space, subqueue)) is None:
         return references
-    room = max(MERGED_AT_ONCE - space.cycle.merged, 0)
-    merging = space.messages.work.properties.merging(references, None, spent_from, room)
-    space.cycle.merged += merging.cost
-    return references[: merging.fitting]
+    properties = space.messages.work.properties
+    fitting = space.cycle.merging_room.take(properties, references, None, spent_from).fitting
+    return references[:fitting]

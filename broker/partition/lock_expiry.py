@@ -9,7 +9,6 @@ expire here. At the maximum delivery count, the message moves to the dead-letter
 from __future__ import annotations
 
 from broker.partition import delaying
-from broker.partition.changed_properties import MERGED_AT_ONCE
 from broker.partition.delivery_count import failed_delivery, failing_together
 from broker.partition.time_to_live import TimeToLive
 from broker.partition.workspace import Workspace
@@ -21,11 +20,7 @@ def run_out_locks(space: Workspace, time_to_live: TimeToLive, until_ms: int) -> 
     cycle, ended_max = space.cycle, space.bounds.ended_locks_max
     ended = space.locks.run_out(until_ms)
     delayed = 0
-    while (
-        cycle.expired_locks + delayed < ended_max
-        and cycle.merged < MERGED_AT_ONCE
-        and (next_ended := next(ended, None)) is not None
-    ):
+    while cycle.expired_locks + delayed < ended_max and (next_ended := next(ended, None)) is not None:
         lease, subqueue, references = next_ended
         if lease.is_delay:
             space.locks.take_back(lease, references)

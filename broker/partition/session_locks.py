@@ -29,7 +29,7 @@ from broker.operations.sessions import (
     SessionRenewed,
     WatchSessions,
 )
-from broker.partition.changed_properties import MERGED_AT_ONCE, laying_costs
+from broker.partition.changed_properties import laying_costs
 from broker.partition.cycle import Grant
 from broker.partition.delivery_count import failed_delivery, failing_together
 from broker.partition.granting import close_grant, has_granted_enough, new_grant
@@ -226,7 +226,7 @@ class SessionLocks:
         """End the locks that end by `until_ms`, up to the cycle's limits."""
         cycle, ended_max = self._space.cycle, self._space.bounds.ended_locks_max
         self._ended.add(self._ends.expire(until_ms))
-        while self._ended and cycle.expired_locks < ended_max and cycle.merged < MERGED_AT_ONCE:
+        while self._ended and cycle.expired_locks < ended_max:
             for key in self._ended.take(1):
                 found = self._by_key.get(key)
                 if (
@@ -239,9 +239,8 @@ class SessionLocks:
                     return
 
     def _lose(self, subqueue: Subqueue, session: MessageSession) -> bool:
-        """End a lock whose time is over: its messages have had a failed delivery. False if so far only some
-        of them have, and the lock stays, because their changed properties take long to merge with a
-        reason."""
+        """End a lock whose time is over: its messages have had a failed delivery. False if not all of them
+        have, and the lock stays, because their changed properties take long to merge with a reason."""
         space, lock = self._space, session.lock
         assert lock is not None
         held = _held_by(lock.leases)

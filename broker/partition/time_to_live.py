@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from broker.partition import records
-from broker.partition.changed_properties import ANY_ROOM, MERGED_AT_ONCE, WORK_COST, Merging
+from broker.partition.changed_properties import WORK_COST, Merging
 from broker.partition.dead_lettering import EXPIRED, dead_letter
 from broker.partition.records import Mark
 from broker.partition.references import DEFERRED, Reference
@@ -19,8 +19,9 @@ from broker.partition.subqueue import Subqueue
 from broker.partition.timers import DueKeys, TimerWheel
 from broker.partition.workspace import Workspace
 
-MERGED_TOGETHER = 16
-"""Messages that expire together if a reason may have to be merged with changed properties of each."""
+LOOKED_AT_TOGETHER = 256
+"""Messages that are looked at together if a reason may have to be merged with changed properties of each: few
+of them may fit into the cycle (`MergingRoom`)."""
 
 
 class TimeToLive:
@@ -37,8 +38,8 @@ class TimeToLive:
         self._has_passed_over = False
         """A message was locked when it came due. False again once nothing is locked."""
         self._left_over: list[tuple[int, Sequence[int]]] = []
-        """Messages that came due while they were locked, and whose locks have ended: a subqueue's number, and
-        sequence numbers."""
+        """Messages that have come due and did not fit into a cycle: a subqueue's number, and sequence
+        numbers."""
         self.has_more = False
         """Whether the next cycle has expired messages left to deal with."""
 
@@ -64,18 +65,27 @@ class TimeToLive:
         if self._has_passed_over and space.locks.next_due_ms() is None:
             self._has_passed_over = False
         left = space.bounds.expired_max
-        while left > 0 and space.cycle.merged < MERGED_AT_ONCE and self._left_over:
-            number, numbers = self._left_over.pop(0)
+        while left > 0 and (some := self._next_some(left)) is not None:
+            subqueue, numbers = some
             left -= len(numbers)
-            self._expire_some(space.subqueues[number], numbers)
-        while left > 0 and space.cycle.merged < MERGED_AT_ONCE and self._find_overdue():
-            subqueue = space.subqueues[self._overdue_in]
-            numbers = self._overdue.take(min(left, MERGED_TOGETHER) if subqueue.changed_bytes else left)
-            left -= len(numbers)
-            self._expire_some(subqueue, numbers)
-        is_limited = left <= 0 or space.cycle.merged >= MERGED_AT_ONCE
+            if later := self._expire_some(subqueue, numbers):
+                self._left_over.insert(0, (subqueue.number, later))
+                break
         self.has_more = bool(self._overdue or self._left_over) or (
-            is_limited and self._next_overdue() is not None
+            left <= 0 and self._next_overdue() is not None
+        )
+
+    def _next_some(self, count: int) -> tuple[Subqueue, Sequence[int]] | None:
+        """Take the next messages that have come due, about `count` at most: their subqueue and sequence
+        numbers. None if there are none."""
+        if self._left_over:
+            number, numbers = self._left_over.pop(0)
+            return self._space.subqueues[number], numbers
+        if not self._find_overdue():
+            return None
+        subqueue = self._space.subqueues[self._overdue_in]
+        return subqueue, self._overdue.take(
+            min(count, LOOKED_AT_TOGETHER) if subqueue.changed_bytes else count
         )
 
     def _find_overdue(self) -> bool:
@@ -91,7 +101,8 @@ class TimeToLive:
         due = self._space.messages.work.timed.next_due()
         return due[1:] if due is not None and due[0] <= self._space.cycle.now_ms else None
 
-    def _expire_some(self, subqueue: Subqueue, numbers: Sequence[int]) -> None:
+    def _expire_some(self, subqueue: Subqueue, numbers: Sequence[int]) -> list[int]:
+        """Expire those of these messages that may. Returns the ones that do not fit into the cycle."""
         found = [
             reference for number in numbers if (reference := subqueue.references.get(number)) is not None
         ]
@@ -99,9 +110,9 @@ class TimeToLive:
         locked = [reference for reference in found if reference.lease is not None]
         self._has_passed_over = self._has_passed_over or bool(locked)
         expired = [each for each in found if each.lease is None and each.state is not DEFERRED]
-        if subqueue.changed_bytes:
-            self._space.cycle.merged += self._merging(expired, ANY_ROOM).cost
-        self.expire(subqueue, expired)
+        fitting = self._merging(subqueue, expired).fitting
+        self.expire(subqueue, expired[:fitting])
+        return [each.sequence_number for each in expired[fitting:]]
 
     def expire(self, subqueue: Subqueue, references: list[Reference]) -> None:
         """Remove or dead-letter available messages whose time to live is over."""
@@ -109,7 +120,7 @@ class TimeToLive:
         if not references:
             return
         space.cycle.expired_messages += len(references)
-        if space.description.delivery(subqueue.name).dead_lettering_on_expiration:
+        if self._gives_reasons(subqueue):
             fitting = space.take_growth(len(EXPIRED), len(references))
             for some, changed in ((references[:fitting], EXPIRED), (references[fitting:], None)):
                 if some:
@@ -127,25 +138,25 @@ class TimeToLive:
                 if each.lives_until_ms is not None and each.lives_until_ms <= self._space.cycle.now_ms
             ]
             expired = [each for each in expired if each.state is not DEFERRED]
-            if subqueue.changed_bytes and expired:
-                expired = self._fitting(subqueue, expired)
-            self.expire(subqueue, expired)
+            merging = self._merging(subqueue, expired)
+            self._space.cycle.work += merging.cost // WORK_COST
+            self.expire(subqueue, expired[: merging.fitting])
+            left = [each.sequence_number for each in expired[merging.fitting :]]
+            for start in range(0, len(left), LOOKED_AT_TOGETHER):
+                self._left_over.append((subqueue.number, left[start : start + LOOKED_AT_TOGETHER]))
+                self.has_more = True
 
-    def _fitting(self, subqueue: Subqueue, expired: list[Reference]) -> list[Reference]:
-        """Those that expire now: all of them, or the first ones if a reason must be merged with much. The
-        others expire with the next cycles."""
-        cycle = self._space.cycle
-        merging = self._merging(expired, max(MERGED_AT_ONCE - cycle.merged, 0))
-        cycle.merged += merging.cost
-        cycle.work += merging.cost // WORK_COST
-        left = [each.sequence_number for each in expired[merging.fitting :]]
-        for start in range(0, len(left), MERGED_TOGETHER):
-            self._left_over.append((subqueue.number, left[start : start + MERGED_TOGETHER]))
-            self.has_more = True
-        return expired[: merging.fitting]
+    def _merging(self, subqueue: Subqueue, expired: list[Reference]) -> Merging:
+        """What expiring these messages merges, and how many of them may expire in this cycle: all of them, or
+        the first ones if a reason must be merged with much."""
+        space = self._space
+        if not (subqueue.changed_bytes and expired and self._gives_reasons(subqueue)):
+            return Merging(len(expired))
+        return space.cycle.merging_room.take(space.messages.work.properties, expired, EXPIRED)
 
-    def _merging(self, expired: list[Reference], room: int) -> Merging:
-        return self._space.messages.work.properties.merging(expired, EXPIRED, room=room)
+    def _gives_reasons(self, subqueue: Subqueue) -> bool:
+        """Whether expired messages are dead-lettered."""
+        return self._space.description.delivery(subqueue.name).dead_lettering_on_expiration
 
     def is_overdue(self, subqueue: Subqueue, reference: Reference) -> bool:
         """Whether a message has expired, even if it is still in the subqueue."""

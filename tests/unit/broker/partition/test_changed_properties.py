@@ -6,9 +6,11 @@ from collections import deque
 
 from broker.message.changes import encode_changes, merge_changes
 from broker.partition.changed_properties import (
+    MERGED_AT_ONCE,
     VALUE_BYTES,
     ChangedProperties,
     Merging,
+    MergingRoom,
     cost_of,
     laying_cost,
     laying_costs,
@@ -136,6 +138,31 @@ def test_a_reason_is_merged_only_with_what_had_its_last_delivery() -> None:
     assert merging.is_all and 2 * cost_of(found[3].changed) < merging.cost < 3 * cost_of(found[3].changed)
     assert 2 * 1_000 < merging.memory < 3 * 1_000
     assert properties.merging(found, None, spent_from=2, room=0).fitting == 2, "the third one must be merged"
+
+
+def test_all_that_gives_reasons_in_a_cycle_shares_what_it_may_merge() -> None:
+    properties, room = ChangedProperties(), MergingRoom()
+    most = MERGED_AT_ONCE // (cost_of(change("n0000", 30_000)) + cost_of(change("x")))
+    found = messages(*(change(f"n{number:04}", 30_000) for number in range(most + 5)), None)
+    properties.hold(found)
+    assert room.take(properties, found[:10], change("x")).fitting == 10
+    assert room.take(properties, found[10:], change("x")).fitting == most - 10
+    nothing = room.take(properties, found[most:], change("x"))
+    assert nothing == Merging(0, is_all=False) and room.left >= 0
+    assert room.take(properties, [found[-1]] * 100, change("x")).is_all, "a first change is not merged"
+    assert room.take(properties, found, None, spent_from=1).is_all, "none of them gets a reason"
+
+
+def test_a_cycle_merges_one_message_whatever_that_takes() -> None:
+    properties, room = ChangedProperties(), MergingRoom()
+    large = (b"\xd1" + bytes(4) + (1 << 20).to_bytes(4, "big") + bytes([number]) for number in range(3))
+    found = messages(None, *large, None)
+    properties.hold(found)
+    assert cost_of(found[1].changed) > MERGED_AT_ONCE
+    assert room.take(properties, found[1:], change("x")).fitting == 1
+    assert room.take(properties, found[2:], change("x")).fitting == 0
+    assert room.take(properties, found[4:], change("x")).is_all
+    assert MergingRoom().take(properties, found, change("x")).fitting == 1, "the large one is the next first"
 
 
 def test_delivering_a_changed_message_costs_more_the_larger_it_is() -> None:

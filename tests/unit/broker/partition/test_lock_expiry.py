@@ -52,7 +52,7 @@ async def test_locks_at_the_last_delivery_end_over_several_cycles_if_much_must_b
     for number, token in enumerate((await harness.receive(1, 40)).tokens):
         changed = {f"{number} {key}": None for key in range(2_000)}
         await harness.do(1, settle([token], encode_changes(changed)))
-    at_once = MERGED_AT_ONCE // (2_000 * PROPERTY_COST) + 1
+    at_once = MERGED_AT_ONCE // (2_000 * PROPERTY_COST)
     if together:
         await harness.do(1, ReceiveDeferred(MAIN, list(range(first, first + 40))))
     else:  # each has a lock of its own
