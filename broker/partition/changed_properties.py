@@ -182,8 +182,8 @@ class ChangedProperties:
 
 
 class MergingRoom:
-    """What one cycle may merge with reasons of its own. All that gives messages such a reason when their
-    time has come shares it (`delivery_count.py`, `time_to_live.py`), and leaves what does not fit to the next
+    """What one cycle may merge with reasons of the broker. All that gives messages a reason when their time
+    has come shares it (`delivery_count.py`, `time_to_live.py`), and leaves what does not fit to the next
     cycles."""
 
     __slots__ = ("left",)

@@ -227,7 +227,7 @@ class Delivering:
         if taken:
             space.locks.start(lease)
         if expired:
-            self._time_to_live.expire(subqueue, expired)
+            self._time_to_live.expire_met(subqueue, expired)
         return True
 
     def _lock(
@@ -355,7 +355,7 @@ class Delivering:
             if grant.void:
                 grant.answer.voids_demand = True
         if expired:
-            self._time_to_live.expire(subqueue, expired)
+            self._time_to_live.expire_met(subqueue, expired)
         return len(taken)
 
     def _recall(self, subqueue: Subqueue, book: DemandBook) -> None:

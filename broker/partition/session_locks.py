@@ -425,7 +425,7 @@ class SessionLocks:
                     grant.answer.voids_demand = True
                     holder.count = 0
                 grant.bytes_left = holder.bytes
-            self._time_to_live.expire(subqueue, expired)
+            self._time_to_live.expire_met(subqueue, expired)
         sessions.review(session)
 
     def check(self) -> None:

@@ -111,10 +111,21 @@ class TimeToLive:
         self._has_passed_over = self._has_passed_over or bool(locked)
         expired = [each for each in found if each.lease is None and each.state is not DEFERRED]
         fitting = self._merging(subqueue, expired).fitting
-        self.expire(subqueue, expired[:fitting])
+        self._expire(subqueue, expired[:fitting])
         return [each.sequence_number for each in expired[fitting:]]
 
-    def expire(self, subqueue: Subqueue, references: list[Reference]) -> None:
+    def expire_met(self, subqueue: Subqueue, expired: list[Reference]) -> None:
+        """Remove or dead-letter available messages that `Subqueue.take` has met after their time to live. If
+        not all of them fit into the cycle, the others go back to their places, and the cycle hands out no
+        more of this subqueue: they expire first."""
+        space = self._space
+        fitting = self._merging(subqueue, expired).fitting
+        self._expire(subqueue, expired[:fitting])
+        if fitting < len(expired):
+            subqueue.give_back(expired[fitting:])
+            space.cycle.granted = space.bounds.granted_max
+
+    def _expire(self, subqueue: Subqueue, references: list[Reference]) -> None:
         """Remove or dead-letter available messages whose time to live is over."""
         space = self._space
         if not references:
@@ -140,7 +151,7 @@ class TimeToLive:
             expired = [each for each in expired if each.state is not DEFERRED]
             merging = self._merging(subqueue, expired)
             self._space.cycle.work += merging.cost // WORK_COST
-            self.expire(subqueue, expired[: merging.fitting])
+            self._expire(subqueue, expired[: merging.fitting])
             left = [each.sequence_number for each in expired[merging.fitting :]]
             for start in range(0, len(left), LOOKED_AT_TOGETHER):
                 self._left_over.append((subqueue.number, left[start : start + LOOKED_AT_TOGETHER]))

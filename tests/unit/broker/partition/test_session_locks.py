@@ -424,6 +424,24 @@ async def test_a_session_whose_lock_is_still_ending_is_accepted_afterwards() -> 
     assert len(harness.subqueues[1].references) == 40
 
 
+async def test_expired_messages_of_sessions_that_a_client_would_be_given_go_a_few_at_a_time() -> None:
+    harness = harness_of(
+        max_delivery_count=100, default_time_to_live_ms=5_000, dead_lettering_on_expiration=True
+    )
+    await _with_much_to_merge(harness, 2, 20)
+    harness.clock.advance(5_020)
+    for session in range(2):
+        harness.post(session + 1, Demand(MAIN, 20))
+    dead: list[int] = [0]
+    while dead[-1] < 40:
+        await harness.task.step()
+        harness.task.check()
+        dead.append(len(harness.subqueues[1].references))
+        assert dead[-1] - dead[-2] <= AT_ONCE
+    assert len(dead) > 3
+    assert not harness.take(1) and not harness.take(2)
+
+
 async def test_messages_with_thousands_of_changed_properties_of_many_sessions_come_a_few_at_a_time() -> None:
     harness = harness_of(max_delivery_count=100)
     await _with_much_to_merge(harness, 40, 1)
