@@ -3,13 +3,19 @@
 
 from setuptools import Extension, setup
 
-SLOTS, VALUES = "broker/native/slots.h", "broker/native/values.h"
+SLOTS = "broker/native/slots.h"
+
+
+def of_messages(name: str, source: str) -> Extension:
+    """A module that walks encoded values."""
+    return Extension(name, [source], include_dirs=["protocol/native"], depends=["protocol/native/values.h"])
+
 
 setup(
     cffi_modules=["protocol/native/build.py:ffibuilder"],
     ext_modules=[
         Extension("protocol._spans", ["protocol/native/spans.c"]),
-        Extension("protocol._sections", ["protocol/native/sections.c"]),
+        of_messages("protocol._sections", "protocol/native/sections.c"),
         Extension(
             "protocol._exchange",
             ["protocol/native/exchange.c"],
@@ -21,10 +27,10 @@ setup(
         Extension("broker.partition._untracked", ["broker/native/untracked.c"]),
         Extension("broker.partition._references", ["broker/native/references.c"], depends=[SLOTS]),
         Extension("broker.partition._new_references", ["broker/native/new_references.c"], depends=[SLOTS]),
-        Extension("broker.message._stored", ["broker/native/stored.c"], depends=[VALUES]),
-        Extension("broker.message._changes", ["broker/native/changes.c"], depends=[VALUES]),
+        of_messages("broker.message._stored", "broker/native/stored.c"),
+        of_messages("broker.message._changes", "broker/native/changes.c"),
         Extension("broker.namespace._placing", ["broker/native/placing.c"]),
-        Extension("broker.message._annotations", ["broker/native/annotations.c"]),
+        of_messages("broker.message._annotations", "broker/native/annotations.c"),
         Extension("broker.frontend.links._unsettled", ["broker/native/unsettled.c"]),
     ],
 )

@@ -11,6 +11,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "values.h"
+
 enum { HEAD_BYTES = 12, VERSION = 1, HAS_PRIORITY = 1, FORWARDED = 4 }; /* of a stored message */
 enum { TOKEN_BYTES = 16, NUMBERS_ELEMENTS = 6 };
 
@@ -43,12 +45,6 @@ static uint8_t *put(uint8_t *to, const void *from, size_t size)
     return to + size;
 }
 
-static uint8_t *put_u32(uint8_t *to, uint32_t number)
-{
-    for (int shift = 24; shift >= 0; shift -= 8) *to++ = (uint8_t)(number >> shift);
-    return to;
-}
-
 static uint8_t *put_i64(uint8_t *to, int64_t number)
 {
     return put_u32(put_u32(to, (uint32_t)((uint64_t)number >> 32)), (uint32_t)(uint64_t)number);
@@ -57,9 +53,7 @@ static uint8_t *put_i64(uint8_t *to, int64_t number)
 /* The time to live in force, 0 for none. Enqueued time + time to live is when the message expires. */
 static uint32_t ttl_of(const delivery_t *delivery)
 {
-    const uint8_t *at = delivery->stored + 4;
-    if (!delivery->expires)
-        return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
+    if (!delivery->expires) return u32(delivery->stored + 4);
     if (delivery->expires_ms <= delivery->enqueued_ms) return 1; /* 0 would mean no time to live */
     uint64_t ttl = (uint64_t)delivery->expires_ms - (uint64_t)delivery->enqueued_ms;
     return ttl < UINT32_MAX ? (uint32_t)ttl : UINT32_MAX;

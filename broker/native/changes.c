@@ -9,16 +9,6 @@
 
 enum { ELEMENTS_MAX = 65536 }; /* as in protocol/sections.py */
 
-/* Where the text of the string or symbol from `at` to `end` begins; 0 if the value has another type. */
-static size_t text_at(const uint8_t *bytes, size_t at, size_t end)
-{
-    uint8_t constructor = bytes[at];
-    size_t head = constructor == 0xA1 || constructor == 0xA3   ? 2
-                  : constructor == 0xB1 || constructor == 0xB3 ? 5
-                                                               : 0;
-    return head && end - at >= head ? at + head : 0;
-}
-
 /* Add the entry at `at` and return where the next one begins; 0 if it is not one, or with an exception. */
 static size_t add_entry(PyObject *found, const uint8_t *bytes, size_t at, size_t end)
 {
@@ -115,12 +105,6 @@ static PyObject *total(PyObject *module, PyObject *given)
     (void)module;
     size_t size;
     return total_of(given, &size) ? PyLong_FromSize_t(size) : NULL;
-}
-
-static uint8_t *put_u32(uint8_t *at, size_t number)
-{
-    for (int shift = 24; shift >= 0; shift -= 8) *at++ = (uint8_t)(number >> shift);
-    return at;
 }
 
 static uint8_t *put(uint8_t *at, PyObject *bytes)

@@ -55,16 +55,8 @@ typedef struct {
 /* Find the bytes of the string or symbol from `at` to `end`; false for a value of any other type. */
 static bool text(const uint8_t *bytes, size_t at, size_t end, text_t *found)
 {
-    uint8_t constructor = bytes[at];
-    if (constructor == 0xA1 || constructor == 0xA3)
-        found->begin = at + 2;
-    else if (constructor == 0xB1 || constructor == 0xB3)
-        found->begin = at + 5;
-    else
-        return false;
-    found->bytes = bytes;
-    found->end = end;
-    return true;
+    *found = (text_t){bytes, text_at(bytes, at, end), end};
+    return found->begin;
 }
 
 static bool is_string(uint8_t constructor)
@@ -312,13 +304,6 @@ static uint8_t *put(uint8_t *to, const uint8_t *from, size_t size)
 {
     memcpy(to, from, size);
     return to + size;
-}
-
-static uint8_t *put_u32(uint8_t *to, size_t number)
-{
-    uint8_t bytes[4] = {(uint8_t)(number >> 24), (uint8_t)(number >> 16), (uint8_t)(number >> 8),
-                        (uint8_t)number};
-    return put(to, bytes, 4);
 }
 
 /* The head, the sender's annotations, then the bare message from its properties on; `id`, if given, becomes

@@ -12,14 +12,13 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "values.h"
+
 enum {
     HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, PROPERTIES, APPLICATION_PROPERTIES, DATA, SEQUENCE,
     VALUE, FOOTER, SECTIONS
 };
-enum {
-    DESCRIPTOR_BASE = 0x70,
-    STEPS_MAX = 64, /* to skip one described value; Python's limit is higher */
-};
+enum { DESCRIPTOR_BASE = 0x70 };
 
 static const char *const names[SECTIONS] = {
     "amqp:header:list", "amqp:delivery-annotations:map", "amqp:message-annotations:map",
@@ -36,32 +35,6 @@ static uint64_t big_endian(const uint8_t *at, size_t size) {
     uint64_t number = 0;
     for (size_t place = 0; place < size; place++) number = number << 8 | at[place];
     return number;
-}
-
-/* Where the value at `at` ends; 0 if it reaches beyond `end` or its type is unknown. */
-static size_t skip(const uint8_t *bytes, size_t at, size_t end) {
-    static const uint8_t widths[16] = {[4] = 1, [5] = 2, [6] = 3, [7] = 5, [8] = 9, [9] = 17};
-    unsigned pending = 1;
-    for (unsigned step = 0; step < STEPS_MAX && at < end; step++) {
-        uint8_t constructor = bytes[at], high = constructor >> 4;
-        size_t left = end - at, span;
-        if (high >= 0xA) {
-            size_t head = high & 1 ? 5 : 2;
-            if (left < head) return 0;
-            span = head + (size_t)big_endian(bytes + at + 1, head - 1);
-        } else if (high >= 4) {
-            span = widths[high];
-        } else if (constructor == 0) {
-            span = 1;
-            pending += 2;
-        } else {
-            return 0;
-        }
-        if (span > left) return 0;
-        at += span;
-        if (!--pending) return at;
-    }
-    return 0;
 }
 
 /* The section that a descriptor from `at` to `end` names: a number of any type, or a symbol. SECTIONS if it

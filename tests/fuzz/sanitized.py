@@ -32,8 +32,8 @@ def build(repository: Path, folder: Path) -> None:
     for name, source in MODULES.items():
         made = folder.joinpath(*name.split(".")).with_suffix(sysconfig.get_config_var("EXT_SUFFIX"))
         made.parent.mkdir(parents=True, exist_ok=True)
-        include = sysconfig.get_path("include")
-        command = [COMPILER, "-std=c11", "-shared", "-fPIC", *FLAGS, f"-I{include}", "-o", str(made), source]
+        includes = [f"-I{each}" for each in (sysconfig.get_path("include"), "protocol/native")]
+        command = [COMPILER, "-std=c11", "-shared", "-fPIC", *FLAGS, *includes, "-o", str(made), source]
         subprocess.run(command, cwd=repository, check=True)
 
 

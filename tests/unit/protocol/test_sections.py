@@ -234,6 +234,14 @@ def test_deeply_described_values_are_stepped_over_without_recursion() -> None:
         skip(b"\x00\x40" * 1_000_000 + b"\x41", 0)
 
 
+def test_descriptors_are_nested_as_deep_in_c_as_by_the_rules() -> None:
+    """Symptom: C gave up at a fourth of the depth, so Python looked at such messages a second time."""
+    deepest, too_deep = (b"\x00\x53\x77" + b"\x00\x40" * levels + b"\x41" for levels in (127, 128))
+    assert compare(deepest) is not None
+    assert native_find(deepest, SECTIONS_MAX) is not None
+    assert compare(too_deep) is None
+
+
 @pytest.mark.parametrize(
     ("message", "body"),
     [

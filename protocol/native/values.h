@@ -1,4 +1,5 @@
-/* Walks encoded AMQP values (AMQP 1.0, 1.6) without decoding them. */
+/* Walks encoded AMQP values (AMQP 1.0, 1.6) without decoding them: the native side of protocol/values.py, for
+   all C code that reads or writes messages. */
 #ifndef PARTIBUS_VALUES_H
 #define PARTIBUS_VALUES_H
 
@@ -6,11 +7,17 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { STEPS_MAX = 256 }; /* to skip one described value, as in protocol/values.py */
+enum { STEPS_MAX = 256 }; /* to skip one described value, as in Python */
 
 static inline uint32_t u32(const uint8_t *at)
 {
     return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
+}
+
+static inline uint8_t *put_u32(uint8_t *to, size_t number)
+{
+    for (int shift = 24; shift >= 0; shift -= 8) *to++ = (uint8_t)(number >> shift);
+    return to;
 }
 
 /* Where the value at `at` ends; 0 if it reaches beyond `end` or its type is unknown. */
@@ -61,6 +68,16 @@ static inline bool elements(const uint8_t *bytes, size_t value, size_t end, size
         *at = value + 9;
     }
     return true;
+}
+
+/* Where the text of the string or symbol from `at` to `end` begins; 0 if the value has another type. */
+static inline size_t text_at(const uint8_t *bytes, size_t at, size_t end)
+{
+    uint8_t constructor = bytes[at];
+    size_t head = constructor == 0xA1 || constructor == 0xA3   ? 2
+                  : constructor == 0xB1 || constructor == 0xB3 ? 5
+                                                               : 0;
+    return head && end - at >= head ? at + head : 0;
 }
 
 #endif
