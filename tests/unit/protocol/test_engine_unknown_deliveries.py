@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from cproton_ffi import lib as proton
 
 from protocol import runs
-from protocol._runs import lib
+from protocol._runs import ffi, lib
 from protocol.codec import Described, UInt, ULong
 from protocol.events import DeliveriesUpdated, MessagesReceived
 from protocol.links import Delivery, Link
@@ -149,7 +152,47 @@ def test_one_turn_takes_a_bounded_part_of_the_dispositions(said: tuple[int, int]
     assert most <= lib.WORK_AT_ONCE + 2_048
 
 
-def test_a_layout_that_is_not_known_is_noticed() -> None:
-    peer = EnginePeer().open()
-    session = peer.receiver(credit=5).session.pn
-    assert not lib.sessions_are_known(session, session, session)
+SESSION_BYTES = 256
+"""The size of a session in proton."""
+
+
+@pytest.fixture
+def session() -> Iterator[Any]:
+    """A session of proton that was just made."""
+    connection = proton.pn_connection()
+    yield proton.pn_session(connection)
+    proton.pn_connection_release(connection)
+    proton.pn_decref(connection)
+
+
+def is_known(session: Any, layout: bytes) -> bool:
+    """Whether these bytes are taken for the session's."""
+    known: bool = lib.sessions_are_known(
+        ffi.from_buffer(layout), proton.pn_session_connection(session), proton.pn_session_attachments(session)
+    )
+    return known
+
+
+@pytest.mark.parametrize(
+    ("at", "size"),
+    [
+        pytest.param(128, 4, id="next incoming"),
+        pytest.param(136, 8, id="unsettled incoming"),
+        pytest.param(144, 4, id="next outgoing"),
+        pytest.param(152, 8, id="unsettled outgoing"),
+        pytest.param(216, 2, id="local channel"),
+        pytest.param(218, 2, id="remote channel"),
+        pytest.param(224, 8, id="connection"),
+        pytest.param(248, 8, id="context"),
+    ],
+)
+def test_a_layout_that_is_not_known_is_noticed(session: Any, at: int, size: int) -> None:
+    layout = bytes(ffi.buffer(ffi.cast("char *", session), SESSION_BYTES))
+    assert is_known(session, layout)
+    another = ffi.new("unsettled_t *")
+    elsewhere = int(ffi.cast("uintptr_t", another)).to_bytes(8, sys.byteorder)
+    for other in (b"\x00" * size, elsewhere[:size]):
+        moved = layout[:at] + other + layout[at + size :]
+        assert moved == layout or not is_known(session, moved)
+    for inserted in (4, 8):
+        assert not is_known(session, layout[:at] + b"\x00" * inserted + layout[at:])
