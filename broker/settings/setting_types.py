@@ -1,5 +1,5 @@
 """The variables of settings, and types that are more than a number or a text: lists of host names and
-origins, SAS policies.
+origins, names of files, SAS policies.
 
 Lists are given in one variable, separated by commas or in JSON.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -46,6 +47,16 @@ def refuse_blank_folders(variable: str, given: object) -> None:
     parts = given.split(os.pathsep) if isinstance(given, str) else given
     if isinstance(parts, list | tuple) and any(isinstance(each, str) and not each.strip() for each in parts):
         raise ValueError(f"a folder in {variable} has an empty name (got {given!r}). {WHY_BLANK}")
+
+
+def _named(given: object) -> object:
+    """Check that a file has a name: the path of an empty one is that of the current folder."""
+    if isinstance(given, str) and not given.strip():
+        raise ValueError(f"the name of the file is empty. {WHY_BLANK}")
+    return given
+
+
+FileName = Annotated[Path, BeforeValidator(_named)]
 
 
 def _split(given: object) -> object:

@@ -32,6 +32,7 @@ from broker.settings.setting_types import (
     ENVIRONMENT_PREFIX,
     WHY_BLANK,
     CertificateNames,
+    FileName,
     HostNames,
     Origins,
     SasRules,
@@ -88,11 +89,11 @@ class Settings(BaseSettings):
             "Administration, health, metrics and AMQP over WebSocket; plain HTTP and TLS on the same port."
         ),
     )
-    tls_certificate: Path | None = Field(
+    tls_certificate: FileName | None = Field(
         None,
         description="Certificate chain (PEM). If unset, the broker makes a certificate in the data folder.",
     )
-    tls_key: Path | None = Field(None, description="Private key (PEM) of the certificate.")
+    tls_key: FileName | None = Field(None, description="Private key (PEM) of the certificate.")
     certificate_names: CertificateNames = Field(
         (),
         description="Additional names in the generated certificate, separated by commas: those of a compose "
@@ -172,7 +173,7 @@ class Settings(BaseSettings):
         repr=False,
         description="The root key. The default is public: change it before others can connect.",
     )
-    sas_key_file: Path | None = Field(
+    sas_key_file: FileName | None = Field(
         None,
         description="File with the root key instead, for container secrets. It is read again when it "
         "changes.",
@@ -180,7 +181,7 @@ class Settings(BaseSettings):
     sas_secondary_key: str = Field(
         "", repr=False, description="A second key of the same name, so that keys can be rotated."
     )
-    sas_secondary_key_file: Path | None = Field(
+    sas_secondary_key_file: FileName | None = Field(
         None, description="File with the second key instead. It is read again when it changes."
     )
     sas_rules: SasRules = Field(
@@ -191,7 +192,7 @@ class Settings(BaseSettings):
             "secondary_key and rights."
         ),
     )
-    sas_rules_file: Path | None = Field(
+    sas_rules_file: FileName | None = Field(
         None, description="File with these additional keys instead. It is read again when it changes."
     )
     sas_grace_ms: int = Field(

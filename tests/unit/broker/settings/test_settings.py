@@ -9,7 +9,7 @@ import pytest
 from broker.frontend.nodes.management import ManagementNode
 from broker.settings.key_files import namespace_rules
 from broker.settings.setting_types import variable_of
-from broker.settings.settings import WrongSettings, load_settings, unknown_variables
+from broker.settings.settings import Settings, WrongSettings, load_settings, unknown_variables
 
 
 def test_every_setting_has_a_default_so_that_the_broker_starts_with_none_given() -> None:
@@ -189,6 +189,32 @@ def test_an_empty_variable_counts_as_not_set_and_an_empty_name_of_a_folder_is_re
     monkeypatch.setenv("PARTIBUS_MORE_DATA_DIRS", '["/disk2", ""]')
     with pytest.raises(WrongSettings, match="a folder in PARTIBUS_MORE_DATA_DIRS has an empty name"):
         load_settings()
+
+
+FILES = ("tls_certificate", "tls_key", "sas_key_file", "sas_secondary_key_file", "sas_rules_file")
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("blank", [" ", "\t", " \n"])
+def test_a_blank_name_of_a_file_is_refused_and_an_empty_variable_counts_as_not_set(
+    monkeypatch: pytest.MonkeyPatch, name: str, blank: str
+) -> None:
+    """Symptom: the broker looked for a file named " "."""
+    monkeypatch.setenv(variable_of(name), blank)
+    with pytest.raises(WrongSettings) as caught:
+        load_settings()
+    expected = f"{variable_of(name)}: the name of the file is empty. Perhaps a shell variable is not set"
+    assert str(caught.value) == f"{expected} (got {blank!r})"
+    with pytest.raises(WrongSettings, match="the name of the file is empty"):
+        load_settings(**{name: ""})
+    monkeypatch.undo()
+    monkeypatch.setenv(variable_of(name), "")
+    assert getattr(load_settings(), name) is None
+
+
+def test_every_setting_that_names_a_file_or_folder_refuses_a_blank_one() -> None:
+    paths = {name for name, field in Settings.model_fields.items() if "Path" in str(field.annotation)}
+    assert paths == {*FILES, "data_dir", "more_data_dirs"}
 
 
 @pytest.mark.parametrize("inner", ["data/second", "data/a/b/c"])
