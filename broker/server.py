@@ -24,6 +24,7 @@ import structlog
 import uvloop
 
 from broker.base.clock import Clock, ClockWatch, SystemClock
+from broker.base.collector import collect_rarely
 from broker.base.metrics import Metrics
 from broker.base.sockets import addresses_text
 from broker.descriptors import Shares, limit_for, raise_limit
@@ -74,11 +75,6 @@ GOODBYE_LOOK_S = 0.02
 """How often to look whether a client has all its answers when the broker stops."""
 CLOCK_LOOK_S = 1.0
 """How often to check the clock for steps and suspends."""
-GC_THRESHOLDS = (10_000, 0, 5_000)
-"""A collection walks every object, and there are many waiting messages: with Python's default thresholds,
-collections take a tenth of the time. One of the second generation walks up to twice the first number of
-objects, and holds the event loop for as long: some 5 to 10 ms, where 100,000 objects took 50. If the first
-number were lower, the messages that a single sender has under way would begin collections."""
 
 
 class PartFailed(Exception):
@@ -227,7 +223,7 @@ class Broker:
             with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread, as in a test
                 loop.add_signal_handler(number, self._stop_or_end)
         loop.set_exception_handler(_log_stray)
-        gc.set_threshold(*GC_THRESHOLDS)
+        collect_rarely()
         async with asyncio.TaskGroup() as self._tasks:
             try:
                 await self._serve()

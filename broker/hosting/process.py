@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import gc
 import os
 import signal
 import socket
@@ -21,6 +20,7 @@ from typing import Any, assert_never
 import uvloop
 
 from broker.base.clock import SystemClock
+from broker.base.collector import collect_rarely
 from broker.entities.descriptions import MAIN
 from broker.hosting import messages
 from broker.hosting.channel import Channel
@@ -40,8 +40,6 @@ from storage.errors import StorageError
 
 RESOURCES_EVERY_S = 0.25
 """How often, in seconds, to report the partitions' memory and the state of the data folders to the broker."""
-GC_THRESHOLDS = (10_000, 0, 5_000)
-"""The same as in the broker (`broker/server.py`)."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -338,7 +336,7 @@ def _end_with(broker: int) -> None:
 
 
 async def _main(descriptor: int) -> None:
-    gc.set_threshold(*GC_THRESHOLDS)
+    collect_rarely()
     await PartitionProcess(await Channel.of(socket.socket(fileno=descriptor))).run()
 
 
