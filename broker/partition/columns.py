@@ -151,6 +151,8 @@ def _encode_values(column: Column, values: Sequence[int | bytes | None]) -> byte
 def _decode_values(column: Column, view: memoryview, count: int) -> Sequence[int | bytes | None]:
     numbers = array(column.code or "I")
     end = count * numbers.itemsize
+    if end > len(view):
+        raise UnreadableColumns(f"column {column.number} has {len(view)} bytes; {count} messages need {end}")
     numbers.frombytes(view[:end])
     if sys.byteorder == "big":
         numbers.byteswap()
@@ -159,7 +161,7 @@ def _decode_values(column: Column, view: memoryview, count: int) -> Sequence[int
         for place, size in enumerate(numbers):
             values[place] = None if size == _NO_VALUE else bytes(view[end : end + size])
             end += 0 if size == _NO_VALUE else size
-    if len(numbers) != count or end != len(view):
+    if end != len(view):
         raise UnreadableColumns(f"column {column.number} has {len(view)} bytes; {count} messages need {end}")
     return values
 

@@ -81,7 +81,7 @@ from broker.partition.records import read_columns
 from broker.partition.references import Reference, StoredFrame
 from broker.partition.replaying import state_of
 from broker.partition.subqueue import Subqueue
-from broker.partition.tables import UnreadableRecord, read_table, table
+from broker.partition.tables import UnreadableRecord, check_places, read_table, table
 from storage.log import Block, Checkpoint, Position, whole
 from storage.log import Section as StoredSection
 
@@ -157,6 +157,8 @@ def _read_rows(content: Content, flags: int, count: int, frames: int, changed: i
     state_numbers, end = read_table("H", view, end, states)
     changed_places, end = read_table("H", view, end, changed)
     assert end == len(view), "the tables have the sizes that were taken"
+    check_places(places, frames, "frames")
+    check_places(changed_places, count, "messages")
     return _Rows(
         numbers,
         positions,
@@ -180,8 +182,7 @@ def _read_shared(view: memoryview, offset: int, messages: int) -> tuple[Sequence
     (count,) = _SHARED.unpack_from(view, offset)
     places, end = read_table("H", view, offset + _SHARED.size, messages)
     sizes, end = read_table("I", view, end, count)
-    if places and max(places) >= count:
-        raise UnreadableRecord(f"a block of a checkpoint names more than its {count} changed properties")
+    check_places(places, count, "changed properties")
     return places, sizes, end
 
 
@@ -434,8 +435,9 @@ class _MessagesSection(InLargeBlocks):
             column_lists, at = read_columns(view, at, count)
         renumbered: Sequence[int] = ()
         if flags & _HAS_RENUMBERED:
-            (renumbered_count,), at = _RENUMBERED.unpack(view[at : at + 2]), at + 2
+            (renumbered_count,), at = read_table("H", view, at, 1)
             renumbered, at = read_table("H", view, at, renumbered_count)
+            check_places(renumbered, count, "messages")
         which: Sequence[int] = range(changed_count)
         values: Iterator[bytes] = iter(own.popleft, None)
         if flags & _HAS_SHARED:

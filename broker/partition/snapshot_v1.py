@@ -41,7 +41,7 @@ from broker.partition.messages import Messages
 from broker.partition.references import Reference, StoredFrame
 from broker.partition.replaying import state_of
 from broker.partition.subqueue import Subqueue
-from broker.partition.tables import UnreadableRecord, read_table
+from broker.partition.tables import UnreadableRecord, check_places, read_table
 from storage.log import Position
 
 _MAGIC = b"PbS1"
@@ -104,6 +104,7 @@ def _load_subqueue(
             sizes[here],
             enqueued[here],
         )
+        check_places(part_places, len(frames), "frames")
         references = list(
             map(
                 Reference,
@@ -125,6 +126,7 @@ def _load_subqueue(
                 reference.state = state_of(state)
         subqueue.bring_back(sorted(references, key=attrgetter("sequence_number")))
         yield
+    check_places(changed_places, count, "messages")
     given = given_bytes = 0
     for place, size in zip(changed_places, changed_sizes, strict=True):
         subqueue.replace_changed(subqueue.references[numbers[place]], bytes(view[end : end + size]))

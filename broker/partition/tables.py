@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class UnreadableRecord(Exception):
@@ -30,3 +30,10 @@ def read_table(code: str, view: memoryview, offset: int, count: int) -> tuple[ar
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers, end
+
+
+def check_places(places: Sequence[int], count: int, what: str) -> None:
+    """Raise UnreadableRecord, about a block of a checkpoint, if any of these is not a place among `count` of
+    `what`."""
+    if places and max(places) >= count:
+        raise UnreadableRecord(f"a block of a checkpoint names more than its {count} {what}")

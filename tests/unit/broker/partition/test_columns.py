@@ -53,6 +53,7 @@ def test_what_is_known_of_all_messages_is_in_both_answers_and_in_a_reference() -
         struct.pack("<HHHHI", 1, 0, 60_000, 0, 0),  # a later release's column
         struct.pack("<HHHHI", 1, 0, 60_000, 0, 9),
         struct.pack("<HHH", 1, 0, 60_000),
+        struct.pack("<HHHHI", 1, 0, COLUMNS[0].number, 0, 3) + b"\xff" * 3,  # cut off
         b"\x01",
     ],
 )

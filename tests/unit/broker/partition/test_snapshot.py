@@ -317,6 +317,24 @@ def test_a_block_with_many_bytes_of_changed_properties_is_decoded_in_steps(form:
     assert read == [(each.sequence_number, each.changed) for each in messages.main.references.values()]
 
 
+@pytest.mark.parametrize(
+    "block",
+    [WITHOUT_SHARING, WITH_SHARING, whole(Snapshot(varied())._stored_messages.encode(0))],
+    ids=["version 3", "version 4", "varied"],
+)
+def test_a_block_is_read_or_refused_whichever_of_its_bytes_differs(block: bytes) -> None:
+    """Symptom: the number of a frame that is not there ended the partition with an IndexError, and `partibus
+    repair` too, which then uses the checkpoint before."""
+    refused = 0
+    for at, byte in enumerate(block):
+        for value in {0, 1, 127, 255, byte ^ 1, byte ^ 128}:
+            try:
+                Snapshot(fresh())._stored_messages.decode(0, block[:at] + bytes([value]) + block[at + 1 :])
+            except UnreadableRecord:
+                refused += 1
+    assert refused
+
+
 @pytest.mark.parametrize("change", ["cut", "longer", "place", "tables"])
 def test_a_block_whose_changed_properties_do_not_fit_is_not_read(change: str) -> None:
     section = Snapshot(deferred_with_notes())._stored_messages

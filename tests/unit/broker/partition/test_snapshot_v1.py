@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from itertools import pairwise
 
 import pytest
@@ -35,6 +36,18 @@ def test_many_bytes_of_changed_properties_are_given_in_steps() -> None:
     held = [again.work.properties.memory_bytes for _ in load(again, state_of_version_1(messages))]
     assert max(held) > 3 * STEP_BYTES
     assert max(after - before for before, after in pairwise(held)) < STEP_BYTES + 40_000
+
+
+def test_a_state_is_read_or_refused_whichever_of_its_bytes_differs() -> None:
+    state = state_of_version_1(varied())
+    refused = 0
+    for at in range(len(state)):
+        for value in {0, 1, 127, 255, state[at] ^ 1, state[at] ^ 128}:
+            try:
+                deque(load(fresh(), state[:at] + bytes([value]) + state[at + 1 :]), maxlen=0)
+            except UnreadableRecord:
+                refused += 1
+    assert refused
 
 
 @pytest.mark.parametrize("state", [b"", b"PbS1", b"PbS9" + bytes(100), state_of_version_1(varied())[:-1]])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.partition.tables import UnreadableRecord, read_table, table
+from broker.partition.tables import UnreadableRecord, check_places, read_table, table
 
 
 @pytest.mark.parametrize("code", ["Q", "I", "H"])
@@ -14,3 +14,10 @@ def test_a_table_reads_back_as_it_was_and_not_if_it_is_cut(code: str) -> None:
     assert (list(numbers), end) == ([1, 2, 65_535], 1 + len(encoded))
     with pytest.raises(UnreadableRecord):
         read_table(code, memoryview(encoded[:-1]), 0, 3)
+
+
+def test_places_are_among_what_there_is() -> None:
+    check_places([], 0, "frames")
+    check_places([2, 0], 3, "frames")
+    with pytest.raises(UnreadableRecord, match="more than its 2 frames"):
+        check_places([2, 0], 2, "frames")
