@@ -30,7 +30,9 @@ be opened. Tables are as in `records.py`, little endian.
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Generator, Iterator
+from itertools import chain
 from operator import attrgetter
 
 from broker.partition._untracked import untrack
@@ -47,6 +49,48 @@ from storage.log import Position
 _MAGIC = b"PbS1"
 _HEAD = struct.Struct("<4sIQQII")
 _SUBQUEUE = struct.Struct("<II")
+_WIDTHS = {"Q": 8, "I": 4, "H": 2}
+_ROW_CODES = "QQQIIIIH"
+"""The tables of a subqueue's messages, up to the states."""
+
+
+class _Table:
+    """A table of the state, which is read in parts."""
+
+    __slots__ = ("_begin", "_code", "_view", "count", "end")
+
+    def __init__(self, code: str, view: memoryview, begin: int, count: int) -> None:
+        """Raises UnreadableRecord if it does not fit."""
+        self._code, self._view, self._begin, self.count = code, view, begin, count
+        self.end = begin + count * _WIDTHS[code]
+        if self.end > len(view):
+            raise UnreadableRecord(f"a table of {count} numbers ends at byte {self.end} of {len(view)}")
+
+    def part(self, start: int) -> array[int]:
+        """The next AT_ONCE numbers from this place on."""
+        count = min(AT_ONCE, self.count - start)
+        return read_table(self._code, self._view, self._begin + start * _WIDTHS[self._code], count)[0]
+
+    def each(self) -> Iterator[int]:
+        """All numbers."""
+        return chain.from_iterable(map(self.part, range(0, self.count, AT_ONCE)))
+
+
+class _Rows:
+    """The tables of a subqueue's messages."""
+
+    __slots__ = ("_tables", "end")
+
+    def __init__(self, view: memoryview, begin: int, count: int) -> None:
+        self._tables: list[_Table] = []
+        self.end = begin
+        for code in _ROW_CODES:
+            self._tables.append(_Table(code, view, self.end, count))
+            self.end = self._tables[-1].end
+
+    def part(self, start: int) -> list[array[int]]:
+        """The part of each table that begins at this place."""
+        return [each.part(start) for each in self._tables]
 
 
 def load(messages: Messages, state: bytes) -> Iterator[None]:
@@ -58,13 +102,14 @@ def load(messages: Messages, state: bytes) -> Iterator[None]:
     _, frame_count, messages.next_number, messages.latest_enqueued_ms, subqueue_count, _ = _HEAD.unpack_from(
         view
     )
-    positions, end = read_table("Q", view, _HEAD.size, frame_count)
+    positions = _Table("Q", view, _HEAD.size, frame_count)
     frames: list[StoredFrame] = []
     for start in range(0, frame_count, AT_ONCE):
-        part = [StoredFrame(Position(position)) for position in positions[start : start + AT_ONCE]]
+        part = [StoredFrame(Position(position)) for position in positions.part(start)]
         untrack(part)
         frames += part
         yield
+    end = positions.end
     for subqueue in map(messages.subqueues.__getitem__, range(subqueue_count)):
         end = yield from _load_subqueue(subqueue, frames, view, end)
     if end != len(view):
@@ -82,57 +127,63 @@ def _load_subqueue(
             f"a checkpoint ends at byte {len(view)}, before its subqueue {subqueue.number}"
         )
     count, changed_count = _SUBQUEUE.unpack_from(view, end)
-    numbers, end = read_table("Q", view, end + _SUBQUEUE.size, count)
-    enqueued, end = read_table("Q", view, end, count)
-    expiries, end = read_table("Q", view, end, count)
-    places, end = read_table("I", view, end, count)
-    offsets, end = read_table("I", view, end, count)
-    sizes, end = read_table("I", view, end, count)
-    deliveries, end = read_table("I", view, end, count)
-    states, end = read_table("H", view, end, count)
-    changed_places, end = read_table("I", view, end, changed_count)
-    changed_sizes, end = read_table("I", view, end, changed_count)
-    yield
+    rows = _Rows(view, end + _SUBQUEUE.size, count)
+    changed_places = _Table("I", view, rows.end, changed_count)
+    changed_sizes = _Table("I", view, changed_places.end, changed_count)
+    end = changed_sizes.end
+    numbers: list[array[int]] = []
     for start in range(0, count, AT_ONCE):
-        here = slice(start, start + AT_ONCE)
-        # Let equal times and sizes share one object each; reading a table creates one per message.
-        shared: dict[int, int] = {}
-        share = shared.setdefault
-        part_numbers, part_places, part_sizes, part_enqueued = (
-            numbers[here],
-            places[here],
-            sizes[here],
-            enqueued[here],
-        )
-        check_places(part_places, len(frames), "frames")
-        references = list(
-            map(
-                Reference,
-                part_numbers,
-                map(frames.__getitem__, part_places),
-                offsets[here],
-                map(share, part_sizes, part_sizes),
-                map(share, part_enqueued, part_enqueued),
-                [share(each, each) or None for each in expiries[here]],
-            )
-        )
-        untrack(references)
-        give(references, NO_COLUMNS)
-        for reference, delivery_count, state in zip(references, deliveries[here], states[here], strict=True):
-            reference.frame.live += 1
-            if delivery_count:
-                reference.delivery_count = delivery_count
-            if state:
-                reference.state = state_of(state)
-        subqueue.bring_back(sorted(references, key=attrgetter("sequence_number")))
+        part = rows.part(start)
+        numbers.append(part[0])
+        _bring_back(subqueue, frames, *part)
         yield
-    check_places(changed_places, count, "messages")
     given = given_bytes = 0
-    for place, size in zip(changed_places, changed_sizes, strict=True):
-        subqueue.replace_changed(subqueue.references[numbers[place]], bytes(view[end : end + size]))
+    for place, size in zip(changed_places.each(), changed_sizes.each(), strict=True):
+        check_places((place,), count, "messages")
+        number = numbers[place // AT_ONCE][place % AT_ONCE]
+        subqueue.replace_changed(subqueue.references[number], bytes(view[end : end + size]))
         end += size
         given, given_bytes = given + 1, given_bytes + size
         if given == AT_ONCE or given_bytes >= STEP_BYTES:
             given = given_bytes = 0
             yield
     return end
+
+
+def _bring_back(
+    subqueue: Subqueue,
+    frames: list[StoredFrame],
+    numbers: array[int],
+    enqueued: array[int],
+    expiries: array[int],
+    places: array[int],
+    offsets: array[int],
+    sizes: array[int],
+    deliveries: array[int],
+    states: array[int],
+) -> None:
+    """Add these messages to their subqueue."""
+    check_places(places, len(frames), "frames")
+    # Let equal times and sizes share one object each; reading a table creates one per message.
+    shared: dict[int, int] = {}
+    share = shared.setdefault
+    references = list(
+        map(
+            Reference,
+            numbers,
+            map(frames.__getitem__, places),
+            offsets,
+            map(share, sizes, sizes),
+            map(share, enqueued, enqueued),
+            [share(each, each) or None for each in expiries],
+        )
+    )
+    untrack(references)
+    give(references, NO_COLUMNS)
+    for reference, delivery_count, state in zip(references, deliveries, states, strict=True):
+        reference.frame.live += 1
+        if delivery_count:
+            reference.delivery_count = delivery_count
+        if state:
+            reference.state = state_of(state)
+    subqueue.bring_back(sorted(references, key=attrgetter("sequence_number")))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from itertools import pairwise
 
 import pytest
 
 from broker.message.changes import encode_changes
-from broker.partition import records
+from broker.partition import records, snapshot_v1
 from broker.partition.block_content import STEP_BYTES
 from broker.partition.records import Mark
 from broker.partition.snapshot import Snapshot
 from broker.partition.snapshot_v1 import load
-from broker.partition.tables import UnreadableRecord
+from broker.partition.tables import UnreadableRecord, read_table
 from storage.log import Checkpoint, Position, Section
 from tests.support.old_checkpoint import state_of_version_1
 from tests.support.partition_messages import contents, fresh, loaded, mark, new_messages, send, taken, varied
@@ -48,6 +49,30 @@ def test_a_state_is_read_or_refused_whichever_of_its_bytes_differs() -> None:
             except UnreadableRecord:
                 refused += 1
     assert refused
+
+
+def test_no_step_reads_the_tables_of_more_than_is_brought_back_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Symptom: a million messages held the event loop for 30 ms."""
+    messages = new_messages()
+    for turn in range(8):
+        first = send(messages, 100 * turn, 5)
+        for number in range(first, first + 2):
+            mark(messages, 1_000 + number, Mark(records.DEFERRED, 0, [number], encode_changes({"n": turn})))
+    state, counts = state_of_version_1(messages), [0]
+
+    def counted(code: str, view: memoryview, offset: int, count: int) -> tuple[array[int], int]:
+        counts[-1] += count
+        return read_table(code, view, offset, count)
+
+    monkeypatch.setattr(snapshot_v1, "read_table", counted)
+    monkeypatch.setattr(snapshot_v1, "AT_ONCE", 3)
+    again = fresh()
+    counts.extend(0 for _ in load(again, state))
+    assert max(counts) <= 8 * 3, "as many rows of eight tables"
+    deque(again.finish_steps(0), maxlen=0)
+    assert contents(again) == contents(messages)
 
 
 @pytest.mark.parametrize("state", [b"", b"PbS1", b"PbS9" + bytes(100), state_of_version_1(varied())[:-1]])
