@@ -1,4 +1,4 @@
-"""What a refusal says of partitions that are down: that trying again helps, or who must do what. Pure."""
+"""What a refusal says of partitions that are down: what helps, or who must do what. Pure."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ from collections.abc import Mapping
 
 DAMAGED, FAILED = "damaged", "failed"
 """The states of a partition that only an operator ends (`broker/partition/health.py`)."""
-_TRY_AGAIN = "Please try again."
+TRY_AGAIN = "Please try again."
+RECEIVE_AGAIN = "The locks of its messages have ended: please receive the messages again."
+ACCEPT_AGAIN = "The locks of its sessions have ended: please accept the session again."
 
 
-def outlook_of(health: str) -> str:
-    """The end of a sentence that begins with a partition in this state."""
+def outlook_of(health: str, advice: str = TRY_AGAIN) -> str:
+    """The end of a sentence that begins with a partition in this state. `advice`: what helps if it will be
+    available again. No lock outlives its going down."""
     if health == DAMAGED:
         return "is damaged. It stays unavailable until an operator repairs it."
     if health == FAILED:
         return "has failed. It stays unavailable until an operator restarts the broker."
-    return f"is not available at the moment. {_TRY_AGAIN}"
+    return f"is not available at the moment. {advice}"
 
 
 def outlook_of_all(down: Mapping[int, str]) -> str:
@@ -26,5 +29,5 @@ def outlook_of_all(down: Mapping[int, str]) -> str:
         if (numbers := sorted(number for number, health in down.items() if health == state))
     ]
     if not texts or any(health not in (DAMAGED, FAILED) for health in down.values()):
-        texts.append(_TRY_AGAIN)
+        texts.append(TRY_AGAIN)
     return " ".join(texts)

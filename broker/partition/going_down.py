@@ -10,11 +10,14 @@ from __future__ import annotations
 from broker.base.errors import Reason
 from broker.operations.browsing import Watch
 from broker.operations.general import Detach, Failed, Unavailable, Update, Updated
-from broker.operations.outlook import outlook_of
+from broker.operations.interface import Operation
+from broker.operations.outlook import ACCEPT_AGAIN, RECEIVE_AGAIN, TRY_AGAIN, outlook_of
 from broker.operations.receiving import Demand, Recalled, Withdraw, Withdrawn
 from broker.operations.selecting import WatchReturned
-from broker.operations.sessions import WatchSessions
-from broker.operations.settling import Release
+from broker.operations.sessions import GetSessionState, RenewSession, SetSessionState, WatchSessions
+from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Release, RenewLocks
+from broker.operations.transactions import Transact
+from broker.operations.transfers import FailTransfer
 from broker.partition.health import FOR_GOOD, Health
 from broker.partition.mailbox import Mailbox, Waiting
 
@@ -40,20 +43,24 @@ class GoingDown:
 
     @property
     def why(self) -> str:
-        """The description in a refusal."""
-        return f"Partition {self._number} of '{self._entity}' {outlook_of(self.health)}"
+        """The description in a refusal of what needs no lock."""
+        return self._why(TRY_AGAIN)
+
+    def _why(self, advice: str) -> str:
+        return f"Partition {self._number} of '{self._entity}' {outlook_of(self.health, advice)}"
 
     @property
     def why_full(self) -> str:
-        """The description if the disk is full. What the disk has said is for the log: it names files."""
+        """The description if the disk is full, without advice. What the disk has said is for the log: it
+        names files."""
         return (
             f"Partition {self._number} of '{self._entity}': the disk is full, and nothing was stored or "
-            "changed. Please try again."
+            "changed."
         )
 
     def start_anew(self, reason: Reason = Reason.PARTITION_UNAVAILABLE, why: str | None = None) -> None:
-        """Refuse waiting operations, and tell each attached client once that its demand and locks are
-        void."""
+        """Refuse waiting operations, and tell each attached client once that its demand and locks are void.
+        `why`: see `refuse`."""
         self.refuse_waiting(reason, why)
         for sink in list(self._mailbox.attached.values()):
             sink(self._unavailable())
@@ -66,7 +73,8 @@ class GoingDown:
     def refuse(
         self, entry: Waiting, reason: Reason = Reason.PARTITION_UNAVAILABLE, why: str | None = None
     ) -> None:
-        """Refuse one operation."""
+        """Refuse one operation. `why` is the description without advice, by default that of the partition's
+        health."""
         client, operation, sink, _ = entry
         match operation:
             case Demand() | WatchSessions() | WatchReturned():
@@ -80,7 +88,8 @@ class GoingDown:
             case Release() | Recalled():
                 pass
             case _:
-                sink(Failed(reason, why or self.why, operation.cookie))
+                advice = _advice_for(operation)
+                sink(Failed(reason, f"{why} {advice}" if why else self._why(advice), operation.cookie))
 
     def refuse_for_good(self, entry: Waiting) -> None:
         """Refuse one operation of a partition that will not come back."""
@@ -102,3 +111,16 @@ class GoingDown:
 
     def _unavailable(self) -> Unavailable:
         return Unavailable(self._number, for_good=self.health in FOR_GOOD)
+
+
+def _advice_for(operation: Operation) -> str:
+    """What its client can do once the partition is back: its locks are void then."""
+    match operation:
+        case Complete() | Abandon() | Defer() | DeadLetter() | RenewLocks() | FailTransfer():
+            return RECEIVE_AGAIN
+        case Transact() if operation.settlements:
+            return RECEIVE_AGAIN
+        case RenewSession() | SetSessionState() | GetSessionState():
+            return ACCEPT_AGAIN
+        case _:
+            return TRY_AGAIN

@@ -11,15 +11,22 @@ from broker.operations.general import Detach, Failed, Unavailable
 from broker.operations.interface import Answer, Operation
 from broker.operations.receiving import Demand, Withdraw, Withdrawn
 from broker.operations.sending import Send
-from broker.operations.sessions import WatchSessions
-from broker.operations.settling import Complete, Release
+from broker.operations.sessions import (
+    AcceptSession,
+    GetSessionState,
+    RenewSession,
+    SetSessionState,
+    WatchSessions,
+)
+from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Release, RenewLocks
+from broker.operations.transactions import Transact
 from broker.partition.going_down import GoingDown
 from broker.partition.health import Health
 from broker.partition.mailbox import Mailbox
 
 NUMBER = 3
 CLIENT = ClientId(1)
-WHY = "Partition 3 of 'orders' is not available at the moment. Please try again."
+WHY = "Partition 3 of 'orders' is not available at the moment."
 
 
 def going_down(*operations: Operation) -> tuple[GoingDown, Mailbox, list[Answer]]:
@@ -31,8 +38,7 @@ def going_down(*operations: Operation) -> tuple[GoingDown, Mailbox, list[Answer]
 @pytest.mark.parametrize(
     ("operation", "expected"),
     [
-        (Send([b"m"], None, 7), Failed(Reason.PARTITION_UNAVAILABLE, WHY, 7)),
-        (Complete([], 8), Failed(Reason.PARTITION_UNAVAILABLE, WHY, 8)),
+        (Send([b"m"], None, 7), Failed(Reason.PARTITION_UNAVAILABLE, f"{WHY} Please try again.", 7)),
         (Withdraw(""), Withdrawn(NUMBER, "")),
         (Watch("", 0), Unavailable(NUMBER)),
         (Demand("", 1), None),
@@ -64,7 +70,49 @@ def test_a_cycle_whose_commit_failed_is_refused_before_what_came_after_it() -> N
     down, mailbox, told = going_down(Send([b"m"], None, 1), Send([b"m"], None, 2))
     assert len(mailbox.gather(1, 1)) == 1
     down.refuse_waiting(Reason.DISK_FULL, "full")
-    assert told == [Failed(Reason.DISK_FULL, "full", 1), Failed(Reason.DISK_FULL, "full", 2)]
+    again = "full Please try again."
+    assert told == [Failed(Reason.DISK_FULL, again, 1), Failed(Reason.DISK_FULL, again, 2)]
+
+
+@pytest.mark.parametrize(
+    ("operation", "advice"),
+    [
+        *(
+            (operation, "The locks of its messages have ended: please receive the messages again.")
+            for operation in (
+                Complete([], 8),
+                Abandon([], cookie=8),
+                Defer([], cookie=8),
+                DeadLetter([], cookie=8),
+                RenewLocks([], 8),
+                Transact(Send([b"m"], None), [Complete([])], 8),
+            )
+        ),
+        *(
+            (operation, "The locks of its sessions have ended: please accept the session again.")
+            for operation in (
+                RenewSession("", b"s", CLIENT, 8),
+                SetSessionState("", b"s", CLIENT, None, 1, 8),
+                GetSessionState("", b"s", CLIENT, 8),
+            )
+        ),
+        *(
+            (operation, "Please try again.")
+            for operation in (AcceptSession("", b"s", cookie=8), Transact(Send([b"m"], None), [], 8))
+        ),
+    ],
+)
+def test_what_needs_a_lock_is_not_asked_to_try_again_because_the_lock_has_ended(
+    operation: Operation, advice: str
+) -> None:
+    """Symptom: the client tried again as it was told to, and heard that it had no lock."""
+    down, _, told = going_down(operation)
+    down.refuse_waiting()
+    assert told == [Failed(Reason.PARTITION_UNAVAILABLE, f"{WHY} {advice}", 8)]
+    down, _, told = going_down(operation)
+    down.start_anew(Reason.DISK_FULL, down.why_full)
+    why = "Partition 3 of 'orders': the disk is full, and nothing was stored or changed."
+    assert told == [Failed(Reason.DISK_FULL, f"{why} {advice}", 8)]
 
 
 @pytest.mark.parametrize("operation", [Demand("", 1), WatchSessions("")])
