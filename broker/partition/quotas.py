@@ -131,13 +131,15 @@ def check_changes(
     messages: int,
     memory: int,
     added: int = 0,
+    taken: int = 0,
 ) -> None:
     """Check that a settlement may change properties of some messages. Raises Refused(QUOTA_EXCEEDED), or
     Refused(SERVER_BUSY) if memory is scarce or becomes so.
 
     `used` are the bytes of all changed properties in the partition, summed over the messages. `memory` is
-    what the changed properties take once they are merged with those that the messages have. `added` are the
-    bytes of changes that come before it in its transaction.
+    what the changed properties take once they are merged with those that the messages have. Of the changes
+    that come before it in its transaction, `added` is the bytes, summed over the messages, and `taken` the
+    memory.
     """
     if payloads.is_scarce and len(change) > SCARCE_CHANGE_BYTES_MAX:
         raise Refused(
@@ -147,7 +149,7 @@ def check_changes(
             f"these take {len(change)}. Please wait 2 seconds and try again.",
         )
     size = len(change) * messages
-    _check_memory(payloads, memory + added)
+    _check_memory(payloads, memory + taken)
     limit = description.settings.max_size_mb * MIB
     used += added
     if used + size > limit:

@@ -191,14 +191,16 @@ class Settling:
             case DeadLetter():
                 return lambda subqueue, each: dead_letter(space, subqueue, each, operation.changed)
 
-    def check_changes(self, operation: Abandon | Defer | DeadLetter | FailTransfer, added: int = 0) -> int:
+    def check_changes(
+        self, operation: Abandon | Defer | DeadLetter | FailTransfer, added: int = 0, taken: int = 0
+    ) -> Merging:
         """Raise Refused if memory, the quota or a full disk has no room for the changed properties. The
-        locks stay. Returns what it costs to merge them, or the broker's reason, with others (`Merging.cost`).
+        locks stay. Returns what it takes to merge them, or the broker's reason, with others.
 
-        `added` are the bytes of changes that come before them in their transaction.
+        `added` and `taken`: see `quotas.check_changes`.
         """
         changed, space = operation.changed, self._space
-        memory, cost, tokens = VALUE_BYTES + len(changed or b""), 0, operation.tokens
+        memory, cost, tokens = 0 if changed is None else VALUE_BYTES + len(changed), 0, operation.tokens
         if space.messages.work.changed_bytes:
             within = None if isinstance(operation, FailTransfer) else self.within(operation)
             spent_from = self._spent_from(operation, tokens, within)
@@ -208,8 +210,8 @@ class Settling:
                 memory, cost = merging.memory, merging.cost
                 space.cycle.work += cost // WORK_COST
         if changed is not None:
-            self._check_changes(operation, changed, memory, added)
-        return cost
+            self._check_changes(operation, changed, memory, added, taken)
+        return Merging(len(tokens), memory, cost)
 
     def _check_changes(
         self,
@@ -217,6 +219,7 @@ class Settling:
         changed: bytes,
         memory: int,
         added: int = 0,
+        taken: int = 0,
     ) -> None:
         """As `check_changes`. `memory`: what the changed properties may take at most."""
         space = self._space
@@ -229,6 +232,7 @@ class Settling:
             len(operation.tokens),
             memory,
             added,
+            taken,
         )
         space.check_growth(len(changed), len(operation.tokens))
 

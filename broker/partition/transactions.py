@@ -225,7 +225,7 @@ class Transactions:
         space = self._space
         removed: list[Reference] = []
         seen: set[LockToken] = set()
-        added = cost = 0
+        added = taken = cost = 0
         for settlement in settlements:
             within = self._settling.within(settlement)
             for token in settlement.tokens:
@@ -246,7 +246,8 @@ class Transactions:
                 if isinstance(settlement, Complete):
                     removed.append(subqueue.references[sequence_of_token(token)])
             if not isinstance(settlement, Complete):
-                cost += self._settling.check_changes(settlement, added)
+                merging = self._settling.check_changes(settlement, added, taken)
+                cost, taken = cost + merging.cost, taken + merging.memory
                 added += len(settlement.changed or b"") * len(settlement.tokens)
         if cost > MERGED_MAX:
             raise Refused(

@@ -18,10 +18,12 @@ from broker.entities.topics import TopicDescription, TopicSettings
 from broker.identifiers import ClientId
 from broker.message.changes import encode_changes
 from broker.operations.general import Failed, Updated
+from broker.operations.receiving import Locked, ReceiveDeferred
 from broker.operations.sending import Send
 from broker.operations.sessions import AcceptSession, SessionAccepted, SetSessionState
 from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, RenewLocks, Settled
 from broker.operations.streams import EARLIEST, CreateCursor, CursorState, SendSinkBatch, SinkBatchSent
+from broker.operations.transactions import Transact, Transacted
 from broker.operations.transfers import HandedOver, HandOver
 from broker.partition.changed_properties import VALUE_BYTES
 from broker.partition.dead_lettering import EXPIRED, MAX_DELIVERIES
@@ -143,6 +145,30 @@ async def test_while_memory_is_scarce_all_settlements_together_change_little_unt
     harness.budget.set_scarce(False)
     one(await harness.do(1, state), Updated)
     assert one(await other.do(1, Defer(tokens[7:], change(2_000))), Settled).failures == {}
+
+
+async def test_while_memory_is_scarce_a_transaction_may_change_what_fits_into_memory() -> None:
+    """Symptom: what messages share counted once for each of them, and what they had before not at all."""
+    harness = Harness()
+    value_bytes = VALUE_BYTES + len(change(300))
+    harness.budget.growth_bytes_min = 2 * value_bytes + 100
+    await harness.send(*[b"x"] * 25)
+    tokens = (await harness.receive(1, 20)).tokens
+    numbers = (await harness.peek()).sequence_numbers[20:]
+    for number in range(5):
+        token = (await harness.receive(1)).tokens
+        one(await harness.do(1, Defer(token, change(300, f"n{number}"))), Settled)
+    deferred = one(await harness.do(1, ReceiveDeferred(MAIN, numbers)), Locked).tokens
+    harness.budget.set_scarce(True)
+    two: list[Abandon | Defer | DeadLetter] = [
+        DeadLetter(tokens[:10], change(300)),
+        Defer(tokens[10:], change(300, "other")),
+    ]
+    three = [*two, Abandon(deferred[:1], change(1))]
+    for refused in (three, [Defer([token], change(1)) for token in deferred]):
+        failed = one(await harness.do(1, Transact(Send([], None), refused)), Failed)
+        assert failed.reason is Reason.SERVER_BUSY and "memory" in failed.description
+    one(await harness.do(1, Transact(Send([], None), two)), Transacted)
 
 
 async def test_on_a_full_disk_a_settlement_changes_little_and_only_while_there_is_room_for_it() -> None:
