@@ -288,55 +288,83 @@ def _arrange(
     refused: Mapping[Path, OSError],
 ) -> list[Folder]:
     """`refused`: the folders that cannot be written to, with the error of each; they count as missing."""
+    known = not_named.known
     identities = {path: identity for path, identity in found.items() if identity is not None}
     blank = [path for path, identity in found.items() if identity is None]
     with_data = [path for path in blank if has_data(disk, path)]
     sets = _sets(identities, with_data)
-    known, given_up = not_named.known
-    places = {identity.id: path for path, identity in identities.items()}
+    usable = _usable(identities, refused, known.folders)
+    if not usable.issuperset(id_ for id_, _ in known.folders):
+        return _without_missing(identities, blank, usable, not_named, hanging)
+    new = [*with_data, *(path for path in blank if path not in with_data)]
+    return _with_new(disk, found, new, next(iter(sets), None) or uuid.uuid4().hex, known)
+
+
+def _usable(
+    identities: Mapping[Path, Identity], refused: Mapping[Path, OSError], known: Sequence[tuple[str, Path]]
+) -> set[str]:
+    """The ids of the folders that can be written to. Raises the error of another one if it has no id, or the
+    broker cannot start without it."""
     usable = {identity.id for path, identity in identities.items() if path not in refused}
     for path, error in refused.items():
-        if path not in identities or usable.isdisjoint(id_ for id_, _ in known[:2]):
+        if path not in identities or not _have_catalogue(usable, known):
             raise error
         log.error("folder.unreadable", path=str(path), error=error.strerror)
-    if missing := {id_: path for id_, path in known if id_ not in usable}:
-        unfound = [
-            id_ for id_, path in missing.items() if id_ not in places and path.absolute() not in hanging
-        ]
-        expected = _expected({id_: missing[id_] for id_ in unfound}, blank)
-        used = not_named.used([id_ for id_ in unfound if id_ not in expected])
-        for number, (id_, path) in enumerate(known):
-            if id_ in expected:
-                reason = "It is expected in an empty folder that is named, and used once it is there."
-                log.error(
-                    "folder.missing", path=str(expected[id_]), was=str(path), number=number, reason=reason
-                )
-            elif id_ in unfound and id_ not in used:
-                not_named.report(number, id_, path)
-        for path in [path for path in blank if path not in expected.values()]:
-            log.warning(
-                "folder.not_added", path=str(path), reason="Another folder of this broker is missing."
-            )
-        if usable.isdisjoint(id_ for id_, _ in known[:2]):
-            raise WrongFolders(
-                f"the catalogue cannot be read: neither {known[0][1]} nor {known[1][1]} is there"
-            )
-        there = usable | used
-        return [
-            Folder(places.get(id_, expected.get(id_, path)), id_, id_ not in there) for id_, path in known
-        ]
-    new = [*with_data, *(path for path in blank if path not in with_data)]
-    entries = [(id_, places[id_]) for id_, _ in known] + [(uuid.uuid4().hex, path) for path in new]
+    return usable
+
+
+def _have_catalogue(ids: Collection[str], known: Sequence[tuple[str, Path]]) -> bool:
+    """Whether one of the two folders that have the catalogue is among these."""
+    return any(id_ in ids for id_, _ in known[:2])
+
+
+def _without_missing(
+    identities: Mapping[Path, Identity],
+    blank: Sequence[Path],
+    usable: Collection[str],
+    not_named: _NotNamed,
+    hanging: Collection[Path],
+) -> list[Folder]:
+    """The known folders if some of them cannot be used. None is added: a `blank` one may be the mount point
+    of one that is missing. Raises WrongFolders if the broker cannot start without these."""
+    known = not_named.known.folders
+    places = {identity.id: path for path, identity in identities.items()}
+    unfound = {
+        id_: path
+        for id_, path in known
+        if id_ not in usable and id_ not in places and path.absolute() not in hanging
+    }
+    expected = _expected(unfound, blank)
+    used = not_named.used([id_ for id_ in unfound if id_ not in expected])
+    for number, (id_, path) in enumerate(known):
+        if id_ in expected:
+            reason = "It is expected in an empty folder that is named, and used once it is there."
+            log.error("folder.missing", path=str(expected[id_]), was=str(path), number=number, reason=reason)
+        elif id_ in unfound and id_ not in used:
+            not_named.report(number, id_, path)
+    for path in [path for path in blank if path not in expected.values()]:
+        log.warning("folder.not_added", path=str(path), reason="Another folder of this broker is missing.")
+    if not _have_catalogue(usable, known):
+        raise WrongFolders(f"the catalogue cannot be read: neither {known[0][1]} nor {known[1][1]} is there")
+    there = {*usable, *used}
+    return [Folder(places.get(id_, expected.get(id_, path)), id_, id_ not in there) for id_, path in known]
+
+
+def _with_new(
+    disk: Disk, found: Mapping[Path, Identity | None], new: Sequence[Path], set_id: str, known: Latest
+) -> list[Folder]:
+    """The known folders, which are all there, and `new` ones. Writes the list of all of them to each."""
+    places = {identity.id: path for path, identity in found.items() if identity is not None}
+    entries = [(id_, places[id_]) for id_, _ in known.folders] + [(uuid.uuid4().hex, path) for path in new]
     wanted = tuple((id_, path.absolute()) for id_, path in entries)
-    set_id = next(iter(sets), None) or uuid.uuid4().hex
     # New folders first, so that after a crash the longer list in any of them leads to the same arrangement.
     for id_, path in reversed(entries):
-        identity = Identity(set_id, id_, wanted, given_up)
+        identity = Identity(set_id, id_, wanted, known.given_up)
         if found[path] != identity:
             make_root(disk, path)
             write_identity_file(disk, path, identity)
-    for path in new:
-        log.info("folder.added", path=str(path), number=len(known) + new.index(path))
+    for number, path in enumerate(new, len(known.folders)):
+        log.info("folder.added", path=str(path), number=number)
     return [Folder(path, id_) for id_, path in entries]
 
 
