@@ -108,6 +108,10 @@ class _Transfer:
     """The offset of each field, and the end of the last one."""
 
 
+class _CutOff(Exception):
+    """More of a frame is needed to decide on it."""
+
+
 class Lenience:
     """Corrects both directions of one connection."""
 
@@ -225,29 +229,19 @@ class Lenience:
             if not _HEADER_BYTES <= frame_bytes <= self._frame_bytes_max:
                 self._lost = True
                 break
-            end = offset + frame_bytes
-            most = _HEAD_BYTES_MAX
-            head = data[offset : min(end, offset + most)]
             try:
-                code, value = _performative(head, frame_bytes)
-                if code == _DISPOSITION:
-                    most = DISPOSITION_BYTES_MAX
-                    head = data[offset : min(end, offset + most)]
-                replacement = self._judge(code, value, head, frame_bytes)
-                if self.refusal is not None:
-                    self._drop_kept()
-                    return b"".join((*changed, data[taken:offset]))
-            except (IndexError, struct.error, DecodeError):
-                if end > size and len(head) < most:
-                    break
-                replacement = None  # proton refuses the frame, or takes no harm from it
+                replacement, replaced = self._replacement(data, offset, frame_bytes)
+            except _CutOff:
+                break
+            if self.refusal is not None:
+                self._drop_kept()
+                return b"".join((*changed, data[taken:offset]))
             if replacement is not None:
                 changed += (data[taken:offset], replacement)
-                taken = offset + len(head)
+                taken = offset + replaced
+            end = offset + frame_bytes
             if self.wide.had_enough:
-                self._first = self.wide.take_rest()
-                if end < size:
-                    self._rest, self._rest_begin, size = data, end, end
+                size = self._keep_from(data, end)
                 if self.has_more:
                     offset = end
                     break
@@ -257,6 +251,30 @@ class Lenience:
             self._head = data[offset:]
             size = offset
         return b"".join((*changed, data[taken:size])) if changed else data[begin:size]
+
+    def _replacement(self, data: bytes, offset: int, frame_bytes: int) -> tuple[bytes | None, int]:
+        """What replaces the beginning of the frame at `offset`, and how many bytes of it; None if it is left.
+        Raises _CutOff if too little of the frame has arrived to tell."""
+        end, most = offset + frame_bytes, _HEAD_BYTES_MAX
+        head = data[offset : min(end, offset + most)]
+        try:
+            code, value = _performative(head, frame_bytes)
+            if code == _DISPOSITION:
+                most = DISPOSITION_BYTES_MAX
+                head = data[offset : min(end, offset + most)]
+            return self._judge(code, value, head, frame_bytes), len(head)
+        except (IndexError, struct.error, DecodeError):
+            if end > len(data) and len(head) < most:
+                raise _CutOff from None
+            return None, 0  # proton refuses the frame, or takes no harm from it
+
+    def _keep_from(self, data: bytes, end: int) -> int:
+        """Keep what is left of a wide disposition, and the data behind it, which is at `end`, for the next
+        `incoming`. Returns where the data ends that is not kept."""
+        self._first = self.wide.take_rest()
+        if end < len(data):
+            self._rest, self._rest_begin = data, end
+        return min(end, len(data))
 
     def _judge(self, code: int | None, value: int, head: bytes, frame_bytes: int) -> bytes | None:
         """Decide on a frame by its beginning, `head`, and what `_performative` finds there; gives the bytes
