@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import chain
@@ -195,24 +195,36 @@ class Checkpoints:
     def save(self, disk: Disk, checkpoint: Checkpoint, anchor: Anchor, *, is_complete: bool = False) -> None:
         """Save a checkpoint durably, in place of the older of the two. If it `is_complete`, it builds on
         none. Raises DiskFull, DiskFailed, CommitFailed."""
-        base, serial = None if is_complete else self.base, self._next_serial
+        base = None if is_complete else self.base
         kept = {section.name: self._unchanged(section, base) for section in checkpoint.sections}
-        fresh = [
-            _Fresh(section.name, number, checkpoint.position, *_measured(block), block)
-            for section in checkpoint.sections
-            for number, block in section.blocks.items()
-            if block
-        ]
-        copied: list[Place] = []
-        if base is not None:
-            moved = _move_out(kept, _to_copy(base, kept, sum([each.size for each in fresh])))
-            copied = [place for _, _, place in moved]
-            fresh += [
-                _Fresh(name, number, place.taken, place.size, place.crc) for name, number, place in moved
-            ]
+        fresh = _given(checkpoint)
+        moved = [] if base is None else _move_out(kept, _to_copy(base, kept, _size_of(fresh)))
+        fresh += [_Fresh(name, number, place.taken, place.size, place.crc) for name, number, place in moved]
+        stored = self._placed(checkpoint, anchor, base, kept, fresh)
+        self._next_serial += 1  # even if this fails, because the file may exist then
+        parts = (part for each in fresh for part in each.parts)
+        copied = self._copied(disk, base, [place for _, _, place in moved])
+        fd = publish(disk, self._directory / stored.name, chain((encode_tables(stored),), parts, copied))
+        self._kept = (stored, *self._kept[: CHECKPOINTS_KEPT - 1])
+        self.is_damaged = lacks_one(self._kept)
+        with contextlib.suppress(OSError):  # what cannot be removed now is removed after the next checkpoint
+            disk.close(fd)
+            self._clear(disk)
+
+    def _placed(
+        self,
+        checkpoint: Checkpoint,
+        anchor: Anchor,
+        base: StoredCheckpoint | None,
+        kept: dict[str, dict[int, Place]],
+        fresh: Sequence[_Fresh],
+    ) -> StoredCheckpoint:
+        """A new checkpoint without the content of its blocks: those `kept` where they are in the files of
+        `base`, and `fresh` ones behind the tables of its own file, which are added to `kept`."""
+        serial = self._next_serial
         files = {place.file for places in kept.values() for place in places.values()}
         sizes = {file: size for file, size in base.files.items() if file in files} if base is not None else {}
-        if written := sum([each.size for each in fresh]):
+        if written := _size_of(fresh):
             sizes[serial] = written
         blocks = len(fresh) + sum(map(len, kept.values()))
         offset = table_bytes(len(checkpoint.sections), len(sizes), blocks)
@@ -223,18 +235,9 @@ class Checkpoints:
             section.name: StoredSection(section.version, kept[section.name])
             for section in checkpoint.sections
         }
-        stored = StoredCheckpoint(
+        return StoredCheckpoint(
             anchor.chain, anchor.epoch, anchor.partition, anchor.salt, serial, sections, sizes
         )
-        self._next_serial += 1  # even if this fails, because the file may exist then
-        parts = (part for each in fresh for part in each.parts)
-        content = chain((encode_tables(stored),), parts, self._copied(disk, base, copied))
-        fd = publish(disk, self._directory / stored.name, content)
-        self._kept = (stored, *self._kept[: CHECKPOINTS_KEPT - 1])
-        self.is_damaged = lacks_one(self._kept)
-        with contextlib.suppress(OSError):  # what cannot be removed now is removed after the next checkpoint
-            disk.close(fd)
-            self._clear(disk)
 
     def _unchanged(self, section: Section, base: StoredCheckpoint | None) -> dict[int, Place]:
         """The blocks of a section that a new checkpoint takes over from its base."""
@@ -296,6 +299,20 @@ class _Fresh(NamedTuple):
         """The block's content."""
         assert not isinstance(self.block, deque), "it was not read from the disk"
         return (self.block,) if isinstance(self.block, bytes) else self.block
+
+
+def _given(checkpoint: Checkpoint) -> list[_Fresh]:
+    """The blocks that are given with a checkpoint, apart from those that are empty now."""
+    return [
+        _Fresh(section.name, number, checkpoint.position, *_measured(block), block)
+        for section in checkpoint.sections
+        for number, block in section.blocks.items()
+        if block
+    ]
+
+
+def _size_of(fresh: Iterable[_Fresh]) -> int:
+    return sum([each.size for each in fresh])
 
 
 def _measured(block: Block) -> tuple[int, int]:
