@@ -69,7 +69,7 @@ class Administration:
             namespace, self._rights, self._description, clock, slices, memory, elsewhere
         )
         self._info = NamespaceInfo(namespace, clock.now_ms())
-        self._entries = EntryTexts(namespace.name, namespace.runtime_now)
+        self._entries = EntryTexts(namespace.name)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Serve every path that no other route matches. Raises HttpRefusal and Refused."""

@@ -154,7 +154,8 @@ def timestamp(time_ms: int | None) -> str:
 
 def timestamp_bytes(time_ms: int) -> bytes:
     """A time in ATOM's format, for texts that are written as bytes."""
-    return _second_bytes(time_ms // 1000) + _MILLISECONDS[time_ms % 1000]
+    time_s, milliseconds = divmod(time_ms, 1000)
+    return _second_bytes(time_s) + _MILLISECONDS[milliseconds]
 
 
 _MILLISECONDS = [b".%03dZ" % each for each in range(1000)]

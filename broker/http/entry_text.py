@@ -83,9 +83,9 @@ of the description."""
 class EntryTexts:
     """Writes the same entries as `write_entry`, faster. One per namespace."""
 
-    def __init__(self, author: str, runtime_of: Callable[[Entity], EntityRuntime]) -> None:
-        """`author`: the namespace's name. `runtime_of` gives what a queue holds now."""
-        self._author, self._runtime_of = author, runtime_of
+    def __init__(self, author: str) -> None:
+        """`author`: the namespace's name."""
+        self._author = author
         self._by_address: dict[EntryAddress, Entries] = {}
 
     def at(self, address: EntryAddress) -> Entries:
@@ -94,17 +94,15 @@ class EntryTexts:
         if entries is None:
             if len(self._by_address) >= ADDRESSES_MAX:
                 self._by_address.clear()
-            entries = self._by_address[address] = Entries(self._author, self._runtime_of, address)
+            entries = self._by_address[address] = Entries(self._author, address)
         return entries
 
 
 class Entries:
     """Writes entries for clients that address the broker in one way."""
 
-    def __init__(
-        self, author: str, runtime_of: Callable[[Entity], EntityRuntime], address: EntryAddress
-    ) -> None:
-        self._author, self._runtime_of, self._address = author, runtime_of, address
+    def __init__(self, author: str, address: EntryAddress) -> None:
+        self._author, self._address = author, address
         self._templates: dict[int, _Template | None] = {}
         """By the `id` of the settings, which most queues share (`descriptions.shared`): a hash of the
         settings takes ten times as long. None where the address or the settings contain a mark."""
@@ -116,12 +114,15 @@ class Entries:
         written: list[bytes] = []
         templates = self._templates
         for entity in entities:
-            template = templates.get(id(entity.description.settings)) if entity.is_counted else None
-            if template is None:
+            counts = entity.known_counts
+            template = None if counts is None else templates.get(id(entity.description.settings))
+            if counts is None or template is None:
                 written.append(self.entry(entity))
             else:
                 if entity.gone is None:
-                    written.append(_fill(template, entity, self._runtime_of))
+                    is_unused = not counts and entity.accessed_at_ms is None and entity.available
+                    runtime = None if is_unused else entity.runtime_with(counts)
+                    written.append(_fill(template, entity, runtime))
                 if len(written) < WRITTEN_TOGETHER:
                     continue
             yield b"".join(written)
@@ -138,8 +139,8 @@ class Entries:
         except KeyError:
             template = self._know(description)
         if template is None:
-            return self._write(description, self._runtime_of(entity))
-        return _fill(template, entity, self._runtime_of)
+            return self._write(description, entity.runtime())
+        return _fill(template, entity, entity.runtime())
 
     def _know(self, description: EntityDescription) -> _Template | None:
         if len(self._templates) >= TEMPLATES_MAX:
@@ -184,8 +185,9 @@ class Entries:
         return write_entry(Entry(url, name, self._author, created_ms, updated_ms, content))
 
 
-def _fill(template: _Template, entity: Entity, runtime_of: Callable[[Entity], EntityRuntime]) -> bytes:
-    """Write an entity's entry from the template of its settings."""
+def _fill(template: _Template, entity: Entity, runtime: EntityRuntime | None) -> bytes:
+    """Write an entity's entry from the template of its settings. `runtime`: what it holds now; None if nobody
+    has used it since the broker started, it holds nothing and is available."""
     description = entity.description
     name, created_ms, updated_ms = description.name, description.created_at_ms, description.updated_at_ms
     created = timestamp_bytes(created_ms)
@@ -194,9 +196,8 @@ def _fill(template: _Template, entity: Entity, runtime_of: Callable[[Entity], En
         quoted = shown = name.encode()
     else:
         quoted, shown = _ascii(_quoted(name)), _ascii(name)
-    if entity.is_unused:
+    if runtime is None:
         return template.unused_text % template.unused_in_order((quoted, shown, created, updated))
-    runtime = runtime_of(entity)
     accessed = _NEVER if runtime.accessed_at_ms is None else timestamp_bytes(runtime.accessed_at_ms)
     values = (
         quoted, shown, created, updated, accessed, runtime.availability.encode(), runtime.size_bytes,

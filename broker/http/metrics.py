@@ -146,7 +146,7 @@ class MetricsHandler:
             label = label_of(entity.name, entity.meter.namespace)
             if not isinstance(entity, Topic):
                 yield _row_of(label, entity, entity.counts())
-                if not entity.is_counted:
+                if entity.known_counts is None:
                     yield None
             else:
                 counts = yield from entity.count_in_steps()

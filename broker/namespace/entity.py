@@ -15,7 +15,7 @@ from typing import ClassVar, Protocol, cast
 
 from broker.base.errors import Reason, Refused, not_found_text
 from broker.entities.descriptions import MAIN, EntityDescription
-from broker.entities.roles import CountedAs, SubqueueDescription
+from broker.entities.roles import SubqueueDescription
 from broker.identifiers import ClientId
 from broker.message.property_sizes import PropertyLimits
 from broker.namespace.health import CLOSED, DOWN, MISSING
@@ -23,7 +23,7 @@ from broker.namespace.meter import EntityMeter
 from broker.namespace.one_after_another import OneAfterAnother
 from broker.namespace.resting import Resting, add_counts
 from broker.namespace.router import PartitionHandle, RoutedPartition, Router
-from broker.namespace.runtime import EntityRuntime
+from broker.namespace.runtime import EntityRuntime, sum_up
 from broker.namespace.size_quota import SizeQuota
 from broker.operations.general import Detach, Failed, Update
 from broker.operations.interface import Answer, Operation, Sink, refusal_of
@@ -542,8 +542,8 @@ class Entity:
 
     def runtime_with(self, counts: Mapping[str, SubqueueCounts]) -> EntityRuntime:
         """As `runtime`, given the counts of all subqueues."""
-        forward_to = self.description.settings.forwarding[0]
-        return self.runtime_of(self.description.subqueues, forward_to, counts)
+        description = self.description
+        return self.runtime_of(description.subqueues, description.settings.forwarding[0], counts)
 
     def runtime_of(
         self,
@@ -553,39 +553,7 @@ class Entity:
     ) -> EntityRuntime:
         """What some of its subqueues hold now, given the counts of all. If there is a target, their messages
         are forwarded."""
-        counts: dict[str, SubqueueCounts] = {}
-        active = scheduled = dead = transfer = transfer_dead = messages = size = 0
-        for subqueue in subqueues.values() if all_counts else ():
-            held = all_counts.get(subqueue.name)
-            if held is None:
-                continue
-            counts[subqueue.name] = held
-            messages += held.active + held.deferred + held.scheduled
-            size += held.bytes
-            match subqueue.role.counted_as:
-                case CountedAs.ACTIVE:
-                    active += held.active
-                    scheduled += held.scheduled
-                case CountedAs.DEAD_LETTER:
-                    dead += held.active + held.deferred
-                case CountedAs.TRANSFER:
-                    transfer += held.active
-                case CountedAs.TRANSFER_DEAD_LETTER:
-                    transfer_dead += held.active + held.deferred
-        if forward_to is not None:
-            active, transfer = 0, transfer + active  # they wait to be forwarded, and not to be received
-        return EntityRuntime(
-            active,
-            dead,
-            scheduled,
-            transfer,
-            transfer_dead,
-            messages,
-            size,
-            "Available" if self.available else "Limited",
-            self.accessed_at_ms,
-            counts,
-        )
+        return sum_up(subqueues, forward_to, all_counts, self.available, self.accessed_at_ms)
 
     @property
     def started(self) -> Collection[int]:
@@ -593,16 +561,10 @@ class Entity:
         return self._partitions.keys()
 
     @property
-    def is_counted(self) -> bool:
-        """Whether `counts` and `runtime` take next to no time: nothing has started, and what the partitions
-        hold was added up before."""
-        return self._at_rest is not None and not self._partitions
-
-    @property
-    def is_unused(self) -> bool:
-        """Whether nobody has used the entity since the broker started, it holds nothing and is available, as
-        far as is known."""
-        return not (self._partitions or self.counts()) and self.accessed_at_ms is None and self.available
+    def known_counts(self) -> Mapping[str, SubqueueCounts] | None:
+        """`counts`, if these take next to no time: nothing has started, and what the partitions hold was
+        added up before. None if not."""
+        return None if self._partitions else self._at_rest
 
     @property
     def unknown(self) -> Collection[int]:

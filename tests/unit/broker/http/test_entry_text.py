@@ -67,7 +67,7 @@ async def test_equal_settings_share_a_template_and_nothing_grows_with_queues_add
     tmp_path: Path,
 ) -> None:
     async with http_stack(tmp_path) as stack:
-        texts = EntryTexts("sbemulatorns", stack.namespace.runtime_now)
+        texts = EntryTexts("sbemulatorns")
         for number in range(20):
             await stack.namespace.create_entity(f"alike-{number}", QueueSettings(max_delivery_count=7))
         for number in range(ADDRESSES_MAX + 3):
@@ -89,7 +89,7 @@ async def test_equal_settings_share_a_template_and_nothing_grows_with_queues_add
 
 async def test_a_deleted_queue_has_no_entry(tmp_path: Path) -> None:
     async with http_stack(tmp_path) as stack:
-        entries = EntryTexts("ns", stack.namespace.runtime_now).at(EntryAddress("h", "http://h/", ""))
+        entries = EntryTexts("ns").at(EntryAddress("h", "http://h/", ""))
         await stack.namespace.create_entity("orders", QueueSettings())
         queue = stack.queue("orders")
         assert entries.entry(queue)
@@ -99,7 +99,7 @@ async def test_a_deleted_queue_has_no_entry(tmp_path: Path) -> None:
 
 async def test_entries_are_written_together_in_order_but_not_those_that_take_long(tmp_path: Path) -> None:
     async with http_stack(tmp_path) as stack:
-        entries = EntryTexts("ns", stack.namespace.runtime_now).at(EntryAddress("h", "http://h/", ""))
+        entries = EntryTexts("ns").at(EntryAddress("h", "http://h/", ""))
         names = [f"q{number:03}" for number in range(3 * WRITTEN_TOGETHER)]
         for name in names:
             await stack.namespace.create_entity(name, QueueSettings())
@@ -115,7 +115,7 @@ async def test_entries_are_written_together_in_order_but_not_those_that_take_lon
         queues[9].description = queues[9].description.updated(other, 1)
         await stack.namespace.create_entity("topic", TopicSettings())
         queues += [stack.queue("topic")] * 2
-        again = EntryTexts("ns", stack.namespace.runtime_now).at(EntryAddress("h", "http://h/", ""))
+        again = EntryTexts("ns").at(EntryAddress("h", "http://h/", ""))
         together = list(again.entries(queues))
         counts = [text.count(b"<entry") for text in together if text]
         assert counts[:4] == [1, 5, 3, WRITTEN_TOGETHER], "a template, an open queue, another template"
