@@ -202,12 +202,14 @@ class Sending(Generic[R]):
             whole, keys, receipts = part_of(whole, take), keys and take(keys), receipts and take(receipts)
         if not whole.messages:
             return
-        size = self._count(whole)
+        size, is_lone = self._count(whole), not self._waiting and len(whole.messages) == 1
         if keys is None:
+            whole.is_lone = is_lone
             self._post_unkeyed(whole, receipts, size)
             return
         for number, (own, *lists) in self._queue.router.divide(keys, [receipts, *lists_of(whole)]):
             part = with_lists(whole, lists)
+            part.is_lone = is_lone
             if number is None:
                 self._post_unkeyed(part, own)
             else:
@@ -231,6 +233,7 @@ class Sending(Generic[R]):
             and handle.join(send, self._client, cookie)
         ):
             last.grow(receipts, count, size)
+            last.send.is_lone = False
             return
         self._post(handle, send, receipts, count, size=size)
         self._pinned[number] = self._sends

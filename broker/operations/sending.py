@@ -26,6 +26,8 @@ class Send:
     """The messages' identities (`broker/message/identity.py`), if duplicates are to be dropped."""
     tells_numbers: bool = False
     """A client is told the sequence numbers, so messages that nobody gets from a topic have some as well."""
+    is_lone: bool = False
+    """One message whose sender awaits the outcome of no other, and so may send the next one only then."""
 
 
 @dataclass(slots=True)

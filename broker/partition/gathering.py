@@ -6,6 +6,9 @@ messages, and demand that cannot be met yet. Otherwise each of these would begin
 between those of the messages, and the partitions of an entity would fall out of step. A round that gathers
 holds them as well. They wait for nothing else: with no messages on their way in, receivers are served at
 once.
+
+A lone message waits for a lull, but for no round if it may go ahead (`Rounds.lets_pass`): rounds wait for
+senders that have much under way. What waits in its partition goes with it.
 """
 
 from __future__ import annotations
@@ -26,7 +29,16 @@ from storage.log import Log
 class Gathering:
     """What waits in one partition. Owned by its task."""
 
-    __slots__ = ("_lulls", "_mailbox", "_rounds", "_wake", "is_awaited", "is_in_cycle", "partition")
+    __slots__ = (
+        "_goes_ahead",
+        "_lulls",
+        "_mailbox",
+        "_rounds",
+        "_wake",
+        "is_awaited",
+        "is_in_cycle",
+        "partition",
+    )
 
     def __init__(
         self, log: Log, mailbox: Mailbox, wake: Callable[[], None], rounds: Rounds | None = None
@@ -37,6 +49,8 @@ class Gathering:
         self._rounds = rounds or Rounds()
         self.is_awaited = False
         """A lull or a round was asked for, and has not come."""
+        self._goes_ahead = False
+        """A lone message waits that does not wait for a round."""
         self.is_in_cycle = False
         """A cycle is under way. Whoever ends it looks into the mailbox and calls `begin`."""
         self.partition: Partition | None = None
@@ -47,6 +61,9 @@ class Gathering:
         task need not be woken for it."""
         if isinstance(operation, Send):
             self._rounds.arrived(len(operation.messages))
+            if operation.is_lone and not self._goes_ahead and self._rounds.lets_pass():
+                self._goes_ahead = True
+                self.is_awaited = False  # a round that was asked for comes, and finds nothing or what is new
             return self.is_in_cycle or self.begin()
         return self.is_in_cycle or (self._can_wait(client, operation) and self.begin())
 
@@ -73,21 +90,23 @@ class Gathering:
         if not self.is_awaited and self._mailbox.can_gather(self._is_patient):
             lulls = self._lulls
             if self._mailbox.has_sends:
-                self.is_awaited = self._rounds.awaits(lulls, self._go_on) or lulls.at_lull(self._lull_comes)
+                self.is_awaited = self._awaits_round() or lulls.at_lull(self._lull_comes)
             elif self._rounds.is_gathering:
                 self.is_awaited = self._rounds.awaits(lulls, self._go_on)
+        self._goes_ahead &= self.is_awaited or self.is_in_cycle
         return self.is_awaited
+
+    def _awaits_round(self) -> bool:
+        return not self._goes_ahead and self._rounds.awaits(self._lulls, self._go_on)
 
     def _lull_comes(self) -> None:
         """The disk is done with its commits, but more messages may be expected now."""
-        self.is_awaited = self._mailbox.can_gather(self._is_patient) and self._rounds.awaits(
-            self._lulls, self._go_on
-        )
+        self.is_awaited = self._mailbox.can_gather(self._is_patient) and self._awaits_round()
         if not self.is_awaited:
             self._go_on()
 
     def _go_on(self) -> None:
-        self.is_awaited = False
+        self.is_awaited = self._goes_ahead = False
         if self._mailbox:  # unless a cycle that could not wait has taken everything
             self._wake()
 

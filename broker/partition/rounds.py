@@ -26,6 +26,9 @@ below the highest one, gain nothing from a wait."""
 SHARE = 8
 """One message in so many need not be replaced, so that rounds shrink when a pace becomes slower. As many must
 come in PAUSE_S, or nobody waits for more."""
+AHEAD_MAX = 4
+"""So many lone messages may go ahead of a round. Each of them may make a commit, and with many light senders
+that would cost more than rounds save."""
 PAUSE_S = 0.003
 WAIT_S_MAX = 0.010
 """Nobody waits longer than this, however long the last round took."""
@@ -36,6 +39,7 @@ class Rounds:
 
     __slots__ = (
         "__weakref__",
+        "_ahead",
         "_begun_s",
         "_clock",
         "_enough",
@@ -63,6 +67,8 @@ class Rounds:
         """When no more than this are unreplaced, the next round begins."""
         self._slow_above = 0
         """If more than this are unreplaced when the timer goes off, messages come too slowly."""
+        self._ahead = 0
+        """Lone messages that have gone ahead of the round that gathers."""
         self._timer: asyncio.TimerHandle | None = None
         """Set while messages wait for others to join them."""
         self._waiting: dict[Lulls, list[Callable[[], None]]] = {}
@@ -91,6 +97,13 @@ class Rounds:
             self._timer.cancel()
             self._timer = None
             asyncio.get_running_loop().call_soon(self._begin)  # with what else this read brings
+
+    def lets_pass(self) -> bool:
+        """Whether a round gathers, and one more lone message may go ahead of it."""
+        if self._timer is None or self._ahead >= AHEAD_MAX:
+            return False
+        self._ahead += 1
+        return True
 
     def awaits(self, lulls: Lulls, begin: Callable[[], None]) -> bool:
         """Whether more messages are to join those that wait. Then calls `begin` when they have, or have not
@@ -121,7 +134,7 @@ class Rounds:
         self._timer = asyncio.get_running_loop().call_later(pause_s, self._look)
 
     def _begin(self) -> None:
-        self._begun_s = self._clock()
+        self._begun_s, self._ahead = self._clock(), 0
         waiting, self._waiting = self._waiting, {}
         for lulls, begins in waiting.items():
             lulls.begin_together(begins)

@@ -68,6 +68,7 @@ def test_no_list_is_left_behind() -> None:
         "scheduled_ms",
         "identities",
         "tells_numbers",
+        "is_lone",  # about when it is posted: no part and no sum of sends keeps it
     }
     assert {each.name for each in fields(Send)} == known, "take apart and put together the new field as well"
 

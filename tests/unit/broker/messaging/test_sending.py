@@ -272,3 +272,45 @@ async def test_messages_with_keys_join_those_that_wait_and_never_overtake_others
         assert caller.bytes == 0 and not any(reason for _, reason in caller.heard)
         expected = [str(number) for number in range(1, 7 + JOINED_MESSAGES_MAX)]
         assert await here.texts("a") == expected
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_a_message_is_lone_while_its_sender_awaits_nothing_else(key: str | None) -> None:
+    stack = LinkStack(1)
+    caller, (part,) = Caller(stack), stack.parts
+    annotations = {} if key is None else {"x-opt-partition-key": key}
+
+    def lone(count: int) -> bool:
+        """Whether the send is lone that so many messages make."""
+        caller.sending.send([message(annotations=annotations, body=[b"x"])] * count, list(range(count)))
+        operation, _, _ = part.posted[-1]
+        assert isinstance(operation, Send) and len(operation.messages) == count
+        return operation.is_lone
+
+    def accept() -> None:
+        while part.has(Send):
+            part.answer(Send, lambda send: Sent(1, send.cookie))
+
+    assert lone(1) and not lone(1)
+    accept()
+    assert not lone(2), "it works ahead"
+    accept()
+    assert lone(1)
+
+
+async def test_a_send_of_one_partition_is_not_lone_if_its_messages_go_to_several_or_if_it_grows() -> None:
+    stack = LinkStack(2)
+    caller = Caller(stack)
+    messages = [message(annotations={"x-opt-partition-key": f"{number}"}) for number in range(8)]
+    numbers = [stack.queue.router.number_of(f"{number}") for number in range(8)]
+    first, second = numbers.index(0), numbers.index(1)
+    caller.sending.send([messages[first], messages[second]], [1, 2])
+    assert [part.take(Send)[0].is_lone for part in stack.parts] == [False, False]
+
+    caller, part = Caller(stack), stack.parts[0]
+    caller.sending.send([messages[first]], [1])
+    send, _ = part.take(Send)
+    assert send.is_lone
+    part.join = lambda more, client, cookie: True  # type: ignore[method-assign]
+    caller.sending.send([messages[first]], [2])
+    assert not send.is_lone and not part.has(Send)

@@ -12,7 +12,7 @@ from broker.operations.sending import Send
 from broker.operations.settling import Complete
 from broker.partition.gathering import Gathering
 from broker.partition.mailbox import Mailbox
-from broker.partition.rounds import ROUND_MESSAGES, Rounds
+from broker.partition.rounds import AHEAD_MAX, ROUND_MESSAGES, Rounds
 from tests.support.memory_log import MemoryLog
 
 ONE = ClientId(1)
@@ -115,3 +115,51 @@ async def test_a_single_settlement_and_demand_of_unknown_messages_do_not_wait() 
         gathering, _, _ = _gathering(Send([b"x"], None), operation)
         gathering.stored(ROUND_MESSAGES)
         assert gathering.begin() is False and not gathering.holds(operation, ONE)
+
+
+def _lone(gathering: Gathering) -> bool:
+    """Whether a lone message, put into the mailbox, waits."""
+    send = Send([b"x"], None, is_lone=True)
+    gathering._mailbox.waiting.append((ONE, send, lambda _: None, 0))
+    return gathering.holds(send, ONE)
+
+
+async def test_a_lone_message_waits_for_a_lull_but_for_no_round_and_takes_along_what_waits_for_one() -> None:
+    few = Send([b"x"], None)
+    for is_busy in (False, True):
+        gathering, log, woken = _gathering(few, is_busy=is_busy)
+        gathering.stored(ROUND_MESSAGES)
+        assert gathering.holds(few, ONE) and not log.at_next_lull, "they wait for the round"
+        assert _lone(gathering) is is_busy is gathering.is_awaited
+        if log.at_next_lull:
+            gathering.stored(ROUND_MESSAGES)
+            assert woken == []
+            log.at_next_lull.pop()()
+            assert woken == [True] and not gathering.is_awaited
+        gathering._mailbox.waiting.clear()
+        gathering._mailbox.waiting.append((ONE, few, lambda _: None, 0))
+        assert gathering.holds(few, ONE) and gathering.is_awaited, "others wait for the round as before"
+        gathering.holds(Send([b"x"] * 3 * ROUND_MESSAGES, None), ONE)
+        await asyncio.sleep(0)
+        assert woken and not gathering.is_awaited
+
+
+async def test_a_lone_message_that_comes_in_a_cycle_waits_for_its_end_and_then_for_no_round() -> None:
+    gathering, log, _ = _gathering(is_busy=False)
+    gathering.is_in_cycle = True
+    gathering.answered(ROUND_MESSAGES)
+    assert _lone(gathering)
+    gathering.stored(0)
+    assert not gathering.begin() and not log.at_next_lull
+    gathering._mailbox.waiting.clear()
+    gathering._mailbox.waiting.append((ONE, Send([b"x"], None), lambda _: None, 0))
+    assert gathering.begin(), "and no other message after it"
+
+
+async def test_only_a_few_lone_messages_go_ahead_of_a_round() -> None:
+    rounds = Rounds()
+    gatherings = [_gathering(is_busy=False)[0] for _ in range(AHEAD_MAX + 1)]
+    for each in gatherings:
+        each._rounds = rounds
+    rounds.answered(ROUND_MESSAGES)
+    assert [_lone(each) for each in gatherings] == [False] * AHEAD_MAX + [True]

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from broker.partition import rounds
-from broker.partition.rounds import ROUND_MESSAGES, SHARE, Rounds
+from broker.partition.rounds import AHEAD_MAX, ROUND_MESSAGES, SHARE, Rounds
 
 FAR_S = 60.0
 MANY = 2 * ROUND_MESSAGES
@@ -180,3 +180,15 @@ async def test_answers_to_others_do_not_prolong_a_wait(monkeypatch: pytest.Monke
             each._timer.cancel()
             each._look()  # as the timer does
     assert disk.together == [1] and now_s[0] - waited_from_s <= 2 * rounds.WAIT_S_MAX
+
+
+@pytest.mark.usefixtures("no_pause")
+async def test_a_few_messages_may_go_ahead_of_each_round_that_gathers() -> None:
+    each = Rounds()
+    assert not each.lets_pass(), "there is no round to go ahead of"
+    for _ in range(2):
+        each.answered(MANY)
+        assert [each.lets_pass() for _ in range(AHEAD_MAX + 2)] == [True] * AHEAD_MAX + [False] * 2
+        each.arrived(MANY)
+        await asyncio.sleep(0)
+        assert not each.lets_pass()
