@@ -40,6 +40,8 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 
+import structlog
+
 from broker.base.clock import elapsed_s
 from broker.base.few import Few
 from broker.operations.browsing import Watch
@@ -51,6 +53,8 @@ from broker.operations.sessions import WatchSessions
 from broker.operations.settling import Release
 from broker.operations.transfers import FindSources
 from broker.partition.opening_room import OpeningRoom, Share
+
+log = structlog.get_logger("partitions")
 
 AT_ONCE = 8
 """How many turns there are at a time: twice the threads that open the logs of a folder. With more, a turn
@@ -431,12 +435,22 @@ class Openings:
             self._go_beyond()
         self._go_on()
         since_s = self.seconds() - LATE_S
+        self._tell_awaited(since_s)
+        if self._late and not self._under_way:  # nobody else tells them
+            self._all_are_late(since_s)
+
+    def _tell_awaited(self, since_s: float) -> None:
+        """Tell those in the line of answers without room that have waited since then."""
+        late: list[Opening] = []
         while self._awaited and self._awaited[0].joined_s <= since_s:
             opening = self._awaited.popleft()
             if opening.line is self._short[Urgency.ANSWER]:
-                self._are_late((opening,))
-        if self._late and not self._under_way:  # nobody else tells them
-            self._all_are_late(since_s)
+                late.append(opening)
+        if late:
+            log.warning(
+                "partitions.wait_for_memory", partitions=len(late), bytes=sum([each.size for each in late])
+            )
+            self._are_late(late)
 
     def _move_up(self, line: _Line, left: int) -> int:
         """Let those go on for which there is room now, as far as can be seen at once. `left` is the room;

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker.entities.descriptions import MAIN
 from broker.operations.browsing import Peek
@@ -386,10 +387,14 @@ async def test_who_awaits_an_answer_is_told_once_that_there_is_no_room() -> None
         turns.look()
         await asyncio.sleep(0)
         assert not turns.late
-        for turns.now_s in (LATE_S, 2 * LATE_S):
-            turns.look()
-            await asyncio.sleep(0)
-            assert turns.late == ["a0"], "receivers wait"
+        with capture_logs() as logged:
+            for turns.now_s in (LATE_S, 2 * LATE_S):
+                turns.look()
+                await asyncio.sleep(0)
+                assert turns.late == ["a0"], "receivers wait"
+        assert [(each["event"], each["partitions"], each["bytes"]) for each in logged] == [
+            ("partitions.wait_for_memory", 1, 10)
+        ]
 
 
 async def test_waiting_for_memory_costs_little_whatever_the_number_of_partitions() -> None:
