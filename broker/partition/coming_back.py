@@ -50,24 +50,26 @@ class Replay:
 async def replay_log(
     log: Log,
     messages: Messages,
+    snapshot: Snapshot,
     slices: Slices,
     patience: Patience,
     wall_ahead_ms: int,
     takes: Callable[[int, int, int], None],
 ) -> Replay:
-    """Replay the log into `messages`, which must be new. Restarts `patience` whenever the disk has answered,
-    and stops it while nothing waits for the disk.
+    """Replay the log into `messages`, which must be new, as must `snapshot`, for its checkpoint. Restarts
+    `patience` whenever the disk has answered, and stops it while nothing waits for the disk.
 
     `wall_ahead_ms`: how far wall time is ahead of monotonic time, for the deadlines. `takes` is called
     after each step with how many bytes `messages` will take at least, how many they take by now, and how many
     in the end if the rest of the checkpoint, or of the records after it, is like what was read of it; if it
     raises an error, so does this. Raises StorageError; CorruptRecord for damaged or missing records.
     """
-    snapshot, replay = Snapshot(messages), LogReplay(messages)
+    replay = LogReplay(messages)
     read = stored = before = 0
 
     def takes_more(size: int = 0) -> None:
         come = messages.state_bytes
+        messages.payloads.opened_with(come)  # if it is freed again, that counts as memory that has come free
         takes(come + size, come, before + (come - before) * stored // max(read, 1))
 
     def counted(steps: Iterable[object]) -> Iterator[None]:
@@ -174,7 +176,7 @@ class ComingBack:
         self._dropped_share: Share | None = None
         self._dropped_bytes: int | None = None
         """What the messages took when the partition was last open, in bytes; None if it never was."""
-        self._to_free: list[Partition | Messages] = []
+        self._to_free: list[Partition | Messages | Snapshot] = []
         """Discarded states."""
 
     async def in_turn(
@@ -201,6 +203,8 @@ class ComingBack:
             openings = Openings(seconds=openings.seconds, room=openings.room)
         size = least = size if self._dropped_bytes is None else self._dropped_bytes
         while True:
+            if self._is_stopped and not was_open:
+                return False
             needed = (0, 0) if was_open else (OPENING_BYTES + size, OPENING_BYTES + least)
             how_urgent = urgency(Urgency.MESSAGES if size or is_wanted else Urgency.EMPTY)
             try:
@@ -216,8 +220,6 @@ class ComingBack:
                         await self._close_again()
             finally:
                 self._opening = None
-            if self._is_stopped:
-                return False
 
     async def _close_again(self) -> None:
         """Free what was read, and what the log takes while it is open."""
@@ -297,24 +299,26 @@ class ComingBack:
         messages = Messages(
             self._number, description.subqueues, self._payloads, self._bounds.tick_ms, self._clock_settings
         )
+        snapshot, ahead_ms = Snapshot(messages), wall_ahead_ms(self._clock)
         try:
             replay = await replay_log(
-                self._log, messages, self._slices, self._patience, wall_ahead_ms(self._clock), takes
+                self._log, messages, snapshot, self._slices, self._patience, ahead_ms, takes
             )
+            partition = Partition(
+                self._number,
+                description,
+                messages,
+                epoch=self.epoch,
+                first_nonce=first_nonce,
+                bounds=self._bounds,
+                disk=self._log,
+            )
+            with self._patience.at_rest():
+                await self._slices.run(partition.restore(wall_ahead_ms(self._clock)))
         except BaseException:
-            self._to_free.append(messages)
+            messages.payloads.close()
+            self._to_free += [messages, snapshot]  # the last one first: it shares what it holds
             raise
-        partition = Partition(
-            self._number,
-            description,
-            messages,
-            epoch=self.epoch,
-            first_nonce=first_nonce,
-            bounds=self._bounds,
-            disk=self._log,
-        )
-        with self._patience.at_rest():
-            await self._slices.run(partition.restore(wall_ahead_ms(self._clock)))
         counted.share = messages.payloads
         return partition, replay
 

@@ -7,8 +7,9 @@ partition is opened only if there is room for it and its messages.
 When there is none, receivers must still get on, for they free memory. So one partition after the other is
 opened beyond the room, with a pause in which memory is measured and unused partitions are closed. Those that
 were opened like this and are still open may together hold a part of the mark, or one of them more. Small ones
-have a part of their own, so that a large one from which nobody takes anything does not keep them waiting. The
-data folders take turns. One whose disk does not answer keeps no other folder waiting.
+have a part of their own, so that a large one from which nobody takes anything does not keep them waiting; one
+that has been drained is small. The data folders take turns. One whose disk does not answer keeps no other
+folder waiting.
 
 One that is larger than that part waits as well while it would take memory beyond EXCEEDING_SHARE of the mark.
 Otherwise two partitions that each came near to the mark before a restart would have the kernel end the broker
@@ -83,7 +84,6 @@ class OpeningRoom:
 
     __slots__ = (
         "_asked_s",
-        "_being_opened",
         "_beyond",
         "_exceeding",
         "_held",
@@ -99,14 +99,13 @@ class OpeningRoom:
     def __init__(
         self, seconds: Callable[[], float] = elapsed_s, in_partitions: Callable[[], int] = lambda: 0
     ) -> None:
-        """`seconds` is the clock. `in_partitions` gives what the messages of all open partitions take."""
+        """`seconds` is the clock. `in_partitions` gives what the messages of all partitions take by now, open
+        or being opened."""
         self._seconds, self._in_partitions = seconds, in_partitions
         self.left = self._mark = UNKNOWN
         """`left`: what more partitions may take; below zero if some were opened beyond the room."""
         self.under_way = 0
         """What the partitions that are being opened will take beside what they take by now."""
-        self._being_opened = 0
-        """What they will take in all."""
         self._exceeding: object = None
         """The partition that is being opened beyond the room, and that others wait for."""
         self._let_in: dict[object, int] = {}
@@ -145,7 +144,6 @@ class OpeningRoom:
     def _take(self, size: int) -> None:
         self.left -= size
         self.under_way += size
-        self._being_opened += size
 
     def grow(self, partition: object, before: int, size: int) -> bool:
         """Whether a partition that is being opened may take this size instead of `before`, which is less. If
@@ -182,7 +180,6 @@ class OpeningRoom:
             yield reload
         finally:
             self.under_way -= state_bytes - reload.come
-            self._being_opened -= state_bytes
             self._replace(reload, reload.share)
 
     def _replace(self, before: Share, after: Share | None) -> None:
@@ -204,6 +201,9 @@ class OpeningRoom:
             del self._asked_s[first]
         if first is not folder:
             return False
+        shrunk = [share for share in self._beyond[False] if self._is_small(share.state_bytes)]
+        self._beyond[False] = [share for share in self._beyond[False] if share not in shrunk]
+        self._beyond[True] += shrunk
         for is_small, shares in self._beyond.items():  # once for all that the folder tries
             self._beyond[is_small] = [share for share in shares if share.state_bytes]
             self._held[is_small] = sum([share.state_bytes for share in shares])
@@ -229,9 +229,10 @@ class OpeningRoom:
         held = self._held[self._is_small(size)] + grown
         if held + size <= self.part_beyond:
             return True
-        others = self._in_partitions() + self._being_opened - (size - more)
-        is_alone = others <= self.part_beyond
-        return not held and (is_alone or self._mark - self.left + more <= self._mark * EXCEEDING_SHARE)
+        others = self._in_partitions() + self.under_way - (size - more)
+        if others <= self.part_beyond:
+            return True  # it is alone
+        return not held and self._mark - self.left + more <= self._mark * EXCEEDING_SHARE
 
     def is_late(self, partition: object) -> None:
         """The disk has not answered in time. If the partition was let in beyond the room, the next one may
@@ -243,7 +244,6 @@ class OpeningRoom:
         """The partition is open, and what it takes is measured from now on, or it could not be opened.
         `come`: what `has_come` was told of its size."""
         self.under_way -= size - come
-        self._being_opened -= size
         self.is_late(partition)
         if partition in self._let_in:
             del self._let_in[partition]

@@ -18,7 +18,7 @@ as far as there is room, and one partition is opened beyond that, for receivers 
 that are too large even for that keep no others waiting. If somebody has awaited an answer for LATE_S, the
 partition is told that it is late, as behind a disk that hangs. A partition that turns out to hold more than
 was expected asks for more room within its turn. If there is none, its turn ends (`NoRoom`), and it waits for
-as much as it is likely to take, or after LATE_S for as much as is certain.
+as much as it is likely to take, or after LATE_S for little more than is certain.
 
 *A disk that hangs* never ends a turn, so a turn that lasts longer than the time-out passes to the next
 partition, unless the folder's late ones would then take more than a part of the memory mark. It also shows
@@ -72,7 +72,9 @@ PASSED_AT_ONCE = 256
 TOLD_AT_ONCE = 64
 """How many partitions are told in one turn of the event loop that they are late."""
 SURPLUS_PARTS = 4
-"""A partition may take this part more than was expected without asking: what is noted is not exact."""
+SURPLUS_BYTES_MAX = 4 * 1024 * 1024
+"""A partition may take this part more than was expected without asking, but no more than this: what is noted
+is not exact."""
 EXPECTED_AGAIN = 2
 """If there is no room for what has been read of a log, at most this many times as much is expected when the
 partition has its turn again, however much of the log is left."""
@@ -116,7 +118,8 @@ class NoRoom(Exception):
         self.size = size
         """What it is expected to take now, in bytes."""
         self.least = least
-        """What it takes at least, in bytes."""
+        """What it waits for at least, in bytes: a quarter more than it is known to take, so that a log is not
+        read again and again in vain."""
 
 
 class Opening:
@@ -153,7 +156,7 @@ class Opening:
         self.size = size
         """What it is expected to take in memory, in bytes."""
         self.least = least
-        """What it takes at least."""
+        """What is expected of it once it has waited for long."""
         self.come = 0
         """How much of that is in memory already."""
         self.share: Share | None = None
@@ -192,14 +195,16 @@ class Opening:
     def takes(self, size: int, come: int, likely: int) -> None:
         """What has been read of the log says that the partition takes `size` bytes at least, of which `come`
         are in memory, and about `likely` in the end. Raises NoRoom: its turn must end."""
-        if size > self.size + self.size // SURPLUS_PARTS and not self._openings.grow(self, size):
-            raise NoRoom(min(max(size, likely), EXPECTED_AGAIN * size), size)
+        surplus = min(self.size // SURPLUS_PARTS, SURPLUS_BYTES_MAX)
+        if size > self.size + surplus and not self._openings.grow(self, size):
+            least = size + size // SURPLUS_PARTS
+            raise NoRoom(min(max(least, likely), EXPECTED_AGAIN * size), least)
         if come > self.come:
             self._openings.has_come(self, min(come, self.size))
 
     def expect_less(self, now_s: float) -> None:
-        """There has been no room for it. If it has waited for long, expect no more than it takes at least: it
-        must not stay closed because too much is expected of it."""
+        """There has been no room for it. If it has waited for long, expect the least: it must not stay closed
+        because too much is expected of it."""
         if now_s - self.joined_s >= LATE_S:
             self.size = self.least
 
@@ -335,7 +340,8 @@ class Openings:
     ) -> Iterator[Opening]:
         """A place in the line. The turn ends with this block. `late` is called, perhaps more than once, if
         the partition has waited too long for a disk that does not answer, or for memory. `size`: what it
-        is expected to take there, in bytes. `least`: what it takes at least, if that is less."""
+        is expected to take there, in bytes. `least`: what is expected once it has waited for LATE_S, if that
+        is less."""
         self._last_joined_s = self.seconds()
         opening = Opening(
             self, entity, urgency, size, size if least is None else least, self._last_joined_s, late

@@ -291,6 +291,11 @@ class Snapshot:
             if stored.name:
                 yield from own[stored.name].decoded(stored.taken)
 
+    def drop(self) -> Iterator[None]:
+        """Free what was kept of a checkpoint that was not read to its end, in steps. This object is no longer
+        used."""
+        return self._stored_messages.drop_frames()
+
     def _load_v1(self, checkpoint: Checkpoint) -> Iterator[None]:
         messages = self._messages
         yield from snapshot_v1.load(messages, whole(checkpoint.sections[0].blocks[0]))
@@ -494,9 +499,13 @@ class _MessagesSection(InLargeBlocks):
         for part in sort_gradually(self._frames.values(), attrgetter("position")):
             self._messages.adopt_frames(part)
             yield
+        yield from self.drop_frames()
+        yield from self._blocks.adopt(taken)
+
+    def drop_frames(self) -> Iterator[None]:
+        """Forget the frames that were read, in steps."""
         while self._frames.pop_some(BLOCK_MESSAGES):
             yield
-        yield from self._blocks.adopt(taken)
 
     def saved(self, gone: Sequence[int]) -> None:
         self._blocks.forget(gone)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import pairwise
 
 import pytest
@@ -16,8 +17,11 @@ from broker.operations.receiving import Demand, Locked, Withdraw, Withdrawn
 from broker.operations.sending import Send
 from broker.operations.settling import Complete, Release
 from broker.partition.health import Health
+from broker.partition.messages import Messages
 from broker.partition.opening_room import OPENING_BYTES, OpeningRoom
-from broker.partition.openings import Opening, Openings
+from broker.partition.openings import NoRoom, Opening, Openings
+from broker.partition.snapshot import Snapshot
+from broker.partition.state import Partition
 from broker.partition.task_limits import TaskLimits
 from storage.errors import CommitFailed, DiskFull, StorageError
 from storage.log import Frame, Position
@@ -135,6 +139,81 @@ async def test_a_partition_that_is_read_again_counts_with_what_it_held(error: St
     one(await harness.do(2, Complete(locked.tokens)), Failed)
     assert room.under_way == 0 and counted == [OPENING_BYTES + state_bytes - MESSAGE_OVERHEAD_BYTES]
     assert harness.budget.state_bytes == state_bytes
+
+
+async def test_what_has_been_read_counts_while_it_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: what an attempt without room had read and freed again seemed to be in use for ever: Python
+    returns little of it to the system, and the broker had not counted that it came free."""
+    room = OpeningRoom()
+    harness = Harness(openings=Openings(room=room))
+    for _ in range(40):
+        await harness.send(*[bytes(100)] * 500)
+    state_bytes, counted, taken = harness.budget.state_bytes, list[int](), list[int]()
+    takes: Callable[[Opening, int, int, int], None] = Opening.takes
+
+    def watched(opening: Opening, size: int, come: int, likely: int) -> None:
+        counted.append(harness.budget.state_bytes)
+        taken.append(come - OPENING_BYTES)
+        if len(counted) == 4:
+            raise NoRoom(size, size)
+        takes(opening, size, come, likely)
+
+    monkeypatch.setattr(Opening, "takes", watched)
+    await harness.restart()
+    harness.log.on_acquire = lambda: counted.append(harness.budget.state_bytes)
+    assert (await harness.peek()).messages
+    assert counted[0] == 0 and counted[1:4] == taken[:3] and taken[2] > 0
+    assert counted[4] == 0, "it has been freed before the next attempt"
+    assert harness.budget.state_bytes == state_bytes
+
+
+async def test_what_was_read_is_freed_whenever_opening_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: if a partition was stopped just before it was open, its messages counted for ever."""
+    harness = Harness()
+    await harness.send(*[b"x"] * 5_000)
+    await harness.restart()
+    partitions = harness.budget.partitions
+
+    def cancelled(self: Partition, wall_ahead_ms: int) -> Iterator[None]:
+        yield
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(Partition, "restore", cancelled)
+    with pytest.raises(asyncio.CancelledError):
+        await harness.peek()
+    budget, coming_back = harness.budget, harness.task._coming_back
+    assert (budget.state_bytes, budget.partitions) == (0, partitions)
+    messages, snapshot = coming_back._to_free
+    await coming_back.free_dropped()
+    assert isinstance(messages, Messages) and messages.count == 0 and isinstance(snapshot, Snapshot)
+
+
+async def test_a_stopped_partition_does_not_wait_for_room_to_be_read_again() -> None:
+    """Symptom: a queue was deleted while one of its partitions was read again. Reading failed, there was no
+    room to try once more, and the queue was being deleted for ever."""
+    room = OpeningRoom(in_partitions=lambda: 1 << 40)
+    harness = Harness(openings=Openings(room=room))
+    await harness.send(*[bytes(100)] * 2_000)
+    reading, fails = asyncio.Event(), asyncio.Event()
+
+    async def failing(since: Position) -> AsyncIterator[Frame]:
+        reading.set()
+        await fails.wait()
+        room.measured(1_000, 1_000)
+        raise StorageError("no")
+        yield
+
+    async with running(harness):
+        locked = await harness.receive(1)
+        harness.log.replay = failing  # type: ignore[method-assign]
+        harness.log.fail_append(DiskFull("no room"))
+        harness.post(1, Complete(locked.tokens))
+        await reading.wait()
+        stopping = asyncio.create_task(harness.task.stop())
+        await until(lambda: harness.task._coming_back._is_stopped)
+        fails.set()
+        await asyncio.wait_for(stopping, 5)
+    assert harness.task.health is Health.STOPPED and room.under_way == 0
 
 
 async def test_a_partition_that_could_not_be_read_again_is_expected_to_hold_what_it_held() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from broker.partition.opening_room import ASKS_AGAIN_S, BEYOND_PARTS, PAUSE_S, OpeningRoom
+from broker.partition.opening_room import ASKS_AGAIN_S, BEYOND_PARTS, PAUSE_S, SMALL_PARTS, OpeningRoom
 
 
 class Open:
@@ -17,8 +17,12 @@ class Open:
 class Memory:
     def __init__(self, used: int, mark: int, in_partitions: Callable[[], int] = lambda: 0) -> None:
         self.now_s = 0.0
-        self.room = OpeningRoom(lambda: self.now_s, in_partitions)
+        self.opened: list[Open] = []
+        self.room = OpeningRoom(lambda: self.now_s, lambda: in_partitions() + self._in_opened())
         self.room.measured(used, mark)
+
+    def _in_opened(self) -> int:
+        return sum(each.state_bytes for each in self.opened)
 
     def open_beyond(self, size: int) -> Open | None:
         """Open a partition beyond the room, if that is allowed."""
@@ -26,6 +30,7 @@ class Memory:
         if not (self.room.has_turn("folder") and self.room.take_beyond(partition, size)):
             return None
         self.room.give_back(partition, size, partition)
+        self.opened.append(partition)
         self.now_s += PAUSE_S
         return partition
 
@@ -105,7 +110,7 @@ def test_a_large_partition_keeps_no_small_ones_waiting() -> None:
 def test_those_opened_beyond_the_room_together_hold_a_part_of_the_mark() -> None:
     """Symptom: receivers that settled nothing had one large partition opened after the other, up to twice the
     mark, and the kernel ended the broker."""
-    memory = Memory(2_000, 1_000)
+    memory = Memory(2_000, 1_000, lambda: 100)
     half = 1_000 // BEYOND_PARTS // 2
     first, second = memory.open_beyond(half), memory.open_beyond(half)
     assert first is not None and second is not None and memory.open_beyond(20) is None
@@ -124,6 +129,26 @@ def test_a_partition_larger_than_that_is_opened_alone() -> None:
     assert memory.open_beyond(5_000)
 
 
+def test_what_a_large_partition_has_left_keeps_no_other_large_one_waiting() -> None:
+    """Symptom: one that had been drained but for a dead letter kept all large ones closed for ever, while
+    memory was free."""
+    memory = Memory(2_000, 1_000)
+    first = memory.open_beyond(5_000)
+    assert first is not None
+    for left in (125, 1):
+        first.state_bytes = left
+        second = memory.open_beyond(5_000)
+        assert second is not None, "it is as good as alone"
+        second.state_bytes = 0
+    others = 500
+    memory = Memory(900, 1_000, lambda: others)
+    first = memory.open_beyond(600)
+    assert first is not None
+    first.state_bytes = 1_000 // SMALL_PARTS
+    memory.room.measured(900, 1_000)
+    assert memory.open_beyond(600), "the first one is small now"
+
+
 def test_a_large_partition_waits_while_it_would_take_far_more_than_the_mark() -> None:
     """Symptom: two partitions that each had taken most of the mark before a restart were opened together, and
     the kernel ended the broker at each start."""
@@ -132,7 +157,7 @@ def test_a_large_partition_waits_while_it_would_take_far_more_than_the_mark() ->
     assert memory.open_beyond(601) is None and memory.open_beyond(10), "a small one does not"
     large = memory.open_beyond(580)
     assert large is not None
-    large.state_bytes, held = 0, 125
+    large.state_bytes, held = 0, 115
     memory.room.measured(300, 1_000)
     assert memory.room.take(600) and memory.open_beyond(5_000) is None, "the other one is still being opened"
     memory.room.give_back("other", 600, None)
@@ -159,7 +184,7 @@ def test_what_is_held_beyond_the_room_is_added_up_once_however_many_are_tried() 
             looked += 1
             return each_holds
 
-    memory = Memory(2_000, 1_000)
+    memory = Memory(2_000, 1_000, lambda: 200)
     for number in range(100):
         assert memory.room.has_turn("folder") and memory.room.take_beyond(number, 1)
         memory.room.give_back(number, 1, Counted())
@@ -179,9 +204,11 @@ def test_a_partition_that_turns_out_to_be_larger_takes_more_if_there_is_room() -
 
 
 def test_one_opened_beyond_the_room_may_grow_as_far_as_it_would_have_been_let_in() -> None:
-    memory = Memory(8_000, 6_400)
+    held = 0
+    memory = Memory(8_000, 6_400, lambda: held)
     assert memory.room.has_turn("folder") and memory.room.take_beyond("a", 10)
     assert memory.room.grow("a", 10, 5_000), "it is alone"
+    held = 5_000
     memory.room.give_back("a", 5_000, Open(5_000))
     memory.now_s = PAUSE_S
     assert memory.room.has_turn("folder") and memory.room.take_beyond("b", 10)
@@ -194,13 +221,15 @@ def test_one_opened_beyond_the_room_may_grow_as_far_as_it_would_have_been_let_in
 def test_those_that_were_late_do_not_each_grow_as_if_they_were_alone() -> None:
     """Symptom: twelve small ones were let in while a disk hung, and when it answered, each of them grew to 90
     MiB."""
-    memory = Memory(8_000, 6_400)
+    held = 0
+    memory = Memory(8_000, 6_400, lambda: held)
     for name in "abc":
         assert memory.room.has_turn("folder") and memory.room.take_beyond(name, 10)
         memory.room.is_late(name)
         memory.now_s += PAUSE_S
     assert memory.room.grow("a", 10, 5_000)
     assert memory.room.grow("b", 10, 100) and not memory.room.grow("b", 100, 101), "a is large, b was small"
+    held = 5_000
     memory.room.give_back("a", 5_000, Open(5_000))
     assert not memory.room.grow("c", 10, 101), "a is open now"
     memory.room.give_back("b", 100, None)
@@ -233,6 +262,7 @@ def test_what_is_read_again_counts_as_it_did_while_it_was_open() -> None:
         reload.takes(200, 100, 0)
         assert memory.room.under_way == 4_700
         reload.takes(9_000, 9_000, 9_000)
+        held = 9_000
         assert memory.room.under_way == 0, "no more counts as read than was expected"
         memory.room.measured(7_000, 6_400)
         assert memory.open_beyond(5_000) is None

@@ -353,3 +353,18 @@ def test_a_block_whose_changed_properties_do_not_fit_is_not_read(change: str) ->
         Snapshot(fresh())._stored_messages.decode(0, bytes(data))
     with pytest.raises(UnreadableRecord):
         Snapshot(fresh())._stored_messages.decode(0, bytes(data[:9]))
+
+
+def test_what_was_kept_of_a_checkpoint_that_was_not_read_to_its_end_is_freed_in_steps() -> None:
+    """Symptom: a partition for which memory had no room kept the event loop for 31 ms when it gave up,
+    because the frames of 490,000 messages were freed at once."""
+    messages = new_messages()
+    count = 4 * BLOCK_MESSAGES
+    for number in range(count):
+        send(messages, 100 + number, 1)
+    checkpoint = taken(Snapshot(messages), Position(100 + count), None)
+    snapshot = Snapshot(new_messages())
+    for _ in snapshot.load_steps(checkpoint):
+        pass
+    assert len(snapshot._stored_messages._frames) == count
+    assert len(list(snapshot.drop())) == 4 and not snapshot._stored_messages._frames
