@@ -61,7 +61,7 @@ class Start:
     summary: bytes | None
     """What the index says the partition holds (`broker/partition/summary.py`); None if unknown."""
     expected_bytes: int
-    """About what its messages take in memory once it is open."""
+    """What its messages are expected to take in memory once it is open, in bytes."""
 
 
 @dataclass(slots=True)

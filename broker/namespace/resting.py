@@ -437,9 +437,9 @@ class Resting:
         self.on_opening()
 
     def take_room(self, generation: str, number: int) -> bool:
-        """Whether there is memory for the messages of a closed partition; if so, it is taken. Many are asked
-        for at a time, and those without room one after the other, so an unknown one may well count with too
-        much here."""
+        """Whether there is memory for the messages of a closed partition; if so, it is taken. An unknown
+        partition counts with its last note and UNKNOWN_BYTES, more than `expected_bytes`: thousands may be
+        asked for at once, and those refused are opened one after the other, so too much does little harm."""
         size = self._noted_bytes(generation, number)
         if number in self.unknown(generation):
             size += UNKNOWN_BYTES

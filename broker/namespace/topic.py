@@ -81,9 +81,9 @@ class Topic(Entity):
         super().check_can_receive(subqueue)
 
     @property
-    def is_counted(self) -> bool:
-        """Never: `runtime` adds up the sizes of all subscriptions."""
-        return False
+    def known_counts(self) -> Mapping[str, SubqueueCounts] | None:
+        """Never: `runtime` adds up what all subscriptions hold."""
+        return None
 
     @property
     def keeps_sessions(self) -> bool:

@@ -86,7 +86,7 @@ static bool has_arguments(PyObject *const *arguments, Py_ssize_t given, Py_ssize
 
 /* --- changed properties --------------------------------------------------------------------------------- */
 
-/* How many entries an encoded map of changes has; -1 if it is none. */
+/* How many entries an encoded map of changes has; -1 if the bytes are no such map. */
 static int64_t entries_in(PyObject *changed)
 {
     if (!PyBytes_Check(changed)) return -1;

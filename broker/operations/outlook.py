@@ -8,12 +8,12 @@ DAMAGED, FAILED = "damaged", "failed"
 """The states of a partition that only an operator ends (`broker/partition/health.py`)."""
 TRY_AGAIN = "Please try again."
 RECEIVE_AGAIN = "The locks of its messages have ended: please receive the messages again."
-ACCEPT_AGAIN = "The locks of its sessions have ended: please accept the session again."
+ACCEPT_AGAIN = "The lock of its session has ended: please accept the session again."
 
 
 def outlook_of(health: str, advice: str = TRY_AGAIN) -> str:
-    """The end of a sentence that begins with a partition in this state. `advice`: what helps if it will be
-    available again. No lock outlives its going down."""
+    """The end of a sentence that begins with a partition in this state. `advice`: what to do once it is
+    available again; its locks are void by then."""
     if health == DAMAGED:
         return "is damaged. It stays unavailable until an operator repairs it."
     if health == FAILED:

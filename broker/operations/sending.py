@@ -27,7 +27,8 @@ class Send:
     tells_numbers: bool = False
     """A client is told the sequence numbers, so messages that nobody gets from a topic have some as well."""
     is_lone: bool = False
-    """One message whose sender awaits the outcome of no other, and so may send the next one only then."""
+    """A single message whose sender has nothing else under way. It probably sends the next one once this one
+    is answered."""
 
 
 @dataclass(slots=True)

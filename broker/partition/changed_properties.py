@@ -182,9 +182,9 @@ class ChangedProperties:
 
 
 class MergingRoom:
-    """What one cycle may merge with reasons of the broker. All that gives messages a reason when their time
-    has come shares it (`delivery_count.py`, `time_to_live.py`), and leaves what does not fit to the next
-    cycles."""
+    """How much one cycle merges the broker's reasons with changed properties. Lock expiry
+    (`delivery_count.py`) and the time to live (`time_to_live.py`) share it; what does not fit waits for the
+    next cycles."""
 
     __slots__ = ("left",)
 
@@ -198,8 +198,8 @@ class MergingRoom:
         changed: bytes | None,
         spent_from: int | None = None,
     ) -> Merging:
-        """As `ChangedProperties.merging`, of the first messages that still fit. The first one to be merged in
-        a cycle fits, whatever it takes; after it, none may."""
+        """As `ChangedProperties.merging`, of the first messages that still fit. The first message that a
+        cycle merges always fits; later ones only if there is room left."""
         least = 1 if self.left == MERGED_AT_ONCE else 0
         merging = properties.merging(references, changed, spent_from, self.left, least)
         self.left -= merging.cost

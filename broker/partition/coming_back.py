@@ -194,8 +194,8 @@ class ComingBack:
 
         `urgency` gives the urgency, from the one that counts if only receivers want it. `size`: what the
         messages are expected to take, in bytes, unless that is known from when it was last open. `is_wanted`:
-        somebody wants it open whatever it holds. `was_open`: its messages are in memory already, so it need
-        not wait until there is room. `is_hung`: its disk is known to hang, so no other waits for it. Raises
+        somebody wants it open whatever it holds. `was_open`: it was open until a commit failed, so it does
+        not wait for room (`Reload`). `is_hung`: its disk is known to hang, so no other waits for it. Raises
         what `load` raises.
         """
         openings = self._openings
@@ -229,7 +229,7 @@ class ComingBack:
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[Opening | Reload]:
-        """What is read counts within this block."""
+        """Count what is read within this block: as the opening, or as a reload if the partition was open."""
         share, self._dropped_share = self._dropped_share, None
         if self._opening is not None and self._opening.size:
             yield self._opening
@@ -335,8 +335,8 @@ class ComingBack:
         return had_failed
 
     def drop(self, partition: Partition) -> None:
-        """The state is discarded: release its messages from memory. What they took is what is expected of
-        the partition from now on, whatever was noted about it."""
+        """Discard a state and release its messages. From now on, the partition is expected to take what it
+        took."""
         share = partition.messages.payloads
         self._dropped_share, self._dropped_bytes = share, share.state_bytes
         share.close()

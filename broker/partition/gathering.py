@@ -50,7 +50,7 @@ class Gathering:
         self.is_awaited = False
         """A lull or a round was asked for, and has not come."""
         self._goes_ahead = False
-        """A lone message waits that does not wait for a round."""
+        """A lone message that does not wait for the round is in the mailbox."""
         self.is_in_cycle = False
         """A cycle is under way. Whoever ends it looks into the mailbox and calls `begin`."""
         self.partition: Partition | None = None
@@ -63,7 +63,9 @@ class Gathering:
             self._rounds.arrived(len(operation.messages))
             if operation.is_lone and not self._goes_ahead and self._rounds.lets_pass():
                 self._goes_ahead = True
-                self.is_awaited = False  # a round that was asked for comes, and finds nothing or what is new
+                self.is_awaited = (
+                    False  # a lull or round asked for before still comes, to nothing or what is new
+                )
             return self.is_in_cycle or self.begin()
         return self.is_in_cycle or (self._can_wait(client, operation) and self.begin())
 

@@ -43,7 +43,7 @@ class GoingDown:
 
     @property
     def why(self) -> str:
-        """The description in a refusal of what needs no lock."""
+        """Why an operation that needs no lock is refused."""
         return self._why(TRY_AGAIN)
 
     def _why(self, advice: str) -> str:
@@ -114,7 +114,7 @@ class GoingDown:
 
 
 def _advice_for(operation: Operation) -> str:
-    """What its client can do once the partition is back: its locks are void then."""
+    """What the client should do once the partition is back. Its locks are void by then."""
     match operation:
         case Complete() | Abandon() | Defer() | DeadLetter() | RenewLocks() | FailTransfer():
             return RECEIVE_AGAIN

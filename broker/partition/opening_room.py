@@ -58,7 +58,7 @@ class Share(Protocol):
 
 
 class Reload:
-    """The state of an open partition that is read again. Stands in for its share meanwhile."""
+    """Counts an open partition whose state is being read again, in place of its closed share."""
 
     __slots__ = ("_room", "come", "share", "state_bytes")
 
@@ -183,7 +183,7 @@ class OpeningRoom:
             self._replace(reload, reload.share)
 
     def _replace(self, before: Share, after: Share | None) -> None:
-        """What was opened beyond the room stays so under another share."""
+        """If `before` was opened beyond the room, count `after` in its place."""
         for shares in self._beyond.values():
             if before in shares:
                 shares.remove(before)

@@ -62,7 +62,8 @@ would be spent waiting for a thread, and nothing would be opened sooner."""
 LONG_S = 1.0
 """How long reading a log may keep other entities waiting."""
 LATE_S = 5.0
-"""How long a partition from which somebody awaits an answer may wait for memory."""
+"""How long a partition from which somebody awaits an answer may wait for memory. After as long, any partition
+is expected to take little more than is certain (`Opening.expect_less`)."""
 SHORT_AT_ONCE = 64
 """How many partitions without room one look at the line passes over."""
 MOVED_AT_ONCE = 256

@@ -137,9 +137,9 @@ def check_changes(
     Refused(SERVER_BUSY) if memory is scarce or becomes so.
 
     `used` are the bytes of all changed properties in the partition, summed over the messages. `memory` is
-    what the changed properties take once they are merged with those that the messages have. Of the changes
-    that come before it in its transaction, `added` is the bytes, summed over the messages, and `taken` the
-    memory.
+    what the changed properties take once they are merged with those that the messages have. `added` and
+    `taken` are the bytes (summed over the messages) and the memory of changes earlier in the same
+    transaction.
     """
     if payloads.is_scarce and len(change) > SCARCE_CHANGE_BYTES_MAX:
         raise Refused(

@@ -30,7 +30,7 @@ class Register(Protocol):
         """What the partition held when it was closed cleanly or came to rest; None if unknown."""
 
     def expected_bytes(self) -> int:
-        """About what the messages of a closed partition take in memory once it is open."""
+        """What the messages of the closed partition are expected to take in memory, in bytes."""
 
     async def opening(self) -> None:
         """Void the entry: the partition is about to be opened or to change. Durable on return."""
@@ -67,7 +67,7 @@ class Rest:
 
     @property
     def expected_bytes(self) -> int:
-        """About what the messages of the closed partition take in memory once it is open."""
+        """What the messages of the closed partition are expected to take in memory, in bytes."""
         return 0 if self._register is None else self._register.expected_bytes()
 
     async def end(self) -> None:

@@ -27,8 +27,8 @@ SHARE = 8
 """One message in so many need not be replaced, so that rounds shrink when a pace becomes slower. As many must
 come in PAUSE_S, or nobody waits for more."""
 AHEAD_MAX = 4
-"""So many lone messages may go ahead of a round. Each of them may make a commit, and with many light senders
-that would cost more than rounds save."""
+"""At most this many lone messages go ahead of a round. Each may make a commit of its own; with many light
+senders, that would cost more than rounds save."""
 PAUSE_S = 0.003
 WAIT_S_MAX = 0.010
 """Nobody waits longer than this, however long the last round took."""
@@ -75,7 +75,7 @@ class Rounds:
 
     @property
     def is_gathering(self) -> bool:
-        """Whether messages that come now wait for others."""
+        """Whether messages that come now wait for others, except lone ones that go ahead."""
         return self._timer is not None
 
     def answered(self, messages: int) -> None:

@@ -51,7 +51,7 @@ _HEAD = struct.Struct("<4sIQQII")
 _SUBQUEUE = struct.Struct("<II")
 _WIDTHS = {"Q": 8, "I": 4, "H": 2}
 _ROW_CODES = "QQQIIIIH"
-"""The tables of a subqueue's messages, up to the states."""
+"""The array types of a subqueue's tables, from the sequence numbers to the states."""
 
 
 class _Table:

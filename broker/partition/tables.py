@@ -33,7 +33,6 @@ def read_table(code: str, view: memoryview, offset: int, count: int) -> tuple[ar
 
 
 def check_places(places: Sequence[int], count: int, what: str) -> None:
-    """Raise UnreadableRecord, about a block of a checkpoint, if any of these is not a place among `count` of
-    `what`."""
+    """Raise UnreadableRecord if one of these places is not below `count`, the number of `what` in a block."""
     if places and max(places) >= count:
         raise UnreadableRecord(f"a block of a checkpoint names more than its {count} {what}")

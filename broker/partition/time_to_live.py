@@ -20,8 +20,8 @@ from broker.partition.timers import DueKeys, TimerWheel
 from broker.partition.workspace import Workspace
 
 LOOKED_AT_TOGETHER = 256
-"""Messages that are looked at together if a reason may have to be merged with changed properties of each: few
-of them may fit into the cycle (`MergingRoom`)."""
+"""How many expired messages are looked at together where reasons may have to be merged. More would be for
+nothing, for few may fit (`MergingRoom`)."""
 
 
 class TimeToLive:
@@ -102,7 +102,8 @@ class TimeToLive:
         return due[1:] if due is not None and due[0] <= self._space.cycle.now_ms else None
 
     def _expire_some(self, subqueue: Subqueue, numbers: Sequence[int]) -> list[int]:
-        """Expire those of these messages that may. Returns the ones that do not fit into the cycle."""
+        """Expire those that are neither locked nor deferred. Returns the sequence numbers of those that do
+        not fit into the cycle."""
         found = [
             reference for number in numbers if (reference := subqueue.references.get(number)) is not None
         ]
@@ -115,9 +116,8 @@ class TimeToLive:
         return [each.sequence_number for each in expired[fitting:]]
 
     def expire_met(self, subqueue: Subqueue, expired: list[Reference]) -> None:
-        """Remove or dead-letter available messages that `Subqueue.take` has met after their time to live. If
-        not all of them fit into the cycle, the others go back to their places, and the cycle hands out no
-        more of this subqueue: they expire first."""
+        """Remove or dead-letter messages found expired while others were locked for a client. Those that do
+        not fit into the cycle go back to their places; a hand-out of this subqueue ends with that."""
         space = self._space
         fitting = self._merging(subqueue, expired).fitting
         self._expire(subqueue, expired[:fitting])

@@ -141,6 +141,23 @@ async def test_a_partition_that_is_read_again_counts_with_what_it_held(error: St
     assert harness.budget.state_bytes == state_bytes
 
 
+async def test_one_opened_beyond_the_room_stays_so_when_it_is_read_again() -> None:
+    room = OpeningRoom()
+    harness = Harness(openings=Openings(room=room))
+    await harness.send(*[bytes(100)] * 2_000)
+    await harness.task.stop()
+    await harness.restart(clean=False)
+    room.measured(2_000, 1_000)
+    async with running(harness):
+        await harness.task.opened()
+        before = [share for shares in room._beyond.values() for share in shares]
+        harness.log.fail_append(CommitFailed("no"))
+        harness.post(1, Send([b"lost"], None))
+        await until(lambda: harness.healths[-2:] == [Health.RECOVERING, Health.HEALTHY])
+        (share,) = [share for shares in room._beyond.values() for share in shares]
+        assert [share] != before and share.state_bytes == harness.budget.state_bytes
+
+
 async def test_what_has_been_read_counts_while_it_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Symptom: what an attempt without room had read and freed again seemed to be in use for ever: Python
     returns little of it to the system, and the broker had not counted that it came free."""

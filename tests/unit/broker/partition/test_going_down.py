@@ -89,7 +89,7 @@ def test_a_cycle_whose_commit_failed_is_refused_before_what_came_after_it() -> N
             )
         ),
         *(
-            (operation, "The locks of its sessions have ended: please accept the session again.")
+            (operation, "The lock of its session has ended: please accept the session again.")
             for operation in (
                 RenewSession("", b"s", CLIENT, 8),
                 SetSessionState("", b"s", CLIENT, None, 1, 8),

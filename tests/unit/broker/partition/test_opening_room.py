@@ -269,6 +269,8 @@ def test_what_is_read_again_counts_as_it_did_while_it_was_open() -> None:
         reload.share = again = Open(5_000)
         held = 5_000
     assert memory.room.under_way == 0 and memory.open_beyond(5_000) is None
+    memory.room.measured(2_000, 6_400)
+    assert memory.open_beyond(3_000) is None, "one that is large is open beyond the room"
     again.state_bytes = held = 0
     assert memory.open_beyond(5_000)
 
