@@ -12,7 +12,7 @@ from broker.operations.browsing import Watch
 from broker.operations.general import Detach, Failed, Unavailable, Update, Updated
 from broker.operations.interface import Operation
 from broker.operations.outlook import ACCEPT_AGAIN, RECEIVE_AGAIN, TRY_AGAIN, outlook_of
-from broker.operations.receiving import Demand, Recalled, Withdraw, Withdrawn
+from broker.operations.receiving import Demand, Recalled, ReceiveDeferred, Withdraw, Withdrawn
 from broker.operations.selecting import WatchReturned
 from broker.operations.sessions import GetSessionState, RenewSession, SetSessionState, WatchSessions
 from broker.operations.settling import Abandon, Complete, DeadLetter, Defer, Release, RenewLocks
@@ -121,6 +121,8 @@ def _advice_for(operation: Operation) -> str:
         case Transact() if operation.settlements:
             return RECEIVE_AGAIN
         case RenewSession() | SetSessionState() | GetSessionState():
+            return ACCEPT_AGAIN
+        case ReceiveDeferred() if operation.session_id is not None:
             return ACCEPT_AGAIN
         case _:
             return TRY_AGAIN

@@ -9,7 +9,7 @@ from broker.identifiers import ClientId
 from broker.operations.browsing import Watch
 from broker.operations.general import Detach, Failed, Unavailable
 from broker.operations.interface import Answer, Operation
-from broker.operations.receiving import Demand, Withdraw, Withdrawn
+from broker.operations.receiving import Demand, ReceiveDeferred, Withdraw, Withdrawn
 from broker.operations.sending import Send
 from broker.operations.sessions import (
     AcceptSession,
@@ -94,11 +94,16 @@ def test_a_cycle_whose_commit_failed_is_refused_before_what_came_after_it() -> N
                 RenewSession("", b"s", CLIENT, 8),
                 SetSessionState("", b"s", CLIENT, None, 1, 8),
                 GetSessionState("", b"s", CLIENT, 8),
+                ReceiveDeferred("", [1], 8, session_id=b"s", holder=CLIENT),
             )
         ),
         *(
             (operation, "Please try again.")
-            for operation in (AcceptSession("", b"s", cookie=8), Transact(Send([b"m"], None), [], 8))
+            for operation in (
+                AcceptSession("", b"s", cookie=8),
+                Transact(Send([b"m"], None), [], 8),
+                ReceiveDeferred("", [1], 8),
+            )
         ),
     ],
 )
