@@ -24,6 +24,12 @@ def lock_lost() -> Refused:
     )
 
 
+def lock_ended(why: Refused, reason: Reason = Reason.LOCK_LOST) -> Refused:
+    """The refusal of what needs a lock, given that of the partition. If it went down, the lock has ended with
+    it, and `reason` says so: clients would try again for a long time if the partition were unavailable."""
+    return Refused(reason, why.description) if why.reason is Reason.PARTITION_UNAVAILABLE else why
+
+
 def by_partition(tokens: Sequence[LockToken]) -> dict[int, list[LockToken]]:
     """Lock tokens by the partition that issued them."""
     groups: dict[int, list[LockToken]] = {}
@@ -56,6 +62,7 @@ async def ask_about(
     partition.
 
     Returns each partition's answer, in the order of the tokens, with the positions of its tokens in `tokens`.
+    The locks of a partition that is down are lost.
     """
     groups: dict[bytes, list[int]] = {}
     for place, token in enumerate(tokens):
@@ -65,7 +72,9 @@ async def ask_about(
         answer_of(find(tokens[places[0]]), make([tokens[place] for place in places]))
         for places in groups.values()
     ]
-    return list(zip(groups.values(), await asyncio.gather(*asked), strict=True))
+    answers = await asyncio.gather(*asked)
+    told = [lock_ended(answer) if isinstance(answer, Refused) else answer for answer in answers]
+    return list(zip(groups.values(), told, strict=True))
 
 
 async def renew_locks(

@@ -59,6 +59,18 @@ def _named(given: object) -> object:
 FileName = Annotated[Path, BeforeValidator(_named)]
 
 
+def _not_blank(given: str) -> str:
+    if not given.strip():
+        raise ValueError(f"it is blank. {WHY_BLANK}")
+    return given
+
+
+Name = Annotated[str, AfterValidator(_not_blank)]
+"""A text that names or proves something, so it has more than spaces."""
+SecondKey = Annotated[str, AfterValidator(lambda given: _not_blank(given) if given else given)]
+"""A key, or nothing."""
+
+
 def _split(given: object) -> object:
     """Read a list from its variable, separated by commas or in JSON. None, which the variable spells `none`,
     is the empty list."""

@@ -34,8 +34,10 @@ from broker.settings.setting_types import (
     CertificateNames,
     FileName,
     HostNames,
+    Name,
     Origins,
     SasRules,
+    SecondKey,
     refuse_blank_folders,
     variable_of,
 )
@@ -72,7 +74,7 @@ class Settings(BaseSettings):
 
     # --- where it listens -----------------------------------------------------------------------------------
 
-    host: str = Field(
+    host: Name = Field(
         "127.0.0.1",
         min_length=1,
         description="Address to listen on, for all ports. 0.0.0.0 means all IPv4 addresses.",
@@ -114,7 +116,7 @@ class Settings(BaseSettings):
 
     # --- identity and keys ----------------------------------------------------------------------------------
 
-    namespace: str = Field(
+    namespace: Name = Field(
         "sbemulatorns", min_length=1, max_length=50, description="Name of the namespace, as clients see it."
     )
     tier: TierName = Field(
@@ -161,13 +163,13 @@ class Settings(BaseSettings):
         description="The same for the disk: messages and requests that wait for their outcome. This many for "
         "each messaging unit, and once more for the namespace.",
     )
-    sas_key_name: str = Field(
+    sas_key_name: Name = Field(
         DEVELOPMENT_KEY_NAME,
         min_length=1,
         max_length=256,
         description="Name of the root key, which has all rights.",
     )
-    sas_key: str = Field(
+    sas_key: Name = Field(
         DEVELOPMENT_KEY,
         min_length=1,
         repr=False,
@@ -178,7 +180,7 @@ class Settings(BaseSettings):
         description="File with the root key instead, for container secrets. It is read again when it "
         "changes.",
     )
-    sas_secondary_key: str = Field(
+    sas_secondary_key: SecondKey = Field(
         "", repr=False, description="A second key of the same name, so that keys can be rotated."
     )
     sas_secondary_key_file: FileName | None = Field(

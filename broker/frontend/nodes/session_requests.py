@@ -19,13 +19,13 @@ from broker.frontend.links.termini import no_session
 from broker.frontend.nodes.bodies import integer
 from broker.identifiers import ClientId, decode_session_id, encode_session_id, partition_of
 from broker.message.annotations import peeked_messages
-from broker.messaging.asking import answer_of
+from broker.messaging.asking import answer_of, lock_ended
 from broker.messaging.page_places import PagePlaces
 from broker.messaging.peeking import LATE_S, PAGE_WITHIN_S, note_unseen, peek_partition
 from broker.namespace.entity import Entity, ask
 from broker.operations.browsing import Peek, Peeked
 from broker.operations.general import Updated
-from broker.operations.interface import Answer
+from broker.operations.interface import Answer, Operation
 from broker.operations.outlook import outlook_of
 from broker.operations.sessions import (
     GetSessionState,
@@ -125,6 +125,14 @@ def holder_of(connection: ConnectionView, entity: Entity, subqueue: str, session
     )
 
 
+async def _ask_holding(entity: Entity, session_id: str, operation: Operation) -> Answer:
+    """Ask the partition of a session that a client holds. Raises Refused: SESSION_LOCK_LOST if it is down."""
+    try:
+        return await ask(entity.router.keyed(session_id), operation)
+    except Refused as why:
+        raise lock_ended(why, Reason.SESSION_LOCK_LOST) from why
+
+
 async def renew_session_lock(
     connection: ConnectionView,
     entity: Entity,
@@ -136,7 +144,7 @@ async def renew_session_lock(
     session_id = needed_session_of(entity, subqueue, body)
     holder = holder_of(connection, entity, subqueue, session_id)
     operation = RenewSession(subqueue, encode_session_id(session_id), holder, duration_ms=duration_ms)
-    answer = await ask(entity.router.keyed(session_id), operation)
+    answer = await _ask_holding(entity, session_id, operation)
     assert isinstance(answer, SessionRenewed), f"{answer} is not an answer to RenewSession"
     ahead_ms = wall_ahead_ms(connection.services.clock)
     return {"expiration": Timestamp(answer.locked_until_ms + ahead_ms)}
@@ -164,7 +172,7 @@ async def set_session_state(
     operation = SetSessionState(
         subqueue, encode_session_id(session_id), holder, state, settings.session_states_max
     )
-    answer = await ask(entity.router.keyed(session_id), operation)
+    answer = await _ask_holding(entity, session_id, operation)
     assert isinstance(answer, Updated), f"{answer} is not an answer to SetSessionState"
     return {}
 
@@ -176,7 +184,7 @@ async def get_session_state(
     session_id = needed_session_of(entity, subqueue, body)
     holder = holder_of(connection, entity, subqueue, session_id)
     operation = GetSessionState(subqueue, encode_session_id(session_id), holder)
-    answer = await ask(entity.router.keyed(session_id), operation)
+    answer = await _ask_holding(entity, session_id, operation)
     assert isinstance(answer, SessionState), f"{answer} is not an answer to GetSessionState"
     return {"session-state": answer.state}
 

@@ -45,7 +45,8 @@ async def test_each_partition_is_asked_once_and_its_answer_comes_with_the_places
     assert stack.parts[2].answer(Complete, lambda _: down) == Complete([TOKENS[0], TOKENS[2]], "mine")
     (places2, refused), (places0, settled), (places7, lost) = await asked
     assert (places2, places0, places7) == ([0, 2], [1, 4], [3])
-    assert isinstance(refused, Refused) and refused.reason is Reason.PARTITION_UNAVAILABLE
+    assert isinstance(refused, Refused) and refused.reason is Reason.LOCK_LOST, "its locks have ended"
+    assert refused.description == "down"
     assert settled is done
     assert isinstance(lost, Refused) and lost.reason is Reason.LOCK_LOST, "no partition gave this token"
 

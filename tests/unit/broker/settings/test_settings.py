@@ -212,7 +212,18 @@ def test_a_blank_name_of_a_file_is_refused_and_an_empty_variable_counts_as_not_s
     assert getattr(load_settings(), name) is None
 
 
-def test_every_setting_that_names_a_file_or_folder_refuses_a_blank_one() -> None:
+@pytest.mark.parametrize("name", ["namespace", "host", "sas_key_name", "sas_key", "sas_secondary_key"])
+def test_a_blank_name_or_key_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Symptoms: the namespace was called " ", so no client could name it; the key " " gave all rights,
+    without a warning."""
+    monkeypatch.setenv(variable_of(name), " ")
+    with pytest.raises(
+        WrongSettings, match=f"{variable_of(name)}: it is blank. Perhaps a shell variable is not"
+    ):
+        load_settings()
+
+
+def test_no_other_setting_names_a_file_or_folder() -> None:
     paths = {name for name, field in Settings.model_fields.items() if "Path" in str(field.annotation)}
     assert paths == {*FILES, "data_dir", "more_data_dirs"}
 

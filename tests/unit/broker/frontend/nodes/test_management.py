@@ -95,7 +95,7 @@ async def test_locks_of_several_partitions_are_renewed_by_one_operation_each_and
 @pytest.mark.parametrize(
     ("refusal", "expected"),
     [
-        (down, (503, "com.microsoft:server-busy")),
+        (down, (410, "com.microsoft:message-lock-lost")),
         (
             lambda _, operation: Renewed(0, operation.cookie, {0: Reason.LOCK_LOST}),
             (410, "com.microsoft:message-lock-lost"),
@@ -405,7 +405,7 @@ async def test_what_was_settled_here_is_settled_on_the_link_that_delivered_it() 
 @pytest.mark.parametrize(
     ("refusal", "expected", "settled"),
     [
-        (down, (503, "com.microsoft:server-busy"), [0, 1, 4, 5]),
+        (down, (410, "com.microsoft:message-lock-lost"), [0, 1, 4, 5]),
         (
             lambda _, each: Settled(each.cookie, {0: Reason.LOCK_LOST}),
             (410, "com.microsoft:message-lock-lost"),
@@ -441,8 +441,12 @@ async def test_where_one_partition_refuses_the_others_settle_and_their_deliverie
 
 async def test_of_several_refusals_the_first_is_told() -> None:
     work = await bench(3)
-    _, answers = settling({0: lambda _, each: Settled(each.cookie, {0: Reason.LOCK_LOST}), 2: down})
-    for order, expected in (((0, 1, 2), 410), ((2, 1, 0), 503)):
+    refused = {
+        0: lambda _, each: Settled(each.cookie, {0: Reason.LOCK_LOST}),
+        2: lambda _, each: Settled(each.cookie, {0: Reason.NOT_ALLOWED}),
+    }
+    _, answers = settling(refused)
+    for order, expected in (((0, 1, 2), 410), ((2, 1, 0), 400)):
         body = {"lock-tokens": uuids(tokens_of(*order)), "disposition-status": "completed"}
         assert status(await work.ask("update-disposition", body, answers))[0] == expected
 

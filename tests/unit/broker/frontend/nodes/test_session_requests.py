@@ -27,6 +27,7 @@ from broker.operations.interface import Answer, Operation
 from broker.operations.receiving import ReceiveDeferred
 from broker.operations.sessions import (
     AcceptSession,
+    GetSessionState,
     ListSessions,
     RenewSession,
     SessionAccepted,
@@ -101,6 +102,23 @@ async def test_a_session_that_no_link_of_the_connection_holds_is_lost(
 async def test_a_renewal_needs_a_session(body: dict[str, Any]) -> None:
     work = await bench()
     assert status(await work.ask("renew-session-lock", body)) == (400, "com.microsoft:argument-error")
+
+
+@pytest.mark.parametrize(
+    ("request_name", "body", "operation"),
+    [
+        ("renew-session-lock", {}, RenewSession),
+        ("set-session-state", {"session-state": b"x"}, SetSessionState),
+        ("get-session-state", {}, GetSessionState),
+    ],
+)
+async def test_the_lock_of_a_session_is_lost_while_its_partition_is_down(
+    request_name: str, body: dict[str, Any], operation: type
+) -> None:
+    work = await bench()
+    await hold(work, "a")
+    response = await work.ask(request_name, {"session-id": "a", **body}, {operation: down})
+    assert status(response) == (410, "com.microsoft:session-lock-lost")
 
 
 async def test_peek_asks_the_partition_of_the_session_alone_and_needs_no_lock() -> None:
