@@ -90,6 +90,7 @@ def arrange(disk: Disk, paths: Sequence[Path], timeout_ms: int = TIMEOUT_MS) -> 
     named = {path: identity for path, identity in found.items() if identity is not None}
     _sets(named, ())
     not_named = _NotNamed(disk, named, paths, timeout_s)
+    _refuse_copies(disk, named, not_named.moved, timeout_s)
     known = not_named.known
     known.refuse_given_up(named)
     _check_named(named, unreadable, known, timeout_s)
@@ -234,6 +235,24 @@ def _moved(known: Latest, named: Mapping[Path, Identity], timeout_s: float) -> l
     places = {identity.id: path for path, identity in named.items()}
     pairs = [(path, places[id_]) for id_, path in known.folders if id_ in places]
     return _different(pairs, timeout_s)
+
+
+def _refuse_copies(
+    disk: Disk, named: Mapping[Path, Identity], moved: Sequence[tuple[Path, Path]], timeout_s: float
+) -> None:
+    """Raise WrongFolders if a folder is still where it was, but another one is named in its place, while
+    others are named where they were: that one is a copy, perhaps an old one. If all are copies, they are a
+    broker of their own."""
+    if len(moved) == len(named):
+        return
+    answers = ask_each(moved, lambda pair: read_identity(disk, pair[0]), timeout_s, "identity")
+    for (before, now), answer in answers.items():
+        if isinstance(answer, Identity) and answer.id == named[now].id:
+            raise WrongFolders(
+                f"the data folder {now} is a copy of {before}, which is still there and may be newer, while "
+                f"other folders are where they were: name {before} instead, or remove it if {now} has taken "
+                "its place"
+            )
 
 
 def _different(pairs: Iterable[tuple[Path, Path]], timeout_s: float) -> list[tuple[Path, Path]]:

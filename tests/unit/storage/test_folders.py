@@ -111,6 +111,20 @@ def test_a_copy_of_a_broker_leaves_the_folders_of_the_original_alone() -> None:
     assert paths(arrange(disk, [A, B])) == [A, B]
 
 
+def test_a_copy_of_a_folder_is_not_used_beside_the_others_while_that_folder_is_still_there() -> None:
+    """Symptom: an old copy of the second folder was used without a word, and messages that the original had
+    were gone from view."""
+    disk = RecordingDisk()
+    known = arrange(disk, [A, B])
+    disk.make_directory(C)
+    write(disk, C / FILE_NAME, read_file(disk, B / FILE_NAME))
+    with pytest.raises(WrongFolders, match=r"/c is a copy of /b, which is still there.* name /b instead"):
+        arrange(disk, [A, C])
+    assert arrange(disk, [A, B]) == known
+    disk.remove_tree(B)
+    assert arrange(disk, [A, C]) == [known[0], Folder(C, known[1].id)], "it was moved"
+
+
 def test_a_folder_that_is_not_named_is_not_used_while_an_empty_one_is() -> None:
     disk = RecordingDisk()
     known = arrange(disk, [A, B])
