@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
-from azure.servicebus.exceptions import ServiceBusError
+from azure.servicebus.exceptions import MessageLockLostError, ServiceBusError
 
 from broker.hosting.local import LocalHost
 from broker.identifiers import PARTITION_SHIFT
@@ -42,6 +42,8 @@ from tests.support.faulty_disk import FaultyDisk
 from tests.support.sas import sas_token
 
 TIMEOUT_MS = 3_000
+LOST_WITHIN_S = 5.0
+"""Well below the 11 s for which the Python client retries."""
 ANSWERED_WITHIN_S = 15.0
 """The time that clients of the service are told to allow."""
 BACK_WITHIN_S = 30.0
@@ -315,6 +317,32 @@ def test_a_request_to_remove_a_message_does_not_try_one_hanging_partition_after_
             BACK_WITHIN_S,
         )
         check_nothing_lost(broker.addresses, client.ledger)
+
+
+def test_the_official_client_hears_at_once_that_the_lock_has_ended_if_the_partition_is_down(
+    tmp_path: Path,
+) -> None:
+    """Symptom: it tried again for 11 s for each message, in vain, while the locks of others ran out."""
+    disk = FaultyDisk(LocalDisk())
+    with (
+        broker_on(disk, tmp_path) as broker,
+        ServiceBusClient.from_connection_string(connection_string(broker)) as client,
+        client.get_queue_receiver("orders", max_wait_time=3) as receiver,
+        client_of(broker.addresses) as raw,
+    ):
+        assert raw.send(VICTIM) is None
+        (first,) = receiver.receive_messages(max_message_count=1, max_wait_time=10)
+        disk.hang("sync", VICTIM_FOLDER)
+        assert raw.send(VICTIM) == SERVER_BUSY
+        for act in (receiver.complete_message, receiver.renew_message_lock):
+            began = time.monotonic()
+            with pytest.raises(MessageLockLostError):
+                act(first)
+            assert time.monotonic() - began < LOST_WITHIN_S
+        disk.release()
+        (again,) = receiver.receive_messages(max_message_count=1, max_wait_time=BACK_WITHIN_S)
+        assert again.sequence_number == first.sequence_number
+        receiver.complete_message(again)
 
 
 def test_the_official_client_sends_peeks_receives_and_settles_while_a_disk_hangs(tmp_path: Path) -> None:
