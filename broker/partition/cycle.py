@@ -50,9 +50,10 @@ class Cycle:
     """Created by `Partition.begin`; complete after `Partition.finish`."""
 
     __slots__ = (
-        "answers", "arrived_in", "commit", "dead_lettered", "expired_locks", "expired_messages", "first_sent",
-        "granted", "granted_bytes", "grants", "has_sent", "holes", "is_quiet", "marks", "merging_room",
-        "now_ms", "open_grants", "passing", "redriven", "sent_with", "to_tell", "unsynced", "wall_ms", "work",
+        "answers", "arrived_in", "commit", "dead_lettered", "ended_leases", "expired_locks",
+        "expired_messages", "first_sent", "granted", "granted_bytes", "grants", "has_sent", "holes",
+        "is_quiet", "marks", "merging_room", "now_ms", "open_grants", "passing", "redriven", "sent_with",
+        "to_tell", "unsynced", "wall_ms", "work",
     )  # fmt: skip
 
     def __init__(self, commit: Commit, now_ms: int, wall_ms: int, first_sent: int) -> None:
@@ -92,6 +93,8 @@ class Cycle:
         self.work = 0
         """Messages that the operations have sent, settled or looked at."""
         self.merging_room = MergingRoom()
+        self.ended_leases = 0
+        """Leases whose time was over."""
         self.to_tell: list[tuple[ClientId, int]] = []
         """Clients to tell if their demand is not met, each with the subqueue's number."""
         self.passing: list[Reference] = []

@@ -26,6 +26,9 @@ class Bounds:
     """Messages looked at in each subqueue in order to hand them out, including those that cannot be."""
     ended_locks_max: int = 2048
     """Locks that expire. The lease that reaches the limit is the last one to end in the cycle."""
+    ended_leases_max: int = 256
+    """Leases of which locks expire. Many leases of one message each take much longer than one lease of as
+    many messages."""
     looks_max: int = 4096
     """Messages that one `Peek` or `Watch` passes over, and sessions that one `ListSessions` looks at, before
     it continues in the next cycle."""

@@ -8,6 +8,8 @@ expire here. At the maximum delivery count, the message moves to the dead-letter
 
 from __future__ import annotations
 
+from itertools import islice
+
 from broker.partition import delaying
 from broker.partition.delivery_count import failed_delivery, failing_together
 from broker.partition.time_to_live import TimeToLive
@@ -18,21 +20,23 @@ def run_out_locks(space: Workspace, time_to_live: TimeToLive, until_ms: int) -> 
     """End the locks that expire by `until_ms`, up to the cycle's limits. A lease of messages whose changed
     properties take long to merge with a reason ends in several cycles."""
     cycle, ended_max = space.cycle, space.bounds.ended_locks_max
-    ended = space.locks.run_out(until_ms)
     delayed = 0
-    while cycle.expired_locks + delayed < ended_max and (next_ended := next(ended, None)) is not None:
-        lease, subqueue, references = next_ended
+    at_most = space.bounds.ended_leases_max - cycle.ended_leases
+    for lease, subqueue, references in islice(space.locks.run_out(until_ms), at_most):
+        cycle.ended_leases += 1
         if lease.is_delay:
             space.locks.take_back(lease, references)
             delayed += len(references)
             cycle.arrived_in.add(subqueue.number)
             delaying.ended(space, subqueue, references)
             time_to_live.give_back(subqueue, references)
-            continue
-        some = failing_together(space, subqueue, references)
-        space.locks.take_back(lease, some)
-        cycle.expired_locks += len(some)
-        failed_delivery(space, time_to_live, subqueue, some, None)
-        if len(some) < len(references):
-            space.locks.end_later(lease)
+        else:
+            some = failing_together(space, subqueue, references)
+            space.locks.take_back(lease, some)
+            cycle.expired_locks += len(some)
+            failed_delivery(space, time_to_live, subqueue, some, None)
+            if len(some) < len(references):
+                space.locks.end_later(lease)
+                return
+        if cycle.expired_locks + delayed >= ended_max:
             return

@@ -42,6 +42,20 @@ async def test_locks_that_end_at_once_end_in_cycles_of_bounded_size() -> None:
     assert max(lapses.locks) <= bounds.ended_locks_max + bounds.granted_max
 
 
+async def test_locks_of_one_message_each_end_a_few_at_a_time() -> None:
+    """Symptom: 2,048 leases of a message each that ended after the time to live held the event loop for 36 ms
+    and more."""
+    bounds = Bounds(ended_leases_max=50)
+    harness, lapses = Harness(limits=TaskLimits(bounds=bounds)), Lapses()
+    harness.task._meter = lapses
+    await harness.send(*[b"x"] * 120)
+    for _ in range(120):
+        await harness.receive(1)
+    harness.clock.advance(LOCK_MS + 20)
+    await harness.until_quiet()
+    assert [each for each in lapses.locks if each] == [50, 50, 20]
+
+
 @pytest.mark.parametrize("together", [False, True])
 async def test_locks_at_the_last_delivery_end_over_several_cycles_if_much_must_be_merged(
     together: bool,
