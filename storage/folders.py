@@ -245,14 +245,27 @@ def _refuse_copies(
     broker of their own."""
     if len(moved) == len(named):
         return
-    answers = ask_each(moved, lambda pair: read_identity(disk, pair[0]), timeout_s, "identity")
-    for (before, now), answer in answers.items():
-        if isinstance(answer, Identity) and answer.id == named[now].id:
+
+    def is_copied(pair: tuple[Path, Path]) -> bool:
+        before, now = pair
+        identity = read_identity(disk, before)
+        return identity is not None and identity.id == named[now].id and not _is_one(before, now)
+
+    for (before, now), answer in ask_each(moved, is_copied, timeout_s, "identity").items():
+        if answer is True:
             raise WrongFolders(
                 f"the data folder {now} is a copy of {before}, which is still there and may be newer, while "
-                f"other folders are where they were: name {before} instead, or remove it if {now} has taken "
-                "its place"
+                f"other folders are where they were: name {before} instead, or move it away if {now} has "
+                "taken its place"
             )
+
+
+def _is_one(one: Path, other: Path) -> bool:
+    """Whether two paths lead to the same folder, perhaps through a mount."""
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
 
 
 def _different(pairs: Iterable[tuple[Path, Path]], timeout_s: float) -> list[tuple[Path, Path]]:

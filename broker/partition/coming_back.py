@@ -203,7 +203,7 @@ class ComingBack:
             openings = Openings(seconds=openings.seconds, room=openings.room)
         size = least = size if self._dropped_bytes is None else self._dropped_bytes
         while True:
-            if self._is_stopped and not was_open:
+            if self._is_stopped and self.has_failed and not was_open:
                 return False
             needed = (0, 0) if was_open else (OPENING_BYTES + size, OPENING_BYTES + least)
             how_urgent = urgency(Urgency.MESSAGES if size or is_wanted else Urgency.EMPTY)

@@ -224,9 +224,14 @@ class SessionLocks:
 
     def run_out(self, until_ms: int) -> None:
         """End the locks that end by `until_ms`, up to the cycle's limits."""
-        cycle, ended_max = self._space.cycle, self._space.bounds.ended_locks_max
+        cycle, bounds = self._space.cycle, self._space.bounds
         self._ended.add(self._ends.expire(until_ms))
-        while self._ended and cycle.expired_locks < ended_max:
+        while (
+            self._ended
+            and cycle.expired_locks < bounds.ended_locks_max
+            and cycle.ended_leases < bounds.ended_leases_max
+        ):
+            cycle.ended_leases += 1
             for key in self._ended.take(1):
                 found = self._by_key.get(key)
                 if (

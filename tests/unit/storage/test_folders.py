@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -123,6 +124,15 @@ def test_a_copy_of_a_folder_is_not_used_beside_the_others_while_that_folder_is_s
     assert arrange(disk, [A, B]) == known
     disk.remove_tree(B)
     assert arrange(disk, [A, C]) == [known[0], Folder(C, known[1].id)], "it was moved"
+
+
+def test_a_folder_that_is_mounted_in_two_places_is_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = RecordingDisk()
+    known = arrange(disk, [A, B])
+    disk.make_directory(C)
+    write(disk, C / FILE_NAME, read_file(disk, B / FILE_NAME))
+    monkeypatch.setattr(os.path, "samefile", lambda one, other: {one, other} == {B, C})
+    assert arrange(disk, [A, C]) == [known[0], Folder(C, known[1].id)]
 
 
 def test_a_folder_that_is_not_named_is_not_used_while_an_empty_one_is() -> None:

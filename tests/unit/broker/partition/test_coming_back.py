@@ -14,7 +14,7 @@ from broker.entities.descriptions import DEAD_LETTER, MAIN, MESSAGE_OVERHEAD_BYT
 from broker.operations.browsing import Peek, Peeked
 from broker.operations.general import Failed, Unavailable
 from broker.operations.receiving import Demand, Locked, Withdraw, Withdrawn
-from broker.operations.sending import Send
+from broker.operations.sending import Send, Sent
 from broker.operations.settling import Complete, Release
 from broker.partition.health import Health
 from broker.partition.messages import Messages
@@ -231,6 +231,17 @@ async def test_a_stopped_partition_does_not_wait_for_room_to_be_read_again() -> 
         fails.set()
         await asyncio.wait_for(stopping, 5)
     assert harness.task.health is Health.STOPPED and room.under_way == 0
+
+
+async def test_a_partition_that_is_stopped_carries_out_what_it_was_closed_with() -> None:
+    harness = Harness()
+    await harness.send(b"a")
+    await harness.restart(clean=True)
+    async with running(harness):
+        await until(lambda: harness.task._sleeps)
+        harness.post(1, Send([b"b"], None))
+        await harness.task.stop()
+    one(harness.take(1), Sent)
 
 
 async def test_a_partition_that_could_not_be_read_again_is_expected_to_hold_what_it_held() -> None:
