@@ -174,10 +174,11 @@ class ComingBack:
         self._clock_settings = ClockSettings()
         """Outlives the state, so that a recovery restores the deadlines that were in force before it."""
         self._dropped_share: Share | None = None
+        """The closed share of the state that was discarded last, until it is read again."""
         self._dropped_bytes: int | None = None
         """What the messages took when the partition was last open, in bytes; None if it never was."""
         self._to_free: list[Partition | Messages | Snapshot] = []
-        """Discarded states."""
+        """Discarded states, and what was kept of checkpoints, until they are freed in slices."""
 
     async def in_turn(
         self,

@@ -57,9 +57,11 @@ def _named(given: object) -> object:
 
 
 FileName = Annotated[Path, BeforeValidator(_named)]
+"""The path of a file. A blank one is refused."""
 
 
 def _not_blank(given: str) -> str:
+    """Raises ValueError for a text of spaces alone, or none."""
     if not given.strip():
         raise ValueError(f"it is blank. {WHY_BLANK}")
     return given
